@@ -1,0 +1,113 @@
+"""What an estimate is: the record that the API returns, the CLI prints and the page draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from steptime.terms import Terms
+
+SCHEMA_VERSION = 1
+
+FLOPS_CONVENTION = (
+    "a matrix product of m x k by k x n counts 2mnk; backward counts twice forward; attention of causal models "
+    "counts the unmasked half of the score matrix once; norms, activations and the optimiser count nothing; "
+    "recomputation counts in hfu only"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where the numbers of an estimate come from."""
+
+    steptime_version: str
+    mode: str
+    """``corrected`` or ``published``."""
+    model: str
+    model_source: str
+    cluster: str
+    device: str
+    weakest_kind: str
+    """The weakest kind of constant that entered: datasheet, measured, fitted or assumed."""
+    constants: Mapping[str, Mapping[str, Any]]
+    """Constant -> value, source, kind."""
+    assumptions: tuple[str, ...] = ()
+    band: str = "uncalibrated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """How one term was computed: what ``--explain`` prints."""
+
+    path: str
+    function: str
+    """Dotted name of the formula below ``steptime.cost``."""
+    value: float
+    arguments: Mapping[str, float]
+    """The numbers put in, by argument name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One plan of one model on one cluster (SI units)."""
+
+    step_time_s: float
+    step_time_bracket_s: tuple[float, float]
+    """Everything overlapped, nothing overlapped."""
+    step_time_band_s: tuple[float, float] | None
+    """5th and 95th percentile; None until calibrated."""
+    mfu: float
+    hfu: float
+    tokens_per_s_per_gpu: float
+    samples_per_s: float
+    model_flops: float
+    """Per step, whole job."""
+    time: Terms
+    """Exposed seconds per step; adds up to ``step_time_s``."""
+    overlapped: Terms
+    """Seconds that are hidden behind something else."""
+    peak_memory_bytes: float
+    memory: Terms
+    """Bytes on the fullest device; adds up to ``peak_memory_bytes``."""
+    memory_capacity_bytes: float
+    oom_probability: float
+    feasible: bool
+    reasons: tuple[str, ...]
+    bottleneck: str
+    """The group of terms that would have to shrink first, with its share."""
+    plan: Mapping[str, Any]
+    provenance: Provenance
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    """gpus, global_batch, seq_len, dtype, optimizer of the job."""
+    what_if: Mapping[str, float] = field(default_factory=dict)
+    """Step time in seconds if one thing were better by the factor in its name."""
+    published: Mapping[str, Any] | None = None
+    """Statistics under the names of the reproduced paper; only in published mode."""
+    details: tuple[Detail, ...] = ()
+    """How each term was computed; not part of the JSON unless explained."""
+
+    def to_json(self, *, explain: bool = False) -> dict[str, Any]:
+        """Plain data for ``json.dumps``; keys as in the project's contract."""
+        out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if name == "details":
+                if explain:
+                    out[name] = [_plain(detail) for detail in value]
+            elif name == "published" and value is None:
+                continue
+            else:
+                out[name] = _plain(value)
+        out["flops_convention"] = FLOPS_CONVENTION
+        return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value.item() if hasattr(value, "item") else value

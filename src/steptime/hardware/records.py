@@ -1,0 +1,107 @@
+"""What machines are: devices, the levels of a fabric, clusters; every number with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How a number came about, strongest first."""
+
+    DATASHEET = "datasheet"
+    MEASURED = "measured"
+    FITTED = "fitted"
+    ASSUMED = "assumed"
+
+    @property
+    def weakness(self) -> int:
+        """Rank in the order above; a report shows the weakest kind that entered it."""
+        return list(Kind).index(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a number comes from."""
+
+    text: str
+    """Document and place in it."""
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator as software sees it (one die or package with its own memory)."""
+
+    name: str
+    title: str
+    vendor: str
+    matrix_flops_per_s: Mapping[str, float]
+    """Dense peak of the matrix units by dtype (``fp32 tf32 fp16 bf16 fp8 fp4``); no sparsity."""
+    vector_flops_per_s: Mapping[str, float]
+    """Peak of the vector units by dtype (``fp32``, ``fp16``, ``bf16``)."""
+    memory_bytes: float
+    memory_Bps: float
+    l2_bytes: float | None = None
+    sm_count: int | None = None
+    """Streaming multiprocessors, compute units, cores: whatever the vendor calls them."""
+    clock_Hz: float | None = None
+    """Boost clock."""
+    power_W: float | None = None
+    matrix_efficiency: float
+    """Share of the matrix peak that a large product sustains."""
+    vector_efficiency: float
+    memory_efficiency: float
+    """Share of the memory bandwidth that a large streaming operator sustains."""
+    kernel_latency_s: float
+    """Time that every operator costs besides its work."""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    """Field name (``memory_Bps``, ``matrix_flops_per_s.bf16``) to the source of its number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the fabric: the groups of devices that it joins, and how fast."""
+
+    name: str
+    devices: int | None
+    """Devices in one group of this level; None: no limit (the outermost level)."""
+    link_Bps: float
+    """Datasheet bandwidth of one link (NIC, or all NVLinks of a device), one direction."""
+    links_per_device: float = 1.0
+    """Links of this level that a device has to itself (8 NICs for 8 devices: 1; 4 for 8: 0.5)."""
+    efficiency: float
+    """Share of the datasheet bandwidth that large collectives reach."""
+    latency_s: float
+    """Latency of one hop."""
+    oversubscription: float = 1.0
+    """Bandwidth into the level divided by bandwidth across it; 1: full bisection."""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Devices of one kind joined by levels, innermost (fastest) first."""
+
+    name: str
+    title: str
+    device: Device
+    levels: tuple[Level, ...]
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def fast_domain(self) -> int:
+        """Devices in the innermost domain (NVLink or NVSwitch domain, ICI slice, one node)."""
+        return self.levels[0].devices or 2**31
+
+    def outer_level(self, devices: int) -> Level:
+        """The level that a job of so many devices has to cross: slowest of those it spans.
+
+        Returns the innermost level for a job that fits in it.
+        """
+        spanned = [self.levels[0]]
+        for inner, level in zip(self.levels, self.levels[1:], strict=False):
+            if inner.devices is not None and devices > inner.devices:
+                spanned.append(level)
+        return min(spanned, key=lambda level: level.link_Bps * level.links_per_device / level.oversubscription)

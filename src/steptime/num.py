@@ -1,0 +1,95 @@
+"""Arithmetic that means the same on Python numbers and on NumPy arrays.
+
+Every formula of :mod:`steptime.cost` is written once with these helpers. Given Python
+numbers they stay with Python numbers (a NumPy call on two floats costs four times as much and
+turns everything after it into slow NumPy scalars); given an array anywhere, they broadcast.
+SymPy expressions and Pint quantities pass through the plain operators.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+#: A number or an array of numbers; formulas take and return these.
+Num: TypeAlias = float | Array
+
+T = TypeVar("T")
+
+
+def maximum(a: Num, b: Num) -> Num:
+    """Larger of the two, element by element.
+
+    >>> maximum(1.0, 2.0)
+    2.0
+    """
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.maximum(a, b)
+    return a if a >= b else b
+
+
+def minimum(a: Num, b: Num) -> Num:
+    """Smaller of the two, element by element.
+
+    >>> minimum(1.0, 2.0)
+    1.0
+    """
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.minimum(a, b)
+    return a if a <= b else b
+
+
+def where(condition: Any, yes: Num, no: Num) -> Num:
+    """``yes`` where the condition holds, else ``no``.
+
+    Both sides are evaluated, so neither may fail where it is not chosen.
+
+    >>> where(3 > 2, 1.0, 0.0)
+    1.0
+    """
+    if any(isinstance(x, np.ndarray) for x in (condition, yes, no)):
+        return np.where(condition, yes, no)
+    return yes if condition else no
+
+
+def floor_div(a: Num, b: Num) -> Num:
+    """Largest whole number not above ``a / b`` (for whole ``a``, ``b`` below 2^53).
+
+    >>> floor_div(7, 2)
+    3
+    """
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.floor_divide(a, b)
+    return a // b
+
+
+def ceil_div(a: Num, b: Num) -> Num:
+    """Smallest whole number not below ``a / b`` (for whole ``a``, ``b`` below 2^53).
+
+    >>> ceil_div(7, 2)
+    4
+    """
+    return -floor_div(-a, b)
+
+
+def is_whole_multiple(a: Num, b: Num) -> Any:
+    """Whether ``b`` divides ``a`` without remainder.
+
+    >>> is_whole_multiple(12, 4)
+    True
+    """
+    return a % b == 0
+
+
+def divisors(n: int) -> list[int]:
+    """All positive divisors of ``n``, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return low + [n // d for d in reversed(low) if d * d != n]

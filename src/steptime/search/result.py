@@ -1,0 +1,55 @@
+"""What a search returns: counts, why it stopped, the best plans, the front, the nearest miss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steptime.estimate.result import SCHEMA_VERSION, Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Why the search ended, and what that proves."""
+
+    reason: str
+    """``exhausted`` (every candidate of the space was costed: the first plan is the best) or
+    ``infeasible`` (every candidate was costed, none fits)."""
+    proof: str
+    """The claim in words."""
+    elapsed_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """Ranked plans of one model on so many devices."""
+
+    candidates: int
+    feasible: int
+    reasons: Mapping[str, int]
+    """Named reason -> candidates that have it; one candidate may have several."""
+    stop: Stop
+    plans: tuple[Estimate, ...]
+    """Fastest first."""
+    pareto: tuple[Mapping[str, Any], ...]
+    """Front of step time and memory: no candidate is better in both. Each has step_time_s,
+    peak_memory_bytes and plan."""
+    nearest: Estimate | None
+    """When nothing fits: the plan that lacks least."""
+    advice: tuple[str, ...] = ()
+    """What to change when nothing fits: device counts that work, what idle devices cost."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "candidates": self.candidates,
+            "feasible": self.feasible,
+            "reasons": dict(self.reasons),
+            "stop": {"reason": self.stop.reason, "proof": self.stop.proof, "elapsed_cpu_s": self.stop.elapsed_cpu_s},
+            "plans": [plan.to_json() for plan in self.plans],
+            "pareto": [dict(point) for point in self.pareto],
+            "nearest": self.nearest.to_json() if self.nearest else None,
+            "advice": list(self.advice),
+        }
