@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""The one place where hardware, workload, cost, schedule and plan meet."""

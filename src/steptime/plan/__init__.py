@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""How a job is parallelised: degrees, placement, strategies as tables of rows, legality, the space."""

@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Studies that use the whole machine: reproductions of published models, limits, sweeps."""

@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""The transformer performance model of arXiv 2410.00273 as its authors' code computes it, defects included."""

@@ -1,0 +1,157 @@
+r"""Time of ring collectives over a group that lies in one or several fast domains.
+
+A group of $n$ = `ranks` has $t$ = `inside` of its members in each fast domain, hence $n / t$ domains. Inside a
+domain every rank sends at $\beta_f$ = `fast_Bps` (bytes/s, one direction, sustained); between domains $t$ rings run in
+parallel, one per member, each at $\beta_s$ = `slow_Bps` per rank. $\alpha_f$ = `fast_latency_s` and $\alpha_s$ =
+`slow_latency_s` are paid per hop. $S$ = `size_bytes` is always the whole tensor: gathered, to be scattered, to be
+reduced or to be broadcast. An empty tensor or a group of one costs nothing.
+"""
+
+from __future__ import annotations
+
+from steptime.num import Num, maximum, where
+
+
+def ring_transfer_s(
+    sent_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""One trip around the ring in which every rank sends `sent_bytes` in all.
+
+    $$t = \max\left(\frac{B}{t\,\beta_s}\Big|_{n>t},\ \frac{B}{\beta_f}\Big|_{t>1}\right)
+        + \alpha_s \left(\frac{n}{t} - 1\right) + \alpha_f \left(n - \frac{n}{t}\right)$$
+
+    where $B$ = `sent_bytes`: the slower of the two levels sets the pace, and the ring crosses $n/t - 1$ domain borders
+    and $n - n/t$ links inside domains. The other symbols stand at the head of this module.
+
+    Source: arXiv 2410.00273, communication time; bandwidth-optimal rings, Patarasuk and Yuan 2009.
+
+    >>> ring_transfer_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0)   # inside one domain: 1 GB at 100 GB/s
+    0.01
+    >>> ring_transfer_s(1e9, 8, 4, 100e9, 10e9, 0.0, 0.0)   # two domains, 4 NICs each: 1 GB at 40 GB/s
+    0.025
+    """
+    domains = ranks / inside
+    between_s = where(domains > 1, sent_bytes / (inside * slow_Bps), 0.0)
+    within_s = where(inside > 1, sent_bytes / fast_Bps, 0.0)
+    latency_s = slow_latency_s * (domains - 1) + fast_latency_s * (ranks - domains)
+    return where(sent_bytes > 0, maximum(between_s, within_s) + latency_s, 0.0)
+
+
+def ring_all_gather_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Ring all-gather of a tensor of $S$ bytes: each rank sends $B = S (n-1)/n$ around the ring.
+
+    $$t = t_\mathrm{ring}\left(S \frac{n-1}{n}\right)$$
+
+    with $t_\mathrm{ring}$ = `ring_transfer_s`; symbols at the head of this module.
+
+    Source: arXiv 2410.00273; Thakur et al. 2005, section 4.1.
+
+    >>> ring_all_gather_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0)   # 7/8 of 10 ms
+    0.00875
+    """
+    sent_bytes = size_bytes * (ranks - 1) / ranks
+    return ring_transfer_s(sent_bytes, ranks, inside, fast_Bps, slow_Bps, fast_latency_s, slow_latency_s)
+
+
+def ring_reduce_scatter_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Ring reduce-scatter of a tensor of $S$ bytes: the mirror image of the all-gather.
+
+    $$t = t_\mathrm{ring}\left(S \frac{n-1}{n}\right)$$
+
+    with $t_\mathrm{ring}$ = `ring_transfer_s`; symbols at the head of this module.
+
+    Source: arXiv 2410.00273; Thakur et al. 2005, section 4.2.
+
+    >>> ring_reduce_scatter_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0)
+    0.00875
+    """
+    sent_bytes = size_bytes * (ranks - 1) / ranks
+    return ring_transfer_s(sent_bytes, ranks, inside, fast_Bps, slow_Bps, fast_latency_s, slow_latency_s)
+
+
+def ring_all_reduce_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Ring all-reduce: a reduce-scatter and an all-gather.
+
+    $$t = 2\, t_\mathrm{ring}\left(S \frac{n-1}{n}\right)$$
+
+    with $t_\mathrm{ring}$ = `ring_transfer_s`; symbols at the head of this module.
+
+    Source: Thakur et al. 2005, section 4.5; Patarasuk and Yuan 2009.
+
+    >>> ring_all_reduce_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0)   # 2 * 7/8 of 10 ms
+    0.0175
+    """
+    sent_bytes = size_bytes * (ranks - 1) / ranks
+    return 2 * ring_transfer_s(sent_bytes, ranks, inside, fast_Bps, slow_Bps, fast_latency_s, slow_latency_s)
+
+
+def ring_broadcast_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Pipelined ring broadcast: all $S$ bytes pass every link once.
+
+    $$t = t_\mathrm{ring}(S)\Big|_{n>1}$$
+
+    with $t_\mathrm{ring}$ = `ring_transfer_s`; symbols at the head of this module.
+
+    Source: arXiv 2410.00273.
+
+    >>> ring_broadcast_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0)
+    0.01
+    """
+    sent_bytes = where(ranks > 1, size_bytes, 0.0 * size_bytes)
+    return ring_transfer_s(sent_bytes, ranks, inside, fast_Bps, slow_Bps, fast_latency_s, slow_latency_s)
+
+
+def ring_reduce_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Pipelined ring reduction to one root: the mirror image of the broadcast.
+
+    $$t = t_\mathrm{ring}(S)\Big|_{n>1}$$
+
+    with $t_\mathrm{ring}$ = `ring_transfer_s`; symbols at the head of this module.
+
+    Source: arXiv 2410.00273.
+
+    >>> ring_reduce_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0)
+    0.01
+    """
+    return ring_broadcast_s(size_bytes, ranks, inside, fast_Bps, slow_Bps, fast_latency_s, slow_latency_s)
+
+
+def point_to_point_s(size_bytes: Num, link_Bps: Num, latency_s: Num) -> Num:
+    r"""One message over one link.
+
+    $$t = \alpha + S / \beta$$
+
+    where $S$ = `size_bytes`, $\beta$ = `link_Bps` and $\alpha$ = `latency_s`.
+
+    Source: Hockney 1994.
+
+    >>> point_to_point_s(1e9, 100e9, 5e-6)
+    0.010005
+    """
+    return latency_s + size_bytes / link_Bps
+
+
+def panel_overlap_s(one_panel_s: Num, panels: Num, busy_s: Num) -> Num:
+    r"""Communication that a blocked product leaves exposed when each panel's transfers overlap the previous panel.
+
+    $$t = T_1 + \max(n_b T_1 - t_\mathrm{busy},\ 0)$$
+
+    where $T_1$ = `one_panel_s` is the time of one panel's transfers, $n_b$ = `panels`, and $t_\mathrm{busy}$ =
+    `busy_s` is the time of the whole product on the device. The first panel is always exposed.
+
+    Source: SUMMA, van de Geijn and Watts 1997; overlap as in arXiv 2410.00273.
+
+    >>> panel_overlap_s(1.0, 4, 3.0)
+    2.0
+    """
+    return one_panel_s + maximum(panels * one_panel_s - busy_s, 0.0)

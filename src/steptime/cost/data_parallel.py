@@ -1,0 +1,38 @@
+"""Exposed time of the gradient and weight traffic of data parallelism."""
+
+from __future__ import annotations
+
+from steptime.num import Num, maximum
+
+
+def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
+    r"""Exposed part of one collective per layer, each running behind the computation of the next layer.
+
+    $$t = T + (L - 1) \max(T - t_\mathrm{layer},\ 0)$$
+
+    where $T$ = `one_layer_s` is one layer's collective, $L$ = `layers` on the device and $t_\mathrm{layer}$ =
+    `behind_s` the time of one layer of one micro-batch that can hide it. One layer's collective has nothing to
+    hide behind.
+
+    Source: arXiv 2410.00273, data parallelism.
+
+    >>> exposed_layerwise_s(3.0, 5, 2.0)
+    7.0
+    """
+    return one_layer_s + (layers - 1) * maximum(one_layer_s - behind_s, 0.0)
+
+
+def adam_step_bytes(parameters: Num, state_bytes: Num, gradient_bytes: Num, weight_bytes: Num) -> Num:
+    r"""Device-memory traffic of an optimiser step over the parameters that a device owns.
+
+    $$M = P\,(2 s + g + w)$$
+
+    where $P$ = `parameters`, the states of $s$ = `state_bytes` per parameter are read and written, the gradient of
+    $g$ = `gradient_bytes` read and the weight of $w$ = `weight_bytes` written.
+
+    Source: count of one fused pass over all tensors.
+
+    >>> adam_step_bytes(1, 12, 2, 2)
+    28
+    """
+    return parameters * (2 * state_bytes + gradient_bytes + weight_bytes)

@@ -1,0 +1,297 @@
+"""Work and traffic of operators that touch each element a few times.
+
+Symbols: $x$ = `elements` of the local activation, $E$ = `element_bytes`, $M$ = `mask_bytes` of one dropout flag.
+FLOP counts are vector operations; they matter only where the vector rate, not the memory, is the limit.
+"""
+
+from __future__ import annotations
+
+from steptime.num import Num
+
+
+def bias_flops(elements: Num) -> Num:
+    r"""Additions of a bias, or of its gradient: $F = x$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> bias_flops(6)
+    6
+    """
+    return elements
+
+
+def bias_bytes(elements: Num, width: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a bias: $M = (x + w) E$ with $w$ = `width` weights.
+
+    One pass over the activation is charged: the other is that of the product before it.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> bias_bytes(6, 3, 2)
+    18
+    """
+    return (elements + width) * element_bytes
+
+
+def gelu_flops(elements: Num) -> Num:
+    r"""GELU forward (tanh form): $F = 8x$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> gelu_flops(2)
+    16
+    """
+    return 8 * elements
+
+
+def gelu_backward_flops(elements: Num) -> Num:
+    r"""GELU backward: $F = 13x$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> gelu_backward_flops(2)
+    26
+    """
+    return 13 * elements
+
+
+def map_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a one-to-one map forward: $M = 2xE$ (read, write).
+
+    Source: definition.
+
+    >>> map_bytes(3, 2)
+    12
+    """
+    return 2 * elements * element_bytes
+
+
+def map_backward_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a one-to-one map backward: $M = 3xE$ (read input and gradient, write gradient).
+
+    Source: definition.
+
+    >>> map_backward_bytes(3, 2)
+    18
+    """
+    return 3 * elements * element_bytes
+
+
+def gated_flops(elements: Num) -> Num:
+    r"""Gated activation forward, $y = g(u) \cdot v$ with $x$ outputs: $F = 9x$ (8 for $g$, 1 product).
+
+    Source: count of operations, activation as in `gelu_flops`.
+
+    >>> gated_flops(2)
+    18
+    """
+    return gelu_flops(elements) + elements
+
+
+def gated_backward_flops(elements: Num) -> Num:
+    r"""Gated activation backward: $F = 23x$ ($g$ again, $g'$, two products).
+
+    Source: count of operations, activation as in `gelu_backward_flops`.
+
+    >>> gated_backward_flops(2)
+    46
+    """
+    return gelu_flops(elements) + gelu_backward_flops(elements) + 2 * elements
+
+
+def gated_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a gated activation forward: $M = 3xE$ (read $u, v$, write $y$).
+
+    Source: definition.
+
+    >>> gated_bytes(2, 2)
+    12
+    """
+    return 3 * elements * element_bytes
+
+
+def gated_backward_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a gated activation backward: $M = 5xE$ (read $u, v, dy$, write $du, dv$).
+
+    Source: definition.
+
+    >>> gated_backward_bytes(2, 2)
+    20
+    """
+    return 5 * elements * element_bytes
+
+
+def dropout_flops(elements: Num) -> Num:
+    r"""Dropout forward or backward: $F = x$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> dropout_flops(4)
+    4
+    """
+    return elements
+
+
+def dropout_bytes(elements: Num, element_bytes: Num, mask_bytes: Num) -> Num:
+    r"""Traffic of dropout forward or backward: $2xE + xM$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> dropout_bytes(4, 2, 1)
+    20
+    """
+    return 2 * elements * element_bytes + elements * mask_bytes
+
+
+def residual_flops(elements: Num) -> Num:
+    r"""Addition of the residual stream: $F = x$ (backward only passes the gradient on).
+
+    Source: definition.
+
+    >>> residual_flops(4)
+    4
+    """
+    return elements
+
+
+def residual_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a residual addition: $M = 3xE$ (two reads, one write); backward adds gradients alike.
+
+    Source: definition.
+
+    >>> residual_bytes(4, 2)
+    24
+    """
+    return 3 * elements * element_bytes
+
+
+def rope_flops(elements: Num) -> Num:
+    r"""Rotary embedding of $x$ elements of queries and keys: $F = 3x$ (a 2 x 2 rotation per pair).
+
+    Source: RoFormer, arXiv 2104.09864, equation 34.
+
+    >>> rope_flops(4)
+    12
+    """
+    return 3 * elements
+
+
+def layer_norm_flops(elements: Num) -> Num:
+    r"""LayerNorm forward: $F = 9x$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> layer_norm_flops(2)
+    18
+    """
+    return 9 * elements
+
+
+def layer_norm_backward_flops(elements: Num, rows: Num, width: Num) -> Num:
+    r"""LayerNorm backward: $F = 8x + 4 r (w - 1)$ with $r$ = `rows` of $w$ = `width` elements.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> layer_norm_backward_flops(8, 2, 4)
+    88
+    """
+    return 8 * elements + 4 * rows * (width - 1)
+
+
+def layer_norm_bytes(elements: Num, rows: Num, width: Num, element_bytes: Num) -> Num:
+    r"""LayerNorm forward traffic: $M = (2x + 2r + 2w) E$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> layer_norm_bytes(8, 2, 4, 2)
+    56
+    """
+    return (2 * elements + 2 * rows + 2 * width) * element_bytes
+
+
+def layer_norm_backward_bytes(elements: Num, width: Num, element_bytes: Num) -> Num:
+    r"""LayerNorm backward traffic: $M = (5x + 2w) E$.
+
+    Source: arXiv 2410.00273, operation counts.
+
+    >>> layer_norm_backward_bytes(8, 4, 2)
+    96
+    """
+    return (5 * elements + 2 * width) * element_bytes
+
+
+def rms_norm_flops(elements: Num) -> Num:
+    r"""RMSNorm forward: $F = 4x$ (square, sum, scale, weight).
+
+    Source: count of operations, Zhang and Sennrich, arXiv 1910.07467, equation 4.
+
+    >>> rms_norm_flops(2)
+    8
+    """
+    return 4 * elements
+
+
+def rms_norm_backward_flops(elements: Num) -> Num:
+    r"""RMSNorm backward: $F = 8x$.
+
+    Source: count of operations, Zhang and Sennrich, arXiv 1910.07467, section 4.
+
+    >>> rms_norm_backward_flops(2)
+    16
+    """
+    return 8 * elements
+
+
+def rms_norm_bytes(elements: Num, rows: Num, width: Num, element_bytes: Num) -> Num:
+    r"""RMSNorm forward traffic: $M = (2x + r + w) E$.
+
+    Source: definition.
+
+    >>> rms_norm_bytes(8, 2, 4, 2)
+    44
+    """
+    return (2 * elements + rows + width) * element_bytes
+
+
+def rms_norm_backward_bytes(elements: Num, rows: Num, width: Num, element_bytes: Num) -> Num:
+    r"""RMSNorm backward traffic: $M = (3x + r + 2w) E$ (read $x, dy$, write $dx$; weights and their gradient).
+
+    Source: definition.
+
+    >>> rms_norm_backward_bytes(8, 2, 4, 2)
+    68
+    """
+    return (3 * elements + rows + 2 * width) * element_bytes
+
+
+def embedding_bytes(tokens: Num, width: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a table look-up, or of its gradient: $M = 2 t w E$ for $t$ = `tokens` rows.
+
+    Source: definition.
+
+    >>> embedding_bytes(3, 4, 2)
+    48
+    """
+    return 2 * tokens * width * element_bytes
+
+
+def cross_entropy_flops(elements: Num) -> Num:
+    r"""Softmax cross-entropy over $x$ = tokens times local vocabulary: $F = 4x$ forward, and backward alike.
+
+    Source: count of operations (maximum, subtract, exponentiate, sum).
+
+    >>> cross_entropy_flops(2)
+    8
+    """
+    return 4 * elements
+
+
+def cross_entropy_bytes(elements: Num, logit_bytes: Num) -> Num:
+    r"""Traffic of softmax cross-entropy: $M = 2 x E_l$ each way with $E_l$ = `logit_bytes` per logit.
+
+    Source: definition.
+
+    >>> cross_entropy_bytes(2, 4)
+    16
+    """
+    return 2 * elements * logit_bytes

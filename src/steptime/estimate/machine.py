@@ -1,0 +1,136 @@
+"""The numbers of a cluster that formulas are called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from steptime.errors import UserError
+from steptime.hardware.records import Cluster, Device, Kind, Level, Source
+from steptime.num import Num, where
+from steptime.plan.job import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Sustained rates of one device and of the two kinds of link that a job uses (SI)."""
+
+    matrix_flops_per_s: float
+    attention_flops_per_s: float
+    """Matrix rate in the dtype of the attention products."""
+    vector_flops_per_s: float
+    peak_flops_per_s: float
+    """Dense peak of the matrix dtype: what MFU is measured against."""
+    memory_Bps: float
+    memory_bytes: float
+    kernel_latency_s: float
+    fast_Bps: float
+    fast_latency_s: float
+    slow_Bps: float
+    """Per rank, with the links that each rank has to itself."""
+    lone_slow_Bps: float
+    """Per rank of a group that has one rank in each domain."""
+    slow_latency_s: float
+    fast_domain: int
+
+    def slow_link_Bps(self, inside: Num) -> Num:
+        """Bandwidth between domains per rank of a group with ``inside`` ranks in each."""
+        if self.slow_Bps == self.lone_slow_Bps:
+            return self.slow_Bps
+        return where(inside > 1, self.slow_Bps, self.lone_slow_Bps)
+
+    def faster(self, **factors: float) -> Machine:
+        """The same machine with some rates multiplied."""
+        return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
+
+
+def _rate(rates: Mapping[str, float], dtype: str, device: Device, what: str) -> float:
+    if dtype in rates:
+        return rates[dtype]
+    if dtype == "fp8" and "int8" in rates:
+        return rates["int8"]
+    raise UserError(f"{device.name} has no {what} rate for {dtype}", hint=f"it has {', '.join(rates)}")
+
+
+def _vector_rate(device: Device, dtype: str) -> float:
+    """Rate of the dtype, else of fp32, in which the vector units then work."""
+    rates = device.vector_flops_per_s
+    return rates[dtype] if dtype in rates else _rate(rates, "fp32", device, "vector")
+
+
+def machine_of(cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_has_all_links: bool) -> Machine:
+    """Numbers of a cluster for a job of so many devices.
+
+    Raises:
+        UserError: the device has no rate for the dtype.
+    """
+    device, fast, slow = cluster.device, cluster.levels[0], cluster.outer_level(gpus)
+    matrix = _rate(device.matrix_flops_per_s, precision.matrix_dtype, device, "matrix")
+    attention = _rate(device.matrix_flops_per_s, precision.attention_dtype, device, "matrix")
+    one_link_Bps = slow.link_Bps * slow.efficiency / slow.oversubscription
+    return Machine(
+        matrix_flops_per_s=matrix * device.matrix_efficiency,
+        attention_flops_per_s=attention * device.matrix_efficiency,
+        vector_flops_per_s=_vector_rate(device, precision.vector_dtype) * device.vector_efficiency,
+        peak_flops_per_s=matrix,
+        memory_Bps=device.memory_Bps * device.memory_efficiency,
+        memory_bytes=device.memory_bytes,
+        kernel_latency_s=device.kernel_latency_s,
+        fast_Bps=fast.link_Bps * fast.efficiency * fast.links_per_device,
+        fast_latency_s=fast.latency_s,
+        slow_Bps=one_link_Bps * slow.links_per_device,
+        lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
+        slow_latency_s=slow.latency_s,
+        fast_domain=cluster.fast_domain,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """One number that entered an estimate, as written in the catalogue."""
+
+    name: str
+    value: float
+    source: Source
+
+
+UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
+
+
+def _level_constants(level: Level) -> list[Constant]:
+    names = ("link_Bps", "links_per_device", "efficiency", "latency_s", "oversubscription")
+    return [
+        Constant(name=f"{level.name}.{n}", value=getattr(level, n), source=level.sources.get(n, UNSTATED))
+        for n in names
+        if n != "oversubscription" or level.oversubscription != 1
+    ]
+
+
+def constants_of(cluster: Cluster, gpus: int, precision: Precision) -> list[Constant]:
+    """Every catalogue number that an estimate of such a job rests on, with its source."""
+    device = cluster.device
+    vector = precision.vector_dtype if precision.vector_dtype in device.vector_flops_per_s else "fp32"
+    values = {
+        f"matrix_flops_per_s.{precision.matrix_dtype}": device.matrix_flops_per_s.get(precision.matrix_dtype, 0.0),
+        f"vector_flops_per_s.{vector}": device.vector_flops_per_s.get(vector, 0.0),
+        **{
+            name: getattr(device, name)
+            for name in (
+                "memory_bytes", "memory_Bps", "matrix_efficiency", "vector_efficiency", "memory_efficiency",
+                "kernel_latency_s",
+            )
+        },
+    }  # fmt: skip
+    out = [Constant(name=n, value=v, source=device.sources.get(n, UNSTATED)) for n, v in values.items()]
+    levels = [cluster.levels[0], cluster.outer_level(gpus)]
+    return out + [c for level in dict.fromkeys(levels_by_name(levels).values()) for c in _level_constants(level)]
+
+
+def levels_by_name(levels: list[Level]) -> dict[str, Level]:
+    """Levels without repetition, in order."""
+    return {level.name: level for level in levels}
+
+
+def weakest(constants: list[Constant]) -> Kind:
+    """The weakest kind of number among them."""
+    return max((c.source.kind for c in constants), key=lambda kind: kind.weakness, default=Kind.ASSUMED)

@@ -1,0 +1,152 @@
+"""Joins each operator of a strategy table to its formulas in :mod:`steptime.cost`.
+
+A formula takes the arguments of a row's shape that its signature names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from steptime.cost import attention, collective, elementwise, matmul
+from steptime.num import Num
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A function of :mod:`steptime.cost` that is called with a row's shape."""
+
+    function: Callable[..., Num]
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """Names that the function takes."""
+        return tuple(inspect.signature(self.function).parameters)
+
+    def __call__(self, shape: Mapping[str, Num]) -> Num:
+        """Value for a row's shape."""
+        return self.function(*[shape[name] for name in self.arguments])
+
+    @property
+    def name(self) -> str:
+        """Dotted name below ``steptime.cost``."""
+        return f"{self.function.__module__.removeprefix('steptime.cost.')}.{self.function.__name__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Formulas of an operator in one direction; None: no such work."""
+
+    matrix_flops: Formula | None = None
+    vector_flops: Formula | None = None
+    moved_bytes: Formula | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """Both directions of an operator."""
+
+    forward: Phase
+    backward: Phase
+    attention_rate: bool = False
+    """Its products run in the dtype of attention."""
+
+
+def _phase(matrix: Any = None, vector: Any = None, moved: Any = None) -> Phase:
+    wrap = [None if f is None else Formula(f) for f in (matrix, vector, moved)]
+    return Phase(matrix_flops=wrap[0], vector_flops=wrap[1], moved_bytes=wrap[2])
+
+
+_A, _E, _M = attention, elementwise, matmul
+
+OPERATORS: Mapping[str, Operator] = {
+    "matmul": Operator(
+        forward=_phase(_M.matmul_flops, None, _M.matmul_bytes),
+        backward=_phase(_M.matmul_backward_flops, None, _M.matmul_backward_bytes),
+    ),
+    "blocked_matmul": Operator(
+        forward=_phase(_M.blocked_matmul_flops, None, _M.matmul_bytes),
+        backward=_phase(_M.matmul_backward_flops, None, _M.matmul_backward_bytes),
+    ),
+    "fused_attention": Operator(
+        forward=_phase(_A.fused_attention_flops, _A.fused_attention_vector_flops, _A.fused_attention_bytes),
+        backward=_phase(
+            _A.fused_attention_backward_flops,
+            _A.fused_attention_backward_vector_flops,
+            _A.fused_attention_backward_bytes,
+        ),
+        attention_rate=True,
+    ),
+    "scores": Operator(
+        forward=_phase(_A.scores_flops, None, _A.scores_bytes),
+        backward=_phase(_A.scores_backward_flops, None, _A.scores_backward_bytes),
+        attention_rate=True,
+    ),
+    "attend": Operator(
+        forward=_phase(_A.attend_flops, None, _A.attend_bytes),
+        backward=_phase(_A.attend_backward_flops, None, _A.attend_backward_bytes),
+        attention_rate=True,
+    ),
+    "blocked_scores": Operator(
+        forward=_phase(_A.scores_flops, None, _A.scores_bytes),
+        backward=_phase(_A.scores_backward_flops, None, _A.blocked_scores_backward_bytes),
+        attention_rate=True,
+    ),
+    "blocked_attend": Operator(
+        forward=_phase(_A.blocked_attend_flops, None, _A.attend_bytes),
+        backward=_phase(_A.attend_backward_flops, None, _A.blocked_attend_backward_bytes),
+        attention_rate=True,
+    ),
+    "softmax": Operator(
+        forward=_phase(None, _A.softmax_flops, _E.map_bytes),
+        backward=_phase(None, _A.softmax_backward_flops, _E.map_backward_bytes),
+    ),
+    "bias": Operator(
+        forward=_phase(None, _E.bias_flops, _E.bias_bytes), backward=_phase(None, _E.bias_flops, _E.bias_bytes)
+    ),
+    "activation": Operator(
+        forward=_phase(None, _E.gelu_flops, _E.map_bytes),
+        backward=_phase(None, _E.gelu_backward_flops, _E.map_backward_bytes),
+    ),
+    "gated_activation": Operator(
+        forward=_phase(None, _E.gated_flops, _E.gated_bytes),
+        backward=_phase(None, _E.gated_backward_flops, _E.gated_backward_bytes),
+    ),
+    "dropout": Operator(
+        forward=_phase(None, _E.dropout_flops, _E.dropout_bytes),
+        backward=_phase(None, _E.dropout_flops, _E.dropout_bytes),
+    ),
+    "residual": Operator(
+        forward=_phase(None, _E.residual_flops, _E.residual_bytes),
+        backward=_phase(None, _E.residual_flops, _E.residual_bytes),
+    ),
+    "rope": Operator(
+        forward=_phase(None, _E.rope_flops, _E.map_bytes), backward=_phase(None, _E.rope_flops, _E.map_bytes)
+    ),
+    "layer_norm": Operator(
+        forward=_phase(None, _E.layer_norm_flops, _E.layer_norm_bytes),
+        backward=_phase(None, _E.layer_norm_backward_flops, _E.layer_norm_backward_bytes),
+    ),
+    "rms_norm": Operator(
+        forward=_phase(None, _E.rms_norm_flops, _E.rms_norm_bytes),
+        backward=_phase(None, _E.rms_norm_backward_flops, _E.rms_norm_backward_bytes),
+    ),
+    "embedding": Operator(
+        forward=_phase(None, None, _E.embedding_bytes), backward=_phase(None, None, _E.embedding_bytes)
+    ),
+    "cross_entropy": Operator(
+        forward=_phase(None, _E.cross_entropy_flops, _E.cross_entropy_bytes),
+        backward=_phase(None, _E.cross_entropy_flops, _E.cross_entropy_bytes),
+    ),
+}
+
+COLLECTIVES: Mapping[str, Formula] = {
+    "all_gather": Formula(collective.ring_all_gather_s),
+    "reduce_scatter": Formula(collective.ring_reduce_scatter_s),
+    "all_reduce": Formula(collective.ring_all_reduce_s),
+    "broadcast": Formula(collective.ring_broadcast_s),
+    "reduce": Formula(collective.ring_reduce_s),
+}

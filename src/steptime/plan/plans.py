@@ -1,0 +1,92 @@
+"""One plan or a block of plans: a struct whose columns are Python numbers or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.num import Array, Num
+
+RECOMPUTE_CODES = {"none": 0, "attention": 1, "full": 2}
+AXES = ("tp", "tp2", "cp", "dp", "pp")
+"""Axes of the device mesh; an axis of a mesh is no dimension of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """Degrees, micro-batch and placement; every column one number or one array of equal length."""
+
+    tp: Num = 1
+    """Tensor-parallel ranks (heads, hidden)."""
+    tp2: Num = 1
+    """Second tensor axis of SUMMA (sequence rows of activations, rows of weights)."""
+    cp: Num = 1
+    """Context-parallel ranks (sequence)."""
+    pp: Num = 1
+    """Pipeline stages."""
+    dp: Num = 1
+    """Data-parallel replicas."""
+    vpp: Num = 1
+    """Virtual stages per rank."""
+    micro_batch: Num = 1
+    """Sequences per micro-batch and replica."""
+    panels: Num = 1
+    """Panels of a SUMMA product."""
+    recompute: Num = 0
+    """Code of :data:`RECOMPUTE_CODES`."""
+    zero: Num = 1
+    """ZeRO stage: what the data-parallel ranks share out (1: optimiser states)."""
+    in_tp: Num = 1
+    """Ranks of a tensor-parallel group that share a fast domain; likewise below."""
+    in_tp2: Num = 1
+    in_cp: Num = 1
+    in_dp: Num = 1
+    in_pp: Num = 1
+
+    def take(self, index: Any) -> Plans:
+        """The rows at ``index``; columns that are one number stay so."""
+        return Plans(**{n: c[index] if isinstance(c, np.ndarray) else c for n, c in self.columns().items()})
+
+    def columns(self) -> dict[str, Num]:
+        """Column by name."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def row(self, index: int) -> Plans:
+        """One row as Python numbers."""
+        picked = {n: int(c[index]) if isinstance(c, np.ndarray) else int(c) for n, c in self.columns().items()}
+        return Plans(**picked)
+
+    def inside(self, axis: str) -> Num:
+        """Ranks of that axis that share a fast domain."""
+        column: Num = getattr(self, f"in_{axis}")
+        return column
+
+    @property
+    def ranks(self) -> Num:
+        """Devices that the plan uses."""
+        return self.tp * self.tp2 * self.cp * self.pp * self.dp
+
+    @property
+    def domain_ranks(self) -> Num:
+        """Devices that the placement puts into one fast domain."""
+        return self.in_tp * self.in_tp2 * self.in_cp * self.in_dp * self.in_pp
+
+    def with_columns(self, columns: Mapping[str, Num]) -> Plans:
+        """The same plans with some columns replaced."""
+        return replace(self, **dict(columns))
+
+
+COLUMNS = tuple(field.name for field in fields(Plans))
+
+
+def concatenate(blocks: list[Plans], lengths: list[int]) -> Plans:
+    """All rows of several blocks, in order; ``lengths`` are their numbers of rows."""
+
+    def column(name: str) -> Array:
+        parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    return Plans(**{name: column(name) for name in COLUMNS})

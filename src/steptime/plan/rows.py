@@ -1,0 +1,130 @@
+"""The vocabulary of strategy tables: one row per operator, with what it moves and what it keeps.
+
+A strategy (1D tensor parallelism, context parallelism, SUMMA) is a list of rows in terms of the degrees. A row
+names the operator and its *local* shape; the formulas are joined to it in :mod:`steptime.estimate.operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from steptime.num import Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One collective over one axis of the mesh."""
+
+    collective: str
+    """``all_gather reduce_scatter all_reduce broadcast reduce``."""
+    axis: str
+    size_bytes: Num
+    """Whole tensor: gathered, to be scattered, reduced or broadcast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One operator of a block, as one device sees it."""
+
+    name: str
+    block: str
+    operator: str
+    shape: Mapping[str, Num]
+    """Arguments of the operator's formulas."""
+    kept_bytes: Num = 0.0
+    """Bytes kept from forward to backward, per micro-batch."""
+    weights: Num = 0.0
+    """Parameters on this device."""
+    replicated: Num = 0.0
+    """Those of them that every tensor-parallel rank holds: their gradients are reduced over ``tp`` once a step."""
+    forward: tuple[Transfer, ...] = ()
+    backward: tuple[Transfer, ...] = ()
+    panels: Num | None = None
+    """Panels of a blocked product whose transfers overlap it; None: transfers are serial."""
+    recomputed: Num = 0.0
+    """1 where its forward runs once more in the backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Rows that make one layer, and what surrounds the layers on the first and the last stage."""
+
+    layer: tuple[Row, ...]
+    first: tuple[Row, ...] = ()
+    """Embedding: only on the first stage."""
+    last: tuple[Row, ...] = ()
+    """Final norm, head and loss: only on the last stage."""
+    boundary_bytes: Num = field(default=0.0)
+    """Activation that one micro-batch hands from stage to stage, per device."""
+    working_bytes: Num = field(default=0.0)
+    """Largest temporary that is alive beside the kept activations."""
+
+
+def matmul(
+    name: str, block: str, m: Num, n: Num, k: Num, *, element_bytes: float, kept_elements: Num, accumulate: int = 1,
+    weights: Num | None = None, output_passes: Num = 1, panels: Num | None = None,
+    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+) -> Row:  # fmt: skip
+    """Row of a product of an activation (m x k) with a weight (k x n)."""
+    return Row(
+        name=name, block=block, operator="matmul" if panels is None else "blocked_matmul",
+        shape={
+            "m": m, "n": n, "k": k, "accumulate": accumulate, "element_bytes": element_bytes,
+            "output_passes": output_passes,
+        },
+        kept_bytes=kept_elements * element_bytes, weights=k * n if weights is None else weights,
+        panels=panels, forward=forward, backward=backward,
+    )  # fmt: skip
+
+
+def bias(name: str, block: str, tokens: Num, width: Num, *, element_bytes: float, replicated: bool = False) -> Row:
+    """Row of a bias on tokens x width."""
+    return Row(
+        name=name, block=block, operator="bias",
+        shape={"elements": tokens * width, "width": width, "element_bytes": element_bytes},
+        weights=width, replicated=width if replicated else 0.0,
+    )  # fmt: skip
+
+
+def activation(name: str, block: str, elements: Num, *, element_bytes: float, gated: bool = False) -> Row:
+    """Row of an activation function with so many outputs; a gated one has twice as many inputs."""
+    return Row(
+        name=name, block=block, operator="gated_activation" if gated else "activation",
+        shape={"elements": elements, "element_bytes": element_bytes},
+        kept_bytes=(2 if gated else 1) * elements * element_bytes,
+    )  # fmt: skip
+
+
+def dropout(name: str, block: str, elements: Num, *, element_bytes: float, mask_bytes: float) -> Row:
+    """Row of a dropout; its mask is kept."""
+    return Row(
+        name=name, block=block, operator="dropout",
+        shape={"elements": elements, "element_bytes": element_bytes, "mask_bytes": mask_bytes},
+        kept_bytes=elements * mask_bytes,
+    )  # fmt: skip
+
+
+def residual(name: str, block: str, elements: Num, *, element_bytes: float) -> Row:
+    """Row of a residual addition on its own."""
+    shape = {"elements": elements, "element_bytes": element_bytes}
+    return Row(name=name, block=block, operator="residual", shape=shape)
+
+
+def norm(
+    name: str, block: str, tokens: Num, width: Num, *, element_bytes: float, kind: str = "layer_norm",
+    weights: Num | None = None, replicated: Num = 0.0,
+    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+) -> Row:  # fmt: skip
+    """Row of a norm over rows of ``width`` elements; its input is kept."""
+    return Row(
+        name=name, block=block, operator=kind,
+        shape={"elements": tokens * width, "rows": tokens, "width": width, "element_bytes": element_bytes},
+        kept_bytes=tokens * width * element_bytes, weights=2 * width if weights is None else weights,
+        replicated=replicated, forward=forward, backward=backward,
+    )  # fmt: skip
+
+
+def over(axis: str, collective: str, size_bytes: Num) -> Transfer:
+    """Transfer over one axis: ``over("tp", "all_gather", b * l * e * 2)``."""
+    return Transfer(collective=collective, axis=axis, size_bytes=size_bytes)

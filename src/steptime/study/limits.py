@@ -1,0 +1,188 @@
+"""Layers and devices of the data-movement limits: records whose methods only call the formulas."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from steptime.cost import linear_layer, matmul_levels
+from steptime.errors import UnknownNameError
+from steptime.num import Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearLayer:
+    """A linear layer and how it is split.
+
+    >>> LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2).parameters
+    1342177280
+    """
+
+    d_in: int
+    d_out: int
+    tp_in: int
+    """Ranks that share the input dim."""
+    tp_out: int
+    """Ranks that share the output dim."""
+    dp: int
+    """Data ranks."""
+    width_bytes: float
+    """Bytes per word of weights, activations and gradients."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the whole layer."""
+        return self.d_in * self.d_out
+
+    @property
+    def devices(self) -> int:
+        """Devices that hold a part of the layer or a copy of it."""
+        return self.tp_in * self.tp_out * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitDevice:
+    """What a device can move and compute; all resources overlap.
+
+    >>> layer = LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2)
+    >>> H100_SXM5.linear_layer_forward_backward_s(layer, 2048**2 / 128)
+    3.2554072481051035e-05
+    >>> H100_SXM5.linear_layer_end_of_batch_s(layer)
+    2.7088213333333335e-05
+    >>> H100_SXM5.binding(layer, 2048**2 / 128)
+    'flop'
+    """
+
+    name: str
+    flops_per_s_8bit: float
+    """Dense peak at 8 bits; 16 bits run at half of it."""
+    memory_Bps: float
+    network_Bps: float
+    """Both directions together."""
+    utilization: float
+    """Share of peak and memory bandwidth that throttling leaves."""
+
+    def resources_s(self, layer: LinearLayer, tokens: Num) -> dict[str, Num]:
+        """Seconds of each resource for forward and backward over a micro-batch of ``tokens``."""
+        shape = (layer.d_in, layer.d_out, tokens, layer.tp_in, layer.tp_out, layer.dp)
+        width = layer.width_bytes
+        flops = linear_layer.forward_backward_flops(*shape)
+        words = linear_layer.forward_backward_memory_words(*shape)
+        sent = linear_layer.forward_backward_network_words(*shape)
+        return {
+            "flop": linear_layer.flops_s(flops, width, self.flops_per_s_8bit, self.utilization),
+            "memory": linear_layer.memory_s(words, width, self.memory_Bps, self.utilization),
+            "network": linear_layer.network_s(sent, width, self.network_Bps),
+        }
+
+    def binding(self, layer: LinearLayer, tokens: float) -> str:
+        """The slowest resource: ``flop``, ``memory`` or ``network``; the first of equals."""
+        seconds = self.resources_s(layer, tokens)
+        return max(seconds, key=lambda name: float(seconds[name]))
+
+    def linear_layer_forward_backward_s(self, layer: LinearLayer, tokens: Num) -> Num:
+        """:func:`steptime.cost.linear_layer.linear_layer_forward_backward_s` of this device."""
+        return linear_layer.linear_layer_forward_backward_s(
+            layer.d_in, layer.d_out, tokens, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
+            self.flops_per_s_8bit, self.memory_Bps, self.network_Bps, self.utilization,
+        )  # fmt: skip
+
+    def linear_layer_end_of_batch_s(self, layer: LinearLayer) -> Num:
+        """:func:`steptime.cost.linear_layer.linear_layer_end_of_batch_s` of this device."""
+        return linear_layer.linear_layer_end_of_batch_s(
+            layer.d_in, layer.d_out, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
+            self.memory_Bps, self.network_Bps, self.utilization,
+        )  # fmt: skip
+
+
+#: The device of the authors' notebook: datasheet peaks of the NVIDIA H100 SXM5, an assumed utilisation of 0.8.
+H100_SXM5 = LimitDevice(
+    name="H100 SXM5", flops_per_s_8bit=1979e12, memory_Bps=3352e9, network_Bps=900e9, utilization=0.8
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulDevice:
+    """A chip with three levels of memory, as :mod:`steptime.cost.matmul_levels` sees it (16-bit words).
+
+    >>> device = load_matmul_devices()["a100-sxm"]
+    >>> round(device.matmul_s(8192, 8192, 8192) * 1e6, 3)
+    4152.207
+    >>> round(device.layer_latency_s * 1e6, 6)
+    38.0
+    """
+
+    title: str
+    multiprocessors: int
+    flops_per_clock_per_thread: int
+    clock_Hz: float
+    utilization: float
+    """Share of the clock that large products sustain."""
+    l2_Bps: float
+    l2_bytes: int
+    memory_Bps: float
+    memory_bytes: float
+    distributed_shared_memory: bool
+    network_Bps: tuple[float, ...]
+    """Per network level, both directions together."""
+    network_latency_s: tuple[float, ...]
+    level_sizes: tuple[int, ...]
+    """Devices inside each network level but the last, which has no bound."""
+    kernel_latency_s: float
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Peak at 16 bits: FLOPs per clock and thread, 128 threads per multiprocessor, full clock."""
+        return self.flops_per_clock_per_thread * 128 * self.multiprocessors * self.clock_Hz
+
+    @property
+    def sustained_flops_per_s(self) -> float:
+        """Peak at the clock that large products sustain."""
+        return self.peak_flops_per_s * self.utilization
+
+    @property
+    def shared_Bps(self) -> float:
+        """All shared memories together: 32 banks of 4 bytes per multiprocessor and sustained clock."""
+        return 32 * 4 * self.multiprocessors * self.clock_Hz * self.utilization
+
+    @property
+    def layer_latency_s(self) -> float:
+        """Least time of a block, forward and backward: four products, each with its reduction."""
+        from steptime.cost.limits import layer_latency_s
+
+        return float(layer_latency_s(4, self.kernel_latency_s, self.network_latency_s[0]))
+
+    def matmul_s(self, d1: Num, d2: Num, b: Num, *, weight_gradient: bool = False) -> Num:
+        """:func:`steptime.cost.matmul_levels.three_level_matmul_s`; 3/4 of registers and L2 are usable."""
+        return matmul_levels.three_level_matmul_s(
+            d1, d2, b, weight_gradient, 2, self.multiprocessors, 0.75 * 64 * 2**10, 0.75 * self.l2_bytes,
+            self.memory_Bps, self.l2_Bps, self.shared_Bps, self.sustained_flops_per_s, self.kernel_latency_s,
+            self.distributed_shared_memory,
+        )  # fmt: skip
+
+
+@cache
+def load_matmul_devices() -> Mapping[str, MatmulDevice]:
+    """The device table, by name (``v100-sxm``, ``a100-sxm``, ``h100-pcie``, ``h100-sxm``)."""
+    text = resources.files("steptime.study").joinpath("data/limit_devices.toml").read_text(encoding="utf-8")
+    return {name: _device(row) for name, row in tomllib.loads(text).items()}
+
+
+def _device(row: Mapping[str, object]) -> MatmulDevice:
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return MatmulDevice(**values)  # type: ignore[arg-type]
+
+
+def load_matmul_device(name: str) -> MatmulDevice:
+    """One device of the table.
+
+    Raises:
+        UnknownNameError: there is none of that name; the message has the nearest names.
+    """
+    table = load_matmul_devices()
+    if name not in table:
+        raise UnknownNameError("device", name, table)
+    return table[name]

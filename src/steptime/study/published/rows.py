@@ -1,0 +1,261 @@
+"""Rows of the published transformer model: the operation tables of arXiv 2410.00273, defects included.
+
+What differs from the corrected rows of :mod:`steptime.plan.strategies` is an argument here: products count
+2k-1 operations per output, shapes are floored, a SUMMA norm has the width of a sequence shard, 1D biases of
+row-parallel products are not sharded, backward attention reads only local keys, the gathered inputs of
+column-parallel products are kept whole, an all-reduce is charged twice only where its group spans domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from steptime.num import Num, floor_div, where
+from steptime.plan.job import Job
+from steptime.plan.method import Strategy
+from steptime.plan.plans import Plans
+from steptime.plan.rows import Block, Row, Transfer, activation, bias, dropout, matmul, norm, over
+
+
+class _Shape:
+    """Local sizes under m1 = tp and m2 (sequence axis); every division floors on its own."""
+
+    def __init__(self, job: Job, plans: Plans, second: str | None) -> None:
+        model = job.model
+        self.element_bytes, self.mask_bytes = job.precision.element_bytes, job.precision.mask_bytes
+        self.b, self.l, self.e, self.f = plans.micro_batch, job.seq_len, model.hidden, model.ffn_hidden
+        self.m1, self.second = plans.tp, second
+        self.m2: Num = getattr(plans, second) if second else 1
+        self.head_dim = model.hidden // model.heads
+        self.all_heads = model.heads
+        self.heads = floor_div(model.heads, self.m1)
+        self.local = floor_div(self.l, self.m2)
+        self.fl, self.el, self.qkvl = (floor_div(w, self.m1) for w in (self.f, self.e, 3 * self.e))
+
+
+def _column(s: _Shape, name: str, block: str, n: Num) -> Row:
+    tokens, size = s.b * s.local, s.b * s.local * s.e * s.element_bytes
+    return matmul(
+        name, block, tokens, n, s.e, accumulate=0, element_bytes=s.element_bytes, kept_elements=tokens * s.e,
+        backward=(over("tp", "reduce_scatter", size),),
+    )  # fmt: skip
+
+
+def _row(s: _Shape, name: str, block: str, k: Num) -> Row:
+    tokens, size = s.b * s.local, s.b * s.local * s.e * s.element_bytes
+    return matmul(
+        name, block, tokens, s.e, k, accumulate=0, element_bytes=s.element_bytes, kept_elements=tokens * k,
+        forward=(over("tp", "reduce_scatter", size),),
+    )  # fmt: skip
+
+
+def _summa(s: _Shape, name: str, block: str, k: int, n: Num, panels: Num) -> Row:
+    tokens = s.b * s.local
+    activations, weights = tokens * k * s.element_bytes, k * n * s.element_bytes
+    return matmul(
+        name, block, tokens, n, k, accumulate=0, element_bytes=s.element_bytes,
+        kept_elements=tokens * floor_div(k, s.m1), weights=floor_div(k, s.m2) * n, output_passes=panels, panels=panels,
+        forward=(over("tp", "broadcast", activations), over("tp2", "broadcast", weights)),
+        backward=(
+            over("tp2", "broadcast", weights), over("tp", "reduce", activations),
+            over("tp", "broadcast", activations), over("tp2", "reduce", weights),
+        ),
+    )  # fmt: skip
+
+
+def _norm(s: _Shape, name: str, block: str) -> Row:
+    size = s.b * s.local * s.e * s.element_bytes
+    return norm(
+        name, block, s.b * floor_div(s.local, s.m1), s.e, element_bytes=s.element_bytes,
+        forward=(over("tp", "all_gather", size),), backward=(over("tp", "reduce_scatter", size),),
+    )  # fmt: skip
+
+
+def _all_reduce(plans: Plans, axis: str, size_bytes: Num) -> Transfer:
+    """Both halves of an all-reduce are charged only where its group spans domains and shares them."""
+    inside, ranks = plans.inside(axis), getattr(plans, axis)
+    return over(axis, "reduce_scatter", size_bytes * where((inside > 1) & (ranks > inside), 2, 1))
+
+
+def _summa_norm(s: _Shape, name: str, block: str, plans: Plans) -> Row:
+    statistics = 2 * s.b * s.local * s.element_bytes
+    gradients = (floor_div(2 * s.e, s.m1) + floor_div(2 * s.b * s.l, s.m2)) * s.element_bytes
+    return norm(
+        name, block, s.b * s.local, floor_div(s.l, s.m1), element_bytes=s.element_bytes,
+        forward=(_all_reduce(plans, "tp", statistics),), backward=(_all_reduce(plans, "tp", gradients),),
+    )  # fmt: skip
+
+
+def _fused_attention(s: _Shape) -> list[Row]:
+    rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
+    gathered = 2 * keys * s.head_dim * s.element_bytes
+    transfers = bool(s.second)
+    row = Row(
+        name="fusedla", block="sa", operator="fused_attention",
+        shape={
+            "pairs": rows * s.l, "rows": rows, "keys": keys, "kv_rows": keys, "kv_rows_read": rows, "dropout": 1,
+            "head_dim": s.head_dim, "accumulate": 0, "element_bytes": s.element_bytes,
+        },
+        kept_bytes=(4 * rows * s.head_dim + 2 * rows) * s.element_bytes,
+        forward=(over(s.second, "all_gather", gathered),) if transfers and s.second else (),
+        backward=_gather_and_scatter(s.second, gathered) if s.second else (),
+    )  # fmt: skip
+    return [row]
+
+
+def _gather_and_scatter(axis: str, size_bytes: Num) -> tuple[Transfer, ...]:
+    return (over(axis, "all_gather", size_bytes), over(axis, "reduce_scatter", size_bytes))
+
+
+def _unfused_attention(s: _Shape, recompute: Num) -> list[Row]:
+    """Scores, softmax, dropout and weighted sum apart; with recomputation their inner tensors are not kept."""
+    rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
+    pairs, q, element = rows * s.l, s.head_dim, s.element_bytes
+    again = where(recompute == 1, 1.0, 0.0)
+    keep = 1.0 - again
+    gathered = keys * q * element
+    forward = (over(s.second, "all_gather", gathered),) if s.second else ()
+    backward = _gather_and_scatter(s.second, gathered) if s.second else ()
+    core: dict[str, Num] = {
+        "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": keys, "head_dim": q, "accumulate": 0,
+        "element_bytes": element, "panels": 1,
+    }  # fmt: skip
+    return [
+        Row(name="logits", block="sa", operator="scores", shape=core, kept_bytes=2 * rows * q * element,
+            forward=forward, backward=backward, recomputed=again),
+        Row(name="softmax", block="sa", operator="softmax", kept_bytes=keep * pairs * element, recomputed=again,
+            shape={"pairs": pairs, "rows": rows, "elements": pairs, "element_bytes": element}),
+        Row(name="dpr_at", block="sa", operator="dropout", kept_bytes=keep * pairs * s.mask_bytes, recomputed=again,
+            shape={"elements": pairs, "element_bytes": element, "mask_bytes": s.mask_bytes}),
+        Row(name="attend", block="sa", operator="attend", shape=core, forward=forward, backward=backward,
+            kept_bytes=(keep * pairs + rows * q) * element),
+    ]  # fmt: skip
+
+
+def _summa_attention(s: _Shape, plans: Plans) -> list[Row]:
+    """Scores blocked over both axes; heads are not sharded."""
+    q, across = floor_div(s.head_dim, s.m1), floor_div(s.l, s.m1)
+    rows, keys, element = s.b * s.all_heads * s.local, s.b * s.all_heads * s.l, s.element_bytes
+    pairs, held = rows * s.l, rows * across
+    scores, heads = pairs * element, keys * q * element
+    core: dict[str, Num] = {
+        "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": keys, "head_dim": q, "accumulate": 0,
+        "element_bytes": element, "panels": plans.panels,
+    }  # fmt: skip
+    statistics = (_all_reduce(plans, "tp", rows * element),)
+    return [
+        Row(name="logits", block="sa", operator="blocked_scores", shape=core, kept_bytes=2 * rows * q * element,
+            panels=plans.panels, forward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores)),
+            backward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads),
+                      over("tp", "broadcast", scores), over("tp2", "reduce", heads))),
+        Row(name="softmax", block="sa", operator="softmax", kept_bytes=held * element,
+            shape={"pairs": held, "rows": rows, "elements": held, "element_bytes": element},
+            forward=statistics, backward=statistics),
+        dropout("dpr_at", "sa", held, element_bytes=element, mask_bytes=s.mask_bytes),
+        Row(name="attend", block="sa", operator="blocked_attend", shape=core, panels=plans.panels,
+            kept_bytes=(held + rows * q) * element,
+            forward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads)),
+            backward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores),
+                      over("tp", "broadcast", scores), over("tp2", "reduce", heads))),
+    ]  # fmt: skip
+
+
+def _attention(s: _Shape, job: Job, plans: Plans) -> list[Row]:
+    if job.attention == "summa":
+        return _summa_attention(s, plans)
+    if job.attention == "unfused":
+        return _unfused_attention(s, plans.recompute)
+    return _fused_attention(s)
+
+
+Maker = Callable[[str, str], Row]
+
+
+def _assemble(
+    s: _Shape, job: Job, plans: Plans, products: dict[str, Row], biases: dict[str, tuple[Num, Num]],
+    dropped: Num, norms: Maker,
+) -> Block:  # fmt: skip
+    """The fourteen operations of a layer in their published order."""
+    element, mask = s.element_bytes, s.mask_bytes
+    inner = s.b * s.local * s.fl
+    b = {name: bias(name, block, *biases[name], element_bytes=element)
+         for name, block in (("fc1-bias", "mlp"), ("fc2-bias", "mlp"), ("vproj-bias", "sa"))}  # fmt: skip
+    ln1 = norms("ln1", "mlp")
+    return Block(
+        layer=(
+            products["fc1"], b["fc1-bias"], activation("act1", "mlp", inner, element_bytes=element),
+            dropout("dpr1", "mlp", inner, element_bytes=element, mask_bytes=mask),
+            products["fc2"], b["fc2-bias"], dropout("dpr2", "mlp", dropped, element_bytes=element, mask_bytes=mask),
+            ln1, products["qkv"], *_attention(s, job, plans), products["vproj"], b["vproj-bias"],
+            dropout("dpr_v", "sa", dropped, element_bytes=element, mask_bytes=mask), norms("ln2", "sa"),
+        ),
+        boundary_bytes=ln1.kept_bytes,
+    )  # fmt: skip
+
+
+def _linear_products(s: _Shape) -> dict[str, Row]:
+    return {
+        "fc1": _column(s, "fc1", "mlp", s.fl), "fc2": _row(s, "fc2", "mlp", s.fl),
+        "qkv": _column(s, "qkv", "sa", s.qkvl), "vproj": _row(s, "vproj", "sa", s.el),
+    }  # fmt: skip
+
+
+class Tensor1D(Strategy):
+    """1D tensor parallelism."""
+
+    name: ClassVar[str] = "1d"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp",)
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
+
+    def block(self, job: Job, plans: Plans) -> Block:
+        """Biases of the row-parallel products run on the full activation on every rank."""
+        s = _Shape(job, plans, None)
+        whole = (s.b * s.l, s.e)
+        biases: dict[str, tuple[Num, Num]] = {
+            "fc1-bias": (s.b * s.l, s.fl), "fc2-bias": whole, "vproj-bias": whole,
+        }  # fmt: skip
+        dropped = s.b * floor_div(s.l, s.m1) * s.e
+        return _assemble(s, job, plans, _linear_products(s), biases, dropped, lambda n, k: _norm(s, n, k))
+
+
+class Context2D(Strategy):
+    """Tensor parallelism over heads and hidden, context parallelism over the sequence."""
+
+    name: ClassVar[str] = "context"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp", "cp")
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp", "cp")
+
+    def block(self, job: Job, plans: Plans) -> Block:
+        """The two biases of the row-parallel products are sharded in different ways."""
+        s = _Shape(job, plans, "cp")
+        biases: dict[str, tuple[Num, Num]] = {
+            "fc1-bias": (s.b * s.local, s.fl), "fc2-bias": (s.b * floor_div(s.local, s.m1), s.e),
+            "vproj-bias": (s.b * s.local, s.el),
+        }  # fmt: skip
+        dropped = s.b * floor_div(s.l, s.m1 * s.m2) * s.e
+        return _assemble(s, job, plans, _linear_products(s), biases, dropped, lambda n, k: _norm(s, n, k))
+
+
+class Summa2D(Strategy):
+    """2D tensor parallelism: SUMMA products, context-parallel attention."""
+
+    name: ClassVar[str] = "2d"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp", "tp2")
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
+
+    def block(self, job: Job, plans: Plans) -> Block:
+        """Activations and weights are cut over both axes."""
+        s = _Shape(job, plans, "tp2")
+        products = {
+            "fc1": _summa(s, "fc1", "mlp", s.e, s.fl, plans.panels),
+            "fc2": _summa(s, "fc2", "mlp", s.f, s.el, plans.panels),
+            "qkv": _summa(s, "qkv", "sa", s.e, s.qkvl, plans.panels),
+            "vproj": _summa(s, "vproj", "sa", s.e, s.el, plans.panels),
+        }
+        tokens = s.b * s.local
+        biases: dict[str, tuple[Num, Num]] = {
+            "fc1-bias": (tokens, s.fl), "fc2-bias": (tokens, s.el), "vproj-bias": (tokens, s.el),
+        }  # fmt: skip
+        norms: Maker = lambda name, block: _summa_norm(s, name, block, plans)  # noqa: E731
+        return _assemble(s, job, plans, products, biases, tokens * s.el, norms)
