@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Final
 
 from steptime.errors import UserError, did_you_mean, shorten
@@ -75,7 +76,7 @@ def parse(text: str, dimension: str) -> float:
         known = next((d for d, table in UNITS.items() if unit in table), None)
         problem = f"{unit!r} is a unit of {known}, not of {dimension}" if known else f"unknown unit {unit!r}"
         raise UserError(f"{text!r}: {problem}", hint=did_you_mean(unit, units))
-    value = float(number.replace("_", "")) * units[unit]
+    value = float(Decimal(number.replace("_", "")) * Decimal(repr(units[unit])))
     if not math.isfinite(value):
         raise UserError(f"{text!r} is not finite")
     return value

@@ -1,8 +1,8 @@
 r"""Closed forms for the largest training run that latency allows, and for compute-optimal runs.
 
-A run of :math:`C` FLOPs has :math:`D/B` steps, and each step passes :math:`L` blocks one after the other.
-No number of devices makes a block faster than its latency :math:`t`, so the run lasts at least
-:math:`(D/B) L t`. More devices do not help beyond that: it is a wall, at any utilisation.
+A run of $C$ FLOPs has $D/B$ steps, and each step passes $L$ blocks one after the other.
+No number of devices makes a block faster than its latency $t$, so the run lasts at least
+$(D/B) L t$. More devices do not help beyond that: it is a wall, at any utilisation.
 
 Source: E. Erdil and D. Schneider-Joseph, "Data movement limits to frontier model training",
 arXiv 2411.01137; Epoch, report on scaling until 2030 (August 2024), latency figures.
@@ -20,11 +20,11 @@ from steptime.num import Num
 def training_flops(parameters: Num, tokens: Num) -> Num:
     r"""FLOPs of a training run: two per weight and token forward, four backward.
 
-    .. math:: C = 6 N D
+    $$C = 6 N D$$
 
     Args:
-        parameters: :math:`N`, trainable parameters.
-        tokens: :math:`D`, training tokens.
+        parameters: $N$, trainable parameters.
+        tokens: $D$, training tokens.
 
     Source: J. Kaplan et al., "Scaling laws for neural language models", arXiv 2001.08361, section 2.1.
 
@@ -37,11 +37,11 @@ def training_flops(parameters: Num, tokens: Num) -> Num:
 def optimal_parameters(compute_flops: Num, tokens_per_parameter: Num) -> Num:
     r"""Parameters of the compute-optimal run.
 
-    .. math:: N = \sqrt{\frac{C}{6 r}}
+    $$N = \sqrt{\frac{C}{6 r}}$$
 
     Args:
-        compute_flops: :math:`C`, FLOPs of the run.
-        tokens_per_parameter: :math:`r`, 20 for compute-optimal dense models.
+        compute_flops: $C$, FLOPs of the run.
+        tokens_per_parameter: $r$, 20 for compute-optimal dense models.
 
     Source: J. Hoffmann et al., "Training compute-optimal large language models", arXiv 2203.15556.
 
@@ -54,11 +54,11 @@ def optimal_parameters(compute_flops: Num, tokens_per_parameter: Num) -> Num:
 def optimal_tokens(compute_flops: Num, tokens_per_parameter: Num) -> Num:
     r"""Training tokens of the compute-optimal run.
 
-    .. math:: D = r N = r \sqrt{\frac{C}{6 r}}
+    $$D = r N = r \sqrt{\frac{C}{6 r}}$$
 
     Args:
-        compute_flops: :math:`C`, FLOPs of the run.
-        tokens_per_parameter: :math:`r`, 20 for compute-optimal dense models.
+        compute_flops: $C$, FLOPs of the run.
+        tokens_per_parameter: $r$, 20 for compute-optimal dense models.
 
     Source: J. Hoffmann et al., "Training compute-optimal large language models", arXiv 2203.15556.
 
@@ -71,15 +71,15 @@ def optimal_tokens(compute_flops: Num, tokens_per_parameter: Num) -> Num:
 def scaled_with_compute(compute_flops: Num, reference_flops: Num, reference_value: Num, exponent: Num) -> Num:
     r"""A quantity that grows as a power of the compute: batch size, number of blocks.
 
-    .. math:: X = X_0 \Big(\frac{C}{C_0}\Big)^e
+    $$X = X_0 \Big(\frac{C}{C_0}\Big)^e$$
 
     Args:
-        compute_flops: :math:`C`, FLOPs of the run.
-        reference_flops: :math:`C_0`, FLOPs of the reference run.
-        reference_value: :math:`X_0`, the quantity in the reference run (any unit; the result has the same).
-        exponent: :math:`e`; 1/6 makes it grow as the cube root of the parameters.
+        compute_flops: $C$, FLOPs of the run.
+        reference_flops: $C_0$, FLOPs of the reference run.
+        reference_value: $X_0$, the quantity in the reference run (any unit; the result has the same).
+        exponent: $e$; 1/6 makes it grow as the cube root of the parameters.
 
-    Source: arXiv 2411.01137: batch 2048\ :sup:`2` tokens and 120 blocks at 1e25 FLOP, exponent 1/6.
+    Source: arXiv 2411.01137: batch $2048^2$ tokens and 120 blocks at 1e25 FLOP, exponent 1/6.
 
     >>> scaled_with_compute(64e25, 1e25, 120, 1 / 6)
     240.0
@@ -88,18 +88,18 @@ def scaled_with_compute(compute_flops: Num, reference_flops: Num, reference_valu
 
 
 def block_width(parameters: Num, layers: Num, hidden_factor: Num) -> Num:
-    r"""Model width of a run of ``layers`` residual blocks.
+    r"""Model width of a run of `layers` residual blocks.
 
-    .. math:: d = \sqrt{\frac{N}{2 h L}}
+    $$d = \sqrt{\frac{N}{2 h L}}$$
 
-    A block has :math:`2 h d^2` parameters: one matrix from :math:`d` to :math:`h d` and one back.
+    A block has $2 h d^2$ parameters: one matrix from $d$ to $h d$ and one back.
 
     Args:
-        parameters: :math:`N`, trainable parameters.
-        layers: :math:`L`, residual blocks.
-        hidden_factor: :math:`h`, hidden width over model width, attention included (5).
+        parameters: $N$, trainable parameters.
+        layers: $L$, residual blocks.
+        hidden_factor: $h$, hidden width over model width, attention included (5).
 
-    Source: arXiv 2411.01137, notebook, ``ChinchillaOptimalModel``.
+    Source: arXiv 2411.01137, notebook, `ChinchillaOptimalModel`.
 
     >>> block_width(12e10, 120, 5)
     10000.0
@@ -110,12 +110,12 @@ def block_width(parameters: Num, layers: Num, hidden_factor: Num) -> Num:
 def layer_latency_s(matmuls: Num, kernel_s: Num, network_s: Num) -> Num:
     r"""Least seconds of one block, forward and backward, when its products follow each other.
 
-    .. math:: t = k (t_k + t_n)
+    $$t = k (t_k + t_n)$$
 
     Args:
-        matmuls: :math:`k`, products one after the other; the weight gradients are off the path.
-        kernel_s: :math:`t_k`, latency of a kernel (s).
-        network_s: :math:`t_n`, latency of the reduction that follows it (s).
+        matmuls: $k$, products one after the other; the weight gradients are off the path.
+        kernel_s: $t_k$, latency of a kernel (s).
+        network_s: $t_n$, latency of the reduction that follows it (s).
 
     Source: arXiv 2411.01137: 4 products, 4.5 us and 5 us.
 
@@ -130,14 +130,14 @@ def layer_latency_s(matmuls: Num, kernel_s: Num, network_s: Num) -> Num:
 def tree_latency_s(base_s: Num, ranks_inside: Num, inside_s: Num, nodes: Num, between_s: Num) -> Num:
     r"""Latency of one product with its low-latency tree all-reduce over several nodes.
 
-    .. math:: t = t_0 + 2 (n t_i + t_x \log_2 m)
+    $$t = t_0 + 2 (n t_i + t_x \log_2 m)$$
 
     Args:
-        base_s: :math:`t_0`, kernel and fixed part of the collective (s).
-        ranks_inside: :math:`n`, ranks of the group in one node, on average.
-        inside_s: :math:`t_i`, latency of a hop inside the node (s).
-        nodes: :math:`m`, nodes of the group.
-        between_s: :math:`t_x`, latency of a hop between nodes (s).
+        base_s: $t_0$, kernel and fixed part of the collective (s).
+        ranks_inside: $n$, ranks of the group in one node, on average.
+        inside_s: $t_i$, latency of a hop inside the node (s).
+        nodes: $m$, nodes of the group.
+        between_s: $t_x$, latency of a hop between nodes (s).
 
     Source: Epoch, report on scaling until 2030 (August 2024), latency wall: 7.4 us, 0.6 us, 5 us.
 
@@ -151,13 +151,13 @@ def tree_latency_s(base_s: Num, ranks_inside: Num, inside_s: Num, nodes: Num, be
 def serial_latency_s(tokens: Num, batch_tokens: Num, layers: Num, block_latency_s: Num) -> Num:
     r"""Least seconds of a training run: its steps and blocks one after the other.
 
-    .. math:: T = \frac{D}{B} L t
+    $$T = \frac{D}{B} L t$$
 
     Args:
-        tokens: :math:`D`, training tokens.
-        batch_tokens: :math:`B`, tokens per step.
-        layers: :math:`L`, blocks that a step passes one after the other.
-        block_latency_s: :math:`t`, least seconds of a block, forward and backward.
+        tokens: $D$, training tokens.
+        batch_tokens: $B$, tokens per step.
+        layers: $L$, blocks that a step passes one after the other.
+        block_latency_s: $t$, least seconds of a block, forward and backward.
 
     Source: arXiv 2411.01137, latency bound.
 
@@ -176,19 +176,19 @@ def latency_wall_flops(
 ) -> Num:
     r"""FLOPs of the largest compute-optimal run that latency lets end in time, at any utilisation.
 
-    .. math:: C = 6 r \Big(\frac{T B_0}{r L_0 t}\Big)^2
+    $$C = 6 r \Big(\frac{T B_0}{r L_0 t}\Big)^2$$
 
     Batch and blocks grow with the same power of the compute, so the power cancels in
-    :func:`serial_latency_s` and only their ratio :math:`B_0 / L_0` is left.
+    `serial_latency_s` and only their ratio $B_0 / L_0$ is left.
 
     Args:
-        duration_s: :math:`T`, longest allowed duration of the run (s).
-        block_latency_s: :math:`t`, least seconds of a block, forward and backward.
-        reference_batch_tokens: :math:`B_0`, tokens per step of the reference run.
-        reference_layers: :math:`L_0`, blocks of the reference run.
-        tokens_per_parameter: :math:`r`, 20 for compute-optimal dense models.
+        duration_s: $T$, longest allowed duration of the run (s).
+        block_latency_s: $t$, least seconds of a block, forward and backward.
+        reference_batch_tokens: $B_0$, tokens per step of the reference run.
+        reference_layers: $L_0$, blocks of the reference run.
+        tokens_per_parameter: $r$, 20 for compute-optimal dense models.
 
-    Source: derived from the run laws of arXiv 2411.01137 (2048\ :sup:`2` tokens and 120 blocks), which
+    Source: derived from the run laws of arXiv 2411.01137 ($2048^2$ tokens and 120 blocks), which
     puts the wall near 2e31 FLOP for three months.
 
     >>> f"{latency_wall_flops(7.889e6, 38e-6, 2048**2, 120, 20):.3g}"

@@ -1,7 +1,7 @@
 r"""Data movement and time of one linear layer that is split over two tensor axes and a data axis.
 
-The layer multiplies a weight of :math:`d_\text{in} \times d_\text{out}` with :math:`b` tokens. Its input
-dim is cut into ``tp_in`` parts, its output dim into ``tp_out``, its tokens into ``dp``. The model is
+The layer multiplies a weight of $d_\text{in} \times d_\text{out}$ with $b$ tokens. Its input
+dim is cut into `tp_in` parts, its output dim into `tp_out`, its tokens into `dp`. The model is
 optimistic on purpose, so what it says cannot be done cannot be done:
 
 * compute and every kind of data movement overlap fully, so the slowest resource sets the time;
@@ -11,7 +11,7 @@ optimistic on purpose, so what it says cannot be done cannot be done:
 * the multicast of an all-reduce is free to send, and degrees need not divide the dims.
 
 Source: E. Erdil and D. Schneider-Joseph, "Data movement limits to frontier model training",
-arXiv 2411.01137, and the authors' notebook (class ``Device``).
+arXiv 2411.01137, and the authors' notebook (class `Device`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from steptime.num import Num, maximum
 def all_reduce_words(size_words: Num, ranks: Num) -> Num:
     r"""Words that one device sends or receives to all-reduce a vector held whole by each rank.
 
-    .. math:: W = \frac{3 (p - 1) n}{p}
+    $$W = \frac{3 (p - 1) n}{p}$$
 
-    Reduce-scatter sends and receives :math:`(p-1) n/p` words each; the multicast of the result is
-    received, :math:`(p-1) n/p` more, and is free to send.
+    Reduce-scatter sends and receives $(p-1) n/p$ words each; the multicast of the result is
+    received, $(p-1) n/p$ more, and is free to send.
 
     Args:
-        size_words: :math:`n`, words of the vector on each rank.
-        ranks: :math:`p`, ranks that take part; one rank moves nothing.
+        size_words: $n$, words of the vector on each rank.
+        ranks: $p$, ranks that take part; one rank moves nothing.
 
-    Source: arXiv 2411.01137, notebook, ``all_reduce_communication``.
+    Source: arXiv 2411.01137, notebook, `all_reduce_communication`.
 
     >>> all_reduce_words(8, 4)
     18.0
@@ -44,11 +44,11 @@ def all_reduce_words(size_words: Num, ranks: Num) -> Num:
 def in_network_all_reduce_words(size_words: Num, ranks: Num) -> Num:
     r"""Words that one device sends or receives when the switches do the reduction.
 
-    .. math:: W = \frac{2 (p - 1) n}{p}
+    $$W = \frac{2 (p - 1) n}{p}$$
 
     Args:
-        size_words: :math:`n`, words of the vector on each rank.
-        ranks: :math:`p`, ranks that take part.
+        size_words: $n$, words of the vector on each rank.
+        ranks: $p$, ranks that take part.
 
     Source: arXiv 2411.01137, later version of the notebook, in-network reduction.
 
@@ -61,19 +61,19 @@ def in_network_all_reduce_words(size_words: Num, ranks: Num) -> Num:
 def forward_backward_flops(d_in: Num, d_out: Num, tokens: Num, tp_in: Num, tp_out: Num, dp: Num) -> Num:
     r"""FLOPs of one device for forward and backward over one micro-batch.
 
-    .. math:: F = 6 \, \frac{d_\text{in}}{t_\text{in}} \, \frac{d_\text{out}}{t_\text{out}} \, \frac{b}{d}
+    $$F = 6 \, \frac{d_\text{in}}{t_\text{in}} \, \frac{d_\text{out}}{t_\text{out}} \, \frac{b}{d}$$
 
     Output, weight gradient and input gradient are three products of two FLOPs per weight and token.
 
     Args:
-        d_in: :math:`d_\text{in}`, width of the input (elements).
-        d_out: :math:`d_\text{out}`, width of the output (elements).
-        tokens: :math:`b`, tokens of the micro-batch over all data ranks.
-        tp_in: :math:`t_\text{in}`, ranks that share the input dim.
-        tp_out: :math:`t_\text{out}`, ranks that share the output dim.
-        dp: :math:`d`, data ranks.
+        d_in: $d_\text{in}$, width of the input (elements).
+        d_out: $d_\text{out}$, width of the output (elements).
+        tokens: $b$, tokens of the micro-batch over all data ranks.
+        tp_in: $t_\text{in}$, ranks that share the input dim.
+        tp_out: $t_\text{out}$, ranks that share the output dim.
+        dp: $d$, data ranks.
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_fwd_bwd_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_fwd_bwd_secs`.
 
     >>> forward_backward_flops(8, 4, 10, 2, 2, 5)
     96.0
@@ -84,22 +84,22 @@ def forward_backward_flops(d_in: Num, d_out: Num, tokens: Num, tp_in: Num, tp_ou
 def forward_backward_memory_words(d_in: Num, d_out: Num, tokens: Num, tp_in: Num, tp_out: Num, dp: Num) -> Num:
     r"""Words between one device and its memory for forward and backward over one micro-batch.
 
-    .. math:: W = 4 N' + d_\text{in}' b' + a(d_\text{out}' b', t_\text{in}) + a(d_\text{in}' b', t_\text{out})
+    $$W = 4 N' + d_\text{in}' b' + a(d_\text{out}' b', t_\text{in}) + a(d_\text{in}' b', t_\text{out})$$
 
-    with :math:`d_\text{in}' = d_\text{in}/t_\text{in}`, :math:`d_\text{out}' = d_\text{out}/t_\text{out}`,
-    :math:`N' = d_\text{in}' d_\text{out}'`, :math:`b' = b/d` and :math:`a` of :func:`all_reduce_words`.
+    with $d_\text{in}' = d_\text{in}/t_\text{in}$, $d_\text{out}' = d_\text{out}/t_\text{out}$,
+    $N' = d_\text{in}' d_\text{out}'$, $b' = b/d$ and $a$ of `all_reduce_words`.
     Weights are read once per pass, weight gradients read and written, input activations read again
     by backward, and what an all-reduce moves passes through memory.
 
     Args:
-        d_in: :math:`d_\text{in}`, width of the input (elements).
-        d_out: :math:`d_\text{out}`, width of the output (elements).
-        tokens: :math:`b`, tokens of the micro-batch over all data ranks.
-        tp_in: :math:`t_\text{in}`, ranks that share the input dim.
-        tp_out: :math:`t_\text{out}`, ranks that share the output dim.
-        dp: :math:`d`, data ranks.
+        d_in: $d_\text{in}$, width of the input (elements).
+        d_out: $d_\text{out}$, width of the output (elements).
+        tokens: $b$, tokens of the micro-batch over all data ranks.
+        tp_in: $t_\text{in}$, ranks that share the input dim.
+        tp_out: $t_\text{out}$, ranks that share the output dim.
+        dp: $d$, data ranks.
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_fwd_bwd_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_fwd_bwd_secs`.
 
     >>> forward_backward_memory_words(8, 4, 10, 1, 1, 1)  # 4 * 32 + 8 * 10
     208.0
@@ -116,21 +116,21 @@ def forward_backward_memory_words(d_in: Num, d_out: Num, tokens: Num, tp_in: Num
 def forward_backward_network_words(d_in: Num, d_out: Num, tokens: Num, tp_in: Num, tp_out: Num, dp: Num) -> Num:
     r"""Words that one device sends or receives for forward and backward over one micro-batch.
 
-    .. math:: W = a\Big(\frac{d_\text{out}}{t_\text{out}} \frac{b}{d}, t_\text{in}\Big)
-              + a\Big(\frac{d_\text{in}}{t_\text{in}} \frac{b}{d}, t_\text{out}\Big)
+    $$W = a\Big(\frac{d_\text{out}}{t_\text{out}} \frac{b}{d}, t_\text{in}\Big)
+        + a\Big(\frac{d_\text{in}}{t_\text{in}} \frac{b}{d}, t_\text{out}\Big)$$
 
-    with :math:`a` of :func:`all_reduce_words`: forward reduces the output over the ranks that share the
+    with $a$ of `all_reduce_words`: forward reduces the output over the ranks that share the
     input dim, backward the input gradient over those that share the output dim.
 
     Args:
-        d_in: :math:`d_\text{in}`, width of the input (elements).
-        d_out: :math:`d_\text{out}`, width of the output (elements).
-        tokens: :math:`b`, tokens of the micro-batch over all data ranks.
-        tp_in: :math:`t_\text{in}`, ranks that share the input dim.
-        tp_out: :math:`t_\text{out}`, ranks that share the output dim.
-        dp: :math:`d`, data ranks.
+        d_in: $d_\text{in}$, width of the input (elements).
+        d_out: $d_\text{out}$, width of the output (elements).
+        tokens: $b$, tokens of the micro-batch over all data ranks.
+        tp_in: $t_\text{in}$, ranks that share the input dim.
+        tp_out: $t_\text{out}$, ranks that share the output dim.
+        dp: $d$, data ranks.
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_fwd_bwd_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_fwd_bwd_secs`.
 
     >>> forward_backward_network_words(16384, 81920, 32768, 8, 40, 32)
     11639193.6
@@ -144,17 +144,17 @@ def forward_backward_network_words(d_in: Num, d_out: Num, tokens: Num, tp_in: Nu
 def flops_s(flops: Num, width_bytes: Num, flops_per_s_8bit: Num, utilization: Num) -> Num:
     r"""Seconds that the matrix units need.
 
-    .. math:: t = \frac{F w}{u R_8}
+    $$t = \frac{F w}{u R_8}$$
 
-    The peak of a width of :math:`w` bytes is taken as :math:`R_8 / w`: half as fast at twice the width.
+    The peak of a width of $w$ bytes is taken as $R_8 / w$: half as fast at twice the width.
 
     Args:
-        flops: :math:`F`, FLOPs.
-        width_bytes: :math:`w`, bytes per word.
-        flops_per_s_8bit: :math:`R_8`, dense peak at 8 bits (FLOP/s).
-        utilization: :math:`u`, share of the peak that is sustained (0 to 1).
+        flops: $F$, FLOPs.
+        width_bytes: $w$, bytes per word.
+        flops_per_s_8bit: $R_8$, dense peak at 8 bits (FLOP/s).
+        utilization: $u$, share of the peak that is sustained (0 to 1).
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_fwd_bwd_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_fwd_bwd_secs`.
 
     >>> flops_s(8e12, 2, 20e12, 0.8)
     1.0
@@ -165,15 +165,15 @@ def flops_s(flops: Num, width_bytes: Num, flops_per_s_8bit: Num, utilization: Nu
 def memory_s(words: Num, width_bytes: Num, memory_Bps: Num, utilization: Num) -> Num:
     r"""Seconds that device memory needs.
 
-    .. math:: t = \frac{W w}{u B_m}
+    $$t = \frac{W w}{u B_m}$$
 
     Args:
-        words: :math:`W`, words moved.
-        width_bytes: :math:`w`, bytes per word.
-        memory_Bps: :math:`B_m`, memory bandwidth (bytes/s).
-        utilization: :math:`u`, share of the bandwidth that is sustained (0 to 1).
+        words: $W$, words moved.
+        width_bytes: $w$, bytes per word.
+        memory_Bps: $B_m$, memory bandwidth (bytes/s).
+        utilization: $u$, share of the bandwidth that is sustained (0 to 1).
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_fwd_bwd_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_fwd_bwd_secs`.
 
     >>> memory_s(4e9, 2, 10e9, 0.8)
     1.0
@@ -184,14 +184,14 @@ def memory_s(words: Num, width_bytes: Num, memory_Bps: Num, utilization: Num) ->
 def network_s(words: Num, width_bytes: Num, network_Bps: Num) -> Num:
     r"""Seconds that the network needs; throttling does not touch it, so no utilisation enters.
 
-    .. math:: t = \frac{W w}{B_n}
+    $$t = \frac{W w}{B_n}$$
 
     Args:
-        words: :math:`W`, words sent and received.
-        width_bytes: :math:`w`, bytes per word.
-        network_Bps: :math:`B_n`, network bandwidth, both directions together (bytes/s).
+        words: $W$, words sent and received.
+        width_bytes: $w$, bytes per word.
+        network_Bps: $B_n$, network bandwidth, both directions together (bytes/s).
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_fwd_bwd_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_fwd_bwd_secs`.
 
     >>> network_s(4e9, 2, 8e9)
     1.0
@@ -214,10 +214,10 @@ def linear_layer_forward_backward_s(
 ) -> Num:
     r"""Seconds of forward and backward over one micro-batch: the slowest of three resources.
 
-    .. math:: t = \max\Big(\frac{F w}{u R_8}, \frac{W_m w}{u B_m}, \frac{W_n w}{B_n}\Big)
+    $$t = \max\Big(\frac{F w}{u R_8}, \frac{W_m w}{u B_m}, \frac{W_n w}{B_n}\Big)$$
 
-    with :math:`F` of :func:`forward_backward_flops`, :math:`W_m` of :func:`forward_backward_memory_words`,
-    :math:`W_n` of :func:`forward_backward_network_words`.
+    with $F$ of `forward_backward_flops`, $W_m$ of `forward_backward_memory_words`,
+    $W_n$ of `forward_backward_network_words`.
 
     Args:
         d_in: width of the input (elements).
@@ -226,13 +226,13 @@ def linear_layer_forward_backward_s(
         tp_in: ranks that share the input dim.
         tp_out: ranks that share the output dim.
         dp: data ranks.
-        width_bytes: :math:`w`, bytes per word.
-        flops_per_s_8bit: :math:`R_8`, dense peak at 8 bits (FLOP/s).
-        memory_Bps: :math:`B_m`, memory bandwidth (bytes/s).
-        network_Bps: :math:`B_n`, network bandwidth, both directions together (bytes/s).
-        utilization: :math:`u`, share of peak and memory bandwidth that is sustained (0 to 1).
+        width_bytes: $w$, bytes per word.
+        flops_per_s_8bit: $R_8$, dense peak at 8 bits (FLOP/s).
+        memory_Bps: $B_m$, memory bandwidth (bytes/s).
+        network_Bps: $B_n$, network bandwidth, both directions together (bytes/s).
+        utilization: $u$, share of peak and memory bandwidth that is sustained (0 to 1).
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_fwd_bwd_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_fwd_bwd_secs`.
 
     >>> linear_layer_forward_backward_s(
     ...     16384, 81920, 2048**2 / 128, 8, 40, 32, 2, 1979e12, 3352e9, 900e9, 0.8)
@@ -258,23 +258,23 @@ def linear_layer_end_of_batch_s(
 ) -> Num:
     r"""Seconds to all-reduce the weight gradients over the data ranks, once per step.
 
-    .. math:: t = \max\Big(\frac{a(N', d) w}{u B_m}, \frac{a(N', d) w}{B_n}\Big), \quad
-              N' = \frac{d_\text{in} d_\text{out}}{t_\text{in} t_\text{out}}
+    $$t = \max\Big(\frac{a(N', d) w}{u B_m}, \frac{a(N', d) w}{B_n}\Big), \quad
+        N' = \frac{d_\text{in} d_\text{out}}{t_\text{in} t_\text{out}}$$
 
-    with :math:`a` of :func:`all_reduce_words`.
+    with $a$ of `all_reduce_words`.
 
     Args:
-        d_in: :math:`d_\text{in}`, width of the input (elements).
-        d_out: :math:`d_\text{out}`, width of the output (elements).
-        tp_in: :math:`t_\text{in}`, ranks that share the input dim.
-        tp_out: :math:`t_\text{out}`, ranks that share the output dim.
-        dp: :math:`d`, data ranks.
-        width_bytes: :math:`w`, bytes per word.
-        memory_Bps: :math:`B_m`, memory bandwidth (bytes/s).
-        network_Bps: :math:`B_n`, network bandwidth, both directions together (bytes/s).
-        utilization: :math:`u`, share of the memory bandwidth that is sustained (0 to 1).
+        d_in: $d_\text{in}$, width of the input (elements).
+        d_out: $d_\text{out}$, width of the output (elements).
+        tp_in: $t_\text{in}$, ranks that share the input dim.
+        tp_out: $t_\text{out}$, ranks that share the output dim.
+        dp: $d$, data ranks.
+        width_bytes: $w$, bytes per word.
+        memory_Bps: $B_m$, memory bandwidth (bytes/s).
+        network_Bps: $B_n$, network bandwidth, both directions together (bytes/s).
+        utilization: $u$, share of the memory bandwidth that is sustained (0 to 1).
 
-    Source: arXiv 2411.01137, notebook, ``linear_layer_end_of_batch_secs``.
+    Source: arXiv 2411.01137, notebook, `linear_layer_end_of_batch_secs`.
 
     >>> linear_layer_end_of_batch_s(16384, 81920, 8, 40, 32, 2, 3352e9, 900e9, 0.8)
     2.7088213333333335e-05

@@ -1,10 +1,10 @@
 r"""Time of one matrix product on a chip with three levels of memory.
 
-Weights of :math:`d_1 \times d_2` meet activations of :math:`d_2 \times b`. At each boundary (device memory to
+Weights of $d_1 \times d_2$ meet activations of $d_2 \times b$. At each boundary (device memory to
 L2, L2 to multiprocessor, shared memory to registers) the weight matrix is cut into tiles that fit the lower
 level, as square as possible; weights then cross once, activations once per row or column of tiles.
 Computing and all traffic overlap, so the slowest resource sets the time. The product of a weight gradient
-(:math:`d_1 \times b` by :math:`b \times d_2`) is tiled in the same way: ``weight_gradient`` tells them apart.
+($d_1 \times b$ by $b \times d_2$) is tiled in the same way: `weight_gradient` tells them apart.
 
 The model is optimistic: large products come out at 97 to 100 % of the sustained peak.
 
@@ -22,16 +22,16 @@ from steptime.num import Num, ceil_div, maximum, minimum, where
 def tile_rows(d1: Num, d2: Num, width_bytes: Num, tile_bytes: Num) -> Num:
     r"""Rows of tiles when a matrix is cut into the fewest tiles that fit, as square as possible.
 
-    .. math:: r = \min\Big(k, \max\big(1, \sqrt{k d_1 / d_2}\big)\Big), \quad
-              k = \Big\lceil \frac{d_1 d_2 w}{c} \Big\rceil
+    $$r = \min\Big(k, \max\big(1, \sqrt{k d_1 / d_2}\big)\Big), \quad
+        k = \Big\lceil \frac{d_1 d_2 w}{c} \Big\rceil$$
 
     The number is a real one: rows need not divide the matrix.
 
     Args:
-        d1: :math:`d_1`, rows of the matrix (elements).
-        d2: :math:`d_2`, columns of the matrix (elements).
-        width_bytes: :math:`w`, bytes per word.
-        tile_bytes: :math:`c`, bytes that a tile may have.
+        d1: $d_1$, rows of the matrix (elements).
+        d2: $d_2$, columns of the matrix (elements).
+        width_bytes: $w$, bytes per word.
+        tile_bytes: $c$, bytes that a tile may have.
 
     Source: arXiv 2411.01137, device module, tiling.
 
@@ -47,13 +47,13 @@ def tile_rows(d1: Num, d2: Num, width_bytes: Num, tile_bytes: Num) -> Num:
 def tile_count(d1: Num, d2: Num, width_bytes: Num, tile_bytes: Num) -> Num:
     r"""Fewest tiles that fit.
 
-    .. math:: k = \Big\lceil \frac{d_1 d_2 w}{c} \Big\rceil
+    $$k = \Big\lceil \frac{d_1 d_2 w}{c} \Big\rceil$$
 
     Args:
-        d1: :math:`d_1`, rows of the matrix (elements).
-        d2: :math:`d_2`, columns of the matrix (elements).
-        width_bytes: :math:`w`, bytes per word.
-        tile_bytes: :math:`c`, bytes that a tile may have.
+        d1: $d_1$, rows of the matrix (elements).
+        d2: $d_2$, columns of the matrix (elements).
+        width_bytes: $w$, bytes per word.
+        tile_bytes: $c$, bytes that a tile may have.
 
     Source: arXiv 2411.01137, device module, tiling.
 
@@ -66,16 +66,16 @@ def tile_count(d1: Num, d2: Num, width_bytes: Num, tile_bytes: Num) -> Num:
 def resident_weight_bytes(d1: Num, d2: Num, width_bytes: Num, tile_bytes: Num, units: Num, weight_gradient: Any) -> Num:
     r"""Bytes of weights or weight gradients that cross a boundary: none if both stay below it.
 
-    .. math:: W = \begin{cases} 0 & 2 d_1 d_2 w \le c u \\ g \, d_1 d_2 w & \text{else} \end{cases}
+    $$W = \begin{cases} 0 & 2 d_1 d_2 w \le c u \\ g \, d_1 d_2 w & \text{else} \end{cases}$$
 
-    with :math:`g = 2` for a weight gradient (read and written) and 1 otherwise.
+    with $g = 2$ for a weight gradient (read and written) and 1 otherwise.
 
     Args:
-        d1: :math:`d_1`, rows of the weights (elements).
-        d2: :math:`d_2`, columns of the weights (elements).
-        width_bytes: :math:`w`, bytes per word.
-        tile_bytes: :math:`c`, bytes that one unit of the lower level holds.
-        units: :math:`u`, units of the lower level that work at once.
+        d1: $d_1$, rows of the weights (elements).
+        d2: $d_2$, columns of the weights (elements).
+        width_bytes: $w$, bytes per word.
+        tile_bytes: $c$, bytes that one unit of the lower level holds.
+        units: $u$, units of the lower level that work at once.
         weight_gradient: true where the product is that of the weight gradient.
 
     Source: arXiv 2411.01137, device module, traffic between levels.
@@ -94,22 +94,22 @@ def level_bytes(
 ) -> Num:
     r"""Bytes that cross one boundary of the memory hierarchy.
 
-    .. math:: W = W_w + r \, d_2 b w + (2 q - 1) \, d_1 b w, \quad q = k / r
+    $$W = W_w + r \, d_2 b w + (2 q - 1) \, d_1 b w, \quad q = k / r$$
 
-    and :math:`q` in place of :math:`2q - 1` for a weight gradient. Right-hand activations cross once per row
+    and $q$ in place of $2q - 1$ for a weight gradient. Right-hand activations cross once per row
     of tiles; outputs are read and written once per column, the first time written only.
 
     Args:
-        d1: :math:`d_1`, rows of the weights (elements).
-        d2: :math:`d_2`, columns of the weights (elements).
-        b: :math:`b`, tokens.
-        width_bytes: :math:`w`, bytes per word.
+        d1: $d_1$, rows of the weights (elements).
+        d2: $d_2$, columns of the weights (elements).
+        b: $b$, tokens.
+        width_bytes: $w$, bytes per word.
         tile_bytes: bytes that one unit of the lower level holds.
         units: units of the lower level that work at once.
         joined: true where the units share what they hold, so that together they hold one tile.
         weight_gradient: true where the product is that of the weight gradient.
 
-    :math:`W_w` is :func:`resident_weight_bytes`, :math:`r` :func:`tile_rows`, :math:`k` :func:`tile_count`.
+    $W_w$ is `resident_weight_bytes`, $r$ `tile_rows`, $k$ `tile_count`.
 
     Source: arXiv 2411.01137, device module, traffic between levels.
 
@@ -127,15 +127,15 @@ def level_bytes(
 def shared_network_bytes(d1: Num, d2: Num, b: Num, width_bytes: Num, tile_bytes: Num) -> Num:
     r"""Bytes between multiprocessors that share their memories, both ends counted.
 
-    .. math:: W = 2 \big((r - 1) d_2 + (q - 1) d_1\big) b w
+    $$W = 2 \big((r - 1) d_2 + (q - 1) d_1\big) b w$$
 
     with the rows and columns of tiles of one multiprocessor: each copy beyond the first comes from a neighbour.
 
     Args:
-        d1: :math:`d_1`, rows of the weights (elements).
-        d2: :math:`d_2`, columns of the weights (elements).
-        b: :math:`b`, tokens.
-        width_bytes: :math:`w`, bytes per word.
+        d1: $d_1$, rows of the weights (elements).
+        d2: $d_2$, columns of the weights (elements).
+        b: $b$, tokens.
+        width_bytes: $w$, bytes per word.
         tile_bytes: bytes that one multiprocessor holds.
 
     Source: arXiv 2411.01137, device module, distributed shared memory.
@@ -151,13 +151,13 @@ def shared_network_bytes(d1: Num, d2: Num, b: Num, width_bytes: Num, tile_bytes:
 def padded_matmul_flops(d1: Num, d2: Num, b: Num, chunk: Num) -> Num:
     r"""FLOPs of a product whose dims are rounded up to the matrix unit.
 
-    .. math:: F = 2 s^3 \lceil d_1/s \rceil \lceil d_2/s \rceil \lceil b/s \rceil
+    $$F = 2 s^3 \lceil d_1/s \rceil \lceil d_2/s \rceil \lceil b/s \rceil$$
 
     Args:
-        d1: :math:`d_1`, rows of the weights (elements).
-        d2: :math:`d_2`, columns of the weights (elements).
-        b: :math:`b`, tokens.
-        chunk: :math:`s`, edge of what the matrix unit takes at once (16).
+        d1: $d_1$, rows of the weights (elements).
+        d2: $d_2$, columns of the weights (elements).
+        b: $b$, tokens.
+        chunk: $s$, edge of what the matrix unit takes at once (16).
 
     Source: arXiv 2411.01137, device module.
 
@@ -185,8 +185,8 @@ def three_level_matmul_s(
 ) -> Num:
     r"""Seconds of one product: a latency and the slowest of four resources.
 
-    .. math:: t = t_k + \max\Big(\frac{W_1}{B_m}, \frac{W_1 + W_2}{B_2}, \frac{W_2 + W_x + W_3}{B_s},
-              \frac{F}{R}\Big)
+    $$t = t_k + \max\Big(\frac{W_1}{B_m}, \frac{W_1 + W_2}{B_2}, \frac{W_2 + W_x + W_3}{B_s},
+        \frac{F}{R}\Big)$$
 
     Args:
         d1: rows of the weights (elements).
@@ -197,17 +197,17 @@ def three_level_matmul_s(
         multiprocessors: multiprocessors of the chip, of four processing blocks each.
         register_bytes: usable registers of one processing block (bytes).
         l2_bytes: usable L2 (bytes).
-        memory_Bps: :math:`B_m`, bandwidth of device memory (bytes/s).
-        l2_Bps: :math:`B_2`, bandwidth of L2 (bytes/s).
-        shared_Bps: :math:`B_s`, bandwidth of all shared memories together (bytes/s).
-        flops_per_s: :math:`R`, sustained rate of the matrix units (FLOP/s).
-        kernel_s: :math:`t_k`, latency of a kernel (s).
+        memory_Bps: $B_m$, bandwidth of device memory (bytes/s).
+        l2_Bps: $B_2$, bandwidth of L2 (bytes/s).
+        shared_Bps: $B_s$, bandwidth of all shared memories together (bytes/s).
+        flops_per_s: $R$, sustained rate of the matrix units (FLOP/s).
+        kernel_s: $t_k$, latency of a kernel (s).
         distributed_shared_memory: true where multiprocessors read each other's shared memory.
 
-    :math:`W_1, W_2, W_3` are :func:`level_bytes` at L2, multiprocessor and registers, :math:`W_x` is
-    :func:`shared_network_bytes`, :math:`F` is :func:`padded_matmul_flops`.
+    $W_1, W_2, W_3$ are `level_bytes` at L2, multiprocessor and registers, $W_x$ is
+    `shared_network_bytes`, $F$ is `padded_matmul_flops`.
 
-    Source: arXiv 2411.01137, device module, ``matmul_time_seconds``.
+    Source: arXiv 2411.01137, device module, `matmul_time_seconds`.
 
     >>> round(three_level_matmul_s(8192, 8192, 8192, False, 2, 108, 49152, 0.75 * 40 * 2**20,
     ...     1555e9, 5603e9, 128 * 108 * 0.85 * 1410e6, 16 * 128 * 108 * 0.85 * 1410e6, 4.5e-6, False) * 1e6, 3)

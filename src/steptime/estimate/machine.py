@@ -64,7 +64,7 @@ def machine_of(cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_h
     Raises:
         UserError: the device has no rate for the dtype.
     """
-    device, fast, slow = cluster.device, cluster.levels[0], cluster.outer_level(gpus)
+    device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
     matrix = _rate(device.matrix_flops_per_s, precision.matrix_dtype, device, "matrix")
     attention = _rate(device.matrix_flops_per_s, precision.attention_dtype, device, "matrix")
     one_link_Bps = slow.link_Bps * slow.efficiency / slow.oversubscription
@@ -121,14 +121,20 @@ def constants_of(cluster: Cluster, gpus: int, precision: Precision) -> list[Cons
             )
         },
     }  # fmt: skip
-    out = [Constant(name=n, value=v, source=device.sources.get(n, UNSTATED)) for n, v in values.items()]
-    levels = [cluster.levels[0], cluster.outer_level(gpus)]
-    return out + [c for level in dict.fromkeys(levels_by_name(levels).values()) for c in _level_constants(level)]
+    out: list[Constant] = []
+    out += [Constant(name=n, value=v, source=device.sources.get(n, UNSTATED)) for n, v in values.items()]
+    return out + _level_constants(cluster.levels[0]) + _outer_constants(cluster, gpus)
 
 
-def levels_by_name(levels: list[Level]) -> dict[str, Level]:
-    """Levels without repetition, in order."""
-    return {level.name: level for level in levels}
+def _outer_constants(cluster: Cluster, gpus: int) -> list[Constant]:
+    """Numbers of the slow links, for a job that leaves one fast domain."""
+    slow = slow_level(cluster, gpus)
+    return _level_constants(slow) if gpus > cluster.fast_domain and slow is not cluster.levels[0] else []
+
+
+def slow_level(cluster: Cluster, gpus: int) -> Level:
+    """Level that groups cross once they leave a fast domain, for a job of so many devices."""
+    return cluster.outer_level(max(gpus, cluster.fast_domain + 1))
 
 
 def weakest(constants: list[Constant]) -> Kind:

@@ -136,7 +136,7 @@ def compose(
         stage_link_s=link_s,
         pipeline_comm_s=(0.0 if "pp" in job.overlap else 1.0) * 2 * micro_batches * link_s * plans.vpp,
         bubble_s=pipeline_bubble_s(stage.all_stages_s, stage.slowest_s, plans.vpp) + (plans.pp - 1) * 2 * link_s,
-        replicated_s=_replicated_s(method, job, machine, plans, sizes, stage),
+        replicated_s=_replicated_s(method, strategy, job, machine, plans, sizes, stage),
         optimizer_s=_optimizer_s(method, strategy, job, machine, plans, weights),
         **shared,
     )
@@ -174,7 +174,9 @@ def _data_parallel(
     }
 
 
-def _replicated_s(method: Method, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage) -> Num:
+def _replicated_s(
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage
+) -> Num:
     if not method.share_replicated_gradients:
         return 0.0 * plans.tp
     replicated = (
@@ -182,7 +184,7 @@ def _replicated_s(method: Method, job: Job, machine: Machine, plans: Plans, size
         + sizes.last.replicated * stage.last
     )  # fmt: skip
     size_bytes = replicated * job.precision.gradient_bytes
-    return COLLECTIVES["all_reduce"](ring_arguments(plans, machine, ("tp",), size_bytes))
+    return COLLECTIVES["all_reduce"](ring_arguments(plans, machine, (strategy.replicated_axis,), size_bytes))
 
 
 def _optimizer_s(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, weights: Num) -> Num:

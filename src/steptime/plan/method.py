@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from steptime.num import Num
 from steptime.plan.job import Job
+from steptime.plan.legality import Rule
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block
 
@@ -21,6 +22,8 @@ class Strategy(ABC):
     """Axes that cut tensors inside a layer."""
     gradient_axes: ClassVar[tuple[str, ...]]
     """Axes over which gradients are reduced and optimiser states shared out."""
+    replicated_axis: ClassVar[str] = "tp"
+    """Axis whose ranks all hold the weights that a row calls replicated."""
 
     @abstractmethod
     def block(self, job: Job, plans: Plans) -> Block:
@@ -45,6 +48,8 @@ class Method(ABC):
     """Whether the optimiser's own time is counted."""
     lone_rank_has_all_links: ClassVar[bool]
     """Whether a group with one rank per domain still has `links_per_device` links."""
+    rules: ClassVar[tuple[Rule, ...]]
+    """What makes a plan impossible, memory apart."""
     share_replicated_gradients: ClassVar[bool]
     """Whether gradients of weights that tensor-parallel ranks replicate are reduced over them."""
 

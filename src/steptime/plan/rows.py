@@ -37,7 +37,7 @@ class Row:
     weights: Num = 0.0
     """Parameters on this device."""
     replicated: Num = 0.0
-    """Those of them that every tensor-parallel rank holds: their gradients are reduced over ``tp`` once a step."""
+    """Those of them that all ranks of the replicated axis hold: their gradients are reduced over it once a step."""
     forward: tuple[Transfer, ...] = ()
     backward: tuple[Transfer, ...] = ()
     panels: Num | None = None
@@ -128,3 +128,50 @@ def norm(
 def over(axis: str, collective: str, size_bytes: Num) -> Transfer:
     """Transfer over one axis: ``over("tp", "all_gather", b * l * e * 2)``."""
     return Transfer(collective=collective, axis=axis, size_bytes=size_bytes)
+
+
+def fused_attention(
+    name: str, block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, kv_rows_read: Num, head_dim: int,
+    dropout: int, accumulate: int, element_bytes: float, kept_elements: Num,
+    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+) -> Row:  # fmt: skip
+    """Row of the attention core as one kernel; symbols as in :mod:`steptime.cost.attention`."""
+    return Row(
+        name=name, block=block, operator="fused_attention",
+        shape={
+            "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": kv_rows, "kv_rows_read": kv_rows_read,
+            "dropout": dropout, "head_dim": head_dim, "accumulate": accumulate, "element_bytes": element_bytes,
+        },
+        kept_bytes=kept_elements * element_bytes, forward=forward, backward=backward,
+    )  # fmt: skip
+
+
+def unfused_attention(
+    names: tuple[str, str, str, str], block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, head_dim: int,
+    dropout: bool, accumulate: int, element_bytes: float, mask_bytes: float, kept_scores: Num, kept_attend: Num,
+    recomputed: Num, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+) -> tuple[Row, ...]:  # fmt: skip
+    """Rows of scores, softmax, dropout and weighted sum as kernels of their own.
+
+    ``kept_scores`` and ``kept_attend`` are the elements that the two products keep besides the probabilities; where
+    ``recomputed`` is 1 nothing of the size of the score matrix is kept.
+    """
+    keep = 1.0 - recomputed
+    core: dict[str, Num] = {
+        "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": kv_rows, "head_dim": head_dim,
+        "accumulate": accumulate, "element_bytes": element_bytes, "panels": 1,
+    }  # fmt: skip
+    softmax = {"pairs": pairs, "rows": rows, "elements": pairs, "element_bytes": element_bytes}
+    mask = {"elements": pairs, "element_bytes": element_bytes, "mask_bytes": mask_bytes}
+    again = keep * pairs * element_bytes if dropout else 0.0 * pairs
+    out = [
+        Row(name=names[0], block=block, operator="scores", shape=core, kept_bytes=kept_scores * element_bytes,
+            forward=forward, backward=backward, recomputed=recomputed),
+        Row(name=names[1], block=block, operator="softmax", shape=softmax, recomputed=recomputed,
+            kept_bytes=keep * pairs * element_bytes),
+        Row(name=names[2], block=block, operator="dropout", shape=mask, recomputed=recomputed,
+            kept_bytes=keep * pairs * mask_bytes),
+        Row(name=names[3], block=block, operator="attend", shape=core, forward=forward, backward=backward,
+            kept_bytes=again + kept_attend * element_bytes),
+    ]  # fmt: skip
+    return tuple(row for row in out if dropout or row.operator != "dropout")

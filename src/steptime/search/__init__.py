@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Finds the best plan: every candidate of a space is costed, so the first plan is proved best."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from steptime.cost import linear_layer, matmul_levels
+from steptime.cost import limits, linear_layer, matmul_levels
 from steptime.errors import UnknownNameError
 from steptime.num import Num
 
@@ -66,7 +66,7 @@ class LimitDevice:
     """Share of peak and memory bandwidth that throttling leaves."""
 
     def resources_s(self, layer: LinearLayer, tokens: Num) -> dict[str, Num]:
-        """Seconds of each resource for forward and backward over a micro-batch of ``tokens``."""
+        """Seconds of each resource for forward and backward over a micro-batch of `tokens`."""
         shape = (layer.d_in, layer.d_out, tokens, layer.tp_in, layer.tp_out, layer.dp)
         width = layer.width_bytes
         flops = linear_layer.forward_backward_flops(*shape)
@@ -79,19 +79,19 @@ class LimitDevice:
         }
 
     def binding(self, layer: LinearLayer, tokens: float) -> str:
-        """The slowest resource: ``flop``, ``memory`` or ``network``; the first of equals."""
+        """The slowest resource: `flop`, `memory` or `network`; the first of equals."""
         seconds = self.resources_s(layer, tokens)
         return max(seconds, key=lambda name: float(seconds[name]))
 
     def linear_layer_forward_backward_s(self, layer: LinearLayer, tokens: Num) -> Num:
-        """:func:`steptime.cost.linear_layer.linear_layer_forward_backward_s` of this device."""
+        """`steptime.cost.linear_layer.linear_layer_forward_backward_s` of this device."""
         return linear_layer.linear_layer_forward_backward_s(
             layer.d_in, layer.d_out, tokens, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
             self.flops_per_s_8bit, self.memory_Bps, self.network_Bps, self.utilization,
         )  # fmt: skip
 
     def linear_layer_end_of_batch_s(self, layer: LinearLayer) -> Num:
-        """:func:`steptime.cost.linear_layer.linear_layer_end_of_batch_s` of this device."""
+        """`steptime.cost.linear_layer.linear_layer_end_of_batch_s` of this device."""
         return linear_layer.linear_layer_end_of_batch_s(
             layer.d_in, layer.d_out, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
             self.memory_Bps, self.network_Bps, self.utilization,
@@ -106,7 +106,7 @@ H100_SXM5 = LimitDevice(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulDevice:
-    """A chip with three levels of memory, as :mod:`steptime.cost.matmul_levels` sees it (16-bit words).
+    """A chip with three levels of memory, as `steptime.cost.matmul_levels` sees it (16-bit words).
 
     >>> device = load_matmul_devices()["a100-sxm"]
     >>> round(device.matmul_s(8192, 8192, 8192) * 1e6, 3)
@@ -151,12 +151,10 @@ class MatmulDevice:
     @property
     def layer_latency_s(self) -> float:
         """Least time of a block, forward and backward: four products, each with its reduction."""
-        from steptime.cost.limits import layer_latency_s
-
-        return float(layer_latency_s(4, self.kernel_latency_s, self.network_latency_s[0]))
+        return float(limits.layer_latency_s(4, self.kernel_latency_s, self.network_latency_s[0]))
 
     def matmul_s(self, d1: Num, d2: Num, b: Num, *, weight_gradient: bool = False) -> Num:
-        """:func:`steptime.cost.matmul_levels.three_level_matmul_s`; 3/4 of registers and L2 are usable."""
+        """`steptime.cost.matmul_levels.three_level_matmul_s`; 3/4 of registers and L2 are usable."""
         return matmul_levels.three_level_matmul_s(
             d1, d2, b, weight_gradient, 2, self.multiprocessors, 0.75 * 64 * 2**10, 0.75 * self.l2_bytes,
             self.memory_Bps, self.l2_Bps, self.shared_Bps, self.sustained_flops_per_s, self.kernel_latency_s,
@@ -166,7 +164,7 @@ class MatmulDevice:
 
 @cache
 def load_matmul_devices() -> Mapping[str, MatmulDevice]:
-    """The device table, by name (``v100-sxm``, ``a100-sxm``, ``h100-pcie``, ``h100-sxm``)."""
+    """The device table, by name (`v100-sxm`, `a100-sxm`, `h100-pcie`, `h100-sxm`)."""
     text = resources.files("steptime.study").joinpath("data/limit_devices.toml").read_text(encoding="utf-8")
     return {name: _device(row) for name, row in tomllib.loads(text).items()}
 

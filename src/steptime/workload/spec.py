@@ -36,6 +36,8 @@ class Experts:
     """One learnt or balancing bias per expert beside the router's weights."""
     shared_gate: bool = False
     """A hidden -> 1 gate on the shared expert (Qwen2-MoE)."""
+    expert_bias: bool = False
+    """Biases on the matrices of the routed experts (gpt-oss)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,11 @@ class Vision:
     patch_size: int
     channels: int
     class_token: bool = True
+    patch_bias: bool = True
+    """Bias on the patch projection (CLIP has none)."""
+    head_outputs: int = 0
+    """Outputs of the linear head on the class token (classes, or the width of a projection); 0: no head."""
+    head_bias: bool = True
 
     @property
     def tokens(self) -> int:
@@ -70,6 +77,7 @@ class ModelSpec:
     heads: int
     kv_heads: int
     head_dim: int
+    """Width of one query head; of latent attention the sum of its two parts."""
     ffn_hidden: int
     gated_mlp: bool
     """Three MLP matrices (SwiGLU, GeGLU) instead of two."""
@@ -92,8 +100,17 @@ class ModelSpec:
     mlp_bias: bool = False
     norm_bias: bool = False
     final_norm: bool = True
+    head_bias: bool = False
+    """Bias on the language-model head (GPT-J)."""
+    attention_sinks: bool = False
+    """One learnt score per head beside those of the keys (gpt-oss)."""
+    parallel_block: bool = False
+    """Attention and MLP read the same input and their outputs are added (GPT-J, GPT-NeoX, Falcon)."""
     embedding_norm: bool = False
     dropout: bool = False
+    """Dropout on attention probabilities and on the outputs of attention and MLP."""
+    mlp_dropout: bool = False
+    """One more dropout inside the MLP, after the activation."""
     window: int | None = None
     """Sliding-window width of the layers that have one."""
     windowed_layers: int = 0

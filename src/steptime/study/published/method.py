@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from steptime.num import Num, floor_div, where
 from steptime.plan.job import Job
+from steptime.plan.legality import Rule
 from steptime.plan.method import Method, StageSplit
 from steptime.plan.plans import Plans
 from steptime.study.published.rows import Context2D, Summa2D, Tensor1D
@@ -16,6 +17,7 @@ class PublishedMethod(Method):
 
     name: ClassVar[str] = "published"
     strategies = {s.name: s for s in (Tensor1D(), Context2D(), Summa2D())}
+    rules: ClassVar[tuple[Rule, ...]] = ()
     optimizer_step: ClassVar[bool] = False
     lone_rank_has_all_links: ClassVar[bool] = False
     share_replicated_gradients: ClassVar[bool] = False

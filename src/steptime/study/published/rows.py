@@ -15,7 +15,19 @@ from steptime.num import Num, floor_div, where
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
-from steptime.plan.rows import Block, Row, Transfer, activation, bias, dropout, matmul, norm, over
+from steptime.plan.rows import (
+    Block,
+    Row,
+    Transfer,
+    activation,
+    bias,
+    dropout,
+    fused_attention,
+    matmul,
+    norm,
+    over,
+    unfused_attention,
+)
 
 
 class _Shape:
@@ -87,53 +99,39 @@ def _summa_norm(s: _Shape, name: str, block: str, plans: Plans) -> Row:
     )  # fmt: skip
 
 
-def _fused_attention(s: _Shape) -> list[Row]:
+def _gather(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
+    return (over(s.second, "all_gather", size_bytes),) if s.second else ()
+
+
+def _gather_and_scatter(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
+    return (*_gather(s, size_bytes), over(s.second, "reduce_scatter", size_bytes)) if s.second else ()
+
+
+def _fused_attention(s: _Shape) -> tuple[Row, ...]:
     rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
     gathered = 2 * keys * s.head_dim * s.element_bytes
-    transfers = bool(s.second)
-    row = Row(
-        name="fusedla", block="sa", operator="fused_attention",
-        shape={
-            "pairs": rows * s.l, "rows": rows, "keys": keys, "kv_rows": keys, "kv_rows_read": rows, "dropout": 1,
-            "head_dim": s.head_dim, "accumulate": 0, "element_bytes": s.element_bytes,
-        },
-        kept_bytes=(4 * rows * s.head_dim + 2 * rows) * s.element_bytes,
-        forward=(over(s.second, "all_gather", gathered),) if transfers and s.second else (),
-        backward=_gather_and_scatter(s.second, gathered) if s.second else (),
+    row = fused_attention(
+        "fusedla", "sa", pairs=rows * s.l, rows=rows, keys=keys, kv_rows=keys, kv_rows_read=rows, dropout=1,
+        head_dim=s.head_dim, accumulate=0, element_bytes=s.element_bytes,
+        kept_elements=4 * rows * s.head_dim + 2 * rows,
+        forward=_gather(s, gathered), backward=_gather_and_scatter(s, gathered),
     )  # fmt: skip
-    return [row]
+    return (row,)
 
 
-def _gather_and_scatter(axis: str, size_bytes: Num) -> tuple[Transfer, ...]:
-    return (over(axis, "all_gather", size_bytes), over(axis, "reduce_scatter", size_bytes))
-
-
-def _unfused_attention(s: _Shape, recompute: Num) -> list[Row]:
-    """Scores, softmax, dropout and weighted sum apart; with recomputation their inner tensors are not kept."""
+def _unfused_attention(s: _Shape, recompute: Num) -> tuple[Row, ...]:
     rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
-    pairs, q, element = rows * s.l, s.head_dim, s.element_bytes
-    again = where(recompute == 1, 1.0, 0.0)
-    keep = 1.0 - again
-    gathered = keys * q * element
-    forward = (over(s.second, "all_gather", gathered),) if s.second else ()
-    backward = _gather_and_scatter(s.second, gathered) if s.second else ()
-    core: dict[str, Num] = {
-        "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": keys, "head_dim": q, "accumulate": 0,
-        "element_bytes": element, "panels": 1,
-    }  # fmt: skip
-    return [
-        Row(name="logits", block="sa", operator="scores", shape=core, kept_bytes=2 * rows * q * element,
-            forward=forward, backward=backward, recomputed=again),
-        Row(name="softmax", block="sa", operator="softmax", kept_bytes=keep * pairs * element, recomputed=again,
-            shape={"pairs": pairs, "rows": rows, "elements": pairs, "element_bytes": element}),
-        Row(name="dpr_at", block="sa", operator="dropout", kept_bytes=keep * pairs * s.mask_bytes, recomputed=again,
-            shape={"elements": pairs, "element_bytes": element, "mask_bytes": s.mask_bytes}),
-        Row(name="attend", block="sa", operator="attend", shape=core, forward=forward, backward=backward,
-            kept_bytes=(keep * pairs + rows * q) * element),
-    ]  # fmt: skip
+    gathered = keys * s.head_dim * s.element_bytes
+    return unfused_attention(
+        ("logits", "softmax", "dpr_at", "attend"), "sa", pairs=rows * s.l, rows=rows, keys=keys, kv_rows=keys,
+        head_dim=s.head_dim, dropout=True, accumulate=0, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
+        kept_scores=2 * rows * s.head_dim, kept_attend=rows * s.head_dim,
+        recomputed=where(recompute == 1, 1.0, 0.0), forward=_gather(s, gathered),
+        backward=_gather_and_scatter(s, gathered),
+    )  # fmt: skip
 
 
-def _summa_attention(s: _Shape, plans: Plans) -> list[Row]:
+def _summa_attention(s: _Shape, plans: Plans) -> tuple[Row, ...]:
     """Scores blocked over both axes; heads are not sharded."""
     q, across = floor_div(s.head_dim, s.m1), floor_div(s.l, s.m1)
     rows, keys, element = s.b * s.all_heads * s.local, s.b * s.all_heads * s.l, s.element_bytes
@@ -144,7 +142,7 @@ def _summa_attention(s: _Shape, plans: Plans) -> list[Row]:
         "element_bytes": element, "panels": plans.panels,
     }  # fmt: skip
     statistics = (_all_reduce(plans, "tp", rows * element),)
-    return [
+    return (
         Row(name="logits", block="sa", operator="blocked_scores", shape=core, kept_bytes=2 * rows * q * element,
             panels=plans.panels, forward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores)),
             backward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads),
@@ -158,10 +156,10 @@ def _summa_attention(s: _Shape, plans: Plans) -> list[Row]:
             forward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads)),
             backward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores),
                       over("tp", "broadcast", scores), over("tp2", "reduce", heads))),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
-def _attention(s: _Shape, job: Job, plans: Plans) -> list[Row]:
+def _attention(s: _Shape, job: Job, plans: Plans) -> tuple[Row, ...]:
     if job.attention == "summa":
         return _summa_attention(s, plans)
     if job.attention == "unfused":

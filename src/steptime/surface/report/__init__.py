@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Results for people: tables and trees that fit 80 columns and read the same without colour."""

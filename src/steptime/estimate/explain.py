@@ -1,0 +1,34 @@
+"""What limits a plan, and what would change it."""
+
+from __future__ import annotations
+
+from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.terms import Terms
+
+#: What a what-if multiplies: name -> factors of the machine's rates.
+WHAT_IF: dict[str, dict[str, float]] = {
+    "matrix_rate_x2": {"matrix_flops_per_s": 2.0, "attention_flops_per_s": 2.0},
+    "memory_bandwidth_x2": {"memory_Bps": 2.0},
+    "fast_links_x2": {"fast_Bps": 2.0},
+    "slow_links_x2": {"slow_Bps": 2.0, "lone_slow_Bps": 2.0},
+    "latencies_x0.5": {"kernel_latency_s": 0.5, "fast_latency_s": 0.5, "slow_latency_s": 0.5},
+}
+
+
+def bottleneck_of(time: Terms) -> str:
+    """The largest group of exposed terms, with its share.
+
+    >>> bottleneck_of(Terms({"compute/x_s": 3.0, "bubble/y_s": 1.0}))
+    'compute (75 %)'
+    """
+    groups = time.rollup(1)
+    name = max(groups, key=lambda group: groups[group])
+    return f"{name} ({100 * groups[name] / time.total:.0f} %)"
+
+
+def what_if(e: Evaluation) -> dict[str, float]:
+    """Step time of the same plan on a machine that is better in one respect."""
+    return {
+        name: float(evaluate(e.method, e.strategy, e.job, e.machine.faster(**factors), e.plans).step_time_s)
+        for name, factors in WHAT_IF.items()
+    }

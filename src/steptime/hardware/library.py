@@ -1,0 +1,253 @@
+"""Devices and clusters by name or by file.
+
+A name is looked up in the directories of ``$STEPTIME_PATH``, then in ``~/.config/steptime`` (or
+``$XDG_CONFIG_HOME/steptime``), then in the catalogue of the package; each has the folders ``devices``, ``clusters``
+and ``links``. What contains a path separator or ends in ``.toml`` is a path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.errors import FieldError, UnknownNameError
+from steptime.hardware.load import (
+    Document,
+    Layer,
+    cluster_record,
+    device_record,
+    layer,
+    level_record,
+    origin,
+    parse_toml,
+    read,
+)
+from steptime.hardware.records import Cluster, Device, Kind, Level, Source
+
+_CATALOGUE: Final = Path(__file__).parent / "catalogue"
+_FOLDERS: Final = {"device": "devices", "cluster": "clusters", "link": "links"}
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """The device of that name, alias or file.
+
+    Raises:
+        UnknownNameError: no such name; carries the nearest ones.
+        InputFileError: the file cannot be read or is not TOML.
+        FieldError: a field of the file is unknown, missing or not allowed.
+
+    >>> load_device("h100").matrix_flops_per_s["bf16"]
+    989400000000000.0
+    """
+    return _device(_find(str(name_or_path), "device"))
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """The cluster of that name, alias or file; the name of a device stands for its common node.
+
+    Raises:
+        UnknownNameError: no such cluster and no such device.
+        InputFileError: the file cannot be read or is not TOML.
+        FieldError: a field of the file is unknown, missing or not allowed.
+
+    >>> [(level.name, level.devices) for level in load_cluster("dgx-h100").levels]
+    [('nvlink', 8), ('network', None)]
+    >>> load_cluster("h100").name
+    'dgx-h100'
+    """
+    given = str(name_or_path)
+    if is_path(given) or _resolve(given, "cluster") is not None:
+        return _cluster(_find(given, "cluster"))
+    if _resolve(given, "device") is None:
+        raise UnknownNameError("cluster", given, [*cluster_names(), *device_names()])
+    return _node_of(_find(given, "device"))
+
+
+def device_names() -> list[str]:
+    """Names that :func:`load_device` knows, without aliases, in order."""
+    return sorted(_files("device"))
+
+
+def cluster_names() -> list[str]:
+    """Names that :func:`load_cluster` knows, without aliases and devices, in order."""
+    return sorted(_files("cluster"))
+
+
+def is_path(name: str) -> bool:
+    """Whether a text stands for a file and not for a name of the catalogue.
+
+    >>> is_path("./my.toml"), is_path("h100-sxm")
+    (True, False)
+    """
+    separators = {os.sep, os.altsep or os.sep, "/"}
+    return name.endswith(".toml") or any(separator in name for separator in separators)
+
+
+def _roots() -> Iterator[Path]:
+    """Directories to search, the most specific first."""
+    for part in os.environ.get("STEPTIME_PATH", "").split(os.pathsep):
+        if part:
+            yield Path(part).expanduser()
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118
+    yield Path(config) / "steptime"
+    yield _CATALOGUE
+
+
+def _files(kind: str) -> dict[str, Path]:
+    """Name in lower case -> file; the first directory of the search path that has it wins."""
+    found: dict[str, Path] = {}
+    for root in _roots():
+        try:
+            entries = list((root / _FOLDERS[kind]).iterdir())
+        except (OSError, ValueError):
+            continue
+        for path in entries:
+            if path.suffix == ".toml":
+                found.setdefault(path.stem.lower(), path)
+    return found
+
+
+def _resolve(name: str, kind: str) -> Path | None:
+    """File of a name or alias, None if there is none."""
+    files = _files(kind)
+    key = "-".join(name.lower().replace("_", " ").split())
+    if key in files:
+        return files[key]
+    path = _CATALOGUE / "aliases.toml"
+    aliases: dict[str, str] = parse_toml(path.read_bytes(), str(path)).get(_FOLDERS[kind], {})
+    return files.get(aliases.get(key, ""))
+
+
+def _find(name: str, kind: str, *, beside: Document | None = None, field: str = "") -> Document:
+    """The document of a name or path; a path inside a file is relative to that file."""
+    if is_path(name):
+        path = Path(name).expanduser() if name.startswith("~") else Path(name)
+        path = beside.path.parent / path if beside is not None else path
+    else:
+        found = _resolve(name, kind)
+        if found is None:
+            where = f"{beside.where}: {field}" if beside is not None else ""
+            raise UnknownNameError(kind, name, _files(kind), where=where)
+        path = found
+    return read(path, kind, trusted=not is_path(name) and _CATALOGUE in path.parents)
+
+
+def _own_source(document: Document) -> Source:
+    return Source(text=document.where, kind=Kind.ASSUMED)
+
+
+def _chain(document: Document, kind: str) -> list[Document]:
+    """The document and its bases, itself first.
+
+    Raises:
+        FieldError: the bases form a circle.
+    """
+    chain = [document]
+    while (base := chain[-1].table.get("base")) is not None:
+        following = _find(base, kind, beside=chain[-1], field="base")
+        if any(following.path.resolve() == seen.path.resolve() for seen in chain):
+            raise FieldError(document.where, "base", f"{base!r} leads back to this file")
+        chain.append(following)
+    return chain
+
+
+def _defaults(kind: str) -> Layer:
+    """What stands where no file says anything: efficiencies and latencies, all assumed."""
+    document = read(_CATALOGUE / "defaults.toml", kind, trusted=True)
+    return layer(document.table[kind], kind, _own_source(document), where=document.where)
+
+
+def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
+    stack = bottom
+    for document in reversed(chain):
+        stack = layer(document.table, kind, _own_source(document), where=document.where).over(stack)
+    return stack
+
+
+def _name(document: Document) -> str:
+    name: str = document.table.get("name", document.path.stem)
+    return name
+
+
+def _device(document: Document) -> Device:
+    stack = _layers(_chain(document, "device"), "device", _defaults("device"))
+    return device_record(stack, _name(document), where=document.where)
+
+
+def _node_of(document: Document) -> Cluster:
+    """The common node of a device, with that device in it."""
+    device = _device(document)
+    stack = _layers(_chain(document, "device"), "device", Layer())
+    named = stack.texts.get("cluster")
+    if named is None:
+        hint = (
+            f'name one in {document.where}: cluster = "dgx-h100", or write a cluster file with device = "{device.name}"'
+        )
+        raise FieldError(device.name, "cluster", "this device has no cluster of its own", hint=hint)
+    cluster = _cluster(_find(named, "cluster", beside=document, field="cluster"))
+    if cluster.device.name == device.name:
+        return cluster
+    title = f"{device.title}, wired as {cluster.name}"
+    return replace(cluster, name=device.name, title=title, device=device)
+
+
+def _cluster(document: Document) -> Cluster:
+    chain = _chain(document, "cluster")
+    titled = next((link.table["title"] for link in chain if "title" in link.table), _name(document))
+    return cluster_record(
+        _name(document),
+        document.table.get("title", titled),
+        _cluster_device(chain),
+        _levels(chain),
+        origin(document.table, _own_source(document)),
+        document.where,
+    )
+
+
+def _cluster_device(chain: list[Document]) -> Device:
+    """The device of a cluster: a name, or a table that may change single fields of a base."""
+    stack: Layer | None = None
+    name = ""
+    for document in reversed(chain):
+        given: Any = document.table.get("device")
+        if given is None:
+            continue
+        table = {"base": given} if isinstance(given, str) else given
+        default = origin(document.table, _own_source(document))
+        own = layer(table, "device", default, where=document.where)
+        if "base" in table:
+            base = _find(table["base"], "device", beside=document, field="device.base")
+            stack = _layers(_chain(base, "device"), "device", _defaults("device"))
+            name = _name(base)
+        elif stack is None:
+            stack, name = _defaults("device"), f"{_name(document)}-device"
+        if own.numbers and name and not name.endswith(("-changed", "-device")):
+            name = f"{name}-changed"
+        name = table.get("name", name)
+        stack = own.over(stack)
+    if stack is None:
+        hint = 'for example device = "h100-sxm"'
+        raise FieldError(chain[0].where, "device", "is missing", hint=hint)
+    return device_record(stack, name, where=chain[0].where, prefix="device.")
+
+
+def _levels(chain: list[Document]) -> list[Level]:
+    """The levels of a cluster; a file changes single fields of the levels of its base, by name."""
+    bottom = _defaults("link")
+    stacks: dict[str, Layer] = {}
+    for document in reversed(chain):
+        default = origin(document.table, _own_source(document))
+        for name, table in document.table.get("levels", {}).items():
+            below = stacks.get(name, bottom)
+            if "link" in table:
+                below = _link(table["link"], document, name, bottom).over(below)
+            stacks[name] = layer(table, "level", default, where=document.where).over(below)
+    return [level_record(name, stack, where=chain[0].where) for name, stack in stacks.items()]
+
+
+def _link(name: str, beside: Document, level: str, bottom: Layer) -> Layer:
+    document = _find(name, "link", beside=beside, field=f"levels.{level}.link")
+    return _layers(_chain(document, "link"), "link", bottom)

@@ -1,0 +1,268 @@
+"""From a TOML file to the records of :mod:`steptime.hardware.records`.
+
+A file becomes a :class:`Layer` (numbers in SI, each with its source); layers are stacked, the base of a file
+below the file itself and the defaults at the bottom, and the stack becomes a record. A user's file passes the
+gate of :mod:`steptime.hardware.schema` first.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.errors import FieldError, InputFileError, UserError, did_you_mean
+from steptime.hardware.fields import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
+from steptime.hardware.records import Cluster, Device, Kind, Level, Source
+
+#: Larger files are refused unread.
+MAX_BYTES: Final = 2**20
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One parsed file."""
+
+    path: Path
+    table: Table
+    trusted: bool
+    """Whether it belongs to the catalogue, whose files the test suite has checked."""
+
+    @property
+    def where(self) -> str:
+        """The path as errors show it."""
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Numbers by TOML key (``memory``, ``matrix.bf16``), each with its source, and texts."""
+
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    def over(self, below: Layer) -> Layer:
+        """This layer's entries, and those of ``below`` where it has none."""
+        return Layer(
+            numbers={**below.numbers, **self.numbers},
+            sources={**below.sources, **self.sources},
+            texts={**below.texts, **self.texts},
+        )
+
+
+def read(path: Path, kind: str, *, trusted: bool = False) -> Document:
+    """Parse a file, and check it unless it is ``trusted``.
+
+    Args:
+        path: the file.
+        kind: ``"device"``, ``"link"`` or ``"cluster"``.
+        trusted: the file belongs to the catalogue.
+
+    Raises:
+        InputFileError: it is missing, no plain file, unreadable, too large, not UTF-8 or not TOML.
+        FieldError: it has an unknown key or a value that is not allowed.
+    """
+    table = parse_toml(_read_bytes(path), str(path))
+    if not trusted:
+        from steptime.hardware.schema import check
+
+        _refuse_other_kind(table, kind, str(path))
+        check(table, kind, str(path))
+    return Document(path=path, table=table, trusted=trusted)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise InputFileError(str(path), "is a directory, not a TOML file")
+        if not stat.S_ISREG(mode):
+            raise InputFileError(str(path), "is not a plain file")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputFileError(str(path), "there is no such file", hint=_neighbours(path)) from None
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise InputFileError(repr(str(path)), "is not a path") from None
+    if len(data) > MAX_BYTES:
+        raise InputFileError(str(path), f"is larger than {MAX_BYTES} bytes, too large for a hardware file")
+    return data
+
+
+def _neighbours(path: Path) -> str | None:
+    try:
+        names = sorted(p.name for p in path.parent.glob("*.toml"))
+    except OSError:
+        return None
+    return did_you_mean(path.name, names) if names else None
+
+
+def parse_toml(data: bytes, where: str) -> Table:
+    """The tables of a TOML text.
+
+    Raises:
+        InputFileError: not UTF-8, not TOML, or nested too deeply.
+    """
+    import tomllib
+
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InputFileError(where, f"is not UTF-8 text (byte {error.start})") from None
+    except RecursionError:
+        raise InputFileError(where, "is nested too deeply") from None
+    except ValueError as error:
+        raise InputFileError(where, f"is not valid TOML: {error}") from None
+
+
+def _refuse_other_kind(table: Table, kind: str, where: str) -> None:
+    if kind == "cluster" and "levels" not in table and {"memory", "memory_bandwidth", "matrix"} & table.keys():
+        raise InputFileError(
+            where,
+            "describes a device, a cluster is needed",
+            hint='write a cluster file with base = "..." or [levels.NAME] tables, and device = "<this file>"',
+        )
+    if kind == "device" and "levels" in table:
+        raise InputFileError(where, "describes a cluster, a device is needed")
+
+
+def layer(table: Table, kind: str, default: Source, *, where: str) -> Layer:
+    """The layer of one checked table.
+
+    Args:
+        table: a device, link or level table.
+        kind: ``"device"``, ``"link"`` or ``"level"``.
+        default: source of the numbers for which the table itself names none.
+        where: file for messages.
+
+    Raises:
+        FieldError: a value is not allowed (only a file that was not checked gets here with one).
+    """
+    fields = {"device": DEVICE, "link": LINK, "level": LEVEL}[kind]
+    found = {key: (table[key], spec) for key, spec in fields.items() if key in table}
+    if kind == "device":
+        rates = {f"{name}.{dtype}": given for name in RATES for dtype, given in table.get(name, {}).items()}
+        found |= {key: (given, RATE) for key, given in rates.items()}
+    own = origin(table, default)
+    entries = [(set(entry["fields"]), origin(entry, own)) for entry in table.get("sources", ())]
+    return Layer(
+        numbers={key: _convert(given, spec, where, key) for key, (given, spec) in found.items()},
+        sources={key: _source_of(key, entries, own) for key in found},
+        texts={key: given for key, given in table.items() if isinstance(given, str) and key not in fields},
+    )
+
+
+def _convert(given: object, spec: Field, where: str, key: str) -> float:
+    try:
+        return value_of(given, spec)
+    except UserError as error:
+        raise FieldError(where, key, str(error)) from None
+
+
+def origin(table: Table, default: Source) -> Source:
+    """The ``source`` and ``kind`` of a table, each from ``default`` where it is left out.
+
+    A table that names a source of its own but no kind does not inherit a strong kind: it is assumed.
+    """
+    kind = table.get("kind", Kind.ASSUMED if "source" in table else default.kind)
+    return Source(text=table.get("source", default.text), kind=Kind(kind))
+
+
+def _source_of(key: str, entries: Iterable[tuple[set[str], Source]], default: Source) -> Source:
+    """The entry that lists the key, else the one that lists its table, else the default."""
+    table = key.partition(".")[0]
+    broad = default
+    for keys, source in entries:
+        if key in keys:
+            return source
+        if table in keys:
+            broad = source
+    return broad
+
+
+def device_record(stack: Layer, name: str, *, where: str, prefix: str = "") -> Device:
+    """The device that a complete stack of layers describes.
+
+    Raises:
+        FieldError: a number that has no default is missing.
+    """
+    _require(stack, DEVICE, where, prefix)
+    rates: dict[str, Any] = {}
+    for table, (record, dtypes) in RATES.items():
+        rates[record] = {d: stack.numbers[f"{table}.{d}"] for d in dtypes if f"{table}.{d}" in stack.numbers}
+        if not rates[record]:
+            example = f'[{table}]\n  {dtypes[-1]} = "{RATE.example}"'
+            raise FieldError(where, f"{prefix}{table}", "is missing or empty", hint=f"for example {example}")
+    numbers: dict[str, Any] = {spec.record: stack.numbers.get(key) for key, spec in DEVICE.items()}
+    return Device(
+        name=name,
+        title=stack.texts.get("title", name),
+        vendor=stack.texts.get("vendor", "unknown"),
+        sources={_record_key(key, DEVICE): source for key, source in stack.sources.items()},
+        **rates,
+        **numbers,
+    )
+
+
+def _record_key(key: str, fields: Mapping[str, Field]) -> str:
+    table, _, dtype = key.partition(".")
+    return f"{RATES[table][0]}.{dtype}" if dtype else fields[key].record
+
+
+def _require(stack: Layer, fields: Mapping[str, Field], where: str, prefix: str) -> None:
+    missing = [key for key, spec in fields.items() if spec.required and key not in stack.numbers]
+    if missing:
+        others = "".join(f"; so is {prefix}{key}" for key in missing[1:])
+        example = fields[missing[0]].example
+        raise FieldError(
+            where, prefix + missing[0], f"is missing{others}", hint=f'for example {missing[0]} = "{example}"'
+        )
+
+
+def level_record(name: str, stack: Layer, *, where: str) -> Level:
+    """The level that a complete stack of layers describes.
+
+    Raises:
+        FieldError: neither the level nor its link has a bandwidth.
+    """
+    if "bandwidth" not in stack.numbers:
+        raise FieldError(
+            where, f"levels.{name}", "has no link and no bandwidth", hint='for example link = "infiniband-ndr"'
+        )
+    numbers: dict[str, Any] = {LEVEL[key].record: value for key, value in stack.numbers.items()}
+    sources = {LEVEL[key].record: source for key, source in stack.sources.items()}
+    return Level(**{"name": name, "devices": None, **numbers}, sources=sources)
+
+
+def cluster_record(
+    name: str, title: str, device: Device, levels: Iterable[Level], source: Source, where: str
+) -> Cluster:
+    """The cluster of these levels, ordered innermost first by their number of devices.
+
+    Raises:
+        FieldError: no level, two levels of one size, or a size that the next smaller one does not divide.
+    """
+    ordered = sorted(levels, key=lambda level: float("inf") if level.devices is None else level.devices)
+    if not ordered:
+        raise FieldError(
+            where, "levels", "is missing or empty", hint='for example [levels.nvlink] with link = "nvlink4"'
+        )
+    for inner, outer in pairwise(ordered):
+        if inner.devices == outer.devices:
+            size = "no limit of devices" if outer.devices is None else f"{outer.devices} devices"
+            both = f"levels {inner.name!r} and {outer.name!r} both have {size}"
+            raise FieldError(
+                where, f"levels.{outer.name}.devices", both, hint="only the outermost may leave devices out"
+            )
+        if outer.devices is not None and inner.devices is not None and outer.devices % inner.devices:
+            problem = f"{outer.devices} is not a multiple of the {inner.devices} devices of level {inner.name!r}"
+            raise FieldError(where, f"levels.{outer.name}.devices", problem)
+    return Cluster(name=name, title=title, device=device, levels=tuple(ordered), sources={"levels": source})

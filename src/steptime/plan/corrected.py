@@ -1,0 +1,45 @@
+"""The corrected method: uneven stages and shares are allowed, every link and every reduction is charged."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from steptime.num import Num, ceil_div, floor_div, where
+from steptime.plan.job import Job
+from steptime.plan.legality import RULES, Rule
+from steptime.plan.method import Method, StageSplit
+from steptime.plan.plans import Plans
+from steptime.plan.strategies import STRATEGIES, micro_batch_share
+
+
+class CorrectedMethod(Method):
+    """The default."""
+
+    name: ClassVar[str] = "corrected"
+    strategies = STRATEGIES
+    rules: ClassVar[tuple[Rule, ...]] = RULES
+    optimizer_step: ClassVar[bool] = True
+    lone_rank_has_all_links: ClassVar[bool] = True
+    share_replicated_gradients: ClassVar[bool] = True
+
+    def micro_batches(self, job: Job, plans: Plans) -> Num:
+        """The last micro-batch of a share may be smaller; it is charged as a whole one."""
+        return ceil_div(micro_batch_share(job.global_batch, plans.dp), plans.micro_batch)
+
+    def stage_split(self, job: Job, plans: Plans) -> StageSplit:
+        """Layers left over go to the middle stages, then to the first: the ends have the embedding and the head."""
+        layers = job.model.layers
+        least = floor_div(layers, plans.pp)
+        over = layers - least * plans.pp
+        return StageSplit(
+            first=least + where(over > plans.pp - 2, where(over > 0, 1, 0), 0),
+            middle=least + where(over > 0, 1, 0),
+            last=least,
+        )
+
+    def slow_link_share(self, plans: Plans) -> Num:
+        """Every link is charged."""
+        return 1.0
+
+
+CORRECTED = CorrectedMethod()

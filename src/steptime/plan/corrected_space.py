@@ -1,0 +1,103 @@
+"""The corrected search space: every mesh of the devices, uneven shares, partly filled fast domains."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from steptime.num import Array, ceil_div, divisors
+from steptime.plan.job import Job
+from steptime.plan.method import Strategy
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.space import Space, expand, factorisations, panel_counts
+
+RECOMPUTE_CHOICES = (RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"])
+ZERO_CHOICES = (1, 3)
+
+
+class CorrectedSpace(Space):
+    """All ordered factorisations of the number of devices; the rules say which of them make sense."""
+
+    name: ClassVar[str] = "corrected"
+
+    def meshes(self, job: Job, strategy: Strategy) -> Plans:
+        """Ordered factorisations of the number of devices over the strategy's axes, ``pp`` and ``dp``."""
+        axes = (*strategy.tensor_axes, "pp", "dp")
+        table = factorisations(job.gpus, len(axes))
+        return Plans(**{axis: table[:, i] for i, axis in enumerate(axes)})
+
+    def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
+        """Micro-batches (divisors of the share, powers of two), recomputation, ZeRO stage, SUMMA panels."""
+        share = np.asarray(ceil_div(job.global_batch, np.asarray(meshes.dp)))
+        options = {int(s): micro_batch_choices(int(s)) for s in np.unique(share)}
+        mesh_of, micro_batch = expand(np.arange(len(share)), options, share)
+        extra: dict[str, Array] = {"micro_batch": micro_batch}
+        for column, choices in self._choices(job, strategy, meshes).items():
+            position, chosen = expand(mesh_of, dict(enumerate(choices[1])), choices[0][mesh_of])
+            mesh_of, extra = mesh_of[position], {n: c[position] for n, c in extra.items()} | {column: chosen}
+        return mesh_of, meshes.take(mesh_of).with_columns(extra)
+
+    @staticmethod
+    def _choices(job: Job, strategy: Strategy, meshes: Plans) -> dict[str, tuple[Array, list[list[int]]]]:
+        """Column -> (kind of each mesh, choices of each kind)."""
+        pp = np.asarray(meshes.pp)
+        out: dict[str, tuple[Array, list[list[int]]]] = {
+            "recompute": (np.zeros(len(pp), dtype=np.int64), [list(RECOMPUTE_CHOICES)]),
+            "zero": ((pp > 1).astype(np.int64), [list(ZERO_CHOICES), [1]]),
+        }
+        if strategy.name == "2d":
+            longer = np.maximum(np.asarray(meshes.tp), np.asarray(meshes.tp2))
+            values, kind = np.unique(longer, return_inverse=True)
+            out["panels"] = (kind, [panel_counts(job.model.hidden, int(s)) for s in values])
+        return out
+
+    def placements(self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int) -> tuple[Array, Plans]:
+        """Maximal placements: no axis could have more of its ranks inside.
+
+        A placement that leaves room for more ranks of some axis is dominated: a ring with more ranks per domain is
+        never slower as long as links inside a domain are no slower than links between domains.
+        """
+        axes = (*strategy.tensor_axes, "dp", "pp")
+        degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
+        ways = partial_fillings(gpus, fast_domain, len(axes))
+        fits = _fits(degrees, ways)
+        maximal = fits.copy()
+        size = ways.prod(axis=1)
+        for prime in _primes(gpus):
+            room = size * prime <= fast_domain
+            for i, degree in enumerate(degrees):
+                maximal &= ~(fits & room & (degree[:, None] % (ways[:, i] * prime) == 0))
+        placed, way = np.nonzero(maximal)
+        return placed, Plans(**{f"in_{a}": ways[way, i] for i, a in enumerate(axes)})
+
+
+def _fits(degrees: Array, ways: Array) -> Array:
+    fits = np.ones((degrees.shape[1], len(ways)), dtype=bool)
+    for degree, inside in zip(degrees, ways.T, strict=True):
+        fits &= degree[:, None] % inside == 0
+    return fits
+
+
+def micro_batch_choices(share: int) -> list[int]:
+    """Divisors of a replica's share, and the powers of two below it.
+
+    >>> micro_batch_choices(6)
+    [1, 2, 3, 4, 6]
+    """
+    powers = {1 << k for k in range(share.bit_length()) if 1 << k <= share}
+    return sorted(powers | set(divisors(share)))
+
+
+def partial_fillings(gpus: int, fast_domain: int, parts: int) -> Array:
+    """All tuples of divisors of ``gpus`` whose product divides ``gpus`` and fits the domain.
+
+    >>> partial_fillings(4, 2, 2).tolist()
+    [[1, 1], [1, 2], [2, 1]]
+    """
+    sizes = [d for d in divisors(gpus) if d <= fast_domain]
+    return np.vstack([factorisations(size, parts) for size in sizes])
+
+
+def _primes(n: int) -> list[int]:
+    return [d for d in divisors(n) if d > 1 and len(divisors(d)) == 2]

@@ -1,0 +1,162 @@
+"""Spaces of plans: which meshes, which micro-batches, which placements; each a block of columns.
+
+A candidate is a mesh (degrees), a configuration of that mesh (micro-batch, panels, recomputation, ZeRO stage)
+and a placement of the mesh on the fast domains. Memory does not depend on the placement, so the three are listed
+apart and multiplied only where a configuration fits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from steptime.num import Array, divisors
+from steptime.plan.constraints import Constraint, kept
+from steptime.plan.job import Job
+from steptime.plan.legality import NAMES, Rule, broken_rules
+from steptime.plan.method import Strategy
+from steptime.plan.plans import Plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """All candidates of a job under one strategy, not yet multiplied."""
+
+    configurations: Plans
+    """Degrees and configuration, one row each; rows of a mesh are contiguous."""
+    mesh_of: Array
+    """Mesh of each configuration."""
+    placements: Plans
+    """Placement columns, one row each; rows of a mesh are contiguous."""
+    placement_start: Array
+    """First placement of each mesh."""
+    placement_count: Array
+    rejected: dict[str, int]
+    """Reason -> meshes that it rules out."""
+    rejected_meshes: int
+
+    @property
+    def multiplicity(self) -> Array:
+        """Placements of each configuration."""
+        counts: Array = self.placement_count[self.mesh_of]
+        return counts
+
+    @property
+    def candidates(self) -> int:
+        """Configurations times placements, and each mesh that was ruled out."""
+        return int(self.multiplicity.sum()) + self.rejected_meshes
+
+
+class Space(ABC):
+    """Lists meshes, configurations and placements."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def meshes(self, job: Job, strategy: Strategy) -> Plans:
+        """Degrees whose product is the number of devices."""
+
+    @abstractmethod
+    def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
+        """Index of the mesh of each configuration (ascending), and its columns."""
+
+    @abstractmethod
+    def placements(self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int) -> tuple[Array, Plans]:
+        """Index of the mesh of each placement (ascending), and its columns."""
+
+    def list(
+        self, job: Job, strategy: Strategy, fast_domain: int, rules: Sequence[Rule],
+        constraints: Sequence[Constraint] = (),
+    ) -> Listing:  # fmt: skip
+        """All candidates that the constraints admit."""
+        meshes = kept(self.meshes(job, strategy), constraints)
+        meshes, rejected, rejected_meshes = _legal(job, meshes, rules)
+        mesh_of, configurations = self.configurations(job, strategy, meshes)
+        chosen = np.flatnonzero(_admitted(configurations, len(mesh_of), constraints))
+        mesh_of, configurations = mesh_of[chosen], configurations.take(chosen)
+        placed, placements = self.placements(strategy, meshes, job.gpus, fast_domain)
+        picked = np.flatnonzero(_admitted(placements, len(placed), constraints))
+        placed, placements = placed[picked], placements.take(picked)
+        count = np.bincount(placed, minlength=rows_of(meshes))
+        return Listing(
+            configurations=configurations, mesh_of=mesh_of, placements=placements,
+            placement_start=np.cumsum(count) - count, placement_count=count,
+            rejected=rejected, rejected_meshes=rejected_meshes,
+        )  # fmt: skip
+
+
+def rows_of(plans: Plans) -> int:
+    """Rows of a block."""
+    return max((len(c) for c in plans.columns().values() if isinstance(c, np.ndarray)), default=1)
+
+
+def _admitted(plans: Plans, rows: int, constraints: Sequence[Constraint]) -> Array:
+    admitted = np.ones(rows, dtype=bool)
+    for constraint in constraints:
+        admitted &= constraint.holds(plans)
+    return admitted
+
+
+def _legal(job: Job, meshes: Plans, rules: Sequence[Rule]) -> tuple[Plans, dict[str, int], int]:
+    rows = rows_of(meshes)
+    mask = np.broadcast_to(np.asarray(broken_rules(job, meshes, tuple(rules))), (rows,))
+    if not mask.any():
+        return meshes, {}, 0
+    rejected = {n: int(((mask >> i) & 1).sum()) for i, n in enumerate(NAMES) if ((mask >> i) & 1).any()}
+    return meshes.take(np.flatnonzero(mask == 0)), rejected, int((mask != 0).sum())
+
+
+def factorisations(n: int, parts: int) -> Array:
+    """All ordered ways to write ``n`` as a product of ``parts`` factors, one a row, lexicographic.
+
+    >>> factorisations(4, 2).tolist()
+    [[1, 4], [2, 2], [4, 1]]
+    """
+    return _factorisations(n, parts)
+
+
+@lru_cache(maxsize=512)
+def _factorisations(n: int, parts: int) -> Array:
+    if parts == 1:
+        return np.array([[n]])
+    blocks = []
+    for first in divisors(n):
+        rest = _factorisations(n // first, parts - 1)
+        blocks.append(np.hstack([np.full((len(rest), 1), first), rest]))
+    return np.vstack(blocks)
+
+
+def panel_counts(hidden: int, least: int) -> list[int]:
+    """Panels of a SUMMA product worth trying on a grid whose longer side is ``least``.
+
+    The least is one panel per rank of the longer side; then doubling, as long as panels divide the hidden dimension
+    and are at least 512 wide.
+
+    >>> panel_counts(25600, 1)
+    [1, 2, 4, 8, 16, 32]
+    """
+    if hidden / least < 512:
+        return [least]
+    doublings = max(int(np.ceil(np.log2(max(hidden // least, 1)))), 1)
+    tried = [least * 2**k for k in range(doublings)]
+    return [panels for panels in tried if hidden % panels == 0 and hidden // panels >= 512]
+
+
+def expand(index: Array, options: dict[int, list[int]], key: Array) -> tuple[Array, Array]:
+    """Repeats each entry of ``index`` once per option of its key; returns the positions and the options."""
+    counts = np.zeros(len(index), dtype=np.intp)
+    for value, choices in options.items():
+        counts[key == value] = len(choices)
+    position = np.repeat(np.arange(len(index)), counts)
+    offset = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chosen = np.zeros(len(position), dtype=np.int64)
+    repeated = key[position]
+    for value, choices in options.items():
+        here = repeated == value
+        chosen[here] = np.asarray(choices)[offset[here]]
+    return position, chosen

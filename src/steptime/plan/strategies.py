@@ -1,0 +1,365 @@
+"""The corrected strategies: 1D tensor, 2D context and 2D SUMMA parallelism as tables of rows.
+
+Shapes are rounded up (a rank of an uneven split has the larger share). Tensor parallelism is that of Megatron with
+sequence parallelism (Korthikanti et al., arXiv 2205.05198): activations between blocks are sharded over the
+sequence, gathered before a column-parallel product and scattered after a row-parallel one; the sharded input is
+kept and gathered again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import ClassVar
+
+from steptime.cost.attention import causal_pairs
+from steptime.num import Num, ceil_div, minimum, where
+from steptime.plan.job import Job
+from steptime.plan.method import Strategy
+from steptime.plan.plans import Plans
+from steptime.plan.rows import (
+    Block,
+    Row,
+    Transfer,
+    activation,
+    bias,
+    dropout,
+    fused_attention,
+    matmul,
+    norm,
+    over,
+    residual,
+    unfused_attention,
+)
+
+LOGIT_BYTES = 4.0
+"""Logits are turned into probabilities in fp32."""
+
+
+class Shape:
+    """Local sizes of a micro-batch under a tensor axis ``tp`` and a sequence axis."""
+
+    def __init__(self, job: Job, plans: Plans, sequence_axis: str | None) -> None:
+        model = job.model
+        self.job, self.plans, self.model, self.axis = job, plans, model, sequence_axis
+        self.element_bytes, self.mask_bytes = job.precision.element_bytes, job.precision.mask_bytes
+        self.hidden, self.seq_len = model.hidden, job.seq_len
+        self.tp = plans.tp
+        ranks: Num = getattr(plans, sequence_axis) if sequence_axis else 1
+        self.local = ceil_div(job.seq_len, ranks)
+        self.tokens = plans.micro_batch * self.local
+        self.sharded_tokens = plans.micro_batch * ceil_div(self.local, plans.tp)
+        self.heads, self.kv_heads = ceil_div(model.heads, plans.tp), ceil_div(model.kv_heads, plans.tp)
+        self.query_width = self.heads * model.head_dim
+        self.qkv_width = (self.heads + 2 * self.kv_heads) * model.head_dim
+        self.ffn = ceil_div(model.ffn_hidden, plans.tp)
+        self.ffn_in = self.ffn * (2 if model.gated_mlp else 1)
+        self.vocab = ceil_div(model.vocab, plans.tp)
+        self.norm_kind = "layer_norm" if model.norm == "layernorm" else "rms_norm"
+        self.norm_weights = 2 if model.norm_bias else 1
+        self.activation_bytes = self.tokens * model.hidden * self.element_bytes
+
+
+def attention_pairs(shape: Shape, rows: Num) -> Num:
+    """(query, key) pairs of a layer: causal or full; the mean over layers where some have a window."""
+    model, length = shape.model, shape.seq_len
+    if not model.causal:
+        return rows * length
+    whole = causal_pairs(rows, length)
+    if model.window is None or model.window >= length or not model.windowed_layers:
+        return whole
+    window = model.window
+    windowed = rows * (window - window * (window - 1) / (2 * length))
+    share = model.windowed_layers / model.layers
+    return (1 - share) * whole + share * windowed
+
+
+def attention_rows(shape: Shape) -> tuple[Row, ...]:
+    """Attention core on local heads; keys and values of other sequence shards are gathered."""
+    model, batch, element = shape.model, shape.plans.micro_batch, shape.element_bytes
+    rows = batch * shape.heads * shape.local
+    keys = batch * shape.heads * shape.seq_len
+    kv_rows = batch * shape.kv_heads * shape.seq_len
+    kv_local = batch * shape.kv_heads * shape.local
+    q = model.head_dim
+    if shape.job.attention == "unfused":
+        gathered = kv_rows * q * element
+        return unfused_attention(
+            ("scores", "softmax", "attention_dropout", "attend"), "attention", pairs=rows * shape.seq_len, rows=rows,
+            keys=keys, kv_rows=kv_rows, head_dim=q, dropout=model.dropout, accumulate=1, element_bytes=element,
+            mask_bytes=shape.mask_bytes, kept_scores=(rows + kv_local) * q, kept_attend=kv_local * q,
+            recomputed=where(shape.plans.recompute == 1, 1.0, 0.0),
+            forward=_gathered(shape, gathered), backward=_gathered_and_scattered(shape, gathered),
+        )  # fmt: skip
+    gathered = 2 * kv_rows * q * element
+    row = fused_attention(
+        "fused_attention", "attention", pairs=attention_pairs(shape, rows), rows=rows, keys=keys, kv_rows=kv_rows,
+        kv_rows_read=kv_rows, head_dim=q, dropout=int(model.dropout), accumulate=1, element_bytes=element,
+        kept_elements=(rows + 2 * kv_local) * q + 2 * rows,
+        forward=_gathered(shape, gathered), backward=_gathered_and_scattered(shape, gathered),
+    )  # fmt: skip
+    return (row,)
+
+
+def _gathered(shape: Shape, size_bytes: Num) -> tuple[Transfer, ...]:
+    return (over(shape.axis, "all_gather", size_bytes),) if shape.axis else ()
+
+
+def _gathered_and_scattered(shape: Shape, size_bytes: Num) -> tuple[Transfer, ...]:
+    if not shape.axis:
+        return ()
+    return (over(shape.axis, "all_gather", size_bytes), over(shape.axis, "reduce_scatter", size_bytes))
+
+
+class Corrected(Strategy):
+    """What the corrected strategies have in common: the order of the rows."""
+
+    def block(self, job: Job, plans: Plans) -> Block:
+        """Rows of one layer, of the embedding and of the head."""
+        shape = Shape(job, plans, self.sequence_axis)
+        layer = (*self._attention_block(shape), *self._mlp_block(shape))
+        return Block(
+            layer=layer, first=self._embedding(shape), last=self._head(shape),
+            boundary_bytes=self.stream_elements(shape) * shape.element_bytes,
+            working_bytes=shape.tokens * (where(shape.tp > 1, shape.hidden, 0) + shape.ffn_in) * shape.element_bytes,
+        )  # fmt: skip
+
+    sequence_axis: ClassVar[str | None]
+
+    @abstractmethod
+    def stream_elements(self, shape: Shape) -> Num:
+        """Elements of the residual stream on one device."""
+
+    @abstractmethod
+    def norm(self, shape: Shape, name: str, block: str) -> Row:
+        """A norm of the residual stream."""
+
+    @abstractmethod
+    def into_block(self, shape: Shape, name: str, block: str, n: Num) -> Row:
+        """The product that enters a block: hidden -> n local columns."""
+
+    @abstractmethod
+    def out_of_block(self, shape: Shape, name: str, block: str, k: Num, k_global: int) -> Row:
+        """The product that leaves a block: k local rows -> hidden."""
+
+    @abstractmethod
+    def out_bias(self, shape: Shape, name: str, block: str) -> Row:
+        """Bias of the product that leaves a block."""
+
+    def _attention_block(self, s: Shape) -> list[Row]:
+        model = s.model
+        rows = [self.norm(s, "attention_norm", "attention"), self.into_block(s, "qkv", "attention", s.qkv_width)]
+        if model.qkv_bias:
+            rows.append(bias("qkv_bias", "attention", s.tokens, s.qkv_width, element_bytes=s.element_bytes))
+        if model.qk_norm != "none":
+            rows.append(self._qk_norm(s))
+        if model.position == "rope":
+            rotated = s.tokens * (s.heads + s.kv_heads) * model.head_dim
+            shape = {"elements": rotated, "element_bytes": s.element_bytes}
+            rows.append(Row(name="rope", block="attention", operator="rope", shape=shape))
+        rows += attention_rows(s)
+        rows.append(self.out_of_block(s, "attention_out", "attention", s.query_width, model.query_width))
+        if model.out_bias:
+            rows.append(self.out_bias(s, "attention_out_bias", "attention"))
+        return [*rows, *self._leave(s, "attention")]
+
+    def _qk_norm(self, s: Shape) -> Row:
+        model = s.model
+        heads = s.heads + s.kv_heads
+        per_head = model.qk_norm == "head"
+        width = model.head_dim if per_head else heads * model.head_dim
+        weights = 2 * model.head_dim if per_head else heads * model.head_dim
+        return norm(
+            "qk_norm", "attention", s.tokens * (heads if per_head else 1), width, element_bytes=s.element_bytes,
+            kind="rms_norm", weights=weights, replicated=weights if per_head else 0.0,
+        )  # fmt: skip
+
+    def _mlp_block(self, s: Shape) -> list[Row]:
+        model, inner = s.model, s.tokens * s.ffn
+        rows = [self.norm(s, "mlp_norm", "mlp"), self.into_block(s, "mlp_in", "mlp", s.ffn_in)]
+        if model.mlp_bias:
+            rows.append(bias("mlp_in_bias", "mlp", s.tokens, s.ffn_in, element_bytes=s.element_bytes))
+        rows.append(activation("activation", "mlp", inner, element_bytes=s.element_bytes, gated=model.gated_mlp))
+        if model.mlp_dropout:
+            rows.append(dropout("mlp_inner_dropout", "mlp", inner, element_bytes=s.element_bytes,
+                                mask_bytes=s.mask_bytes))  # fmt: skip
+        rows.append(self.out_of_block(s, "mlp_out", "mlp", s.ffn, model.ffn_hidden))
+        if model.mlp_bias:
+            rows.append(self.out_bias(s, "mlp_out_bias", "mlp"))
+        return [*rows, *self._leave(s, "mlp")]
+
+    def _leave(self, s: Shape, block: str) -> list[Row]:
+        """What joins a block's output to the residual stream; a dropout adds it in the same kernel."""
+        rows = [self.norm(s, f"post_{block}_norm", block)] if s.model.norms_per_layer == 4 else []
+        elements = self.stream_elements(s)
+        if s.model.dropout:
+            rows.append(dropout(f"{block}_dropout", block, elements, element_bytes=s.element_bytes,
+                                mask_bytes=s.mask_bytes))  # fmt: skip
+        else:
+            rows.append(residual(f"{block}_residual", block, elements, element_bytes=s.element_bytes))
+        return rows
+
+    def _embedding(self, s: Shape) -> tuple[Row, ...]:
+        if s.model.vision is not None:
+            return (patch_embedding(s),)
+        if not s.model.vocab:
+            return ()
+        positions = s.model.max_positions * s.hidden
+        token = Row(
+            name="token_embedding", block="embedding", operator="embedding",
+            shape={"tokens": s.tokens, "width": s.hidden, "element_bytes": s.element_bytes},
+            weights=s.vocab * self.embedding_width(s) + positions, replicated=positions,
+            forward=(over("tp", "reduce_scatter", s.activation_bytes),),
+            backward=(over("tp", "all_gather", s.activation_bytes),),
+        )  # fmt: skip
+        return (token, self.norm(s, "embedding_norm", "embedding")) if s.model.embedding_norm else (token,)
+
+    def embedding_width(self, shape: Shape) -> Num:
+        """Columns of the token table on one device."""
+        return shape.hidden
+
+    def _head(self, s: Shape) -> tuple[Row, ...]:
+        model = s.model
+        rows = [self.norm(s, "final_norm", "head")] if model.final_norm else []
+        if not model.vocab:
+            return tuple(rows) if model.vision is not None else ()
+        head = self.into_block(s, "logits", "head", s.vocab)
+        logits = s.tokens * s.vocab
+        shared = where(s.plans.pp <= 1, 0.0, 1.0) if model.tied_embeddings else 1.0
+        head = replace(head, weights=head.weights * shared)
+        loss = Row(
+            name="cross_entropy", block="head", operator="cross_entropy",
+            shape={"elements": logits, "logit_bytes": LOGIT_BYTES},
+            kept_bytes=logits * (LOGIT_BYTES + s.element_bytes),
+            forward=(over("tp", "all_reduce", 3 * s.tokens * LOGIT_BYTES),),
+        )  # fmt: skip
+        return (*rows, head, loss)
+
+
+def patch_embedding(s: Shape) -> Row:
+    """Patches to hidden on sharded tokens; its weights, positions and class token are replicated."""
+    vision = s.model.vision
+    if vision is None:
+        raise ValueError("the model has no patches")
+    k = vision.channels * vision.patch_size**2
+    weights = k * s.hidden + s.hidden * (1 + int(vision.class_token)) + s.model.max_positions * s.hidden
+    row = matmul(
+        "patch_embedding", "embedding", s.sharded_tokens, s.hidden, k, element_bytes=s.element_bytes,
+        kept_elements=s.sharded_tokens * k, weights=weights,
+    )  # fmt: skip
+    return replace(row, replicated=weights)
+
+
+class Tensor1D(Corrected):
+    """1D tensor parallelism with sequence parallelism."""
+
+    name: ClassVar[str] = "1d"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp",)
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
+    sequence_axis: ClassVar[str | None] = None
+
+    def stream_elements(self, shape: Shape) -> Num:
+        """The residual stream is sharded over the sequence."""
+        return shape.sharded_tokens * shape.hidden
+
+    def norm(self, shape: Shape, name: str, block: str) -> Row:
+        """A norm on the sequence shard; its weights are replicated over ``tp``."""
+        weights = shape.norm_weights * shape.hidden
+        return norm(
+            name, block, shape.sharded_tokens, shape.hidden, element_bytes=shape.element_bytes,
+            kind=shape.norm_kind, weights=weights, replicated=weights,
+        )  # fmt: skip
+
+    def into_block(self, shape: Shape, name: str, block: str, n: Num) -> Row:
+        """Column parallel: gather the input; backward gather it again and scatter its gradient."""
+        size = shape.activation_bytes
+        return matmul(
+            name, block, shape.tokens, n, shape.hidden, element_bytes=shape.element_bytes,
+            kept_elements=shape.sharded_tokens * shape.hidden, forward=(over("tp", "all_gather", size),),
+            backward=(over("tp", "all_gather", size), over("tp", "reduce_scatter", size)),
+        )  # fmt: skip
+
+    def out_of_block(self, shape: Shape, name: str, block: str, k: Num, k_global: int) -> Row:
+        """Row parallel: scatter the output; backward gather its gradient."""
+        size = shape.activation_bytes
+        return matmul(
+            name, block, shape.tokens, shape.hidden, k, element_bytes=shape.element_bytes,
+            kept_elements=shape.tokens * k, forward=(over("tp", "reduce_scatter", size),),
+            backward=(over("tp", "all_gather", size),),
+        )  # fmt: skip
+
+    def out_bias(self, shape: Shape, name: str, block: str) -> Row:
+        """A bias on the sequence shard; replicated over ``tp``."""
+        return bias(name, block, shape.sharded_tokens, shape.hidden, element_bytes=shape.element_bytes,
+                    replicated=True)  # fmt: skip
+
+
+class Context2D(Tensor1D):
+    """1D tensor parallelism times context parallelism; with ``cp`` = 1 it is 1D."""
+
+    name: ClassVar[str] = "context"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp", "cp")
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp", "cp")
+    sequence_axis: ClassVar[str | None] = "cp"
+
+
+class Summa2D(Corrected):
+    """SUMMA products on a ``tp`` x ``tp2`` grid; attention with heads over ``tp`` and the sequence over ``tp2``."""
+
+    name: ClassVar[str] = "2d"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp", "tp2")
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
+    replicated_axis: ClassVar[str] = "tp2"
+    sequence_axis: ClassVar[str | None] = "tp2"
+
+    def stream_elements(self, shape: Shape) -> Num:
+        """The residual stream is cut over both axes."""
+        return shape.tokens * ceil_div(shape.hidden, shape.tp)
+
+    def embedding_width(self, shape: Shape) -> Num:
+        """The token table is cut over both axes."""
+        return ceil_div(shape.hidden, shape.plans.tp2)
+
+    def norm(self, shape: Shape, name: str, block: str) -> Row:
+        """A norm of rows that are cut over ``tp``: their statistics are reduced."""
+        width = ceil_div(shape.hidden, shape.tp)
+        weights = shape.norm_weights * width
+        statistics = (over("tp", "all_reduce", shape.norm_weights * shape.tokens * shape.element_bytes),)
+        return norm(
+            name, block, shape.tokens, width, element_bytes=shape.element_bytes, kind=shape.norm_kind,
+            weights=weights, replicated=weights, forward=statistics, backward=statistics,
+        )  # fmt: skip
+
+    def into_block(self, shape: Shape, name: str, block: str, n: Num) -> Row:
+        """SUMMA product from hidden."""
+        return self._summa(shape, name, block, shape.hidden, n)
+
+    def out_of_block(self, shape: Shape, name: str, block: str, k: Num, k_global: int) -> Row:
+        """SUMMA product to hidden."""
+        return self._summa(shape, name, block, k_global, ceil_div(shape.hidden, shape.tp))
+
+    def out_bias(self, shape: Shape, name: str, block: str) -> Row:
+        """A bias cut over ``tp``; replicated over ``tp2``."""
+        width = ceil_div(shape.hidden, shape.tp)
+        return bias(name, block, shape.tokens, width, element_bytes=shape.element_bytes, replicated=True)
+
+    def _summa(self, s: Shape, name: str, block: str, k: int, n: Num) -> Row:
+        activations, weights = s.tokens * k * s.element_bytes, k * n * s.element_bytes
+        panels = s.plans.panels
+        return matmul(
+            name, block, s.tokens, n, k, element_bytes=s.element_bytes, output_passes=panels, panels=panels,
+            kept_elements=s.tokens * ceil_div(k, s.tp), weights=ceil_div(k, s.plans.tp2) * n,
+            forward=(over("tp", "broadcast", activations), over("tp2", "broadcast", weights)),
+            backward=(
+                over("tp2", "broadcast", weights), over("tp", "reduce", activations),
+                over("tp", "broadcast", activations), over("tp2", "reduce", weights),
+            ),
+        )  # fmt: skip
+
+
+STRATEGIES: dict[str, Strategy] = {s.name: s for s in (Tensor1D(), Context2D(), Summa2D())}
+
+
+def micro_batch_share(global_batch: int, replicas: Num) -> Num:
+    """Sequences of the replica that has most."""
+    return minimum(ceil_div(global_batch, replicas), global_batch)

@@ -1,0 +1,241 @@
+"""Costs every candidate of a space: enumerate, check memory, cost each distinct layer once, compose, rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.estimate.machine import Machine
+from steptime.estimate.memory import peak_bytes
+from steptime.estimate.single import Setting
+from steptime.estimate.step import compose
+from steptime.num import Array
+from steptime.plan.constraints import Constraint
+from steptime.plan.legality import MEMORY
+from steptime.plan.method import Strategy
+from steptime.plan.plans import Plans
+from steptime.plan.space import Listing, Space, rows_of
+from steptime.search.layers import (
+    INNER_COLUMNS,
+    SHAPE_COLUMNS,
+    Codes,
+    LayerTable,
+    Shapes,
+    as_float,
+    distinct_rows,
+    layer_table,
+    shapes_of,
+    take_sizes,
+)
+from steptime.search.rank import Best, pareto_front
+
+BLOCK = 16384
+"""Candidates that are composed at once: small enough for the cache."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One search: a setting, a strategy and its space."""
+
+    setting: Setting
+    strategy: Strategy
+    space: Space
+    constraints: tuple[Constraint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Outcome of one search before the winners are explained."""
+
+    task: Task
+    candidates: int
+    feasible: int
+    reasons: dict[str, int]
+    best_s: Array
+    best: Plans
+    front_s: Array
+    front_bytes: Array
+    front: Plans
+    nearest: Plans | None
+    """Configuration of least memory, where nothing fits."""
+    distinct_layers: int
+    """Layer configurations that were costed for the whole group of searches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """A task with its candidates listed and coded."""
+
+    task: Task
+    listing: Listing
+    rows: int
+    shape: Array
+    inner: Array
+    peak: Array
+
+
+def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) -> list[Found]:
+    """Runs searches that share model, strategy, device and links, costing their common layers once.
+
+    Args:
+        tasks: searches; all with the same method, strategy, model, precision and machine, the size of the fast domain
+            apart. Number of devices, batch, fast domain and constraints may differ.
+        top: how many best candidates to keep of each.
+        progress: called with candidates done and all candidates.
+    """
+    listings = [_listing(task) for task in tasks]
+    rows = [len(listing.mesh_of) for listing in listings]
+    first = tasks[0]
+    job, strategy = first.setting.job, first.strategy
+    codes = distinct_rows([li.configurations for li in listings], rows, _shape_columns(first))
+    shapes = shapes_of(strategy, job, codes)
+    placed = [rows_of(li.placements) if len(li.mesh_of) else 0 for li in listings]
+    inner = distinct_rows([li.placements for li in listings], placed, INNER_COLUMNS)
+    listed = [
+        _listed(task, listing, shapes, shape, inside)
+        for task, listing, shape, inside in zip(
+            tasks, listings, _split(codes.inverse, rows), _split(inner.inverse, placed), strict=True
+        )
+    ]
+    table = _table(listed, shapes, inner)
+    total = sum(li.listing.candidates for li in listed)
+    done, out = 0, []
+    for each in listed:
+        out.append(_ranked(each, table, shapes, top, _offset(progress, done, total)))
+        done += each.listing.candidates
+    return out
+
+
+def _shape_columns(task: Task) -> tuple[str, ...]:
+    """Leaves out columns that this job's rows do not read."""
+    job = task.setting.job
+    unread = set()
+    if job.attention == "fused":
+        unread.add("recompute")
+    if not job.model.tied_embeddings:
+        unread.add("pp")
+    return tuple(name for name in SHAPE_COLUMNS if name not in unread)
+
+
+def _listing(task: Task) -> Listing:
+    setting = task.setting
+    return task.space.list(
+        setting.job, task.strategy, setting.machine.fast_domain, setting.rules, task.constraints
+    )  # fmt: skip
+
+
+def _split(codes: Array, lengths: list[int]) -> list[Array]:
+    return np.split(codes, np.cumsum(lengths)[:-1])
+
+
+def _offset(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:
+    return (lambda here: progress(done + here, total)) if progress else (lambda _: None)
+
+
+def _listed(task: Task, listing: Listing, shapes: Shapes, shape: Array, inner: Array) -> _Listed:
+    """Memory of every configuration: it does not depend on the placement."""
+    setting, rows = task.setting, len(listing.mesh_of)
+    peak = peak_bytes(
+        setting.method, task.strategy, setting.job, as_float(listing.configurations), take_sizes(shapes.sizes, shape)
+    )
+    return _Listed(task=task, listing=listing, rows=rows, shape=shape, inner=inner,
+                   peak=np.broadcast_to(np.asarray(peak), (rows,)))  # fmt: skip
+
+
+def _table(listed: list[_Listed], shapes: Shapes, inner: Codes) -> LayerTable:
+    wanted = np.zeros(shapes.count, dtype=bool)
+    for each in listed:
+        fits = each.peak <= each.task.setting.machine.memory_bytes
+        wanted[each.shape[fits & (each.listing.multiplicity > 0)]] = True
+    task = listed[0].task
+    machine: Machine = task.setting.machine
+    return layer_table(task.strategy, task.setting.job, machine, shapes, wanted, inner)
+
+
+def _blocks(listing: Listing, fitting: Array) -> Iterator[tuple[Array, Array]]:
+    """Positions among the fitting configurations, and placements, of about BLOCK candidates at a time."""
+    counts = listing.multiplicity[fitting]
+    ends = np.cumsum(counts)
+    start = 0
+    while start < len(fitting):
+        before = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, before + BLOCK, side="right")), start + 1)
+        here = counts[start:stop]
+        position = np.repeat(np.arange(start, stop), here)
+        offset = np.arange(len(position)) - np.repeat(np.cumsum(here) - here, here)
+        first = listing.placement_start[listing.mesh_of[fitting[start:stop]]]
+        yield position, np.repeat(first, here) + offset
+        start = stop
+
+
+def _ranked(
+    each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress: Callable[[int], None]
+) -> Found:
+    """Composes and ranks the candidates of one task."""
+    listing, setting = each.listing, each.task.setting
+    machine, job, strategy = setting.machine, setting.job, each.task.strategy
+    multiplicity = listing.multiplicity
+    fitting = np.flatnonzero((each.peak <= machine.memory_bytes) & (multiplicity > 0))
+    configurations = as_float(listing.configurations.take(fitting))
+    sizes, placements = take_sizes(shapes.sizes, each.shape[fitting]), as_float(listing.placements)
+    best, fastest, fastest_at = Best(top), np.full(len(fitting), np.inf), np.zeros(len(fitting), dtype=np.int64)
+    done = listing.candidates - int(multiplicity[fitting].sum())
+    for position, place in _blocks(listing, fitting):
+        plans = _placed(configurations.take(position), placements.take(place))
+        passes = table.take(each.shape[fitting[position]], each.inner[place])
+        step = compose(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
+        times = np.broadcast_to(np.asarray(step.total_s), position.shape)
+        best.add(times, fitting[position], place)
+        starts = np.flatnonzero(np.diff(position, prepend=-1))
+        low = np.minimum.reduceat(times, starts)
+        fastest[position[starts]] = low
+        fastest_at[position[starts]] = _first_equal(times, starts, low, place)
+        done += len(position)
+        progress(done)
+    front = pareto_front(fastest, each.peak[fitting])
+    return Found(
+        task=each.task, candidates=listing.candidates, feasible=int(multiplicity[fitting].sum()),
+        reasons=_reasons(each, multiplicity), best_s=best.values, best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
+        front_s=fastest[front], front_bytes=each.peak[fitting[front]],
+        front=_plans(listing, fitting[front], fastest_at[front]),
+        nearest=None if len(fitting) else _nearest(each, multiplicity), distinct_layers=table.count,
+    )  # fmt: skip
+
+
+def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array:
+    """Placement at which each run of candidates has its least time."""
+    lengths = np.diff(np.append(starts, len(times)))
+    hits = np.flatnonzero(times == np.repeat(low, lengths))
+    run = np.repeat(np.arange(len(starts)), lengths)[hits]
+    _, first = np.unique(run, return_index=True)
+    at: Array = place[hits[first]]
+    return at
+
+
+def _placed(configurations: Plans, placements: Plans) -> Plans:
+    columns = {name: value for name, value in placements.columns().items() if name.startswith("in_")}
+    return configurations.with_columns(columns)
+
+
+def _plans(listing: Listing, configuration: Array, placement: Array) -> Plans:
+    return _placed(listing.configurations.take(configuration), listing.placements.take(placement))
+
+
+def _reasons(each: _Listed, multiplicity: Array) -> dict[str, int]:
+    out = dict(each.listing.rejected)
+    over = int(multiplicity[each.peak > each.task.setting.machine.memory_bytes].sum())
+    return out | ({MEMORY: over} if over else {})
+
+
+def _nearest(each: _Listed, multiplicity: Array) -> Plans | None:
+    """Configuration that lacks least memory."""
+    placed = np.flatnonzero(multiplicity > 0)
+    if not len(placed):
+        return None
+    chosen = placed[np.argmin(each.peak[placed])]
+    start = each.listing.placement_start[each.listing.mesh_of[chosen]]
+    return _plans(each.listing, np.array([chosen]), np.array([start]))

@@ -1,0 +1,141 @@
+"""Costs each distinct layer configuration of a group of searches once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.estimate.evaluate import part_times, passes_of
+from steptime.estimate.layer import Pass
+from steptime.estimate.machine import Machine
+from steptime.estimate.sizes import Part, Sizes, sizes_of
+from steptime.estimate.step import Passes
+from steptime.num import Array, Num
+from steptime.plan.job import Job
+from steptime.plan.method import Strategy
+from steptime.plan.plans import Plans
+from steptime.plan.rows import Block
+
+SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp")
+"""Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
+INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Distinct rows of some columns, and which of them each plan has."""
+
+    distinct: Plans
+    count: int
+    inverse: Array
+
+
+def distinct_rows(blocks: list[Plans], lengths: list[int], columns: tuple[str, ...]) -> Codes:
+    """Distinct combinations of the columns over several blocks."""
+    code = np.zeros(sum(lengths), dtype=np.int64)
+    values: dict[str, Array] = {}
+    for name in columns:
+        parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]
+        column = np.concatenate(parts)
+        values[name] = column
+        levels, rank = _ranks(column)
+        code = code * len(levels) + rank
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    distinct = {name: column[first] for name, column in values.items()}
+    return Codes(distinct=Plans(**{n: _single(c) for n, c in distinct.items()}), count=len(first), inverse=inverse)
+
+
+def _ranks(column: Array) -> tuple[Array, Array]:
+    """Distinct values and the rank of each entry; by counting, as columns are small whole numbers."""
+    top = int(column.max(initial=0)) + 1
+    if top > 1 << 22:
+        levels, rank = np.unique(column, return_inverse=True)
+        return levels, rank
+    present = np.zeros(top, dtype=bool)
+    present[column] = True
+    levels = np.flatnonzero(present)
+    lookup = np.zeros(top, dtype=np.int64)
+    lookup[levels] = np.arange(len(levels))
+    return levels, lookup[column]
+
+
+def _single(column: Array) -> Num:
+    """A column of equal entries as one number, so that formulas need not carry an array of ones."""
+    return int(column[0]) if len(column) and (column == column[0]).all() else column
+
+
+def _taken(value: Num, index: Array) -> Num:
+    return value[index] if isinstance(value, np.ndarray) else value
+
+
+def take_sizes(sizes: Sizes, index: Array) -> Sizes:
+    """Rows of a table of sizes."""
+
+    def part(p: Part) -> Part:
+        return Part(weights=_taken(p.weights, index), replicated=_taken(p.replicated, index),
+                    kept_bytes=_taken(p.kept_bytes, index))  # fmt: skip
+
+    return Sizes(
+        layer=part(sizes.layer), first=part(sizes.first), last=part(sizes.last),
+        boundary_bytes=_taken(sizes.boundary_bytes, index), working_bytes=_taken(sizes.working_bytes, index),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Table of the distinct shapes of a layer, whatever their placement."""
+
+    plans: Plans
+    count: int
+    sizes: Sizes
+
+
+def shapes_of(strategy: Strategy, job: Job, codes: Codes) -> Shapes:
+    """Sizes of every distinct shape."""
+    block = strategy.block(job, as_float(codes.distinct))
+    return Shapes(plans=codes.distinct, count=codes.count, sizes=sizes_of(block))
+
+
+def as_float(plans: Plans) -> Plans:
+    """Columns as float64, in which products are exact to 2^53 and do not overflow."""
+    return Plans(**{n: c.astype(np.float64) if isinstance(c, np.ndarray) else c for n, c in plans.columns().items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """Times of every distinct layer configuration: a shape with a placement of its tensor axes."""
+
+    passes: Passes
+    row: Array
+    """Row of (shape, inner placement); -1: not costed."""
+    count: int
+
+    def take(self, shape: Array, inner: Array) -> Passes:
+        """Times for pairs of a shape and an inner placement."""
+        index = self.row[shape, inner]
+
+        def one(p: Pass) -> Pass:
+            return Pass(forward_s=_taken(p.forward_s, index), backward_s=_taken(p.backward_s, index))
+
+        return Passes(layer=one(self.passes.layer), first=one(self.passes.first), last=one(self.passes.last))
+
+
+def layer_table(
+    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, wanted: Array, inner: Codes
+) -> LayerTable:
+    """Costs the wanted shapes under every inner placement that divides their degrees."""
+    fits = np.broadcast_to(wanted[:, None], (shapes.count, inner.count)).copy()
+    for name in INNER_COLUMNS:
+        degree = np.broadcast_to(np.asarray(getattr(shapes.plans, name.removeprefix("in_"))), (shapes.count,))
+        inside = np.broadcast_to(np.asarray(getattr(inner.distinct, name)), (inner.count,))
+        fits &= degree[:, None] % inside == 0
+    shape_of, inner_of = np.nonzero(fits)
+    row = np.full(fits.shape, -1, dtype=np.int64)
+    row[shape_of, inner_of] = np.arange(len(shape_of))
+    plans = shapes.plans.take(shape_of).with_columns(
+        {name: _taken(getattr(inner.distinct, name), inner_of) for name in INNER_COLUMNS}
+    )
+    plans = as_float(plans)
+    block: Block = strategy.block(job, plans)
+    return LayerTable(passes=passes_of(part_times(block, plans, machine)), row=row, count=len(shape_of))

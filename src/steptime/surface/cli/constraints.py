@@ -1,0 +1,106 @@
+"""The small languages of options: ``--fix tp=8``, ``--limit 'pp<=16'``, ``--placement tp=4,dp=2``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from steptime.errors import FieldError, UnknownNameError, shorten
+from steptime.surface.formats.run_toml import MAX_DEVICES, MAX_GLOBAL_BATCH
+
+#: Degrees of a plan that are whole numbers, with the largest value that makes sense.
+DEGREES: Final = {
+    "tp": MAX_DEVICES, "tp2": MAX_DEVICES, "cp": MAX_DEVICES, "pp": MAX_DEVICES, "dp": MAX_DEVICES, "ep": MAX_DEVICES,
+    "vpp": 10**5, "micro_batch": MAX_GLOBAL_BATCH, "panels": 10**6, "zero": 3,
+}  # fmt: skip
+CHOICES: Final = ("recompute", "attention")
+AXES: Final = ("tp", "tp2", "cp", "pp", "dp", "ep")
+
+_FIX: Final = re.compile(r"\s*([^=<>]*?)\s*=\s*([^=<>]*?)\s*")
+_LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
+
+
+def parse_fix(texts: Sequence[str]) -> dict[str, int | str]:
+    """Degrees that the search may not vary.
+
+    Raises:
+        FieldError: a text that is not ``key=value``, a value out of range, or two values for one key.
+        UnknownNameError: a key that is no degree.
+
+    >>> parse_fix(["tp=8", "micro-batch=1", "recompute=full"])
+    {'tp': 8, 'micro_batch': 1, 'recompute': 'full'}
+    """
+    out: dict[str, int | str] = {}
+    for text in texts:
+        match = _FIX.fullmatch(text)
+        if match is None or not match.group(2):
+            raise FieldError(
+                "", "--fix", f"{shorten(text)!r} is not of the form key=value", hint="for example --fix tp=8"
+            )
+        key = _key("--fix", match.group(1), (*DEGREES, *CHOICES))
+        value = match.group(2) if key in CHOICES else _whole("--fix", key, match.group(2))
+        if out.setdefault(key, value) != value:
+            raise FieldError("", "--fix", f"{key} is given twice, as {out[key]} and as {value}")
+    return out
+
+
+def parse_limits(texts: Sequence[str]) -> list[str]:
+    """Bounds on the degrees, each as ``key<=value`` with the operator as given.
+
+    Raises:
+        FieldError: a text that is not a comparison, or a bound that is not a whole number.
+        UnknownNameError: a key that is no degree.
+
+    >>> parse_limits(["pp <= 16", "micro-batch<4"])
+    ['pp<=16', 'micro_batch<4']
+    """
+    out = []
+    for text in texts:
+        match = _LIMIT.fullmatch(text)
+        if match is None or not match.group(3):
+            raise FieldError(
+                "", "--limit", f"{shorten(text)!r} is not a comparison", hint="for example --limit 'pp<=16' (quoted)"
+            )
+        key = _key("--limit", match.group(1), DEGREES)
+        operator = match.group(2).replace("==", "=")
+        out.append(f"{key}{operator}{_whole('--limit', key, match.group(3))}")
+    return out
+
+
+def parse_placement(text: str) -> dict[str, int]:
+    """Devices that each axis has inside the fast domain.
+
+    Raises:
+        FieldError: not a list of ``axis=devices``.
+        UnknownNameError: an axis that does not exist.
+
+    >>> parse_placement("tp=4,dp=2")
+    {'tp': 4, 'dp': 2}
+    """
+    out: dict[str, int] = {}
+    for part in text.split(","):
+        match = _FIX.fullmatch(part)
+        if match is None or not match.group(2):
+            problem = f"{shorten(part)!r} is not of the form axis=devices"
+            raise FieldError("", "--placement", problem, hint="for example --placement tp=4,dp=2")
+        axis = _key("--placement", match.group(1), AXES)
+        if axis in out:
+            raise FieldError("", "--placement", f"{axis} is given twice")
+        out[axis] = _whole("--placement", axis, match.group(2))
+    return out
+
+
+def _key(option: str, given: str, allowed: Sequence[str] | dict[str, int]) -> str:
+    name = given.replace("-", "_").lower()
+    if name not in allowed:
+        raise UnknownNameError("axis" if option == "--placement" else "degree", given, allowed, where=option)
+    return name
+
+
+def _whole(option: str, key: str, text: str) -> int:
+    low, high = (0 if key == "zero" else 1), DEGREES[key]
+    value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+    if not low <= value <= high:
+        raise FieldError("", option, f"{key} is {shorten(text)!r}; it must be a whole number from {low} to {high}")
+    return value

@@ -1,0 +1,181 @@
+"""``steptime estimate``: explain one plan, or print a model's ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from steptime.errors import UserError, did_you_mean, shorten
+from steptime.estimate.result import Estimate
+from steptime.surface.cli import options as o
+
+_EXPLAIN: Final = "--explain"
+#: Parameters of the command that say what the job is, and those that say how it is parallelised.
+SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode")
+DEGREES: Final = (
+    "dp", "tp", "tp2", "cp", "pp", "vpp", "ep", "micro_batch", "recompute", "zero", "schedule", "overlap", "attention",
+    "panels",
+)  # fmt: skip
+
+
+class ExplainCommand(TyperCommand):
+    """A command whose ``--explain`` may stand alone or be followed by a term."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As in the base class, after giving a lone ``--explain`` the empty prefix."""
+        flags = {
+            name
+            for param in self.get_params(ctx)
+            if isinstance(param, TyperOption) and param.is_flag
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        return super().parse_args(ctx, fill_explain(args, flags))
+
+
+COMMAND_CLASS = ExplainCommand
+
+
+def fill_explain(args: Sequence[str], flags: set[str]) -> list[str]:
+    """Arguments in which ``--explain`` always has a value.
+
+    The word after ``--explain`` is its term, unless it is an option or the only word that can be the model.
+
+    >>> fill_explain(["gpt3-1t", "--explain"], set())
+    ['gpt3-1t', '--explain=']
+    >>> fill_explain(["--explain", "run.toml"], set())
+    ['--explain=', 'run.toml']
+    >>> fill_explain(["run.toml", "--explain", "tp_comm"], set())
+    ['run.toml', '--explain=tp_comm']
+    """
+    out: list[str] = []
+    words = 0
+    held: int | None = None
+    rest = iter(range(len(args)))
+    for i in rest:
+        arg = args[i]
+        following = args[i + 1] if i + 1 < len(args) else None
+        if arg == "--":
+            out.extend(args[i:])
+            words += len(args) - i - 1
+            break
+        if arg == _EXPLAIN:
+            out.append(f"{_EXPLAIN}=")
+            if following is not None and not following.startswith("-"):
+                held = len(out) - 1
+                out[held] += following
+                next(rest)
+        elif arg.startswith("-") and len(arg) > 1:
+            out.append(arg)
+            if "=" not in arg and arg not in flags and following is not None:
+                out.append(following)
+                next(rest)
+        else:
+            out.append(arg)
+            words += 1
+    if not words and held is not None:
+        out[held : held + 1] = [f"{_EXPLAIN}=", out[held].removeprefix(f"{_EXPLAIN}=")]
+    return out
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|RUN.toml", help="Model (name, config.json, TOML, pkg.module:factory) or run."),
+    ],
+    cluster: o.Cluster = None,
+    gpus: o.Gpus = None,
+    global_batch: o.GlobalBatch = None,
+    seq: o.Seq = None,
+    dtype: o.Dtype = None,
+    optimizer: o.Optimizer = None,
+    strategy: o.StrategyOption = None,
+    mode: o.ModeOption = None,
+    dp: o.Dp = None,
+    tp: o.Tp = None,
+    tp2: o.Tp2 = None,
+    cp: o.Cp = None,
+    pp: o.Pp = None,
+    vpp: o.Vpp = None,
+    ep: o.Ep = None,
+    micro_batch: o.MicroBatch = None,
+    recompute: o.Recompute = None,
+    zero: o.Zero = None,
+    schedule: o.Schedule = None,
+    overlap: o.Overlap = None,
+    attention: o.Attention = None,
+    panels: o.Panels = None,
+    placement: o.Placement = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(_EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of every term below TERM."),
+    ] = None,
+    show_all: o.All = False,
+    json: o.Json = False,
+) -> None:
+    """Explain one plan: step time, MFU, memory, and the terms of each.
+
+    Without a cluster: parameters, FLOPs, bytes of the model. Options win over RUN.toml.
+    """
+    _run(locals())
+
+
+def _run(given: Mapping[str, Any]) -> None:
+    """What :func:`command` does with the values of its parameters, by name."""
+    from steptime.surface.cli.job import estimate_of, job_from, ledger_of
+
+    settings = o.given(**{name: given[name] for name in SETTINGS})
+    plan = o.given(**{name: given[name] for name in DEGREES})
+    if given["placement"] is not None:
+        from steptime.surface.cli.constraints import parse_placement
+
+        plan["placement"] = parse_placement(given["placement"])
+    explain: str | None = given["explain"]
+    job = job_from(given["model"], given["cluster"], settings, plan)
+    if job.cluster is None:
+        if explain is not None:
+            raise UserError(f"{_EXPLAIN}: a ledger has no terms to explain", hint="give --cluster")
+        _show_ledger(ledger_of(job), json=given["json"])
+        return
+    estimate = estimate_of(job)
+    if explain is not None:
+        estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
+    _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
+
+
+def details_below(estimate: Estimate, prefix: str) -> tuple[Any, ...]:
+    """Records of the terms whose path starts with ``prefix``.
+
+    Raises:
+        UserError: no term does; the message names the nearest.
+    """
+    found = tuple(detail for detail in estimate.details if detail.path.startswith(prefix))
+    if prefix and not found:
+        parts = {"/".join(d.path.split("/")[: n + 1]) for d in estimate.details for n in range(d.path.count("/") + 1)}
+        raise UserError(f"{_EXPLAIN}: there is no term {shorten(prefix)!r}", hint=did_you_mean(prefix, sorted(parts)))
+    return found
+
+
+def _show_ledger(ledger: Any, *, json: bool) -> None:
+    if json:
+        from steptime.surface.cli.output import print_json
+
+        print_json(ledger.to_json())
+        return
+    from steptime.surface.report.ledger import print_ledger
+
+    print_ledger(ledger)
+
+
+def _show_estimate(estimate: Estimate, *, explain: bool, show_all: bool, json: bool) -> None:
+    if json:
+        from steptime.surface.cli.output import print_json
+
+        print_json(estimate.to_json(explain=explain))
+        return
+    from steptime.surface.report.estimate import print_estimate
+
+    print_estimate(estimate, show_all=show_all, explain=explain)

@@ -1,0 +1,88 @@
+"""From RUN.toml and options to one call of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steptime.errors import FieldError, UserError
+from steptime.estimate.result import Estimate
+from steptime.surface.formats.fields import read_text
+from steptime.surface.formats.run_toml import RunSpec, is_run_document, parse_run, parse_toml
+
+_NEEDED = {"gpus": "--gpus", "global_batch": "--global-batch"}
+
+
+def job_from(model_or_run: str, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> RunSpec:
+    """The job that the command line describes; options win over what RUN.toml says.
+
+    Raises:
+        UserError: RUN.toml is wrong, or an option is given that means nothing without a cluster.
+    """
+    base = _run_file(model_or_run) or RunSpec(model=model_or_run)
+    return RunSpec(
+        model=base.model,
+        cluster=cluster if cluster is not None else base.cluster,
+        settings={**base.settings, **settings},
+        plan={**base.plan, **plan},
+    )
+
+
+def _run_file(text: str) -> RunSpec | None:
+    if not text.lower().endswith(".toml"):
+        return None
+    document = parse_toml(read_text(text), text)
+    return parse_run(document, text) if is_run_document(document) else None
+
+
+def estimate_of(job: RunSpec, where: str = "") -> Estimate:
+    """Run the estimate.
+
+    Raises:
+        UserError: the cluster, the number of devices or the batch is missing, or the API refuses the job.
+    """
+    from steptime.surface import api
+
+    if job.cluster is None:
+        raise _missing(where, "cluster", "--cluster", "an estimate needs a cluster")
+    for name, option in _NEEDED.items():
+        if name not in job.settings:
+            raise _missing(where, name, option, "an estimate needs it")
+    return api.estimate(job.model, job.cluster, plan=job.plan, **job.settings)
+
+
+def _missing(where: str, name: str, option: str, why: str) -> FieldError:
+    return FieldError(where, name if where else option, f"missing; {why}", hint=f"give {option}" if not where else None)
+
+
+def ledger_of(job: RunSpec) -> Any:
+    """The ledger of a model that is given without a cluster.
+
+    Raises:
+        UserError: an option that says something about a cluster is given.
+    """
+    from steptime.surface import api
+
+    known = {"seq", "dtype"}
+    extra = [name for name in (*job.settings, *job.plan) if name not in known]
+    if extra:
+        option = "--" + extra[0].replace("_", "-")
+        raise FieldError("", option, "means nothing without --cluster", hint="give --cluster, or drop the option")
+    return api.ledger(job.model, **{name: value for name, value in job.settings.items() if name in known})
+
+
+def estimate_or_file(path: str) -> Estimate:
+    """The estimate in a JSON file, or of the run in a RUN.toml.
+
+    Raises:
+        UserError: the file is neither.
+    """
+    text = read_text(path)
+    if text.lstrip()[:1] in ("{", "[") and not path.lower().endswith(".toml"):
+        from steptime.surface.formats.estimate_json import parse_estimate
+
+        return parse_estimate(text, path)
+    document = parse_toml(text, path)
+    if not is_run_document(document):
+        raise UserError(f"{path}: neither a RUN.toml nor an estimate in JSON", hint="a RUN.toml has a key `model`")
+    return estimate_of(parse_run(document, path), path)

@@ -1,0 +1,130 @@
+"""Read an estimate that ``steptime estimate --json`` wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from steptime.errors import FieldError, InputFileError
+from steptime.estimate.result import SCHEMA_VERSION, Detail, Estimate, Provenance
+from steptime.surface.formats.fields import as_user_error, read_text
+from steptime.terms import Terms
+
+#: JSON has no infinity and no NaN; steptime writes null for both.
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+class _Object(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Provenance(_Object):
+    steptime_version: str
+    mode: str
+    model: str
+    model_source: str
+    cluster: str
+    device: str
+    weakest_kind: str
+    constants: dict[str, dict[str, Any]]
+    assumptions: list[str] = Field(default_factory=list)
+    band: str = "uncalibrated"
+
+
+class _Detail(_Object):
+    path: str
+    function: str
+    value: Number
+    arguments: dict[str, Number]
+
+
+class _Estimate(_Object):
+    schema_version: int
+    flops_convention: str = ""
+    step_time_s: Number
+    step_time_bracket_s: Annotated[list[Number], Field(min_length=2, max_length=2)]
+    step_time_band_s: Annotated[list[Number], Field(min_length=2, max_length=2)] | None
+    mfu: Number
+    hfu: Number
+    tokens_per_s_per_gpu: Number
+    samples_per_s: Number
+    model_flops: Number
+    time: dict[str, Number]
+    overlapped: dict[str, Number]
+    peak_memory_bytes: Number
+    memory: dict[str, Number]
+    memory_capacity_bytes: Number
+    oom_probability: Number
+    feasible: bool
+    reasons: list[str]
+    bottleneck: str
+    plan: dict[str, Any]
+    provenance: _Provenance
+    workload: dict[str, Any] = Field(default_factory=dict)
+    what_if: dict[str, Number] = Field(default_factory=dict)
+    published: dict[str, Any] | None = None
+    details: list[_Detail] = Field(default_factory=list)
+
+
+def read_estimate(path: str) -> Estimate:
+    """Read one estimate from a file; errors as of :func:`parse_estimate`, or a file that cannot be read."""
+    return parse_estimate(read_text(path), path)
+
+
+def parse_estimate(text: str, path: str) -> Estimate:
+    """The estimate in a JSON text; ``path`` is the file that errors name.
+
+    Raises:
+        InputFileError: the text is not JSON, or is another document of steptime's.
+        UserError: fields that are unknown, missing or of the wrong type.
+    """
+    document = _document(text, path)
+    if not isinstance(document, Mapping) or "step_time_s" not in document:
+        plans = isinstance(document, Mapping) and "plans" in document
+        raise InputFileError(
+            path,
+            "the output of `steptime plan`, not of `steptime estimate`" if plans else "not an estimate",
+            hint="write one with: steptime estimate RUN.toml --json > a.json",
+        )
+    if document.get("schema_version") != SCHEMA_VERSION:
+        given = document.get("schema_version")
+        raise FieldError(path, "schema_version", f"{given!r}; this steptime reads {SCHEMA_VERSION}")
+    try:
+        return _record(_Estimate.model_validate(document))
+    except ValidationError as error:
+        raise as_user_error(error, path, _Estimate) from None
+
+
+def _record(given: _Estimate) -> Estimate:
+    fields = {name: getattr(given, name) for name in type(given).model_fields}
+    for name in ("schema_version", "flops_convention"):
+        del fields[name]
+    provenance = given.provenance.model_dump()
+    provenance["assumptions"] = tuple(provenance["assumptions"])
+    fields |= {
+        "step_time_bracket_s": (given.step_time_bracket_s[0], given.step_time_bracket_s[1]),
+        "step_time_band_s": None if given.step_time_band_s is None else tuple(given.step_time_band_s),
+        "time": Terms(given.time),
+        "overlapped": Terms(given.overlapped),
+        "memory": Terms(given.memory),
+        "reasons": tuple(given.reasons),
+        "provenance": Provenance(**provenance),
+        "details": tuple(Detail(**detail.model_dump()) for detail in given.details),
+    }
+    return Estimate(**fields)
+
+
+def _document(text: str, path: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InputFileError(path, f"not valid JSON: {problem}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

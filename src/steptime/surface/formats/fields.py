@@ -1,0 +1,83 @@
+"""What the readers of user files share: bounded reading, and validation errors in our own words."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
+
+#: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.
+MAX_FILE_BYTES: Final = 64 * 2**20
+MAX_PROBLEMS: Final = 10
+
+
+def read_text(path: str) -> str:
+    """Text of a UTF-8 file.
+
+    Raises:
+        InputFileError: it does not exist, cannot be read, is too large or is not UTF-8.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputFileError(shorten(path), f"not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise InputFileError(shorten(path), f"cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputFileError(shorten(path), f"not a path: {error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise InputFileError(path, f"larger than {MAX_FILE_BYTES // 2**20} MiB, so not a description of a run")
+    return text
+
+
+def as_user_error(error: ValidationError, where: str, root: type[BaseModel]) -> UserError:
+    """All problems of one file as one error; each names its field."""
+    problems = error.errors(include_url=False, include_context=True)
+    first = [_problem(p, root) for p in problems[:MAX_PROBLEMS]]
+    if len(problems) == 1:
+        field, text, hint = first[0]
+        return FieldError(where, field, text, hint=hint)
+    lines = [f"{where}: {len(problems)} fields are wrong"]
+    for field, text, hint in first:
+        lines.append(f"  {field}: {text}" + (f" ({hint})" if hint else ""))
+    if len(problems) > MAX_PROBLEMS:
+        lines.append("  ...")
+    return UserError("\n".join(lines))
+
+
+def _problem(problem: Any, root: type[BaseModel]) -> tuple[str, str, str | None]:
+    loc = tuple(part for part in problem["loc"] if isinstance(part, (str, int)))
+    field = shorten(".".join(str(part) for part in loc)) or "document"
+    if problem["type"] == "extra_forbidden":
+        return field, "unknown key", did_you_mean(str(loc[-1]), _keys(root, loc[:-1]))
+    if problem["type"] == "missing":
+        return field, "missing", None
+    given = shorten(repr(problem["input"]), 60)
+    return field, f"{given}: {problem['msg'][:1].lower()}{problem['msg'][1:]}", None
+
+
+def _keys(root: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """Keys that are allowed in the table at ``loc``."""
+    model = root
+    for part in loc:
+        info = model.model_fields.get(str(part))
+        inner = _model_in(info.annotation) if info is not None else None
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((m for m in map(_model_in, get_args(annotation)) if m is not None), None)
+    return None

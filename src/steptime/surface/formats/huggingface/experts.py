@@ -1,0 +1,212 @@
+"""Families with a mixture of experts, and those with latent attention."""
+
+from __future__ import annotations
+
+from steptime.surface.formats.huggingface.common import Family, Values, window_width, windows
+from steptime.surface.formats.huggingface.dense import gated_rms, qwen_windows
+from steptime.surface.formats.huggingface.fields import Fields
+from steptime.workload.check import LIMITS
+from steptime.workload.spec import Experts, LatentAttention
+
+
+def _mixtral(f: Fields) -> Values:
+    values = gated_rms(f)
+    experts = Experts(
+        experts=f.count("num_local_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=values["ffn_hidden"],
+        moe_layers=values["layers"],
+    )
+    return values | windows(f, values["layers"], lambda layer: True, window_width(f)) | {"experts": experts}
+
+
+def _gpt_oss(f: Fields) -> Values:
+    values = gated_rms(f)
+    experts = Experts(
+        experts=f.count("num_local_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=values["ffn_hidden"],
+        moe_layers=values["layers"],
+        router_bias=True,
+        expert_bias=True,
+    )
+    sliding = windows(f, values["layers"], lambda layer: layer % 2 == 0, window_width(f))
+    return values | sliding | {"attention_sinks": True, "experts": experts}
+
+
+def _sparse_layers(f: Fields, layers: int) -> int:
+    """Layers of Qwen that have experts: every ``decoder_sparse_step``-th, without ``mlp_only_layers``."""
+    step = f.count("decoder_sparse_step", high=LIMITS["layers"])
+    dense = set(f.items("mlp_only_layers", int) or [])
+    return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
+
+
+def _with_experts(f: Fields, values: Values, experts: Experts) -> Values:
+    """Values with experts, unless no layer has any."""
+    if experts.moe_layers == 0:
+        f.assume("experts", "none (no layer has experts)")
+        return values
+    return values | {"experts": experts}
+
+
+def _qwen2_moe(f: Fields) -> Values:
+    values = qwen_windows(f, gated_rms(f) | {"qkv_bias": True, "out_bias": False})
+    shared = f.count("shared_expert_intermediate_size", low=0)
+    experts = Experts(
+        experts=f.count("num_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=f.count("moe_intermediate_size"),
+        shared_ffn_hidden=shared,
+        moe_layers=_sparse_layers(f, values["layers"]),
+        shared_gate=shared > 0,
+    )
+    return _with_experts(f, values, experts)
+
+
+def _qwen3_moe(f: Fields) -> Values:
+    values = qwen_windows(f, gated_rms(f) | {"qk_norm": "head"})
+    experts = Experts(
+        experts=f.count("num_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=f.count("moe_intermediate_size"),
+        moe_layers=_sparse_layers(f, values["layers"]),
+    )
+    return _with_experts(f, values, experts)
+
+
+def _deepseek_experts(f: Fields, layers: int, *, router_bias: bool) -> Experts:
+    """Experts from ``first_k_dense_replace`` on, in every ``moe_layer_freq``-th layer."""
+    width = f.count("moe_intermediate_size")
+    first = f.count("first_k_dense_replace", low=0, high=LIMITS["layers"])
+    frequency = f.count("moe_layer_freq", high=LIMITS["layers"])
+    return Experts(
+        experts=f.count("n_routed_experts", high=LIMITS["experts"]),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=width,
+        shared_ffn_hidden=width * (f.optional("n_shared_experts", low=0, high=LIMITS["experts"]) or 0),
+        moe_layers=sum(layer >= first and layer % frequency == 0 for layer in range(layers)),
+        router_bias=router_bias,
+    )
+
+
+def _latent(f: Fields) -> LatentAttention:
+    if not (f.has("q_lora_rank") or f.is_null("q_lora_rank")):
+        raise f.error("q_lora_rank", "is missing", hint="give null where queries are projected directly")
+    return LatentAttention(
+        q_lora_rank=f.optional("q_lora_rank"),
+        kv_lora_rank=f.count("kv_lora_rank"),
+        qk_nope_head_dim=f.count("qk_nope_head_dim"),
+        qk_rope_head_dim=f.count("qk_rope_head_dim"),
+        v_head_dim=f.count("v_head_dim"),
+    )
+
+
+def _deepseek(f: Fields, *, router_bias: bool) -> Values:
+    latent = _latent(f)
+    f.force("head_dim", latent.qk_nope_head_dim + latent.qk_rope_head_dim, "qk_nope_head_dim + qk_rope_head_dim")
+    values = gated_rms(f)
+    if values["kv_heads"] != values["heads"]:
+        problem = f"{values['kv_heads']} differs from num_attention_heads, with latent attention"
+        raise f.error("num_key_value_heads", problem, hint=f"give {values['heads']}")
+    experts = _deepseek_experts(f, values["layers"], router_bias=router_bias)
+    return _with_experts(f, values | {"latent": latent}, experts)
+
+
+def _deepseek_v2(f: Fields) -> Values:
+    return _deepseek(f, router_bias=f.text("topk_method") == "noaux_tc")
+
+
+def _deepseek_v3(f: Fields) -> Values:
+    return _deepseek(f, router_bias=True)
+
+
+def _glm4_moe(f: Fields) -> Values:
+    values = gated_rms(f) | {"out_bias": False, "qk_norm": "head" if f.flag("use_qk_norm") else "none"}
+    return _with_experts(f, values, _deepseek_experts(f, values["layers"], router_bias=True))
+
+
+def _llama4(f: Fields) -> Values:
+    """LLaMA 4: one shared expert as wide as a routed one; dense layers have their own width."""
+    values = gated_rms(f)
+    layers, width = values["layers"], values["ffn_hidden"]
+    values["ffn_hidden"] = f.count("intermediate_size_mlp", high=LIMITS["ffn_hidden"])
+    listed = f.items("moe_layers", int)
+    step = f.count("interleave_moe_layer_step", high=LIMITS["layers"])
+    moe_layers = len(set(listed) & set(range(layers))) if listed else sum((i + 1) % step == 0 for i in range(layers))
+    experts = Experts(
+        experts=f.count("num_local_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=width,
+        shared_ffn_hidden=width,
+        moe_layers=moe_layers,
+    )
+    return _with_experts(f, values | _chunks(f, layers), experts)
+
+
+def _chunks(f: Fields, layers: int) -> Values:
+    """Layers with rotary positions attend within chunks; those without attend to everything."""
+    chunk = window_width(f, "attention_chunk_size")
+    rotary = f.items("no_rope_layers", int) or []
+    interval = f.count("no_rope_layer_interval")
+    if rotary and len(rotary) != layers:
+        raise f.error("no_rope_layers", f"has {len(rotary)} entries for {layers} layers", hint="give one per layer")
+    found = windows(f, layers, lambda i: bool(rotary[i]) if rotary else (i + 1) % interval != 0, chunk)
+    if found["windowed_layers"]:
+        f.assume("attention_chunk_size", f"counted as a sliding window of {chunk}, an upper bound of its cost")
+    return found
+
+
+_LLAMA = {"hidden_act": "silu", "tie_word_embeddings": False}
+_QWEN = _LLAMA | {
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "sliding_window": 4096,
+}
+_DEEPSEEK = _LLAMA | {"first_k_dense_replace": 0, "moe_layer_freq": 1, "vocab_size": 102400}
+_DEEPSEEK_V2 = _DEEPSEEK | {"max_position_embeddings": 2048}
+_DEEPSEEK_V3 = _DEEPSEEK | {"first_k_dense_replace": 3, "max_position_embeddings": 4096, "vocab_size": 129280}
+_DEEPSEEK_NAMES = {"n_routed_experts": ("num_experts", "num_local_experts")}
+
+#: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
+EXPERTS: dict[str, Family] = {
+    "mixtral": Family(
+        build=_mixtral,
+        defaults=_LLAMA
+        | {"vocab_size": 32000, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+        | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss": Family(
+        build=_gpt_oss,
+        defaults=_LLAMA
+        | {"vocab_size": 201088, "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64}
+        | {"attention_bias": True, "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4},
+        aliases={"num_experts_per_tok": ("experts_per_token",)},
+    ),
+    "qwen2_moe": Family(
+        build=_qwen2_moe,
+        defaults=_QWEN | {"num_key_value_heads": 16, "decoder_sparse_step": 1},
+    ),
+    "qwen3_moe": Family(
+        build=_qwen3_moe,
+        defaults=_QWEN | {"num_key_value_heads": 4, "decoder_sparse_step": 1},
+        aliases={"num_experts": ("num_local_experts",)},
+    ),
+    "deepseek_v2": Family(build=_deepseek_v2, defaults=_DEEPSEEK_V2, aliases=_DEEPSEEK_NAMES),
+    "deepseek_v3": Family(build=_deepseek_v3, defaults=_DEEPSEEK_V3, aliases=_DEEPSEEK_NAMES),
+    "kimi_k2": Family(build=_deepseek_v3, defaults=_DEEPSEEK_V3, aliases=_DEEPSEEK_NAMES),
+    "glm4_moe": Family(
+        build=_glm4_moe,
+        defaults=_DEEPSEEK
+        | {"first_k_dense_replace": 1, "use_qk_norm": False, "vocab_size": 151552, "max_position_embeddings": 131072}
+        | {"num_key_value_heads": 8},
+        aliases=_DEEPSEEK_NAMES,
+    ),
+    "llama4": Family(
+        build=_llama4,
+        defaults=_LLAMA
+        | {"vocab_size": 202048, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+        | {"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192}
+        | {"no_rope_layer_interval": 4},
+    ),
+}

@@ -1,0 +1,157 @@
+"""Read RUN.toml: one training job and one plan for it.
+
+::
+
+    model = "gpt3-1t"                  # catalogue name, config.json, TOML, or pkg.module:factory
+    cluster = "published-b200-nvs8"
+    gpus = 16384
+    global_batch = 4096                # sequences
+
+    [plan]
+    tp = 8
+    pp = 64
+
+    [plan.placement]                   # devices of an axis inside the fast domain
+    tp = 8
+
+A model or cluster that is a path is relative to the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from steptime.errors import InputFileError
+from steptime.surface.formats.fields import as_user_error, read_text
+
+MAX_DEVICES: Final = 10**7
+MAX_GLOBAL_BATCH: Final = 10**9
+MAX_SEQ: Final = 10**8
+
+Name = Annotated[str, Field(min_length=1, max_length=4096)]
+Word = Annotated[str, Field(min_length=1, max_length=64)]
+Degree = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Placement(_Table):
+    dp: Degree | None = None
+    tp: Degree | None = None
+    tp2: Degree | None = None
+    cp: Degree | None = None
+    pp: Degree | None = None
+    ep: Degree | None = None
+
+
+class _Plan(_Table):
+    dp: Degree | None = None
+    tp: Degree | None = None
+    tp2: Degree | None = None
+    cp: Degree | None = None
+    pp: Degree | None = None
+    vpp: Annotated[int, Field(ge=1, le=10**5)] | None = None
+    ep: Degree | None = None
+    micro_batch: Annotated[int, Field(ge=1, le=MAX_GLOBAL_BATCH)] | None = None
+    recompute: Word | None = None
+    zero: Annotated[int, Field(ge=0, le=3)] | None = None
+    schedule: Word | None = None
+    overlap: Word | None = None
+    attention: Word | None = None
+    panels: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    placement: _Placement | None = None
+
+
+class _Run(_Table):
+    model: Name
+    cluster: Name | None = None
+    gpus: Degree | None = None
+    global_batch: Annotated[int, Field(ge=1, le=MAX_GLOBAL_BATCH)] | None = None
+    seq: Annotated[int, Field(ge=1, le=MAX_SEQ)] | None = None
+    dtype: Word | None = None
+    optimizer: Word | None = None
+    strategy: Literal["1d", "2d", "context", "auto"] | None = None
+    mode: Literal["corrected", "published"] | None = None
+    plan: _Plan = Field(default_factory=_Plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """A job and its plan, as far as they are given."""
+
+    model: str
+    cluster: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """``gpus global_batch seq dtype optimizer strategy mode``, only those that are given."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """Degrees and choices of the plan, only those that are given; ``placement`` is a mapping."""
+
+
+def read_run(path: str | Path) -> RunSpec:
+    """Read one RUN.toml.
+
+    Raises:
+        InputFileError: the file cannot be read, is not UTF-8 or is not TOML.
+        UserError: fields that are unknown, missing, of the wrong type or out of range; all are named.
+    """
+    return parse_run(parse_toml(read_text(str(path)), str(path)), str(path))
+
+
+def parse_run(document: Mapping[str, Any], where: str) -> RunSpec:
+    """Check a parsed document; ``where`` is the file that errors name and that paths are relative to."""
+    try:
+        run = _Run.model_validate(document)
+    except ValidationError as error:
+        raise as_user_error(error, where, _Run) from None
+    given = run.model_dump(exclude_none=True)
+    plan = given.pop("plan")
+    if not plan.get("placement", True):
+        del plan["placement"]
+    model, cluster = given.pop("model"), given.pop("cluster", None)
+    base = Path(where).parent
+    return RunSpec(
+        model=_relative(model, base),
+        cluster=None if cluster is None else _relative(cluster, base),
+        settings=given,
+        plan=plan,
+    )
+
+
+def is_run_document(document: Mapping[str, Any]) -> bool:
+    """Whether a TOML document describes a run (it names a model) and not a model itself."""
+    return isinstance(document.get("model"), str) or isinstance(document.get("plan"), Mapping)
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The document in a TOML text.
+
+    Raises:
+        InputFileError: the text is not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InputFileError(where, f"not valid TOML: {problem}") from None
+
+
+def _relative(value: str, base: Path) -> str:
+    """A path in the file is relative to the file; a catalogue name stays as it is."""
+    is_file = value.lower().endswith((".toml", ".json"))
+    looks_like_path = is_file or "/" in value or "\\" in value
+    if not looks_like_path:
+        return value
+    candidate = base / value
+    try:
+        exists = candidate.exists()
+    except (OSError, ValueError):
+        exists = False
+    return str(candidate) if exists or is_file else value

@@ -1,0 +1,94 @@
+"""The report of a comparison: headline, plan, then the terms that changed most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.surface.report import text as t
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHOWN_TERMS: Final = 15
+#: How a headline figure is written, by how its name ends; the first that fits.
+_UNITS: Final[tuple[tuple[str, Callable[[float], str]], ...]] = (
+    ("per_s_per_gpu", t.count),
+    ("samples_per_s", t.number),
+    ("_flops", t.number),
+    ("mfu", t.percent),
+    ("hfu", t.percent),
+    ("_bytes", t.memory),
+    ("_s", t.seconds),
+)
+
+
+def print_difference(difference: Any, a: str, b: str, *, show_all: bool = False) -> None:
+    """Write the comparison to standard output; ``a`` and ``b`` are the names of the two sides."""
+    out = t.console()
+    out.print(t.printable(f"A: {a}"))
+    out.print(t.printable(f"B: {b}"))
+    _print_plan(out, difference.plan)
+    out.print()
+    table = t.grid(("headline", "A", "B", "B - A", "B / A"))
+    for name, pair in difference.headline.items():
+        _add(table, name, pair, _unit(name))
+    out.print(table)
+    _print_changes(out, "time", difference.time, t.seconds, show_all=show_all)
+    _print_changes(out, "memory", difference.memory, t.memory, show_all=show_all)
+
+
+def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
+    changed = {key: pair for key, pair in plan.items() if pair[0] != pair[1]}
+    out.print()
+    if not changed:
+        out.print("the plans are equal")
+        return
+    table = t.grid(("plan", "A", "B"), left=(0, 1, 2))
+    for key, (left, right) in changed.items():
+        table.add_row(t.printable(key), _cell(left), _cell(right))
+    out.print(table)
+
+
+def _cell(value: Any) -> str:
+    return "absent" if value is None else t.number(value)
+
+
+def _print_changes(
+    out: Console, title: str, terms: Mapping[str, Sequence[Any]], unit: Callable[[float], str], *, show_all: bool
+) -> None:
+    """Terms by absolute difference, largest first."""
+    changes = {path: (_value(pair[0]), _value(pair[1])) for path, pair in terms.items()}
+    moved = [(path, pair) for path, pair in changes.items() if pair[0] != pair[1]]
+    moved.sort(key=lambda item: -abs(item[1][1] - item[1][0]))
+    out.print()
+    if not moved:
+        out.print(f"no term of {title} differs")
+        return
+    shown = moved if show_all else moved[:SHOWN_TERMS]
+    table = t.grid((title, "A", "B", "B - A", "B / A"))
+    for path, pair in shown:
+        _add(table, path, pair, unit)
+    out.print(table)
+    if len(moved) > len(shown):
+        out.print(f"{len(moved) - len(shown)} smaller differences with --all")
+
+
+def _value(value: Any) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _unit(name: str) -> Callable[[float], str]:
+    return next((unit for ending, unit in _UNITS if name.endswith(ending)), t.number)
+
+
+def _add(table: Any, name: str, pair: Sequence[Any], unit: Callable[[float], str]) -> None:
+    left, right = pair
+    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (left, right)):
+        table.add_row(t.printable(name), _cell(left), _cell(right), "", "")
+        return
+    delta = right - left
+    sign = "+" if delta > 0 else ""
+    ratio = f"{right / left:.3f}" if left and math.isfinite(right / left) else ""
+    table.add_row(t.printable(name), unit(left), unit(right), sign + unit(delta), ratio)

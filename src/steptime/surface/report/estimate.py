@@ -1,0 +1,110 @@
+"""The report of one estimate: headline, where time and memory go, what would change it, what it rests on."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from steptime.estimate.result import Estimate
+from steptime.surface.report import text as t
+from steptime.surface.report.tree import term_table
+from steptime.units import format_si
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Constants of the weakest kind to show unless everything is wanted.
+SHOWN_CONSTANTS = 8
+
+
+def print_estimate(estimate: Estimate, *, show_all: bool = False, explain: bool = False) -> None:
+    """Write the report to standard output; with ``explain``, how each term was computed instead of the tree."""
+    out = t.console()
+    print_headline(out, estimate)
+    if explain:
+        from steptime.surface.report.explain import print_details
+
+        print_details(out, estimate.details)
+        return
+    print_terms(out, estimate, show_all=show_all)
+    _print_what_if(out, estimate)
+    _print_provenance(out, estimate, show_all=show_all)
+
+
+def print_headline(out: Console, e: Estimate) -> None:
+    """What the step costs and whether it fits, one line each."""
+    job = e.workload
+    words = [e.provenance.model, f"on {e.provenance.cluster}"]
+    words += [f"{t.number(job[key])} {word}" for key, word in (("gpus", "GPUs"),) if key in job]
+    words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in ("global_batch", "seq_len") if key in job]
+    words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
+    out.print(t.printable(", ".join([*words, f"mode {e.provenance.mode}"])), style="bold")
+    out.print(f"plan: {t.plan_label(e.plan)}")
+    out.print()
+    for name, value in _headline_rows(e):
+        out.print(f"{name:<16}{value}", soft_wrap=False)
+
+
+def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
+    low, high = e.step_time_bracket_s
+    band = e.provenance.band
+    if e.step_time_band_s is not None:
+        band = f"{t.seconds(e.step_time_band_s[0])} to {t.seconds(e.step_time_band_s[1])} (5th to 95th percentile)"
+    capacity = f"{t.memory(e.peak_memory_bytes)} of {t.memory(e.memory_capacity_bytes)}"
+    fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
+    return [
+        ("step time", t.seconds(e.step_time_s)),
+        ("bracket", f"{t.seconds(low)} (all overlapped) to {t.seconds(high)} (nothing overlapped)"),
+        ("band", t.printable(band)),
+        ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
+        ("tokens/s/GPU", t.count(e.tokens_per_s_per_gpu)),
+        ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
+        ("peak memory", f"{capacity} ({t.share(e.peak_memory_bytes, e.memory_capacity_bytes)})"),
+        ("feasible", t.printable(fits)),
+        ("bottleneck", t.printable(e.bottleneck)),
+    ]
+
+
+def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
+    """Where the time and the memory go, and what hides behind something else."""
+    out.print()
+    out.print(term_table(e.time, t.seconds, title="time, exposed, per step", show_all=show_all))
+    hidden = e.overlapped.without_zeros()
+    if hidden:
+        out.print()
+        out.print(term_table(hidden, t.seconds, title="overlapped (hidden, not in the step time)", show_all=show_all))
+    out.print()
+    out.print(term_table(e.memory, t.memory, title="memory of the fullest device", show_all=show_all))
+
+
+def _print_what_if(out: Console, e: Estimate) -> None:
+    known = {name: value for name, value in e.what_if.items() if math.isfinite(value)}
+    if not known:
+        return
+    out.print()
+    table = t.grid(("what would change it", "step time", "change"))
+    for name, value in sorted(known.items(), key=lambda item: item[1]):
+        change = (value - e.step_time_s) / e.step_time_s if e.step_time_s else math.nan
+        table.add_row(t.printable(name.replace("_", " ")), t.seconds(value), f"{change * 100:+.1f} %")
+    out.print(table)
+
+
+def _print_provenance(out: Console, e: Estimate, *, show_all: bool) -> None:
+    p = e.provenance
+    t.heading(out, f"rests on {p.weakest_kind} constants at worst (steptime {p.steptime_version})")
+    out.print(t.printable(f"model: {p.model_source}; device: {p.device}"))
+    for assumption in p.assumptions:
+        out.print(t.printable(f"assumed: {assumption}"))
+    chosen = [(n, c) for n, c in p.constants.items() if show_all or c.get("kind") == p.weakest_kind]
+    shown = chosen if show_all else chosen[:SHOWN_CONSTANTS]
+    table = t.grid(("constant", "value", "kind, source"), left=(0, 2))
+    for name, constant in shown:
+        table.add_row(
+            t.printable(name),
+            t.number(constant.get("value", "")),
+            t.printable(f"{constant.get('kind', '')}: {constant.get('source', '')}"),
+        )
+    if shown:
+        out.print(table)
+    if len(p.constants) > len(shown):
+        out.print(f"{len(p.constants) - len(shown)} more constants with --all")

@@ -1,0 +1,114 @@
+"""How each term was computed: its formula, the numbers put in, the source."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.estimate.result import Detail
+from steptime.surface.report import text as t
+from steptime.surface.report.latex import to_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DISPLAY: Final = re.compile(r"\$\$(.+?)\$\$|\.\. math::[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.DOTALL)
+_SYMBOLS: Final = (
+    re.compile(r"\$([^$]+)\$ = `+(\w+)`+()"),
+    re.compile(r"^\s*(\w+): :math:`([^`]+)`()", re.MULTILINE),
+)
+_SOURCE: Final = re.compile(r"^[ \t]*Source:\s*(.+(?:\n[ \t]*\S.*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """What a docstring says about its formula."""
+
+    name: str
+    """Dotted name of the function."""
+    math: str
+    """First displayed formula in LaTeX; empty if there is none."""
+    symbols: Mapping[str, str]
+    """Argument -> its symbol, as text."""
+    source: str
+
+
+def formula_of(function: str) -> Formula:
+    """The formula of a cost function, from its docstring; symbols may stand at the head of its module.
+
+    >>> formula_of("collective.ring_all_gather_s").symbols["size_bytes"]
+    'S'
+    """
+    name = function if function.startswith("steptime.") else f"steptime.cost.{function}"
+    module, found = _find(name)
+    if found is None:
+        return Formula(name=name, math="", symbols={}, source="")
+    doc = inspect.getdoc(found) or ""
+    match = _DISPLAY.search(doc)
+    latex = "" if match is None else (match.group(1) or match.group(2) or "")
+    source = _SOURCE.search(doc) or _SOURCE.search(inspect.getdoc(module) or "")
+    return Formula(
+        name=name,
+        math=" ".join(latex.split()),
+        symbols={**_symbols(inspect.getdoc(module) or ""), **_symbols(doc)},
+        source="" if source is None else " ".join(source.group(1).split()).rstrip("."),
+    )
+
+
+def _find(name: str) -> tuple[ModuleType | None, Any]:
+    module_name, _, attribute = name.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError:
+        return None, None
+    return module, getattr(module, attribute, None)
+
+
+def _symbols(doc: str) -> dict[str, str]:
+    """Argument -> symbol, from "$B$ = `sent_bytes`" or from the list of arguments."""
+    latex_first, name_first = _SYMBOLS
+    out = {m.group(2): to_text(m.group(1)) for m in latex_first.finditer(doc)}
+    return out | {m.group(1): to_text(m.group(2)) for m in name_first.finditer(doc)}
+
+
+def print_details(out: Console, details: Sequence[Detail]) -> None:
+    """Every term with its function, formula, numbers and source."""
+    if not details:
+        out.print()
+        out.print("no term was recorded")
+    for detail in details:
+        formula = formula_of(detail.function)
+        t.heading(out, t.printable(f"{detail.path} = {_value(detail)}"))
+        out.print(t.printable(f"  {formula.name}"))
+        for line in _formula_lines(formula, detail.arguments):
+            out.print(t.printable(f"  {line}"))
+        if formula.source:
+            out.print(t.printable(f"  source: {formula.source}"))
+
+
+def _value(detail: Detail) -> str:
+    if detail.path.endswith("_bytes") or detail.function.endswith("_bytes"):
+        return t.memory(detail.value)
+    return t.seconds(detail.value) if detail.function.endswith("_s") else t.number(detail.value)
+
+
+def _formula_lines(formula: Formula, arguments: Mapping[str, float]) -> list[str]:
+    lines = []
+    if formula.math:
+        lines.append(to_text(formula.math))
+        result, equals, right = formula.math.partition("=")
+        values = {formula.symbols.get(name, name): t.number(value) for name, value in arguments.items()}
+        if equals and to_text(right, values) != to_text(right, {"": ""}):
+            lines.append(f"{to_text(result)} = {to_text(right, values)}")
+    named = []
+    for name, value in arguments.items():
+        symbol = formula.symbols.get(name)
+        named.append((f"{symbol} = " if symbol and symbol != name else "") + f"{name} = {t.number(value)}")
+    if named:
+        lines.append("with " + ", ".join(named))
+    return lines

@@ -1,0 +1,172 @@
+"""How numbers, plans and terms are written for people."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.errors import shorten
+from steptime.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+GIB: Final = 2.0**30
+#: Degrees in the order in which they are written; those that are 1 are left out except dp and micro_batch.
+DEGREES: Final = ("tp", "tp2", "cp", "ep", "pp", "vpp", "dp", "micro_batch")
+_SHORT: Final = {"micro_batch": "mbs"}
+_ALWAYS: Final = ("dp", "micro_batch")
+#: Choices that need no word in a table, and the value of each that is usual.
+_USUAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "recompute": ("none",), "zero": (1,), "panels": (1,), "schedule": ("1f1b", "interleaved"), "attention": ("fused",),
+}  # fmt: skip
+#: What follows from the degrees, or stands elsewhere in the line.
+_DERIVED: Final = frozenset(("placement", "micro_batches", "strategy"))
+
+
+def console() -> Console:
+    """The console on standard output: no markup in texts, plain where it is no terminal."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout or io.StringIO(), markup=False, emoji=False, highlight=False)
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which could rewrite a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def share(part: float, whole: float) -> str:
+    """A part in percent of the whole; empty where there is no whole.
+
+    >>> share(1.0, 8.0)
+    '12.5 %'
+    """
+    return percent(part / whole) if whole and math.isfinite(part / whole) else ""
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent.
+
+    >>> percent(0.4567)
+    '45.7 %'
+    """
+    return f"{fraction * 100:.1f} %" if math.isfinite(fraction) else "unknown"
+
+
+def gib(value_bytes: float) -> str:
+    """Bytes in GiB, without the unit.
+
+    >>> gib(80 * 2**30)
+    '80.0'
+    """
+    return f"{value_bytes / GIB:.1f}"
+
+
+def seconds(value_s: float) -> str:
+    """Time in the unit a person would use."""
+    return format_seconds(value_s) if math.isfinite(value_s) else "unknown"
+
+
+def memory(value_bytes: float) -> str:
+    """Bytes in binary units."""
+    return format_bytes(value_bytes) if math.isfinite(value_bytes) else "unknown"
+
+
+def count(value: float) -> str:
+    """A count with thin groups.
+
+    >>> count(16384)
+    '16,384'
+    """
+    return f"{value:,.0f}" if math.isfinite(value) else "unknown"
+
+
+def big(value: float) -> str:
+    """A number of parameters, as the field writes it (B: 10^9).
+
+    >>> big(176.2e9), big(999.9e6), big(512)
+    ('176.2 B', '999.9 M', '512')
+    """
+    for symbol, scale in ((" T", 1e12), (" B", 1e9), (" M", 1e6), (" k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{symbol}"
+    return f"{value:.4g}"
+
+
+def number(value: Any) -> str:
+    """Any value of a record, short; whole numbers in full."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
+        return f"{int(value)}" if whole and abs(value) < 1e6 else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {number(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(number(item) for item in value)
+    return shorten(printable(str(value)), 200)
+
+
+def plan_label(plan: Mapping[str, Any]) -> str:
+    """A plan in one line: degrees, and how many of each axis share a fast domain.
+
+    >>> plan_label({"strategy": "1d", "tp": 8, "pp": 64, "dp": 4, "micro_batch": 1, "placement": {"tp": 8}})
+    '1d tp 8 (8 in domain) pp 64 dp 4 mbs 1'
+    """
+    placement = plan.get("placement") or {}
+    words = [str(plan["strategy"])] if plan.get("strategy") else []
+    for name in DEGREES:
+        value = plan.get(name)
+        if value is None or (value == 1 and name not in _ALWAYS):
+            continue
+        inside = placement.get(name, 1) if isinstance(placement, Mapping) else 1
+        words.append(f"{_SHORT.get(name, name)} {number(value)}" + (f" ({inside} in domain)" if inside != 1 else ""))
+    for name, value in plan.items():
+        if name not in DEGREES and name not in _DERIVED and _says_something(name, value):
+            words.append(f"{name.replace('_', ' ')} {number(value)}")
+    return printable(" ".join(words))
+
+
+def _says_something(name: str, value: Any) -> bool:
+    if value is None or isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        return False
+    return value not in _USUAL.get(name, ("", False))
+
+
+def main_loss(time: Mapping[str, float]) -> str:
+    """The group that costs most beside computing, with its share of the step."""
+    groups: dict[str, float] = {}
+    for path, value in time.items():
+        head = path.split("/")[0]
+        groups[head] = groups.get(head, 0.0) + value
+    total = sum(groups.values())
+    losses = {name: value for name, value in groups.items() if "compute" not in name and value > 0}
+    if not losses or not total:
+        return "none"
+    name = max(losses, key=lambda key: losses[key])
+    return f"{name} {share(losses[name], total)}"
+
+
+def grid(columns: Sequence[str], *, title: str | None = None, left: Sequence[int] = (0,)) -> Table:
+    """An unframed table; numbers are set right, the columns in ``left`` are set left and may fold."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=None if title is None else Text(title), box=None, pad_edge=False, title_justify="left")
+    for i, name in enumerate(columns):
+        if i in left:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def heading(out: Console, text: str) -> None:
+    """A blank line and a heading."""
+    out.print()
+    out.print(text, style="bold")

@@ -1,0 +1,88 @@
+"""Models by name from the catalogue, and models from a user's TOML file."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from steptime.errors import InputFileError, UnknownNameError
+from steptime.workload.files import read_text
+from steptime.workload.spec import ModelSpec
+
+
+@cache
+def _catalogue() -> Mapping[str, tuple[str, dict[str, Any]]]:
+    """Key of a name -> the name as written and its table, over all files of the catalogue."""
+    folder = resources.files("steptime.workload") / "catalogue"
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if file.name.endswith(".toml"):
+            for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
+                found[_key(name)] = (name, table)
+    return MappingProxyType(found)
+
+
+def _key(name: str) -> str:
+    """Names are equal regardless of case, and of ``-`` or ``_``."""
+    return name.strip().lower().replace("_", "-")
+
+
+def catalogue_names() -> list[str]:
+    """All names of the catalogue, sorted.
+
+    >>> "llama2-7b" in catalogue_names()
+    True
+    """
+    return sorted(name for name, _ in _catalogue().values())
+
+
+def in_catalogue(name: str) -> bool:
+    """Whether the catalogue has that model.
+
+    >>> in_catalogue("GPT3_1t")
+    True
+    """
+    return _key(name) in _catalogue()
+
+
+def load_catalogue_model(name: str) -> ModelSpec:
+    """A model of the catalogue; neither case nor ``-`` against ``_`` matters.
+
+    Raises:
+        UnknownNameError: there is none of that name; the message has the nearest ones.
+
+    >>> load_catalogue_model("GPT3_1T").hidden
+    25600
+    """
+    from steptime.workload.modelfile import spec_from_table
+
+    if _key(name) not in _catalogue():
+        raise UnknownNameError("model", name, catalogue_names())
+    written, table = _catalogue()[_key(name)]
+    return spec_from_table(table, where=f"catalogue model {written}", name=written, source="catalogue")
+
+
+def read_model_toml(path: str | os.PathLike[str]) -> ModelSpec:
+    """A model from a TOML file with the field names of :class:`ModelSpec`.
+
+    Raises:
+        InputFileError: the file cannot be read or is no TOML.
+        FieldError: a field is unknown, missing, of the wrong type, out of range, or contradicts another.
+    """
+    from steptime.workload.modelfile import spec_from_table
+
+    where = os.fspath(path)
+    text = read_text(path)
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise InputFileError(where, "is nested too deeply") from None
+    except ValueError as error:
+        raise InputFileError(where, f"is not valid TOML: {error}") from None
+    return spec_from_table(table, where=where, name=Path(path).stem, source=f"file {where}")

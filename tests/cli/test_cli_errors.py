@@ -1,0 +1,252 @@
+"""Wrong input: exit 2, a message that names the option or the field, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_api import FakeApi, Run, make_estimate
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from steptime.errors import UserError
+from steptime.surface.cli.constraints import parse_fix, parse_limits, parse_placement
+from steptime.surface.formats.estimate_json import parse_estimate, read_estimate
+from steptime.surface.formats.run_toml import parse_run, parse_toml, read_run
+
+JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")
+PLAN = ("plan", "toy", *JOB)
+ESTIMATE = ("estimate", "toy", *JOB)
+
+BAD = [
+    (("bogus",), "bogus"),
+    (("plna",), "did you mean plan?"),
+    (("plan",), "MODEL"),
+    (("plan", "toy"), "--cluster"),
+    (("plan", "toy", "--cluster", "box", "--gpus", "8"), "--global-batch"),
+    ((*PLAN, "--gpus", "0"), "--gpus"),
+    ((*PLAN, "--gpus", "-8"), "--gpus"),
+    ((*PLAN, "--gpus", "10000001"), "from 1 to 10000000"),
+    ((*PLAN, "--gpus", "9" * 5000), "--gpus"),
+    ((*PLAN, "--gpus", "1e3"), "--gpus"),
+    ((*PLAN, "--gpus", "٣"), "--gpus"),
+    ((*PLAN, "--gpus", ""), "--gpus"),
+    ((*PLAN, "--global-batch", "1000000001"), "--global-batch"),
+    ((*PLAN, "--seq", "100000001"), "--seq"),
+    ((*PLAN, "--top", "0"), "--top"),
+    ((*PLAN, "--strategy", "3d"), "--strategy"),
+    ((*PLAN, "--mode", "wishful"), "--mode"),
+    ((*PLAN, "--nonsense"), "--nonsense"),
+    ((*PLAN, "--fix", "tp"), "--fix"),
+    ((*PLAN, "--fix", "tp="), "--fix"),
+    ((*PLAN, "--fix", "=8"), "--fix"),
+    ((*PLAN, "--fix", "tp=zero"), "--fix: tp is 'zero'"),
+    ((*PLAN, "--fix", "tp=0"), "from 1 to"),
+    ((*PLAN, "--fix", "zero=4"), "from 0 to 3"),
+    ((*PLAN, "--fix", "micro_bach=1"), "micro_batch"),
+    ((*PLAN, "--fix", "tp=8", "--fix", "tp=4"), "tp is given twice"),
+    ((*PLAN, "--limit", "pp"), "--limit"),
+    ((*PLAN, "--limit", "pp<=many"), "--limit: pp is 'many'"),
+    ((*PLAN, "--limit", "pp<=1<=2"), "--limit"),
+    ((*PLAN, "--limit", "recompute<=2"), "--limit"),
+    ((*PLAN, "--limit", "<=2"), "--limit"),
+    ((*ESTIMATE, "--zero", "4"), "--zero"),
+    ((*ESTIMATE, "--tp", "7"), "tp 7 does not divide"),
+    ((*ESTIMATE, "--placement", "tp"), "--placement"),
+    ((*ESTIMATE, "--placement", "tq=4"), "--placement: there is no axis 'tq'"),
+    ((*ESTIMATE, "--placement", "tp=4,tp=2"), "tp is given twice"),
+    ((*ESTIMATE, "--explain", "nonsens"), "--explain"),
+    ((*ESTIMATE, "--explain", "tp_com/"), "tp_comm"),
+    ((*ESTIMATE, "extra"), "extra"),
+    (("estimate",), "MODEL"),
+    (("estimate", "toy", "--cluster", "box"), "--gpus"),
+    (("estimate", "toy", "--cluster", "box", "--gpus", "8"), "--global-batch"),
+    (("estimate", "toy", "--tp", "8"), "--tp: means nothing without --cluster"),
+    (("estimate", "toy", "--micro-batch", "8"), "--micro-batch"),
+    (("estimate", "toy", "--explain"), "--explain"),
+    (("estimate", "absent.toml"), "absent.toml: cannot be read"),
+    (("diff", "absent.json", "absent.json"), "absent.json: cannot be read"),
+    (("diff", "a\0b", "a\0b"), "not a path"),
+    (("diff", "x" * 5000, "y"), "cannot be read"),
+    (("diff", "/", "/"), "/: cannot be read"),
+    (("diff", "only-one"), "B"),
+    (("devices", "h10"), "did you mean"),
+    (("clusters", "dgx-h10"), "dgx-h100"),
+    (("models", "gpt3-1"), "gpt3"),
+    (("devices", "absent.toml"), "absent.toml"),
+]
+
+
+@pytest.mark.parametrize(("args", "named"), BAD, ids=lambda value: " ".join(value)[:40].replace("\0", "NUL"))
+def test_wrong_arguments(run: Run, api: FakeApi, args: tuple[str, ...], named: str) -> None:
+    for more in ((), ("--json",)):
+        result = run(*args, *more)
+        assert result.exit_code == 2
+        assert named in result.stderr
+        assert "Traceback" not in result.stderr
+        assert result.stdout == ""
+
+
+RUN_FILES = [
+    ("model = 3", "neither a RUN.toml"),
+    ("model = ''", "model"),
+    ("[plan]\ntp = 8", "model: missing"),
+    ('model = "toy"\ngpu = 8', "did you mean gpus"),
+    ('model = "toy"\ngpus = "8"', "gpus: '8'"),
+    ('model = "toy"\ngpus = 8.0', "gpus"),
+    ('model = "toy"\ngpus = true', "gpus"),
+    ('model = "toy"\ngpus = 0', "gpus: 0"),
+    ('model = "toy"\ngpus = 10000001', "gpus"),
+    ('model = "toy"\nseq = nan', "seq"),
+    ('model = "toy"\nmode = "wishful"', "mode"),
+    ('model = "toy"\nstrategy = "3d"', "strategy"),
+    ('model = "toy"\nplan = 8', "plan"),
+    ('model = "toy"\n[plan]\nmicro-batch = 8', "did you mean micro_batch"),
+    ('model = "toy"\n[plan]\nzero = 4', "plan.zero"),
+    ('model = "toy"\n[plan.placement]\ntq = 4', "plan.placement.tq"),
+    ('model = "toy"\n[plan.placement]\ntp = 0', "plan.placement.tp"),
+    ('model = "toy"\ngpu = 8\nseq = 0', "2 fields are wrong"),
+    ('model = "toy"\nmodel = "toy"', "not valid TOML"),
+    ("model = " + "9" * 5000, "not valid TOML"),
+    ("model = " + "[" * 5000, "not valid TOML"),
+    ('model = "toy"', "cluster: missing"),
+    ('model = "toy"\ncluster = "box"', "gpus: missing"),
+    ("", "neither a RUN.toml"),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), RUN_FILES, ids=lambda value: value[:40])
+def test_wrong_run_files(run: Run, api: FakeApi, tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    result = run("diff", str(file), str(file))
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert str(file) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+ESTIMATE_FILES = [
+    ("{", "not valid JSON"),
+    ("[]", "not an estimate"),
+    ('{"plans": []}', "`steptime plan`"),
+    ('{"step_time_s": NaN}', "NaN is not a JSON number"),
+    ('{"step_time_s": 1}', "schema_version"),
+    ('{"step_time_s": 1, "schema_version": 99}', "99"),
+    ('{"step_time_s": "fast", "schema_version": 1}', "step_time_s: 'fast'"),
+    ("{" * 100_000, "not valid JSON"),
+    ('{"a":' * 100_000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), ESTIMATE_FILES, ids=lambda value: value[:40])
+def test_wrong_estimate_files(run: Run, api: FakeApi, tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "estimate.json"
+    file.write_text(text)
+    result = run("diff", str(file), str(file))
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert str(file) in result.stderr
+
+
+def test_file_that_is_not_utf8(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(b'model = "\xff"')
+    assert "not UTF-8 text (byte 9)" in run("estimate", str(file)).stderr
+
+
+def test_control_characters_of_the_input_stay_harmless(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "toy"\n"\\u001b[2J" = 1')
+    result = run("estimate", str(file))
+    assert result.exit_code == 2
+    assert "\x1b" not in result.stderr
+
+
+def test_estimate_survives_writing_and_reading(tmp_path: Path) -> None:
+    for estimate in (
+        make_estimate(),
+        make_estimate(step_time_band_s=(1.0, 2.0), reasons=("memory",), published={"a": 1}),
+    ):
+        file = tmp_path / "a.json"
+        file.write_text(json.dumps(estimate.to_json(explain=True)))
+        assert read_estimate(str(file)) == estimate
+
+
+def test_paths_of_a_run_are_relative_to_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "model/config.json"\ncluster = "box"')
+    run = read_run(file)
+    assert (run.model, run.cluster) == (str(tmp_path / "model" / "config.json"), "box")
+    file.write_text('model = "org/name"\ncluster = "pkg.module:factory"')
+    run = read_run(file)
+    assert (run.model, run.cluster) == ("org/name", "pkg.module:factory")
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert read_run(file).model == str(tmp_path / "org" / "name")
+
+
+KEYS = st.sampled_from(
+    ["model", "cluster", "gpus", "global_batch", "seq", "dtype", "mode", "plan", "tp", "placement", "?"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=6))
+@example({"model": "a\0/b"})
+@example({"model": "/" * 5000})
+@example({"model": "./" + "b" * 300})
+def test_any_run_document_is_read_or_refused(document: dict[str, object]) -> None:
+    try:
+        run = parse_run(document, "run.toml")
+    except UserError as error:
+        assert str(error).startswith("run.toml")
+    else:
+        assert run.model
+
+
+@given(st.text(max_size=60) | st.text(alphabet='model="a\n[]{}.,1-', max_size=60))
+def test_any_text_is_toml_or_refused(text: str) -> None:
+    try:
+        parse_toml(text, "run.toml")
+    except UserError as error:
+        assert str(error).startswith("run.toml: not valid TOML")
+
+
+@given(st.text(max_size=30) | VALUES.map(lambda value: json.dumps({"step_time_s": value, "schema_version": 1})))
+def test_any_text_is_an_estimate_or_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"^a\.json: "):
+        parse_estimate(text, "a.json")
+
+
+WORDS = st.text(max_size=20) | st.text(alphabet="tpdcz2_-=<>,0189 ", max_size=12)
+
+
+@given(WORDS)
+def test_any_constraint_is_parsed_or_refused(text: str) -> None:
+    for parse, option in (
+        (lambda: parse_fix([text]), "--fix"),
+        (lambda: parse_limits([text]), "--limit"),
+        (lambda: parse_placement(text), "--placement"),
+    ):
+        try:
+            assert parse()
+        except UserError as error:
+            assert str(error).startswith(option)
+
+
+OPTIONS = st.sampled_from(["--gpus", "--global-batch", "--seq", "--tp", "--zero", "--placement", "--explain", "--mode"])
+ARGS = st.lists(st.tuples(OPTIONS, st.text(max_size=6) | st.integers(-2, 9).map(str)), max_size=4)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(ARGS, st.text(min_size=1, max_size=8))
+def test_any_arguments_end_in_0_or_2(run: Run, api: FakeApi, args: list[tuple[str, str]], model: str) -> None:
+    result = run("estimate", *JOB, *(word for pair in args for word in pair), "--json", "--", model)
+    assert result.exit_code in (0, 2), result.stderr
+    assert "Traceback" not in result.stderr
+    assert (result.exit_code == 0) == bool(result.stdout)

@@ -1,0 +1,254 @@
+"""Hugging Face configurations: every family end to end, defaults, aliases, reports, errors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
+from steptime.surface.formats.huggingface import read_huggingface, supported_model_types
+from steptime.surface.formats.huggingface.keys import UNKNOWN_KEY
+from steptime.surface.models import load_model, read_model
+from steptime.workload import load_catalogue_model, parameter_terms
+
+FOLDER = Path(__file__).parents[1] / "data" / "huggingface"
+FILES = sorted(FOLDER.glob("*.json"))
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 256, "hidden_act": "silu",
+}  # fmt: skip
+
+
+def write(folder: Path, config: Any, name: str = "config.json") -> Path:
+    path = folder / name
+    path.write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_import_equals_the_catalogue(path: Path) -> None:
+    spec, report = read_huggingface(path)
+    known = load_catalogue_model(path.stem)
+    assert replace(spec, source=known.source, weight_bytes=None) == known
+    assert [key for key, reason in report.ignored.items() if reason == UNKNOWN_KEY] == []
+
+
+def test_fixtures_cover_the_families() -> None:
+    assert {read_huggingface(path)[0].family for path in FILES} == set(supported_model_types())
+
+
+def test_every_key_is_used_or_reported(tmp_path: Path) -> None:
+    config = LLAMA | {"transformers_version": "5", "bos_token_id": 1, "wings": 2, "num_nextn_predict_layers": 1}
+    _, report = read_huggingface(write(tmp_path, config))
+    assert report.ignored == {
+        "transformers_version": "does not change the cost",
+        "bos_token_id": "does not change the cost",
+        "model_type": "does not change the cost",
+        "wings": UNKNOWN_KEY,
+        "num_nextn_predict_layers": "multi-token prediction layers are not modelled",
+    }
+    assert "tie_word_embeddings" in report.assumed
+
+
+def test_name_comes_from_the_folder_or_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    write(tmp_path / "mine", LLAMA)
+    assert load_model(tmp_path / "mine").name == "mine"
+    assert load_model(tmp_path / "mine" / "config.json").name == "mine"
+    assert load_model(write(tmp_path, LLAMA, "other.json")).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (LLAMA, "kv_heads", 4),
+        (LLAMA | {"num_key_value_heads": None}, "kv_heads", 4),
+        (LLAMA | {"num_key_value_heads": 2}, "kv_heads", 2),
+        (LLAMA | {"head_dim": None}, "head_dim", 16),
+        (LLAMA | {"head_dim": 32}, "head_dim", 32),
+        (LLAMA | {"attention_bias": True}, "out_bias", True),
+        (LLAMA | {"attention_dropout": 0.1}, "dropout", True),
+        (LLAMA | {"max_position_embeddings": 131072}, "seq_len", 8192),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 64}}, "seq_len", 64),
+        (LLAMA | {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 32}}, "seq_len", 32),
+        (LLAMA | {"model_type": "phi3", "original_max_position_embeddings": 128}, "seq_len", 128),
+        (LLAMA | {"model_type": "mistral", "num_key_value_heads": 2}, "windowed_layers", 2),
+        (LLAMA | {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": None}, "windowed_layers", 0),
+        (LLAMA | {"model_type": "qwen2", "num_key_value_heads": 4, "sliding_window": 8}, "windowed_layers", 0),
+        (
+            LLAMA
+            | {
+                "model_type": "qwen2",
+                "num_key_value_heads": 4,
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            "windowed_layers",
+            1,
+        ),
+        (
+            LLAMA
+            | {
+                "model_type": "mistral",
+                "num_key_value_heads": 2,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            "windowed_layers",
+            1,
+        ),
+        (LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "weight_bytes", 1.0),
+        (
+            LLAMA | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "weight_bytes",
+            1 + 4 / 16384,
+        ),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "weight_bytes", 0.5),
+        (LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}, "weight_bytes", 0.53125),
+        (LLAMA | {"quantization_config": {"quant_method": "new"}}, "weight_bytes", None),
+    ],
+)
+def test_meaning_of_keys(tmp_path: Path, config: dict[str, Any], field: str, value: object) -> None:
+    spec, _ = read_huggingface(write(tmp_path, config))
+    assert getattr(spec, field) == value
+
+
+def test_family_is_found_by_architectures(tmp_path: Path) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    spec, _ = read_huggingface(
+        write(tmp_path, config | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2})
+    )
+    assert (spec.family, spec.qkv_bias) == ("qwen2", True)
+
+
+def test_wrapper_is_read_through_its_text_config(tmp_path: Path) -> None:
+    wrapper = {
+        "model_type": "llava",
+        "text_config": LLAMA,
+        "vision_config": {"hidden_size": 3},
+        "torch_dtype": "float16",
+    }
+    spec, report = read_huggingface(write(tmp_path, wrapper | {"tie_word_embeddings": True}))
+    assert spec.family == "llama"
+    assert spec.tied_embeddings
+    assert report.ignored["vision_config"] == "only the language model is read"
+    assert report.ignored["torch_dtype"] == "does not change the cost"
+
+
+def test_mixed_dense_and_expert_layers(tmp_path: Path) -> None:
+    config = LLAMA | {
+        "model_type": "qwen2_moe", "num_hidden_layers": 6, "num_key_value_heads": 4, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 2, "mlp_only_layers": [1],
+    }  # fmt: skip
+    spec, _ = read_huggingface(write(tmp_path, config))
+    assert spec.experts is not None
+    assert (spec.experts.moe_layers, spec.experts.shared_gate) == (2, True)
+    config |= {"mlp_only_layers": [1, 3, 5]}
+    assert read_huggingface(write(tmp_path, config))[0].experts is None
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", "is not valid JSON"),
+        ("[1, 2]", "not a JSON object"),
+        ("3", "not a JSON object"),
+        ("", "is not valid JSON"),
+        ('{"model_type": "llama", "hidden_size": NaN}', "NaN"),
+        ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "is not valid JSON"),
+        ("[" * 200_000, "nested too deeply"),
+        ({}, "model_type: is missing"),
+        ({"model_type": 3}, "model_type: is 3"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        (LLAMA | {"hidden_size": -1}, "hidden_size: is -1"),
+        (LLAMA | {"hidden_size": 0}, "hidden_size: is 0"),
+        (LLAMA | {"hidden_size": 10**12}, "hidden_size: is 1000000000000"),
+        (LLAMA | {"hidden_size": "64"}, "hidden_size: is '64'"),
+        (LLAMA | {"hidden_size": 64.0}, "hidden_size: is 64.0"),
+        (LLAMA | {"hidden_size": True}, "hidden_size: is True"),
+        (LLAMA | {"hidden_size": None}, "hidden_size: is missing"),
+        (LLAMA | {"num_attention_heads": 5}, "5 does not divide hidden_size 64"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide the 4 heads"),
+        (LLAMA | {"hidden_act": "wiggle"}, "unknown activation 'wiggle'"),
+        (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings: is 'yes'"),
+        (LLAMA | {"attention_dropout": -0.1}, "attention_dropout"),
+        ('{"model_type": "llama", "attention_dropout": 1e999}', "is missing"),
+        (LLAMA | {"rope_scaling": 3}, "rope_scaling: is 3"),
+        (LLAMA | {"quantization_config": []}, "quantization_config"),
+        (
+            LLAMA | {"model_type": "mistral", "num_key_value_heads": 2, "layer_types": ["full_attention"]},
+            "1 entries for 2 layers",
+        ),
+        (
+            LLAMA | {"model_type": "mistral", "num_key_value_heads": 2, "layer_types": ["linear_attention"] * 2},
+            "layer_types[0]",
+        ),
+        ({"model_type": "llava", "text_config": 3}, "text_config: is 3"),
+        ({"model_type": "llava", "text_config": LLAMA | {"hidden_size": -1}}, "text_config.hidden_size: is -1"),
+        ({"model_type": "vit", "patch_size": 300}, "patch_size: 300 is larger than image_size 224"),
+        (
+            LLAMA | {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 1},
+            "num_experts_per_tok: is 2, with 1 experts",
+        ),
+        (LLAMA | {"model_type": "deepseek_v3"}, "q_lora_rank: is missing"),
+    ],
+)
+def test_bad_files_name_the_field(tmp_path: Path, config: Any, says: str) -> None:
+    path = write(tmp_path, config)
+    with pytest.raises(UserError) as caught:
+        read_huggingface(path)
+    assert str(path) in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["t5", "whisper", "mamba2", "qwen3_next", "bert"])
+def test_known_but_unsupported_kinds_are_named(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserError, match="not supported yet") as caught:
+        read_huggingface(write(tmp_path, LLAMA | {"model_type": kind}))
+    assert "supported: bloom, " in str(caught.value)
+
+
+def test_unknown_model_type_has_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean llama"):
+        read_huggingface(write(tmp_path, LLAMA | {"model_type": "lama"}))
+
+
+def test_bad_paths(tmp_path: Path) -> None:
+    big = tmp_path / "big.json"
+    with big.open("wb") as file:
+        file.truncate(17 * 2**20)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "folder.json").mkdir()
+    for path, says in (
+        (big, "at most 16777216"),
+        (tmp_path / "binary.json", "not UTF-8"),
+        (tmp_path / "none.json", "no such file"),
+        (tmp_path / "folder.json", "no such file"),
+        (tmp_path, "no such file"),
+    ):
+        with pytest.raises(InputFileError, match=says):
+            read_huggingface(path)
+
+
+def test_opt_with_another_embedding_width_is_refused(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "opt-125m.json").read_text(encoding="utf-8")) | {"word_embed_proj_dim": 512}
+    with pytest.raises(FieldError, match="512 differs from hidden_size 768"):
+        read_huggingface(write(tmp_path, config))
+
+
+def test_clip_projection_counts(tmp_path: Path) -> None:
+    inner = json.loads((FOLDER / "clip-vit-l14.json").read_text(encoding="utf-8"))["vision_config"]
+    inner |= {"architectures": ["CLIPVisionModelWithProjection"], "projection_dim": 768}
+    bare = parameter_terms(load_catalogue_model("clip-vit-l14")).total
+    assert parameter_terms(read_huggingface(write(tmp_path, inner))[0]).total == bare + 1024 * 768
+
+
+def test_report_of_a_catalogue_name_is_empty() -> None:
+    spec, report = read_model("LLAMA2-7B")
+    assert spec.name == "llama2-7b"
+    assert (dict(report.ignored), dict(report.assumed)) == ({}, {})

@@ -1,0 +1,103 @@
+"""Rules about the repository's own files."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Written in two pieces so that this file does not match itself.
+FORBIDDEN = re.compile("/wo" + "rk/|" + r"\.\./" + "shared")
+ALLOWED = {"src/steptime/study/data_root.py"}
+SKIPPED = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".import_linter_cache", ".hypothesis", "__pycache__"}
+BUILT = {"docs/_build", "docs/generated", "build", "dist"}
+
+
+def repository_files() -> list[Path]:
+    out = []
+    for folder, folders, files in os.walk(ROOT):
+        here = Path(folder).relative_to(ROOT)
+        folders[:] = [f for f in folders if f not in SKIPPED and str(here / f) not in BUILT]
+        out += [Path(folder, name) for name in files]
+    return out
+
+
+def size_script() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("size_script", str(ROOT / "scripts/size"))
+    spec = importlib.util.spec_from_loader("size_script", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_no_file_names_a_path_of_one_machine():
+    found = []
+    for path in repository_files():
+        name = path.relative_to(ROOT).as_posix()
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        if name not in ALLOWED and (match := FORBIDDEN.search(text)):
+            found.append(f"{name}:{text[: match.start()].count(chr(10)) + 1}: {match.group()}")
+    assert found == []
+
+
+def test_the_search_for_paths_sees_them():
+    assert FORBIDDEN.search("see /wo" + "rk/main")
+    assert FORBIDDEN.search("open('.." + "/shared/data')")
+    assert not FORBIDDEN.search("the framework/network folder")
+    names = {path.relative_to(ROOT).as_posix() for path in repository_files()}
+    assert {"pyproject.toml", ".ci/run", "src/steptime/errors.py"} <= names
+
+
+def test_the_constraints_pin_every_declared_dependency():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *(item for name in ("test", "lint", "docs") for item in extras[name])]
+    wanted = {_normal(re.match(r"[\w.-]+", item)[0]) for item in declared} | {"hatchling"}  # type: ignore[index]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {_normal(line.split("==")[0]) for line in lines if "==" in line}
+    assert wanted <= pinned
+    assert all(line.startswith("#") or re.fullmatch(r"[\w.-]+==[\w.+-]+", line) for line in lines)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_size_check_finds_long_files_and_functions(tmp_path):
+    size = size_script()
+    body = "    x = 1\n" * 41
+    doc = "    doc\n" * 50
+    (tmp_path / "a.py").write_text(f'def long():\n    """{doc}"""\n{body}\n')
+    (tmp_path / "b.py").write_text("x = 1\n" * 401)
+    (tmp_path / "c.py").write_text("def short():\n" + "    x = 1\n" * 40)
+    (tmp_path / "script").write_text("#!/usr/bin/env python3\n" + "def also_long():\n" + body)
+    found = [line for path in size.python_files(tmp_path) for line in size.excesses(path)]
+    assert [line.split(": ")[1] for line in found] == [
+        "long has 41 lines; at most 40",
+        "401 lines; at most 400",
+        "also_long has 41 lines; at most 40",
+    ]
+    assert size.main([str(tmp_path)]) == 1
+    (tmp_path / "empty").mkdir()
+    assert size.main([str(tmp_path / "empty")]) == 0
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "docs", "bench"])
+def test_make_has_the_targets_that_documents_name(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+
+
+def test_scripts_are_executable_and_fit_on_a_screen():
+    for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci/run"]:
+        if path.is_file():
+            assert os.access(path, os.X_OK), path
+            assert path.read_text().count("\n") <= 80, path
