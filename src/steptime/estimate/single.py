@@ -98,7 +98,7 @@ def estimate_plan(
     )  # fmt: skip
 
 
-def plan_record(e: Evaluation, fullest_stage: str) -> dict[str, Any]:
+def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, Any]:
     """The plan in the words of the command line, and what follows from it."""
     p, job = e.plans, e.job
     axes = (*e.strategy.tensor_axes, "dp", "pp")
@@ -118,7 +118,7 @@ def plan_record(e: Evaluation, fullest_stage: str) -> dict[str, Any]:
         "overlap": sorted(job.overlap),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
         "stage_layers": {"first": int(split.first), "middle": int(split.middle), "last": int(split.last)},
-        "fullest_stage": fullest_stage,
+        **({} if fullest_stage is None else {"fullest_stage": fullest_stage}),
         **occupancy(int(p.ranks), int(p.domain_ranks), e.machine.fast_domain),
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,14 +14,27 @@ from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.space import Space, expand, factorisations, panel_counts
 
-RECOMPUTE_CHOICES = (RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"])
-ZERO_CHOICES = (1, 3)
 
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedSpace(Space):
     """All ordered factorisations of the number of devices; the rules say which of them make sense."""
 
     name: ClassVar[str] = "corrected"
+    recompute: tuple[int, ...] = (RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"])
+    """Codes that are tried."""
+    zero: tuple[int, ...] = (1, 3)
+    """ZeRO stages that are tried; those above 1 only without a pipeline."""
+    vpp: tuple[int, ...] = (1,)
+    """Virtual stages that are tried."""
+    micro_batch: tuple[int, ...] = ()
+    """Micro-batches that are tried; empty: divisors of the share and powers of two."""
+    panels: tuple[int, ...] = ()
+    """SUMMA panels that are tried; empty: see `panel_counts`."""
+
+    def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
+        """The same space with some columns at one value each."""
+        known = {name: (value,) for name, value in values.items() if name in self.__slots__}
+        return replace(self, **known)  # type: ignore[arg-type]
 
     def meshes(self, job: Job, strategy: Strategy) -> Plans:
         """Ordered factorisations of the number of devices over the strategy's axes, ``pp`` and ``dp``."""
@@ -30,7 +45,7 @@ class CorrectedSpace(Space):
     def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
         """Micro-batches (divisors of the share, powers of two), recomputation, ZeRO stage, SUMMA panels."""
         share = np.asarray(ceil_div(job.global_batch, np.asarray(meshes.dp)))
-        options = {int(s): micro_batch_choices(int(s)) for s in np.unique(share)}
+        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share)}
         mesh_of, micro_batch = expand(np.arange(len(share)), options, share)
         extra: dict[str, Array] = {"micro_batch": micro_batch}
         for column, choices in self._choices(job, strategy, meshes).items():
@@ -38,18 +53,24 @@ class CorrectedSpace(Space):
             mesh_of, extra = mesh_of[position], {n: c[position] for n, c in extra.items()} | {column: chosen}
         return mesh_of, meshes.take(mesh_of).with_columns(extra)
 
-    @staticmethod
-    def _choices(job: Job, strategy: Strategy, meshes: Plans) -> dict[str, tuple[Array, list[list[int]]]]:
+    def _micro_batches(self, share: int) -> list[int]:
+        return [m for m in self.micro_batch if m <= share] if self.micro_batch else micro_batch_choices(share)
+
+    def _choices(self, job: Job, strategy: Strategy, meshes: Plans) -> dict[str, tuple[Array, list[list[int]]]]:
         """Column -> (kind of each mesh, choices of each kind)."""
         pp = np.asarray(meshes.pp)
+        same = np.zeros(len(pp), dtype=np.int64)
         out: dict[str, tuple[Array, list[list[int]]]] = {
-            "recompute": (np.zeros(len(pp), dtype=np.int64), [list(RECOMPUTE_CHOICES)]),
-            "zero": ((pp > 1).astype(np.int64), [list(ZERO_CHOICES), [1]]),
+            "recompute": (same, [list(self.recompute)]),
+            "zero": ((pp > 1).astype(np.int64), [list(self.zero), [z for z in self.zero if z <= 1]]),
         }
+        if self.vpp != (1,):
+            out["vpp"] = (same, [list(self.vpp)])
         if strategy.name == "2d":
             longer = np.maximum(np.asarray(meshes.tp), np.asarray(meshes.tp2))
             values, kind = np.unique(longer, return_inverse=True)
-            out["panels"] = (kind, [panel_counts(job.model.hidden, int(s)) for s in values])
+            tried = [list(self.panels) or panel_counts(job.model.hidden, int(s)) for s in values]
+            out["panels"] = (kind, tried)
         return out
 
     def placements(self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int) -> tuple[Array, Plans]:

@@ -8,7 +8,7 @@ apart and multiplied only where a configuration fits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -37,8 +37,9 @@ class Listing:
     """First placement of each mesh."""
     placement_count: Array
     rejected: dict[str, int]
-    """Reason -> meshes that it rules out."""
-    rejected_meshes: int
+    """Reason -> meshes and configurations that it rules out."""
+    rejected_rows: int
+    """Meshes and configurations that were ruled out, each counted once whatever its placements."""
 
     @property
     def multiplicity(self) -> Array:
@@ -48,14 +49,18 @@ class Listing:
 
     @property
     def candidates(self) -> int:
-        """Configurations times placements, and each mesh that was ruled out."""
-        return int(self.multiplicity.sum()) + self.rejected_meshes
+        """Configurations times placements, and each mesh or configuration that was ruled out."""
+        return int(self.multiplicity.sum()) + self.rejected_rows
 
 
 class Space(ABC):
     """Lists meshes, configurations and placements."""
 
     name: ClassVar[str]
+
+    @abstractmethod
+    def fixed(self, values: Mapping[str, int]) -> Space:
+        """The space in which some columns have one value each."""
 
     @abstractmethod
     def meshes(self, job: Job, strategy: Strategy) -> Plans:
@@ -73,12 +78,20 @@ class Space(ABC):
         self, job: Job, strategy: Strategy, fast_domain: int, rules: Sequence[Rule],
         constraints: Sequence[Constraint] = (),
     ) -> Listing:  # fmt: skip
-        """All candidates that the constraints admit."""
+        """All candidates that the constraints admit; those that break a rule are counted, not listed."""
         meshes = kept(self.meshes(job, strategy), constraints)
-        meshes, rejected, rejected_meshes = _legal(job, meshes, rules)
+        whole = rows_of(meshes)
+        legal, rejected = _legal(job, meshes, whole, rules)
+        rejected_here = whole - len(legal)
+        meshes = meshes if len(legal) == whole else meshes.take(legal)
         mesh_of, configurations = self.configurations(job, strategy, meshes)
         chosen = np.flatnonzero(_admitted(configurations, len(mesh_of), constraints))
         mesh_of, configurations = mesh_of[chosen], configurations.take(chosen)
+        legal, more = _legal(job, configurations, len(mesh_of), rules)
+        rejected |= {name: rejected.get(name, 0) + count for name, count in more.items()}
+        rejected_here += len(mesh_of) - len(legal)
+        if len(legal) < len(mesh_of):
+            mesh_of, configurations = mesh_of[legal], configurations.take(legal)
         placed, placements = self.placements(strategy, meshes, job.gpus, fast_domain)
         picked = np.flatnonzero(_admitted(placements, len(placed), constraints))
         placed, placements = placed[picked], placements.take(picked)
@@ -86,7 +99,7 @@ class Space(ABC):
         return Listing(
             configurations=configurations, mesh_of=mesh_of, placements=placements,
             placement_start=np.cumsum(count) - count, placement_count=count,
-            rejected=rejected, rejected_meshes=rejected_meshes,
+            rejected=rejected, rejected_rows=rejected_here,
         )  # fmt: skip
 
 
@@ -102,13 +115,11 @@ def _admitted(plans: Plans, rows: int, constraints: Sequence[Constraint]) -> Arr
     return admitted
 
 
-def _legal(job: Job, meshes: Plans, rules: Sequence[Rule]) -> tuple[Plans, dict[str, int], int]:
-    rows = rows_of(meshes)
-    mask = np.broadcast_to(np.asarray(broken_rules(job, meshes, tuple(rules))), (rows,))
-    if not mask.any():
-        return meshes, {}, 0
-    rejected = {n: int(((mask >> i) & 1).sum()) for i, n in enumerate(NAMES) if ((mask >> i) & 1).any()}
-    return meshes.take(np.flatnonzero(mask == 0)), rejected, int((mask != 0).sum())
+def _legal(job: Job, plans: Plans, rows: int, rules: Sequence[Rule]) -> tuple[Array, dict[str, int]]:
+    """Rows that break no rule, and how many break each."""
+    mask = np.broadcast_to(np.asarray(broken_rules(job, plans, tuple(rules))), (rows,))
+    rejected = {name: int(((mask >> i) & 1).sum()) for i, name in enumerate(NAMES)} if mask.any() else {}
+    return np.flatnonzero(mask == 0), {name: count for name, count in rejected.items() if count}
 
 
 def factorisations(n: int, parts: int) -> Array:

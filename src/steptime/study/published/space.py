@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +22,10 @@ class PublishedSpace(Space):
     """Degrees divide everything, and a fast domain is filled exactly."""
 
     name: ClassVar[str] = "published"
+
+    def fixed(self, values: Mapping[str, int]) -> PublishedSpace:
+        """The space as published: constraints select from it."""
+        return self
 
     def meshes(self, job: Job, strategy: Strategy) -> Plans:
         """Tensor grids, then pipelines that divide the layers, then replicas that divide the batch."""

@@ -1,0 +1,113 @@
+"""Ranks the plans of one job over several strategies, and explains the winners."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from steptime.estimate.evaluate import evaluate
+from steptime.estimate.result import Estimate
+from steptime.estimate.single import Setting, estimate_plan, plan_record
+from steptime.num import Array
+from steptime.plan.constraints import Constraint
+from steptime.plan.method import Strategy
+from steptime.plan.plans import Plans
+from steptime.plan.space import Space
+from steptime.search.exhaustive import Found, Progress, Task, search
+from steptime.search.rank import pareto_front
+from steptime.search.result import PlanResult, Stop
+
+
+def rank_plans(
+    setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
+    constraints: Sequence[Constraint] = (), *, top: int = 10, progress: Progress | None = None,
+) -> PlanResult:  # fmt: skip
+    """The best plans of a job among all strategies given.
+
+    Args:
+        setting: method, job and cluster.
+        space: which candidates there are.
+        strategies: name of each strategy to search, with constraints of its own.
+        constraints: what the user fixes or bounds.
+        top: number of plans to return.
+        progress: called with candidates done and candidates known so far.
+    """
+    started = time.process_time()
+    found = find(setting, space, strategies, constraints, top=top, progress=progress)
+    ranked = sorted(
+        ((float(f.best_s[i]), n, i) for n, f in enumerate(found) for i in range(len(f.best_s))),
+    )[:top]  # fmt: skip
+    plans = tuple(
+        _explained(setting, found[n].task.strategy, found[n].best.row(i), first=not k)
+        for k, (_, n, i) in enumerate(ranked)
+    )
+    candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
+    return PlanResult(
+        candidates=candidates, feasible=feasible, reasons=_reasons(found),
+        stop=_stop(candidates, feasible, tuple(strategies), time.process_time() - started),
+        plans=plans, pareto=_front(setting, found), nearest=_nearest(setting, found) if not feasible else None,
+    )  # fmt: skip
+
+
+def find(
+    setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
+    constraints: Sequence[Constraint] = (), *, top: int = 1, progress: Progress | None = None,
+) -> list[Found]:  # fmt: skip
+    """Searches of each strategy, before the winners are explained."""
+    out: list[Found] = []
+    done = 0
+    for name, own in strategies.items():
+        task = Task(setting=setting, strategy=setting.method.strategies[name], space=space,
+                    constraints=(*constraints, *own))  # fmt: skip
+        before = done
+        shown = None if progress is None else (lambda d, t, b=before: progress(b + d, b + t))
+        out += search([task], top, shown)
+        done += out[-1].candidates
+    return out
+
+
+def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: bool) -> Estimate:
+    return estimate_plan(setting, strategy, plans, explain=first, what_ifs=first)
+
+
+def _stop(candidates: int, feasible: int, strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
+    space = f"all {candidates:,} candidates of the space ({', '.join(strategies)}) were costed"
+    if feasible:
+        return Stop(reason="exhausted", proof=f"{space}: no other is faster than the first", elapsed_cpu_s=elapsed_cpu_s)
+    return Stop(reason="infeasible", proof=f"{space}: none is feasible", elapsed_cpu_s=elapsed_cpu_s)
+
+
+def _reasons(found: Sequence[Found]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for f in found:
+        for name, count in f.reasons.items():
+            out[name] = out.get(name, 0) + count
+    return dict(sorted(out.items(), key=lambda item: -item[1]))
+
+
+def _front(setting: Setting, found: Sequence[Found]) -> tuple[Mapping[str, Any], ...]:
+    time_s: Array = np.concatenate([f.front_s for f in found])
+    memory: Array = np.concatenate([f.front_bytes for f in found])
+    owner = np.concatenate([np.full(len(f.front_s), n) for n, f in enumerate(found)])
+    place = np.concatenate([np.arange(len(f.front_s)) for f in found])
+    points = []
+    for i in pareto_front(time_s, memory):
+        f = found[int(owner[i])]
+        e = evaluate(setting.method, f.task.strategy, setting.job, setting.machine, f.front.row(int(place[i])))
+        points.append(
+            {"step_time_s": float(time_s[i]), "peak_memory_bytes": float(memory[i]), "plan": plan_record(e)}
+        )
+    return tuple(points)
+
+
+def _nearest(setting: Setting, found: Sequence[Found]) -> Estimate | None:
+    """The plan that lacks least memory, of those that only lack memory."""
+    estimates = [
+        estimate_plan(setting, f.task.strategy, f.nearest.row(0), explain=True)
+        for f in found
+        if f.nearest is not None
+    ]
+    return min(estimates, key=lambda e: e.peak_memory_bytes, default=None)
