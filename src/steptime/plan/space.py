@@ -79,13 +79,15 @@ class Space(ABC):
         constraints: Sequence[Constraint] = (),
     ) -> Listing:  # fmt: skip
         """All candidates that the constraints admit; those that break a rule are counted, not listed."""
-        meshes = kept(self.meshes(job, strategy), constraints)
+        on_plan = [c for c in constraints if not c.column.startswith("in_")]
+        on_placement = [c for c in constraints if c.column.startswith("in_")]
+        meshes = kept(self.meshes(job, strategy), on_plan)
         whole = rows_of(meshes)
         legal, rejected = _legal(job, meshes, whole, rules)
         rejected_here = whole - len(legal)
         meshes = meshes if len(legal) == whole else meshes.take(legal)
         mesh_of, configurations = self.configurations(job, strategy, meshes)
-        chosen = np.flatnonzero(_admitted(configurations, len(mesh_of), constraints))
+        chosen = np.flatnonzero(_admitted(configurations, len(mesh_of), on_plan))
         mesh_of, configurations = mesh_of[chosen], configurations.take(chosen)
         legal, more = _legal(job, configurations, len(mesh_of), rules)
         rejected |= {name: rejected.get(name, 0) + count for name, count in more.items()}
@@ -93,7 +95,7 @@ class Space(ABC):
         if len(legal) < len(mesh_of):
             mesh_of, configurations = mesh_of[legal], configurations.take(legal)
         placed, placements = self.placements(strategy, meshes, job.gpus, fast_domain)
-        picked = np.flatnonzero(_admitted(placements, len(placed), constraints))
+        picked = np.flatnonzero(_admitted(placements, len(placed), on_placement))
         placed, placements = placed[picked], placements.take(picked)
         count = np.bincount(placed, minlength=rows_of(meshes))
         return Listing(
