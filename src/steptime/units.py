@@ -34,8 +34,11 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "Bps": {f"{u}/s": f for u, f in (_BYTES | _BITS).items()}
     | {f"{u}ps": f for u, f in (_scaled("b", _DECIMAL, 1 / 8) | _scaled("B", _DECIMAL)).items()},
     "flops": _scaled("FLOP", _DECIMAL) | _scaled("flop", _DECIMAL),
-    "flops_per_s": _scaled("FLOP/s", _DECIMAL) | _scaled("FLOPS", _DECIMAL) | _scaled("flop/s", _DECIMAL)
-    | _scaled("OP/s", _DECIMAL) | _scaled("OPS", _DECIMAL),
+    "flops_per_s": _scaled("FLOP/s", _DECIMAL)
+    | _scaled("FLOPS", _DECIMAL)
+    | _scaled("flop/s", _DECIMAL)
+    | _scaled("OP/s", _DECIMAL)
+    | _scaled("OPS", _DECIMAL),
     "s": _SECONDS | _SECONDS_LONG,
     "Hz": _scaled("Hz", _DECIMAL),
     "W": _scaled("W", _DECIMAL),

@@ -49,7 +49,7 @@ def roofline_exposed_memory_s(moved_bytes: Num, memory_Bps: Num, compute_s: Num)
 
     Source: roofline model, Williams et al. 2009.
 
-    >>> roofline_exposed_memory_s(2e9, 2e12, 0.0004)   # 1 ms of traffic behind 0.4 ms of arithmetic
-    0.0006
+    >>> roofline_exposed_memory_s(2e9, 2e9, 0.5)   # 1 s of traffic behind 0.5 s of arithmetic
+    0.5
     """
     return maximum(memory_s(moved_bytes, memory_Bps) - compute_s, 0.0)

@@ -61,4 +61,3 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
     high_passes = Passes(**{part: _slowest(times) for part, times in e.times.items()})
     high = _compose(e, high_passes, frozenset())
     return maximum(hidden, shared), high.total_s
-

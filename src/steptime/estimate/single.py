@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import steptime
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import bottleneck_of, what_if
@@ -19,6 +18,7 @@ from steptime.plan.job import Job
 from steptime.plan.legality import BIT, MEMORY, Rule, broken_rules, names_of
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.version import __version__
 
 ASSUMPTIONS = (
     "every pipeline stage and every micro-batch takes the same time from step to step (no stragglers, no failures)",
@@ -138,15 +138,13 @@ def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]
 def _provenance(setting: Setting) -> Provenance:
     constants = constants_of(setting.cluster, setting.job.gpus, setting.job.precision)
     return Provenance(
-        steptime_version=steptime.__version__,
+        steptime_version=__version__,
         mode=setting.method.name,
         model=setting.job.model.name,
         model_source=setting.job.model.source,
         cluster=setting.cluster.name,
         device=setting.cluster.device.name,
         weakest_kind=str(weakest(constants)),
-        constants={
-            c.name: {"value": c.value, "source": c.source.text, "kind": str(c.source.kind)} for c in constants
-        },
+        constants={c.name: {"value": c.value, "source": c.source.text, "kind": str(c.source.kind)} for c in constants},
         assumptions=ASSUMPTIONS,
     )

@@ -40,9 +40,7 @@ def _leaf(function: str) -> str:
 def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> Iterator[Line]:
     """Lines of one row in one phase, ``count`` times per step."""
     machine, name = e.machine, f"{phase}/{time.row.name}"
-    rate = (
-        machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
-    )
+    rate = machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
     compute = {
         "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
         "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
@@ -171,4 +169,3 @@ def _row_path(row: Row) -> str:
 
 def _share(row: Row, e: Evaluation) -> float:
     return float(row.kept_bytes) / float(e.sizes.layer.kept_bytes)
-

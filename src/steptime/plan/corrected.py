@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from steptime.num import Num, ceil_div, floor_div, where
 from steptime.plan.job import Job
 from steptime.plan.legality import RULES, Rule
-from steptime.plan.method import Method, StageSplit
+from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import STRATEGIES, micro_batch_share
 
@@ -16,7 +17,7 @@ class CorrectedMethod(Method):
     """The default."""
 
     name: ClassVar[str] = "corrected"
-    strategies = STRATEGIES
+    strategies: ClassVar[Mapping[str, Strategy]] = STRATEGIES
     rules: ClassVar[tuple[Rule, ...]] = RULES
     optimizer_step: ClassVar[bool] = True
     lone_rank_has_all_links: ClassVar[bool] = True

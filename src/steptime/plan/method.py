@@ -43,7 +43,7 @@ class Method(ABC):
     """Rules of one mode that are the same for all its strategies."""
 
     name: ClassVar[str]
-    strategies: Mapping[str, Strategy]
+    strategies: ClassVar[Mapping[str, Strategy]]
     optimizer_step: ClassVar[bool]
     """Whether the optimiser's own time is counted."""
     lone_rank_has_all_links: ClassVar[bool]

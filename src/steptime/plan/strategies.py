@@ -176,7 +176,9 @@ class Corrected(Strategy):
 
     def _mlp_block(self, s: Shape) -> list[Row]:
         model, inner = s.model, s.tokens * s.ffn
-        rows = [self.norm(s, "mlp_norm", "mlp"), self.into_block(s, "mlp_in", "mlp", s.ffn_in)]
+        shared_norm = model.norms_per_layer == 1
+        rows = [] if shared_norm else [self.norm(s, "mlp_norm", "mlp")]
+        rows.append(self.into_block(s, "mlp_in", "mlp", s.ffn_in))
         if model.mlp_bias:
             rows.append(bias("mlp_in_bias", "mlp", s.tokens, s.ffn_in, element_bytes=s.element_bytes))
         rows.append(activation("activation", "mlp", inner, element_bytes=s.element_bytes, gated=model.gated_mlp))
@@ -221,6 +223,8 @@ class Corrected(Strategy):
     def _head(self, s: Shape) -> tuple[Row, ...]:
         model = s.model
         rows = [self.norm(s, "final_norm", "head")] if model.final_norm else []
+        if model.vision is not None and model.vision.head_outputs:
+            return (*rows, classifier(s))
         if not model.vocab:
             return tuple(rows) if model.vision is not None else ()
         head = self.into_block(s, "logits", "head", s.vocab)
@@ -233,6 +237,8 @@ class Corrected(Strategy):
             kept_bytes=logits * (LOGIT_BYTES + s.element_bytes),
             forward=(over("tp", "all_reduce", 3 * s.tokens * LOGIT_BYTES),),
         )  # fmt: skip
+        if model.head_bias:
+            rows.append(bias("logits_bias", "head", s.tokens, s.vocab, element_bytes=s.element_bytes))
         return (*rows, head, loss)
 
 
@@ -242,10 +248,25 @@ def patch_embedding(s: Shape) -> Row:
     if vision is None:
         raise ValueError("the model has no patches")
     k = vision.channels * vision.patch_size**2
-    weights = k * s.hidden + s.hidden * (1 + int(vision.class_token)) + s.model.max_positions * s.hidden
+    whole = int(vision.patch_bias) + int(vision.class_token) + s.model.max_positions
+    weights = (k + whole) * s.hidden
     row = matmul(
         "patch_embedding", "embedding", s.sharded_tokens, s.hidden, k, element_bytes=s.element_bytes,
         kept_elements=s.sharded_tokens * k, weights=weights,
+    )  # fmt: skip
+    return replace(row, replicated=weights)
+
+
+def classifier(s: Shape) -> Row:
+    """Head of a ViT on one token per image; replicated."""
+    vision = s.model.vision
+    if vision is None:
+        raise ValueError("the model has no patches")
+    batch, outputs = s.plans.micro_batch, vision.head_outputs
+    weights = (s.hidden + int(vision.head_bias)) * outputs
+    row = matmul(
+        "classifier", "head", batch, outputs, s.hidden, element_bytes=s.element_bytes,
+        kept_elements=batch * s.hidden, weights=weights,
     )  # fmt: skip
     return replace(row, replicated=weights)
 

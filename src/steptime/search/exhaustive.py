@@ -172,9 +172,7 @@ def _blocks(listing: Listing, fitting: Array) -> Iterator[tuple[Array, Array]]:
         start = stop
 
 
-def _ranked(
-    each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress: Callable[[int], None]
-) -> Found:
+def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress: Callable[[int], None]) -> Found:
     """Composes and ranks the candidates of one task."""
     listing, setting = each.listing, each.task.setting
     machine, job, strategy = setting.machine, setting.job, each.task.strategy

@@ -62,11 +62,15 @@ def find(
     for name, own in strategies.items():
         task = Task(setting=setting, strategy=setting.method.strategies[name], space=space,
                     constraints=(*constraints, *own))  # fmt: skip
-        before = done
-        shown = None if progress is None else (lambda d, t, b=before: progress(b + d, b + t))
-        out += search([task], top, shown)
+        out += search([task], top, _shifted(progress, done))
         done += out[-1].candidates
     return out
+
+
+def _shifted(progress: Progress | None, before: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, known: progress(before + done, before + known)
 
 
 def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: bool) -> Estimate:
@@ -76,7 +80,9 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
 def _stop(candidates: int, feasible: int, strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
     space = f"all {candidates:,} candidates of the space ({', '.join(strategies)}) were costed"
     if feasible:
-        return Stop(reason="exhausted", proof=f"{space}: no other is faster than the first", elapsed_cpu_s=elapsed_cpu_s)
+        return Stop(
+            reason="exhausted", proof=f"{space}: no other is faster than the first", elapsed_cpu_s=elapsed_cpu_s
+        )
     return Stop(reason="infeasible", proof=f"{space}: none is feasible", elapsed_cpu_s=elapsed_cpu_s)
 
 
@@ -97,17 +103,13 @@ def _front(setting: Setting, found: Sequence[Found]) -> tuple[Mapping[str, Any],
     for i in pareto_front(time_s, memory):
         f = found[int(owner[i])]
         e = evaluate(setting.method, f.task.strategy, setting.job, setting.machine, f.front.row(int(place[i])))
-        points.append(
-            {"step_time_s": float(time_s[i]), "peak_memory_bytes": float(memory[i]), "plan": plan_record(e)}
-        )
+        points.append({"step_time_s": float(time_s[i]), "peak_memory_bytes": float(memory[i]), "plan": plan_record(e)})
     return tuple(points)
 
 
 def _nearest(setting: Setting, found: Sequence[Found]) -> Estimate | None:
     """The plan that lacks least memory, of those that only lack memory."""
     estimates = [
-        estimate_plan(setting, f.task.strategy, f.nearest.row(0), explain=True)
-        for f in found
-        if f.nearest is not None
+        estimate_plan(setting, f.task.strategy, f.nearest.row(0), explain=True) for f in found if f.nearest is not None
     ]
     return min(estimates, key=lambda e: e.peak_memory_bytes, default=None)

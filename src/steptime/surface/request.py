@@ -92,7 +92,9 @@ def _check_schedule(out: Mapping[str, Any], mode: Mode) -> None:
         if out.get("recompute") == "full":
             beyond.append("recompute full")
         if beyond:
-            raise PlanError(f"the published model has no {', no '.join(beyond)}", hint="drop it, or use --mode corrected")
+            raise PlanError(
+                f"the published model has no {', no '.join(beyond)}", hint="drop it, or use --mode corrected"
+            )
     if out.get("recompute") == "attention" and out.get("attention", "fused") != "unfused":
         raise PlanError(
             "recompute attention means nothing for fused attention, which always recomputes its scores",
@@ -151,7 +153,8 @@ def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str
         inside = degrees.get("placement", {}).get(axis, 1)
         if axis not in axes and (degrees.get(axis, 1) > 1 or inside > 1):
             raise PlanError(
-                f"strategy {strategy} has no axis {axis}", hint=f"its axes are {', '.join(axes)}; tp2 is 2d, cp is context"
+                f"strategy {strategy} has no axis {axis}",
+                hint=f"its axes are {', '.join(axes)}; tp2 is 2d, cp is context",
             )
     if strategy != "2d" and degrees.get("panels", 1) > 1:
         raise PlanError(f"panels {degrees['panels']}: only strategy 2d has panels", hint="drop panels")
@@ -179,7 +182,8 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None) -> dict[str,
     else:
         if gpus % inner:
             raise PlanError(
-                f"{' x '.join(named)} = {inner} does not divide {gpus} GPUs, so no dp is left", hint=_fitting(inner, gpus)
+                f"{' x '.join(named)} = {inner} does not divide {gpus} GPUs, so no dp is left",
+                hint=_fitting(inner, gpus),
             )
         out["dp"] = gpus // inner
     return out

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from steptime.num import Num, floor_div, where
 from steptime.plan.job import Job
 from steptime.plan.legality import Rule
-from steptime.plan.method import Method, StageSplit
+from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import Plans
 from steptime.study.published.rows import Context2D, Summa2D, Tensor1D
 
@@ -16,7 +17,7 @@ class PublishedMethod(Method):
     """Equal stages, no optimiser time, slow pipeline links free where any stages share a domain."""
 
     name: ClassVar[str] = "published"
-    strategies = {s.name: s for s in (Tensor1D(), Context2D(), Summa2D())}
+    strategies: ClassVar[Mapping[str, Strategy]] = {s.name: s for s in (Tensor1D(), Context2D(), Summa2D())}
     rules: ClassVar[tuple[Rule, ...]] = ()
     optimizer_step: ClassVar[bool] = False
     lone_rank_has_all_links: ClassVar[bool] = False
