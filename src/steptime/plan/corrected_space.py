@@ -34,7 +34,7 @@ class CorrectedSpace(Space):
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The same space with some columns at one value each."""
         known = {name: (value,) for name, value in values.items() if name in self.__slots__}
-        return replace(self, **known)  # type: ignore[arg-type]
+        return replace(self, **known)
 
     def meshes(self, job: Job, strategy: Strategy) -> Plans:
         """Ordered factorisations of the number of devices over the strategy's axes, ``pp`` and ``dp``."""

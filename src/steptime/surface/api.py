@@ -219,7 +219,8 @@ def _job(
     spec = load_model(model)
     require_estimable(spec)
     return Job(
-        model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS), global_batch=whole("global_batch", global_batch, 1, MAX_BATCH),
+        model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS),
+        global_batch=whole("global_batch", global_batch, 1, MAX_BATCH),
         seq_len=spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ), precision=precision_of(dtype),
         optimizer=optimizer_of(optimizer), attention=attention, overlap=overlap,
     )  # fmt: skip
