@@ -93,7 +93,7 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
     job, strategy = first.setting.job, first.strategy
     codes = distinct_rows([li.configurations for li in listings], rows, _shape_columns(first))
     shapes = shapes_of(strategy, job, codes)
-    placed = [rows_of(li.placements) if len(li.mesh_of) else 0 for li in listings]
+    placed = [rows_of(li.placements) for li in listings]
     inner = distinct_rows([li.placements for li in listings], placed, INNER_COLUMNS)
     listed = [
         _listed(task, listing, shapes, shape, inside)
