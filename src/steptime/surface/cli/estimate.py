@@ -111,7 +111,7 @@ def command(
     placement: o.Placement = None,
     explain: Annotated[
         str | None,
-        typer.Option(_EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of every term below TERM."),
+        typer.Option(_EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of these terms: a path, row or function."),
     ] = None,
     show_all: o.All = False,
     json: o.Json = False,
@@ -146,16 +146,16 @@ def _run(given: Mapping[str, Any]) -> None:
     _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
 
 
-def details_below(estimate: Estimate, prefix: str) -> tuple[Any, ...]:
-    """Records of the terms whose path starts with ``prefix``.
+def details_below(estimate: Estimate, term: str) -> tuple[Any, ...]:
+    """Records of the terms that ``term`` names: the start of a path, of any part of it (a row), or of a function.
 
     Raises:
-        UserError: no term does; the message names the nearest.
+        UserError: it names none; the message has the nearest.
     """
-    found = tuple(detail for detail in estimate.details if detail.path.startswith(prefix))
-    if prefix and not found:
-        parts = {"/".join(d.path.split("/")[: n + 1]) for d in estimate.details for n in range(d.path.count("/") + 1)}
-        raise UserError(f"{_EXPLAIN}: there is no term {shorten(prefix)!r}", hint=did_you_mean(prefix, sorted(parts)))
+    found = tuple(d for d in estimate.details if f"/{term}" in f"/{d.path}" or f".{term}" in f".{d.function}")
+    if term and not found:
+        parts = {part for d in estimate.details for part in d.path.split("/")}
+        raise UserError(f"{_EXPLAIN}: there is no term {shorten(term)!r}", hint=did_you_mean(term, sorted(parts)))
     return found
 
 

@@ -17,10 +17,11 @@ MAX_GLOBAL_BATCH = 10**9
 MAX_SEQ = 10**8
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """Parser of a whole number from ``low`` to ``high``."""
+def whole(low: int, high: int) -> Callable[[str | int], int]:
+    """Parser of a whole number from ``low`` to ``high``; a default comes as a number already."""
 
-    def parse(text: str) -> int:
+    def parse(given: str | int) -> int:
+        text = str(given)
         value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
         if not low <= value <= high:
             raise typer.BadParameter(f"{shorten(text, 40)!r} is not a whole number from {low} to {high}")

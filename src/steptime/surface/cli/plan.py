@@ -30,7 +30,7 @@ def command(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="'KEY<=N'", help="Bound one degree. Repeatable.")
     ] = None,
-    top: Annotated[int | None, o.number("--top", "K", "Plans to show; default 10.", 1, 10_000)] = None,
+    top: Annotated[int, o.number("--top", "K", "Plans to show; default 10.", 1, 10_000)] = 10,
     json: o.Json = False,
 ) -> None:
     """Rank every parallel plan of a model on so many devices, and say why the first is the best.

@@ -12,6 +12,7 @@ from steptime.units import format_si
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 #: Constants of the weakest kind to show unless everything is wanted.
 SHOWN_CONSTANTS = 8
@@ -40,6 +41,8 @@ def print_headline(out: Console, e: Estimate) -> None:
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
     out.print(t.printable(", ".join([*words, f"mode {e.provenance.mode}"])), style="bold")
     out.print(f"plan: {t.plan_label(e.plan)}")
+    if t.note_on(e.plan):
+        out.print(t.note_on(e.plan))
     out.print()
     for name, value in _headline_rows(e):
         out.print(f"{name:<16}{value}", soft_wrap=False)
@@ -50,7 +53,6 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     band = e.provenance.band
     if e.step_time_band_s is not None:
         band = f"{t.seconds(e.step_time_band_s[0])} to {t.seconds(e.step_time_band_s[1])} (5th to 95th percentile)"
-    capacity = f"{t.memory(e.peak_memory_bytes)} of {t.memory(e.memory_capacity_bytes)}"
     fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
     return [
         ("step time", t.seconds(e.step_time_s)),
@@ -59,52 +61,66 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
         ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
         ("tokens/s/GPU", t.count(e.tokens_per_s_per_gpu)),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
-        ("peak memory", f"{capacity} ({t.share(e.peak_memory_bytes, e.memory_capacity_bytes)})"),
+        ("peak memory", memory_line(e)),
         ("feasible", t.printable(fits)),
         ("bottleneck", t.printable(e.bottleneck)),
     ]
+
+
+def memory_line(e: Estimate) -> str:
+    """Peak memory, what there is, and the share."""
+    used = f"{t.memory(e.peak_memory_bytes)} of {t.memory(e.memory_capacity_bytes)}"
+    return f"{used} ({t.share(e.peak_memory_bytes, e.memory_capacity_bytes)})"
 
 
 def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
     """Where the time and the memory go, and what hides behind something else."""
     out.print()
     out.print(term_table(e.time, t.seconds, title="time, exposed, per step", show_all=show_all))
+    out.print()
+    out.print(term_table(e.memory, t.memory, title="memory of the fullest device", show_all=show_all))
     hidden = e.overlapped.without_zeros()
     if hidden:
         out.print()
         out.print(term_table(hidden, t.seconds, title="overlapped (hidden, not in the step time)", show_all=show_all))
-    out.print()
-    out.print(term_table(e.memory, t.memory, title="memory of the fullest device", show_all=show_all))
 
 
-def _print_what_if(out: Console, e: Estimate) -> None:
+def change_table(e: Estimate) -> Table | None:
+    """What would change the step time, most first; None where nothing is known."""
     known = {name: value for name, value in e.what_if.items() if math.isfinite(value)}
     if not known:
-        return
-    out.print()
-    table = t.grid(("what would change it", "step time", "change"))
+        return None
+    table = t.grid(("what would change it", "step", "change"))
     for name, value in sorted(known.items(), key=lambda item: item[1]):
         change = (value - e.step_time_s) / e.step_time_s if e.step_time_s else math.nan
         table.add_row(t.printable(name.replace("_", " ")), t.seconds(value), f"{change * 100:+.1f} %")
-    out.print(table)
+    return table
+
+
+def _print_what_if(out: Console, e: Estimate) -> None:
+    table = change_table(e)
+    if table is not None:
+        out.print()
+        out.print(table)
 
 
 def _print_provenance(out: Console, e: Estimate, *, show_all: bool) -> None:
     p = e.provenance
-    t.heading(out, f"rests on {p.weakest_kind} constants at worst (steptime {p.steptime_version})")
+    t.heading(out, t.printable(f"weakest constants: {p.weakest_kind} (steptime {p.steptime_version})"))
     out.print(t.printable(f"model: {p.model_source}; device: {p.device}"))
-    for assumption in p.assumptions:
-        out.print(t.printable(f"assumed: {assumption}"))
     chosen = [(n, c) for n, c in p.constants.items() if show_all or c.get("kind") == p.weakest_kind]
     shown = chosen if show_all else chosen[:SHOWN_CONSTANTS]
-    table = t.grid(("constant", "value", "kind, source"), left=(0, 2))
+    notes: dict[str, int] = {}
+    table = t.grid(("constant", "value", "kind", "source"), left=(0, 2, 3))
     for name, constant in shown:
-        table.add_row(
-            t.printable(name),
-            t.number(constant.get("value", "")),
-            t.printable(f"{constant.get('kind', '')}: {constant.get('source', '')}"),
-        )
+        note = notes.setdefault(str(constant.get("source", "")), len(notes) + 1)
+        kind = t.printable(str(constant.get("kind", "")))
+        table.add_row(t.printable(name), t.number(constant.get("value", "")), kind, f"[{note}]")
     if shown:
         out.print(table)
+    for source, note in notes.items():
+        out.print(t.printable(f"[{note}] {source}"))
     if len(p.constants) > len(shown):
         out.print(f"{len(p.constants) - len(shown)} more constants with --all")
+    for assumption in p.assumptions:
+        out.print(t.printable(f"assumed: {assumption}"))

@@ -86,9 +86,9 @@ def print_details(out: Console, details: Sequence[Detail]) -> None:
         t.heading(out, t.printable(f"{detail.path} = {_value(detail)}"))
         out.print(t.printable(f"  {formula.name}"))
         for line in _formula_lines(formula, detail.arguments):
-            out.print(t.printable(f"  {line}"))
+            t.indented(out, line, 2)
         if formula.source:
-            out.print(t.printable(f"  source: {formula.source}"))
+            t.indented(out, f"source: {formula.source}", 2)
 
 
 def _value(detail: Detail) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptime.plan.legality import MEANING
 from steptime.search.result import PlanResult
 from steptime.surface.report import text as t
-from steptime.surface.report.estimate import print_headline
+from steptime.surface.report.estimate import change_table, memory_line
 from steptime.surface.report.tree import term_table
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from steptime.estimate.result import Estimate
 
 #: Points of the front to show.
-SHOWN_FRONT = 8
+SHOWN_FRONT = 5
+#: They take at most so many times the fastest step.
+SLOWEST_OF_FRONT = 2.0
+#: Columns of the terminal from which the main loss and the bracket have room beside a plan on one line.
+WIDTH_FOR_LOSS, WIDTH_FOR_BRACKET = 96, 116
 
 
 def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
@@ -41,44 +46,48 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
     title = f"{job['model']} on {job['cluster']}: {gpus} GPUs, global batch {batch} sequences, mode {mode}"
     out.print(t.printable(title), style="bold")
-    out.print(f"{t.count(result.candidates)} candidates, {t.count(result.feasible)} feasible")
     stop = result.stop
-    out.print(t.printable(f"{stop.reason}: {stop.proof} ({stop.elapsed_cpu_s:.1f} s CPU)"))
+    counts = f"{t.count(result.candidates)} candidates, {t.count(result.feasible)} feasible"
+    out.print(f"{counts}; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
+    out.print(t.printable(stop.proof))
 
 
 def _print_plans(out: Console, result: PlanResult) -> None:
-    out.print()
-    capacity = t.gib(result.plans[0].memory_capacity_bytes)
-    columns = ("", "plan", "step", "bracket", "MFU", f"GiB of {capacity}", "main loss")
-    table = t.grid(columns, left=(1, 3, 5, 6))
+    loss, bracket = out.width >= WIDTH_FOR_LOSS, out.width >= WIDTH_FOR_BRACKET
+    columns = ["", "plan", "step", *(["bracket"] if bracket else []), "MFU", "GiB"]
+    table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
     for rank, e in enumerate(result.plans, 1):
         low, high = e.step_time_bracket_s
-        bracket = f"{t.seconds(low)} to {t.seconds(high)}"
-        values = (t.seconds(e.step_time_s), bracket, t.percent(e.mfu), t.gib(e.peak_memory_bytes))
-        table.add_row(str(rank), t.plan_label(e.plan), *values, t.printable(t.main_loss(e.time)))
+        row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
+        row += [f"{t.seconds(low)} to {t.seconds(high)}"] if bracket else []
+        row += [t.percent(e.mfu), t.gib(e.peak_memory_bytes)]
+        table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
+    out.print()
     out.print(table)
 
 
 def _print_front(out: Console, result: PlanResult) -> None:
-    if len(result.pareto) < 2:
+    """Some points of the front in one line, evenly spread over those that are not much slower."""
+    points = [p for p in result.pareto if p["step_time_s"] <= SLOWEST_OF_FRONT * result.pareto[0]["step_time_s"]]
+    if len(points) < 2:
         return
+    shown = min(SHOWN_FRONT, len(points))
+    chosen = [points[round(i * (len(points) - 1) / (shown - 1))] for i in range(shown)]
+    words = [f"{t.seconds(p['step_time_s'])} {t.gib(p['peak_memory_bytes'])} GiB" for p in chosen]
+    rest = f" ({len(result.pareto)} points in --json)" if len(result.pareto) > shown else ""
     out.print()
-    table = t.grid(("less memory for more time (front)", "step", "GiB"))
-    for point in result.pareto[:SHOWN_FRONT]:
-        plan = t.plan_label(point["plan"])
-        table.add_row(plan, t.seconds(point["step_time_s"]), t.gib(point["peak_memory_bytes"]))
-    out.print(table)
-    if len(result.pareto) > SHOWN_FRONT:
-        out.print(f"{len(result.pareto) - SHOWN_FRONT} more points in --json")
+    out.print(f"less memory for more time: {', '.join(words)}{rest}")
 
 
 def _print_reasons(out: Console, result: PlanResult) -> None:
     if not result.reasons:
         return
     out.print()
-    table = t.grid(("candidates that do not fit, by reason (one may have several)", "count", "share"))
+    table = t.grid(("not feasible (one candidate may have several reasons)", "count", "share"))
     for name, number in sorted(result.reasons.items(), key=lambda item: -item[1]):
-        table.add_row(t.printable(name), t.count(number), t.share(number, result.candidates))
+        meaning = MEANING.get(name)
+        label = f"{name}: {meaning}" if meaning else name
+        table.add_row(t.printable(label), t.count(number), t.share(number, result.candidates))
     out.print(table)
 
 
@@ -99,8 +108,23 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
 
 
 def _print_winner(out: Console, best: Estimate) -> None:
-    t.heading(out, "the first plan")
-    print_headline(out, best)
+    """Where the time of the first plan goes beside what would change it."""
+    from rich.table import Table
+
+    low, high = best.step_time_bracket_s
+    words = [f"the first plan: {t.seconds(best.step_time_s)} (bracket {t.seconds(low)} to {t.seconds(high)}"]
+    words += [f"band {best.provenance.band})" if best.step_time_band_s is None else "with a band)"]
+    words += [f"MFU {t.percent(best.mfu)}", memory_line(best)]
+    t.heading(out, t.printable(", ".join(words)))
+    note = t.note_on(best.plan)
+    if note:
+        out.print(note)
     out.print()
-    groups = best.time.rollup(1)
-    out.print(term_table(groups, t.seconds, title="where the time goes", show_all=False))
+    loss = term_table(best.time.rollup(1), t.seconds, title="where the time goes", show_all=False)
+    changes = change_table(best)
+    if changes is None:
+        out.print(loss)
+        return
+    both = Table.grid(padding=(0, 4, 0, 0))
+    both.add_row(loss, changes)
+    out.print(both)

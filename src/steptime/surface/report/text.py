@@ -20,12 +20,11 @@ GIB: Final = 2.0**30
 DEGREES: Final = ("tp", "tp2", "cp", "ep", "pp", "vpp", "dp", "micro_batch")
 _SHORT: Final = {"micro_batch": "mbs"}
 _ALWAYS: Final = ("dp", "micro_batch")
-#: Choices that need no word in a table, and the value of each that is usual.
-_USUAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "recompute": ("none",), "zero": (1,), "panels": (1,), "schedule": ("1f1b", "interleaved"), "attention": ("fused",),
+#: Choices that follow the degrees, with the value of each that needs no word; whatever else a plan records
+#: (micro-batches, schedule, stage layers, domains) follows from the degrees.
+_USUAL: Final[Mapping[str, object]] = {
+    "panels": 1, "zero": 1, "recompute": "none", "attention": "fused", "overlap": ["dp"], "idle_devices": 0,
 }  # fmt: skip
-#: What follows from the degrees, or stands elsewhere in the line.
-_DERIVED: Final = frozenset(("placement", "micro_batches", "strategy"))
 
 
 def console() -> Console:
@@ -113,29 +112,30 @@ def number(value: Any) -> str:
 
 
 def plan_label(plan: Mapping[str, Any]) -> str:
-    """A plan in one line: degrees, and how many of each axis share a fast domain.
+    """A plan in one line: degrees, choices, and after the bar the ranks of each axis inside a fast domain.
 
-    >>> plan_label({"strategy": "1d", "tp": 8, "pp": 64, "dp": 4, "micro_batch": 1, "placement": {"tp": 8}})
-    '1d tp 8 (8 in domain) pp 64 dp 4 mbs 1'
+    >>> plan_label({"strategy": "1d", "tp": 8, "pp": 64, "dp": 4, "micro_batch": 1, "placement": {"tp": 8, "dp": 1}})
+    '1d tp8 pp64 dp4 mbs1 | domain tp8'
     """
-    placement = plan.get("placement") or {}
     words = [str(plan["strategy"])] if plan.get("strategy") else []
     for name in DEGREES:
         value = plan.get(name)
-        if value is None or (value == 1 and name not in _ALWAYS):
-            continue
-        inside = placement.get(name, 1) if isinstance(placement, Mapping) else 1
-        words.append(f"{_SHORT.get(name, name)} {number(value)}" + (f" ({inside} in domain)" if inside != 1 else ""))
-    for name, value in plan.items():
-        if name not in DEGREES and name not in _DERIVED and _says_something(name, value):
-            words.append(f"{name.replace('_', ' ')} {number(value)}")
-    return printable(" ".join(words))
+        if value is not None and (value != 1 or name in _ALWAYS):
+            words.append(_degree(name, value))
+    for name, usual in _USUAL.items():
+        value = plan.get(name, usual)
+        if value != usual:
+            words.append(f"{name.split('_')[0]} {number(value) or 'none'}")
+    placement = plan.get("placement")
+    inside = placement.items() if isinstance(placement, Mapping) else ()
+    placed = [_degree(axis, ranks) for axis, ranks in inside if ranks != 1]
+    return printable(" ".join([*words, *(["| domain", *placed] if placed else [])]))
 
 
-def _says_something(name: str, value: Any) -> bool:
-    if value is None or isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        return False
-    return value not in _USUAL.get(name, ("", False))
+def _degree(name: str, value: Any) -> str:
+    """Name and value together; a name that ends in a digit keeps its distance (``tp2=4``)."""
+    word = _SHORT.get(name, name)
+    return f"{word}{'=' if word[-1].isdigit() else ''}{number(value)}"
 
 
 def main_loss(time: Mapping[str, float]) -> str:
@@ -170,3 +170,25 @@ def heading(out: Console, text: str) -> None:
     """A blank line and a heading."""
     out.print()
     out.print(text, style="bold")
+
+
+def indented(out: Console, text: str, by: int = 4) -> None:
+    """A text whose folded lines stand under its first."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out.print(Padding(Text(printable(text)), (0, 0, 0, by), expand=False))
+
+
+def note_on(plan: Mapping[str, Any]) -> str:
+    """What a reader has to know about a plan before using it; empty if nothing.
+
+    >>> note_on({"strategy": "1d"})
+    ''
+    """
+    if plan.get("strategy") != "2d":
+        return ""
+    return (
+        "note: 2d is SUMMA, which no common framework implements; --strategy 1d or --strategy context ranks "
+        "what Megatron-LM runs"
+    )

@@ -44,17 +44,15 @@ def _tree(terms: Mapping[str, float]) -> _Node:
 
 
 def _rows(node: _Node, depth: int, fold_below: float) -> Iterator[tuple[int, str, float]]:
-    small = 0
-    small_sum = 0.0
-    for name, child in sorted(node.children.items(), key=lambda item: -abs(item[1].value)):
-        if abs(child.value) < fold_below or (not child.value and fold_below):
-            small += 1
-            small_sum += child.value
-            continue
+    children = sorted(node.children.items(), key=lambda item: -abs(item[1].value))
+    small = [(n, c) for n, c in children if abs(c.value) < fold_below or (not c.value and fold_below)]
+    folded = len(small) > 1
+    for name, child in children[: len(children) - len(small)] if folded else children:
         while len(child.children) == 1:
             (part, child), *_ = child.children.items()
             name = f"{name}/{part}"
         yield depth, name, child.value
-        yield from _rows(child, depth + 1, fold_below)
-    if small:
-        yield depth, f"({small} smaller)", small_sum
+        if abs(child.value) >= fold_below:
+            yield from _rows(child, depth + 1, fold_below)
+    if folded and (depth == 0 or len(small) < len(children)):
+        yield depth, f"({len(small)} smaller)", sum(child.value for _, child in small)

@@ -1,0 +1,87 @@
+"""A family of kernels: which measurements it covers, how rows become arguments, and its time model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.calibrate.table import Table
+from steptime.hardware.records import Device
+from steptime.num import Array, Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """One number that is fitted."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+    log: bool = True
+    """Fitted on a logarithmic scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFamily:
+    """Rows of a measurement table that one formula predicts."""
+
+    name: str
+    ops: frozenset[str]
+    """Values of the column ``op``."""
+    formula: Callable[..., Num]
+    """Pure function of :mod:`steptime.cost`: shape arguments, device arguments, coefficients, all by name."""
+    shape: Callable[[Table], Mapping[str, Array]]
+    """Shape arguments (SI) of each row; NaN where a row cannot be read."""
+    device: Callable[[Device, str], Mapping[str, float]]
+    """Device arguments for a dtype."""
+    coefficients: tuple[Coefficient, ...]
+
+    def predict(self, shape: Mapping[str, Num], device: Mapping[str, float], values: Mapping[str, float]) -> Num:
+        """Seconds."""
+        everything = {**shape, **device, **values}
+        return self.formula(**{name: everything[name] for name in inspect.signature(self.formula).parameters})
+
+
+def readable(shape: Mapping[str, Array]) -> Array:
+    """Rows whose shape arguments are all finite."""
+    mask: Array = np.logical_and.reduce([np.isfinite(column) for column in shape.values()])
+    return mask
+
+
+def dtype_of(name: str) -> str:
+    """Dtype of the measured tables in the words of the catalogue; "" for one that is unknown.
+
+    >>> dtype_of("bfloat16"), dtype_of("bf16xbf16->bf16"), dtype_of("f32xf32->f32")
+    ('bf16', 'bf16', 'tf32')
+    """
+    return DTYPES.get(name, DTYPES.get(name.split("->")[0], ""))
+
+
+DTYPES = {
+    "bfloat16": "bf16", "bf16": "bf16", "bf16xbf16": "bf16", "fp16": "fp16", "fp16_tensorcore": "fp16",
+    "fp16_in_fp32_math": "fp32", "fp32": "fp32", "f32xf32": "tf32", "tf32": "tf32", "fp8": "fp8", "fp8_block": "fp8",
+    "mxfp8": "fp8", "f8e4m3fnxf8e4m3fn": "fp8", "f8e4m3fnxf8e5m2": "fp8", "f8e5m2xf8e4m3fn": "fp8",
+    "nvfp4": "fp4", "w4a8_mxfp4_mxfp8": "fp4", "int8": "int8",
+}  # fmt: skip
+
+TIMERS = {
+    "cuda_graph_mean": "kernel",
+    "kernel_time_kineto_median": "kernel",
+    "kernel_time_torch_profiler": "kernel",
+    "kernel_time_vllm_layerwise_mean3": "kernel",
+    "kernel_time_median": "kernel",
+    "kernel_time": "kernel",
+    "derived_from_flops(median kernel time)": "kernel",
+    "triton_do_bench_median": "kernel",
+    "cuda_event_min5of25": "eager",
+    "host_or_event_mean": "eager",
+}
+
+
+def timer_of(method: str) -> str:
+    """Whether a timer counts the launch from the host; unknown timers count as device time."""
+    return TIMERS.get(method, "kernel")

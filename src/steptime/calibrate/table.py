@@ -1,0 +1,97 @@
+"""Tables of measurements as columns; reading goes through DuckDB, so CSV, CSV.gz and Parquet are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import InputFileError
+from steptime.num import Array
+
+READERS = {".parquet": "read_parquet", ".csv": "read_csv", ".csv.gz": "read_csv"}
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Mapping[str, Array]):
+    """Columns of equal length: numbers as float64 with NaN for missing, text as objects with "" for missing."""
+
+    columns: Mapping[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values()))) if self.columns else 0
+
+    def take(self, index: Any) -> Table:
+        """Rows by index or mask."""
+        return Table({name: column[index] for name, column in self.columns.items()})
+
+    def text(self, name: str) -> Array:
+        """A text column; all empty if the table lacks it."""
+        return self.columns[name] if name in self.columns else np.full(self.rows, "", dtype=object)
+
+    def number(self, name: str) -> Array:
+        """A numeric column; all NaN if the table lacks it."""
+        return self.columns[name] if name in self.columns else np.full(self.rows, np.nan)
+
+
+def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
+    """Reads a CSV, CSV.gz or Parquet file.
+
+    Args:
+        path: the file.
+        required: columns that must be there.
+
+    Raises:
+        InputFileError: it cannot be read, or a required column is missing; the message names it.
+    """
+    import duckdb
+
+    file = Path(path)
+    ending = next((e for e in READERS if file.name.lower().endswith(e)), None)
+    if ending is None:
+        raise InputFileError(str(path), "is not a table", hint=f"give a file that ends in {', '.join(READERS)}")
+    if not file.is_file():
+        raise InputFileError(str(path), "is a folder" if file.is_dir() else "does not exist")
+    connection = duckdb.connect()
+    try:
+        relation = connection.execute(f"select * from {READERS[ending]}(?)", [str(file)])
+        types = {str(d[0]): str(d[1]) for d in relation.description or []}
+        raw = relation.fetchnumpy()
+    except duckdb.Error as error:
+        raise InputFileError(str(path), f"cannot be read as a table: {str(error).splitlines()[0][:200]}") from error
+    finally:
+        connection.close()
+    missing = [name for name in required if name not in raw]
+    if missing:
+        raise InputFileError(
+            str(path), f"lacks the column {missing[0]!r}", hint=f"it has {', '.join(list(types)[:20])}"
+        )
+    return Table({name: _column(values) for name, values in raw.items()})
+
+
+def _column(values: Any) -> Array:
+    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    data = np.ma.getdata(values)
+    if data.dtype.kind in "iufb":
+        out = data.astype(np.float64)
+        if mask is not None:
+            out[mask] = np.nan
+        return out
+    text = np.asarray(data, dtype=object)
+    if mask is not None:
+        text[mask] = ""
+    return np.array(["" if v is None or v is np.ma.masked else str(v) for v in text], dtype=object)

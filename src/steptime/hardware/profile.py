@@ -1,0 +1,49 @@
+"""What a device really does: coefficients of operator time models, fitted to measurements, with their provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Coefficients of one time model on one device."""
+
+    family: str
+    """Name of the model: ``gemm``, ``attention_forward``, ``elementwise``, ..."""
+    dtype: str
+    """``bf16``, ``fp16``, ``fp8``, ``nvfp4``, ``tf32``, ``fp32``."""
+    timer: str = "kernel"
+    """``kernel``: time on the device alone (graph replay, profiler); ``eager``: with the launch from the host."""
+    coefficients: Mapping[str, float]
+    points: int
+    """Measurements that it was fitted to."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Smallest and largest value of each shape argument that was measured."""
+    median_ape: float
+    """Median absolute relative error, cross-validated by shape."""
+    mean_ape: float
+    bias: float
+    """Mean signed relative error (predicted / measured - 1), cross-validated."""
+    band: tuple[float, float]
+    """5th and 95th percentile of measured / predicted, cross-validated."""
+    source: str
+    kind: str = "fitted"
+    """``fitted``, or ``assumed`` where it was transferred from other devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """All curves of one device."""
+
+    device: str
+    """Catalogue name."""
+    curves: tuple[Curve, ...]
+
+    def curve(self, family: str, dtype: str, timer: str = "kernel") -> Curve | None:
+        """The curve of that family, or None."""
+        for curve in self.curves:
+            if (curve.family, curve.dtype, curve.timer) == (family, dtype, timer):
+                return curve
+        return None
