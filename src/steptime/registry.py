@@ -6,24 +6,23 @@ adds its own through the entry-point group that the registry names, without a fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from importlib import metadata
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from steptime.errors import InternalError, UnknownNameError
 
 P = TypeVar("P")
 
 
-class Registry(Generic[P]):
-    """Named plug-ins of one kind.
+class Registry(Mapping[str, P]):
+    """Named plug-ins of one kind: a mapping that looks for installed extensions once a name is missing.
 
     >>> shapes = Registry[type]("shape", "steptime.shapes")
     >>> @shapes.register("square")
     ... class Square: ...
-    >>> shapes.get("square") is Square
+    >>> shapes["square"] is Square
     True
-    >>> shapes.get("sqare")
+    >>> shapes["sqare"]
     Traceback (most recent call last):
     steptime.errors.UnknownNameError: there is no shape 'sqare'
       did you mean square?
@@ -34,6 +33,14 @@ class Registry(Generic[P]):
         self.group = group
         self._plugins: dict[str, P] = {}
         self._loaded = False
+
+    def add(self, name: str, plugin: P) -> P:
+        """Enters a plug-in.
+
+        Raises:
+            InternalError: the name is taken.
+        """
+        return self.register(name)(plugin)
 
     def register(self, name: str) -> Callable[[P], P]:
         """Decorator that enters a plug-in under ``name``."""
@@ -50,21 +57,30 @@ class Registry(Generic[P]):
         if self._loaded:
             return
         self._loaded = True
+        from importlib import metadata
+
         for entry in metadata.entry_points(group=self.group):
             self._plugins.setdefault(entry.name, entry.load())
 
-    def get(self, name: str) -> P:
+    def __contains__(self, name: object) -> bool:
+        if name not in self._plugins:
+            self._load_entry_points()
+        return name in self._plugins
+
+    def __getitem__(self, name: str) -> P:
         """The plug-in of that name.
 
         Raises:
             UnknownNameError: there is none; the message has the nearest names.
         """
-        if name not in self._plugins:
-            self._load_entry_points()
-        if name not in self._plugins:
+        if name not in self:
             raise UnknownNameError(self.kind, name, self._plugins)
         return self._plugins[name]
 
     def __iter__(self) -> Iterator[str]:
         self._load_entry_points()
-        return iter(sorted(self._plugins))
+        return iter(self._plugins)
+
+    def __len__(self) -> int:
+        self._load_entry_points()
+        return len(self._plugins)

@@ -16,57 +16,48 @@ from steptime.terms import Terms
 GIB = 2.0**30
 
 
+PLAN = {
+    "strategy": "1d", "dp": 4, "tp": 8, "tp2": 1, "cp": 1, "pp": 64, "vpp": 1, "ep": 1, "micro_batch": 1,
+    "placement": {"tp": 8, "pp": 1, "dp": 1},
+}  # fmt: skip
+PROVENANCE = Provenance(
+    steptime_version="0", mode="corrected", model="toy", model_source="a paper", cluster="box",
+    device="b200", weakest_kind="assumed",
+    constants={
+        "matrix_efficiency": {"value": 0.7, "source": "a guess [sic]", "kind": "assumed"},
+        "memory_Bps": {"value": 8e12, "source": "a sheet", "kind": "datasheet"},
+    },
+    assumptions=("routing is balanced",),
+)  # fmt: skip
+TIME = {
+    "compute/forward/fc1/matmul_flops": 6.0,
+    "compute/forward/fc2/tiny_s": 0.01,
+    "compute/forward/norm/tiny_s": 0.01,
+    "tp_comm/forward/fc2/ring_reduce_scatter_s": 1.98,
+    "bubble/bubble_s": 2.0,
+}
+DETAILS = (
+    Detail(
+        path="tp_comm/forward/fc2/ring_reduce_scatter_s", function="collective.ring_all_gather_s", value=1.98,
+        arguments={"size_bytes": 1e9, "ranks": 8, "inside": 8},
+    ),
+    Detail(
+        path="compute/forward/fc1/matmul_flops", function="matmul.matmul_flops", value=48.0,
+        arguments={"m": 2, "n": 3, "k": 4, "accumulate": 1},
+    ),
+)  # fmt: skip
+
+
 def make_estimate(**changes: Any) -> Estimate:
     values: dict[str, Any] = {
-        "step_time_s": 10.0,
-        "step_time_bracket_s": (8.0, 12.5),
-        "step_time_band_s": None,
-        "mfu": 0.4567,
-        "hfu": 0.5,
-        "tokens_per_s_per_gpu": 1234.0,
-        "samples_per_s": 409.6,
-        "model_flops": 5e19,
-        "time": Terms(
-            {
-                "compute/forward/fc1/matmul_flops": 6.0,
-                "compute/forward/norm/tiny_s": 0.01,
-                "tp_comm/forward/fc2/ring_reduce_scatter_s": 1.99,
-                "bubble/bubble_s": 2.0,
-            }
-        ),
-        "overlapped": Terms({"dp_comm/ring_all_gather_s": 0.5}),
-        "peak_memory_bytes": 60 * GIB,
+        "step_time_s": 10.0, "step_time_bracket_s": (8.0, 12.5), "step_time_band_s": None, "mfu": 0.4567, "hfu": 0.5,
+        "tokens_per_s_per_gpu": 1234.0, "samples_per_s": 409.6, "model_flops": 5e19, "time": Terms(TIME),
+        "overlapped": Terms({"dp_comm/ring_all_gather_s": 0.5}), "peak_memory_bytes": 60 * GIB,
         "memory": Terms({"weights": 20 * GIB, "optimizer": 30 * GIB, "activations": 10 * GIB}),
-        "memory_capacity_bytes": 80 * GIB,
-        "oom_probability": 0.0,
-        "feasible": True,
-        "reasons": (),
-        "bottleneck": "compute 60 %",
-        "plan": {
-            "dp": 4, "tp": 8, "tp2": 1, "cp": 1, "pp": 64, "vpp": 1, "ep": 1, "micro_batch": 1,
-            "placement": {"tp": 8, "pp": 1, "dp": 1},
-        },
-        "provenance": Provenance(
-            steptime_version="0", mode="corrected", model="toy", model_source="a paper", cluster="box",
-            device="b200", weakest_kind="assumed",
-            constants={
-                "matrix_efficiency": {"value": 0.7, "source": "a guess [sic]", "kind": "assumed"},
-                "memory_Bps": {"value": 8e12, "source": "a sheet", "kind": "datasheet"},
-            },
-            assumptions=("routing is balanced",),
-        ),
+        "memory_capacity_bytes": 80 * GIB, "oom_probability": 0.0, "feasible": True, "reasons": (),
+        "bottleneck": "compute 60 %", "plan": PLAN, "provenance": PROVENANCE, "what_if": {"matrix_flops_x2": 7.0},
         "workload": {"gpus": 2048, "global_batch": 4096, "seq_len": 2048, "dtype": "bf16", "optimizer": "adam"},
-        "what_if": {"matrix_flops_x2": 7.0},
-        "details": (
-            Detail(
-                path="tp_comm/forward/fc2/ring_reduce_scatter_s", function="collective.ring_all_gather_s", value=1.99,
-                arguments={"size_bytes": 1e9, "ranks": 8, "inside": 8},
-            ),
-            Detail(
-                path="compute/forward/fc1/matmul_flops", function="matmul.matmul_flops", value=48.0,
-                arguments={"m": 2, "n": 3, "k": 4, "accumulate": 1},
-            ),
-        ),
+        "details": DETAILS,
     }  # fmt: skip
     return Estimate(**(values | changes))
 

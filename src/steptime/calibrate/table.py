@@ -83,6 +83,10 @@ def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
     return Table({name: _column(values) for name, values in raw.items()})
 
 
+def _listed(names: Mapping[str, str]) -> str:
+    return ", ".join(list(names)[:20])
+
+
 def _column(values: Any) -> Array:
     mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     data = np.ma.getdata(values)

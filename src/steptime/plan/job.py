@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.errors import UnknownNameError
+from steptime.registry import Registry
 from steptime.workload.spec import ModelSpec
 
 
@@ -27,9 +27,8 @@ class Precision:
     """Bytes of one dropout flag."""
 
 
-PRECISIONS: dict[str, Precision] = {
-    p.name: p
-    for p in (
+PRECISIONS: Registry[Precision] = Registry("dtype", "steptime.precisions")
+for _precision in (
         Precision(
             name="fp32", matrix_dtype="fp32", attention_dtype="fp32", vector_dtype="fp32",
             element_bytes=4, gradient_bytes=4, master_weights=False,
@@ -50,8 +49,8 @@ PRECISIONS: dict[str, Precision] = {
             name="fp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
             element_bytes=2, gradient_bytes=2, master_weights=True,
         ),
-    )
-}  # fmt: skip
+    ):  # fmt: skip
+    PRECISIONS.add(_precision.name, _precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +65,15 @@ class Optimizer:
         return self.state_bytes + (4.0 if precision.master_weights else 0.0)
 
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    o.name: o
-    for o in (
-        Optimizer(name="adam", state_bytes=8.0),
-        Optimizer(name="adamw", state_bytes=8.0),
-        Optimizer(name="adam8bit", state_bytes=2.0),
-        Optimizer(name="sgd", state_bytes=0.0),
-        Optimizer(name="momentum", state_bytes=4.0),
-    )
-}
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "steptime.optimizers")
+for _optimizer in (
+    Optimizer(name="adam", state_bytes=8.0),
+    Optimizer(name="adamw", state_bytes=8.0),
+    Optimizer(name="adam8bit", state_bytes=2.0),
+    Optimizer(name="sgd", state_bytes=0.0),
+    Optimizer(name="momentum", state_bytes=4.0),
+):
+    OPTIMIZERS.add(_optimizer.name, _optimizer)
 
 ATTENTIONS = ("fused", "unfused", "summa")
 RECOMPUTES = ("none", "attention", "full")
@@ -98,25 +96,3 @@ class Job:
     """``fused`` (flash), ``unfused``, or ``summa`` (scores blocked over both tensor axes)."""
     overlap: frozenset[str] = frozenset({"dp"})
     """Traffic that runs behind computation where it can: of :data:`OVERLAPS`."""
-
-
-def precision_of(name: str) -> Precision:
-    """The recipe of that name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
-    if name not in PRECISIONS:
-        raise UnknownNameError("dtype", name, PRECISIONS)
-    return PRECISIONS[name]
-
-
-def optimizer_of(name: str) -> Optimizer:
-    """The optimiser of that name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
-    if name not in OPTIMIZERS:
-        raise UnknownNameError("optimizer", name, OPTIMIZERS)
-    return OPTIMIZERS[name]

@@ -31,6 +31,7 @@ from steptime.plan.rows import (
     residual,
     unfused_attention,
 )
+from steptime.registry import Registry
 
 LOGIT_BYTES = 4.0
 """Logits are turned into probabilities in fp32."""
@@ -378,7 +379,9 @@ class Summa2D(Corrected):
         )  # fmt: skip
 
 
-STRATEGIES: dict[str, Strategy] = {s.name: s for s in (Tensor1D(), Context2D(), Summa2D())}
+STRATEGIES: Registry[Strategy] = Registry("strategy", "steptime.strategies")
+for _strategy in (Tensor1D(), Context2D(), Summa2D()):
+    STRATEGIES.add(_strategy.name, _strategy)
 
 
 def micro_batch_share(global_batch: int, replicas: Num) -> Num:

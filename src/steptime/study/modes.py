@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.errors import UnknownNameError
 from steptime.estimate.single import Statistics
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.method import Method
 from steptime.plan.space import Space
+from steptime.registry import Registry
 from steptime.study.published.method import PUBLISHED
 from steptime.study.published.space import PublishedSpace
 from steptime.study.published.statistics import statistics
@@ -32,24 +32,23 @@ def _more_than_one(axis: str) -> tuple[Constraint, ...]:
     return (Constraint(column=axis, relation=">=", value=2),)
 
 
-MODES: dict[str, Mode] = {
-    "corrected": Mode(
-        method=CORRECTED, space=CorrectedSpace(), attentions=("fused", "unfused"),
+MODES: Registry[Mode] = Registry("mode", "steptime.modes")
+MODES.add(
+    "corrected",
+    Mode(
+        method=CORRECTED,
+        space=CorrectedSpace(),
+        attentions=("fused", "unfused"),
         auto={"1d": (), "context": _more_than_one("cp"), "2d": _more_than_one("tp2")},
     ),
-    "published": Mode(
-        method=PUBLISHED, space=PublishedSpace(), attentions=("fused", "unfused", "summa"), statistics=statistics,
+)
+MODES.add(
+    "published",
+    Mode(
+        method=PUBLISHED,
+        space=PublishedSpace(),
+        attentions=("fused", "unfused", "summa"),
+        statistics=statistics,
         auto={"1d": (), "context": (), "2d": ()},
     ),
-}  # fmt: skip
-
-
-def mode_of(name: str) -> Mode:
-    """The mode of that name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
-    if name not in MODES:
-        raise UnknownNameError("mode", name, MODES)
-    return MODES[name]
+)

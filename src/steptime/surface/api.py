@@ -14,14 +14,14 @@ from steptime.estimate.metrics import forward_flops_per_sequence
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION, Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware import load_cluster
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, optimizer_of, precision_of
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.space import Space, panel_counts, rows_of
 from steptime.search.advice import nearest_counts
 from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans
 from steptime.search.result import PlanResult
-from steptime.study.modes import Mode, mode_of
+from steptime.study.modes import MODES, Mode
 from steptime.surface.models import load_model
 from steptime.surface.request import (
     checked_plan,
@@ -29,6 +29,7 @@ from steptime.surface.request import (
     completed_degrees,
     constraints_of,
     strategy_of,
+    text,
     whole,
 )
 from steptime.terms import Terms
@@ -106,13 +107,14 @@ def plan(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    chosen = mode_of(mode)
+    chosen = MODES[mode]
     fixed = dict(fix or {})
     attention = choice("attention", fixed.pop("attention", "fused"), chosen.attentions)
     job = _job(model, gpus, global_batch, seq, dtype, optimizer, attention, frozenset({"dp"}))
     setting = _setting(chosen, job, cluster)
     constraints = constraints_of(fixed, limit)
-    choice("strategy", strategy, (*chosen.method.strategies, "auto"))
+    if text("strategy", strategy) != "auto":
+        chosen.method.strategies[strategy]
     strategies = chosen.auto if strategy == "auto" else {strategy: ()}
     space = _space(chosen, {c.column: c.value for c in constraints if c.relation == "="})
     whole("top", top, 1, 10**5)
@@ -144,7 +146,7 @@ def estimate(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    chosen = mode_of(mode)
+    chosen = MODES[mode]
     checked = checked_plan(plan or {}, chosen)
     if gpus is not None:
         whole("gpus", gpus, 1, MAX_GPUS)
@@ -198,7 +200,7 @@ def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement
                             "of a fast domain")  # fmt: skip
         return placed
     one = Plans(**{axis: np.array([int(getattr(plans, axis))]) for axis in axes})
-    spaces = [mode.space, mode_of("corrected").space]
+    spaces = [mode.space, MODES["corrected"].space]
     for space in spaces:
         placed_rows, options = space.placements(how, one, int(plans.ranks), domain)
         if len(placed_rows):
@@ -214,15 +216,15 @@ def _job(
     model: str, gpus: int, global_batch: int, seq: int | None, dtype: str, optimizer: str, attention: str,
     overlap: frozenset[str],
 ) -> Job:  # fmt: skip
-    choice("dtype", dtype, tuple(PRECISIONS))
-    choice("optimizer", optimizer, tuple(OPTIMIZERS))
+    for field, value in (("dtype", dtype), ("optimizer", optimizer)):
+        text(field, value)
     spec = load_model(model)
     require_estimable(spec)
     return Job(
         model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS),
         global_batch=whole("global_batch", global_batch, 1, MAX_BATCH),
-        seq_len=spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ), precision=precision_of(dtype),
-        optimizer=optimizer_of(optimizer), attention=attention, overlap=overlap,
+        seq_len=spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ), precision=PRECISIONS[dtype],
+        optimizer=OPTIMIZERS[optimizer], attention=attention, overlap=overlap,
     )  # fmt: skip
 
 
@@ -254,8 +256,7 @@ def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    choice("dtype", dtype, tuple(PRECISIONS))
-    spec, precision = load_model(model), precision_of(dtype)
+    spec, precision = load_model(model), PRECISIONS[text("dtype", dtype)]
     length = spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ)
     parameters, active = parameter_terms(spec), active_parameter_terms(spec).total
     notes = [] if active == parameters.total else [f"{active:,.0f} parameters are active per token"]

@@ -31,6 +31,17 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
     return value
 
 
+def text(field: str, value: Any) -> str:
+    """A text.
+
+    Raises:
+        FieldError: it is none.
+    """
+    if not isinstance(value, str):
+        raise FieldError("", field, f"{value!r} is not a text")
+    return value
+
+
 def choice(field: str, value: Any, allowed: Sequence[str]) -> str:
     """One of some names.
 
@@ -136,8 +147,7 @@ def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str
         UserError: an unknown strategy, or degrees that belong to another one.
     """
     degrees = dict(plan)
-    choice("strategy", strategy, (*mode.method.strategies, "auto"))
-    if strategy == "auto":
+    if text("strategy", strategy) == "auto":
         second = {name for name in ("tp2", "cp") if degrees.get(name, 1) > 1}
         if len(second) == 2:
             raise PlanError(f"tp2 {degrees['tp2']} and cp {degrees['cp']}: no strategy has both", hint="drop one")

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from steptime.num import Array, divisors
+from steptime.num import Array, ceil_div, divisors
+from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.space import Space, expand, factorisations, panel_counts
+from steptime.study.published.defects import Defects
 
 LEAST_WIDTH = 128
 """A shard of the hidden dimension, of 3 x hidden, or of the sequence is at least so wide."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSpace(Space):
-    """Degrees divide everything, and a fast domain is filled exactly."""
+    """Degrees divide everything, and a fast domain is filled exactly, as far as the defects say so."""
 
     name: ClassVar[str] = "published"
+    defects: Defects = Defects()  # noqa: RUF009 - frozen
 
     def fixed(self, values: Mapping[str, int]) -> PublishedSpace:
         """The space as published: constraints select from it."""
@@ -33,14 +38,19 @@ class PublishedSpace(Space):
         columns: list[tuple[int, int, int, int]] = []
         for tp, second in grids:
             rest = job.gpus // (tp * second)
-            for pp in divisors(math.gcd(rest, job.model.layers)):
+            for pp in self._stages(rest, job.model.layers):
                 dp = rest // pp
-                if dp <= job.global_batch and job.global_batch % dp == 0:
+                if dp <= job.global_batch and (job.global_batch % dp == 0 or not self.defects.equal_shares):
                     columns.append((tp, second, pp, dp))
         table = np.array(columns, dtype=np.int64).reshape(-1, 4)
         second_axis = strategy.tensor_axes[-1]
         seconds = {second_axis: table[:, 1]} if second_axis != "tp" else {}
         return Plans(tp=table[:, 0], pp=table[:, 2], dp=table[:, 3], **seconds)
+
+    def _stages(self, devices: int, layers: int) -> list[int]:
+        if self.defects.equal_stages:
+            return divisors(math.gcd(devices, layers))
+        return [pp for pp in divisors(devices) if pp <= layers]
 
     def _grids(self, job: Job, strategy: Strategy) -> list[tuple[int, int]]:
         model, out = job.model, []
@@ -63,9 +73,14 @@ class PublishedSpace(Space):
         """Micro-batches that divide the share and spread over the sequence axis; SUMMA panels."""
         tp, second = np.asarray(meshes.tp), np.asarray(getattr(meshes, strategy.tensor_axes[-1]))
         spread = {"1d": tp, "context": tp * second, "2d": second}[strategy.name]
-        sizes = np.array(divisors(job.global_batch))
-        share = job.global_batch // np.asarray(meshes.dp)
-        fits = (share[:, None] % sizes == 0) & ((sizes * job.seq_len) % spread[:, None] == 0)
+        share = ceil_div(job.global_batch, np.asarray(meshes.dp))
+        choices = divisors if self.defects.equal_shares else micro_batch_choices
+        shares = {int(n): choices(int(n)) for n in np.unique(share)}
+        sizes = np.array(sorted(set().union(*shares.values())), dtype=np.int64)
+        listed = {n: np.isin(sizes, sizes_of_share) for n, sizes_of_share in shares.items()}
+        fits = (sizes * job.seq_len) % spread[:, None] == 0
+        for n, admitted in listed.items():
+            fits[share == n] &= admitted
         mesh_of, size_of = np.nonzero(fits)
         micro_batch, panels = sizes[size_of], {}
         if strategy.name == "2d":
@@ -76,7 +91,9 @@ class PublishedSpace(Space):
         return mesh_of, meshes.take(mesh_of).with_columns({"micro_batch": micro_batch, **panels})
 
     def placements(self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int) -> tuple[Array, Plans]:
-        """Everything inside if it fits; else all ways to fill a domain exactly."""
+        """Everything inside if it fits; else all ways to fill a domain exactly, or as far as possible."""
+        if not self.defects.exact_filling:
+            return CorrectedSpace().placements(strategy, meshes, gpus, fast_domain)
         axes = (*strategy.tensor_axes, "dp", "pp")
         degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
         if gpus <= fast_domain:

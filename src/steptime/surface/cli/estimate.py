@@ -111,7 +111,9 @@ def command(
     placement: o.Placement = None,
     explain: Annotated[
         str | None,
-        typer.Option(_EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of these terms: a path, row or function."),
+        typer.Option(
+            _EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of these terms: a path, row or function."
+        ),
     ] = None,
     show_all: o.All = False,
     json: o.Json = False,

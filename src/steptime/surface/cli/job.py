@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from steptime.errors import FieldError, UserError
@@ -33,6 +34,20 @@ def _run_file(text: str) -> RunSpec | None:
         return None
     document = parse_toml(read_text(text), text)
     return parse_run(document, text) if is_run_document(document) else None
+
+
+def refuse_run(model: str) -> None:
+    """Refuse a RUN.toml where a model is wanted.
+
+    Raises:
+        UserError: the file is a run.
+    """
+    if not model.lower().endswith(".toml") or not Path(model).is_file():
+        return
+    if is_run_document(parse_toml(read_text(model), model)):
+        raise UserError(
+            f"{model}: a run, not a model", hint="steptime plan takes a model; steptime estimate takes a run"
+        )
 
 
 def estimate_of(job: RunSpec, where: str = "") -> Estimate:

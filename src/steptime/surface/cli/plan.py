@@ -44,8 +44,10 @@ def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
     from steptime.surface import api
     from steptime.surface.cli.constraints import parse_fix, parse_limits
+    from steptime.surface.cli.job import refuse_run
     from steptime.surface.cli.progress import Progress
 
+    refuse_run(given["model"])
     job = {name: given[name] for name in ("gpus", "global_batch")}
     options = o.given(**{name: given[name] for name in OPTIONS})
     options |= {"fix": parse_fix(given["fix"] or ()), "limit": parse_limits(given["limit"] or ())}
@@ -58,6 +60,11 @@ def _run(given: Mapping[str, Any]) -> None:
     else:
         from steptime.surface.report.plan import print_plan_result
 
-        print_plan_result(result, {**job, **{name: given[name] for name in ("model", "cluster", "mode")}})
+        words = [
+            *(f"--fix {text}" for text in given["fix"] or ()),
+            *(f"--limit {text}" for text in given["limit"] or ()),
+        ]
+        named = {name: given[name] for name in ("model", "cluster", "mode")}
+        print_plan_result(result, {**job, **named, "constraints": words})
     if not result.feasible:
         raise typer.Exit(EXIT_NOTHING_FITS)

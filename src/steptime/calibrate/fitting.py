@@ -1,0 +1,242 @@
+"""Robust fits of a time model to measured times, judged on shapes that the fit did not see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.calibrate.family import Coefficient, KernelFamily
+from steptime.errors import UserError
+from steptime.hardware.profile import Curve
+from steptime.num import Array, Num
+
+LOSS_SCALE = 0.05
+"""Log error (about the noise of a measurement) up to which the loss is quadratic; beyond, it grows linearly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How far predictions are from measurements."""
+
+    points: int
+    median_ape: float
+    mean_ape: float
+    bias: float
+    """Mean of predicted / measured - 1."""
+    band: tuple[float, float]
+    """5th and 95th percentile of measured / predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed of a coefficient before the fit: in log, a value and its standard deviation."""
+
+    value: float
+    spread: float
+
+
+def scores(predicted_s: Array, measured_s: Array) -> Scores:
+    """Errors of predictions.
+
+    >>> scores(np.array([1.1, 0.9]), np.array([1.0, 1.0])).mean_ape.round(3)
+    np.float64(0.1)
+    """
+    error = predicted_s / measured_s - 1
+    low, high = np.percentile(measured_s / predicted_s, [5, 95])
+    return Scores(
+        points=len(error),
+        median_ape=float(np.median(np.abs(error))),
+        mean_ape=float(np.mean(np.abs(error))),
+        bias=float(np.mean(error)),
+        band=(float(low), float(high)),
+    )
+
+
+def hashed(columns: Iterable[Array]) -> Array:
+    """A number per row that depends on nothing but the values of these columns, the same in every process.
+
+    Rows with equal values get equal numbers: they are one group of a cross-validation.
+
+    >>> a = hashed([np.array([1.0, 2.0, 1.0]), np.array([3.0, 4.0, 3.0])])
+    >>> bool(a[0] == a[2]), bool(a[0] == a[1])
+    (True, False)
+    """
+    state = np.uint64(0x9E3779B97F4A7C15)
+    out: Array = np.zeros(1, np.uint64)
+    for column in columns:
+        bits = np.ascontiguousarray(column, np.float64).view(np.uint64)
+        out = out ^ bits
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            out = (out ^ (out >> np.uint64(shift))) * np.uint64(factor) + state
+    mixed: Array = out >> np.uint64(11)
+    return mixed
+
+
+def fit(
+    family: KernelFamily,
+    shape: Mapping[str, Array],
+    device: Mapping[str, Num],
+    measured_s: Array,
+    *,
+    weights: Array | None = None,
+    start: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float] | None = None,
+    priors: Mapping[str, Prior] | None = None,
+) -> dict[str, float]:
+    r"""Coefficients that minimise the robust log error.
+
+    $$\min_c \sum_i w_i\, \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \rho_2\Big(\frac{\ln c_j - \ln p_j}{s_j}\Big)$$
+
+    with $\rho$ the soft absolute value (quadratic below 5 %, then linear), within the bounds of the family.
+
+    Args:
+        family: the model.
+        shape: its shape arguments, one value per row.
+        device: its device arguments, numbers or one value per row (a fit over several devices).
+        measured_s: $y$, measured times (s).
+        weights: $w$; default 1.
+        start: where to start; default the family's start values.
+        fixed: coefficients that are not fitted.
+        priors: $p$ and $s$ of coefficients that are logarithmic.
+
+    Raises:
+        UserError: fewer rows than coefficients.
+
+    Source: Huber-like loss of scipy, ``soft_l1``.
+    """
+    from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-ignore]
+
+    held = dict(fixed or {})
+    free = [c for c in family.coefficients if c.name not in held and c.low < c.high]
+    held |= {c.name: c.start for c in family.coefficients if c.name not in held and c.low >= c.high}
+    if len(measured_s) + len(priors or {}) < len(free):
+        raise UserError(f"{family.name}: {len(measured_s)} measurements cannot fix {len(free)} coefficients")
+    target = np.log(measured_s)
+    root = np.sqrt(np.ones(len(target)) if weights is None else weights)
+    believed = [(c.name, (priors or {})[c.name]) for c in free if c.name in (priors or {})]
+
+    def residuals(x: Array) -> Array:
+        values = held | {c.name: _value(c, v) for c, v in zip(free, x, strict=True)}
+        time = np.broadcast_to(np.asarray(family.predict(shape, device, values)), target.shape)
+        data = root * _soft(np.log(time) - target)
+        prior = [(np.log(values[name]) - np.log(p.value)) / p.spread * LOSS_SCALE for name, p in believed]
+        return np.concatenate([data, prior]) if prior else data
+
+    if not free:
+        return held
+    low = np.array([_scale(c, c.low) for c in free])
+    high = np.array([_scale(c, c.high) for c in free])
+    begin = np.array([_scale(c, (start or {}).get(c.name, c.start)) for c in free])
+    margin = 1e-6 * (high - low)
+    begin = np.clip(begin, low + margin, high - margin)
+    found = least_squares(
+        residuals, begin, bounds=(low, high), x_scale=high - low, diff_step=1e-4, max_nfev=60, xtol=1e-5, ftol=1e-6
+    )
+    return held | {c.name: _value(c, v) for c, v in zip(free, found.x, strict=True)}
+
+
+def cross_validated(
+    family: KernelFamily,
+    shape: Mapping[str, Array],
+    device: Mapping[str, Num],
+    measured_s: Array,
+    groups: Array,
+    *,
+    folds: int = 5,
+    weights: Array | None = None,
+    start: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float] | None = None,
+    priors: Mapping[str, Prior] | None = None,
+) -> Array:
+    """Predictions for every row by a fit that saw no row of its group; see :func:`fit` for the arguments.
+
+    Args:
+        groups: :func:`hashed` of what makes two rows the same shape.
+        folds: parts, by ``groups % folds``.
+    """
+    out = np.full(len(measured_s), np.nan)
+    fold = groups % np.uint64(folds)
+    for part in np.unique(fold):
+        test = fold == part
+        train = ~test
+        values = fit(
+            family,
+            take(shape, train),
+            take(device, train),
+            measured_s[train],
+            weights=None if weights is None else weights[train],
+            start=start,
+            fixed=fixed,
+            priors=priors,
+        )
+        out[test] = family.predict(take(shape, test), take(device, test), values)
+    return out
+
+
+def fitted_curve(
+    family: KernelFamily,
+    shape: Mapping[str, Array],
+    device: Mapping[str, Num],
+    measured_s: Array,
+    groups: Array,
+    *,
+    dtype: str,
+    source: str,
+    timer: str = "kernel",
+    folds: int = 5,
+    weights: Array | None = None,
+    fixed: Mapping[str, float] | None = None,
+    priors: Mapping[str, Prior] | None = None,
+) -> Curve:
+    """Fit on all rows, errors from :func:`cross_validated`, ranges of the shape arguments, ready for a profile."""
+    values = fit(family, shape, device, measured_s, weights=weights, fixed=fixed, priors=priors)
+    predicted = cross_validated(
+        family, shape, device, measured_s, groups,
+        folds=folds, weights=weights, start=values, fixed=fixed, priors=priors,
+    )  # fmt: skip
+    result = scores(predicted, measured_s)
+    ranges = {name: (float(np.min(column)), float(np.max(column))) for name, column in shape.items()}
+    return Curve(
+        family=family.name,
+        dtype=dtype,
+        timer=timer,
+        coefficients={name: float(f"{value:.6g}") for name, value in values.items()},
+        points=result.points,
+        ranges=ranges,
+        median_ape=round(result.median_ape, 5),
+        mean_ape=round(result.mean_ape, 5),
+        bias=round(result.bias, 5),
+        band=(round(result.band[0], 5), round(result.band[1], 5)),
+        source=source,
+    )
+
+
+def take(columns: Mapping[str, Num], index: Array) -> dict[str, Num]:
+    """Rows of the columns; plain numbers stay."""
+    return {name: value[index] if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+
+
+def pooled(parts: Sequence[Mapping[str, Num]], rows: Sequence[int]) -> dict[str, Num]:
+    """Columns of several devices one after the other, numbers repeated for their rows."""
+    names = parts[0].keys() if parts else ()
+    return {
+        name: np.concatenate([np.broadcast_to(part[name], (n,)) for part, n in zip(parts, rows, strict=True)])
+        for name in names
+    }
+
+
+def _soft(log_error: Array) -> Array:
+    """Signed root of the soft absolute value of the error, so that its square is the loss."""
+    scaled = log_error / LOSS_SCALE
+    out: Array = np.sign(scaled) * LOSS_SCALE * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))
+    return out
+
+
+def _scale(coefficient: Coefficient, value: float) -> float:
+    return float(np.log(value)) if coefficient.log else value
+
+
+def _value(coefficient: Coefficient, scaled: float) -> float:
+    return float(np.exp(scaled)) if coefficient.log else float(scaled)

@@ -1,0 +1,267 @@
+"""The commands above the engine: what a user sees, and that it is what the API returns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_api import Run
+from typer.testing import CliRunner
+
+from steptime.surface import api
+from steptime.surface.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = ("--cluster", "dgx-b200", "--gpus", "512", "--global-batch", "512")
+PLAN = ("plan", "gpt3_1T", *MACHINE)
+ESTIMATE = ("estimate", "gpt3_1T", *MACHINE, "--tp", "8", "--pp", "16")
+SMALL = {"gpus": 512, "global_batch": 512}
+CONFIGS = sorted((ROOT / "tests/data/huggingface").glob("*.json"))
+
+
+def wide(columns: int, *args: str) -> list[str]:
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(args))
+    assert result.exit_code == 0, result.stderr
+    return [line.rstrip() for line in result.stdout.splitlines()]
+
+
+def document(run: Run, *args: str, code: int = 0) -> Any:
+    result = run(*args, "--json")
+    assert result.exit_code == code, result.stderr
+    return json.loads(result.stdout)
+
+
+def body(lines: list[str], first: str) -> list[str]:
+    """Lines below a heading, up to the next blank one."""
+    at = next(i for i, line in enumerate(lines) if line.startswith(first)) + 1
+    return lines[at : lines.index("", at) if "" in lines[at:] else None]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_plan_report_fits_a_screen(columns: int) -> None:
+    lines = wide(columns, *PLAN)
+    assert max(map(len, lines)) <= columns
+    assert len(lines) <= (40 if columns == 120 else 52)
+    text = "\n".join(lines)
+    for piece in (
+        "mode corrected",
+        "candidates",
+        "feasible",
+        "exhausted",
+        "less memory for more time",
+        "memory: does not",
+    ):
+        assert piece in text
+    assert "mode \n" not in text
+
+
+def test_plan_report_shows_what_the_api_ranks() -> None:
+    lines = wide(120, *PLAN, "--top", "5")
+    result = api.plan("gpt3_1T", "dgx-b200", **SMALL, top=5)
+    rows = [line for line in lines if line[:2].strip().isdigit() and "|" in line]
+    assert len(rows) == 5
+    best = result.plans[0]
+    for word in (
+        f"pp{best.plan['pp']}",
+        f"dp{best.plan['dp']}",
+        f"{best.step_time_s:.4g} s",
+        f"{best.mfu * 100:.1f} %",
+    ):
+        assert word in rows[0]
+
+
+def test_changes_are_sorted_by_gain() -> None:
+    lines = wide(120, *ESTIMATE)
+    shown = body(lines, "what would change it")
+    changes = [float(line.split()[-2]) for line in shown]
+    assert changes == sorted(changes)
+    assert len(changes) == len(api.estimate("gpt3_1T", "dgx-b200", **SMALL, plan={"tp": 8, "pp": 16}).what_if)
+
+
+def test_plan_json_is_what_the_api_returns(run: Run) -> None:
+    printed = document(run, *PLAN, "--top", "2", "--fix", "tp=8", "--limit", "pp<=16")
+    returned = api.plan("gpt3_1T", "dgx-b200", **SMALL, top=2, fix={"tp": 8}, limit=["pp<=16"]).to_json()
+    for one in (printed, returned):
+        one["stop"].pop("elapsed_cpu_s")
+    assert printed == json.loads(json.dumps(returned))
+    assert all(plan["plan"]["tp"] == 8 and plan["plan"]["pp"] <= 16 for plan in printed["plans"])
+
+
+def test_estimate_json_is_what_the_api_returns(run: Run) -> None:
+    printed = document(run, *ESTIMATE)
+    returned = api.estimate("gpt3_1T", "dgx-b200", **SMALL, plan={"tp": 8, "pp": 16}).to_json()
+    assert printed == json.loads(json.dumps(returned))
+    assert sum(printed["time"].values()) == pytest.approx(printed["step_time_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_estimate_report(columns: int) -> None:
+    lines = wide(columns, *ESTIMATE)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= columns
+    order = ["1d tp8 pp16 dp4 mbs1", "step time", "compute", "  backward", "    mlp_in/roofline_compute_s",
+             "memory of the fullest device", "overlapped", "what would change it", "weakest constants: assumed",
+             "more constants with --all", "assumed: "]  # fmt: skip
+    places = [text.index(piece) for piece in order]
+    assert places == sorted(places)
+
+
+def test_bar_only_where_a_domain_is_shared() -> None:
+    assert "| domain tp8" in wide(120, *ESTIMATE)[1]
+    assert "|" not in wide(120, "estimate", "gpt3_1T", *MACHINE, "--pp", "128")[1]
+
+
+def test_summa_carries_a_note() -> None:
+    note = "no common framework implements"
+    summa = wide(120, "plan", "gpt3_1T", *MACHINE, "--strategy", "2d", "--top", "1")
+    assert any(note in line for line in summa)
+    assert any("tp2=" in line for line in summa)
+    assert not any(note in line for line in wide(120, *PLAN, "--strategy", "1d", "--top", "1"))
+
+
+def test_idle_devices_are_shown() -> None:
+    lines = wide(120, "estimate", "gpt3_1T", "--cluster", "gb200-nvl72", "--gpus", "512", "--global-batch", "512",
+                 "--tp", "8", "--pp", "64", "--placement", "tp=8,pp=8")  # fmt: skip
+    assert "idle 64" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("term", "some", "none"),
+    [
+        ("tp_comm", "tp_comm/forward/qkv/", "compute/"),
+        ("compute/forward", "compute/forward/qkv/", "compute/backward"),
+        ("mlp_in", "compute/backward/mlp_in/", "/qkv/"),
+        ("pipeline_bubble_s", "bubble/pipeline_bubble_s", "compute/"),
+        ("ring_all_gather_s", "tp_comm/forward/qkv/ring_all_gather_s", "ring_reduce_scatter_s ="),
+    ],
+)
+def test_explain_takes_a_path_a_row_or_a_function(run: Run, term: str, some: str, none: str) -> None:
+    shown = [line for line in wide(120, *ESTIMATE, "--explain", term) if "/" in line and " = " in line]
+    assert any(line.startswith(some) for line in shown)
+    assert not any(none in line.split(" = ")[0] + " =" for line in shown if not line.startswith(" "))
+
+
+def test_every_explained_term_has_formula_and_source() -> None:
+    lines = wide(120, *ESTIMATE, "--explain")
+    terms = [
+        line for line in lines if line and not line.startswith(" ") and "/" in line.split(" = ")[0] and " = " in line
+    ]
+    assert len(terms) > 30
+    assert sum(line.startswith("  source: ") for line in lines) == len(terms)
+    assert sum(line.startswith("  steptime.cost.") for line in lines) == len(terms)
+
+
+@pytest.mark.parametrize(
+    ("args", "advice"),
+    [
+        (("plan", "gpt3_1T", "--cluster", "dgx-b200", "--gpus", "8", "--global-batch", "8"), "devices work"),
+        ((*PLAN, "--fix", "tp=7"), "no plan of 512 GPUs meets --fix tp=7"),
+        ((*PLAN, "--limit", "tp>1000"), "meets --limit tp>1000"),
+    ],
+)
+def test_nothing_fits_is_3_with_advice(run: Run, args: tuple[str, ...], advice: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 3
+    assert f"advice: {advice.split()[0]}" in result.stdout or advice in result.stdout
+    assert advice in " ".join(result.stdout.split())
+    assert document(run, *args, code=3)["feasible"] == 0
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_ledger_of_every_config(run: Run, config: Path) -> None:
+    assert document(run, "estimate", str(config))["parameters_total"] > 1e8
+
+
+def test_experts_have_a_ledger_and_no_step(run: Run) -> None:
+    assert run("estimate", "mixtral-8x7b").exit_code == 0
+    result = run("plan", "mixtral-8x7b", *MACHINE)
+    assert result.exit_code == 2
+    assert "has experts" in result.stderr
+    assert "steptime estimate mixtral-8x7b" in result.stderr
+
+
+def test_diff_of_a_run_and_a_written_estimate(run: Run, tmp_path: Path) -> None:
+    written = tmp_path / "a.json"
+    written.write_text(run(*ESTIMATE, "--json").stdout)
+    other = tmp_path / "b.toml"
+    other.write_text(
+        'model = "gpt3_1T"\ncluster = "dgx-b200"\ngpus = 512\nglobal_batch = 512\n[plan]\ntp = 4\npp = 16\n'
+    )
+    text = "\n".join(wide(80, "diff", str(written), str(other)))
+    for piece in ("step_time_s", "peak_memory_bytes", "tp_comm", "activations"):
+        assert piece in text
+    printed = document(run, "diff", str(written), str(other))
+    assert printed["plan"]["tp"] == [8, 4]
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_examples(run: Run, example: Path) -> None:
+    assert document(run, "estimate", str(example))["feasible"] is True
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((*ESTIMATE, "--dp", "3"), "tp 8 x pp 16 x dp 3 = 384, not 512 GPUs"),
+        ((*ESTIMATE, "--dp", "1024"), "not 512 GPUs"),
+        (("plan", "gpt3_1t0", *MACHINE), "there is no model"),
+        (("plan", "gpt3_1T", "--cluster", "dgx-b20", "--gpus", "8", "--global-batch", "8"), "did you mean dgx-b200"),
+        ((*PLAN, "--dtype", "int3"), "there is no dtype 'int3'"),
+        ((*PLAN, "--optimizer", "adamx"), "did you mean adam"),
+        ((*PLAN, "--limit", "tp<=0"), "from 1 to"),
+        ((*PLAN, "--fix", "recompute=some"), "there is no recompute"),
+        ((*ESTIMATE, "--recompute", "some"), "there is no recompute"),
+        ((*ESTIMATE, "--placement", "tp=3"), "does not divide tp 8"),
+        ((*ESTIMATE, "--micro-batch", "999"), "more than a replica's share"),
+        ((*ESTIMATE, "--explain", "mlp_inn"), "did you mean"),
+    ],
+)
+def test_wrong_jobs(run: Run, args: tuple[str, ...], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+FILES = {
+    "nan.toml": b'model = "gpt3_1T"\ngpus = nan\n',
+    "inf.toml": b"layers = inf\nhidden = 64\nheads = 4\n",
+    "broken.toml": b'model = "x\n',
+    "broken.json": b'{"a": ',
+    "some.yaml": b"a: [b\n",
+    "list.json": b"[1, 2]",
+    "empty.toml": b"",
+    "empty.json": b"",
+    "binary.toml": bytes(range(256)),
+    "binary.json": bytes(range(256)),
+    "cluster.toml": b'base = "dgx-b200"\n',
+    "folder.toml/x": b"",
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    with (tmp_path / "large.toml").open("wb") as large:
+        large.truncate(100 * 2**20)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", [*(name.split("/")[0] for name in FILES), "large.toml", "absent.toml", "absent.json"])
+def test_wrong_files_are_named(run: Run, files: Path, name: str) -> None:
+    path = str(files / name)
+    commands = [("estimate", path), ("plan", path, *MACHINE), ("models", path)]
+    if name.endswith(".toml") and name != "cluster.toml":
+        commands += [("clusters", path), ("devices", path), ("diff", path, path)]
+        commands.append(("plan", "gpt3_1T", "--cluster", path, "--gpus", "8", "--global-batch", "8"))
+    for command in commands:
+        result = run(*command)
+        assert result.exit_code == 2, command
+        assert path in result.stderr, command
+        assert len(result.stderr.splitlines()) <= 12
+        assert "Traceback" not in result.stderr
+        assert result.stdout == ""
