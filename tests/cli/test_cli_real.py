@@ -101,7 +101,7 @@ def test_estimate_report(columns: int) -> None:
     lines = wide(columns, *ESTIMATE)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= columns
-    order = ["1d tp8 pp16 dp4 mbs1", "step time", "compute", "  backward", "    mlp_in/roofline_compute_s",
+    order = ["1d tp8 pp16 dp4 mbs1", "step time", "time, exposed", "  backward", "    mlp_in/roofline_compute_s",
              "memory of the fullest device", "overlapped", "what would change it", "weakest constants: assumed",
              "more constants with --all", "assumed: "]  # fmt: skip
     places = [text.index(piece) for piece in order]
@@ -110,12 +110,12 @@ def test_estimate_report(columns: int) -> None:
 
 def test_bar_only_where_a_domain_is_shared() -> None:
     assert "| domain tp8" in wide(120, *ESTIMATE)[1]
-    assert "|" not in wide(120, "estimate", "gpt3_1T", *MACHINE, "--pp", "128")[1]
+    assert "|" not in wide(120, "estimate", "gpt3_1T", *MACHINE, "--pp", "128", "--placement", "tp=1")[1]
 
 
 def test_summa_carries_a_note() -> None:
     note = "no common framework implements"
-    summa = wide(120, "plan", "gpt3_1T", *MACHINE, "--strategy", "2d", "--top", "1")
+    summa = wide(120, "plan", "gpt3_1T", *MACHINE, "--strategy", "2d", "--fix", "tp2=2", "--top", "1")
     assert any(note in line for line in summa)
     assert any("tp2=" in line for line in summa)
     assert not any(note in line for line in wide(120, *PLAN, "--strategy", "1d", "--top", "1"))
@@ -171,7 +171,7 @@ def test_nothing_fits_is_3_with_advice(run: Run, args: tuple[str, ...], advice: 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_ledger_of_every_config(run: Run, config: Path) -> None:
-    assert document(run, "estimate", str(config))["parameters_total"] > 1e8
+    assert document(run, "estimate", str(config))["parameters_total"] > 5e7
 
 
 def test_experts_have_a_ledger_and_no_step(run: Run) -> None:
@@ -215,7 +215,7 @@ def test_examples(run: Run, example: Path) -> None:
         ((*ESTIMATE, "--recompute", "some"), "there is no recompute"),
         ((*ESTIMATE, "--placement", "tp=3"), "does not divide tp 8"),
         ((*ESTIMATE, "--micro-batch", "999"), "more than a replica's share"),
-        ((*ESTIMATE, "--explain", "mlp_inn"), "did you mean"),
+        ((*ESTIMATE, "--explain", "mlp_inx"), "did you mean"),
     ],
 )
 def test_wrong_jobs(run: Run, args: tuple[str, ...], message: str) -> None:

@@ -1,0 +1,143 @@
+"""Candidates per CPU-second of the whole published space: listed, checked for memory, costed and ranked on one core.
+
+The space is that of arXiv 2410.00273: 3 strategies, 2 models, 9 systems (3 GPU generations, fast domains of 4, 8 and
+64), 13 GPU counts (4 to 16,384), global batch 4,096. Of each of the 702 searches the ten fastest candidates and the
+front of time and memory are kept. It is searched twice: as one group per (model, strategy, GPU generation), which
+shares its layer configurations; and with nothing shared between systems, each search on its own.
+
+    python benchmarks/bench_search.py            prints the table
+    python benchmarks/bench_search.py --write    also writes it to benchmarks/search.md
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import time  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from statistics import median  # noqa: E402
+
+from machine import report  # noqa: E402
+
+from steptime.estimate.single import Setting  # noqa: E402
+from steptime.hardware import load_cluster  # noqa: E402
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
+from steptime.search.exhaustive import Found, Task, search  # noqa: E402
+from steptime.study.modes import MODES  # noqa: E402
+from steptime.surface.models import load_model  # noqa: E402
+
+MODELS = ("gpt3_1T", "vit_era5")
+GENERATIONS = ("a100", "h200", "b200")
+DOMAINS = (4, 8, 64)
+COUNTS = tuple(2**k for k in range(2, 15))
+GLOBAL_BATCH = 4096
+CANDIDATES = 9_183_444
+TOP = 10
+RUNS = 5
+
+Groups = Sequence[Sequence[Task]]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What one pass over the space did."""
+
+    cpu_s: float
+    candidates: int
+    feasible: int
+    layers: int
+
+
+def groups() -> Groups:
+    """The searches of each (model, strategy, GPU generation): they differ in fast domain and GPU count only."""
+    mode, out = MODES["published"], []
+    for model in map(load_model, MODELS):
+        for strategy in mode.method.strategies.values():
+            for generation in GENERATIONS:
+                tasks = []
+                for domain in DOMAINS:
+                    cluster = load_cluster(f"published-{generation}-nvs{domain}")
+                    for gpus in COUNTS:
+                        job = Job(
+                            model=model, gpus=gpus, global_batch=GLOBAL_BATCH, seq_len=model.seq_len,
+                            precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"],
+                        )  # fmt: skip
+                        setting = Setting(method=mode.method, job=job, cluster=cluster)
+                        tasks.append(Task(setting=setting, strategy=strategy, space=mode.space))
+                out.append(tasks)
+    return out
+
+
+def alone(shared: Groups) -> Groups:
+    """Every search as a group of its own."""
+    return [[task] for tasks in shared for task in tasks]
+
+
+def forget() -> None:
+    """Empty the caches that an earlier pass filled, so that every pass does all of the work."""
+    from steptime.plan import space
+
+    space._factorisations.cache_clear()
+
+
+def passed(searched: Groups) -> Totals:
+    """One pass over the space."""
+    forget()
+    started = time.process_time()
+    found: list[list[Found]] = [search(tasks, TOP) for tasks in searched]
+    cpu_s = time.process_time() - started
+    every = [one for group in found for one in group]
+    return Totals(
+        cpu_s, sum(f.candidates for f in every), sum(f.feasible for f in every),
+        sum(group[0].distinct_layers for group in found),
+    )  # fmt: skip
+
+
+def measured(make: Callable[[], Groups]) -> tuple[Totals, list[float]]:
+    """Counts of one pass, and the CPU seconds of each of the runs."""
+    runs = [passed(make()) for _ in range(RUNS)]
+    assert {(r.candidates, r.feasible, r.layers) for r in runs} == {
+        (runs[0].candidates, runs[0].feasible, runs[0].layers)
+    }
+    assert runs[0].candidates == CANDIDATES, runs[0].candidates
+    return runs[0], [r.cpu_s for r in runs]
+
+
+def row(name: str, make: Callable[[], Groups]) -> str:
+    totals, times = measured(make)
+    cpu_s = median(times)
+    return (
+        f"| {name} | {totals.candidates:,} | {totals.feasible:,} | {totals.layers:,} | {cpu_s:.2f} | "
+        f"{min(times):.2f} to {max(times):.2f} | {totals.candidates / cpu_s / 1e6:.2f} million |"
+    )
+
+
+NOTES = f"""\
+Each pass lists every candidate, checks its memory, costs it, and keeps of each of the 702 searches the {TOP} fastest
+candidates and the front of step time and memory. CPU seconds are `time.process_time`, one thread, median of {RUNS}
+passes after the imports; the clusters and models are read outside the time.
+
+What is shared in the first row: a layer configuration is costed once per (model, strategy, GPU generation) and used by
+the three domain sizes and thirteen GPU counts. In both rows memory is checked once per configuration for all its
+placements, since it does not depend on them, and a candidate that does not fit is counted but not costed.
+"""
+
+
+def main() -> None:
+    head = (
+        "| shared | candidates | feasible | layer configurations costed | CPU s | range | candidates per CPU s |\n"
+        "|---|---:|---:|---:|---:|---:|---:|"
+    )
+    lines = [
+        row("per model, strategy, GPU generation", groups),
+        row("nothing between systems", lambda: alone(groups())),
+    ]
+    report("search", "Searching the published space", "\n".join([head, *lines]), NOTES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What the benchmarks share: the machine in words, and the small file that keeps a result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def machine() -> str:
+    """Processor, cores, system, interpreter."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    return f"{name}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def report(name: str, title: str, table: str, notes: str) -> None:
+    """Print a result; with ``--write`` keep it as Markdown beside the benchmark."""
+    import numpy
+
+    text = (
+        f"# {title}\n\n{table}\n\n{notes}\n"
+        f"Machine: {machine()}, NumPy {numpy.__version__}. Date: {datetime.now(UTC):%Y-%m-%d}.\n"
+        f"Command: `python benchmarks/bench_{name}.py --write`\n"
+    )
+    print(text)
+    if "--write" in sys.argv[1:]:
+        Path(__file__).with_name(f"{name}.md").write_text(text)

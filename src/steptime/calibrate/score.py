@@ -1,0 +1,84 @@
+"""Scores predictions against measurements: error, bias, coverage; overall and by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steptime.num import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Predictions for the rows of a table; NaN where there is none."""
+
+    seconds: Array
+    low_s: Array
+    """5th percentile."""
+    high_s: Array
+    """95th percentile."""
+    reason: Array
+    """Why a row has no prediction; "" where it has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Residuals of a table."""
+
+    measured_s: Array
+    predicted: Predicted
+    groups: Mapping[str, Array]
+    """Name of a grouping (``by_source``) to the group of each row."""
+
+    @property
+    def scored(self) -> Array:
+        """Rows that count."""
+        usable: Array = (self.predicted.reason == "") & np.isfinite(self.measured_s) & (self.measured_s > 0)
+        return usable
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, errors and groups; fractions, not percent."""
+        scored, reason = self.scored, self.predicted.reason
+        skipped = {str(r): int((reason == r).sum()) for r in sorted(set(reason[reason != ""]))}
+        bad_time = int(((reason == "") & ~scored).sum())
+        if bad_time:
+            skipped["no positive measured time"] = bad_time
+        out: dict[str, Any] = {
+            "rows": len(self.measured_s), "scored": int(scored.sum()), "skipped": skipped,
+            "time": self._errors(scored), "memory": None,
+        }  # fmt: skip
+        for name, group in self.groups.items():
+            out[name] = {
+                str(g): self._errors(scored & (group == g)) | {"rows": int((scored & (group == g)).sum())}
+                for g in sorted(set(group[scored]))
+            }
+        return out
+
+    def _errors(self, rows: Array) -> dict[str, float | None]:
+        p = self.predicted
+        return errors(self.measured_s[rows], p.seconds[rows], p.low_s[rows], p.high_s[rows])
+
+
+def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float | None]:
+    r"""Error statistics of predictions $p$ of measurements $t$.
+
+    ``mape`` is the mean, ``median_ape`` the median and ``p90_ape`` the 90th percentile of $|p/t-1|$; ``bias`` the mean of
+    $p/t-1$; ``coverage90`` the share of $t$ between ``low`` and ``high``.
+
+    >>> e = errors(np.array([1.0, 2.0]), np.array([1.1, 1.8]), np.array([0.9, 1.9]), np.array([1.2, 2.2]))
+    >>> round(e["mape"], 3), round(abs(e["bias"]), 3), e["coverage90"]
+    (0.1, 0.0, 1.0)
+    """
+    if not len(measured):
+        return dict.fromkeys(("mape", "median_ape", "bias", "p90_ape", "coverage90"))
+    relative = predicted / measured - 1
+    banded = np.isfinite(low) & np.isfinite(high)
+    inside = (low <= measured) & (measured <= high)
+    return {
+        "mape": float(np.abs(relative).mean()), "median_ape": float(np.median(np.abs(relative))),
+        "bias": float(relative.mean()), "p90_ape": float(np.quantile(np.abs(relative), 0.9)),
+        "coverage90": float(inside[banded].mean()) if banded.any() else None,
+    }  # fmt: skip
