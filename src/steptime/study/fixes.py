@@ -9,18 +9,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, Final
 
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.hardware.records import Cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.method import Method
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.plan.space import Space
-from steptime.search.exhaustive import Task, search
+from steptime.search.exhaustive import Found, Task, search
 from steptime.study.published.defects import FIXES, NONE, Defects
 from steptime.study.published.method import PUBLISHED, PublishedMethod
 from steptime.study.published.space import PublishedSpace
@@ -56,6 +57,8 @@ class Winner:
 
 
 Winners = dict[Point, Winner | None]
+Search = Callable[[int], list[tuple[Point, Found]]]
+"""Runs a group of searches, given how many best configurations to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,37 +90,43 @@ class Change:
     """Points that become infeasible."""
 
 
-def _tasks(method: Method, space: Space) -> Iterator[tuple[list[Point], list[Task]]]:
-    """Searches that share their layers, one group after the other."""
-    clusters: dict[tuple[str, int], Cluster] = {
-        (device, n): load_cluster(f"published-{device}-nvs{n}") for device in DEVICES for n in FAST_DOMAINS
-    }
-    for name in MODELS:
-        model = load_catalogue_model(name)
-        for strategy in STRATEGIES:
-            for device in DEVICES:
-                points = [
-                    Point(model=name, strategy=strategy, device=device, fast_domain=n, gpus=gpus)
-                    for n in FAST_DOMAINS
-                    for gpus in GPUS
-                ]
-                jobs = [
-                    Job(model=model, gpus=p.gpus, global_batch=GLOBAL_BATCH, seq_len=model.seq_len,
-                        precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"])
-                    for p in points
-                ]  # fmt: skip
-                yield points, [
-                    Task(setting=Setting(method=method, job=job, cluster=clusters[device, p.fast_domain]),
-                         strategy=method.strategies[strategy], space=space)
-                    for job, p in zip(jobs, points, strict=True)
-                ]  # fmt: skip
+def searches(method: Method, space: Space) -> Iterator[Search]:
+    """The searches of all points in groups that share their layers; each is run by calling it."""
+    clusters = {(device, n): load_cluster(f"published-{device}-nvs{n}") for device in DEVICES for n in FAST_DOMAINS}
+    for model, strategy, device in product(MODELS, STRATEGIES, DEVICES):
+        points = [
+            Point(model=model, strategy=strategy, device=device, fast_domain=n, gpus=gpus)
+            for n, gpus in product(FAST_DOMAINS, GPUS)
+        ]
+        tasks = [
+            Task(
+                setting=Setting(method=method, job=job_of(point), cluster=clusters[device, point.fast_domain]),
+                strategy=method.strategies[strategy],
+                space=space,
+            )
+            for point in points
+        ]
+        yield partial(_run, points, tasks)
+
+
+def _run(points: list[Point], tasks: list[Task], top: int) -> list[tuple[Point, Found]]:
+    return list(zip(points, search(tasks, top), strict=True))
+
+
+def job_of(point: Point) -> Job:
+    """The paper's job at a point."""
+    model = load_catalogue_model(point.model)
+    return Job(
+        model=model, gpus=point.gpus, global_batch=GLOBAL_BATCH, seq_len=model.seq_len,
+        precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"],
+    )  # fmt: skip
 
 
 def winners(method: Method, space: Space, progress: Callable[[], None] | None = None) -> Winners:
     """Best configuration of every point."""
     out: Winners = {}
-    for points, tasks in _tasks(method, space):
-        for point, found in zip(points, search(tasks, 1), strict=True):
+    for group in searches(method, space):
+        for point, found in group(1):
             out[point] = None
             if len(found.best_s):
                 row: Any = found.best.row(0)

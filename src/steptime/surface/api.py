@@ -169,17 +169,18 @@ def estimate(
 
 
 def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
-    share = job.global_batch / dp
-    if share < 1:
+    if dp > job.global_batch:
         raise PlanError(
             f"dp {dp} is more than the global batch of {job.global_batch} sequences",
             hint=f"give at most --dp {job.global_batch}, or --global-batch of at least {dp}",
         )
-    if micro_batch > -(-job.global_batch // dp):
+    plans = Plans(dp=dp, micro_batch=micro_batch)
+    largest = -(-job.global_batch // dp)
+    if micro_batch > largest or mode.method.micro_batches(job, plans) < 1:
         raise PlanError(
             f"micro_batch {micro_batch} is more than a replica's share of the batch: {job.global_batch} / dp {dp} = "
-            f"{share:g}",
-            hint=f"give at most --micro-batch {-(-job.global_batch // dp)}",
+            f"{job.global_batch / dp:g}",
+            hint=f"give at most --micro-batch {max(job.global_batch // dp, 1)}",
         )
 
 

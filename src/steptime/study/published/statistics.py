@@ -12,7 +12,7 @@ from steptime.num import Num
 TERA, GIGA = 1e-12, 1e-9
 
 
-def _flops(time: PhaseTime, e: Evaluation) -> Num:
+def flops_of(time: PhaseTime, e: Evaluation) -> Num:
     """Vector work of fused attention is counted as the matrix work that would take as long."""
     rate = e.machine.matrix_flops_per_s / e.machine.vector_flops_per_s
     return time.matrix_flops + time.vector_flops * (rate if time.row.operator == "fused_attention" else 1.0)
@@ -38,7 +38,7 @@ def statistics(e: Evaluation) -> dict[str, Any]:
     memory = stage_terms(e.method, e.strategy, e.job, e.plans, e.sizes, "first")
     stats = {
         "t": t,
-        "flops_per_gpu": sum(_flops(time, e) for time in times) * count * TERA,
+        "flops_per_gpu": sum(flops_of(time, e) for time in times) * count * TERA,
         "mem": e.peak_bytes * GIGA,
         **{f"t_{name}": value for name, value in parts.items()},
         **{f"{name}_frac": value / t for name, value in parts.items()},

@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "plan": "Rank every parallel plan of a model on so many devices.",
     "estimate": "Explain one plan: step time, MFU, memory; or a model's ledger.",
     "diff": "Compare two estimates term by term.",
+    "reproduce": "Check the published mode; show what each corrected defect changes.",
     "limits": "How far a training run can scale before data movement stops it.",
     "devices": "List devices, or show one with the source of every number.",
     "clusters": "List clusters, or show one with the source of every number.",
