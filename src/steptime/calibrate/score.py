@@ -65,8 +65,8 @@ class Score:
 def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float | None]:
     r"""Error statistics of predictions $p$ of measurements $t$.
 
-    ``mape`` is the mean, ``median_ape`` the median and ``p90_ape`` the 90th percentile of $|p/t-1|$; ``bias`` the mean of
-    $p/t-1$; ``coverage90`` the share of $t$ between ``low`` and ``high``.
+    ``mape`` is the mean, ``median_ape`` the median and ``p90_ape`` the 90th percentile of $|p/t-1|$; ``bias`` the
+    mean of $p/t-1$; ``coverage90`` the share of $t$ between ``low`` and ``high``.
 
     >>> e = errors(np.array([1.0, 2.0]), np.array([1.1, 1.8]), np.array([0.9, 1.9]), np.array([1.2, 2.2]))
     >>> round(e["mape"], 3), round(abs(e["bias"]), 3), e["coverage90"]

@@ -1,10 +1,10 @@
 r"""Time of ring collectives over a group that lies in one or several fast domains.
 
-A group of $n$ = `ranks` has $t$ = `inside` of its members in each fast domain, hence $n / t$ domains. Inside a
-domain every rank sends at $\beta_f$ = `fast_Bps` (bytes/s, one direction, sustained); between domains $t$ rings run in
-parallel, one per member, each at $\beta_s$ = `slow_Bps` per rank. $\alpha_f$ = `fast_latency_s` and $\alpha_s$ =
-`slow_latency_s` are paid per hop. $S$ = `size_bytes` is always the whole tensor: gathered, to be scattered, to be
-reduced or to be broadcast. An empty tensor or a group of one costs nothing.
+A group of $n$ = `ranks` has $r$ = `inside` of its members in each fast domain, hence $n / r$ domains. Inside a
+domain every rank sends at $\beta_f$ = `fast_Bps` (bytes/s, one direction, sustained); between domains $r$ rings run in
+parallel, one per member, each at $\beta_s$ = `slow_Bps` per rank. $\alpha_f$ = `fast_latency_s` and
+$\alpha_s$ = `slow_latency_s` are paid per hop. $S$ = `size_bytes` is always the whole tensor: gathered, to be
+scattered, to be reduced or to be broadcast. An empty tensor or a group of one costs nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def ring_transfer_s(
 ) -> Num:
     r"""One trip around the ring in which every rank sends `sent_bytes` in all.
 
-    $$t = \max\left(\frac{B}{t\,\beta_s}\Big|_{n>t},\ \frac{B}{\beta_f}\Big|_{t>1}\right)
-        + \alpha_s \left(\frac{n}{t} - 1\right) + \alpha_f \left(n - \frac{n}{t}\right)$$
+    $$t = \max\left(\frac{B}{r\,\beta_s}\Big|_{n>r},\ \frac{B}{\beta_f}\Big|_{r>1}\right)
+        + \alpha_s \left(\frac{n}{r} - 1\right) + \alpha_f \left(n - \frac{n}{r}\right)$$
 
-    where $B$ = `sent_bytes`: the slower of the two levels sets the pace, and the ring crosses $n/t - 1$ domain borders
-    and $n - n/t$ links inside domains. The other symbols stand at the head of this module.
+    where $B$ = `sent_bytes`: the slower of the two levels sets the pace, and the ring crosses $n/r - 1$ domain borders
+    and $n - n/r$ links inside domains. The other symbols stand at the head of this module.
 
     Source: arXiv 2410.00273, communication time; bandwidth-optimal rings, Patarasuk and Yuan 2009.
 

@@ -99,10 +99,10 @@ UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
 
 def _level_constants(level: Level) -> list[Constant]:
     names = ("link_Bps", "links_per_device", "efficiency", "latency_s", "oversubscription")
+    stated = [n for n in names if n in level.sources or getattr(level, n) != 1]
     return [
         Constant(name=f"{level.name}.{n}", value=getattr(level, n), source=level.sources.get(n, UNSTATED))
-        for n in names
-        if n != "oversubscription" or level.oversubscription != 1
+        for n in stated
     ]
 
 

@@ -104,6 +104,9 @@ ClusterFile: Final = _model(
 )
 MODELS: Final[Mapping[str, type[Strict]]] = {"device": DeviceFile, "link": LinkFile, "cluster": ClusterFile}
 
+#: Keys that every model file has.
+MODEL_KEYS: Final = {"layers", "hidden", "heads"}
+
 
 def check(raw: Mapping[str, object], kind: str, where: str) -> None:
     """Refuse a parsed file that is not a well-formed ``kind`` ("device", "link", "cluster").
@@ -111,6 +114,8 @@ def check(raw: Mapping[str, object], kind: str, where: str) -> None:
     Raises:
         FieldError: names the first wrong field; up to ten problems stand in the message.
     """
+    if set(raw) >= MODEL_KEYS:
+        raise FieldError(where, "layers", f"this file describes a model, not a {kind}", hint="give it as MODEL")
     model = MODELS[kind]
     try:
         model.model_validate(dict(raw))

@@ -151,7 +151,7 @@ class Corrected(Strategy):
         model = s.model
         rows = [self.norm(s, "attention_norm", "attention"), self.into_block(s, "qkv", "attention", s.qkv_width)]
         if model.qkv_bias:
-            rows.append(bias("qkv_bias", "attention", s.tokens, s.qkv_width, element_bytes=s.element_bytes))
+            rows.append(self._inner_bias(s, "qkv_bias", "attention", s.qkv_width))
         if model.qk_norm != "none":
             rows.append(self._qk_norm(s))
         if model.position == "rope":
@@ -164,6 +164,13 @@ class Corrected(Strategy):
             rows.append(self.out_bias(s, "attention_out_bias", "attention"))
         return [*rows, *self._leave(s, "attention")]
 
+    inner_weights_replicated: ClassVar[bool] = False
+    """Whether ranks of the replicated axis hold the same slice of a weight inside a block."""
+
+    def _inner_bias(self, s: Shape, name: str, block: str, width: Num) -> Row:
+        replicated = self.inner_weights_replicated
+        return bias(name, block, s.tokens, width, element_bytes=s.element_bytes, replicated=replicated)
+
     def _qk_norm(self, s: Shape) -> Row:
         model = s.model
         heads = s.heads + s.kv_heads
@@ -172,7 +179,7 @@ class Corrected(Strategy):
         weights = 2 * model.head_dim if per_head else heads * model.head_dim
         return norm(
             "qk_norm", "attention", s.tokens * (heads if per_head else 1), width, element_bytes=s.element_bytes,
-            kind="rms_norm", weights=weights, replicated=weights if per_head else 0.0,
+            kind="rms_norm", weights=weights, replicated=weights if per_head or self.inner_weights_replicated else 0.0,
         )  # fmt: skip
 
     def _mlp_block(self, s: Shape) -> list[Row]:
@@ -181,7 +188,7 @@ class Corrected(Strategy):
         rows = [] if shared_norm else [self.norm(s, "mlp_norm", "mlp")]
         rows.append(self.into_block(s, "mlp_in", "mlp", s.ffn_in))
         if model.mlp_bias:
-            rows.append(bias("mlp_in_bias", "mlp", s.tokens, s.ffn_in, element_bytes=s.element_bytes))
+            rows.append(self._inner_bias(s, "mlp_in_bias", "mlp", s.ffn_in))
         rows.append(activation("activation", "mlp", inner, element_bytes=s.element_bytes, gated=model.gated_mlp))
         if model.mlp_dropout:
             rows.append(dropout("mlp_inner_dropout", "mlp", inner, element_bytes=s.element_bytes,
@@ -239,7 +246,7 @@ class Corrected(Strategy):
             forward=(over("tp", "all_reduce", 3 * s.tokens * LOGIT_BYTES),),
         )  # fmt: skip
         if model.head_bias:
-            rows.append(bias("logits_bias", "head", s.tokens, s.vocab, element_bytes=s.element_bytes))
+            rows.append(self._inner_bias(s, "logits_bias", "head", s.vocab))
         return (*rows, head, loss)
 
 
@@ -332,6 +339,7 @@ class Summa2D(Corrected):
     tensor_axes: ClassVar[tuple[str, ...]] = ("tp", "tp2")
     gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
     replicated_axis: ClassVar[str] = "tp2"
+    inner_weights_replicated: ClassVar[bool] = True
     sequence_axis: ClassVar[str | None] = "tp2"
 
     def stream_elements(self, shape: Shape) -> Num:

@@ -29,7 +29,7 @@ def nearest_counts(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]], constraints: Sequence[Constraint]
 ) -> tuple[str, ...]:
     """Sentences that name the nearest numbers of devices with a plan, and the price of the idle ones."""
-    gpus, out = setting.job.gpus, []
+    gpus, out = setting.job.gpus, list[str]()
     wanted = {-1, 1}
     tried = 0
     for count, side in _counts(gpus, setting.machine.fast_domain):

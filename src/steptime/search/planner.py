@@ -78,7 +78,7 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
 
 
 def _stop(candidates: int, feasible: int, strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
-    space = f"all {candidates:,} candidates of the space ({', '.join(strategies)}) were costed"
+    space = f"all {candidates:,} candidates of the space ({', '.join(strategies)}) were checked"
     if feasible:
         return Stop(
             reason="exhausted", proof=f"{space}: no other is faster than the first", elapsed_cpu_s=elapsed_cpu_s

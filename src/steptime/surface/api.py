@@ -121,6 +121,9 @@ def plan(
     result = rank_plans(setting, space, strategies, constraints, top=top, progress=progress)
     if result.feasible:
         return result
+    if not result.candidates:
+        none = "no candidate of the space satisfies --fix and --limit" if constraints else "the space is empty"
+        return replace(result, advice=(none, *nearest_counts(setting, space, strategies, constraints)))
     return replace(result, advice=nearest_counts(setting, space, strategies, constraints))
 
 

@@ -191,8 +191,9 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None) -> dict[str,
             raise PlanError(f"{arithmetic} = {inner * out['dp']}, not {gpus} GPUs", hint=_fitting(inner, gpus))
     else:
         if gpus % inner:
+            product = f"{' x '.join(named)} = {inner}" if len(named) > 1 else named[0]
             raise PlanError(
-                f"{' x '.join(named)} = {inner} does not divide {gpus} GPUs, so no dp is left",
+                f"{product} does not divide {gpus} GPUs, so no dp is left",
                 hint=_fitting(inner, gpus),
             )
         out["dp"] = gpus // inner

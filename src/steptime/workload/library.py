@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from steptime.errors import InputFileError, UnknownNameError
+from steptime.errors import FieldError, InputFileError, UnknownNameError
 from steptime.workload.files import read_text
 from steptime.workload.spec import ModelSpec
 
@@ -85,4 +85,7 @@ def read_model_toml(path: str | os.PathLike[str]) -> ModelSpec:
         raise InputFileError(where, "is nested too deeply") from None
     except ValueError as error:
         raise InputFileError(where, f"is not valid TOML: {error}") from None
+    if "layers" not in table and {"levels", "device", "memory", "matrix"} & set(table):
+        raise FieldError(where, "layers", "this file describes a cluster or a device, not a model",
+                         hint="give it with --cluster")  # fmt: skip
     return spec_from_table(table, where=where, name=Path(path).stem, source=f"file {where}")

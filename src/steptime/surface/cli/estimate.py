@@ -84,7 +84,7 @@ def fill_explain(args: Sequence[str], flags: set[str]) -> list[str]:
 def command(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL|RUN.toml", help="Model (name, config.json, TOML, pkg.module:factory) or run."),
+        typer.Argument(metavar="MODEL|RUN.toml", help="Model (catalogue name, config.json, TOML) or run."),
     ],
     cluster: o.Cluster = None,
     gpus: o.Gpus = None,

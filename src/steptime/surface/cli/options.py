@@ -59,8 +59,8 @@ GLOBAL_BATCH = number("--global-batch", "SEQUENCES", "Sequences per step.", 1, M
 Gpus = Annotated[int | None, GPUS]
 GlobalBatch = Annotated[int | None, GLOBAL_BATCH]
 Seq = Annotated[int | None, number("--seq", "TOKENS", "Sequence length; default: the model's.", 1, MAX_SEQ)]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="Type of the matrix products; default bf16.")]
-Optimizer = Annotated[str | None, typer.Option("--optimizer", help="Default adam.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="bf16 (default), fp16, fp8, tf32 or fp32.")]
+Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adam (default), adamw, adam8bit, momentum or sgd.")]
 StrategyOption = Annotated[
     Strategy | None, typer.Option("--strategy", help="How tensors are split; 2d is SUMMA; default auto.")
 ]
@@ -75,14 +75,20 @@ Tp2 = Annotated[int | None, number("--tp2", "N", "Tensor ranks of the second axi
 Cp = Annotated[int | None, number("--cp", "N", "Context ranks (the sequence is split).")]
 Pp = Annotated[int | None, number("--pp", "N", "Pipeline stages.")]
 Vpp = Annotated[int | None, number("--vpp", "N", "Virtual stages per stage (interleaving).", 1, 10**5)]
-Ep = Annotated[int | None, number("--ep", "N", "Expert ranks.")]
+Ep = Annotated[int | None, number("--ep", "N", "Expert ranks; only 1 in this version.")]
 MicroBatch = Annotated[int | None, number("--micro-batch", "N", "Sequences per micro-batch.", 1, MAX_GLOBAL_BATCH)]
-Zero = Annotated[int | None, number("--zero", "N", "ZeRO stage, 0 to 3.", 0, 3)]
+Zero = Annotated[int | None, number("--zero", "N", "ZeRO stage, 0 to 3; default 1.", 0, 3)]
 Panels = Annotated[int | None, number("--panels", "N", "Panels of a SUMMA product.", 1, 10**6)]
-Recompute = Annotated[str | None, typer.Option("--recompute", help="What backward recomputes.")]
-Schedule = Annotated[str | None, typer.Option("--schedule", help="Order of the pipeline.")]
-Overlap = Annotated[str | None, typer.Option("--overlap", help="What communication hides behind compute.")]
-Attention = Annotated[str | None, typer.Option("--attention", help="Attention kernel.")]
+Recompute = Annotated[
+    str | None, typer.Option("--recompute", help="What backward recomputes: none (default), attention or full.")
+]
+Schedule = Annotated[str | None, typer.Option("--schedule", help="1f1b, or interleaved where vpp is more than 1.")]
+Overlap = Annotated[
+    str | None, typer.Option("--overlap", help="Traffic that hides behind compute: dp (default), pp, 'dp,pp' or none.")
+]
+Attention = Annotated[
+    str | None, typer.Option("--attention", help="fused (default) or unfused; published mode has summa too.")
+]
 Placement = Annotated[
     str | None,
     typer.Option(

@@ -15,7 +15,7 @@ OPTIONS: Final = ("seq", "dtype", "optimizer", "strategy", "mode", "top")
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name, config.json, TOML or pkg.module:factory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json or TOML file.")],
     cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
     gpus: Annotated[int, o.GPUS],
     global_batch: Annotated[int, o.GLOBAL_BATCH],
@@ -30,7 +30,7 @@ def command(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="'KEY<=N'", help="Bound one degree. Repeatable.")
     ] = None,
-    top: Annotated[int, o.number("--top", "K", "Plans to show; default 10.", 1, 10_000)] = 10,
+    top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
     json: o.Json = False,
 ) -> None:
     """Rank every parallel plan of a model on so many devices, and say why the first is the best.

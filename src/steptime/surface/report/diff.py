@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN_TERMS: Final = 15
+#: What a plan records although it follows from the degrees.
+_FOLLOWS: Final = ("stage_layers", "fullest_stage", "domains", "micro_batches")
 #: How a headline figure is written, by how its name ends; the first that fits.
 _UNITS: Final[tuple[tuple[str, Callable[[float], str]], ...]] = (
     ("per_s_per_gpu", t.count),
@@ -40,7 +42,7 @@ def print_difference(difference: Any, a: str, b: str, *, show_all: bool = False)
 
 
 def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
-    changed = {key: pair for key, pair in plan.items() if pair[0] != pair[1]}
+    changed = {key: pair for key, pair in plan.items() if pair[0] != pair[1] and key not in _FOLLOWS}
     out.print()
     if not changed:
         out.print("the plans are equal")
@@ -51,7 +53,9 @@ def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
     out.print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, unit: Callable[[float], str] = t.number) -> str:
+    if isinstance(value, (list, tuple)):
+        return " to ".join(map(unit, value))
     return "absent" if value is None else t.number(value)
 
 
@@ -86,9 +90,10 @@ def _unit(name: str) -> Callable[[float], str]:
 def _add(table: Any, name: str, pair: Sequence[Any], unit: Callable[[float], str]) -> None:
     left, right = pair
     if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (left, right)):
-        table.add_row(t.printable(name), _cell(left), _cell(right), "", "")
+        table.add_row(t.printable(name), _cell(left, unit), _cell(right, unit), "", "")
         return
     delta = right - left
     sign = "+" if delta > 0 else ""
     ratio = f"{right / left:.3f}" if left and math.isfinite(right / left) else ""
-    table.add_row(t.printable(name), unit(left), unit(right), sign + unit(delta), ratio)
+    shown = f"{delta * 100:.1f} points" if unit is t.percent else unit(delta)
+    table.add_row(t.printable(name), unit(left), unit(right), sign + shown, ratio)

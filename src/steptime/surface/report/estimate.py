@@ -93,7 +93,7 @@ def change_table(e: Estimate) -> Table | None:
     table = t.grid(("what would change it", "step", "change"))
     for name, value in sorted(known.items(), key=lambda item: item[1]):
         change = (value - e.step_time_s) / e.step_time_s if e.step_time_s else math.nan
-        table.add_row(t.printable(name.replace("_", " ")), t.seconds(value), f"{change * 100:+.1f} %")
+        table.add_row(t.printable(name.replace("_", " ")), t.seconds(value), t.change(change))
     return table
 
 

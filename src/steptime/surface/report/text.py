@@ -57,6 +57,16 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %" if math.isfinite(fraction) else "unknown"
 
 
+def change(fraction: float) -> str:
+    """A relative change in percent, with its sign; zero has none.
+
+    >>> change(-0.25), change(-0.0001)
+    ('-25.0 %', '0.0 %')
+    """
+    rounded = round(fraction * 100, 1) if math.isfinite(fraction) else math.nan
+    return f"{rounded:+.1f} %" if rounded else "0.0 %"
+
+
 def gib(value_bytes: float) -> str:
     """Bytes in GiB, without the unit.
 

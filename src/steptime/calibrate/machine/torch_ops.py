@@ -1,0 +1,168 @@
+"""From a task to a call of torch, on several copies of its operands."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from steptime.calibrate.machine.work import LAUNCHES, Task, work_of
+from steptime.errors import UserError
+
+Call = Callable[[int], object]
+
+_DTYPES: Final = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: Copies together are at least this many times the last cache, so that operands come from memory.
+_CACHES: Final = 2.0
+MAX_COPIES: Final = 8
+#: Operators in the chain that finds the cost of a launch under autograd; each runs forward and backward.
+CHAIN: Final = 16
+
+
+def load_torch() -> Any:
+    """The module torch.
+
+    Raises:
+        UserError: it is not installed, or is broken.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise UserError(
+            f"torch cannot be imported ({error}); measuring a machine needs it",
+            hint="pip install 'steptime[torch]'",
+        ) from None
+
+
+def copies_of(task: Task, cache_bytes: float, room_bytes: float) -> int:
+    """Sets of operands to go through in turn.
+
+    >>> copies_of(Task(kind="copy", dtype="fp32", shape={"rows": 1024, "width": 1024}), 32e6, 1e9)
+    8
+    """
+    one = max(work_of(task).moved_bytes, 1.0)
+    return max(1, min(MAX_COPIES, round(_CACHES * cache_bytes / one), int(room_bytes / one)))
+
+
+class Pool:
+    """Random numbers from which operands are cut, so that no task spends its time on drawing them."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self._torch, self._device = torch, device
+        self._blocks: dict[str, Any] = {}
+        self._used = 0
+
+    def reset(self) -> None:
+        """Give every block back; tensors that were cut before must not be used any more."""
+        self._used = 0
+
+    def cut(self, dtype: str, *shape: int) -> Any:
+        """A tensor of that shape, disjoint from all others since the last reset."""
+        count = math.prod(shape)
+        block = self._blocks.get(dtype)
+        if block is None or self._used + count > len(block):
+            held = 0 if block is None else len(block)
+            block = self._blocks[dtype] = self._filled(dtype, max(2 * held, count, 2**20))
+            self._used = 0
+        tensor = block[self._used : self._used + count].view(shape)
+        self._used += -(-count // 64) * 64
+        return tensor
+
+    def _filled(self, dtype: str, count: int) -> Any:
+        period = 2**20
+        once = self._torch.randn(period, device=self._device).to(getattr(self._torch, _DTYPES[dtype]))
+        return once.repeat(-(-count // period))
+
+
+def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> Call:
+    """A function of a number that runs the operator on that copy of its operands, and returns the result."""
+
+    def random(*shape: int) -> Any:
+        return pool.cut(task.dtype, *shape)
+
+    if task.kind == "matmul":
+        return _matmul(task, random, copies)
+    if task.kind.startswith("attention"):
+        return _attention(task, torch, random, copies)
+    if task.kind in LAUNCHES:
+        return _launch(task, torch, random)
+    return _map(task, torch, random, copies)
+
+
+def _launch(task: Task, torch: Any, random: Callable[..., Any]) -> Call:
+    x, y = random(1, task.shape["width"]), random(1, task.shape["width"])
+    if task.kind == "launch":
+        return lambda i: x + y
+    weight = random(1, task.shape["width"]).requires_grad_()
+
+    def chain(i: int) -> object:
+        out = weight
+        for _ in range(CHAIN):
+            out = out * y
+        return torch.autograd.grad(out, weight, x)
+
+    return chain
+
+
+def _matmul(task: Task, random: Callable[..., Any], copies: int) -> Call:
+    m, n, k = (task.shape[name] for name in ("m", "n", "k"))
+    left = [random(k, m).t() if task.layout == "tn" else random(m, k) for _ in range(copies)]
+    right = [random(n, k).t() if task.layout == "nt" else random(k, n) for _ in range(copies)]
+    return lambda i: left[i % copies] @ right[i % copies]
+
+
+def _attention(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> Call:
+    size = tuple(task.shape[name] for name in ("batch", "heads", "seq", "head_dim"))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    sets = [[random(*size) for _ in range(3)] for _ in range(copies)]
+    if task.kind == "attention_forward":
+        return lambda i: attend(*sets[i % copies], is_causal=True)
+    for tensors in sets:
+        for tensor in tensors:
+            tensor.requires_grad_()
+    outputs = [attend(*tensors, is_causal=True) for tensors in sets]
+    gradient = random(*size)
+    grad = torch.autograd.grad
+    return lambda i: grad(outputs[i % copies], sets[i % copies], gradient, retain_graph=True)
+
+
+def _map(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> Call:
+    rows, width = task.shape["rows"], task.shape["width"]
+    x = [random(rows, width) for _ in range(copies)]
+    y = [random(rows, width) for _ in range(copies)] if task.kind in _BINARY else x
+    scale, shift = random(width), random(width)
+    builders: dict[str, Callable[[], Call]] = {
+        "copy": lambda: lambda i: y[i % copies].copy_(x[i % copies]),
+        "add": lambda: lambda i: x[i % copies] + y[i % copies],
+        "gelu": lambda: lambda i: torch.nn.functional.gelu(x[i % copies]),
+        "gelu_backward": lambda: lambda i: torch.ops.aten.gelu_backward(y[i % copies], x[i % copies]),
+        "layer_norm": lambda: lambda i: torch.nn.functional.layer_norm(x[i % copies], (width,), scale, shift),
+        "layer_norm_backward": lambda: _layer_norm_backward(torch, x, y, scale, shift),
+        "softmax": lambda: lambda i: torch.softmax(x[i % copies], -1),
+        "softmax_backward": lambda: _softmax_backward(torch, x, y),
+        "column_sum": lambda: lambda i: x[i % copies].sum(0),
+        "update": lambda: lambda i: x[i % copies].add_(y[i % copies], alpha=-1e-6),
+    }
+    return builders[task.kind]()
+
+
+_BINARY: Final = frozenset({"copy", "add", "gelu_backward", "layer_norm_backward", "softmax_backward", "update"})
+
+
+def _layer_norm_backward(torch: Any, x: list[Any], y: list[Any], scale: Any, shift: Any) -> Call:
+    aten, width = torch.ops.aten, [scale.shape[0]]
+    kept = [aten.native_layer_norm(one, width, scale, shift, 1e-5)[1:] for one in x]
+    copies, wanted = len(x), [True, True, True]
+
+    def call(i: int) -> object:
+        j = i % copies
+        return aten.native_layer_norm_backward(y[j], x[j], width, *kept[j], scale, shift, wanted)
+
+    return call
+
+
+def _softmax_backward(torch: Any, x: list[Any], y: list[Any]) -> Call:
+    aten, copies = torch.ops.aten, len(x)
+    kept = [torch.softmax(one, -1) for one in x]
+    return lambda i: aten._softmax_backward_data(y[i % copies], kept[i % copies], -1, y[i % copies].dtype)

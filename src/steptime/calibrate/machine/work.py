@@ -1,0 +1,248 @@
+"""What is measured: operators over a spread of shapes and dtypes, with the work that each one does.
+
+Nothing here needs torch; :mod:`steptime.calibrate.machine.torch_ops` turns a task into a call.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from steptime.cost import attention, elementwise, matmul
+from steptime.num import Num
+from steptime.store import content_key
+
+ELEMENT_BYTES: Final[Mapping[str, int]] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+#: The three products of a linear layer in training: X W^T, dY W, dY^T X.
+LAYOUTS: Final = ("nt", "nn", "tn")
+#: From this size on the C library of Linux maps every block of memory afresh (mallopt(3), M_MMAP_THRESHOLD_MAX).
+FRESH_BYTES: Final = 2**25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One operator of one shape in one dtype."""
+
+    kind: str
+    dtype: str
+    shape: Mapping[str, int]
+    layout: str = ""
+
+    @property
+    def key(self) -> str:
+        """Depends on the content alone."""
+        return content_key({"kind": self.kind, "dtype": self.dtype, "shape": self.shape, "layout": self.layout})
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one number."""
+        return ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an operator has to do."""
+
+    matrix_flops: float = 0.0
+    vector_flops: float = 0.0
+    moved_bytes: float = 0.0
+    result_bytes: float = 0.0
+    """Size of the largest tensor that it returns."""
+
+    @property
+    def fresh_bytes(self) -> float:
+        """Bytes of results that the C library maps afresh (on a CPU without a caching allocator)."""
+        return self.result_bytes if self.result_bytes >= FRESH_BYTES else 0.0
+
+
+def work_of(task: Task) -> Work:
+    """FLOPs and bytes by the formulas of :mod:`steptime.cost`.
+
+    >>> work_of(Task(kind="matmul", dtype="fp32", shape={"m": 2, "n": 3, "k": 4})).matrix_flops
+    48.0
+    """
+    if task.kind == "matmul":
+        return _matmul_work(task)
+    if task.kind in ("attention_forward", "attention_backward"):
+        return _attention_work(task)
+    return Work() if task.kind in LAUNCHES else _map_work(task)
+
+
+def _matmul_work(task: Task) -> Work:
+    m, n, k = (task.shape[name] for name in ("m", "n", "k"))
+    return Work(
+        matrix_flops=float(matmul.matmul_flops(m, n, k, 1)),
+        moved_bytes=float(matmul.matmul_bytes(m, n, k, task.element_bytes, 1)),
+        result_bytes=float(m * n * task.element_bytes),
+    )
+
+
+def _attention_work(task: Task) -> Work:
+    """Causal attention of ``batch`` sequences, ``heads`` heads, ``seq`` tokens, ``head_dim`` wide."""
+    shape, width = task.shape, task.element_bytes
+    rows = shape["batch"] * shape["heads"] * shape["seq"]
+    head_dim = shape["head_dim"]
+    pairs = attention.causal_pairs(rows, shape["seq"])
+    if task.kind == "attention_forward":
+        flops = attention.fused_attention_flops(pairs, rows, head_dim, 1)
+        vector = attention.fused_attention_vector_flops(pairs, rows, 0)
+        moved = attention.fused_attention_bytes(rows, rows, head_dim, width)
+    else:
+        flops = attention.fused_attention_backward_flops(pairs, rows, rows, head_dim, 1)
+        vector = attention.fused_attention_backward_vector_flops(pairs, rows, 0)
+        moved = attention.fused_attention_backward_bytes(rows, rows, rows, head_dim, width)
+    return Work(
+        matrix_flops=float(flops),
+        vector_flops=float(vector),
+        moved_bytes=float(moved),
+        result_bytes=float(rows * head_dim * width),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map:
+    """An operator on ``rows`` x ``width`` elements that touches each a few times."""
+
+    flops: float
+    """Vector operations per element."""
+    passes: float
+    """Reads and writes per element."""
+    results: float
+    """Elements of the result per element of the input."""
+
+
+def _flops_per_element(formula: Callable[..., Num], *more: float) -> float:
+    return float(formula(1.0, *more))
+
+
+#: Operators that move memory; work per element as in :mod:`steptime.cost.elementwise`.
+MAPS: Final[Mapping[str, Map]] = {
+    "copy": Map(flops=0.0, passes=2.0, results=0.0),
+    "add": Map(flops=_flops_per_element(elementwise.residual_flops), passes=3.0, results=1.0),
+    "gelu": Map(flops=_flops_per_element(elementwise.gelu_flops), passes=2.0, results=1.0),
+    "gelu_backward": Map(flops=_flops_per_element(elementwise.gelu_backward_flops), passes=3.0, results=1.0),
+    "layer_norm": Map(flops=_flops_per_element(elementwise.layer_norm_flops), passes=2.0, results=1.0),
+    "layer_norm_backward": Map(flops=12.0, passes=5.0, results=1.0),
+    "softmax": Map(flops=_flops_per_element(attention.softmax_flops, 0.0), passes=2.0, results=1.0),
+    "softmax_backward": Map(flops=_flops_per_element(attention.softmax_backward_flops, 0.0), passes=3.0, results=1.0),
+    "column_sum": Map(flops=1.0, passes=1.0, results=0.0),
+    "update": Map(flops=2.0, passes=3.0, results=0.0),
+}
+#: Smallest operators, launched one by one from the host; the second counts forward and backward through autograd.
+LAUNCHES: Final = ("launch", "autograd_launch")  # fmt: skip
+
+
+def _map_work(task: Task) -> Work:
+    operator = MAPS[task.kind]
+    elements = task.shape["rows"] * task.shape["width"]
+    return Work(
+        vector_flops=operator.flops * elements,
+        moved_bytes=operator.passes * elements * task.element_bytes,
+        result_bytes=operator.results * elements * task.element_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How large the shapes of a device are, and how many."""
+
+    side: tuple[int, int]
+    """Smallest and largest dim of a matrix product."""
+    flops: tuple[float, float]
+    elements: tuple[float, float]
+    """Of a memory-bound operator."""
+    tokens: tuple[int, int]
+    """Of an attention sequence."""
+    products: int
+    """Matrix products per dtype."""
+    maps: int
+    """Shapes per memory-bound operator and dtype."""
+    attentions: int
+    largest_bytes: float
+    """Of all operands of one task together."""
+
+
+def extent_of(device: str, quick: bool, memory_bytes: float) -> Extent:
+    """The spread of shapes for a ``"cpu"`` core or a ``"cuda"`` device.
+
+    >>> extent_of("cpu", True, 16e9).side
+    (16, 2048)
+    """
+    if device == "cpu":
+        return Extent(
+            side=(16, 2048), flops=(3e5, 1.5e9 if quick else 6e9), elements=(2e3, 2.0e7 if quick else 3e7),
+            tokens=(32, 512 if quick else 1024), products=48 if quick else 96, maps=12 if quick else 20,
+            attentions=24 if quick else 48, largest_bytes=min(4e8, memory_bytes / 16),
+        )  # fmt: skip
+    return Extent(
+        side=(64, 16384), flops=(1e8, 2e12 if quick else 1e13), elements=(1e5, 2e8 if quick else 1e9),
+        tokens=(256, 8192 if quick else 16384), products=60 if quick else 200, maps=8 if quick else 16,
+        attentions=16 if quick else 40, largest_bytes=memory_bytes / 8,
+    )  # fmt: skip
+
+
+def tasks(extent: Extent, dtypes: tuple[str, ...], *, seed: int = 1) -> list[Task]:
+    """Every task once, in a fixed order; another ``seed`` gives other shapes of the same spread."""
+    found: dict[str, Task] = {}
+    for dtype in dtypes:
+        for task in (*_matmuls(extent, dtype, seed), *_attentions(extent, dtype, seed), *_maps(extent, dtype, seed)):
+            found.setdefault(task.key, task)
+    return list(found.values())
+
+
+def launches() -> list[Task]:
+    """The tasks that find what a launch costs."""
+    return [Task(kind=kind, dtype="fp32", shape={"rows": 1, "width": 64}) for kind in LAUNCHES]
+
+
+def _between(draw: random.Random, low: float, high: float) -> float:
+    return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+
+def _side(draw: random.Random, extent: Extent) -> int:
+    """Log-uniform; three of four are multiples of 16 as in models, the rest is anything."""
+    value = round(_between(draw, *extent.side))
+    return max(16, value // 16 * 16) if draw.random() < 0.75 else value
+
+
+def _matmuls(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
+    draw = random.Random(f"matmul {seed}")
+    made = 0
+    while made < extent.products:
+        shape = {name: _side(draw, extent) for name in ("m", "n", "k")}
+        task = Task(kind="matmul", dtype=dtype, shape=shape, layout=LAYOUTS[made % len(LAYOUTS)])
+        work = work_of(task)
+        if extent.flops[0] <= work.matrix_flops <= extent.flops[1] and work.moved_bytes <= extent.largest_bytes:
+            made += 1
+            yield task
+
+
+def _attentions(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
+    draw = random.Random(f"attention {seed}")
+    if dtype == "tf32":  # the fused kernels have no such mode
+        return
+    for i in range(extent.attentions):
+        seq = max(16, round(_between(draw, *extent.tokens)) // 16 * 16)
+        head_dim = draw.choice((64, 128))
+        heads = draw.choice((4, 8, 16))
+        room = extent.flops[1] / 4 / (4 * heads * seq * seq * head_dim)
+        batch = max(1, min(8, int(room)))
+        shape = {"batch": batch, "heads": heads, "seq": seq, "head_dim": head_dim}
+        yield Task(kind=("attention_forward", "attention_backward")[i % 2], dtype=dtype, shape=shape)
+
+
+def _maps(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
+    draw = random.Random(f"maps {seed}")
+    if dtype == "tf32":
+        return
+    low, high = (math.log(value) for value in extent.elements)
+    for kind, operator in MAPS.items():
+        for i in range(extent.maps):
+            elements = math.exp(low + (high - low) * (i + draw.uniform(-0.2, 0.2)) / (extent.maps - 1))
+            width = 64 * round(_between(draw, 2, 64))
+            task = Task(kind=kind, dtype=dtype, shape={"rows": max(1, round(elements / width)), "width": width})
+            if max(operator.passes, 1) * elements * task.element_bytes <= extent.largest_bytes:
+                yield task

@@ -1,0 +1,138 @@
+"""Nested groups: which sizes of group explain the distances, and how much better than no groups at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steptime.calibrate.mesh.groups import Tree, log_partitions, partition
+from steptime.num import Array, divisors
+
+#: Log-normal spread of the links of one level that is expected before anything is seen, and its weight in links.
+PRIOR_SIGMA = 0.1
+PRIOR_LINKS = 3.0
+#: Levels whose costs differ by less are one level, however certain the difference.
+LEAST_RATIO = 1.12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What is known of the spread of links of one level."""
+
+    sigma: float = PRIOR_SIGMA
+    links: float = PRIOR_LINKS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Groups of one size inside blocks."""
+
+    group: int
+    members: Array
+    """Devices by block, group and place."""
+    gap: float
+    """Difference of the mean log cost of links between groups and within."""
+    evidence: float
+    """Logarithm of the odds for this split against none."""
+    sigma: float
+    """Spread of links within each side of the split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Nested groups: sizes from inner to outer, without 1 and without all devices."""
+
+    sizes: tuple[int, ...]
+    order: Array
+    """Devices so ordered that every group is contiguous: shape ``(blocks, devices of a block)``."""
+    evidence: tuple[float, ...]
+    """Of each size, as in `Split`."""
+    doubts: tuple[float, ...]
+    """Evidence of the best split that was turned down at every place where one was looked for."""
+
+
+def log_likelihood_gain(squares_one: float, squares_two: float, links: float, noise: Noise) -> float:
+    r"""How much better two levels explain the links than one.
+
+    $$\frac{n + \nu}{2} \ln \frac{Q_1 + \nu s^2}{Q_2 + \nu s^2} - \frac{1}{2} \ln n$$
+
+    with $Q$ the sums of squares around the means, $n$ links, and a prior of $\nu$ links with spread $s$; the last
+    term pays for the second mean.
+    """
+    prior = noise.links * noise.sigma**2
+    return (links + noise.links) / 2 * math.log((squares_one + prior) / (squares_two + prior)) - math.log(links) / 2
+
+
+def _split(distances: Array, members: Array, noise: Noise) -> Split:
+    """Means and evidence of a partition that is given."""
+    blocks, count, group = members.shape
+    length = count * group
+    every = members.reshape(blocks, length)
+    total, squares = _sums(distances, every)
+    inside, _ = _sums(distances, members.reshape(-1, group))
+    n = blocks * length * (length - 1) / 2
+    n_in = blocks * count * group * (group - 1) / 2
+    n_out = n - n_in
+    mean_in, mean_out = inside / n_in, (total - inside) / n_out
+    one = max(squares - total**2 / n, 0.0)
+    two = max(one - n_in * n_out / n * (mean_out - mean_in) ** 2, 0.0)
+    gain = log_likelihood_gain(one, two, n, noise) - blocks * log_partitions(length, group)
+    sigma = math.sqrt((two + noise.links * noise.sigma**2) / (n + noise.links))
+    return Split(group=group, members=members, gap=mean_out - mean_in, evidence=gain, sigma=sigma)
+
+
+def _sums(distances: Array, blocks: Array) -> tuple[float, float]:
+    """Sum and sum of squares of the links inside blocks."""
+    total = squares = 0.0
+    step = max(1, 2**22 // blocks.shape[1] ** 2)
+    for start in range(0, len(blocks), step):
+        rows = blocks[start : start + step]
+        links = distances[rows[:, :, None], rows[:, None, :]]
+        total += float(links.sum(dtype=np.float64))
+        squares += float(np.square(links).sum(dtype=np.float64))
+    return total / 2, squares / 2
+
+
+def best_split(distances: Array, blocks: Array, noise: Noise) -> Split | None:
+    """The size of group with the most evidence; None if the blocks have no proper divisor."""
+    length = blocks.shape[1]
+    sizes = divisors(length)[1:-1]
+    tree = Tree(distances) if len(blocks) == 1 and length == len(distances) and sizes else None
+    if tree is not None:
+        blocks = np.arange(length)[None]
+    found = [_split(distances, partition(distances, blocks, size, tree), noise) for size in sizes]
+    found = [replace(s, evidence=s.evidence if s.gap > math.log(LEAST_RATIO) else -math.inf) for s in found]
+    return max(found, key=lambda s: s.evidence, default=None)
+
+
+def find_chain(distances: Array, blocks: Array, noise: Noise | None = None) -> Chain:
+    """Nested groups of blocks: the best split, then the same inside its groups and between them."""
+    noise = noise or Noise()
+    split = best_split(distances, blocks, noise)
+    if split is None:
+        return Chain(sizes=(), order=blocks, evidence=(), doubts=())
+    if split.evidence <= 0:
+        return Chain(sizes=(), order=blocks, evidence=(), doubts=(split.evidence,))
+    groups = split.members.reshape(-1, split.group)
+    inner = find_chain(distances, groups, noise)
+    units, between = _units(distances, inner.order)
+    outer = find_chain(units, between.reshape(len(blocks), -1), replace(noise, sigma=noise.sigma / split.group))
+    order = inner.order[outer.order.reshape(-1)].reshape(len(blocks), -1)
+    return Chain(
+        sizes=(*inner.sizes, split.group, *(split.group * size for size in outer.sizes)),
+        order=order,
+        evidence=(*inner.evidence, split.evidence, *outer.evidence),
+        doubts=(*inner.doubts, *outer.doubts),
+    )
+
+
+def _units(distances: Array, groups: Array) -> tuple[Array, Array]:
+    """Mean distances between groups, and the groups' numbers."""
+    order = groups.reshape(-1)
+    starts = np.arange(0, len(order), groups.shape[1])
+    rows = np.add.reduceat(distances[order], starts, axis=0)
+    means = np.add.reduceat(rows[:, order], starts, axis=1) / groups.shape[1] ** 2
+    np.fill_diagonal(means, 0.0)
+    return means, np.arange(len(groups))

@@ -1,0 +1,241 @@
+"""Time of fused attention kernels on one device: prefill and training, backward, decode.
+
+The work is counted in tiles, as the kernels do it: a block owns `tile_rows` queries of one head and walks over the
+keys that they may see. FLOPs per (query, key) pair are those of :mod:`steptime.cost.attention`.
+Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
+"""
+
+from __future__ import annotations
+
+from steptime.cost.memory_bound import cached_Bps
+from steptime.num import Num, ceil_div, floor_div, maximum, minimum, where
+
+
+def keys_of_tiles(queries: Num, keys: Num, causal: Num, window: Num, window_keys: Num, rows: Num) -> tuple[Num, Num]:
+    r"""Keys that the tiles of one head walk over: the mean, and those of the longest tile.
+
+    Tile $j = 1 \dots n$ of $r$ = `rows` queries sees
+    $$k_j = \min(s_k - s_q + j r,\ c) \quad\text{(causal)}, \qquad k_j = c \quad\text{(not causal)}, \qquad
+      c = \min(s_k,\ w + r + g)$$
+    where $s_q$ = `queries`, $s_k$ = `keys`, $n = \lceil s_q / r \rceil$, and a sliding window of $w$ = `window` keys
+    ends at a boundary of $g$ = `window_keys` keys; `window` 0 means none and then $c = s_k$.
+
+    Source: tiling of FlashAttention-2, arXiv 2307.08691, section 3.3.
+
+    >>> keys_of_tiles(512, 512, 1, 0, 0, 128)   # 128, 256, 384, 512
+    (320.0, 512)
+    >>> keys_of_tiles(512, 512, 1, 128, 0, 128)   # 128, 256, 256, 256
+    (224.0, 256)
+    """
+    tiles = ceil_div(queries, rows)
+    cap = minimum(keys, where(window > 0, window + rows + window_keys, keys))
+    first = where(causal > 0, keys - queries, keys)
+    growing = minimum(maximum(floor_div(cap - first, rows), 0), tiles)
+    total = growing * first + rows * growing * (growing + 1) / 2 + (tiles - growing) * cap
+    return total / tiles, minimum(first + tiles * rows, cap)
+
+
+def packed_share(queries: Num, group: Num, tile_rows: Num, packing: Num) -> Num:
+    r"""Tiles that remain when the query heads of one key head share tiles (matters for few queries).
+
+    $$\phi = \left(\frac{\lceil s_q g / t\rceil}{g\,\lceil s_q / t\rceil}\right)^{p}$$
+
+    where $g$ = `group` query heads share a key head, $t$ = `tile_rows`, and $p$ = `packing` is 1 for a kernel that
+    packs and 0 for one that does not.
+
+    Source: definition; grouped-query packing of FlashAttention-3.
+
+    >>> packed_share(1, 8, 128, 1.0), packed_share(1, 8, 128, 0.0), packed_share(256, 8, 128, 1.0)
+    (0.125, 1.0, 1.0)
+    """
+    packed: Num = (ceil_div(queries * group, tile_rows) / (group * ceil_div(queries, tile_rows))) ** packing
+    return packed
+
+
+def tiled_compute_s(
+    blocks: Num, tile_rows: Num, mean_keys: Num, longest_keys: Num, pair_s: Num, sm_count: Num, tail: Num
+) -> Num:
+    r"""Time of blocks that walk over keys, spread over the processors of a device.
+
+    $$t = \max\left(B\,r\,\bar k\,\sigma\,\Big[1 + \theta\Big(\frac{\lceil B/S\rceil}{B/S} - 1\Big)\Big],\
+      r\,k_{\max}\,\sigma\,S\right)$$
+
+    where $B$ = `blocks` of $r$ = `tile_rows` queries see $\bar k$ = `mean_keys` keys each, the longest
+    $k_{\max}$ = `longest_keys`; $\sigma$ = `pair_s` is the time (s) of one pair on the whole device of
+    $S$ = `sm_count` processors; $\theta$ = `tail` in [0, 1] says how much of the last, partly filled wave is lost.
+
+    Source: wave quantisation; blocks of unequal length bound from below by the longest.
+
+    >>> tiled_compute_s(200, 1, 1, 1, 1e-9, 100, 1.0), tiled_compute_s(101, 1, 1, 1, 1e-9, 100, 1.0)
+    (2.0000000000000002e-07, 2e-07)
+    """
+    waves = blocks / sm_count
+    filled = 1 + tail * (ceil_div(blocks, sm_count) / waves - 1)
+    return maximum(blocks * tile_rows * mean_keys * pair_s * filled, tile_rows * longest_keys * pair_s * sm_count)
+
+
+def tiled_attention_s(
+    batch: Num,
+    heads: Num,
+    kv_heads: Num,
+    queries: Num,
+    keys: Num,
+    causal: Num,
+    window: Num,
+    pair_flops: Num,
+    moved_bytes: Num,
+    matrix_flops_per_s: Num,
+    vector_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    launch_s: Num,
+    efficiency: Num,
+    softmax_flops: Num,
+    memory_efficiency: Num,
+    tail: Num,
+    overlap: Num,
+    fill_keys: Num,
+    window_keys: Num,
+    packing: Num,
+    serial_passes: Num,
+    tile_rows: Num,
+) -> Num:
+    r"""Time of a fused attention kernel over whole sequences, forward or backward.
+
+    $$t = \tau + (t_c^{\,p} + t_m^{\,p})^{1/p} + n_s t_m, \qquad
+      \sigma = \frac{f}{\varepsilon R_m} + \frac{v}{R_v}, \qquad t_m = \frac{M}{\eta\beta}$$
+
+    $t_c$ is `tiled_compute_s` with $\sigma$ seconds per pair and $\bar k, k_{\max}$ of `keys_of_tiles`, each plus
+    `fill_keys` for the start and the end of a block. $f$ = `pair_flops` on the matrix units (peak $R_m$, share
+    $\varepsilon$ = `efficiency`) and $v$ = `softmax_flops` on the vector units (peak $R_v$) do not overlap within a
+    pair; $M$ = `moved_bytes`; $p$ = `overlap` (1: none); $n_s$ = `serial_passes` counts kernels beside the
+    attention itself (rotary embedding, writing the cache) in units of its traffic; $\tau$ = `launch_s`.
+
+    Source: FlashAttention-2, arXiv 2307.08691; FlashAttention-3, arXiv 2407.08608 (softmax beside the products).
+
+    >>> 1e3 * tiled_attention_s(1, 32, 32, 8192, 8192, 1, 0, 512, 2.7e8, 989e12, 67e12, 3.35e12, 132,
+    ...     1e-5, 0.8, 20, 0.8, 0.5, 2, 100, 0, 1, 0, 128).__round__(6)
+    1.03
+    """
+    rows = minimum(tile_rows, queries)
+    mean, longest = keys_of_tiles(queries, keys, causal, window, window_keys, rows)
+    share = packed_share(queries, heads / kv_heads, tile_rows, packing)
+    blocks = batch * heads * ceil_div(queries, tile_rows) * share
+    pair_s = pair_flops / (efficiency * matrix_flops_per_s) + softmax_flops / vector_flops_per_s
+    compute = tiled_compute_s(blocks, tile_rows, mean + fill_keys, longest + fill_keys, pair_s, sm_count, tail)
+    memory = moved_bytes / (memory_efficiency * memory_Bps)
+    joined: Num = (compute**overlap + memory**overlap) ** (1 / overlap)
+    return launch_s + joined + serial_passes * memory
+
+
+def attention_pair_flops(qk_dim: Num, v_dim: Num) -> Num:
+    r"""Matrix operations of one (query, key) pair, forward: $f = 2 (d_{qk} + d_v)$.
+
+    Source: `steptime.cost.attention.fused_attention_flops` per pair.
+
+    >>> attention_pair_flops(128, 128)
+    512
+    """
+    return 2 * (qk_dim + v_dim)
+
+
+def attention_backward_pair_flops(qk_dim: Num, v_dim: Num) -> Num:
+    r"""Matrix operations of one pair, backward: $f = 2 (3 d_{qk} + 2 d_v)$ (scores again, $dA, dV, dQ, dK$).
+
+    Source: `steptime.cost.attention.fused_attention_backward_flops` per pair.
+
+    >>> attention_backward_pair_flops(128, 128) / attention_pair_flops(128, 128)
+    2.5
+    """
+    return 2 * (3 * qk_dim + 2 * v_dim)
+
+
+def seen_keys(queries: Num, keys: Num, window: Num) -> Num:
+    r"""Keys that are read at all: $\min(s_k, w + s_q)$ with a window, else $s_k$.
+
+    Source: definition.
+
+    >>> seen_keys(1, 4096, 128), seen_keys(1, 4096, 0)
+    (129, 4096)
+    """
+    return minimum(keys, where(window > 0, window + queries, keys))
+
+
+def attention_bytes(
+    batch: Num, heads: Num, kv_heads: Num, queries: Num, keys: Num, width: Num, element_bytes: Num, kv_bytes: Num
+) -> Num:
+    r"""Traffic of attention forward: queries and outputs once, keys and values once.
+
+    $$M = b\,D\,(h\,s_q\,E + h_k\,s_k\,E_k)$$
+
+    where $D$ = `width` = $d_{qk} + d_v$, $h$ = `heads`, $h_k$ = `kv_heads`, $E$ = `element_bytes` of queries and
+    outputs, $E_k$ = `kv_bytes` of keys and values, and $s_k$ = `keys` those of `seen_keys`.
+
+    Source: as `steptime.cost.attention.fused_attention_bytes` without the statistics.
+
+    >>> attention_bytes(1, 2, 1, 10, 10, 256, 2, 2)
+    15360
+    """
+    return batch * width * (heads * queries * element_bytes + kv_heads * keys * kv_bytes)
+
+
+def attention_decode_s(
+    batch: Num,
+    heads: Num,
+    kv_heads: Num,
+    keys: Num,
+    window: Num,
+    width: Num,
+    kv_bytes: Num,
+    matrix_flops_per_s: Num,
+    memory_Bps: Num,
+    l2_bytes: Num,
+    sm_count: Num,
+    launch_s: Num,
+    efficiency: Num,
+    cache_gain: Num,
+    fill_keys: Num,
+    window_keys: Num,
+    tail: Num,
+    pad_heads: Num,
+    matrix_efficiency: Num,
+    overlap: Num,
+    group_limit: Num,
+    unshared: Num,
+    chunk_keys: Num,
+) -> Num:
+    r"""Time of attention with one new query per sequence: the cache of keys and values is read once.
+
+    $$t = \tau + (t_c^{\,p} + t_m^{\,p})^{1/p}, \quad
+      t_m = \frac{\rho\,U D E (k + n_s k_0) + Q}{\beta'}\,\omega, \quad
+      t_c = \frac{2\,U D\,k\,\max(g, g_0)}{\mu R_m}\,\omega, \quad
+      \omega = 1 + \theta\Big(\frac{\lceil U n_s/S\rceil}{U n_s/S} - 1\Big)$$
+
+    $U$ = batch x `kv_heads` readers of $k$ keys (`seen_keys` plus `window_keys`), $D$ = `width` = $d_{qk} + d_v$,
+    $E$ = `kv_bytes`, $Q$ the queries and outputs (2 bytes). A reader is split over $n_s = S/U$ blocks while a block
+    keeps `chunk_keys` keys; a block costs $k_0$ = `fill_keys` more. $\beta'$ is `cached_Bps` of that traffic.
+    A group of $g$ query heads is padded to $g_0$ = `pad_heads`; beyond `group_limit` heads it is read
+    $\rho = 1 + u\,(g - 1)$ times with $u$ = `unshared`.
+
+    Source: FlashDecoding (split over keys); definition of the traffic.
+
+    >>> t = attention_decode_s(64, 32, 8, 8192, 0, 256, 2, 989e12, 3.35e12, 5e7, 132,
+    ...     1e-5, 0.9, 1, 100, 0, 0.5, 16, 0.3, 4, 64, 0, 128)
+    >>> round(1e3 * t, 2), round(64 * 8 * 8192 * 512 / 3.35e12 * 1e3, 2)   # against the bandwidth alone
+    (0.77, 0.64)
+    """
+    group = heads / kv_heads
+    seen = minimum(keys, where(window > 0, window + window_keys, keys))
+    readers = batch * kv_heads
+    splits = minimum(maximum(sm_count / readers, 1), maximum(seen / chunk_keys, 1))
+    blocks = readers * splits
+    wave = 1 + tail * (ceil_div(blocks, sm_count) * sm_count / blocks - 1)
+    reads = where(group > group_limit, 1 + unshared * (group - 1), 1)
+    moved = readers * seen * width * kv_bytes + 2 * batch * heads * width
+    fill = readers * splits * fill_keys * width * kv_bytes
+    rate = cached_Bps(moved, memory_Bps, l2_bytes, efficiency, cache_gain, 1.0)
+    memory = (reads * moved + fill) / rate * wave
+    flops = 2 * readers * seen * width * maximum(group, pad_heads)
+    compute = flops / (matrix_efficiency * matrix_flops_per_s) * wave
+    joined: Num = (compute**overlap + memory**overlap) ** (1 / overlap)
+    return launch_s + joined

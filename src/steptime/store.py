@@ -1,0 +1,319 @@
+"""What outlives a process: a journal of measurements that can be resumed, and files that are whole or absent.
+
+A journal is JSON lines. The first line is its header, which says what was being measured and where; every other line
+is one record with a ``key``. A record is on disk when :meth:`Journal.append` returns, so an interrupted run loses at
+most the measurement that was under way. A last line that was torn by a crash is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final
+
+from steptime.errors import InputFileError, UserError, shorten
+
+#: Larger journals are refused unread.
+MAX_BYTES: Final = 2**30
+
+Record = Mapping[str, Any]
+
+
+def content_key(content: Mapping[str, Any]) -> str:
+    """A short name that depends on the content alone: equal contents have equal keys on every machine.
+
+    Raises:
+        ValueError: the content is not plain JSON data, or holds a number that is not finite.
+
+    >>> content_key({"a": 1, "b": 2.5}) == content_key({"b": 2.5, "a": 1})
+    True
+    >>> len(content_key({}))
+    24
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a journal file holds."""
+
+    header: Record
+    records: tuple[Record, ...]
+    whole_bytes: int
+    """Length of the part that is whole; what follows is a torn line."""
+
+
+def read_journal(path: str | Path) -> Stored:
+    """The header and the records of a journal; a torn last line is left out.
+
+    Raises:
+        InputFileError: there is no such file, it cannot be read, it is no journal, or a line in its middle is damaged.
+    """
+    data = _bytes_of(Path(path))
+    whole, torn = data.rpartition(b"\n")[0], data.rpartition(b"\n")[2]
+    lines = whole.split(b"\n") if whole else []
+    parsed = [_parsed(line) for line in lines]
+    if parsed and parsed[-1] is None:  # a crash may leave a last line of zeros that ends in a newline
+        torn = lines.pop() + b"\n" + torn
+        parsed.pop()
+    for number, record in enumerate(parsed, 1):
+        if record is None or (number > 1 and not isinstance(record.get("key"), str)):
+            problem = f"line {number} is damaged" if number > 1 else "is not a journal of steptime"
+            raise InputFileError(str(path), problem, hint="delete the file, or the line, and measure again")
+    if not parsed or parsed[0] is None or "journal" not in parsed[0]:
+        raise InputFileError(str(path), "is not a journal of steptime", hint="give another file, or delete this one")
+    records = tuple(record for record in parsed[1:] if record is not None)
+    return Stored(header=parsed[0], records=records, whole_bytes=len(data) - len(torn))
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise InputFileError(str(path), "is not a plain file" if path.exists() else "there is no such file")
+        if path.stat().st_size > MAX_BYTES:
+            raise InputFileError(str(path), f"is larger than {MAX_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be read: {error.strerror or error}") from None
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+class Journal:
+    """An append-only file of records, one writer at a time.
+
+    >>> import tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.jsonl")
+    >>> with Journal(path, {"of": "this machine"}) as journal:
+    ...     journal.append({"key": "x", "seconds": 2.0})
+    >>> with Journal(path, {"of": "this machine"}, resume=True) as journal:
+    ...     [dict(record) for record in journal.records]
+    [{'key': 'x', 'seconds': 2.0}]
+    """
+
+    def __init__(self, path: str | Path, header: Record, *, resume: bool = False) -> None:
+        """Opens a journal for writing.
+
+        Args:
+            path: the file.
+            header: what is measured and where; a journal is resumed only under an equal header.
+            resume: go on with the file if there is one; otherwise it is emptied.
+
+        Raises:
+            InputFileError: it cannot be opened, another process writes it, it is damaged, or it has another header.
+        """
+        self.path = Path(path)
+        self.header: Record = {"journal": 1, **header}
+        self._records: list[Record] = []
+        self._file = self._open()
+        try:
+            self._lock()
+            if resume and self._size():
+                self._resume()
+            else:
+                self._file.truncate(0)
+                self._write(self.header)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _open(self) -> BinaryIO:
+        if self.path.exists() and not self.path.is_file():
+            raise InputFileError(str(self.path), "is not a plain file")
+        try:
+            return self.path.open("ab")
+        except OSError as error:
+            raise InputFileError(str(self.path), f"cannot be written: {error.strerror or error}") from None
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            return
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputFileError(str(self.path), "is being written by another process") from None
+
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def _resume(self) -> None:
+        stored = read_journal(self.path)
+        check_header(self.path, stored.header, self.header)
+        self._file.truncate(stored.whole_bytes)
+        self._records = list(stored.records)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Every record, oldest first."""
+        return tuple(self._records)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of the records."""
+        return frozenset(record["key"] for record in self._records)
+
+    def append(self, record: Record) -> None:
+        """Writes one record; it is on disk when this returns.
+
+        Raises:
+            ValueError: the record has no ``key`` or is not plain JSON data.
+            InputFileError: the disk is full or the file cannot be written.
+        """
+        if not isinstance(record.get("key"), str):
+            raise ValueError("a record needs a key")
+        self._write(record)
+        self._records.append(record)
+
+    def _write(self, record: Record) -> None:
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+        before = self._size()
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(before)
+            raise InputFileError(str(self.path), f"cannot be written: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        """Releases the file."""
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_header(path: str | Path, found: Record, wanted: Record) -> None:
+    """Refuse to mix measurements of different things.
+
+    Raises:
+        InputFileError: the headers differ; the message names every field that does, with both values.
+    """
+    names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    if names:
+        shown = "; ".join(f"{name}: {_shown(found.get(name))} there, {_shown(wanted.get(name))} now" for name in names)
+        raise InputFileError(
+            str(path), f"is the journal of another measurement ({shown})", hint="give another file, or start afresh"
+        )
+
+
+def _shown(value: object) -> str:
+    return shorten(json.dumps(value), 60) if value is not None else "absent"
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Writes a text file so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise InputFileError(str(path), "is not a plain file")
+    target = target.resolve()
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def refuse_unwritable(path: str | Path) -> None:
+    """Find out before the work, not after it, that a file cannot be written.
+
+    Raises:
+        InputFileError: the folder is missing or read-only, or the path is no plain file.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise InputFileError(str(path), "is a folder" if target.is_dir() else "is not a plain file")
+    try:
+        with tempfile.TemporaryFile(dir=target.resolve().parent):
+            pass
+        if target.exists():
+            with target.open("ab"):
+                pass
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
+
+
+TABLES: Final = {".csv": "csv, header true", ".csv.gz": "csv, header true, compression gzip", ".parquet": "parquet"}
+
+
+def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows as CSV, CSV.gz or Parquet, by the ending; columns are those of all rows, in order of appearance.
+
+    Numbers become doubles, everything else text; what a row lacks is null.
+
+    Raises:
+        UserError: the ending is none of these, or there are no rows.
+        InputFileError: it cannot be written.
+    """
+    import duckdb
+
+    target = Path(path)
+    ending = next((e for e in TABLES if target.name.lower().endswith(e)), None)
+    if ending is None:
+        raise UserError(f"{shorten(str(path))} is not a table", hint=f"give a file that ends in {', '.join(TABLES)}")
+    if not rows:
+        raise UserError(f"there are no rows for {shorten(str(path))}")
+    refuse_unwritable(target)
+    columns = list({name: None for row in rows for name in row})
+    numeric = {c: all(isinstance(row.get(c), (int, float, type(None))) for row in rows) for c in columns}
+    types = ", ".join(f"{_quoted(c)} {'double' if numeric[c] else 'varchar'}" for c in columns)
+    values = [[_cell(row.get(c), numeric[c]) for c in columns] for row in rows]
+    connection = duckdb.connect()
+    try:
+        connection.execute(f"create table t ({types})")
+        connection.executemany(f"insert into t values ({', '.join('?' * len(columns))})", values)
+        literal = str(target).replace("'", "''")
+        connection.execute(f"copy t to '{literal}' (format {TABLES[ending]})")
+    except duckdb.Error as error:
+        raise InputFileError(str(path), f"cannot be written: {str(error).splitlines()[0][:200]}") from None
+    finally:
+        connection.close()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _cell(value: Any, numeric: bool) -> Any:
+    return value if numeric or value is None else str(value)

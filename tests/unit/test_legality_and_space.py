@@ -1,0 +1,130 @@
+"""What makes a plan impossible, and which plans a space lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from steptime.plan.constraints import Constraint
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, partial_fillings
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.legality import BIT, MEANING, NAMES, RULES, broken_rules, names_of
+from steptime.plan.plans import Plans, concatenate
+from steptime.plan.space import factorisations, panel_counts, rows_of
+from steptime.surface.models import load_model
+
+MODEL = load_model("llama3-8b")  # 32 layers, 32 heads, 8 key-value heads, hidden 4096
+JOB = Job(model=MODEL, gpus=64, global_batch=16, seq_len=8192, precision=PRECISIONS["bf16"],
+          optimizer=OPTIMIZERS["adam"])  # fmt: skip
+
+BROKEN = {
+    "heads": [Plans(tp=3), Plans(tp=64)],
+    "kv_heads": [Plans(tp=3), Plans(tp=12)],
+    "stages": [Plans(pp=33), Plans(pp=16, vpp=3)],
+    "batch": [Plans(dp=17)],
+    "micro_batch": [Plans(micro_batch=17), Plans(dp=8, micro_batch=3)],
+    "interleaving": [Plans(vpp=2), Plans(pp=3, vpp=2), Plans(pp=4, vpp=3), Plans(pp=4, vpp=2, dp=8)],
+    "panels": [Plans(panels=4097)],
+    "zero_pipeline": [Plans(zero=2, pp=2), Plans(zero=3, pp=4)],
+}
+FINE = [
+    Plans(), Plans(tp=32), Plans(tp=16), Plans(tp=8, pp=32, dp=16), Plans(pp=4, vpp=2, dp=4), Plans(pp=4, vpp=8, dp=2),
+    Plans(dp=3, micro_batch=6), Plans(zero=3, dp=16), Plans(panels=4096),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "plans"), [(name, p) for name, each in BROKEN.items() for p in each])
+def test_each_rule_refuses(name, plans):
+    assert name in names_of(broken_rules(JOB, plans))
+
+
+@pytest.mark.parametrize("plans", FINE)
+def test_legal_plans_break_nothing(plans):
+    assert names_of(broken_rules(JOB, plans)) == ()
+
+
+def test_short_sequences():
+    assert names_of(broken_rules(replace(JOB, seq_len=4), Plans(tp=4, cp=2))) == ("sequence",)
+
+
+def test_masks_of_blocks_are_those_of_their_plans():
+    plans = [p for each in BROKEN.values() for p in each] + FINE
+    block = concatenate(plans, [1] * len(plans))
+    assert broken_rules(JOB, block).tolist() == [broken_rules(JOB, p) for p in plans]
+
+
+def test_every_reason_has_its_bit_and_its_meaning():
+    assert set(BROKEN) | {"sequence", "memory"} == set(NAMES) == set(MEANING) == {r.name for r in RULES} | {"memory"}
+    assert sorted(BIT.values()) == [1 << i for i in range(len(NAMES))]
+
+
+def test_factorisations():
+    assert len(factorisations(2**10, 4)) == 286  # 13 over 3
+    table = factorisations(360, 3)
+    assert (table.prod(axis=1) == 360).all()
+    assert len(np.unique(table, axis=0)) == len(table) == 10 * 6 * 3
+    assert factorisations(1, 5).tolist() == [[1] * 5]
+
+
+def test_partial_fillings_fit_and_divide():
+    ways = partial_fillings(12, 8, 2)
+    assert {int(n) for n in ways.prod(axis=1)} == {1, 2, 3, 4, 6}
+    assert len(np.unique(ways, axis=0)) == len(ways)
+
+
+def test_panels_and_micro_batches():
+    assert panel_counts(25600, 64) == [64]
+    assert panel_counts(4096, 1) == [1, 2, 4]
+    assert panel_counts(4096, 16) == [16]
+    assert all(4096 % n == 0 for n in panel_counts(4096, 3)) or panel_counts(4096, 3) == []
+    assert micro_batch_choices(1) == [1]
+    assert micro_batch_choices(12) == [1, 2, 3, 4, 6, 8, 12]
+
+
+def _listing(*constraints, **changes):
+    job = replace(JOB, **changes)
+    return CorrectedSpace().list(job, CORRECTED.strategies["1d"], 8, RULES, constraints)
+
+
+def test_a_listing_is_consistent():
+    listing = _listing()
+    c = listing.configurations
+    assert (np.asarray(c.ranks) == 64).all()
+    assert not np.any(broken_rules(JOB, c))
+    assert (np.diff(listing.mesh_of) >= 0).all()
+    assert rows_of(listing.placements) == listing.placement_count.sum()
+    assert (np.asarray(listing.placements.domain_ranks) == 8).all()
+    assert listing.candidates == listing.multiplicity.sum() + listing.rejected_rows
+    assert sum(listing.rejected.values()) >= listing.rejected_rows > 0
+
+
+def test_constraints_restrict_meshes_configurations_and_placements():
+    listing = _listing(Constraint(column="tp", relation="=", value=4), Constraint(column="micro_batch", relation="<", value=3),
+                       Constraint(column="in_tp", relation=">=", value=2))  # fmt: skip
+    assert set(np.asarray(listing.configurations.tp).tolist()) == {4}
+    assert set(np.asarray(listing.configurations.micro_batch).tolist()) == {1, 2}
+    assert set(np.asarray(listing.placements.in_tp).tolist()) == {2, 4}
+
+
+def test_fixed_columns_may_leave_the_usual_choices():
+    space = CorrectedSpace().fixed({"micro_batch": 5, "zero": 2, "vpp": 2, "tp": 4})
+    assert (space.micro_batch, space.zero, space.vpp, space.recompute) == ((5,), (2,), (2,), (0, 2))
+
+
+def test_domains_that_devices_do_not_fill():
+    """64 devices in domains of 72: everything inside; 128 devices: at most 64 of 72."""
+    space, strategy = CorrectedSpace(), CORRECTED.strategies["1d"]
+    for gpus, inside in ((64, 64), (128, 64)):
+        meshes = space.meshes(replace(JOB, gpus=gpus), strategy)
+        _, placements = space.placements(strategy, meshes, gpus, 72)
+        assert set(np.asarray(placements.domain_ranks).tolist()) == {inside}
+
+
+def test_plans_are_columns():
+    block = Plans(tp=np.array([1, 2, 4]), pp=2)
+    assert (block.row(2).tp, block.row(2).pp, rows_of(block), rows_of(Plans())) == (4, 2, 3, 1)
+    assert np.asarray(block.ranks).tolist() == [2, 4, 8]
+    assert np.asarray(block.take([0, 2]).tp).tolist() == [1, 4]

@@ -1,0 +1,49 @@
+"""The same arithmetic on numbers and on arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime import num
+
+WHOLE = st.integers(-(2**40), 2**40)
+PAIRS = [num.maximum, num.minimum]
+DIVISIONS = [num.floor_div, num.ceil_div]
+
+
+@given(WHOLE, WHOLE)
+def test_extremes_of_numbers_and_arrays_agree(a, b):
+    for function in PAIRS:
+        assert function(np.array([a, b]), b).tolist() == [function(a, b), b]
+        assert function(a, np.array([a, b])).tolist() == [a, function(a, b)]
+    assert (num.maximum(a, b), num.minimum(a, b)) == (max(a, b), min(a, b))
+
+
+@given(WHOLE, st.integers(1, 2**20))
+def test_divisions(a, b):
+    assert num.floor_div(a, b) * b <= a < (num.floor_div(a, b) + 1) * b
+    assert (num.ceil_div(a, b) - 1) * b < a <= num.ceil_div(a, b) * b
+    for function in DIVISIONS:
+        assert function(np.array([a]), b).tolist() == [function(a, b)]
+        assert function(a, np.array([float(b)])).tolist() == [function(a, b)]
+    assert num.is_whole_multiple(a, b) == (a % b == 0)
+
+
+def test_numbers_stay_numbers():
+    assert type(num.maximum(1, 2)) is type(num.where(True, 1, 2)) is type(num.ceil_div(3, 2)) is int
+    assert num.where(np.array([True, False]), 1.0, 2.0).tolist() == [1.0, 2.0]
+    assert num.where(True, np.array([1.0]), 2.0).tolist() == [1.0]
+    assert num.where(False, 1.0, 2.0) == 2.0
+
+
+@given(st.integers(1, 5000))
+def test_divisors(n):
+    assert num.divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 1), (2**20, 21), (720720, 240), (999983, 2)])
+def test_numbers_of_divisors(n, count):
+    assert len(num.divisors(n)) == count

@@ -1,0 +1,112 @@
+"""The best K, the front, and what the planner returns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime import api
+from steptime.errors import UserError
+from steptime.search.rank import Best, pareto_front
+
+VALUES = st.lists(st.integers(0, 20).map(float), max_size=60)
+
+
+@given(VALUES, st.integers(1, 12), st.integers(1, 7))
+def test_the_best_are_the_smallest_and_ties_go_to_the_first(values, count, width):
+    best = Best(count)
+    for start in range(0, len(values), width):
+        block = np.array(values[start : start + width])
+        ids = np.arange(start, start + len(block))
+        best.add(block, ids, -ids)
+    order = np.argsort(values, kind="stable")[:count]
+    assert best.values.tolist() == [values[i] for i in order]
+    assert best.ids.tolist() == [[i, -i] for i in order]
+    assert best.threshold == (best.values[-1] if len(values) >= count else np.inf)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40))
+def test_the_front_is_what_nothing_beats(points):
+    time_s, memory = (np.array([p[i] for p in points], dtype=float) for i in (0, 1))
+    front = [points[i] for i in pareto_front(time_s, memory)]
+    assert front == sorted(
+        {p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)}
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result():
+    return api.plan("llama2-13b", "dgx-a100", gpus=32, global_batch=64, top=6)
+
+
+def test_plans_are_ranked_and_feasible(result):
+    times = [e.step_time_s for e in result.plans]
+    assert times == sorted(times) and len(times) == 6
+    assert all(e.feasible and not e.reasons for e in result.plans)
+    assert result.candidates >= result.feasible >= 6
+    assert result.stop.reason == "exhausted" and f"{result.candidates:,}" in result.stop.proof
+    assert result.nearest is None and result.advice == ()
+
+
+def test_the_front_starts_with_the_best(result):
+    times = [p["step_time_s"] for p in result.pareto]
+    memory = [p["peak_memory_bytes"] for p in result.pareto]
+    assert times == sorted(times) and memory == sorted(memory, reverse=True)
+    assert times[0] == pytest.approx(result.plans[0].step_time_s, rel=1e-12)
+
+
+def test_a_winner_is_its_own_estimate(result):
+    for best in result.plans:
+        names = ("dp", "tp", "tp2", "cp", "pp", "vpp", "micro_batch", "panels", "recompute", "zero", "placement")
+        again = api.estimate("llama2-13b", "dgx-a100", gpus=32, global_batch=64, strategy=best.plan["strategy"],
+                             plan={name: best.plan[name] for name in names})  # fmt: skip
+        assert (again.step_time_s, again.peak_memory_bytes) == (best.step_time_s, best.peak_memory_bytes)
+        assert again.plan == best.plan
+
+
+def test_strategies_together_are_as_good_as_the_best_of_them(result):
+    alone = [
+        api.plan("llama2-13b", "dgx-a100", gpus=32, global_batch=64, strategy=name, top=1).plans[0].step_time_s
+        for name in ("1d", "context", "2d")
+    ]
+    assert result.plans[0].step_time_s == min(alone)
+
+
+def test_fix_and_limit():
+    result = api.plan("llama2-13b", "dgx-a100", gpus=32, global_batch=64, fix={"tp": 4, "recompute": "full"},
+                      limit=["pp<=2"], top=50)  # fmt: skip
+    assert {(e.plan["tp"], e.plan["recompute"]) for e in result.plans} == {(4, "full")}
+    assert {e.plan["pp"] for e in result.plans} <= {1, 2}
+
+
+def test_nothing_fits():
+    result = api.plan("gpt3-175b", "dgx-a100", gpus=8, global_batch=64)
+    assert (result.feasible, result.plans, result.stop.reason) == (0, (), "infeasible")
+    assert result.nearest is not None and "memory" in result.nearest.reasons
+    assert result.reasons["memory"] > 0
+    assert any("devices work" in sentence for sentence in result.advice)
+
+
+def test_progress_ends_at_all_candidates():
+    seen = []
+    result = api.plan(
+        "llama2-7b", "dgx-a100", gpus=16, global_batch=16, progress=lambda done, all_: seen.append((done, all_))
+    )
+    assert seen[-1] == (result.candidates, result.candidates)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": 0}, {"gpus": -4}, {"gpus": True}, {"gpus": 2.0}, {"global_batch": 0}, {"top": 0}, {"dtype": "fp7"},
+        {"strategy": "3d"}, {"mode": "fast"}, {"optimizer": "lion"}, {"fix": {"tq": 1}}, {"fix": {"tp": "x"}},
+        {"limit": ["pp~3"]}, {"limit": ["xx<=3"]}, {"seq": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_input_is_refused(wrong):
+    with pytest.raises(UserError):
+        api.plan(**({"model": "llama2-7b", "cluster": "dgx-a100", "gpus": 8, "global_batch": 8} | wrong))
