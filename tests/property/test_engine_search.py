@@ -20,7 +20,7 @@ from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import COLUMNS, Plans
-from steptime.plan.space import panel_counts
+from steptime.plan.space import panels_worth_trying
 from steptime.search.planner import find
 from steptime.study.published.method import PUBLISHED
 from steptime.study.published.space import PublishedSpace
@@ -55,7 +55,7 @@ def _all_plans(setting: Setting, strategy: Strategy) -> list[Plans]:
     for mesh in _meshes(axes, job.gpus):
         share = -(-job.global_batch // mesh["dp"])
         longer = max(mesh["tp"], mesh.get("tp2", 1))
-        panels = panel_counts(job.model.hidden, longer) if strategy.name == "2d" else [1]
+        panels = panels_worth_trying(job.model.hidden, longer) if strategy.name == "2d" else [1]
         zeros = [1, 3] if mesh["pp"] == 1 else [1]
         for micro_batch, recompute, zero, panel in product(micro_batch_choices(share), [0, 2], zeros, panels):
             plans = Plans(**mesh, micro_batch=micro_batch, recompute=recompute, zero=zero, panels=panel)
@@ -116,8 +116,8 @@ def test_every_listed_candidate_is_ranked_with_its_own_time(drawn):
 
 
 @FEW
-@given(searches(), st.sampled_from(["tp", "pp", "dp", "micro_batch", "zero", "recompute"]), st.sampled_from(["=", "<="]),
-       st.sampled_from([1, 2, 3]))  # fmt: skip
+@given(searches(), st.sampled_from(["tp", "pp", "dp", "micro_batch", "zero", "recompute"]),
+       st.sampled_from(["=", "<="]), st.sampled_from([1, 2, 3]))  # fmt: skip
 def test_a_constraint_restricts_exactly(drawn, column, relation, value):
     setting, name = drawn
     constraint = Constraint(column=column, relation=relation, value=value)

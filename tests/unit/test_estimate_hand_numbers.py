@@ -172,7 +172,6 @@ def test_occupancy_of_partly_filled_domains():
     assert occupancy(16, 6, 8) == {"domains": 3, "idle_devices": 8}
 
 
-@pytest.mark.xfail(strict=True, reason="unfused attention and the block's end both have a row attention_dropout")
 def test_the_memory_terms_of_unfused_attention_with_dropout_add_up():
     e = _evaluated(Plans(), replace(_job(), attention="unfused"))
     names = [row.name for row in e.block.layer]

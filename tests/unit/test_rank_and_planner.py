@@ -110,3 +110,8 @@ def test_progress_ends_at_all_candidates():
 def test_wrong_input_is_refused(wrong):
     with pytest.raises(UserError):
         api.plan(**({"model": "llama2-7b", "cluster": "dgx-a100", "gpus": 8, "global_batch": 8} | wrong))
+
+
+def test_a_summa_grid_that_does_not_divide_the_hidden_dimension():
+    e = api.estimate("llama2-7b", "dgx-h100", gpus=3, global_batch=6, plan={"tp2": 3})
+    assert e.plan["tp2"] == 3

@@ -15,7 +15,7 @@ from steptime.units import UNITS, format_bytes, format_seconds, format_si, parse
     [
         ("900 GB/s", "Bps", 9e11), ("900GB/s", "Bps", 9e11), ("400 Gb/s", "Bps", 5e10), ("400 Gbps", "Bps", 5e10),
         ("1.5 GiB/s", "Bps", 1.5 * 2**30), ("80 GB", "bytes", 8e10), ("80 GiB", "bytes", 80 * 2**30),
-        ("8 Gbit", "bytes", 1e9), ("989.4 TFLOP/s", "flops_per_s", 9.894e14), ("1 PFLOPS", "flops_per_s", 1e15),
+        ("8 Gbit/s", "Bps", 1e9), ("989.4 TFLOP/s", "flops_per_s", 9.894e14), ("1 PFLOPS", "flops_per_s", 1e15),
         ("2.5 us", "s", 2.5e-6), ("2.5 µs", "s", 2.5e-6), ("1.5 h", "s", 5400.0), ("2 days", "s", 172800.0),
         ("  1_000 ms ", "s", 1.0), ("1e3 W", "W", 1000.0), (".5 GHz", "Hz", 5e8), ("-1 s", "s", -1.0),
     ],

@@ -66,8 +66,8 @@ def tiled_compute_s(
 
     Source: wave quantisation; blocks of unequal length bound from below by the longest.
 
-    >>> tiled_compute_s(200, 1, 1, 1, 1e-9, 100, 1.0), tiled_compute_s(101, 1, 1, 1, 1e-9, 100, 1.0)
-    (2.0000000000000002e-07, 2e-07)
+    >>> [round(1e9 * tiled_compute_s(blocks, 1, 1, 1, 1e-9, 100, 1.0)) for blocks in (50, 100, 101, 200)]
+    [100, 100, 200, 200]
     """
     waves = blocks / sm_count
     filled = 1 + tail * (ceil_div(blocks, sm_count) / waves - 1)
@@ -113,9 +113,10 @@ def tiled_attention_s(
 
     Source: FlashAttention-2, arXiv 2307.08691; FlashAttention-3, arXiv 2407.08608 (softmax beside the products).
 
-    >>> 1e3 * tiled_attention_s(1, 32, 32, 8192, 8192, 1, 0, 512, 2.7e8, 989e12, 67e12, 3.35e12, 132,
-    ...     1e-5, 0.8, 20, 0.8, 0.5, 2, 100, 0, 1, 0, 128).__round__(6)
-    1.03
+    >>> t = tiled_attention_s(1, 32, 32, 8192, 8192, 1, 0, 512, 2.7e8, 989e12, 67e12, 3.35e12, 132,
+    ...     1e-5, 0.8, 20, 0.8, 0.5, 2, 100, 0, 1, 0, 128)
+    >>> round(1e3 * t, 2), round(1e3 * 32 * 8192**2 / 2 * (512 / 0.8 / 989e12 + 20 / 67e12), 2)   # the products alone
+    (1.09, 1.02)
     """
     rows = minimum(tile_rows, queries)
     mean, longest = keys_of_tiles(queries, keys, causal, window, window_keys, rows)
@@ -222,7 +223,7 @@ def attention_decode_s(
     >>> t = attention_decode_s(64, 32, 8, 8192, 0, 256, 2, 989e12, 3.35e12, 5e7, 132,
     ...     1e-5, 0.9, 1, 100, 0, 0.5, 16, 0.3, 4, 64, 0, 128)
     >>> round(1e3 * t, 2), round(64 * 8 * 8192 * 512 / 3.35e12 * 1e3, 2)   # against the bandwidth alone
-    (0.77, 0.64)
+    (0.74, 0.64)
     """
     group = heads / kv_heads
     seen = minimum(keys, where(window > 0, window + window_keys, keys))
@@ -239,3 +240,55 @@ def attention_decode_s(
     compute = flops / (matrix_efficiency * matrix_flops_per_s) * wave
     joined: Num = (compute**overlap + memory**overlap) ** (1 / overlap)
     return launch_s + joined
+
+
+def mixed_attention_s(
+    batch: Num,
+    heads: Num,
+    kv_heads: Num,
+    queries: Num,
+    keys: Num,
+    causal: Num,
+    window: Num,
+    pair_flops: Num,
+    moved_bytes: Num,
+    decodes: Num,
+    decode_keys: Num,
+    width: Num,
+    matrix_flops_per_s: Num,
+    vector_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    launch_s: Num,
+    efficiency: Num,
+    softmax_flops: Num,
+    memory_efficiency: Num,
+    tail: Num,
+    overlap: Num,
+    fill_keys: Num,
+    window_keys: Num,
+    packing: Num,
+    serial_passes: Num,
+    tile_rows: Num,
+) -> Num:
+    r"""Time of one launch for a prefill and some decodes: the prefill, and the caches of the decodes behind it.
+
+    $$t = t_\mathrm{prefill} + \frac{(1 + n_s)\,2\,n\,h_k D k}{\eta\beta}$$
+
+    where $n$ = `decodes` sequences of $k$ = `decode_keys` keys in 16 bits are read beside what `tiled_attention_s`
+    counts; $n_s$ = `serial_passes`, $\eta$ = `memory_efficiency`.
+
+    Source: sum of both kinds of blocks in one grid.
+
+    >>> t = mixed_attention_s(1, 32, 8, 512, 512, 1, 0, 512, 1e6, 16, 4096, 256, 989e12, 67e12, 3.35e12, 132,
+    ...     1e-5, 0.8, 20, 0.8, 0.5, 2, 100, 0, 1, 0, 128)
+    >>> round(1e6 * t)
+    118
+    """
+    prefill = tiled_attention_s(
+        batch, heads, kv_heads, queries, keys, causal, window, pair_flops, moved_bytes, matrix_flops_per_s,
+        vector_flops_per_s, memory_Bps, sm_count, launch_s, efficiency, softmax_flops, memory_efficiency, tail, overlap,
+        fill_keys, window_keys, packing, serial_passes, tile_rows,
+    )  # fmt: skip
+    caches = 2 * decodes * kv_heads * width * decode_keys / (memory_efficiency * memory_Bps)
+    return prefill + (1 + serial_passes) * caches

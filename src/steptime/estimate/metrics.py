@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steptime.estimate.layer import FORWARD, phase_times
+from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
 from steptime.estimate.machine import Machine
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import Job
-from steptime.plan.plans import Plans
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Row
 
 _UNIT = Machine(
@@ -47,10 +47,13 @@ def model_flops_per_step(job: Job) -> float:
 
 
 def recomputed_flops_per_step(job: Job, recompute: int) -> float:
-    """Matrix operations that full recomputation of the layers adds to a step."""
-    if recompute != 2:
-        return 0.0
-    return job.global_batch * forward_flops_per_sequence(job)["layers"]
+    """Matrix operations that recomputation of the layers, or of unfused attention alone, adds to a step."""
+    if recompute == RECOMPUTE_CODES["full"]:
+        return job.global_batch * forward_flops_per_sequence(job)["layers"]
+    plans = Plans(recompute=recompute)
+    rows = CORRECTED.strategies["1d"].block(job, plans).layer
+    again = sum(t.matrix_flops for t in phase_times(rows, plans, _UNIT) if t.phase == RECOMPUTE)
+    return float(job.global_batch * job.model.layers * again)
 
 
 def utilisation(flops: float, step_time_s: float, gpus: int, peak_flops_per_s: float) -> float:

@@ -12,7 +12,7 @@ from steptime.num import Array, ceil_div, divisors
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
-from steptime.plan.space import Space, expand, factorisations, panel_counts
+from steptime.plan.space import Space, expand, factorisations, panels_worth_trying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class CorrectedSpace(Space):
     micro_batch: tuple[int, ...] = ()
     """Micro-batches that are tried; empty: divisors of the share and powers of two."""
     panels: tuple[int, ...] = ()
-    """SUMMA panels that are tried; empty: see `panel_counts`."""
+    """SUMMA panels that are tried; empty: see `panels_worth_trying`."""
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The same space with some columns at one value each."""
@@ -69,7 +69,7 @@ class CorrectedSpace(Space):
         if strategy.name == "2d":
             longer = np.maximum(np.asarray(meshes.tp), np.asarray(meshes.tp2))
             values, kind = np.unique(longer, return_inverse=True)
-            tried = [list(self.panels) or panel_counts(job.model.hidden, int(s)) for s in values]
+            tried = [list(self.panels) or panels_worth_trying(job.model.hidden, int(s)) for s in values]
             out["panels"] = (kind, tried)
         return out
 

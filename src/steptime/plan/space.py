@@ -160,6 +160,15 @@ def panel_counts(hidden: int, least: int) -> list[int]:
     return [panels for panels in tried if hidden % panels == 0 and hidden // panels >= 512]
 
 
+def panels_worth_trying(hidden: int, least: int) -> list[int]:
+    """As `panel_counts`, but at least one panel per rank where none of those divides the hidden dimension.
+
+    >>> panels_worth_trying(4096, 3)
+    [3]
+    """
+    return panel_counts(hidden, least) or [least]
+
+
 def expand(index: Array, options: dict[int, list[int]], key: Array) -> tuple[Array, Array]:
     """Repeats each entry of ``index`` once per option of its key; returns the positions and the options."""
     counts = np.zeros(len(index), dtype=np.intp)

@@ -86,7 +86,7 @@ def attention_rows(shape: Shape) -> tuple[Row, ...]:
     if shape.job.attention == "unfused":
         gathered = kv_rows * q * element
         return unfused_attention(
-            ("scores", "softmax", "attention_dropout", "attend"), "attention", pairs=rows * shape.seq_len, rows=rows,
+            ("scores", "softmax", "probability_dropout", "attend"), "attention", pairs=rows * shape.seq_len, rows=rows,
             keys=keys, kv_rows=kv_rows, head_dim=q, dropout=model.dropout, accumulate=1, element_bytes=element,
             mask_bytes=shape.mask_bytes, kept_scores=(rows + kv_local) * q, kept_attend=kv_local * q,
             recomputed=where(shape.plans.recompute == 1, 1.0, 0.0),
@@ -234,7 +234,7 @@ class Corrected(Strategy):
         if model.vision is not None and model.vision.head_outputs:
             return (*rows, classifier(s))
         if not model.vocab:
-            return tuple(rows) if model.vision is not None else ()
+            return tuple(rows)
         head = self.into_block(s, "logits", "head", s.vocab)
         logits = s.tokens * s.vocab
         shared = where(s.plans.pp <= 1, 0.0, 1.0) if model.tied_embeddings else 1.0

@@ -16,7 +16,7 @@ from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware import load_cluster
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
-from steptime.plan.space import Space, panel_counts, rows_of
+from steptime.plan.space import Space, panels_worth_trying, rows_of
 from steptime.search.advice import nearest_counts
 from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans
@@ -162,7 +162,7 @@ def estimate(
                checked.get("overlap", frozenset({"dp"})))  # fmt: skip
     setting = _setting(chosen, job, cluster)
     _check_share(job, degrees["dp"], micro_batch, chosen)
-    panels = panel_counts(job.model.hidden, max(degrees["tp"], degrees["tp2"]))[0] if name == "2d" else 1
+    panels = panels_worth_trying(job.model.hidden, max(degrees["tp"], degrees["tp2"]))[0] if name == "2d" else 1
     plans = Plans(
         **degrees, vpp=checked.get("vpp", 1), micro_batch=micro_batch, panels=checked.get("panels", panels),
         recompute=RECOMPUTE_CODES[checked.get("recompute", "none")], zero=checked.get("zero", 1),

@@ -298,6 +298,15 @@ def _fit_additive(shape: Shape, seconds: Array) -> Values:
     }  # fmt: skip
 
 
+def _fit_linear(shape: Shape, seconds: Array) -> Values:
+    x = nonnegative(np.stack([np.ones_like(seconds), shape["moved_bytes"]], axis=1), seconds)
+    return {"latency_s": float(x[0]), "rate_per_s": rate(x[1])}
+
+
+def _linear(moved_bytes: Num, **values: Num) -> Num:
+    return linear_s(moved_bytes, **values)
+
+
 def _roofline(matrix_flops: Num, moved_bytes: Num, **values: Num) -> Num:
     return linear_roofline_s(matrix_flops, moved_bytes, **values)
 
@@ -308,6 +317,7 @@ MODELS: Final[Mapping[str, Model]] = {
         Model(
             name="linear_roofline", formula=_roofline, arguments=("matrix_flops", "moved_bytes"), fit=_fit_roofline
         ),
+        Model(name="linear", formula=_linear, arguments=("moved_bytes",), fit=_fit_linear),
         Model(name="half_size_matmul", formula=half_size_matmul_s, arguments=("m", "n", "k"), fit=_fit_half_size),
         Model(name="streaming", formula=streaming_s, arguments=("moved_bytes", "fresh_bytes"), fit=_fit_streaming),
         Model(

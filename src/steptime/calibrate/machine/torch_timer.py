@@ -147,8 +147,8 @@ class Sampled:
     """Samples that were zero, negative or not finite."""
 
 
-def summary(samples_s: Iterable[float]) -> Sampled:
-    """Lower quartile and noise of samples.
+def summary(samples_s: Iterable[float], quantile: float = QUANTILE) -> Sampled:
+    """Lower quartile (or another quantile) and noise of samples.
 
     Raises:
         UserError: no sample is a positive time.
@@ -162,7 +162,7 @@ def summary(samples_s: Iterable[float]) -> Sampled:
         raise UserError(
             f"none of {len(given)} samples is a positive time", hint="the clock of this machine is too coarse"
         )
-    low, middle = np.quantile(good, [QUANTILE, 0.5], method="nearest")
+    low, middle = np.quantile(good, [quantile, 0.5], method="nearest")
     return Sampled(
         seconds=float(low), spread=float(middle / low - 1), samples=len(good), rejected=len(given) - len(good)
     )

@@ -7,14 +7,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime.calibrate.mesh.groups import Tree, log_partitions, partition
+from steptime.calibrate.mesh.groups import LARGE, Tree, log_partitions, partition
 from steptime.num import Array, divisors
 
 #: Log-normal spread of the links of one level that is expected before anything is seen, and its weight in links.
-PRIOR_SIGMA = 0.1
-PRIOR_LINKS = 3.0
-#: Levels whose costs differ by less are one level, however certain the difference.
-LEAST_RATIO = 1.12
+PRIOR_SIGMA = 0.12
+PRIOR_LINKS = 8.0
+#: Weight of what other levels show of the spread.
+#: Evidence below which a split is turned down: odds of two to one.
+LEAST_EVIDENCE = 0.7
+MOST_PRIOR_LINKS = 20.0
+#: Levels whose costs differ by less than the first are one level, however certain the difference; a difference
+#: above the second counts whatever the noise; between them it has to be twice the noise of a link.
+LEAST_RATIO = 1.08
+CLEAR_RATIO = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +109,17 @@ def best_split(distances: Array, blocks: Array, noise: Noise) -> Split | None:
     if tree is not None:
         blocks = np.arange(length)[None]
     found = [_split(distances, partition(distances, blocks, size, tree), noise) for size in sizes]
-    found = [replace(s, evidence=s.evidence if s.gap > math.log(LEAST_RATIO) else -math.inf) for s in found]
+    found = [replace(s, evidence=s.evidence if s.gap > least_gap(s.sigma) else -math.inf) for s in found]
     return max(found, key=lambda s: s.evidence, default=None)
+
+
+def least_gap(sigma: float) -> float:
+    """Smallest difference of mean log cost that makes two levels.
+
+    >>> round(math.exp(least_gap(0.01)), 2), round(math.exp(least_gap(0.5)), 2)
+    (1.08, 1.25)
+    """
+    return max(math.log(LEAST_RATIO), min(math.log(CLEAR_RATIO), 2 * sigma))
 
 
 def find_chain(distances: Array, blocks: Array, noise: Noise | None = None) -> Chain:
@@ -113,12 +128,13 @@ def find_chain(distances: Array, blocks: Array, noise: Noise | None = None) -> C
     split = best_split(distances, blocks, noise)
     if split is None:
         return Chain(sizes=(), order=blocks, evidence=(), doubts=())
-    if split.evidence <= 0:
+    if split.evidence <= LEAST_EVIDENCE:
         return Chain(sizes=(), order=blocks, evidence=(), doubts=(split.evidence,))
     groups = split.members.reshape(-1, split.group)
-    inner = find_chain(distances, groups, noise)
-    units, between = _units(distances, inner.order)
-    outer = find_chain(units, between.reshape(len(blocks), -1), replace(noise, sigma=noise.sigma / split.group))
+    units, between = _units(distances, groups)
+    seen = _noise_between(distances, groups, len(blocks), noise)
+    outer = find_chain(units, between.reshape(len(blocks), -1), replace(seen, sigma=seen.sigma / split.group))
+    inner = find_chain(distances, groups, seen)
     order = inner.order[outer.order.reshape(-1)].reshape(len(blocks), -1)
     return Chain(
         sizes=(*inner.sizes, split.group, *(split.group * size for size in outer.sizes)),
@@ -126,6 +142,26 @@ def find_chain(distances: Array, blocks: Array, noise: Noise | None = None) -> C
         evidence=(*inner.evidence, split.evidence, *outer.evidence),
         doubts=(*inner.doubts, *outer.doubts),
     )
+
+
+def _noise_between(distances: Array, groups: Array, blocks: int, noise: Noise) -> Noise:
+    """Spread of the links between two groups of a block, over all such pairs of groups: all that is no level."""
+    size = groups.shape[1]
+    order = groups.reshape(-1)
+    if len(order) > LARGE or size == 1:
+        return noise
+    means, _ = _units(distances, groups)
+    rest = np.square(distances[np.ix_(order, order)] - np.kron(means, np.ones((size, size))))
+    place = np.arange(len(order))
+    length = len(order) // blocks
+    between = (place[:, None] // length == place[None] // length) & (place[:, None] // size != place[None] // size)
+    pairs = np.count_nonzero(between) / 2
+    free = pairs * (1 - 1 / size**2)
+    squares = float(rest[between].sum()) / 2
+    links = min(free, MOST_PRIOR_LINKS)
+    sigma = math.sqrt(squares / free)
+    weight = noise.links + links
+    return Noise(sigma=math.sqrt((noise.links * noise.sigma**2 + links * sigma**2) / weight), links=weight)
 
 
 def _units(distances: Array, groups: Array) -> tuple[Array, Array]:

@@ -27,11 +27,11 @@ def read_text(path: str) -> str:
             data = file.read(MAX_FILE_BYTES + 1)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputFileError(shorten(path), f"not UTF-8 text (byte {error.start})") from None
+        raise InputFileError(path, f"not UTF-8 text (byte {error.start})") from None
     except OSError as error:
-        raise InputFileError(shorten(path), f"cannot be read: {error.strerror or error}") from None
+        raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise InputFileError(shorten(path), f"not a path: {error}") from None
+        raise InputFileError(path, f"not a path: {error}") from None
     if len(data) > MAX_FILE_BYTES:
         raise InputFileError(path, f"larger than {MAX_FILE_BYTES // 2**20} MiB, so not a description of a run")
     return text

@@ -1,0 +1,159 @@
+"""Errors of the collective models on measurements: sizes held out, group sizes held out, bands, other sets.
+
+python benchmarks/bench_collectives.py                 prints the tables
+python benchmarks/bench_collectives.py --write         also writes benchmarks/collectives.md
+python benchmarks/bench_collectives.py --fit           fits all machines anew and writes their profiles first
+python benchmarks/bench_collectives.py --fit NAME ...  only these machines
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+
+from steptime.calibrate.collective_fit import Rows, fit, predict  # noqa: E402
+from steptime.calibrate.collective_machines import MACHINES, Machine  # noqa: E402
+from steptime.calibrate.collectives import (  # noqa: E402
+    MOST_ROWS,
+    calibrate,
+    cross_validated,
+    libraries,
+    machine_rows,
+    predict_rows,
+)
+from steptime.calibrate.table import Table, read_table  # noqa: E402
+from steptime.cost.collective_fabric import fabric_of  # noqa: E402
+from steptime.hardware.fabric_profile import load_fabric_profiles, save_fabric_profile  # noqa: E402
+from steptime.num import Array  # noqa: E402
+from steptime.study.data_root import require_data  # noqa: E402
+
+Line = tuple[str, ...]
+
+
+def figures(predicted: Array, measured: Array) -> Line:
+    """Median, mean and bias in percent."""
+    error = predicted / measured - 1
+    error = error[np.isfinite(error)]
+    if not len(error):
+        return "-", "-", "-"
+    return tuple(f"{100 * x:.1f}" for x in (np.median(np.abs(error)), np.mean(np.abs(error)), np.mean(error)))
+
+
+def coverage(predicted: Array, rows: Rows) -> Line:
+    """Band of measured / predicted from three folds, and its coverage on the fourth."""
+    ratio, fold = rows.measured_s / predicted, rows.folds(4)
+    low, high = np.nanpercentile(ratio, [5, 95])
+    inside = np.zeros(len(ratio), bool)
+    for number in range(4):
+        own = fold == number
+        if own.any() and not own.all():
+            bottom, top = np.nanpercentile(ratio[~own], [5, 95])
+            inside[own] = (ratio[own] >= bottom) & (ratio[own] <= top)
+    return f"{low:.2f} to {high:.2f}", f"{100 * inside.mean():.0f}"
+
+
+def held_out_groups(machine: Machine, rows: Rows) -> str:
+    """Median error of each group size when the fit did not see it."""
+    out = []
+    groups = sorted(set(rows.ranks))
+    for size in groups if len(groups) > 1 else []:
+        own = rows.ranks == size
+        seen = rows.take(~own).merged().thinned(MOST_ROWS)
+        time = predict(fabric_of(fit(machine, seen)), rows.take(own))
+        out.append(f"{size:.0f}: {figures(time, rows.measured_s[own])[0]}")
+    return ", ".join(out)
+
+
+def machine_lines(table: Table) -> list[Line]:
+    """One line per machine."""
+    library, lines = libraries(table), []
+    for machine in MACHINES:
+        rows = machine_rows(machine, table, library)
+        if len(rows.ranks) < 12:
+            continue
+        time = cross_validated(machine, rows)
+        kinds = ", ".join(
+            f"{k} {figures(time[rows.kind == k], rows.measured_s[rows.kind == k])[0]}" for k in sorted(set(rows.kind))
+        )
+        groups = held_out_groups(machine, rows)
+        line = (machine.name, str(len(rows.ranks)), *figures(time, rows.measured_s), *coverage(time, rows), kinds)
+        lines.append((*line, groups))
+        print(" | ".join(lines[-1]), flush=True)
+    return lines
+
+
+def source_lines(table: Table) -> tuple[list[Line], Line]:
+    """Predictions with the committed profiles by source, and how many rows are skipped."""
+    predicted = predict_rows(table, load_fabric_profiles())
+    measured, lines = table.number("time_us") * 1e-6, []
+    for source in sorted(set(table.text("source"))):
+        own = table.text("source") == source
+        good = own & (predicted.reason == "") & (measured > 0)
+        inside = (predicted.low_s <= measured) & (measured <= predicted.high_s)
+        covered = f"{100 * inside[good].mean():.0f}" if good.any() else "-"
+        reasons = sorted(set(predicted.reason[own]) - {""})
+        line = (source, str(own.sum()), str(good.sum()), *figures(predicted.seconds[good], measured[good]), covered)
+        lines.append((*line, "; ".join(reasons)))
+    skipped = int((predicted.reason != "").sum())
+    return lines, (str(table.rows), str(skipped), f"{100 * skipped / table.rows:.1f}")
+
+
+def fit_all(table: Table, names: list[str]) -> None:
+    """Fits machines and writes their profiles."""
+    library = libraries(table)
+    for machine in MACHINES:
+        if names and machine.name not in names:
+            continue
+        rows = machine_rows(machine, table, library)
+        if len(rows.ranks) < 12:
+            print(f"{machine.name}: {len(rows.ranks)} rows, not fitted")
+            continue
+        profile = calibrate(machine, rows)
+        save_fabric_profile(profile)
+        print(
+            f"{machine.name}: median {100 * profile.median_ape:.1f} % mean {100 * profile.mean_ape:.1f} %", flush=True
+        )
+
+
+def markdown(title: str, head: Line, lines: list[Line]) -> str:
+    body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"## {title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n{body}\n"
+
+
+def main(arguments: list[str]) -> None:
+    table = read_table(require_data("collectives.parquet"))
+    if "--fit" in arguments:
+        fit_all(table, [a for a in arguments if not a.startswith("--")])
+        return
+    machines = machine_lines(table)
+    sources, (rows, skipped, share) = source_lines(table)
+    head = ("machine", "rows", "median %", "mean %", "bias %", "band", "coverage %", "median by kind %")
+    text = "\n".join(
+        [
+            "# Collectives: models against measurements\n",
+            "Printed by `python benchmarks/bench_collectives.py --write`. Errors are |predicted/measured - 1|.\n",
+            markdown("Sizes held out, and groups held out", (*head, "group held out: median %"), machines),
+            "Sizes held out: four folds; all rows of one size (any group, kind, dtype) are in one fold. Band: 5th and",
+            "95th percentile of measured / predicted; coverage: of a band from three folds on the fourth.\n",
+            markdown(
+                "All rows of the table with the committed profiles",
+                ("source", "rows", "scored", "median %", "mean %", "bias %", "in band %", "why skipped"),
+                sources,
+            ),
+            f"{skipped} of {rows} rows ({share} %) are skipped. Rows of fitted machines are seen rows here.\n",
+        ]
+    )
+    print(text)
+    if "--write" in arguments:
+        Path(__file__).with_name("collectives.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,198 @@
+"""How far the time models of attention, memory-bound and other kernels are off, on shapes that the fit did not see.
+
+Every cell (family, device, dtype, timer) is fitted three times on two thirds of its shapes and judged on the rest;
+all rows of a shape are on the same side. Cells with few shapes lean on the coefficients of other devices; what is
+left is predicted by those alone (column "borrowed").
+
+    python benchmarks/bench_kernels.py            prints the tables
+    python benchmarks/bench_kernels.py --write    also writes them to benchmarks/kernels.md
+    python benchmarks/bench_kernels.py --save     also fits all curves and writes the profiles of the catalogue
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import sys  # noqa: E402
+from collections.abc import Iterable, Mapping  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+
+from steptime.calibrate.fitting import scores  # noqa: E402
+from steptime.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_curves  # noqa: E402
+from steptime.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
+from steptime.calibrate.table import Table, read_table  # noqa: E402
+from steptime.hardware.profile import Curve  # noqa: E402
+from steptime.num import Array  # noqa: E402
+from steptime.study.data_root import require_data  # noqa: E402
+
+FOLDS = 3
+OUT = Path(__file__).parent / "kernels.md"
+MATRIX = ("gemm", "bmm", "gemm_bwd", "bmm_bwd")
+NORMS = ("layernorm", "softmax", "elementwise", "activation", "rope", "embedding", "dropout")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Predictions of the rows of a table; NaN where there is none."""
+
+    seconds: Array
+    family: Array
+    device: Array
+    alone: Array
+    """Whether the fit had only rows of that device."""
+
+
+def judge(table: Table) -> tuple[Judged, list[tuple[Cell, Array]]]:
+    """Held-out predictions of all rows; the cells that were fitted, with theirs."""
+    found = [cell.with_best_tile() if cell.enough else cell for cell in all_cells(table)]
+    curves: dict[str, list[Curve]] = {}
+    for cell in found:
+        if cell.enough:
+            curves.setdefault(cell.device.name, []).append(cell.curve(folds=2))
+    generic = {(c.family, c.dtype, c.timer): c for c in generic_curves(curves)}
+    out = Judged(*(np.full(table.rows, value, dtype=object) for value in (np.nan, "", "", True)))
+    rank = {family.name: i for i, family in enumerate(FAMILIES)}
+    kept = []
+    for cell in sorted(found, key=lambda c: -rank[c.family.name]):
+        seconds = held_out(cell, borrowed(generic, cell))
+        if seconds is None:
+            continue
+        kept.append((cell, seconds))
+        for column, value in zip(
+            (out.seconds, out.family, out.device, out.alone),
+            (seconds, cell.family.name, cell.device.name, cell.enough), strict=True,
+        ):  # fmt: skip
+            column[cell.rows] = value
+    return Judged(out.seconds.astype(float), out.family, out.device, out.alone.astype(bool)), kept
+
+
+def held_out(cell: Cell, known: Curve | None) -> Array | None:
+    """Predictions of a cell from rows of other shapes, or of other devices only."""
+    if cell.enough:
+        return cell.held_out(FOLDS)
+    if known is None:
+        return None
+    return cell.near(known).held_out(FOLDS) if cell.some else cell.predict(known.coefficients)
+
+
+def line(name: str, predicted: Array, measured: Array, extra: str = "") -> str:
+    """One row of a table: points, median, mean, bias."""
+    s = scores(predicted, measured)
+    figures = " | ".join(f"{100 * x:.1f}" for x in (s.median_ape, s.mean_ape))
+    return f"| {name} | {s.points} | {figures} | {100 * s.bias:+.1f} |{extra}"
+
+
+def table_of(title: str, head: str, lines: Iterable[str], extra: str = "") -> list[str]:
+    """A Markdown table with the error columns."""
+    columns = head.count("|") + 5 + extra.count("|")
+    rule = "|" + " --- |" * columns
+    return [f"## {title}", "", f"| {head} | rows | median % | mean % | bias % |{extra}", rule, *lines, ""]
+
+
+def coverage(table: Table, judged: Judged) -> list[str]:
+    """Share of the rows that get a prediction, by operator."""
+    mine = ~np.isin(table.text("op"), MATRIX)
+    has = np.isfinite(judged.seconds)
+    measured = table.number("latency_us") * 1e-6
+    lines = []
+    for group, ops in groups_of(table).items():
+        rows = np.isin(table.text("op"), list(ops))
+        if (rows & has).any():
+            extra = f" {100 * has[rows].mean():.0f} | {100 * (~judged.alone)[rows & has].mean():.0f} |"
+            lines.append(line(group, judged.seconds[rows & has], measured[rows & has], extra))
+        else:
+            lines.append(f"| {group} | {rows.sum()} | - | - | - | 0 | - |")
+    text = [
+        f"{100 * has[mine].mean():.1f} % of the {mine.sum()} rows that are not matrix products get a prediction.",
+        "",
+    ]
+    return table_of("All operators", "operator", lines, " covered % | borrowed % |") + text
+
+
+def groups_of(table: Table) -> dict[str, set[str]]:
+    """Operators of the table, the single benchmarks of two sources as one group each."""
+    single = {"liger_kernel": set(), "flagperf": set()}
+    out: dict[str, set[str]] = {}
+    for op, source in sorted(set(zip(table.text("op"), table.text("source"), strict=True))):
+        if op not in MATRIX:
+            known = out.setdefault(op, {op}) if source not in single else single[source]
+            known.add(op)
+    for source, ops in single.items():
+        out[f"others of {source}"] = ops - set(out)
+    return out
+
+
+def by_device(kept: list[tuple[Cell, Array]], families: Iterable[str]) -> list[str]:
+    """Errors of families by device and timer."""
+    lines = []
+    for name in families:
+        for cell, seconds in kept:
+            if cell.family.name == name:
+                mark = "" if cell.enough else " (borrowed)"
+                label = f"{name} | {cell.device.name}{mark} | {cell.dtype} | {cell.timer} | {cell.source}"
+                lines.append(line(label, seconds, cell.measured_s))
+    return lines
+
+
+def pooled(table: Table, judged: Judged, title: str, rows_of: Mapping[str, Array]) -> list[str]:
+    """Errors of groups of rows."""
+    measured = table.number("latency_us") * 1e-6
+    has = np.isfinite(judged.seconds)
+    lines = [line(n, judged.seconds[r & has], measured[r & has]) for n, r in rows_of.items() if (r & has).any()]
+    return table_of(title, "rows", lines)
+
+
+def summary(table: Table, judged: Judged) -> list[str]:
+    """The figures asked for: attention forward by device, memory-bound operators by device and by operator."""
+    op, device = table.text("op"), judged.device
+    memory = np.isin(op, ("layernorm", "softmax", "elementwise"))
+    eager = memory & (table.text("source") == "neusight")
+    attention = {d: (op == "attention_fwd") & (device == d) for d in sorted(set(device[op == "attention_fwd"])) if d}
+    operators = {f"NeuSight {n}": eager & (op == n) for n in ("elementwise", "layernorm", "softmax")}
+    devices = {d: memory & (device == d) for d in sorted(set(device[memory])) if d}
+    both = operators | {"NeuSight, all": eager, "all sources": memory} | devices
+    return [
+        *pooled(
+            table, judged, "Attention forward, held-out shapes, each row by the model of its implementation", attention
+        ),
+        *pooled(table, judged, "Norms, softmax, maps and activations, held-out shapes", both),
+    ]
+
+
+def main() -> None:
+    table = read_table(require_data("kernels.parquet"))
+    judged, kept = judge(table)
+    head = "family | device | dtype | timer | source"
+    names = [family.name for family in FAMILIES]
+    core = [n for n in names if n.startswith("attention")] + [n for n in names if n.startswith(NORMS)]
+    rest = [n for n in names if n not in core and not n.startswith("liger")]
+    text = [
+        "# Time models of kernels on shapes that they did not see", "", (__doc__ or "").split("\n\n")[1], "",
+        *summary(table, judged), *coverage(table, judged),
+        *table_of("Attention and memory-bound families", head, by_device(kept, core)),
+        *table_of("Other families", head, by_device(kept, rest)),
+    ]  # fmt: skip
+    print("\n".join(text))
+    if "--write" in sys.argv:
+        OUT.write_text("\n".join(text) + "\n", encoding="utf-8")
+    if "--save" in sys.argv:
+        save(table)
+
+
+def save(table: Table) -> None:
+    """Fits all curves and writes them to the profiles of the catalogue."""
+    from steptime.hardware.profiles import save_curves
+
+    for device, curves in kernel_curves(table).items():
+        save_curves(device, curves)
+        print(f"{device}: {len(curves)} curves" + (", assumed" if device == GENERIC else ""))
+
+
+if __name__ == "__main__":
+    main()

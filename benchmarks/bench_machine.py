@@ -1,0 +1,275 @@
+"""Calibrates this machine, and in the same run measures what the calibration has not seen.
+
+Unseen matrix products, training steps of two-layer perceptrons and collectives of unseen sizes are visited between the
+tasks of the calibration, so that other programs disturb both alike. Needs the extra ``torch``.
+
+usage: bench_machine.py [--processes N] [--out machine.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steptime.calibrate.machine import cluster_file, collectives, profile, runner
+from steptime.calibrate.machine.host import this_host
+from steptime.calibrate.machine.profile import Predictor
+from steptime.calibrate.machine.runner import Bench, Settings
+from steptime.calibrate.machine.torch_ops import CHAIN, load_torch
+from steptime.calibrate.machine.torch_timer import summary
+from steptime.calibrate.machine.work import Task, extent_of, tasks
+from steptime.cost.roofline import memory_s, roofline_compute_s
+from steptime.estimate.machine import Machine, machine_of
+from steptime.estimate.operators import COLLECTIVES, OPERATORS, Phase
+from steptime.hardware import load_cluster
+from steptime.plan.job import PRECISIONS
+from steptime.store import Journal
+
+STEPS = 14
+#: Launches of one training step that go through autograd: products, GELU, their gradients, sums.
+STEP_LAUNCHES = 10
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step of a two-layer perceptron: forward, backward, plain SGD."""
+
+    batch: int
+    width: int
+    hidden: int
+    dtype: str
+
+    def operators(self) -> list[Task]:
+        """What it runs, as tasks; the input of the first layer needs no gradient."""
+        b, d, h = self.batch, self.width, self.hidden
+        products = [(b, h, d), (b, d, h), (b, h, d), (d, h, b), (h, d, b)]
+        maps = [("gelu", b, h), ("gelu_backward", b, h), ("column_sum", b, h), ("column_sum", b, d)]
+        maps += [("update", d, h), ("update", h, d)]
+        out = [Task(kind="matmul", dtype=self.dtype, shape={"m": m, "n": n, "k": k}) for m, n, k in products]
+        out += [Task(kind=k, dtype=self.dtype, shape={"rows": r, "width": w}) for k, r, w in maps]
+        return out
+
+
+def unseen_steps(dtypes: Sequence[str]) -> list[Step]:
+    draw = random.Random("steps of the benchmark")
+    out = []
+    for i in range(STEPS):
+        width = 32 * draw.randint(3, 32)
+        batch = 16 * draw.randint(2, 48)
+        out.append(Step(batch, width, width * draw.choice((2, 3, 4)), dtypes[i % len(dtypes)]))
+    return out
+
+
+def step_call(step: Step, torch: Any) -> Callable[[int], object]:
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[step.dtype]
+    layers = [torch.nn.Linear(step.width, step.hidden), torch.nn.GELU(), torch.nn.Linear(step.hidden, step.width)]
+    network = torch.nn.Sequential(*layers).to(dtype)
+    x = torch.randn(step.batch, step.width).to(dtype)
+    gradient = 1e-3 * torch.randn(step.batch, step.width).to(dtype)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, foreach=False)
+
+    def call(_: int) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        network(x).backward(gradient)
+        optimizer.step()
+
+    return call
+
+
+def measure_operators(
+    bench: Bench, todo: Sequence[Task], unseen: Sequence[Task], steps: Sequence[Step], settings: Settings
+) -> tuple[list[runner.Measured], list[runner.Measured], list[float]]:
+    """Calibration tasks, unseen tasks and steps, in several rounds, each in an order of its own."""
+    records: list[Mapping[str, Any]] = []
+    step_s: dict[Step, list[float]] = {step: [] for step in steps}
+    for round_ in range(settings.rounds):
+        order: list[Task | Step] = [*todo, *unseen, *steps]
+        random.Random(round_).shuffle(order)
+        for item in order:
+            if isinstance(item, Step):
+                samples = bench.timer.samples_s(step_call(item, bench.torch), settings.visit_s)
+                step_s[item].append(summary(samples).seconds)
+            else:
+                records.append(runner.visit(bench, item, round_, settings.visit_s))
+    known = {task.key for task in todo}
+    found = runner.results(records)
+    return (
+        [one for one in found if one.task.key in known],
+        [one for one in found if one.task.key not in known],
+        [float(np.quantile(step_s[step], 0.25)) for step in steps],
+    )
+
+
+def roofline_s(machine: Machine, phase: Phase, shape: Mapping[str, Any]) -> float:
+    """Time of an operator as `steptime estimate` adds it up."""
+    matrix = phase.matrix_flops(shape) if phase.matrix_flops else 0.0
+    vector = phase.vector_flops(shape) if phase.vector_flops else 0.0
+    moved = phase.moved_bytes(shape) if phase.moved_bytes else 0.0
+    busy = roofline_compute_s(
+        matrix, vector, machine.matrix_flops_per_s, machine.vector_flops_per_s, machine.kernel_latency_s
+    )
+    return float(max(busy, memory_s(moved, machine.memory_Bps)))
+
+
+def step_roofline_s(machine: Machine, step: Step) -> float:
+    """The same step by the cluster file alone: no curves."""
+    width = 4 if step.dtype == "fp32" else 2
+    b, d, h = step.batch, step.width, step.hidden
+    common = {"element_bytes": width, "output_passes": 1, "accumulate": 1}
+    matmul, gelu, bias = OPERATORS["matmul"], OPERATORS["activation"], OPERATORS["bias"]
+    first = {**common, "m": b, "n": h, "k": d}
+    second = {**common, "m": b, "n": d, "k": h}
+    map_ = {**common, "elements": b * h, "width": h}
+    backward = roofline_s(machine, matmul.backward, second) + roofline_s(machine, matmul.backward, first) / 2
+    forward = sum(roofline_s(machine, matmul.forward, shape) for shape in (first, second))
+    maps = sum(roofline_s(machine, phase, map_) for phase in (gelu.forward, gelu.backward, bias.backward))
+    update_s = memory_s(3 * 2 * d * h * width, machine.memory_Bps)
+    return float(forward + backward + maps + update_s)
+
+
+def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float, float, float, int]:
+    relative = np.array(predicted) / np.array(measured) - 1
+    return float(np.median(np.abs(relative))), float(np.abs(relative).mean()), float(relative.mean()), len(relative)
+
+
+Row = tuple[str, str, tuple[float, float, float, int]]
+
+
+def operator_rows(
+    fitted: profile.Fitted, machines: Mapping[str, Machine], unseen: Sequence[runner.Measured],
+    steps: Sequence[Step], step_s: Sequence[float],
+) -> list[Row]:  # fmt: skip
+    predictor = Predictor(fitted.curves)
+    chain_s = next(one.seconds for one in fitted.operators if one.task.kind == "autograd_launch")
+    rows: list[Row] = []
+    for dtype, machine in machines.items():
+        found = [one for one in unseen if one.task.dtype == dtype]
+        measured = [one.seconds for one in found]
+        rows.append((f"matrix product {dtype}", "curve", errors([predictor.seconds(o.task) for o in found], measured)))
+        shapes = [{**o.task.shape, "element_bytes": o.task.element_bytes, "output_passes": 1, "accumulate": 1}
+                  for o in found]  # fmt: skip
+        plain = [roofline_s(machine, OPERATORS["matmul"].forward, shape) for shape in shapes]
+        rows.append((f"matrix product {dtype}", "cluster file", errors(plain, measured)))
+    for dtype, machine in machines.items():
+        mine = [(step, measured) for step, measured in zip(steps, step_s, strict=True) if step.dtype == dtype]
+        launches_s = STEP_LAUNCHES * chain_s / (2 * CHAIN)
+        by_curve = [sum(predictor.seconds(task) for task in step.operators()) + launches_s for step, _ in mine]
+        measured = [seconds for _, seconds in mine]
+        rows.append((f"two-layer training step {dtype}", "curves", errors(by_curve, measured)))
+        plain = [step_roofline_s(machine, step) for step, _ in mine]
+        rows.append((f"two-layer training step {dtype}", "cluster file", errors(plain, measured)))
+    return rows
+
+
+def collective_rows(
+    fitted: profile.Fitted, machine: Machine, unseen: Sequence[collectives.Timed], ranks: int
+) -> list[Row]:
+    predictor = Predictor(fitted.curves)
+    rows: list[Row] = []
+    plain, plain_measured, every, every_measured = [], [], [], []
+    for kind in collectives.KINDS:
+        found = [one for one in unseen if one.kind == kind and one.ranks == ranks]
+        if not found:
+            continue
+        measured = [one.seconds for one in found]
+        predicted = [predictor.collective_s(o.kind, o.axis, o.ranks, o.size_bytes) for o in found]
+        rows.append((f"{kind}, {ranks} ranks", "curve", errors(predicted, measured)))
+        every += predicted
+        every_measured += measured
+        if kind in COLLECTIVES:
+            plain += [ring_s(machine, one) for one in found]
+            plain_measured += measured
+    rows.append((f"all collectives, {ranks} ranks", "curve", errors(every, every_measured)))
+    rows.append((f"ring collectives, {ranks} ranks", "cluster file", errors(plain, plain_measured)))
+    return rows
+
+
+def ring_s(machine: Machine, one: collectives.Timed) -> float:
+    shape = {
+        "size_bytes": one.size_bytes, "ranks": one.ranks, "inside": one.ranks, "fast_Bps": machine.fast_Bps,
+        "slow_Bps": machine.slow_Bps, "fast_latency_s": machine.fast_latency_s,
+        "slow_latency_s": machine.slow_latency_s,
+    }  # fmt: skip
+    return float(COLLECTIVES[one.kind](shape))
+
+
+def measure_collectives(
+    bench: Bench, mesh: collectives.Mesh, folder: str, rounds: int
+) -> tuple[list[collectives.Timed], list[collectives.Timed]]:
+    """Sizes of the calibration, and sizes between them."""
+    sizes = collectives.sizes_bytes("cpu", quick=True)
+    between = [int((a * b) ** 0.5) // 64 * 64 for a, b in pairwise(sizes)]
+    with Journal(f"{folder}/collectives.jsonl", {"of": "the benchmark"}) as journal:
+        todo = collectives.visits(mesh, [*sizes, *between], rounds)
+        collectives.measure(bench.host, journal, mesh, todo, 0.03, lambda done, total: None)
+        found = collectives.results(journal.records, mesh)
+    return [o for o in found if o.size_bytes in sizes], [o for o in found if o.size_bytes in between]
+
+
+def report(fitted: profile.Fitted, rows: Sequence[Row], wall_s: float, load: Sequence[float]) -> str:
+    host = fitted.host
+    lines = [
+        "# Machine calibration against what it has not seen", "",
+        "`python benchmarks/bench_machine.py --out benchmarks/machine.md`", "",
+        f"{host.title}, {host.cores} cores, torch {host.torch}, {fitted.date}; one thread per process; "
+        f"{len(fitted.operators)} operators and {len(fitted.collectives)} collectives calibrated, {wall_s:.0f} s in "
+        f"all. Noise between rounds {fitted.noise * 100:.1f} %; load of the machine {load[0]:.1f} at the end, "
+        f"{load[1]:.1f} over five minutes.", "",
+        "`curve`: the fitted curves. `cluster file`: only the device and level numbers that every command reads.", "",
+        "| what | predicted by | cases | median error | mean error | bias |", "|---|---|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for what, by, (median, mean, bias, count) in rows:
+        lines.append(f"| {what} | {by} | {count} | {median:.1%} | {mean:.1%} | {bias:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    begin_s = time.monotonic()
+    torch = load_torch()
+    bench = Bench.open(torch, this_host(torch, 1, "cpu"))
+    settings = replace(Settings.of(quick=True), rounds=given.rounds)
+    dtypes = bench.dtypes()
+    todo = runner.plan(bench, dtypes, settings)
+    known = {task.key for task in todo}
+    extent = replace(extent_of("cpu", True, bench.host.memory_bytes), products=24)
+    unseen = [t for t in tasks(extent, dtypes, seed=2) if t.kind == "matmul" and t.key not in known]
+    steps = unseen_steps(dtypes)
+    seen, new, step_s = measure_operators(bench, todo, unseen, steps, settings)
+    mesh = collectives.Mesh(nodes=1, local=given.processes)
+    with tempfile.TemporaryDirectory() as folder:
+        calibrated, between = measure_collectives(bench, mesh, folder, given.rounds)
+        fitted = profile.fit(bench.host, seen, calibrated, mesh, time.strftime("%Y-%m-%d"))
+        cluster_file.write(f"{folder}/machine.toml", fitted)
+        cluster = load_cluster(f"{folder}/machine.toml")
+    machines = {
+        dtype: machine_of(cluster, given.processes, PRECISIONS.get(dtype), lone_rank_has_all_links=False)
+        for dtype in dtypes
+    }  # fmt: skip
+    rows = operator_rows(fitted, machines, new, steps, step_s)
+    rows += collective_rows(fitted, machines[dtypes[0]], between, given.processes)
+    text = report(fitted, rows, time.monotonic() - begin_s, os.getloadavg())
+    if given.out is not None:
+        given.out.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+    json.dump({f"{what} by {by}": values for what, by, values in rows}, sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Which machine and library a measured collective ran on, and what its links can do by the datasheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+GB: Final = 1e9
+#: Rings that NCCL finds among the first 2, 3, ... 8 GPUs of a DGX-1V (hybrid cube mesh), of six links.
+CUBE_MESH: Final = tuple(rings / 6 for rings in (1, 2, 4, 2, 2, 4, 6))
+#: Four GPUs wired pair by pair with a third of their links each.
+FULL_MESH_4: Final = (1 / 3, 2 / 3, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine under one library: which rows it covers, its topology and datasheet links."""
+
+    name: str
+    device: str
+    library: str
+    gpus: tuple[str, ...]
+    """Spellings in the column ``gpu``."""
+    sources: tuple[str, ...]
+    """Spellings in the column ``source`` that are fitted."""
+    interconnect: str = ""
+    """Text that the column ``interconnect`` holds."""
+    domain: int
+    """Devices in one inner domain."""
+    nics: float = 1.0
+    link_Bps: float
+    nic_Bps: float = 0.0
+    links_by_group: tuple[float, ...] = ()
+    switch: bool = False
+    """Whether its switches can add up."""
+    outer: bool = False
+    """Whether the rows span several domains, so that the coefficients between domains are fitted."""
+    tags: frozenset[str] = field(default_factory=frozenset)
+    """``broken``: known to be no model of such a machine; shown apart, never a default."""
+
+
+def library_of(method: str, notes: str) -> str:
+    """Library and timer of a row.
+
+    >>> library_of("nccl-tests out-of-place -a 1", ""), library_of("NCCL kernel time (kineto median)", "")
+    ('nccl', 'nccl-kernel')
+    """
+    if "XLA" in method:
+        return "xla"
+    if "framework allreduce" in method:
+        return "custom-trtllm" if "TRTLLM" in notes else "custom-graph" if "_graph" in notes else "custom-eager"
+    if "kineto" in method:
+        return "nccl-kernel"
+    if "oneCCL" in method:
+        return "oneccl"
+    if "MLSL" in method or "nccom" in method or "MPI_" in method:
+        return "other"
+    if "mean; algo" in method:
+        return "nccl2"
+    return "host" if "host timer" in method else "nccl"
+
+
+def _nccl() -> Iterator[Machine]:
+    """NCCL in one node (nccl-tests)."""
+    source = ("aiconfigurator_nccl",)
+    nv: dict[str, tuple[str, str, float, bool, int]] = {
+        "a100-sxm": ("a100-sxm-80gb", "A100-SXM4-80GB", 300, False, 8),
+        "h100-sxm": ("h100-sxm", "H100-SXM5-80GB", 450, True, 8),
+        "h200-sxm": ("h200-sxm", "H200-SXM-141GB", 450, True, 8),
+        "b200-sxm": ("b200-sxm", "B200-SXM", 900, True, 8),
+        "b300-sxm": ("b300-sxm", "B300-SXM", 900, True, 8),
+        "gb300": ("gb300", "GB300", 900, True, 72),
+    }
+    for name, (device, gpu, link, switch, domain) in nv.items():
+        yield Machine(
+            name=f"{name}-nccl", device=device, library="nccl", gpus=(gpu,), sources=source, domain=domain,
+            link_Bps=link * GB, switch=switch,
+        )  # fmt: skip
+    pcie = {"rtx-pro-6000": ("RTX-PRO-6000-BSE", 63), "l40s": ("L40S", 31.5)}
+    for name, (gpu, link) in pcie.items():
+        yield Machine(
+            name=f"{name}-nccl", device=name, library="nccl", gpus=(gpu,), sources=source, domain=2, outer=True,
+            link_Bps=link * GB, nic_Bps=link * GB, tags=frozenset({"broken"} if name == "l40s" else ()),
+        )  # fmt: skip
+    yield Machine(
+        name="arc-b60-oneccl", device="arc-b60", library="oneccl", gpus=("Arc-Pro-B60",), sources=source, domain=2,
+        outer=True, link_Bps=31.5 * GB, nic_Bps=31.5 * GB,
+    )  # fmt: skip
+
+
+def _vtrain() -> Iterator[Machine]:
+    for name, device, link, share in (
+        ("a100-sxm-vtrain", "a100-sxm-80gb", 300, ()),
+        ("v100-sxm2-vtrain", "v100-sxm2-32gb", 150, CUBE_MESH),
+    ):
+        gpu = ("A100" if "a100" in name else "V100") + ("-SXM4" if "a100" in name else "-SXM2") + "(8-GPU node)"
+        yield Machine(
+            name=name, device=device, library="nccl", gpus=(gpu,), sources=("vtrain_lut",), domain=8,
+            link_Bps=link * GB, links_by_group=share,
+        )  # fmt: skip
+
+
+def _vidur() -> Iterator[Machine]:
+    base = Machine(
+        name="a100-sxm-kernel", device="a100-sxm-80gb", library="nccl-kernel", gpus=("A100-SXM4-80GB",),
+        sources=("vidur_network",), domain=8, nics=8, link_Bps=300 * GB, nic_Bps=25 * GB, outer=True,
+    )  # fmt: skip
+    yield base
+    yield replace(
+        base, name="h100-sxm-kernel", device="h100-sxm", gpus=("H100-SXM5-80GB",), link_Bps=450 * GB, nic_Bps=50 * GB
+    )
+    pairs = replace(base, interconnect="pairs", nics=1, domain=2)
+    yield replace(
+        pairs, name="h100-nvl-kernel", device="h100-nvl", gpus=("H100-NVL",), link_Bps=300 * GB, nic_Bps=63 * GB
+    )
+    yield replace(
+        pairs, name="a100-pcie-kernel", device="a100-pcie-80gb", gpus=("A100-PCIE-80GB",), link_Bps=300 * GB,
+        nic_Bps=31.5 * GB,
+    )  # fmt: skip
+    yield replace(pairs, name="a40-kernel", device="a40", gpus=("A40",), link_Bps=56 * GB, nic_Bps=12.5 * GB)
+
+
+def _custom() -> Iterator[Machine]:
+    """All-reduce kernels of serving frameworks."""
+    for base in _nccl():
+        for library in ("custom-graph", "custom-eager", "custom-trtllm"):
+            if base.library == "oneccl" and library != "custom-eager":
+                continue
+            yield replace(
+                base, name=f"{base.name.rsplit('-', 1)[0]}-{library}", library=library, switch=False,
+                sources=("aiconfigurator_custom_ar",),
+            )  # fmt: skip
+
+
+def _other() -> Iterator[Machine]:
+    for base in _nccl():
+        if base.name.split("-")[0] in ("h100", "b200", "gb300"):
+            yield replace(
+                base, name=f"{base.name.rsplit('-', 1)[0]}-xla", library="xla", sources=("xla_perf_table",),
+            )  # fmt: skip
+    yield Machine(
+        name="perlmutter-nccl", device="a100-sxm-40gb", library="nccl", gpus=("A100-SXM4(Perlmutter)",),
+        sources=("perlmutter_transformer_perf_estimates",), domain=4, nics=4, link_Bps=300 * GB, nic_Bps=25 * GB,
+        links_by_group=FULL_MESH_4, outer=True,
+    )  # fmt: skip
+    yield Machine(
+        name="mi200-host", device="mi250x", library="host", gpus=("MI200 GCD",), sources=("nnscaler_mi200",),
+        domain=2, link_Bps=200 * GB, nic_Bps=50 * GB, nics=1, outer=True,
+    )  # fmt: skip
+    for name, gpu in (
+        ("m40", "M40"), ("p100-pcie-16gb", "P100"), ("gtx-1080-ti", "GTX1080Ti"),
+        ("titan-x-maxwell", "TITAN-X-Maxwell"),
+        ("titan-x-pascal", "TITAN-X-Pascal"),
+    ):  # fmt: skip
+        yield Machine(
+            name=f"{name}-nccl2", device=name, library="nccl2", gpus=(gpu,), sources=("deepbench",), domain=8,
+            link_Bps=15.75 * GB, nic_Bps=12.5 * GB, nics=1, outer=True,
+        )  # fmt: skip
+
+
+def _all() -> Iterator[Machine]:
+    yield from _nccl()
+    yield from _vtrain()
+    yield from _vidur()
+    yield from _other()
+    yield from _custom()
+
+
+MACHINES: Final = tuple(_all())
+
+
+def machines_of(gpu: str, library: str, machines: Iterable[Machine] = MACHINES) -> list[Machine]:
+    """Machines with that spelling of the GPU and that library."""
+    return [m for m in machines if gpu in m.gpus and m.library == library]

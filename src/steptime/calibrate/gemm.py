@@ -1,0 +1,223 @@
+"""Matrix products: which rows, what their dtypes mean, and the fit of one curve per device and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timer_of
+from steptime.calibrate.fitting import fitted_curve, hashed
+from steptime.calibrate.table import Table
+from steptime.cost.gemm import gemm_backward_s, gemm_s
+from steptime.errors import UnknownNameError, UserError
+from steptime.hardware.library import load_device
+from steptime.hardware.profile import Curve
+from steptime.hardware.records import Device
+from steptime.num import Array, Num
+
+#: Dtype of a curve to bytes per element of left operand, right operand and result.
+BYTES: Final = {
+    "fp32": (4.0, 4.0, 4.0), "tf32": (4.0, 4.0, 4.0), "bf16": (2.0, 2.0, 2.0), "fp16": (2.0, 2.0, 2.0),
+    "fp8": (1.0, 1.0, 2.0), "fp8_block": (1.0, 1.0, 2.0), "fp4": (0.5625, 0.5625, 2.0), "int8": (1.0, 1.0, 2.0),
+    "sq": (1.0, 1.0, 2.0), "int8_wo": (2.0, 1.0, 2.0), "int4_wo": (2.0, 0.5, 2.0),
+}  # fmt: skip
+#: Dtype of a curve to the dtype of the peak, best first: weight-only kinds compute in 16 bits.
+PEAKS: Final = {
+    "fp8_block": ("fp8",), "int8_wo": ("bf16", "fp16"), "int4_wo": ("bf16", "fp16"), "sq": ("int8", "fp8"),
+    "int8": ("int8", "fp8"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32"),
+}  # fmt: skip
+#: Sources in the order of trust; a curve is fitted to the first that has enough shapes.
+SOURCES: Final = (
+    "aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench",
+)  # fmt: skip
+#: Shapes that a curve needs.
+LEAST_SHAPES: Final = 60
+#: Multiprocessors of devices that have none.
+NO_SM: Final = 64
+
+COEFFICIENTS: Final = (
+    Coefficient(name="compute_efficiency", start=0.8, low=0.2, high=1.3),
+    Coefficient(name="memory_efficiency", start=0.8, low=0.2, high=1.5),
+    Coefficient(name="latency_s", start=3e-6, low=3e-7, high=3e-4),
+    Coefficient(name="overlap", start=2.0, low=1.0, high=20.0),
+    Coefficient(name="overlap_per_s", start=1e4, low=1e2, high=1e6),
+    Coefficient(name="split_s", start=2e-6, low=1e-8, high=3e-5),
+    Coefficient(name="fill_k", start=100.0, low=1.0, high=1000.0),
+    Coefficient(name="step_s", start=4e-9, low=3e-10, high=6e-8),
+    Coefficient(name="operand_speed", start=5.0, low=0.5, high=100.0),
+    Coefficient(name="output_cost", start=1.2, low=0.7, high=4.0),
+    Coefficient(name="cached_cost", start=0.5, low=0.1, high=1.0),
+    Coefficient(name="cache_copies", start=6.0, low=0.5, high=30.0),
+    Coefficient(name="quantisation", start=0.3, low=0.02, high=1.0),
+    Coefficient(name="throttle", start=0.1, low=1e-3, high=1.0),
+    Coefficient(name="odd_tile", start=1.02, low=1.0, high=1.5),
+)
+
+
+def gemm_dtype(name: str) -> str:
+    """Dtype of a curve from that of a measured row; "" if unknown.
+
+    >>> gemm_dtype("bfloat16"), gemm_dtype("fp8_block"), gemm_dtype("nvfp4"), gemm_dtype("int4_wo")
+    ('bf16', 'fp8_block', 'fp4', 'int4_wo')
+    """
+    return name if name in BYTES else dtype_of(name)
+
+
+def gemm_shape(table: Table) -> Mapping[str, Array]:
+    """Dims and element sizes; NaN where a dim is missing or not positive, or the dtype is unknown."""
+    dims = {name: table.number(name).astype(np.float64) for name in ("m", "n", "k")}
+    batch = table.number("batch").astype(np.float64)
+    dims["batch"] = np.where(np.isnan(batch), 1.0, batch)
+    shape = {name: np.where(values > 0, values, np.nan) for name, values in dims.items()}
+    unknown = (np.nan, np.nan, np.nan)
+    sizes = {name: BYTES.get(gemm_dtype(name), unknown) for name in set(table.text("dtype"))}
+    per_row = np.array([sizes[name] for name in table.text("dtype")], np.float64).reshape(-1, 3)
+    return shape | {name: per_row[:, i] for i, name in enumerate(("a_bytes", "b_bytes", "out_bytes"))}
+
+
+def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
+    """Datasheet of the device for one dtype.
+
+    Raises:
+        UserError: the device has no peak for it.
+    """
+    rates = device.matrix_flops_per_s
+    peak = next((rates[d] for d in PEAKS.get(dtype, (dtype,)) if d in rates), None)
+    if peak is None and dtype in ("int8", "sq") and "fp16" in rates:
+        peak = 2 * rates["fp16"]
+    if peak is None:
+        raise UserError(f"{device.name}: no peak rate for {dtype}", hint=f"it has {', '.join(rates)}")
+    return {
+        "peak_flops_per_s": peak,
+        "memory_Bps": device.memory_Bps,
+        "sm_count": float(device.sm_count or NO_SM),
+        "l2_bytes": float(device.l2_bytes or 0.0),
+    }
+
+
+def _backward(
+    m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num,
+    peak_flops_per_s: Num, memory_Bps: Num, sm_count: Num, l2_bytes: Num,
+    compute_efficiency: Num, memory_efficiency: Num, latency_s: Num, overlap: Num, overlap_per_s: Num, split_s: Num,
+    fill_k: Num, step_s: Num, operand_speed: Num, output_cost: Num, cached_cost: Num, cache_copies: Num,
+    quantisation: Num, throttle: Num, odd_tile: Num,
+) -> Num:  # fmt: skip
+    """:func:`steptime.cost.gemm.gemm_backward_s` with its arguments by name."""
+    return gemm_backward_s(
+        m, n, k, batch, a_bytes, b_bytes, out_bytes,
+        peak_flops_per_s=peak_flops_per_s, memory_Bps=memory_Bps, sm_count=sm_count, l2_bytes=l2_bytes,
+        compute_efficiency=compute_efficiency, memory_efficiency=memory_efficiency, latency_s=latency_s,
+        overlap=overlap, overlap_per_s=overlap_per_s, split_s=split_s, fill_k=fill_k, step_s=step_s,
+        operand_speed=operand_speed, output_cost=output_cost, cached_cost=cached_cost, cache_copies=cache_copies,
+        quantisation=quantisation, throttle=throttle, odd_tile=odd_tile,
+    )  # fmt: skip
+
+
+FAMILY: Final = KernelFamily(
+    name="gemm",
+    ops=frozenset({"gemm", "bmm", "grouped_gemm"}),
+    formula=gemm_s,
+    shape=gemm_shape,
+    device=gemm_device,
+    coefficients=COEFFICIENTS,
+)
+#: Both gradients of a product, with the coefficients of :data:`FAMILY`: it has no curves of its own.
+BACKWARD: Final = KernelFamily(
+    name="gemm_backward",
+    ops=frozenset({"gemm_bwd", "bmm_bwd"}),
+    formula=_backward,
+    shape=gemm_shape,
+    device=gemm_device,
+    coefficients=COEFFICIENTS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """Distinct shapes that one source measured on one device in one dtype."""
+
+    device: Device
+    dtype: str
+    timer: str
+    source: str
+    shape: Mapping[str, Array]
+    measured_s: Array
+    """Median over repetitions and frameworks."""
+
+    @property
+    def groups(self) -> Array:
+        """Equal for equal (m, n, k, batch), whatever the dtype and the source."""
+        return hashed(self.shape[name] for name in ("m", "n", "k", "batch"))
+
+    @property
+    def arguments(self) -> Mapping[str, float]:
+        """Device arguments of the formula."""
+        return FAMILY.device(self.device, self.dtype)
+
+
+def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
+    """Measured shapes by source, device, dtype and timer; devices that the catalogue lacks are left out.
+
+    Rows that say of themselves that they are suspect are left out as well.
+    """
+    shape = gemm_shape(table)
+    seconds = table.number("latency_us") * 1e-6
+    known = {name: _device(name) for name in set(table.text("gpu"))}
+    suspect = np.array(["SUSPECT" in notes for notes in table.text("notes")], bool)
+    usable = np.isin(table.text("op"), list(ops)) & readable(shape) & (seconds > 0) & ~suspect
+    keys: dict[tuple[str, str, str, str], list[int]] = {}
+    columns = (table.text(name) for name in ("source", "gpu", "dtype", "method"))
+    for i, (source, gpu, dtype, method) in enumerate(zip(*columns, strict=True)):
+        if usable[i] and (device := known[gpu]) is not None:
+            keys.setdefault((source, device.name, gemm_dtype(dtype), timer_of(method)), []).append(i)
+    for (source, name, dtype, timer), rows in sorted(keys.items()):
+        columns_of = {key: values[rows] for key, values in shape.items()}
+        first, median = _by_shape(columns_of, seconds[rows])
+        yield Truth(
+            device=load_device(name), dtype=dtype, timer=timer, source=source,
+            shape={key: values[first] for key, values in columns_of.items()}, measured_s=median,
+        )  # fmt: skip
+
+
+def gemm_curve(truth: Truth) -> Curve:
+    """The curve of one truth, with errors cross-validated by shape."""
+    return fitted_curve(
+        FAMILY, truth.shape, truth.arguments, truth.measured_s, truth.groups,
+        dtype=truth.dtype, timer=truth.timer, source=truth.source,
+    )  # fmt: skip
+
+
+def preferred(found: list[Truth]) -> list[Truth]:
+    """For each device, dtype and timer the most trusted source that has enough shapes."""
+    order = {source: i for i, source in enumerate(SOURCES)}
+    best: dict[tuple[str, str, str], Truth] = {}
+    usable = [t for t in found if t.source in order and len(t.measured_s) >= LEAST_SHAPES and _has_peak(t)]
+    for truth in sorted(usable, key=lambda t: order[t.source]):
+        best.setdefault((truth.device.name, truth.dtype, truth.timer), truth)
+    return list(best.values())
+
+
+def _by_shape(shape: Mapping[str, Array], seconds: Array) -> tuple[Array, Array]:
+    """Index of the first row of each shape, and the median time of its rows."""
+    group = hashed(shape.values())
+    _, first, inverse = np.unique(group, return_index=True, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    parts = np.split(seconds[order], np.cumsum(np.bincount(inverse))[:-1])
+    return first, np.array([np.median(part) for part in parts])
+
+
+def _device(name: str) -> Device | None:
+    try:
+        return load_device(name)
+    except UnknownNameError:
+        return None
+
+
+def _has_peak(truth: Truth) -> bool:
+    try:
+        return bool(truth.arguments)
+    except UserError:
+        return False

@@ -1,0 +1,226 @@
+"""Writes what was found: a cluster file that every command reads, and beside it the curves."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.calibrate.machine.profile import Fitted, LevelFit
+from steptime.calibrate.machine.runner import Measured
+from steptime.calibrate.machine.work import Task
+from steptime.errors import InputFileError
+from steptime.hardware.load import parse_toml
+from steptime.hardware.profile import Curve, Profile
+from steptime.store import write_whole
+
+#: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
+MARK: Final = "# Written by `steptime calibrate machine`; a later run overwrites it."
+
+
+def curves_path(path: str | Path) -> Path:
+    """Where the curves of a cluster file are.
+
+    >>> str(curves_path("here/my.toml"))
+    'here/my.curves.toml'
+    """
+    return Path(path).with_suffix(".curves.toml")
+
+
+def journal_path(path: str | Path) -> Path:
+    """Where the measurements behind a cluster file are."""
+    return Path(path).with_suffix(".journal.jsonl")
+
+
+def refuse_foreign(path: str | Path) -> None:
+    """Do not overwrite what was not written here.
+
+    Raises:
+        InputFileError: the file exists and does not begin with the mark.
+    """
+    target = Path(path)
+    if not target.is_file() or target.stat().st_size == 0:
+        return
+    try:
+        with target.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline().rstrip("\n")
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be read: {error.strerror or error}") from None
+    if first != MARK:
+        raise InputFileError(
+            str(path), "exists and was not written by a calibration", hint="give another file with --out, or move it"
+        )
+
+
+def write(path: str | Path, fitted: Fitted) -> None:
+    """Write both files, each whole or not at all.
+
+    Raises:
+        InputFileError: one cannot be written, or is somebody's own.
+    """
+    for target, text in ((Path(path), cluster_text(fitted)), (curves_path(path), curves_text(fitted))):
+        refuse_foreign(target)
+        write_whole(target, text)
+
+
+def device_name(fitted: Fitted) -> str:
+    """Name of the device: that of the processor in the letters of the catalogue.
+
+    The letters are ``a-z 0-9 -``.
+    """
+    return re.sub(r"[^a-z0-9]+", "-", fitted.host.processor.lower()).strip("-")[:60] or "machine"
+
+
+def cluster_text(fitted: Fitted) -> str:
+    """The cluster file."""
+    host, device = fitted.host, fitted.device
+    noise = "noise unknown (one round)" if fitted.noise != fitted.noise else f"noise {fitted.noise * 100:.1f} %"
+    made = f"measured on {host.host} on {fitted.date} with torch {host.torch}, {len(fitted.operators)} points, {noise}"
+    rows = [
+        MARK,
+        f"title = {_text(host.title)}",
+        f"source = {_text(made)}",
+        'kind = "measured"',
+        "",
+        "[device]",
+        f"name = {_text(device_name(fitted))}",
+        f"title = {_text(host.processor if host.device == 'cuda' else f'{host.threads} core(s) of {host.processor}')}",
+        f"memory = {_quantity(device.memory_bytes, 'B')}",
+        f"memory_bandwidth = {_quantity(device.memory_Bps, 'B/s')}",
+        *(f"{name} = {_number(getattr(device, name))}" for name in _SHARES),
+        f"kernel_latency = {_quantity(device.kernel_latency_s, 's')}",
+        f"source = {_text(made)}",
+        'kind = "measured"',
+        "",
+        *_rates("matrix", device.matrix_flops_per_s),
+        *_rates("vector", device.vector_flops_per_s),
+        "[[device.sources]]",
+        f"fields = {json.dumps([*_SHARES, 'kernel_latency', 'matrix', 'vector'])}",
+        f"source = {_text('linear regressions of time on work; ' + made)}",
+        'kind = "fitted"',
+    ]
+    for level in fitted.levels:
+        rows += ["", *_level(level, made)]
+    return "\n".join(rows) + "\n"
+
+
+_SHARES: Final = ("matrix_efficiency", "vector_efficiency", "memory_efficiency")
+
+
+def _rates(table: str, rates: Mapping[str, float]) -> list[str]:
+    rows = [f"{dtype} = {_quantity(value, 'FLOP/s')}" for dtype, value in rates.items()]
+    return [f"[device.{table}]", *rows, ""]
+
+
+def _level(level: LevelFit, made: str) -> list[str]:
+    if level.points:
+        source = f"ring formulas fitted to {level.points} collectives (torch.distributed); {made}"
+    else:
+        source = "no collective was measured (--processes): a copy through memory, once in and once out"
+    return [
+        f"[levels.{level.name}]",
+        *([] if level.devices is None else [f"devices = {level.devices}"]),
+        f"bandwidth = {_quantity(level.link_Bps, 'B/s')}",
+        f"efficiency = {_number(level.efficiency)}",
+        f"latency = {_quantity(level.latency_s, 's')}",
+        f"source = {_text(source)}",
+        f'kind = "{"fitted" if level.points else "assumed"}"',
+    ]
+
+
+def _text(value: str) -> str:
+    """A TOML basic string; JSON's escapes are a subset of TOML's, DEL is not among them."""
+    return json.dumps("".join(c if c.isprintable() else " " for c in value), ensure_ascii=False)
+
+
+def _quantity(value: float, unit: str) -> str:
+    return f'"{value:.6g} {unit}"'
+
+
+def _number(value: float) -> str:
+    return f"{value:.6f}"
+
+
+def curves_text(fitted: Fitted) -> str:
+    """The curves, one table each."""
+    rows = [MARK, f"device = {_text(device_name(fitted))}"]
+    for curve in fitted.curves:
+        rows += [
+            "", "[[curve]]", f"family = {_text(curve.family)}", f"dtype = {_text(curve.dtype)}",
+            f"timer = {_text(curve.timer)}", f"points = {curve.points}",
+            *(f"{name} = {float(getattr(curve, name))!r}" for name in ("median_ape", "mean_ape", "bias")),
+            f"band = [{float(curve.band[0])!r}, {float(curve.band[1])!r}]",
+            f"source = {_text(curve.source)}", f"kind = {_text(curve.kind)}",
+            f"coefficients = {_inline(curve.coefficients)}",
+            f"ranges = {_inline(curve.ranges)}",
+        ]  # fmt: skip
+    return "\n".join(rows) + "\n"
+
+
+def _inline(table: Mapping[str, Any]) -> str:
+    def show(value: Any) -> str:
+        return f"[{', '.join(show(v) for v in value)}]" if isinstance(value, tuple) else repr(float(value))
+
+    return "{ " + ", ".join(f"{name} = {show(value)}" for name, value in table.items()) + " }"
+
+
+def read_curves(path: str | Path) -> Profile:
+    """The curves that :func:`write` put beside a cluster file.
+
+    Raises:
+        InputFileError: the file is missing or is not what was written.
+    """
+    where = curves_path(path)
+    try:
+        table = parse_toml(where.read_bytes(), str(where))
+        curves = tuple(_curve(row) for row in table["curve"])
+        return Profile(device=str(table["device"]), curves=curves)
+    except OSError as error:
+        raise InputFileError(str(where), f"cannot be read: {error.strerror or error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputFileError(str(where), f"is not a file of curves: {error}") from None
+
+
+def _curve(row: Mapping[str, Any]) -> Curve:
+    values: dict[str, Any] = dict(row)
+    values["band"] = (float(row["band"][0]), float(row["band"][1]))
+    values["ranges"] = {name: (float(low), float(high)) for name, (low, high) in row["ranges"].items()}
+    return Curve(**values)
+
+
+def kernel_rows(operators: Sequence[Measured], gpu: str, method: str) -> Iterable[dict[str, Any]]:
+    """The measurements with the columns of the tables of kernels that ``steptime score --kernels`` reads."""
+    for one in operators:
+        columns = _columns(one.task)
+        if columns is not None:
+            yield {
+                "source": "steptime calibrate machine", "gpu": gpu, **columns, "dtype": one.task.dtype,
+                "latency_us": one.seconds * 1e6, "method": method,
+            }  # fmt: skip
+
+
+_MAP_NAMES: Final = {"add": "elementwise", "gelu": "elementwise", "layer_norm": "layernorm", "softmax": "softmax"}
+
+
+def _columns(task: Task) -> dict[str, Any] | None:
+    """Operator and shape as those tables name them; None for an operator that they do not have."""
+    shape = task.shape
+    if task.kind == "matmul":
+        return {"op": "gemm", **shape, "batch": 1, "notes": f"layout={task.layout}"}
+    if task.kind.startswith("attention"):
+        seq, heads, head_dim = shape["seq"], shape["heads"], shape["head_dim"]
+        name = "attention_fwd" if task.kind == "attention_forward" else "attention_bwd"
+        return {
+            "op": name, "b": shape["batch"], "notes": "causal=1",
+            "h_q": heads, "h_kv": heads, "s_q": seq, "s_kv": seq, "d_qk": head_dim, "d_v": head_dim,
+        }  # fmt: skip
+    if task.kind in _MAP_NAMES:
+        return {
+            "op": _MAP_NAMES[task.kind],
+            "rows": shape["rows"],
+            "cols": shape["width"],
+            "notes": f"opname={task.kind}",
+        }
+    return None

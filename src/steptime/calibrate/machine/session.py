@@ -1,0 +1,208 @@
+"""A whole calibration: refuse what cannot work, measure, fit, write."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.calibrate.machine import cluster_file, collectives, profile, ranks, runner
+from steptime.calibrate.machine.collectives import Mesh, RankDiedError
+from steptime.calibrate.machine.host import Host, this_host
+from steptime.calibrate.machine.runner import Bench, Settings
+from steptime.calibrate.machine.torch_ops import load_torch
+from steptime.errors import InputFileError, UserError
+from steptime.store import Journal, read_journal, refuse_unwritable
+
+Progress = Callable[[int, int], None]
+
+_FINISHED: Final = "finished"
+_DTYPES: Final = "dtypes"
+MAX_PROCESSES: Final = 256
+#: Visits of collectives cost about so many visits of operators; only for the progress bar.
+_WEIGHT: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for."""
+
+    out: Path
+    quick: bool = False
+    resume: bool = False
+    processes: int | None = None
+    """None: one for each GPU, or a single one on a CPU."""
+    threads: int = 1
+
+
+def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
+    """Measure this machine and write its cluster file, its curves and the journal of measurements.
+
+    Under ``torchrun`` the ranks of the job are used, and only the first rank returns a result.
+
+    Raises:
+        UserError: torch is missing, a path cannot be written, the journal belongs to another measurement, or a rank
+            died; in the last case what was measured is fitted and written first.
+    """
+    begin_s = time.monotonic()
+    if _in_job() and os.environ["RANK"] != "0":
+        _follow(request)
+        return None
+    for path in _paths(request.out):
+        refuse_unwritable(path)
+    for path in _paths(request.out)[:2]:
+        cluster_file.refuse_foreign(path)
+    torch = load_torch()
+    host = this_host(torch, request.threads)
+    mesh = _mesh(request, host)
+    with _journal(request, host, mesh) as journal:
+        died = _measure(request, torch, host, mesh, journal, progress, begin_s)
+        fitted = fit_records(host, mesh, journal.records)
+        cluster_file.write(request.out, fitted)
+        if died is not None:
+            raise RankDiedError(
+                str(died),
+                hint=f"{len(journal.records)} measurements are kept in {journal.path}, and {request.out} holds the fit "
+                "of these; --resume measures the rest",
+            )
+        if _FINISHED not in journal.keys:
+            journal.append({"key": _FINISHED})
+    return fitted
+
+
+def fit_records(host: Host, mesh: Mesh | None, records: Any) -> profile.Fitted:
+    """Fit the records of a journal."""
+    timed = [] if mesh is None else collectives.results(records, mesh)
+    return profile.fit(host, runner.results(records), timed, mesh, date.today().isoformat())
+
+
+def _paths(out: Path) -> tuple[Path, Path, Path]:
+    return out, cluster_file.curves_path(out), cluster_file.journal_path(out)
+
+
+def _in_job() -> bool:
+    """Whether a launcher such as torchrun started this process as one of several."""
+    return "MASTER_ADDR" in os.environ and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _mesh(request: Request, host: Host) -> Mesh | None:
+    """Ranks to measure collectives over; None: there is only one.
+
+    Raises:
+        UserError: more processes than GPUs, or too many.
+    """
+    if _in_job():
+        world = int(os.environ["WORLD_SIZE"])
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        return Mesh(nodes=world // local, local=local)
+    wanted = request.processes or max(1, host.gpus)
+    most = host.gpus if host.device == "cuda" else MAX_PROCESSES
+    if wanted > most:
+        what = "GPUs, one for each process" if host.device == "cuda" else "processes at most"
+        raise UserError(f"--processes {wanted}: there are {most} {what}")
+    return Mesh(nodes=1, local=wanted) if wanted > 1 else None
+
+
+def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
+    """The journal of this calibration.
+
+    Raises:
+        InputFileError: it belongs to another measurement, or an unfinished one would be overwritten.
+    """
+    path = cluster_file.journal_path(request.out)
+    header = {
+        "what": "machine", "quick": request.quick, **host.header(),
+        "mesh": [1, 1] if mesh is None else [mesh.nodes, mesh.local],
+    }  # fmt: skip
+    if not request.resume and path.exists() and path.stat().st_size:
+        stored = read_journal(path)
+        if stored.records and not any(record["key"] == _FINISHED for record in stored.records):
+            raise InputFileError(
+                str(path),
+                f"holds {len(stored.records)} measurements of a calibration that was not finished",
+                hint="go on with --resume, or delete the file",
+            )
+    return Journal(path, header, resume=request.resume)
+
+
+def _measure(
+    request: Request,
+    torch: Any,
+    host: Host,
+    mesh: Mesh | None,
+    journal: Journal,
+    progress: Progress,
+    begin_s: float,
+) -> RankDiedError | None:
+    """Operators and collectives; the ranks of a running job come first, because the others wait for this one."""
+    settings = Settings.of(request.quick)
+    bench = Bench.open(torch, host)
+    todo = runner.plan(bench, _dtypes(bench, journal), settings)
+    sizes = collectives.sizes_bytes(host.device, request.quick)
+    visits = [] if mesh is None else collectives.visits(mesh, sizes, settings.rounds)
+    first = len(todo) * settings.rounds
+    total = first + len(visits) * _WEIGHT
+    limit_s = settings.limit_s * 0.6
+    if mesh is not None and _in_job():
+        died = _lead(torch, host, journal, visits, settings.visit_s, lambda n, _: progress(n * _WEIGHT, total))
+        runner.measure(bench, journal, todo, settings, lambda n, _: progress(total - first + n, total))
+        return died
+    runner.measure(bench, journal, todo, settings, lambda n, _: progress(n, total))
+    if mesh is None:
+        return None
+    try:
+        collectives.measure(
+            host, journal, mesh, visits, settings.visit_s, lambda n, _: progress(first + n * _WEIGHT, total), limit_s
+        )
+    except RankDiedError as error:
+        return error
+    return None
+
+
+def _dtypes(bench: Bench, journal: Journal) -> tuple[str, ...]:
+    """Found once: a resumed run measures what the first one would have."""
+    for record in journal.records:
+        if record["key"] == _DTYPES:
+            return tuple(record["dtypes"])
+    found = bench.dtypes()
+    journal.append({"key": _DTYPES, "dtypes": list(found)})
+    return found
+
+
+def _lead(
+    torch: Any, host: Host, journal: Journal, visits: list[dict[str, Any]], visit_s: float, progress: Progress
+) -> RankDiedError | None:
+    """The first rank of a running job: tell the others what is missing, and write what comes."""
+    done = runner.done_keys(journal.records)
+    missing = [visit for visit in visits if visit["key"] not in done]
+    finished = len(visits) - len(missing)
+
+    def emit(record: Mapping[str, Any]) -> None:
+        nonlocal finished
+        journal.append(record)
+        finished += 1
+        progress(finished, len(visits))
+
+    try:
+        rank = ranks.join(torch, host.device, host.threads, None)
+        rank.dist.broadcast_object_list([missing, visit_s], 0)
+        ranks.visit_all(rank, missing, visit_s, emit)
+        rank.dist.destroy_process_group()
+    except RuntimeError as error:
+        return RankDiedError(f"another rank is gone: {str(error).splitlines()[0][:200]}")
+    return None
+
+
+def _follow(request: Request) -> None:
+    """Any other rank of a running job."""
+    torch = load_torch()
+    host = this_host(torch, request.threads)
+    rank = ranks.join(torch, host.device, host.threads, None)
+    work: list[Any] = [None, None]
+    rank.dist.broadcast_object_list(work, 0)
+    ranks.visit_all(rank, work[0], work[1], lambda record: None)
+    rank.dist.destroy_process_group()

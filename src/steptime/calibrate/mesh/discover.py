@@ -1,0 +1,231 @@
+"""From measured links to a mesh: nested groups, rails or a torus, whichever explains the links best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from steptime.calibrate.mesh.faults import Faults, find_faults
+from steptime.calibrate.mesh.groups import Tree, partition
+from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, Chain, find_chain, least_gap
+from steptime.calibrate.mesh.layout import Fit, Layout, expected, fit
+from steptime.calibrate.mesh.links import Links
+from steptime.calibrate.mesh.optional import scipy_module
+from steptime.calibrate.mesh.prepare import Prepared, prepare, refilled
+from steptime.calibrate.mesh.rails import with_rails
+from steptime.calibrate.mesh.regress import Speed, class_speeds
+from steptime.calibrate.mesh.torus import best_torus
+from steptime.hardware.mesh import AxisKind, Mesh, MeshAxis
+from steptime.num import Array, divisors
+
+#: Times that pairs without a measurement are filled in from the layout and the search is repeated.
+REFILLS = 2
+#: So few devices are always compared with a torus: what groups leave unexplained of it is too little to show.
+ALWAYS_TORUS = 64
+#: Largest confidence that is told: no test of ours could show more.
+MOST_CONFIDENT = 0.999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The best layout, and the log odds of the nearest decision against it."""
+
+    fitted: Fit
+    faults: Faults
+    margin: float
+    structured: bool
+
+
+def discover(links: Links) -> Mesh:
+    """The mesh whose axes have the most similar links.
+
+    Args:
+        links: measured latency, bandwidth or time of messages between pairs of devices.
+
+    Raises:
+        UserError: too few devices, devices that no link joins, or SciPy is missing.
+    """
+    prepared = prepare(links)
+    found = _search(prepared, links.names)
+    for _ in range(REFILLS if prepared.missing.any() else 0):
+        prepared = refilled(prepared, expected(found.fitted))
+        found = _search(prepared, links.names)
+    return _mesh(links, prepared, found)
+
+
+def _search(prepared: Prepared, names: Sequence[str]) -> _Found:
+    distances, observed = prepared.clipped, prepared.observed
+    chain = find_chain(distances, np.arange(len(distances))[None])
+    best = fit(nested_layout(chain, len(distances)), distances, observed)
+    margins = [*(e - LEAST_EVIDENCE for e in chain.evidence), *(LEAST_EVIDENCE - d for d in chain.doubts)]
+    railed = with_rails(best, distances, observed)
+    if railed is not None:
+        margins.append(railed.score - best.score)
+        best = railed
+    faults = find_faults(prepared, best, names)
+    if railed is not None or structured(faults.rest):
+        railed = _railed_otherwise(distances, observed)
+        if railed is not None and railed.score > best.score:
+            margins = [railed.score - best.score]
+            best = railed
+            faults = find_faults(prepared, best, names)
+    if len(distances) <= ALWAYS_TORUS or structured(faults.rest):
+        torus = best_torus(distances, observed)
+        if torus is not None and torus.score > best.score:
+            margins = [torus.score - best.score]
+            best = torus
+            faults = find_faults(prepared, best, names)
+    return _Found(
+        fitted=best, faults=faults, margin=min(margins, default=math.inf), structured=structured(faults.rest)
+    )
+
+
+def _railed_otherwise(distances: Array, observed: float) -> Fit | None:
+    """The best rails over groups of any size: strong rails can hide the groups from a search for nested groups."""
+    count = len(distances)
+    sizes = divisors(count)[1:-1]
+    if not sizes:
+        return None
+    tree, found = Tree(distances), []
+    for size in sizes:
+        groups = partition(distances, np.arange(count)[None], size, tree)[0]
+        inner = find_chain(distances, groups)
+        chain = replace(inner, sizes=(*inner.sizes, size))
+        railed = with_rails(fit(nested_layout(chain, count), distances, observed), distances, observed)
+        if railed is not None:
+            found.append(railed)
+    return max(found, key=lambda f: f.score, default=None)
+
+
+def nested_layout(chain: Chain, devices: int) -> Layout:
+    """Nested groups as a layout."""
+    bounds = (1, *chain.sizes, devices)
+    shape = tuple(outer // inner for inner, outer in zip(bounds, bounds[1:], strict=False))
+    symmetries = 0.0
+    for size in shape:
+        symmetries = size * symmetries + math.lgamma(size + 1)
+    return Layout(
+        kind="nested", shape=shape, order=chain.order.reshape(-1), evidence=chain.evidence,
+        log_assignments=math.lgamma(devices + 1) - symmetries,
+    )  # fmt: skip
+
+
+def structured(rest: Array) -> bool:
+    r"""Whether more than noise is left.
+
+    The largest eigenvalue of a symmetric matrix of noise with spread $\sigma$ is near $2 \sigma \sqrt{n}$ and
+    strays by about $\sigma n^{-1/6}$ (Tracy and Widom 1994); what lies clearly above has a pattern.
+    """
+    count = len(rest)
+    if count < 5:
+        return False
+    sigma = float(np.sqrt(np.square(rest, dtype=np.float64).sum() / (count * (count - 1))))
+    if sigma < 1e-3:
+        return False
+    capped = np.clip(rest, -4 * sigma, 4 * sigma)
+    if count <= 512:
+        top = float(np.abs(np.linalg.eigvalsh(capped)[[0, -1]]).max())
+    else:
+        eigsh = scipy_module("scipy.sparse.linalg").eigsh
+        start = np.random.default_rng(0).normal(size=count)
+        top = float(np.abs(eigsh(capped, k=1, which="LM", v0=start, tol=1e-2, return_eigenvectors=False)).max())
+    return top > sigma * (2 * math.sqrt(count) + 5 * count ** (-1 / 6))
+
+
+def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
+    layout, faults = found.fitted.layout, found.faults
+    axes = _axes(links, found)
+    by_speed = _axis_order(layout, found.fitted)
+    places = np.empty((len(layout.order), len(layout.shape)), dtype=np.int64)
+    places[layout.order] = np.stack(np.unravel_index(np.arange(len(layout.order)), layout.shape, order="F"), axis=1)
+    notes = _notes(prepared, found)
+    confidence = min(MOST_CONFIDENT, 1 / (1 + math.exp(-min(found.margin, 50.0))))
+    return Mesh(
+        axes=tuple(axes[i] for i in by_speed), devices=links.names,
+        coordinates=tuple(tuple(int(p) for p in row) for row in places[:, by_speed]),
+        confidence=confidence * (0.5 if found.structured else 1.0), noise=found.fitted.sigma,
+        broken_links=faults.broken, asymmetric_links=faults.asymmetric, slow_devices=faults.slow_devices,
+        missing_pairs=int(prepared.missing.sum()) // 2, notes=notes,
+    )  # fmt: skip
+
+
+def _classes(layout: Layout) -> tuple[list[int], list[int | None]]:
+    """Of each axis the class of its links, and the class to compare them with besides: off the rail, or two hops."""
+    own: list[int] = []
+    other: list[int | None] = []
+    scale = 1
+    for axis, size in enumerate(layout.shape):
+        if layout.kind == "torus":
+            own.append(scale)
+            other.append(2 * scale if size >= 4 else None)
+            scale *= size // 2 + 1
+        elif layout.rail_axis is not None and axis >= layout.rail_axis:
+            own.append(axis + len(layout.shape))
+            other.append(axis)
+        else:
+            own.append(axis)
+            other.append(None)
+    return own, other
+
+
+def _axis_order(layout: Layout, fitted: Fit) -> list[int]:
+    """Axes from fast to slow; those of a torus whose links are alike stay in order of size."""
+    own, _ = _classes(layout)
+    cost = fitted.means[own]
+    if layout.kind == "torus" and np.ptp(cost) < least_gap(fitted.sigma):
+        return list(range(len(own)))
+    return [int(i) for i in np.argsort(cost, kind="stable")]
+
+
+def _axes(links: Links, found: _Found) -> list[MeshAxis]:
+    """Speeds of every axis, in the order of the layout."""
+    fitted, layout = found.fitted, found.fitted.layout
+    own, other = _classes(layout)
+    across = [c if c is not None and layout.kind == "rails" else None for c in other]
+    wanted = [*own, *(c for c in across if c is not None)]
+    speeds = class_speeds(links, layout, found.faults.broken_mask, wanted)
+    crossing = iter(speeds[len(own) :])
+    slower_than = {slower: axis for axis, slower in pairwise(_axis_order(layout, fitted))}
+    out = []
+    for axis, size in enumerate(layout.shape):
+        base = own[slower_than[axis]] if axis in slower_than else None
+        gap = None if base is None else float(fitted.means[own[axis]] - fitted.means[base])
+        extra = other[axis]
+        more = None if extra is None else math.exp(float(fitted.means[extra] - fitted.means[own[axis]]))
+        cross = next(crossing) if across[axis] is not None else Speed()
+        speed = speeds[axis]
+        out.append(
+            MeshAxis(
+                size=size, kind=_kind(layout, axis), links=int(fitted.links[own[axis]]), latency_s=speed.latency_s,
+                latency_error_s=speed.latency_error_s, Bps=speed.Bps, Bps_error=speed.Bps_error,
+                step=None if gap is None else math.exp(gap), separation=None if gap is None else gap / fitted.sigma,
+                growth=more if layout.kind == "torus" else None, cross_latency_s=cross.latency_s,
+                cross_Bps=cross.Bps, cross_step=more if layout.kind == "rails" else None,
+            )
+        )  # fmt: skip
+    return out
+
+
+def _kind(layout: Layout, axis: int) -> AxisKind:
+    if layout.kind == "torus":
+        return AxisKind.RING if layout.shape[axis] > 3 else AxisKind.SWITCH
+    if layout.rail_axis is not None and axis >= layout.rail_axis:
+        return AxisKind.RAIL
+    return AxisKind.SWITCH
+
+
+def _notes(prepared: Prepared, found: _Found) -> tuple[str, ...]:
+    out = []
+    if found.structured:
+        out.append("the links have a pattern that no mesh of equal groups, rails or rings explains")
+    if prepared.observed < 1:
+        out.append(f"{1 - prepared.observed:.0%} of the pairs were not measured; the mesh stands in for them")
+    if found.margin < 3:
+        out.append("another shape explains the links nearly as well; measure more sizes or repeat")
+    if found.faults.unlisted:
+        out.append(f"{found.faults.unlisted} more odd links are not listed")
+    return tuple(out)

@@ -1,0 +1,78 @@
+"""Links that are slower than their kind, or slower one way than the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.calibrate.mesh.layout import Fit, residual
+from steptime.calibrate.mesh.prepare import Prepared, noise_threshold
+from steptime.hardware.mesh import OddLink
+from steptime.num import Array
+
+#: A link is odd only if it is slower by more than this, however quiet the others are.
+LEAST_FACTOR = 1.5
+#: Spread of alike links below which nothing is called quiet.
+LEAST_SIGMA = 0.02
+#: Odd links that are listed; the rest are counted.
+MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What does not fit the mesh."""
+
+    broken: tuple[OddLink, ...]
+    asymmetric: tuple[OddLink, ...]
+    slow_devices: tuple[str, ...]
+    broken_mask: Array
+    """Pairs that are broken, of the whole matrix."""
+    rest: Array
+    """What the mesh leaves unexplained of the pairs that are neither broken nor missing, else zero."""
+    unlisted: int
+
+
+def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults:
+    """Compares every link with its class, and with its way back.
+
+    A link is broken if both directions are slower than its class by more than $\\max(5, \\sqrt{2 \\ln n} + 1)$ times
+    the robust spread (1.48 median absolute deviations) and by a factor of at least 1.5; asymmetric if the two directions
+    differ by as much in terms of their own spread.
+    """
+    count = len(names)
+    limit = noise_threshold(count * (count - 1) // 2)
+    rest = residual(fitted, np.nan_to_num(prepared.both_ways))
+    rest[prepared.missing] = 0.0
+    difference = prepared.one_way - prepared.one_way.T
+    np.nan_to_num(difference, copy=False)
+    least = math.log(LEAST_FACTOR)
+    slow = rest - np.abs(difference) / 2 > max(limit * _spread(rest), least)
+    uneven = difference > max(limit * _spread(difference), least)
+    broken = _listed(np.triu(slow, 1), rest, names)
+    asymmetric = _listed(uneven, difference, names)
+    hurt = np.flatnonzero(slow.sum(axis=1) > max(2, (count - 1) / 2))
+    rest[slow] = 0.0
+    return Faults(
+        broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[i] for i in hurt), broken_mask=slow, rest=rest,
+        unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
+    )  # fmt: skip
+
+
+def _spread(values: Array) -> float:
+    """Robust standard deviation of the entries off the diagonal."""
+    step = max(1, len(values) // 1024)
+    some = values[::step]
+    some = some[some != 0]
+    return max(LEAST_SIGMA, 1.4826 * float(np.median(np.abs(some))) if len(some) else 0.0)
+
+
+def _listed(mask: Array, excess: Array, names: Sequence[str]) -> tuple[OddLink, ...]:
+    rows, columns = np.nonzero(mask)
+    worst = np.argsort(-excess[rows, columns], kind="stable")[:MOST_LISTED]
+    return tuple(
+        OddLink(source=names[rows[i]], target=names[columns[i]], factor=math.exp(float(excess[rows[i], columns[i]])))
+        for i in worst
+    )

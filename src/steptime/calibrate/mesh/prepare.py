@@ -1,0 +1,147 @@
+"""From measured quantities to one matrix of log costs that the search works on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.calibrate.mesh.links import Links
+from steptime.errors import UserError, shorten
+from steptime.num import Array
+
+#: Larger meshes are searched in single precision.
+DOUBLE_PRECISION = 1024
+#: Devices: above, a matrix no longer fits in the memory of a small machine.
+MAX_DEVICES = 8192
+#: Pairs that the weights of the quantities are taken from.
+SAMPLED_PAIRS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Log costs of all pairs, in units in which the quantities tell levels apart best."""
+
+    one_way: Array
+    """From row to column; NaN where nothing was measured, zero on the diagonal."""
+    both_ways: Array
+    """Mean of the two directions; NaN where neither was measured, zero on the diagonal."""
+    clipped: Array
+    """As ``both_ways``, without NaN, and cut off where only faults are: what the search sees."""
+    missing: Array
+    """Whether neither direction was measured."""
+
+    @property
+    def observed(self) -> float:
+        """Share of the pairs that was measured."""
+        count = len(self.missing)
+        return 1.0 - float(self.missing.sum()) / (count * (count - 1))
+
+
+def prepare(links: Links) -> Prepared:
+    """Checks and combines what was measured.
+
+    Raises:
+        UserError: fewer than two devices, too many, or devices that no measured link joins.
+    """
+    if links.devices < 2:
+        raise UserError(f"a mesh needs at least two devices; given {links.devices}")
+    if links.devices > MAX_DEVICES:
+        raise UserError(f"{links.devices} devices are more than {MAX_DEVICES}")
+    kind = np.float64 if links.devices <= DOUBLE_PRECISION else np.float32
+    one_way = np.zeros((links.devices, links.devices), dtype=kind)
+    for weight, quantity in zip(_weights(links), links.quantities, strict=True):
+        if weight > 0:
+            one_way += kind(weight) * quantity.log_cost().astype(kind)
+    np.fill_diagonal(one_way, 0.0)
+    both = _both_ways(one_way)
+    missing = np.isnan(both)
+    _require_connected(missing, links.names)
+    return Prepared(one_way=one_way, both_ways=both, clipped=_clipped(both, missing), missing=missing)
+
+
+def _both_ways(one_way: Array) -> Array:
+    back = one_way.T
+    out = (one_way + back) / 2
+    gap = np.isnan(out)
+    if gap.any():
+        out[gap] = np.where(np.isnan(one_way[gap]), back[gap], one_way[gap])
+    return out
+
+
+def _weights(links: Links) -> Array:
+    """Weights of the quantities: the direction in which pairs differ most, all of one sign, adding up to one."""
+    if len(links.quantities) == 1:
+        return np.ones(1)
+    rows, columns = np.triu_indices(links.devices, 1)
+    if len(rows) > SAMPLED_PAIRS:
+        chosen = np.random.default_rng(0).choice(len(rows), SAMPLED_PAIRS, replace=False)
+        rows, columns = rows[chosen], columns[chosen]
+    columns_of = []
+    for quantity in links.quantities:
+        there, back = quantity.values[rows, columns], quantity.values[columns, rows]
+        sign = -1.0 if quantity.kind == "bandwidth" else 1.0
+        columns_of.append(sign * np.log(np.where(np.isnan(there), back, there)))
+    table = np.stack(columns_of, axis=1)
+    table = table[~np.isnan(table).any(axis=1)]
+    if len(table) < 2:
+        return np.full(len(columns_of), 1 / len(columns_of))
+    low, high = np.percentile(table, [1, 99], axis=0)
+    covariance = np.atleast_2d(np.cov(np.clip(table, low, high), rowvar=False)) + 1e-12 * np.eye(len(columns_of))
+    _, vectors = np.linalg.eigh(covariance)
+    leading = np.maximum(vectors[:, -1] * np.sign(vectors[:, -1].sum() or 1.0), 0.0)
+    out: Array = leading / leading.sum() if leading.sum() > 0 else np.full(len(leading), 1 / len(leading))
+    return out
+
+
+def _clipped(both: Array, missing: Array) -> Array:
+    """Cuts off the slow end, well above the slowest level, and puts the median where nothing was measured."""
+    rows, columns = np.triu_indices(len(both), 1)
+    if len(rows) > SAMPLED_PAIRS:
+        chosen = np.random.default_rng(0).choice(len(rows), SAMPLED_PAIRS, replace=False)
+        rows, columns = rows[chosen], columns[chosen]
+    known = both[rows, columns]
+    known = known[~np.isnan(known)]
+    middle, most, nearly_all = (float(q) for q in np.percentile(known, [50, 75, 90]))
+    out = np.where(missing, middle, both)
+    np.minimum(out, nearly_all + 3 * (nearly_all - most) + 1e-3, out=out, where=~np.eye(len(both), dtype=bool))
+    out: Array = out.astype(both.dtype)
+    return out
+
+
+def _require_connected(missing: Array, names: tuple[str, ...]) -> None:
+    """Every device has to be reached from the first along measured links."""
+    reached = np.zeros(len(missing), dtype=bool)
+    frontier = np.array([0])
+    reached[0] = True
+    while len(frontier):
+        found = (~missing[frontier]).any(axis=0) & ~reached
+        reached |= found
+        frontier = np.flatnonzero(found)
+    if reached.all():
+        return
+    apart = np.flatnonzero(~reached)
+    first = shorten(names[apart[0]], 40)
+    raise UserError(
+        f"no measured link joins {first!r}{f' and {len(apart) - 1} more' if len(apart) > 1 else ''} to "
+        f"{shorten(names[0], 40)!r}",
+        hint="measure at least one pair between the parts, or give them as two files",
+    )
+
+
+def refilled(prepared: Prepared, expected: Array) -> Prepared:
+    """The same with what a layout expects where nothing was measured."""
+    clipped = np.where(prepared.missing, expected, prepared.clipped).astype(prepared.clipped.dtype)
+    return Prepared(
+        one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing
+    )
+
+
+def noise_threshold(count: int) -> float:
+    r"""Standard deviations beyond which one of $n$ normal numbers is no accident: $\max(5, \sqrt{2 \ln n} + 1)$.
+
+    >>> round(noise_threshold(32640), 2)
+    5.56
+    """
+    return max(5.0, math.sqrt(2 * math.log(max(count, 2))) + 1)

@@ -1,0 +1,217 @@
+r"""The fastest legal algorithm and protocol of a collective on a fabric, and its time.
+
+A communication library has several algorithms for one collective, and runs each under several protocols, which trade
+latency for bandwidth. The time is taken as the minimum over all of them. Symbols as in
+:mod:`steptime.cost.collective_schedules`; an empty tensor or a group of one costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.cost.collective_fabric import PROTOCOLS, Fabric, link_share, transfer_s
+from steptime.cost.collective_hierarchical import (
+    hierarchical_all_to_all_path,
+    hierarchical_path,
+    in_network_all_reduce_path,
+)
+from steptime.cost.collective_schedules import (
+    Path,
+    binomial_path,
+    binomial_scatter_path,
+    bruck_all_to_all_path,
+    bruck_path,
+    chain_path,
+    direct_path,
+    double_tree_path,
+    doubling_path,
+    ring_path,
+)
+from steptime.num import Num, minimum, where
+
+Maker = Callable[[Num, Num, Num, float], Path]
+
+_GATHER: Final[dict[str, Maker]] = {
+    "ring": lambda s, n, t, k: ring_path(s, n, t, k),
+    "doubling": lambda s, n, t, k: doubling_path(s, n, t),
+    "bruck": lambda s, n, t, k: bruck_path(s, n, t),
+    "direct": lambda s, n, t, k: direct_path(s, n, t, k),
+    "hierarchical": lambda s, n, t, k: hierarchical_path(s, n, t),
+}
+_ROOTED: Final[dict[str, Maker]] = {
+    "chain": lambda s, n, t, k: chain_path(s, n, t),
+    "binomial": lambda s, n, t, k: binomial_path(s, n, t),
+}
+_PARTS: Final[dict[str, Maker]] = {
+    "binomial": lambda s, n, t, k: binomial_scatter_path(s, n, t),
+    "direct": lambda s, n, t, k: direct_path(s, n, t, k),
+}
+#: Every algorithm of every collective.
+ALGORITHMS: Final[Mapping[str, Mapping[str, Maker]]] = {
+    "p2p": {"direct": lambda s, n, t, k: Path(where(t > 1, 1.0, 0.0), where(t > 1, 0.0, 1.0), *_one_message(s, t))},
+    "broadcast": _ROOTED,
+    "reduce": _ROOTED,
+    "scatter": _PARTS,
+    "gather": _PARTS,
+    "all_gather": _GATHER,
+    "reduce_scatter": {name: maker for name, maker in _GATHER.items() if name != "bruck"},
+    "all_reduce": {
+        "ring": lambda s, n, t, k: ring_path(s, n, t, k, 2),
+        "tree": lambda s, n, t, k: double_tree_path(s, n, t),
+        "switch": lambda s, n, t, k: in_network_all_reduce_path(s, n, t),
+        "doubling": lambda s, n, t, k: doubling_path(s, n, t, 2),
+        "hierarchical": lambda s, n, t, k: hierarchical_path(s, n, t, 2),
+    },
+    "all_to_all": {
+        "direct": lambda s, n, t, k: direct_path(s, n, t, k),
+        "bruck": lambda s, n, t, k: bruck_all_to_all_path(s, n, t),
+        "hierarchical": lambda s, n, t, k: hierarchical_all_to_all_path(s, n, t),
+    },
+}
+#: What NCCL and its relatives implement; the minimum is over these unless others are asked for.
+LIBRARY: Final[Mapping[str, tuple[str, ...]]] = {
+    "p2p": ("direct",),
+    "broadcast": ("chain",),
+    "reduce": ("chain",),
+    "scatter": ("direct",),
+    "gather": ("direct",),
+    "all_gather": ("ring",),
+    "reduce_scatter": ("ring",),
+    "all_reduce": ("ring", "tree", "switch"),
+    "all_to_all": ("direct",),
+}
+#: An all-reduce done as a reduce-scatter and an all-gather.
+TWO_PHASES: Final = "reduce_scatter+all_gather"
+_REDUCES: Final = {"reduce": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.5}
+
+
+def collective_s(
+    kind: str,
+    size_bytes: Num,
+    ranks: Num,
+    inside: Num,
+    fabric: Fabric,
+    *,
+    groups: Num = 1,
+    oversubscription: Num = 1.0,
+    nics: Num | None = None,
+    element_bytes: Num = 2,
+    algorithms: Sequence[str] | None = None,
+) -> tuple[Num, Any, Any]:
+    r"""Time of a collective, the algorithm and the protocol that reach it.
+
+    $$t = \min_{a,\,p}\; t_{a,p}(S, n, t)$$
+
+    over the algorithms `algorithms` and the three protocols, with $t_{a,p}$ = `transfer_s` of the path of $a$.
+
+    Args:
+        kind: a key of `ALGORITHMS`.
+        size_bytes: $S$; for ``p2p`` the message.
+        ranks: $n$.
+        inside: $t$, ranks in each domain; for ``p2p`` 2 within one domain, 1 between two.
+        fabric: the machine.
+        groups: such groups in each domain that communicate at once and share its NICs.
+        oversubscription: bandwidth into the network over bandwidth across it.
+        nics: NICs that a domain has (rails); default those of the fabric. A group uses at most one per rank.
+        element_bytes: size of one number; switches do not add up 8-bit ones.
+        algorithms: those to choose from; default what NCCL has (`LIBRARY`).
+
+    Returns:
+        Seconds, name of the algorithm, name of the protocol; arrays of them if any argument is an array.
+
+    Source: the choice of NCCL by its own cost model (tuning.cc) is idealised as the true minimum.
+    """
+    made = ALGORITHMS[kind]
+    names, times = [], []
+    for name in LIBRARY[kind] if algorithms is None else algorithms:
+        if name == "switch" and not fabric.switch_Bps:
+            continue
+        own = fabric.direct_own_steps if name == "direct" else fabric.own_steps
+        path = made[name](size_bytes, ranks, inside, own)
+        path = _reduced(path, kind, element_bytes, fabric)
+        lanes = _lanes(inside, fabric.nics if nics is None else nics, groups, oversubscription)
+        for p, protocol in enumerate(PROTOCOLS):
+            if name != "switch":
+                names.append((name, protocol))
+                times.append(_time(path, kind, name, p, inside, ranks, lanes, fabric))
+        if name == "switch":
+            names.append((name, "simple"))
+            times.append(_switch(path, ranks, inside, element_bytes, lanes, fabric))
+    if kind == "all_reduce":
+        shared: dict[str, Any] = {
+            "groups": groups, "oversubscription": oversubscription, "nics": nics, "element_bytes": element_bytes,
+        }  # fmt: skip
+        first = collective_s("reduce_scatter", size_bytes, ranks, inside, fabric, **shared)
+        second = collective_s("all_gather", size_bytes, ranks, inside, fabric, **shared)
+        names.append((TWO_PHASES, "simple"))
+        times.append(first[0] + second[0])
+    return _least(names, times, size_bytes, ranks)
+
+
+def _lanes(inside: Num, nics: Num, groups: Num, oversubscription: Num) -> Num:
+    """NICs that one group has in each domain."""
+    return minimum(inside, nics / groups) / oversubscription
+
+
+def _one_message(size_bytes: Num, inside: Num) -> tuple[Num, Num]:
+    zero = 0.0 * size_bytes
+    return where(inside > 1, size_bytes, zero), where(inside > 1, zero, size_bytes)
+
+
+def _reduced(path: Path, kind: str, element_bytes: Num, fabric: Fabric) -> Path:
+    """Slower steps where 8-bit numbers are reduced."""
+    if kind not in _REDUCES or fabric.byte_reduction == 1.0:
+        return path
+    factor = where(element_bytes < 2, 1 + (fabric.byte_reduction - 1) * _REDUCES[kind], 1.0)
+    return path._replace(inner_bytes=path.inner_bytes * factor, outer_bytes=path.outer_bytes * factor)
+
+
+def _time(path: Path, kind: str, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fabric: Fabric) -> Num:
+    """Time under one protocol."""
+    spans = where(ranks > inside, 1.0, 0.0)
+    direct = name == "direct" and kind != "p2p"
+    start = fabric.start_s[p] + spans * fabric.outer_start_s[p] + (fabric.direct_start_s[p] if direct else 0.0)
+    hop = fabric.direct_hop_s if direct else fabric.hop_s[p]
+    outer_hop = fabric.direct_hop_s if direct else (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
+    share = fabric.direct_share if direct else 1.0
+    outer_share = fabric.tree_share if name == "tree" else share
+    single = where(inside > 1, 1.0, fabric.single_share)
+    simple = p == len(PROTOCOLS) - 1
+    return transfer_s(
+        path,
+        start,
+        hop,
+        outer_hop,
+        fabric.Bps[p] * share * link_share(fabric, inside),
+        (fabric.outer_Bps[p] or 1e-9) * outer_share * single * lanes,
+        fabric.ramp_s if simple else 0.0,
+        fabric.ramp_bytes,
+        fabric.overlap if simple else 1.0,
+    )
+
+
+def _switch(path: Path, ranks: Num, inside: Num, element_bytes: Num, lanes: Num, fabric: Fabric) -> Num:
+    """Time of an all-reduce in the switches; infinite where they cannot do it."""
+    time = transfer_s(path, fabric.switch_start_s, 0.0, 0.0, fabric.switch_Bps, (fabric.outer_Bps[2] or 1e-9) * lanes)
+    legal = (ranks == inside) & (inside > 2) & (element_bytes >= 2)
+    return where(legal, time, np.inf)
+
+
+def _least(names: list[tuple[str, str]], times: list[Num], size_bytes: Num, ranks: Num) -> tuple[Num, Any, Any]:
+    """The smallest of the times and what it is of."""
+    nothing = (size_bytes <= 0) | (ranks <= 1) if _any_array(size_bytes, ranks) else size_bytes <= 0 or ranks <= 1
+    if not any(isinstance(t, np.ndarray) for t in times):
+        best = min(range(len(times)), key=times.__getitem__)
+        return (0.0 if nothing else float(times[best])), *names[best]
+    stacked = np.stack(np.broadcast_arrays(*times))
+    chosen = np.argmin(stacked, axis=0)
+    labels = np.array(names, dtype=object)
+    seconds = np.where(nothing, 0.0, np.min(stacked, axis=0))
+    return seconds, labels[chosen, 0], labels[chosen, 1]
+
+
+def _any_array(*values: Num) -> bool:
+    return any(isinstance(v, np.ndarray) for v in values)

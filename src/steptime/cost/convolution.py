@@ -1,0 +1,73 @@
+"""Work and time of two-dimensional convolutions as implicit matrix products."""
+
+from __future__ import annotations
+
+from steptime.num import Num, ceil_div, floor_div, maximum, where
+
+
+def output_size(size: Num, kernel: Num, stride: Num, padding: Num) -> Num:
+    r"""Pixels of one side of the output: $\lfloor (h + 2p - r)/u \rfloor + 1$, at least 1.
+
+    Source: definition.
+
+    >>> output_size(224, 7, 2, 3)
+    112
+    """
+    return maximum(floor_div(size + 2 * padding - kernel, stride) + 1, 1)
+
+
+def convolution_flops(batch: Num, pixels: Num, channels_in: Num, channels_out: Num, taps: Num) -> Num:
+    r"""Operations of a convolution, or of either of its gradients: $F = 2\,n\,p\,c_i c_o\,t$.
+
+    $n$ = `batch` images, $p$ = `pixels` of an output, $t$ = `taps` = kernel height x width.
+
+    Source: definition.
+
+    >>> convolution_flops(1, 4, 2, 3, 9)
+    432
+    """
+    return 2 * batch * pixels * channels_in * channels_out * taps
+
+
+def convolution_s(
+    rows: Num,
+    columns: Num,
+    depth: Num,
+    moved_bytes: Num,
+    winograd_taps: Num,
+    matrix_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    launch_s: Num,
+    efficiency: Num,
+    memory_efficiency: Num,
+    tail: Num,
+    tile: Num,
+    start_depth: Num,
+    winograd: Num,
+) -> Num:
+    r"""Time of a convolution as a product of `rows` x `depth` by `depth` x `columns`.
+
+    $$t = \tau + \left[\Big(\frac{2\,m'n'\,(k + k_0)}{\varepsilon R\,w}\,\omega\Big)^3
+      + \Big(\frac{M}{\eta\beta}\Big)^3\right]^{1/3}$$
+
+    where $m', n'$ are `rows` and `columns` rounded up to tiles of 32 (what a tile of `tile` loses is in $\omega$),
+    $k$ = `depth` and $k_0$ = `start_depth` starts and ends a block, $\omega = 1 + \theta(\lceil B/S\rceil S/B - 1)$
+    with $B$ tiles on $S$ = `sm_count` processors and $\theta$ = `tail`, and $w$ = `winograd` where `winograd_taps`
+    is 1 (three by three, stride one), else 1. Forward: $m = n_b p$, $n = c_o$, $k = c_i t$; gradient of the data:
+    $n = c_i$, $k = c_o t$; gradient of the weights: $m = c_o$, $n = c_i t$, $k = n_b p$.
+
+    Source: implicit product, cuDNN, arXiv 1410.0759; Winograd, arXiv 1509.09308 (at most 2.25 fewer operations).
+
+    >>> t = convolution_s(1024, 1024, 1024, 1e6, 0, 1e13, 1e12, 64, 0, 1, 1, 0, 128, 0, 1)
+    >>> round(t / (2 * 1024**3 / 1e13), 3)
+    1.0
+    """
+    padded = ceil_div(rows, 32) * ceil_div(columns, 32) * 1024
+    blocks = ceil_div(rows, tile) * ceil_div(columns, tile)
+    wave = 1 + tail * (ceil_div(blocks, sm_count) * sm_count / blocks - 1)
+    saved = where(winograd_taps > 0, winograd, 1.0)
+    compute = 2 * padded * (depth + start_depth) / (efficiency * matrix_flops_per_s * saved) * wave
+    memory = moved_bytes / (memory_efficiency * memory_Bps)
+    joined: Num = (compute**3 + memory**3) ** (1 / 3)
+    return launch_s + joined

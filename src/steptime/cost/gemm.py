@@ -1,0 +1,278 @@
+r"""Time of one matrix product on one device, with the library's choice of tile and split.
+
+A library cuts the result into tiles, one per multiprocessor at a time, and takes the tile and the split of $k$
+that finish first. Operands cross the memory once while the multiprocessors compute, and the slower of the two
+sets the time, softly. All coefficients are fitted to measurements (:mod:`steptime.calibrate.gemm`); all but the
+latencies are in units of the datasheet, so that they carry over to devices that nobody measured.
+
+Only plain arithmetic and a loop over a fixed table of tiles: a million shapes cost about a second.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from steptime.num import Num, ceil_div, floor_div, maximum, minimum
+
+#: Tiles $(b_m, b_n)$ that every library has.
+TILES: Final = (
+    (16, 64), (64, 16), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64),
+    (128, 256), (256, 128), (256, 256),
+)  # fmt: skip
+#: Tiles whose edge is no power of two: libraries since about 2022 have them, at the cost `odd_tile`.
+ODD_TILES: Final = ((64, 192), (192, 64), (128, 192), (192, 128), (192, 192), (192, 256), (256, 192))
+
+#: Elements of $k$ that one step of the inner loop takes.
+STEP_K: Final = 32
+#: A split of $k$ leaves at least so many elements to each part.
+LEAST_K: Final = 128
+#: Sharpness of the maximum of the rates inside one multiprocessor.
+INNER_NORM: Final = 8
+#: Steepness of the transition between products that stay in the last-level cache and those that do not.
+CACHE_STEEPNESS: Final = 8
+#: Duration (s) beyond which a chip under full load lowers its clock.
+THROTTLE_S: Final = 1e-3
+
+
+def tile_step_s(
+    rows: Num,
+    columns: Num,
+    element_bytes: Num,
+    peak_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    compute_efficiency: Num,
+    operand_speed: Num,
+    step_s: Num,
+) -> Num:
+    r"""Time that one multiprocessor needs per element of $k$ of one tile.
+
+    $$\sigma = \Big(\big(\tfrac{2 b_m b_n S}{\eta_c R}\big)^8 + \tau_k^8\Big)^{1/8}
+        + \frac{(b_m + b_n) E S}{\omega \beta}$$
+
+    where $R$ = `peak_flops_per_s` and $\beta$ = `memory_Bps` (datasheet), $S$ = `sm_count` multiprocessors that
+    share them, $b_m$ = `rows`, $b_n$ = `columns`, $E$ = `element_bytes` of both operands, $\eta_c$ =
+    `compute_efficiency`, $\tau_k$ = `step_s` (s, latency of the inner loop per element of $k$) and $\omega$ =
+    `operand_speed`, the rate of the last-level cache in units of $\beta$.
+
+    Source: this model; fitted, see the profiles of the catalogue.
+
+    >>> round(tile_step_s(100, 50, 2, 1e12, 1e11, 10, 1.0, 30.0, 0.0) * 1e9, 6)   # arithmetic 100 ns, operands 1 ns
+    101.0
+    """
+    arithmetic = 2 * rows * columns * sm_count / (peak_flops_per_s * compute_efficiency)
+    inner = (arithmetic**INNER_NORM + step_s**INNER_NORM) ** (1 / INNER_NORM)
+    return inner + (rows + columns) * element_bytes * sm_count / (memory_Bps * operand_speed)
+
+
+def quantised_waves(tiles: Num, sm_count: Num, quantisation: Num) -> Num:
+    r"""Rounds that the tiles take, between the even share and whole rounds.
+
+    $$w = f + q (\lceil f \rceil - f), \quad f = T / S$$
+
+    where $T$ = `tiles`, $S$ = `sm_count` and $q$ = `quantisation` is 1 for hard rounds and 0 for work that is
+    spread evenly.
+
+    Source: NVIDIA, matrix multiplication background user's guide, wave quantisation.
+
+    >>> quantised_waves(15, 10, 1.0), quantised_waves(15, 10, 0.5)
+    (2.0, 1.75)
+    """
+    share = tiles / sm_count
+    return share + quantisation * (-floor_div(-share, 1) - share)
+
+
+def gemm_memory_s(
+    m: Num,
+    n: Num,
+    k: Num,
+    batch: Num,
+    a_bytes: Num,
+    b_bytes: Num,
+    out_bytes: Num,
+    memory_Bps: Num,
+    l2_bytes: Num,
+    memory_efficiency: Num,
+    output_cost: Num,
+    cached_cost: Num,
+    cache_copies: Num,
+) -> Num:
+    r"""Time of the operand traffic.
+
+    $$t_m = \big(1 - h (1 - \gamma)\big) \frac{A + B + \kappa C}{\eta_m \beta}, \quad
+        h = \frac{1}{1 + \big((\rho B + A + C)/L\big)^8}$$
+
+    where $A$, $B$, $C$ are the bytes of left operand, right operand and result (elements of `a_bytes`, `b_bytes`,
+    `out_bytes`), $\beta$ = `memory_Bps`, $\eta_m$ = `memory_efficiency`, $\kappa$ = `output_cost` (a byte written
+    against a byte read), $\gamma$ = `cached_cost` (time of a byte from the last-level cache of $L$ = `l2_bytes`
+    against one from memory) and $\rho$ = `cache_copies`, how many weights of this size pass between two uses of
+    the same. $L = 0$ gives the time with cold caches.
+
+    Source: this model; benchmarks rotate a few copies of the weights.
+
+    >>> gemm_memory_s(10, 20, 30, 1, 2, 2, 2, 1e3, 0, 1.0, 1.0, 0.5, 6.0)   # 2200 bytes at 1 kB/s
+    2.2
+    """
+    left, right, result = batch * m * k * a_bytes, batch * k * n * b_bytes, batch * m * n * out_bytes
+    filled = (cache_copies * right + left + result) / maximum(l2_bytes, 1.0)
+    hit = 1 / (1 + minimum(filled, 1e6) ** CACHE_STEEPNESS)
+    return (1 - hit * (1 - cached_cost)) * (left + right + output_cost * result) / (memory_efficiency * memory_Bps)
+
+
+def knee_s(compute_s: Num, memory_s: Num, overlap: Num, overlap_per_s: Num) -> Num:
+    r"""Larger of the two times, rounded off where they are alike.
+
+    $$t = (t_c^p + t_m^p)^{1/p}, \quad p = p_0 + p_1 t_m$$
+
+    where $p_0$ = `overlap` and $p_1$ = `overlap_per_s` (1/s): long products overlap better than short ones.
+
+    Source: p-norm roofline.
+
+    >>> knee_s(3.0, 4.0, 2.0, 0.0), knee_s(1.0, 4.0, 1.0, 0.0)
+    (5.0, 5.0)
+    """
+    power = overlap + overlap_per_s * memory_s
+    larger = maximum(compute_s, memory_s)
+    return larger * (1 + (minimum(compute_s, memory_s) / larger) ** power) ** (1 / power)
+
+
+def gemm_s(
+    m: Num,
+    n: Num,
+    k: Num,
+    batch: Num,
+    a_bytes: Num,
+    b_bytes: Num,
+    out_bytes: Num,
+    peak_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    l2_bytes: Num,
+    compute_efficiency: Num,
+    memory_efficiency: Num,
+    latency_s: Num,
+    overlap: Num,
+    overlap_per_s: Num,
+    split_s: Num,
+    fill_k: Num,
+    step_s: Num,
+    operand_speed: Num,
+    output_cost: Num,
+    cached_cost: Num,
+    cache_copies: Num,
+    quantisation: Num,
+    throttle: Num,
+    odd_tile: Num,
+) -> Num:
+    r"""Time of `batch` independent products of $m \times k$ by $k \times n$.
+
+    $$t = \tau + u\Big(1 + \theta \frac{u}{u + 1\,\mathrm{ms}}\Big), \quad
+        u = \min\big(K(c_1, t_m),\ K(c_s, t_m) + \tau_s\big)$$
+
+    $$c_1 = \min_{\mathrm{tiles}} w(T) \, (k + k_0)\, \sigma, \quad
+        c_s = \min_{\mathrm{tiles}} w(sT) \, (k/s + k_0)\, \sigma$$
+
+    with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`, $\sigma$ = `tile_step_s`,
+    $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s$ the split of $k$ that fills the device.
+
+    Args:
+        m: $m$, rows of the result.
+        n: $n$, columns of the result.
+        k: $k$, length of the sum.
+        batch: $b$, independent products.
+        a_bytes: bytes per element of the left operand.
+        b_bytes: bytes per element of the right operand (weights).
+        out_bytes: bytes per element of the result.
+        peak_flops_per_s: datasheet peak of the dtype (FLOP/s).
+        memory_Bps: datasheet bandwidth (bytes/s).
+        sm_count: multiprocessors.
+        l2_bytes: last-level cache (bytes); 0 for cold caches.
+        compute_efficiency: share of the peak inside a large tile.
+        memory_efficiency: share of the bandwidth.
+        latency_s: $\tau$, time of an empty product (s).
+        overlap: $p_0$ of `knee_s`.
+        overlap_per_s: $p_1$ of `knee_s` (1/s).
+        split_s: $\tau_s$, cost of splitting $k$ (s).
+        fill_k: $k_0$, start and end of a tile in elements of $k$.
+        step_s: latency per element of $k$ (s).
+        operand_speed: see `tile_step_s`.
+        output_cost: see `gemm_memory_s`.
+        cached_cost: see `gemm_memory_s`.
+        cache_copies: see `gemm_memory_s`.
+        quantisation: see `quantised_waves`.
+        throttle: $\theta$, slow-down of long products under the power limit.
+        odd_tile: cost of `ODD_TILES` against `TILES`.
+
+    Source: this model; fitted, see the profiles of the catalogue.
+
+    >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, latency_s=0.0, overlap=100.0, overlap_per_s=0.0,
+    ...     split_s=1.0, fill_k=0.0, step_s=0.0, operand_speed=1e9, output_cost=1.0, cached_cost=1.0,
+    ...     cache_copies=1.0, quantisation=1.0, throttle=0.0, odd_tile=1.0)
+    >>> t = gemm_s(1280, 1280, 1024, 1, 2, 2, 2, 1e14, 1e13, 100, 0.0, **ideal)   # 100 tiles of 128 x 128
+    >>> round(t * 1e14 / (2 * 1280 * 1280 * 1024), 6)
+    1.0
+    """
+    whole_s, split_compute_s = _fastest_tiles_s(
+        m, n, k, batch, (a_bytes + b_bytes) / 2, peak_flops_per_s, memory_Bps, sm_count,
+        compute_efficiency, fill_k, step_s, operand_speed, quantisation, odd_tile,
+    )  # fmt: skip
+    traffic_s = gemm_memory_s(
+        m, n, k, batch, a_bytes, b_bytes, out_bytes, memory_Bps, l2_bytes,
+        memory_efficiency, output_cost, cached_cost, cache_copies,
+    )  # fmt: skip
+    whole = knee_s(whole_s, traffic_s, overlap, overlap_per_s)
+    split = knee_s(split_compute_s, traffic_s, overlap, overlap_per_s) + split_s
+    busy = minimum(whole, split)
+    return latency_s + busy * (1 + throttle * busy / (busy + THROTTLE_S))
+
+
+def _fastest_tiles_s(
+    m: Num,
+    n: Num,
+    k: Num,
+    batch: Num,
+    element_bytes: Num,
+    peak_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    compute_efficiency: Num,
+    fill_k: Num,
+    step_s: Num,
+    operand_speed: Num,
+    quantisation: Num,
+    odd_tile: Num,
+) -> tuple[Num, Num]:
+    """Compute time of the best tile with whole $k$, and with $k$ split until the device is full."""
+    sizes = sorted({size for tile in (*TILES, *ODD_TILES) for size in tile})
+    rows = {size: ceil_div(m, size) * batch for size in sizes}
+    columns = {size: ceil_div(n, size) for size in sizes}
+    whole_k = ceil_div(k, STEP_K) * STEP_K + fill_k
+    most_splits = maximum(k / LEAST_K, 1)
+    best: tuple[Num, Num] | None = None
+    for bm, bn in (*TILES, *ODD_TILES):
+        sigma = tile_step_s(
+            bm, bn, element_bytes, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency, operand_speed, step_s
+        )
+        if (bm, bn) in ODD_TILES:
+            sigma = sigma * odd_tile
+        tiles = rows[bm] * columns[bn]
+        splits = minimum(maximum(floor_div(sm_count, tiles), 1), most_splits)
+        split_k = ceil_div(k / splits, STEP_K) * STEP_K + fill_k
+        whole = quantised_waves(tiles, sm_count, quantisation) * whole_k * sigma
+        split = quantised_waves(tiles * splits, sm_count, quantisation) * split_k * sigma
+        best = (whole, split) if best is None else (minimum(best[0], whole), minimum(best[1], split))
+    assert best is not None
+    return best
+
+
+def gemm_backward_s(m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num, **rest: Num) -> Num:
+    r"""Time of both gradients of a product: $dX = dY\,W^T$ ($m \times k$) and $dW = X^T dY$ ($k \times n$).
+
+    $$t = t(m, k, n) + t(k, n, m)$$
+
+    with $t$ = `gemm_s` and its further arguments in `rest`.
+
+    Source: definition.
+    """
+    to_input = gemm_s(m, k, n, batch, out_bytes, b_bytes, a_bytes, **rest)
+    return to_input + gemm_s(k, n, m, batch, a_bytes, out_bytes, b_bytes, **rest)

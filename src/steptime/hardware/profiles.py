@@ -1,0 +1,245 @@
+"""Profiles as TOML files: one file per device, a table per curve.
+
+A profile is looked up like a device, in the folder ``profiles`` of the same directories. Writers of several
+families share a file: :func:`save_curves` replaces the curves that it is given and keeps all others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.errors import FieldError, InputFileError
+from steptime.hardware.library import _roots
+from steptime.hardware.load import parse_toml
+from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.records import Device
+
+FOLDER: Final = "profiles"
+TIMERS: Final = ("kernel", "eager")
+KINDS: Final = ("fitted", "assumed", "measured")
+MAX_BYTES: Final = 2**20
+_TEXTS: Final = ("family", "dtype", "timer", "source", "kind")
+_NUMBERS: Final = ("median_ape", "mean_ape", "bias")
+_KEYS: Final = frozenset((*_TEXTS, *_NUMBERS, "points", "band", "coefficients", "ranges"))
+
+
+def load_profile(device: str) -> Profile | None:
+    """The profile of a device, by its catalogue name; None if there is none.
+
+    Raises:
+        InputFileError: the file is not TOML, or too large.
+        FieldError: a field is unknown, missing or not allowed.
+
+    >>> load_profile("no-such-device") is None
+    True
+    """
+    for root in _roots():
+        path = root / FOLDER / f"{device}.toml"
+        if path.is_file():
+            return read_profile(path)
+    return None
+
+
+def profile_names() -> list[str]:
+    """Devices that have a profile, in order."""
+    found: set[str] = set()
+    for root in _roots():
+        folder = root / FOLDER
+        if folder.is_dir():
+            found |= {path.stem for path in folder.iterdir() if path.suffix == ".toml"}
+    return sorted(found)
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile of a file.
+
+    Raises:
+        InputFileError: the file cannot be read, is not TOML, or is too large.
+        FieldError: a field is unknown, missing or not allowed.
+    """
+    where = str(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputFileError(where, f"cannot be read: {error.strerror or error}") from None
+    if len(data) > MAX_BYTES:
+        raise InputFileError(where, f"is larger than {MAX_BYTES} bytes, too large for a profile")
+    return profile_from(parse_toml(data, where), where)
+
+
+def profile_from(table: Mapping[str, Any], where: str) -> Profile:
+    """The profile of a parsed file.
+
+    Raises:
+        FieldError: a field is unknown, missing or not allowed.
+    """
+    _refuse_unknown(table, frozenset({"device", "curves"}), where, "")
+    device = _text(table, "device", where, "")
+    curves = table.get("curves", [])
+    if not isinstance(curves, list) or not all(isinstance(c, dict) for c in curves):
+        raise FieldError(where, "curves", "must be tables, written [[curves]]")
+    read = tuple(_curve(curve, where, f"curves[{i}].") for i, curve in enumerate(curves))
+    seen: set[tuple[str, str, str]] = set()
+    for i, curve in enumerate(read):
+        if _key(curve) in seen:
+            raise FieldError(where, f"curves[{i}]", f"there are two curves of {' '.join(_key(curve))}")
+        seen.add(_key(curve))
+    return Profile(device=device, curves=read)
+
+
+def save_curves(device: str, curves: Iterable[Curve], folder: str | Path) -> Path:
+    """Puts curves into the profile of a device; those of other family, dtype or timer stay.
+
+    Args:
+        device: catalogue name.
+        curves: what to put.
+        folder: folder of profiles.
+
+    Returns:
+        The file.
+    """
+    path = Path(folder) / f"{device}.toml"
+    kept = {_key(c): c for c in read_profile(path).curves} if path.is_file() else {}
+    kept |= {_key(c): c for c in curves}
+    text = profile_toml(Profile(device=device, curves=tuple(kept[key] for key in sorted(kept))))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def profile_toml(profile: Profile) -> str:
+    """The text of a profile file; :func:`profile_from` reads it back."""
+    parts = [f"device = {_quoted(profile.device)}"]
+    for curve in profile.curves:
+        lines = ["[[curves]]"]
+        lines += [f"{name} = {_quoted(getattr(curve, name))}" for name in _TEXTS]
+        lines += [f"points = {curve.points}"]
+        lines += [f"{name} = {float(getattr(curve, name))!r}" for name in _NUMBERS]
+        lines += [f"band = [{float(curve.band[0])!r}, {float(curve.band[1])!r}]"]
+        lines += ["[curves.coefficients]", *(f"{_name(k)} = {float(v)!r}" for k, v in curve.coefficients.items())]
+        if curve.ranges:
+            lines += ["[curves.ranges]"]
+            lines += [f"{_name(k)} = [{float(a)!r}, {float(b)!r}]" for k, (a, b) in curve.ranges.items()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def distance(one: Device, other: Device) -> float:
+    r"""How unlike two architectures are, from datasheets alone.
+
+    $$d = 3 [v \ne v'] + \sum_i w_i |\ln (x_i / x_i')|$$
+
+    over work per byte of bandwidth, vector rate per multiprocessor, cache per multiprocessor and bandwidth, with
+    $v$ the vendor; a figure that one of them lacks counts 0.5.
+
+    Source: choice of this program; the weights are not fitted.
+    """
+    first, second = _traits(one), _traits(other)
+    total = 0.0 if one.vendor == other.vendor else 3.0
+    for name, weight in (("intensity", 0.5), ("unit_rate", 1.0), ("cache", 0.5), ("bandwidth", 0.5)):
+        a, b = first[name], second[name]
+        total += weight * (abs(math.log(a / b)) if a and b else 0.5)
+    return total
+
+
+def nearest(device: Device, candidates: Iterable[Device]) -> list[Device]:
+    """The candidates, the most alike first; the device itself is not among them."""
+    return sorted((c for c in candidates if c.name != device.name), key=lambda c: (distance(device, c), c.name))
+
+
+def _traits(device: Device) -> dict[str, float | None]:
+    rates = device.matrix_flops_per_s
+    peak = rates.get("bf16", rates.get("fp16", rates.get("fp32", 0.0)))
+    units = device.sm_count
+    return {
+        "intensity": peak / device.memory_Bps if peak else None,
+        "unit_rate": peak / units if peak and units else None,
+        "cache": device.l2_bytes / units if device.l2_bytes and units else None,
+        "bandwidth": device.memory_Bps,
+    }
+
+
+def _key(curve: Curve) -> tuple[str, str, str]:
+    return curve.family, curve.dtype, curve.timer
+
+
+def _curve(table: Mapping[str, Any], where: str, at: str) -> Curve:
+    _refuse_unknown(table, _KEYS, where, at)
+    timer, kind = _text(table, "timer", where, at), _text(table, "kind", where, at)
+    for name, given, allowed in (("timer", timer, TIMERS), ("kind", kind, KINDS)):
+        if given not in allowed:
+            raise FieldError(where, at + name, f"{given!r} is none of {', '.join(allowed)}")
+    points = table.get("points")
+    if isinstance(points, bool) or not isinstance(points, int) or points < 0:
+        raise FieldError(where, at + "points", "must be a whole number, 0 or more")
+    low, high = _pair(table.get("band"), where, at + "band")
+    if not 0 < low <= high:
+        raise FieldError(where, at + "band", "must be two positive numbers, the smaller first")
+    coefficients = _table(table, "coefficients", where, at)
+    ranges = _table(table, "ranges", where, at) if "ranges" in table else {}
+    return Curve(
+        family=_text(table, "family", where, at),
+        dtype=_text(table, "dtype", where, at),
+        timer=timer,
+        coefficients={k: _number(v, where, f"{at}coefficients.{k}") for k, v in coefficients.items()},
+        points=points,
+        ranges={k: _pair(v, where, f"{at}ranges.{k}") for k, v in ranges.items()},
+        median_ape=_number(table.get("median_ape"), where, at + "median_ape"),
+        mean_ape=_number(table.get("mean_ape"), where, at + "mean_ape"),
+        bias=_number(table.get("bias"), where, at + "bias"),
+        band=(low, high),
+        source=_text(table, "source", where, at),
+        kind=kind,
+    )
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: frozenset[str], where: str, at: str) -> None:
+    for name in table:
+        if name not in known:
+            raise FieldError(where, at + name, "is unknown", hint=f"known are {', '.join(sorted(known))}")
+
+
+def _text(table: Mapping[str, Any], name: str, where: str, at: str) -> str:
+    value = table.get(name)
+    if not isinstance(value, str) or not value:
+        raise FieldError(where, at + name, "must be a text")
+    return value
+
+
+def _table(table: Mapping[str, Any], name: str, where: str, at: str) -> Mapping[str, Any]:
+    value = table.get(name)
+    if not isinstance(value, dict) or not value:
+        raise FieldError(where, at + name, "must be a table with entries")
+    return value
+
+
+def _number(value: object, where: str, at: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FieldError(where, at, "must be a finite number")
+    return float(value)
+
+
+def _pair(value: object, where: str, at: str) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise FieldError(where, at, "must be two numbers")
+    return _number(value[0], where, at), _number(value[1], where, at)
+
+
+def _name(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(_escaped(c) for c in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return f"\\u{ord(character):04x}" if ord(character) < 32 or ord(character) == 127 else character

@@ -1,0 +1,193 @@
+"""Hand numbers of the collective algorithms, the choice among them, profiles and the reading of rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.calibrate.collective_fit import Rows
+from steptime.calibrate.collective_machines import MACHINES, library_of
+from steptime.calibrate.collectives import assumed, predict_rows, rows_of, usable
+from steptime.calibrate.table import Table
+from steptime.cost.collective_algorithms import ALGORITHMS, LIBRARY, collective_s
+from steptime.cost.collective_fabric import Fabric, fabric_of, transfer_s
+from steptime.cost.collective_hierarchical import hierarchical_path
+from steptime.cost.collective_schedules import (
+    Path as Route,
+)
+from steptime.cost.collective_schedules import (
+    bruck_path,
+    direct_path,
+    double_tree_path,
+    doubling_path,
+    ring_path,
+)
+from steptime.cost.parameter_server import push_pull_s
+from steptime.errors import FieldError, UnknownNameError
+from steptime.hardware import load_cluster
+from steptime.hardware.fabric_profile import (
+    fabric_profile_names,
+    load_fabric_profile,
+    load_fabric_profiles,
+    save_fabric_profile,
+)
+
+PLAIN = Fabric(
+    domain=8,
+    nics=8,
+    start_s=(1e-6, 2e-6, 4e-6),
+    hop_s=(1e-6, 1e-6, 2e-6),
+    Bps=(10e9, 50e9, 100e9),
+    outer_hop_s=(5e-6, 6e-6, 10e-6),
+    outer_Bps=(2e9, 8e9, 10e9),
+    tree_hop_s=(8e-6, 9e-6, 15e-6),
+)
+
+
+def test_ring_by_hand() -> None:
+    seconds, algorithm, protocol = collective_s("all_gather", 800e6, 8, 8, PLAIN)
+    assert (algorithm, protocol) == ("ring", "simple")
+    assert seconds == pytest.approx(4e-6 + 7 * 2e-6 + 700e6 / 100e9)
+
+
+def test_small_messages_take_the_fast_start() -> None:
+    seconds, _, protocol = collective_s("all_gather", 8.0, 8, 8, PLAIN)
+    assert protocol == "ll"
+    assert seconds == pytest.approx(1e-6 + 7e-6 + 7 / 10e9)
+
+
+def test_all_reduce_between_nodes_prefers_the_tree_when_small_and_the_ring_when_large() -> None:
+    assert collective_s("all_reduce", 1024.0, 512, 8, PLAIN)[1] == "tree"
+    assert collective_s("all_reduce", 4e9, 512, 8, replace(PLAIN, tree_share=0.8))[1] == "ring"
+
+
+def test_ring_between_nodes_uses_all_nics() -> None:
+    seconds = collective_s("all_gather", 16e9, 16, 8, PLAIN)[0]
+    assert seconds == pytest.approx(4e-6 + 14 * 2e-6 + 10e-6 + max(15e9 / 100e9, 15e9 / (8 * 10e9)))
+
+
+def test_contention_rails_and_oversubscription() -> None:
+    alone = collective_s("all_gather", 16e9, 16, 8, PLAIN)[0]
+    args = ("all_gather", 16e9, 16, 8, PLAIN)
+    assert collective_s(*args, groups=4)[0] == pytest.approx(4 * alone, rel=1e-3)
+    assert collective_s(*args, oversubscription=4)[0] == pytest.approx(4 * alone, rel=1e-3)
+    assert collective_s(*args, nics=2)[0] == pytest.approx(4 * alone, rel=1e-3)
+
+
+def test_switch_only_for_numbers_that_it_can_add_and_only_in_a_domain() -> None:
+    fabric = replace(PLAIN, switch_start_s=5e-6, switch_Bps=100e9)
+    assert collective_s("all_reduce", 1e9, 8, 8, fabric)[1] == "switch"
+    assert collective_s("all_reduce", 1e9, 8, 8, fabric, element_bytes=1)[1] == "ring"
+    assert collective_s("all_reduce", 1e9, 16, 8, fabric)[1] != "switch"
+
+
+def test_links_by_group_slow_small_groups() -> None:
+    mesh = replace(PLAIN, links_by_group=(1 / 3, 2 / 3, 1.0))
+    pair = collective_s("all_gather", 1e9, 2, 2, mesh)[0]
+    assert pair == pytest.approx(4e-6 + 2e-6 + 0.5e9 / (100e9 / 3))
+
+
+def test_levels_in_turn_add_and_levels_at_once_do_not() -> None:
+    at_once = transfer_s(Route(0, 0, 1e9, 1e9), 0.0, 0.0, 0.0, 1e9, 1e9)
+    in_turn = transfer_s(Route(0, 0, 1e9, 1e9, serial=True), 0.0, 0.0, 0.0, 1e9, 1e9)
+    assert (at_once, in_turn) == (1.0, 2.0)
+    assert transfer_s(Route(3, 0, 4e9, 0.0), 0.0, 1.0, 0.0, 1e9, 1.0, overlap=2.0) == pytest.approx(5.0)
+
+
+def test_volumes_agree_where_the_theory_says_so() -> None:
+    ring, halves, levels = (f(64.0, 8, 8, passes=2) for f in (ring_path, doubling_path, hierarchical_path))
+    assert ring.inner_bytes == halves.inner_bytes == levels.inner_bytes == 112.0
+    assert bruck_path(64.0, 8, 8).inner_bytes == direct_path(64.0, 8, 8).inner_bytes == 56.0
+    assert double_tree_path(64.0, 8, 1).outer_bytes == ring_path(64.0, 8, 1, passes=2).outer_bytes
+
+
+def test_rooted_algorithms_cross_over() -> None:
+    both = ("chain", "binomial")
+    assert collective_s("broadcast", 8.0, 8, 8, PLAIN, algorithms=both)[1] == "binomial"
+    assert collective_s("broadcast", 1e9, 8, 8, PLAIN, algorithms=both)[1] == "chain"
+
+
+def test_every_library_algorithm_exists() -> None:
+    for kind, names in LIBRARY.items():
+        assert set(names) <= set(ALGORITHMS[kind])
+
+
+def test_parameter_server_in_every_worker_equals_a_ring() -> None:
+    ring = 2 * 7 / 8 * 1e9 / 10e9
+    assert push_pull_s(1e9, 8, 8, 10e9, 10e9, 0.0, own_share=1 / 8) == pytest.approx(ring)
+
+
+def test_profile_survives_a_file(tmp_path: Path) -> None:
+    profile = load_fabric_profile("h100-sxm-nccl")
+    again = load_fabric_profile(save_fabric_profile(profile, tmp_path))
+    assert again == profile
+
+
+def test_profile_errors_name_the_field(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="h100-sxm-nccl"):
+        load_fabric_profile("h100-sxm-ncl")
+    path = tmp_path / "x.toml"
+    path.write_text('name = "x"\ncolour = 3\n')
+    with pytest.raises(FieldError, match="colour"):
+        load_fabric_profile(path)
+
+
+@pytest.mark.parametrize("name", fabric_profile_names())
+def test_catalogue_profiles_are_sane(name: str) -> None:
+    profile = load_fabric_profile(name)
+    fabric = fabric_of(profile.coefficients)
+    assert 0 < profile.band[0] <= 1.05 and profile.band[1] >= 0.95
+    assert all(0 < rate <= 1.15 * profile.link_Bps + 1 for rate in fabric.Bps)
+    assert all(rate <= profile.nic_Bps + 1 for rate in fabric.outer_Bps)
+
+
+def table(**columns: list[object]) -> Table:
+    count = len(next(iter(columns.values())))
+    base: dict[str, list[object]] = {
+        "source": ["new"] * count, "gpu": ["H100-SXM5-80GB"] * count, "interconnect": [""] * count,
+        "n_gpus": [8.0] * count, "gpus_per_node": [8.0] * count, "collective": ["allreduce"] * count,
+        "bytes": [1e8] * count, "time_us": [500.0] * count, "dtype": ["half"] * count,
+        "method": ["nccl-tests"] * count, "notes": [""] * count,
+    }  # fmt: skip
+    merged = base | columns
+    kinds = {n: float if isinstance(v[0], float) else object for n, v in merged.items()}
+    return Table({name: np.array(values, dtype=kinds[name]) for name, values in merged.items()})
+
+
+def test_rows_of_divides_groups_evenly_over_domains() -> None:
+    rows = rows_of(table(n_gpus=[128.0, 16.0], gpus_per_node=[72.0, 8.0]))
+    assert list(rows.inside) == [64.0, 8.0]
+    assert usable(rows).all()
+
+
+def test_merged_rows_take_the_median() -> None:
+    one = np.ones(3)
+    kind = np.array(["p2p"] * 3, dtype=object)
+    merged = Rows(kind, 2 * one, 2 * one, 8 * one, 2 * one, np.array([3.0, 1.0, 2.0])).merged()
+    assert list(merged.measured_s) == [2.0]
+
+
+def test_predictions_of_unseen_sources_and_machines() -> None:
+    rows = table(
+        gpu=["H100-SXM5-80GB", "GB200", "H100-SXM5-80GB", "no-such-gpu"],
+        n_gpus=[8.0, 72.0, 64.0, 8.0],
+        gpus_per_node=[8.0, 4.0, 8.0, 8.0],
+    )
+    found = predict_rows(rows, load_fabric_profiles())
+    assert list(found.reason[:3]) == ["", "", ""]
+    assert found.reason[3] != "" and np.isnan(found.seconds[3])
+    assert (found.low_s[:3] < found.seconds[:3]).all() and (found.seconds[:3] < found.high_s[:3]).all()
+
+
+def test_a_carried_profile_is_marked_as_assumed() -> None:
+    profile = assumed(load_cluster("gb200-nvl72"), load_fabric_profiles())
+    assert profile.kind == "assumed"
+    assert profile.coefficients["domain"] == 72
+
+
+def test_names_of_machines_are_distinct_and_libraries_known() -> None:
+    assert len({m.name for m in MACHINES}) == len(MACHINES)
+    assert library_of("framework allreduce (vllm); graph/eager", "kernel=vLLM_custom_graph") == "custom-graph"
