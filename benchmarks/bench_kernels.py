@@ -28,11 +28,13 @@ from steptime.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_cu
 from steptime.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
 from steptime.calibrate.table import Table, read_table  # noqa: E402
 from steptime.hardware.profile import Curve  # noqa: E402
+from steptime.hardware.profiles import save_curves  # noqa: E402
 from steptime.num import Array  # noqa: E402
 from steptime.study.data_root import require_data  # noqa: E402
 
 FOLDS = 3
 OUT = Path(__file__).parent / "kernels.md"
+PROFILES = Path(__file__).parents[1] / "src" / "steptime" / "hardware" / "catalogue" / "profiles"
 MATRIX = ("gemm", "bmm", "gemm_bwd", "bmm_bwd")
 NORMS = ("layernorm", "softmax", "elementwise", "activation", "rope", "embedding", "dropout")
 
@@ -48,19 +50,18 @@ class Judged:
     """Whether the fit had only rows of that device."""
 
 
-def judge(table: Table) -> tuple[Judged, list[tuple[Cell, Array]]]:
-    """Held-out predictions of all rows; the cells that were fitted, with theirs."""
+def judge(table: Table) -> tuple[Judged, list[tuple[Cell, Array]], dict[str, list[Curve]]]:
+    """Held-out predictions of all rows; the cells that were fitted, with theirs; the curves of the fits."""
     found = [cell.with_best_tile() if cell.enough else cell for cell in all_cells(table)]
     curves: dict[str, list[Curve]] = {}
     for cell in found:
         if cell.enough:
             curves.setdefault(cell.device.name, []).append(cell.curve(folds=2))
-    generic = {(c.family, c.dtype, c.timer): c for c in generic_curves(curves)}
     out = Judged(*(np.full(table.rows, value, dtype=object) for value in (np.nan, "", "", True)))
     rank = {family.name: i for i, family in enumerate(FAMILIES)}
     kept = []
     for cell in sorted(found, key=lambda c: -rank[c.family.name]):
-        seconds = held_out(cell, borrowed(generic, cell))
+        seconds = held_out(cell, borrowed(curves, cell))
         if seconds is None:
             continue
         kept.append((cell, seconds))
@@ -69,7 +70,7 @@ def judge(table: Table) -> tuple[Judged, list[tuple[Cell, Array]]]:
             (seconds, cell.family.name, cell.device.name, cell.enough), strict=True,
         ):  # fmt: skip
             column[cell.rows] = value
-    return Judged(out.seconds.astype(float), out.family, out.device, out.alone.astype(bool)), kept
+    return Judged(out.seconds.astype(float), out.family, out.device, out.alone.astype(bool)), kept, curves
 
 
 def held_out(cell: Cell, known: Curve | None) -> Array | None:
@@ -145,7 +146,7 @@ def pooled(table: Table, judged: Judged, title: str, rows_of: Mapping[str, Array
     measured = table.number("latency_us") * 1e-6
     has = np.isfinite(judged.seconds)
     lines = [line(n, judged.seconds[r & has], measured[r & has]) for n, r in rows_of.items() if (r & has).any()]
-    return table_of(title, "rows", lines)
+    return table_of(title, "group", lines)
 
 
 def summary(table: Table, judged: Judged) -> list[str]:
@@ -161,20 +162,50 @@ def summary(table: Table, judged: Judged) -> list[str]:
         *pooled(
             table, judged, "Attention forward, held-out shapes, each row by the model of its implementation", attention
         ),
-        *pooled(table, judged, "Norms, softmax, maps and activations, held-out shapes", both),
+        *pooled(table, judged, "Norms, softmax, maps and activations", both),
     ]
+
+
+def left_out(
+    kept: list[tuple[Cell, Array]], curves: dict[str, list[Curve]], names: Mapping[str, set[str]]
+) -> list[str]:
+    """Errors on each device by the curves of the others: medians of their coefficients, and of the most alike one."""
+    lines = []
+    for title, families in names.items():
+        parts: dict[str, list[tuple[Array, Array, Array]]] = {}
+        for cell in (c for c, _ in kept if c.family.name in families and c.enough):
+            others = {d: known for d, known in curves.items() if d != cell.device.name}
+            middle = {(c.family, c.dtype, c.timer): c for c in generic_curves(others)}
+            key, alike = (cell.family.name, cell.dtype, cell.timer), borrowed(others, cell)
+            if key in middle and alike is not None:
+                row = (cell.predict(middle[key].coefficients), cell.predict(alike.coefficients), cell.measured_s)
+                parts.setdefault(cell.device.name, []).append(row)
+        for device, found in sorted(parts.items()):
+            generic, near, measured = (np.concatenate(column) for column in zip(*found, strict=True))
+            extra = f" {100 * scores(generic, measured).median_ape:.1f} |"
+            lines.append(line(f"{title} | {device}", near, measured, extra))
+    return table_of(
+        "Devices left out: curve of the most alike device", "families | device", lines, " medians: median % |"
+    )
 
 
 def main() -> None:
     table = read_table(require_data("kernels.parquet"))
-    judged, kept = judge(table)
+    judged, kept, curves = judge(table)
     head = "family | device | dtype | timer | source"
     names = [family.name for family in FAMILIES]
     core = [n for n in names if n.startswith("attention")] + [n for n in names if n.startswith(NORMS)]
+    frameworks = ("vllm", "sglang", "trtllm")
+    transfer = {
+        "attention forward": {f"attention_fwd_{f}" for f in frameworks},
+        "attention decode": {f"attention_decode_{f}" for f in frameworks},
+        "memory-bound": {n for n in core if not n.startswith("attention")},
+    }
     rest = [n for n in names if n not in core and not n.startswith("liger")]
     text = [
         "# Time models of kernels on shapes that they did not see", "", (__doc__ or "").split("\n\n")[1], "",
         *summary(table, judged), *coverage(table, judged),
+        *left_out(kept, curves, transfer),
         *table_of("Attention and memory-bound families", head, by_device(kept, core)),
         *table_of("Other families", head, by_device(kept, rest)),
     ]  # fmt: skip
@@ -187,10 +218,8 @@ def main() -> None:
 
 def save(table: Table) -> None:
     """Fits all curves and writes them to the profiles of the catalogue."""
-    from steptime.hardware.profiles import save_curves
-
     for device, curves in kernel_curves(table).items():
-        save_curves(device, curves)
+        save_curves(device, curves, PROFILES)
         print(f"{device}: {len(curves)} curves" + (", assumed" if device == GENERIC else ""))
 
 

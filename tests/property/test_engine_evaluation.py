@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.estimate.step import Step
-from steptime.estimate.terms_of import exposed_terms, hidden_terms, lines_of, memory_terms
+from steptime.estimate.terms_of import (
+    exposed_terms,
+    fullest_stage,
+    hidden_terms,
+    lines_of,
+    memory_details,
+    memory_terms,
+)
 from steptime.hardware import load_cluster
 from steptime.plan.legality import broken_rules
 
@@ -46,7 +53,7 @@ def test_terms_add_up_and_none_is_negative(data):
     e = case.evaluate(data.draw(legal_plans(case)))
     time, hidden = (of(lines_of(e)) for of in (exposed_terms, hidden_terms))
     assert close(time.total, float(e.step_time_s))
-    _, memory = memory_terms(e)
+    memory = memory_terms(memory_details(e, fullest_stage(e)))
     assert close(memory.total, float(e.peak_bytes))
     for path, value in (*time.items(), *memory.items(), *hidden.items()):
         assert value > 0, path

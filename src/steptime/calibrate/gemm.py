@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timer_of
-from steptime.calibrate.fitting import fitted_curve, hashed
+from steptime.calibrate.fitting import Prior, fitted_curve, hashed
 from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_s
 from steptime.errors import UnknownNameError, UserError
@@ -29,6 +30,8 @@ PEAKS: Final = {
     "fp8_block": ("fp8",), "int8_wo": ("bf16", "fp16"), "int4_wo": ("bf16", "fp16"), "sq": ("int8", "fp8"),
     "int8": ("int8", "fp8"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32"),
 }  # fmt: skip
+#: Dtypes that every framework leaves to the vendor's library.
+PLAIN: Final = ("fp32", "tf32", "bf16", "fp16")
 #: Sources in the order of trust; a curve is fitted to the first that has enough shapes.
 SOURCES: Final = (
     "aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench",
@@ -161,7 +164,9 @@ class Truth:
 def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     """Measured shapes by source, device, dtype and timer; devices that the catalogue lacks are left out.
 
-    Rows that say of themselves that they are suspect are left out as well.
+    Rows that say of themselves that they are suspect are left out as well. Serving frameworks quantise in kernels
+    of their own, which differ by factors: quantised rows that name their framework are kept apart by it, and the
+    source then reads ``source/framework``.
     """
     shape = gemm_shape(table)
     seconds = table.number("latency_us") * 1e-6
@@ -169,9 +174,12 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     suspect = np.array(["SUSPECT" in notes for notes in table.text("notes")], bool)
     usable = np.isin(table.text("op"), list(ops)) & readable(shape) & (seconds > 0) & ~suspect
     keys: dict[tuple[str, str, str, str], list[int]] = {}
-    columns = (table.text(name) for name in ("source", "gpu", "dtype", "method"))
-    for i, (source, gpu, dtype, method) in enumerate(zip(*columns, strict=True)):
+    columns = (table.text(name) for name in ("source", "gpu", "dtype", "method", "notes"))
+    for i, (source, gpu, dtype, method, notes) in enumerate(zip(*columns, strict=True)):
         if usable[i] and (device := known[gpu]) is not None:
+            named = re.match(r"fw=(\w+)", notes)
+            if named and gemm_dtype(dtype) not in PLAIN:
+                source = f"{source}/{named[1]}"
             keys.setdefault((source, device.name, gemm_dtype(dtype), timer_of(method)), []).append(i)
     for (source, name, dtype, timer), rows in sorted(keys.items()):
         columns_of = {key: values[rows] for key, values in shape.items()}
@@ -182,22 +190,50 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
         )  # fmt: skip
 
 
-def gemm_curve(truth: Truth) -> Curve:
+#: What is believed of every coefficient beforehand: its start value, within a factor of about e.
+PRIORS: Final = {c.name: Prior(value=c.start, spread=1.0) for c in COEFFICIENTS if c.name != "latency_s"}
+
+
+def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
     """The curve of one truth, with errors cross-validated by shape."""
     return fitted_curve(
         FAMILY, truth.shape, truth.arguments, truth.measured_s, truth.groups,
-        dtype=truth.dtype, timer=truth.timer, source=truth.source,
+        dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
     )  # fmt: skip
 
 
-def preferred(found: list[Truth]) -> list[Truth]:
-    """For each device, dtype and timer the most trusted source that has enough shapes."""
+def preferred(found: Iterable[Truth]) -> list[Truth]:
+    """For each device, dtype and timer the most trusted source that has enough shapes.
+
+    Among the frameworks of one source it is the one whose rate is in the middle.
+    """
     order = {source: i for i, source in enumerate(SOURCES)}
-    best: dict[tuple[str, str, str], Truth] = {}
-    usable = [t for t in found if t.source in order and len(t.measured_s) >= LEAST_SHAPES and _has_peak(t)]
-    for truth in sorted(usable, key=lambda t: order[t.source]):
-        best.setdefault((truth.device.name, truth.dtype, truth.timer), truth)
-    return list(best.values())
+    best: dict[tuple[str, str, str], list[Truth]] = {}
+    usable = [t for t in found if _trust(t, order) < len(order) and len(t.measured_s) >= LEAST_SHAPES and _has_peak(t)]
+    for truth in sorted(usable, key=lambda t: _trust(t, order)):
+        same = best.setdefault((truth.device.name, truth.dtype, truth.timer), [])
+        if not same or _trust(same[0], order) == _trust(truth, order):
+            same.append(truth)
+    return [_middle(same) for same in best.values()]
+
+
+def _trust(truth: Truth, order: Mapping[str, int]) -> int:
+    return order.get(truth.source.split("/")[0], len(order))
+
+
+def _middle(same: list[Truth]) -> Truth:
+    """The truth with the median slowness; the slowness is the mean log of time over roofline."""
+    if len(same) == 1:
+        return same[0]
+    return sorted(same, key=_slowness)[(len(same) - 1) // 2]
+
+
+def _slowness(truth: Truth) -> float:
+    shape, device = truth.shape, truth.arguments
+    m, n, k, batch = (shape[name] for name in ("m", "n", "k", "batch"))
+    moved = batch * (m * k * shape["a_bytes"] + k * n * shape["b_bytes"] + m * n * shape["out_bytes"])
+    least = 2 * batch * m * n * k / device["peak_flops_per_s"] + moved / device["memory_Bps"] + 5e-6
+    return float(np.mean(np.log(truth.measured_s / least)))
 
 
 def _by_shape(shape: Mapping[str, Array], seconds: Array) -> tuple[Array, Array]:

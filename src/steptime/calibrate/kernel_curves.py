@@ -14,6 +14,7 @@ from steptime.calibrate.table import Table
 from steptime.errors import UnknownNameError
 from steptime.hardware.library import load_device
 from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import nearest
 from steptime.hardware.records import Device
 from steptime.num import Array
 
@@ -58,7 +59,7 @@ class Cell:
     def enough(self) -> bool:
         """Whether the rows alone fix the coefficients."""
         fitted = sum(c.low < c.high for c in self.family.coefficients)
-        return len(np.unique(self.groups)) >= max(6, 2 * fitted)
+        return len(np.unique(self.groups)) >= max(4, 2 * fitted)
 
     @property
     def some(self) -> bool:
@@ -174,19 +175,26 @@ def curves_of(found: Iterable[Cell]) -> dict[str, list[Curve]]:
     for cell in all_cells:
         if cell.enough:
             out.setdefault(cell.device.name, []).append(cell.with_best_tile().curve())
-    generic = {(c.family, c.dtype, c.timer): c for c in generic_curves(out)}
+    sound = {device: list(curves) for device, curves in out.items()}
     for cell in all_cells:
-        known = borrowed(generic, cell)
+        known = borrowed(sound, cell)
         if not cell.enough and cell.some and known is not None:
             out.setdefault(cell.device.name, []).append(cell.near(known).curve(folds=3))
-    return out | {GENERIC: generic_curves(out)}
+    return out | {GENERIC: generic_curves(sound)}
 
 
-def borrowed(generic: Mapping[tuple[str, str, str], Curve], cell: Cell) -> Curve | None:
-    """Generic coefficients for a cell: of its dtype and timer, else of another dtype, else of another timer."""
-    same = [c for (family, _, _), c in generic.items() if family == cell.family.name]
-    order = sorted(same, key=lambda c: (c.timer != cell.timer, c.dtype != cell.dtype, -c.points))
-    return order[0] if order else None
+def borrowed(by_device: Mapping[str, Sequence[Curve]], cell: Cell) -> Curve | None:
+    """The curve of the most alike other device for a cell, of its timer and dtype if there is one.
+
+    Alike as :func:`steptime.hardware.profiles.nearest` says. On devices left out this halves the error of medians
+    over all devices (benchmarks/kernels.md).
+    """
+    others = {d: [c for c in curves if c.family == cell.family.name] for d, curves in by_device.items() if d != GENERIC}
+    order = nearest(cell.device, [load_device(d) for d, curves in others.items() if curves])
+    place = {device.name: i for i, device in enumerate(order)}
+    found = [(place[d], c) for d, curves in others.items() if d in place for c in curves]
+    found.sort(key=lambda x: (x[1].timer != cell.timer, x[1].dtype != cell.dtype, x[0]))
+    return found[0][1] if found else None
 
 
 def generic_curves(by_device: Mapping[str, Sequence[Curve]]) -> list[Curve]:

@@ -80,12 +80,14 @@ def columns(moved: Array, rows: Array, reread: Array | float = 0.0, flops: Array
 Shape = Callable[[Table], dict[str, Array]]
 
 
-def only(shape: Shape, source: str, notes: str = "", kernel: str = "") -> Callable[[Table], Mapping[str, Array]]:
+def only(
+    shape: Shape, source: str, notes: str = "", kernel: str = "", gpu: str = "^(?!TPU)"
+) -> Callable[[Table], Mapping[str, Array]]:
     """The shape, unreadable (NaN) on rows that do not match the expressions."""
-    wanted = re.compile(source), re.compile(notes), re.compile(kernel)
+    wanted = re.compile(source), re.compile(notes), re.compile(kernel), re.compile(gpu)
 
     def masked(table: Table) -> dict[str, Array]:
-        texts = zip(table.text("source"), table.text("notes"), table.text("kernel"), strict=True)
+        texts = zip(*(table.text(name) for name in ("source", "notes", "kernel", "gpu")), strict=True)
         keep = np.array([all(e.search(t) for e, t in zip(wanted, row, strict=True)) for row in texts], bool)
         out = {name: np.full(table.rows, np.nan) for name in ARGUMENTS}
         for name, values in shape(table.take(keep)).items():
@@ -204,6 +206,11 @@ def family(
 TORCH: Final = "^neusight"
 NEW: Final = "^layer="
 OLD: Final = "^v0 "
+COMPILED: Final = (
+    ("elementwise", "rope"), ("elementwise", "act_fn"), ("layernorm", "input_layernorm"),
+    ("layernorm", "post_layernorm"), ("layernorm", "final_layernorm"), ("embedding", "embedding"),
+)  # fmt: skip
+"""Layers that XLA merges with their neighbours, each in its own way, so that little of them remains."""
 FAMILIES: Final = (
     family("elementwise", "elementwise", only(maps, "^neusight|^vidur", r"^(?!.*(rope|mlp_act|function pow>))")),
     family("scalar", "elementwise", only(maps, TORCH, "function pow>"), GENERIC),
@@ -222,6 +229,10 @@ FAMILIES: Final = (
     family("rope_served", "elementwise", only(of_a_model({"rotary": 2.0}), SERVED, f"{NEW}rot")),
     family("activation_eager", "elementwise", only(of_a_model({"act_fn": 3.0}), SERVED, f"{OLD}layer=act_fn")),
     family("rope_eager", "elementwise", only(of_a_model({"rope": 2.0}), SERVED, f"{OLD}layer=rope")),
+    *(
+        family(f"xla_{layer}", op, only(of_a_model({layer: 2.0}), SERVED, layer, "", "^TPU"), GENERIC)
+        for op, layer in COMPILED
+    ),
     family("elementwise_bwd", "elementwise_bwd", only(gradients_of_maps, TORCH)),
     family("layernorm", "layernorm", only(norms, "^neusight|^vidur")),
     *(

@@ -213,6 +213,10 @@ WIDER: Final = {
 }
 BENCHMARK: Final = tuple(WIDER.get(c.name, c) for c in GENERIC)
 """As the generic ones; products hide in some of them, so that they seem to use little of the bandwidth."""
+ONE_SIZE: Final = tuple(
+    c if c.name == "efficiency" else Coefficient(name=c.name, start=c.start, low=c.start, high=c.start) for c in GENERIC
+)
+"""As the generic ones, and only the share of the bandwidth is fitted."""
 
 
 def _memory(name: str, ops: frozenset[str], shape: Shape, fitted: tuple[Coefficient, ...] = GENERIC) -> KernelFamily:
@@ -248,7 +252,7 @@ MEMORY_FAMILIES: Final = (
         for op in LIGER
         for way in ("", "_bwd", "_fwdbwd")
     ),
-    _memory("flagperf", frozenset(f"flagperf_{op}" for op in TENSORS), only(flagperf, "^flagperf")),
+    _memory("flagperf", frozenset(f"flagperf_{op}" for op in TENSORS), only(flagperf, "^flagperf"), ONE_SIZE),
 )
 """In bytes only: curves of dtype ``any``."""
 AIC: Final = "^aiconfigurator"

@@ -124,31 +124,62 @@ def collective_s(
 
     Source: the choice of NCCL by its own cost model (tuning.cc) is idealised as the true minimum.
     """
+    names, times = candidate_s(
+        kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
+        element_bytes=element_bytes, algorithms=algorithms,
+    )  # fmt: skip
+    return _least(names, times, size_bytes, ranks)
+
+
+def candidate_s(
+    kind: str,
+    size_bytes: Num,
+    ranks: Num,
+    inside: Num,
+    fabric: Fabric,
+    *,
+    groups: Num = 1,
+    oversubscription: Num = 1.0,
+    nics: Num | None = None,
+    element_bytes: Num = 2,
+    algorithms: Sequence[str] | None = None,
+) -> tuple[list[tuple[str, str]], list[Num]]:
+    """Every algorithm and protocol that `collective_s` chooses from, and the time of each; same arguments."""
     made = ALGORITHMS[kind]
-    names, times = [], []
+    names: list[tuple[str, str]] = []
+    times: list[Num] = []
+    lanes = _lanes(inside, fabric.nics if nics is None else nics, groups, oversubscription)
     for name in LIBRARY[kind] if algorithms is None else algorithms:
         if name == "switch" and not fabric.switch_Bps:
             continue
         own = fabric.direct_own_steps if name == "direct" else fabric.own_steps
-        path = made[name](size_bytes, ranks, inside, own)
-        path = _reduced(path, kind, element_bytes, fabric)
-        lanes = _lanes(inside, fabric.nics if nics is None else nics, groups, oversubscription)
-        for p, protocol in enumerate(PROTOCOLS):
-            if name != "switch":
-                names.append((name, protocol))
-                times.append(_time(path, kind, name, p, inside, ranks, lanes, fabric))
+        path = _reduced(made[name](size_bytes, ranks, inside, own), kind, element_bytes, fabric)
         if name == "switch":
             names.append((name, "simple"))
             times.append(_switch(path, ranks, inside, element_bytes, lanes, fabric))
+            continue
+        for p, protocol in enumerate(PROTOCOLS):
+            names.append((name, protocol))
+            times.append(_time(path, kind, name, p, inside, ranks, lanes, fabric))
     if kind == "all_reduce":
-        shared: dict[str, Any] = {
-            "groups": groups, "oversubscription": oversubscription, "nics": nics, "element_bytes": element_bytes,
-        }  # fmt: skip
-        first = collective_s("reduce_scatter", size_bytes, ranks, inside, fabric, **shared)
-        second = collective_s("all_gather", size_bytes, ranks, inside, fabric, **shared)
         names.append((TWO_PHASES, "simple"))
-        times.append(first[0] + second[0])
-    return _least(names, times, size_bytes, ranks)
+        times.append(_two_phases(size_bytes, ranks, inside, fabric, groups, oversubscription, nics, element_bytes))
+    return names, times
+
+
+def _two_phases(
+    size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, groups: Num, oversubscription: Num,
+    nics: Num | None, element_bytes: Num,
+) -> Num:  # fmt: skip
+    """Time of a reduce-scatter and an all-gather."""
+    first, second = (
+        collective_s(
+            kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
+            element_bytes=element_bytes,
+        )[0]
+        for kind in ("reduce_scatter", "all_gather")
+    )  # fmt: skip
+    return first + second
 
 
 def _lanes(inside: Num, nics: Num, groups: Num, oversubscription: Num) -> Num:
@@ -176,7 +207,7 @@ def _time(path: Path, kind: str, name: str, p: int, inside: Num, ranks: Num, lan
     start = fabric.start_s[p] + spans * fabric.outer_start_s[p] + (fabric.direct_start_s[p] if direct else 0.0)
     hop = fabric.direct_hop_s if direct else fabric.hop_s[p]
     outer_hop = fabric.direct_hop_s if direct else (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
-    share = fabric.direct_share if direct else 1.0
+    share = fabric.direct_share[p] if direct else 1.0
     outer_share = fabric.tree_share if name == "tree" else share
     single = where(inside > 1, 1.0, fabric.single_share)
     simple = p == len(PROTOCOLS) - 1

@@ -48,7 +48,7 @@ class Fabric:
     """What an exchange of all pairs costs on top of `start_s`."""
     direct_hop_s: float = 0.0
     """One more partner in an exchange of all pairs."""
-    direct_share: float = 1.0
+    direct_share: Three = (1.0, 1.0, 1.0)
     """Bandwidth of an exchange of all pairs over that of a ring."""
     direct_own_steps: float = 0.0
     """`own_steps` of an exchange of all pairs."""

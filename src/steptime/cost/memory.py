@@ -35,3 +35,34 @@ def activation_bytes(kept_bytes_per_layer: Num, layers: Num, in_flight: Num) -> 
     8000000.0
     """
     return kept_bytes_per_layer * layers * in_flight
+
+
+def largest_temporary_bytes(temporary_bytes: Num, recomputed_bytes: Num) -> Num:
+    r"""What is alive beside the kept activations at the peak.
+
+    $$M = M_t + M_r$$
+
+    where $M_t$ = `temporary_bytes` is the largest gathered input and gradient of one operator and $M_r$ =
+    `recomputed_bytes` the activations of the one layer that full recomputation rebuilds.
+
+    Source: Korthikanti et al., arXiv 2205.05198, section 5.
+
+    >>> largest_temporary_bytes(2.0, 3.0)
+    5.0
+    """
+    return temporary_bytes + recomputed_bytes
+
+
+def gathered_weights_bytes(parameters: Num, bytes_each: Num, layers_at_once: Num) -> Num:
+    r"""Weights that a sharded model holds whole: the layer that computes and the one that is being gathered.
+
+    $$M = k P E$$
+
+    where $P$ = `parameters` of a layer, $E$ = `bytes_each` and $k$ = `layers_at_once`.
+
+    Source: FSDP, Zhao et al., arXiv 2304.11277, section 4.
+
+    >>> gathered_weights_bytes(10, 2, 2)
+    40
+    """
+    return layers_at_once * parameters * bytes_each

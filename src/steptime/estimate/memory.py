@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from steptime.cost.memory import activation_bytes, parameter_bytes
+from steptime.cost.memory import activation_bytes, gathered_weights_bytes, largest_temporary_bytes, parameter_bytes
 from steptime.cost.pipeline import micro_batches_in_flight
+from steptime.estimate.operators import Formula
 from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import FULL_RECOMPUTE, Plans
 
 STAGES = ("first", "middle", "last")
+LAYERS_TERM = "activations/layers/activation_bytes"
 
 
 def gradient_ranks(strategy: Strategy, plans: Plans) -> Num:
@@ -23,49 +26,76 @@ def gradient_ranks(strategy: Strategy, plans: Plans) -> Num:
     return ranks
 
 
-def stage_terms(
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A formula and what it is called with."""
+
+    formula: Formula
+    arguments: Mapping[str, Num]
+
+    @property
+    def value(self) -> Num:
+        """Result."""
+        return self.formula(self.arguments)
+
+
+PARAMETERS, ACTIVATIONS = Formula(parameter_bytes), Formula(activation_bytes)
+TEMPORARY, GATHERED = Formula(largest_temporary_bytes), Formula(gathered_weights_bytes)
+
+
+def stage_calls(
     method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str
-) -> Mapping[str, Num]:
-    """Memory terms of one stage (zero for a stage that the plan does not have).
+) -> dict[str, Call]:
+    """Memory terms of one stage as calls of formulas (zero for a stage that the plan does not have).
 
     The first of several stages holds the embedding and, under 1F1B, most micro-batches; the last holds the head
     and one micro-batch; a single stage is ``first`` and holds both ends.
     """
     split, alone = method.stage_split(job, plans), plans.pp <= 1
-    layers = {"first": split.first, "middle": split.middle, "last": split.last}[stage]
-    exists = {"first": plans.pp >= 1, "middle": plans.pp > 2, "last": plans.pp > 1}[stage]
-    in_flight = micro_batches_in_flight(plans.pp, method.micro_batches(job, plans), plans.vpp)
-    in_flight = {
-        "first": in_flight,
-        "middle": minimum(in_flight, maximum(plans.pp - 1, 1)),
-        "last": minimum(in_flight, 1),
-    }[stage]  # fmt: skip
-    has_first = where(exists, float(stage == "first"), 0.0)
-    has_last = where((stage == "last") | ((stage == "first") & alone), where(exists, 1.0, 0.0), 0.0)
-    layers = where(exists, layers, 0.0)
+    exists = where({"first": plans.pp >= 1, "middle": plans.pp > 2, "last": plans.pp > 1}[stage], 1.0, 0.0)
+    layers = exists * {"first": split.first, "middle": split.middle, "last": split.last}[stage]
+    in_flight = _in_flight(method, job, plans, stage)
+    has_first = exists * float(stage == "first")
+    has_last = exists * (float(stage == "last") + float(stage == "first") * where(alone, 1.0, 0.0))
     weights = sizes.layer.weights * layers + sizes.first.weights * has_first + sizes.last.weights * has_last
-    full = plans.recompute == 2
+    full = plans.recompute == FULL_RECOMPUTE
     kept = where(full, minimum(sizes.boundary_bytes, sizes.layer.kept_bytes), sizes.layer.kept_bytes)
     ends = sizes.first.kept_bytes * has_first * in_flight + sizes.last.kept_bytes * has_last
-    ranks = gradient_ranks(strategy, plans)
-    state_bytes = job.optimizer.bytes_per_parameter(job.precision)
-    precision = job.precision
-    working = (sizes.working_bytes + where(full, sizes.layer.kept_bytes, 0.0)) * where(exists, 1.0, 0.0)
+    ranks, precision = gradient_ranks(strategy, plans), job.precision
+
+    def states(bytes_each: float, zero: int) -> Call:
+        shards = where(plans.zero >= zero, ranks, 1)
+        return Call(PARAMETERS, {"parameters": weights, "bytes_each": bytes_each, "shards": shards})
+
+    def activations(bytes_each: Num, layers: Num, in_flight: Num) -> Call:
+        return Call(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
+
+    whole = where((plans.zero >= 3) & (layers > 0), 2.0, 0.0)
     return {
-        "weights/parameter_bytes": parameter_bytes(
-            weights, precision.element_bytes, where(plans.zero >= 3, ranks, 1)
-        ),
-        "gradients/parameter_bytes": parameter_bytes(
-            weights, precision.gradient_bytes, where(plans.zero >= 2, ranks, 1)
-        ),
-        "optimizer/parameter_bytes": parameter_bytes(weights, state_bytes, where(plans.zero >= 1, ranks, 1)),
-        "activations/layers/activation_bytes": activation_bytes(kept, layers, in_flight),
-        "activations/ends/activation_bytes": activation_bytes(ends, 1, 1),
-        "working/largest_temporary_bytes": working,
-        "working/gathered_weights_bytes": where(
-            (plans.zero >= 3) & (layers > 0), 2 * sizes.layer.weights * precision.element_bytes, 0.0
-        ),
+        "weights/parameter_bytes": states(precision.element_bytes, 3),
+        "gradients/parameter_bytes": states(precision.gradient_bytes, 2),
+        "optimizer/parameter_bytes": states(job.optimizer.bytes_per_parameter(precision), 1),
+        LAYERS_TERM: activations(kept, layers, in_flight),
+        "activations/ends/activation_bytes": activations(ends, 1, 1),
+        "working/largest_temporary_bytes": Call(TEMPORARY, {
+            "temporary_bytes": sizes.working_bytes * exists,
+            "recomputed_bytes": where(full, sizes.layer.kept_bytes, 0.0) * exists}),
+        "working/gathered_weights_bytes": Call(GATHERED, {
+            "parameters": sizes.layer.weights, "bytes_each": precision.element_bytes, "layers_at_once": whole}),
     }  # fmt: skip
+
+
+def _in_flight(method: Method, job: Job, plans: Plans, stage: str) -> Num:
+    whole = micro_batches_in_flight(plans.pp, method.micro_batches(job, plans), plans.vpp)
+    if stage == "first":
+        return whole
+    return minimum(whole, maximum(plans.pp - 1, 1)) if stage == "middle" else minimum(whole, 1)
+
+
+def stage_terms(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str) -> dict[str, Num]:
+    """Memory terms of one stage in bytes."""
+    calls = stage_calls(method, strategy, job, plans, sizes, stage)
+    return {path: call.value for path, call in calls.items()}
 
 
 def stage_total(terms: Mapping[str, Num]) -> Num:

@@ -8,7 +8,7 @@ from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
 from steptime.estimate.machine import Machine
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import Job
-from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.rows import Row
 
 _UNIT = Machine(
@@ -48,7 +48,7 @@ def model_flops_per_step(job: Job) -> float:
 
 def recomputed_flops_per_step(job: Job, recompute: int) -> float:
     """Matrix operations that recomputation of the layers, or of unfused attention alone, adds to a step."""
-    if recompute == RECOMPUTE_CODES["full"]:
+    if recompute == FULL_RECOMPUTE:
         return job.global_batch * forward_flops_per_sequence(job)["layers"]
     plans = Plans(recompute=recompute)
     rows = CORRECTED.strategies["1d"].block(job, plans).layer

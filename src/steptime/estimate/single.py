@@ -12,7 +12,15 @@ from steptime.estimate.explain import bottleneck_of, what_if
 from steptime.estimate.machine import Machine, constants_of, machine_of, weakest
 from steptime.estimate.metrics import model_flops_per_step, recomputed_flops_per_step, utilisation
 from steptime.estimate.result import Estimate, Provenance
-from steptime.estimate.terms_of import details_of, exposed_terms, hidden_terms, lines_of, memory_terms
+from steptime.estimate.terms_of import (
+    details_of,
+    exposed_terms,
+    fullest_stage,
+    hidden_terms,
+    lines_of,
+    memory_details,
+    memory_terms,
+)
 from steptime.hardware.records import Cluster
 from steptime.plan.job import Job
 from steptime.plan.legality import BIT, MEMORY, Rule, broken_rules, names_of
@@ -24,6 +32,8 @@ ASSUMPTIONS = (
     "every pipeline stage and every micro-batch takes the same time from step to step (no stragglers, no failures)",
     "data-parallel traffic does not slow down other traffic on the same links",
     "memory counts no allocator fragmentation, communication buffers or driver context",
+    "memory capacity is the datasheet's decimal figure",
+    "gradients are kept and reduced in the dtype of the run",
 )
 
 Statistics = Callable[[Evaluation], Mapping[str, Any]]
@@ -61,7 +71,8 @@ def estimate_plan(
     e = evaluate(method, strategy, job, setting.machine, plans)
     lines = lines_of(e)
     time = exposed_terms(lines)
-    stage, memory = memory_terms(e)
+    stage = fullest_stage(e)
+    kept = memory_details(e, stage)
     mask = int(broken_rules(job, plans, setting.rules)) | (BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0)
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
@@ -80,7 +91,7 @@ def estimate_plan(
         time=time,
         overlapped=hidden_terms(lines),
         peak_memory_bytes=float(e.peak_bytes),
-        memory=memory,
+        memory=memory_terms(kept),
         memory_capacity_bytes=e.machine.memory_bytes,
         oom_probability=1.0 if mask & BIT[MEMORY] else 0.0,
         feasible=mask == 0,
@@ -94,7 +105,7 @@ def estimate_plan(
         },
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        details=details_of(lines) if explain else (),
+        details=(*details_of(lines), *kept) if explain else (),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, where
 from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import FULL_RECOMPUTE, Plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,14 @@ class Step:
     steady_s: Num
     """All micro-batches through the critical stage."""
     stage_link_s: Num
-    """One message to the next stage."""
+    """One message to the next stage, on average."""
+    fast_link_s: Num
+    slow_link_s: Num
     pipeline_comm_s: Num
     bubble_s: Num
+    """Filling and draining of the pipeline, the messages between stages included."""
+    bubble_links_s: Num
+    """That part of it."""
     gradient_s: Num
     """Reduction of gradients over the data-parallel group."""
     gradient_busy_s: Num
@@ -68,6 +73,14 @@ class Step:
     replicated_s: Num
     """Gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
+    optimizer_bytes: Num
+    """Memory traffic of the optimiser."""
+    one_reduction_s: Num
+    """Reduction of the gradients of one layer; likewise the gathering of its weights."""
+    one_gather_s: Num
+    behind_forward_s: Num
+    """Forward time of one layer, behind which a gathering can hide; likewise backward."""
+    behind_backward_s: Num
 
     @property
     def total_s(self) -> Num:
@@ -81,7 +94,7 @@ class Step:
 def critical_stage(method: Method, job: Job, plans: Plans, passes: Passes) -> Stage:
     """Slowest of the first, a middle and the last stage; ties go to the first."""
     split = method.stage_split(job, plans)
-    again = where(plans.recompute == 2, passes.layer.forward_s, 0.0)
+    again = where(plans.recompute == FULL_RECOMPUTE, passes.layer.forward_s, 0.0)
     one_layer_s = passes.layer.both_s + again
     alone = plans.pp <= 1
     first_s = split.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
@@ -89,7 +102,7 @@ def critical_stage(method: Method, job: Job, plans: Plans, passes: Passes) -> St
     last_s = where(alone, 0.0, split.last * one_layer_s + passes.last.both_s)
     slowest_s = maximum(first_s, maximum(middle_s, last_s))
     is_first = first_s >= slowest_s
-    is_last = (last_s >= slowest_s) & (is_first == False)  # noqa: E712 - also for arrays
+    is_last = (last_s >= slowest_s) & (first_s < slowest_s)
     layers = where(is_first, split.first, where(is_last, split.last, split.middle))
     whole = where(alone, split.first, _all_layers(split.first, split.middle, split.last, job, plans))
     return Stage(
@@ -104,10 +117,11 @@ def _all_layers(first: Num, middle: Num, last: Num, job: Job, plans: Plans) -> N
     return where((first == middle) & (middle == last), first * plans.pp, float(job.model.layers))
 
 
-def _stage_link_s(method: Method, plans: Plans, sizes: Sizes, machine: Machine) -> Num:
+def _stage_links_s(method: Method, plans: Plans, sizes: Sizes, machine: Machine) -> tuple[Num, Num]:
+    """A message to a stage in the same fast domain, and to one in another."""
     fast = point_to_point_s(sizes.boundary_bytes, machine.fast_Bps, machine.fast_latency_s)
     slow = point_to_point_s(sizes.boundary_bytes, machine.lone_slow_Bps, machine.slow_latency_s)
-    return mean_stage_link_s(plans.pp, plans.in_pp, fast, slow * method.slow_link_share(plans))
+    return fast, slow * method.slow_link_share(plans)
 
 
 def _behind(job: Job, one_s: Num, layers: Num, behind_s: Num) -> Num:
@@ -122,22 +136,30 @@ def compose(
     """One optimiser step from the times of its parts."""
     stage = critical_stage(method, job, plans, passes)
     micro_batches = method.micro_batches(job, plans)
-    link_s = _stage_link_s(method, plans, sizes, machine)
-    again = where(plans.recompute == 2, 1.0, 0.0)
+    fast_s, slow_s = _stage_links_s(method, plans, sizes, machine)
+    link_s = mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s)
+    again = where(plans.recompute == FULL_RECOMPUTE, 1.0, 0.0)
     backward_s = passes.layer.backward_s + again * passes.layer.forward_s
     shared = _data_parallel(strategy, job, machine, plans, sizes, stage, passes.layer.forward_s, backward_s,
                             micro_batches)  # fmt: skip
     weights = sizes.layer.weights * stage.layers + sizes.first.weights * stage.first + sizes.last.weights * stage.last
+    optimizer_bytes = _optimizer_bytes(method, strategy, job, plans, weights)
     return Step(
         stage=stage,
         micro_batches=micro_batches,
         repeats=1.0 + again,
         steady_s=micro_batches * stage.slowest_s,
         stage_link_s=link_s,
+        fast_link_s=fast_s,
+        slow_link_s=slow_s,
         pipeline_comm_s=(0.0 if "pp" in job.overlap else 1.0) * 2 * micro_batches * link_s * plans.vpp,
         bubble_s=pipeline_bubble_s(stage.all_stages_s, stage.slowest_s, plans.vpp) + (plans.pp - 1) * 2 * link_s,
+        bubble_links_s=(plans.pp - 1) * 2 * link_s,
         replicated_s=_replicated_s(method, strategy, job, machine, plans, sizes, stage),
-        optimizer_s=_optimizer_s(method, strategy, job, machine, plans, weights),
+        optimizer_bytes=optimizer_bytes,
+        optimizer_s=memory_s(optimizer_bytes, machine.memory_Bps),
+        behind_forward_s=passes.layer.forward_s,
+        behind_backward_s=backward_s,
         **shared,
     )
 
@@ -165,6 +187,8 @@ def _data_parallel(
     exposed_s = _behind(job, both_s, stage.layers, backward_s) * reductions
     share = reduce_s / (both_s + (both_s == 0))
     return {
+        "one_reduction_s": reduce_s,
+        "one_gather_s": gather_s,
         "gradient_s": exposed_s * share + reduce_ends_s * reductions,
         "gradient_busy_s": (reduce_s * stage.layers + reduce_ends_s) * reductions,
         "backward_gather_s": exposed_s * (1.0 - share) * where(plans.zero >= 3, 1.0, 0.0),
@@ -187,11 +211,10 @@ def _replicated_s(
     return COLLECTIVES["all_reduce"](ring_arguments(plans, machine, (strategy.replicated_axis,), size_bytes))
 
 
-def _optimizer_s(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, weights: Num) -> Num:
+def _optimizer_bytes(method: Method, strategy: Strategy, job: Job, plans: Plans, weights: Num) -> Num:
     if not method.optimizer_step:
         return 0.0 * plans.dp
     owned = weights / where(plans.zero >= 1, gradient_ranks(strategy, plans), 1)
     precision = job.precision
     state_bytes = job.optimizer.bytes_per_parameter(precision)
-    moved = adam_step_bytes(owned, state_bytes, precision.gradient_bytes, precision.element_bytes)
-    return memory_s(moved, machine.memory_Bps)
+    return adam_step_bytes(owned, state_bytes, precision.gradient_bytes, precision.element_bytes)

@@ -99,8 +99,12 @@ class Mesh:
                 return ()
             out.append(
                 Level(
-                    name=f"axis{number}", devices=devices, link_Bps=axis.Bps, efficiency=1.0,
-                    latency_s=axis.latency_s, sources={"link_Bps": source, "latency_s": source},
+                    name=f"axis{number}",
+                    devices=devices,
+                    link_Bps=axis.Bps,
+                    efficiency=1.0,
+                    latency_s=axis.latency_s,
+                    sources={"link_Bps": source, "latency_s": source},
                 )  # fmt: skip
             )
         return tuple(out)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError
-from steptime.hardware.library import _roots
+from steptime.hardware.library import _roots, is_path
 from steptime.hardware.load import parse_toml
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Device
@@ -37,6 +37,8 @@ def load_profile(device: str) -> Profile | None:
     >>> load_profile("no-such-device") is None
     True
     """
+    if is_path(device):
+        return None
     for root in _roots():
         path = root / FOLDER / f"{device}.toml"
         if path.is_file():
@@ -135,14 +137,15 @@ def distance(one: Device, other: Device) -> float:
 
     $$d = 3 [v \ne v'] + \sum_i w_i |\ln (x_i / x_i')|$$
 
-    over work per byte of bandwidth, vector rate per multiprocessor, cache per multiprocessor and bandwidth, with
-    $v$ the vendor; a figure that one of them lacks counts 0.5.
+    over work per byte of bandwidth, rate per multiprocessor, cache per multiprocessor, bandwidth, and single
+    precision per watt (parts that their power limits behave alike), with $v$ the vendor; a figure that one of them
+    lacks counts 0.5.
 
     Source: choice of this program; the weights are not fitted.
     """
     first, second = _traits(one), _traits(other)
     total = 0.0 if one.vendor == other.vendor else 3.0
-    for name, weight in (("intensity", 0.5), ("unit_rate", 1.0), ("cache", 0.5), ("bandwidth", 0.5)):
+    for name, weight in (("intensity", 0.5), ("unit_rate", 1.0), ("cache", 0.5), ("bandwidth", 0.5), ("per_watt", 0.5)):
         a, b = first[name], second[name]
         total += weight * (abs(math.log(a / b)) if a and b else 0.5)
     return total
@@ -162,6 +165,7 @@ def _traits(device: Device) -> dict[str, float | None]:
         "unit_rate": peak / units if peak and units else None,
         "cache": device.l2_bytes / units if device.l2_bytes and units else None,
         "bandwidth": device.memory_Bps,
+        "per_watt": rates.get("fp32", 0.0) / device.power_W if device.power_W else None,
     }
 
 

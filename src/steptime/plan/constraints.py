@@ -30,7 +30,7 @@ class Constraint:
         return OPERATORS[self.relation](getattr(plans, self.column), self.value)
 
 
-MESH_COLUMNS = ("tp", "tp2", "cp", "pp", "dp", "vpp")
+MESH_COLUMNS = ("tp", "tp2", "cp", "pp", "dp")
 
 
 def kept(meshes: Plans, constraints: Sequence[Constraint]) -> Plans:

@@ -24,8 +24,8 @@ class CorrectedSpace(Space):
     """Codes that are tried."""
     zero: tuple[int, ...] = (1, 3)
     """ZeRO stages that are tried; those above 1 only without a pipeline."""
-    vpp: tuple[int, ...] = (1,)
-    """Virtual stages that are tried."""
+    vpp: tuple[int, ...] = ()
+    """Virtual stages that are tried; empty: all that cut a stage's layers evenly."""
     micro_batch: tuple[int, ...] = ()
     """Micro-batches that are tried; empty: divisors of the share and powers of two."""
     panels: tuple[int, ...] = ()
@@ -59,13 +59,13 @@ class CorrectedSpace(Space):
     def _choices(self, job: Job, strategy: Strategy, meshes: Plans) -> dict[str, tuple[Array, list[list[int]]]]:
         """Column -> (kind of each mesh, choices of each kind)."""
         pp = np.asarray(meshes.pp)
-        same = np.zeros(len(pp), dtype=np.int64)
+        piped, fixed_zero = (pp > 1).astype(np.int64), len(self.zero) == 1
+        depths, depth = np.unique(pp, return_inverse=True)
         out: dict[str, tuple[Array, list[list[int]]]] = {
-            "recompute": (same, [list(self.recompute)]),
-            "zero": ((pp > 1).astype(np.int64), [list(self.zero), [z for z in self.zero if z <= 1]]),
+            "recompute": (np.zeros(len(pp), dtype=np.int64), [list(self.recompute)]),
+            "zero": (piped, [list(self.zero), [z for z in self.zero if z <= 1 or fixed_zero]]),
+            "vpp": (depth, [list(self.vpp) or virtual_stages(job.model.layers, int(p)) for p in depths]),
         }
-        if self.vpp != (1,):
-            out["vpp"] = (same, [list(self.vpp)])
         if strategy.name == "2d":
             longer = np.maximum(np.asarray(meshes.tp), np.asarray(meshes.tp2))
             values, kind = np.unique(longer, return_inverse=True)
@@ -77,18 +77,21 @@ class CorrectedSpace(Space):
         """Maximal placements: no axis could have more of its ranks inside.
 
         A placement that leaves room for more ranks of some axis is dominated: a ring with more ranks per domain is
-        never slower as long as links inside a domain are no slower than links between domains.
+        never slower as long as links inside a domain are no slower than links between domains. A placement that
+        needs more domains than hold the devices is none.
         """
         axes = (*strategy.tensor_axes, "dp", "pp")
         degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
         ways = partial_fillings(gpus, fast_domain, len(axes))
-        fits = _fits(degrees, ways)
+        fits = _fits(degrees, ways) & _room(ways, gpus, fast_domain)
         maximal = fits.copy()
         size = ways.prod(axis=1)
         for prime in _primes(gpus):
-            room = size * prime <= fast_domain
             for i, degree in enumerate(degrees):
-                maximal &= ~(fits & room & (degree[:, None] % (ways[:, i] * prime) == 0))
+                larger = ways.copy()
+                larger[:, i] *= prime
+                room = (size * prime <= fast_domain) & _room(larger, gpus, fast_domain)
+                maximal &= ~(fits & room & (degree[:, None] % larger[:, i] == 0))
         placed, way = np.nonzero(maximal)
         return placed, Plans(**{f"in_{a}": ways[way, i] for i, a in enumerate(axes)})
 
@@ -98,6 +101,26 @@ def _fits(degrees: Array, ways: Array) -> Array:
     for degree, inside in zip(degrees, ways.T, strict=True):
         fits &= degree[:, None] % inside == 0
     return fits
+
+
+def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
+    """Whether the domains that hold ``gpus`` devices have room for all blocks of each placement.
+
+    A block of 64 leaves 8 devices of a domain of 72 over, so 2304 devices in 32 domains hold 32 such blocks, not 36.
+    """
+    size = ways.prod(axis=1)
+    domains = -(-gpus // fast_domain)
+    fits: Array = (fast_domain // np.maximum(size, 1)) * domains >= gpus // np.maximum(size, 1)
+    return fits
+
+
+def virtual_stages(layers: int, stages: int) -> list[int]:
+    """Virtual stages per rank that cut a stage's layers evenly.
+
+    >>> virtual_stages(128, 32), virtual_stages(128, 1), virtual_stages(126, 4)
+    ([1, 2, 4], [1], [1])
+    """
+    return divisors(layers // stages) if stages > 1 and layers % stages == 0 else [1]
 
 
 def micro_batch_choices(share: int) -> list[int]:

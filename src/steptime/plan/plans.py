@@ -11,6 +11,7 @@ import numpy as np
 from steptime.num import Array, Num
 
 RECOMPUTE_CODES = {"none": 0, "attention": 1, "full": 2}
+ATTENTION_RECOMPUTE, FULL_RECOMPUTE = RECOMPUTE_CODES["attention"], RECOMPUTE_CODES["full"]
 AXES = ("tp", "tp2", "cp", "dp", "pp")
 """Axes of the device mesh; an axis of a mesh is no dimension of a tensor."""
 

@@ -16,7 +16,7 @@ from steptime.cost.attention import causal_pairs
 from steptime.num import Num, ceil_div, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
 from steptime.plan.rows import (
     Block,
     Row,
@@ -89,7 +89,7 @@ def attention_rows(shape: Shape) -> tuple[Row, ...]:
             ("scores", "softmax", "probability_dropout", "attend"), "attention", pairs=rows * shape.seq_len, rows=rows,
             keys=keys, kv_rows=kv_rows, head_dim=q, dropout=model.dropout, accumulate=1, element_bytes=element,
             mask_bytes=shape.mask_bytes, kept_scores=(rows + kv_local) * q, kept_attend=kv_local * q,
-            recomputed=where(shape.plans.recompute == 1, 1.0, 0.0),
+            recomputed=where(shape.plans.recompute == ATTENTION_RECOMPUTE, 1.0, 0.0),
             forward=_gathered(shape, gathered), backward=_gathered_and_scattered(shape, gathered),
         )  # fmt: skip
     gathered = 2 * kv_rows * q * element

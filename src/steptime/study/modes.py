@@ -23,7 +23,8 @@ class Mode:
     method: Method
     space: Space
     auto: dict[str, tuple[Constraint, ...]]
-    """Strategies that ``auto`` searches, with what keeps them apart."""
+    """Strategies that ``auto`` searches, with what keeps them apart. SUMMA is searched on request only in corrected
+    mode: no common framework runs it."""
     attentions: tuple[str, ...]
     statistics: Statistics | None = None
 
@@ -39,7 +40,7 @@ MODES.add(
         method=CORRECTED,
         space=CorrectedSpace(),
         attentions=("fused", "unfused"),
-        auto={"1d": (), "context": _more_than_one("cp"), "2d": _more_than_one("tp2")},
+        auto={"1d": (), "context": _more_than_one("cp")},
     ),
 )
 MODES.add(

@@ -17,7 +17,7 @@ from steptime.hardware import load_cluster
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.space import Space, panels_worth_trying, rows_of
-from steptime.search.advice import nearest_counts
+from steptime.search.advice import faster_counts, nearest_counts, why_empty
 from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans
 from steptime.search.result import PlanResult
@@ -112,7 +112,7 @@ def plan(
     attention = choice("attention", fixed.pop("attention", "fused"), chosen.attentions)
     job = _job(model, gpus, global_batch, seq, dtype, optimizer, attention, frozenset({"dp"}))
     setting = _setting(chosen, job, cluster)
-    constraints = constraints_of(fixed, limit)
+    constraints = constraints_of(fixed, [limit] if isinstance(limit, str) else limit)
     if text("strategy", strategy) != "auto":
         chosen.method.strategies[strategy]
     strategies = chosen.auto if strategy == "auto" else {strategy: ()}
@@ -120,10 +120,11 @@ def plan(
     whole("top", top, 1, 10**5)
     result = rank_plans(setting, space, strategies, constraints, top=top, progress=progress)
     if result.feasible:
-        return result
+        best_s = result.plans[0].step_time_s
+        return replace(result, advice=faster_counts(setting, space, strategies, constraints, best_s))
     if not result.candidates:
-        none = "no candidate of the space satisfies --fix and --limit" if constraints else "the space is empty"
-        return replace(result, advice=(none, *nearest_counts(setting, space, strategies, constraints)))
+        reasons = why_empty(job, constraints)
+        return replace(result, advice=(*reasons, *nearest_counts(setting, space, strategies, constraints)))
     return replace(result, advice=nearest_counts(setting, space, strategies, constraints))
 
 

@@ -79,9 +79,7 @@ def _search(prepared: Prepared, names: Sequence[str]) -> _Found:
             margins = [torus.score - best.score]
             best = torus
             faults = find_faults(prepared, best, names)
-    return _Found(
-        fitted=best, faults=faults, margin=min(margins, default=math.inf), structured=structured(faults.rest)
-    )
+    return _Found(fitted=best, faults=faults, margin=min(margins, default=math.inf), structured=structured(faults.rest))
 
 
 def _railed_otherwise(distances: Array, observed: float) -> Fit | None:

@@ -29,6 +29,8 @@ class Noise:
 
     sigma: float = PRIOR_SIGMA
     links: float = PRIOR_LINKS
+    averaged: int = 1
+    """Devices on each side whose links were averaged to one; `sigma` is the spread of the averages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,9 @@ def best_split(distances: Array, blocks: Array, noise: Noise) -> Split | None:
     if tree is not None:
         blocks = np.arange(length)[None]
     found = [_split(distances, partition(distances, blocks, size, tree), noise) for size in sizes]
-    found = [replace(s, evidence=s.evidence if s.gap > least_gap(s.sigma) else -math.inf) for s in found]
+    found = [
+        replace(s, evidence=s.evidence if s.gap > least_gap(s.sigma * noise.averaged) else -math.inf) for s in found
+    ]
     return max(found, key=lambda s: s.evidence, default=None)
 
 
@@ -133,7 +137,8 @@ def find_chain(distances: Array, blocks: Array, noise: Noise | None = None) -> C
     groups = split.members.reshape(-1, split.group)
     units, between = _units(distances, groups)
     seen = _noise_between(distances, groups, len(blocks), noise)
-    outer = find_chain(units, between.reshape(len(blocks), -1), replace(seen, sigma=seen.sigma / split.group))
+    coarse = replace(seen, sigma=seen.sigma / split.group, averaged=noise.averaged * split.group)
+    outer = find_chain(units, between.reshape(len(blocks), -1), coarse)
     inner = find_chain(distances, groups, seen)
     order = inner.order[outer.order.reshape(-1)].reshape(len(blocks), -1)
     return Chain(
@@ -161,7 +166,8 @@ def _noise_between(distances: Array, groups: Array, blocks: int, noise: Noise) -
     links = min(free, MOST_PRIOR_LINKS)
     sigma = math.sqrt(squares / free)
     weight = noise.links + links
-    return Noise(sigma=math.sqrt((noise.links * noise.sigma**2 + links * sigma**2) / weight), links=weight)
+    pooled = math.sqrt((noise.links * noise.sigma**2 + links * sigma**2) / weight)
+    return replace(noise, sigma=pooled, links=weight)
 
 
 def _units(distances: Array, groups: Array) -> tuple[Array, Array]:

@@ -133,9 +133,7 @@ def _require_connected(missing: Array, names: tuple[str, ...]) -> None:
 def refilled(prepared: Prepared, expected: Array) -> Prepared:
     """The same with what a layout expects where nothing was measured."""
     clipped = np.where(prepared.missing, expected, prepared.clipped).astype(prepared.clipped.dtype)
-    return Prepared(
-        one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing
-    )
+    return Prepared(one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing)
 
 
 def noise_threshold(count: int) -> float:

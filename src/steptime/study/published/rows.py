@@ -14,7 +14,7 @@ from steptime.cost.attention import causal_pairs
 from steptime.num import Num, floor_div, where
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
 from steptime.plan.rows import (
     Block,
     Row,
@@ -134,7 +134,7 @@ def _unfused_attention(s: _Shape, recompute: Num) -> tuple[Row, ...]:
         ("logits", "softmax", "dpr_at", "attend"), "sa", pairs=rows * s.l, rows=rows, keys=keys, kv_rows=keys,
         head_dim=s.head_dim, dropout=True, accumulate=0, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
         kept_scores=2 * rows * s.head_dim, kept_attend=rows * s.head_dim,
-        recomputed=where(recompute == 1, 1.0, 0.0), forward=_gather(s, gathered),
+        recomputed=where(recompute == ATTENTION_RECOMPUTE, 1.0, 0.0), forward=_gather(s, gathered),
         backward=_gather_and_scatter(s, gathered),
     )  # fmt: skip
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError, shorten
-from steptime.surface.formats.run_toml import MAX_DEVICES, MAX_GLOBAL_BATCH
+from steptime.surface.formats.run_toml import MAX_DEVICES
+from steptime.surface.request import CONSTRAINED, LARGEST
 
 #: Degrees of a plan that are whole numbers, with the largest value that makes sense.
-DEGREES: Final = {
-    "tp": MAX_DEVICES, "tp2": MAX_DEVICES, "cp": MAX_DEVICES, "pp": MAX_DEVICES, "dp": MAX_DEVICES, "ep": MAX_DEVICES,
-    "vpp": 10**5, "micro_batch": MAX_GLOBAL_BATCH, "panels": 10**6, "zero": 3,
-}  # fmt: skip
+DEGREES: Final = {name: LARGEST.get(name, MAX_DEVICES) for name in CONSTRAINED if name != "recompute"}
 CHOICES: Final = ("recompute", "attention")
 AXES: Final = ("tp", "tp2", "cp", "pp", "dp", "ep")
 

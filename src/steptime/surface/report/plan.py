@@ -34,7 +34,7 @@ def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
     _print_reasons(out, result)
     if not result.feasible:
         _print_nearest(out, result)
-    for line in (*result.advice, *_empty_space(result, job)):
+    for line in result.advice:
         out.print(t.printable(f"advice: {line}"))
     if result.plans:
         _print_winner(out, result.plans[0])
@@ -105,14 +105,6 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
         out.print(t.printable(f"reasons: {', '.join(nearest.reasons)}"))
     out.print()
     out.print(term_table(nearest.memory, t.memory, title="memory of the fullest device", show_all=False))
-
-
-def _empty_space(result: PlanResult, job: Mapping[str, Any]) -> tuple[str, ...]:
-    """What to change where no candidate meets the constraints."""
-    words = job.get("constraints")
-    if result.candidates or not words:
-        return ()
-    return (f"no plan of {t.count(job['gpus'])} GPUs meets {' '.join(words)}: drop one, or change the number of GPUs",)
 
 
 def _print_winner(out: Console, best: Estimate) -> None:

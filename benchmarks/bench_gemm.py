@@ -1,0 +1,165 @@
+"""How well the time model of matrix products does: curves on held-out shapes, and devices nobody measured.
+
+    .venv/bin/python benchmarks/bench_gemm.py > benchmarks/gemm.md          # tables
+    .venv/bin/python benchmarks/bench_gemm.py --save > benchmarks/gemm.md   # and the curves of the catalogue
+
+The split is by shape (m, n, k, batch), hashed, in five folds: no shape is on both sides, whatever its dtype. The
+truth for a shape is the median over repetitions and frameworks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+import steptime.errors
+import steptime.hardware
+from steptime.calibrate.fitting import scores
+from steptime.calibrate.gemm import BACKWARD, FAMILY, Truth, gemm_curve, preferred, truths
+from steptime.calibrate.table import Table, read_table
+from steptime.calibrate.transfer import transferred_curve
+from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import save_curves
+from steptime.num import Array
+from steptime.study.data_root import require_data
+
+FOLDER = Path(steptime.hardware.__file__).parent / "catalogue" / "profiles"
+ARCHITECTURES = {
+    "p4": "Pascal GP104", "p100-pcie-16gb": "Pascal GP100", "v100-pcie-32gb": "Volta", "t4": "Turing",
+    "a100-pcie-40gb": "Ampere", "a100-pcie-80gb": "Ampere", "a100-sxm-80gb": "Ampere", "h100-sxm": "Hopper",
+    "h200-sxm": "Hopper", "b200-sxm": "Blackwell", "b300-sxm": "Blackwell", "gb300": "Blackwell", "l4": "Ada",
+    "l40s": "Ada", "mi100": "CDNA", "mi210": "CDNA 2", "rtx-pro-6000": "Blackwell RTX", "arc-b60": "Xe2",
+}  # fmt: skip
+POWER_LIMITED = ("p4", "l4", "t4")
+Curves = dict[tuple[str, str, str], Curve]
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--save", action="store_true", help="write the curves into the catalogue")
+    save = parser.parse_args().save
+    table = read_table(require_data("kernels.parquet"))
+    every = [t for t in truths(table.take(np.isin(table.text("op"), list(FAMILY.ops)))) if known(t)]
+    chosen = preferred(every)
+    print("# Matrix products\n\nPrinted by `python benchmarks/bench_gemm.py`.\n")
+    curves = held_out(chosen)
+    other_sources(every, chosen, curves)
+    backward(table, curves)
+    for title, source, dtype in (
+        ("NeuSight, fp32, with launch", "neusight", "fp32"), ("aiconfigurator, bf16", "aiconfigurator_gemm", "bf16"),
+    ):  # fmt: skip
+        unseen(title, [t for t in every if t.source == source and t.dtype == dtype], curves)
+    if save:
+        for device in sorted({name for name, _, _ in curves}):
+            save_curves(device, [c for key, c in curves.items() if key[0] == device], FOLDER)
+
+
+def known(truth: Truth) -> bool:
+    """Whether the datasheet has a peak for the dtype."""
+    try:
+        return bool(truth.arguments)
+    except steptime.errors.UserError:
+        return False
+
+
+def held_out(chosen: list[Truth]) -> Curves:
+    """Errors of every curve, cross-validated."""
+    print("## Held-out shapes\n\nPercent; band: 5th and 95th percentile of measured / predicted.\n")
+    print("| device | dtype | timer | source | shapes | roofline median | median | mean | bias | band |")
+    print("|---|---|---|---|---:|---:|---:|---:|---:|---|")
+    curves: Curves = {}
+    for truth in chosen:
+        curve = gemm_curve(truth)
+        curves[truth.device.name, truth.dtype, truth.timer] = curve
+        roof = scores(roofline_s(truth), truth.measured_s)
+        print(
+            f"| {truth.device.name} | {truth.dtype} | {truth.timer} | {truth.source} | {curve.points} "
+            f"| {100 * roof.median_ape:.1f} | {100 * curve.median_ape:.1f} | {100 * curve.mean_ape:.1f} "
+            f"| {100 * curve.bias:+.1f} | {curve.band[0]:.2f} to {curve.band[1]:.2f} |",
+            flush=True,
+        )
+    return curves
+
+
+def roofline_s(truth: Truth) -> Array:
+    """Datasheet roofline, the naive alternative."""
+    shape, device = truth.shape, truth.arguments
+    m, n, k, batch = (shape[name] for name in ("m", "n", "k", "batch"))
+    moved = batch * (m * k * shape["a_bytes"] + k * n * shape["b_bytes"] + m * n * shape["out_bytes"])
+    least: Array = np.maximum(2 * batch * m * n * k / device["peak_flops_per_s"], moved / device["memory_Bps"])
+    return least
+
+
+def other_sources(every: list[Truth], chosen: list[Truth], curves: Curves) -> None:
+    """Sources that no curve was fitted to, predicted by the curve of the same device and dtype."""
+    print("\n## Sources that the curve was not fitted to\n")
+    print("| device | dtype | source | shapes | median | mean | bias |\n|---|---|---|---:|---:|---:|---:|")
+    fitted = {id(t) for t in chosen}
+    for truth in every:
+        curve = curves.get((truth.device.name, truth.dtype, truth.timer))
+        if id(truth) in fitted or curve is None or len(truth.measured_s) < 10:
+            continue
+        print_row(truth, FAMILY.predict(truth.shape, truth.arguments, curve.coefficients))
+
+
+def backward(table: Table, curves: Curves) -> None:
+    """Both gradients, as two products."""
+    for truth in truths(table.take(np.isin(table.text("op"), list(BACKWARD.ops))), BACKWARD.ops):
+        curve = curves.get((truth.device.name, truth.dtype, truth.timer))
+        if curve is not None:
+            seconds = BACKWARD.predict(truth.shape, truth.arguments, curve.coefficients)
+            print_row(truth, seconds, " backward")
+
+
+def print_row(truth: Truth, predicted_s: object, what: str = "") -> None:
+    s = scores(np.asarray(predicted_s), truth.measured_s)
+    print(
+        f"| {truth.device.name} | {truth.dtype} | {truth.source}{what} | {s.points} | {100 * s.median_ape:.1f} "
+        f"| {100 * s.mean_ape:.1f} | {100 * s.bias:+.1f} |"
+    )
+
+
+def unseen(title: str, measured: list[Truth], curves: Curves) -> None:
+    """Leave one architecture out: coefficients from the nearest others."""
+    print(f"\n## Unseen architecture: {title}\n\nNo curve of the same architecture enters.\n")
+    print(
+        "| device | from | roofline mean | median | mean | bias | in the 90 % band |\n|---|---|---:|---:|---:|---:|---:|"
+    )
+    means, covers = [], []
+    for truth, curve in transfers(measured, curves):
+        predicted = np.asarray(FAMILY.predict(truth.shape, truth.arguments, curve.coefficients))
+        s, roof = scores(predicted, truth.measured_s), scores(roofline_s(truth), truth.measured_s)
+        ratio = truth.measured_s / predicted
+        inside = float(np.mean((ratio >= curve.band[0]) & (ratio <= curve.band[1])))
+        limited = truth.device.name in POWER_LIMITED
+        print(
+            f"| {truth.device.name}{' (power-limited)' if limited else ''} | {curve.source.split('from ')[1]} "
+            f"| {100 * roof.mean_ape:.1f} | {100 * s.median_ape:.1f} | {100 * s.mean_ape:.1f} | {100 * s.bias:+.1f} "
+            f"| {100 * inside:.0f} |"
+        )
+        covers.append(inside)
+        if not limited:
+            means.append(s.mean_ape)
+    print(f"\nMedian of the means without power-limited parts: {100 * np.median(means):.1f} %.")
+    print(f"Median coverage: {100 * np.median(covers):.0f} %.")
+
+
+def transfers(measured: list[Truth], curves: Mapping[tuple[str, str, str], Curve]) -> Iterator[tuple[Truth, Curve]]:
+    """Each truth with the curve that other architectures give it."""
+    devices = {t.device.name: t.device for t in measured}
+    for truth in measured:
+        own = ARCHITECTURES.get(truth.device.name)
+        others = {
+            t.device.name: curves[t.device.name, t.dtype, t.timer]
+            for t in measured
+            if ARCHITECTURES.get(t.device.name) != own and (t.device.name, t.dtype, t.timer) in curves
+        }
+        yield truth, transferred_curve(truth.device, others, devices)
+
+
+if __name__ == "__main__":
+    main()

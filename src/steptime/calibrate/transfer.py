@@ -1,0 +1,146 @@
+"""Curves for devices that nobody measured, from the curves of the most alike devices that somebody did.
+
+All coefficients but the latencies are in units of the datasheet. They carry over as they are; the datasheet of
+the new device turns them into seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from steptime.errors import UserError
+from steptime.hardware.library import load_device
+from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profiles import distance, load_profile, nearest, profile_names
+from steptime.hardware.records import Device
+
+#: Devices whose curves are averaged, at most.
+NEIGHBOURS: Final = 3
+#: Distance over which the weight of a device falls by e.
+REACH: Final = 0.5
+#: Log error (standard deviation) that a transfer adds, measured by leaving one architecture out.
+TRANSFER_ERROR: Final = 0.15
+#: Standard deviations of a 90 % band.
+Z90: Final = 1.645
+#: Log error that each factor of e outside the measured range adds.
+EXTRAPOLATION_ERROR: Final = 0.1
+#: Timers and dtypes whose curves may stand in, best first.
+STAND_IN_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "bf16"), "fp32": ("fp32",),
+    "fp8": ("fp8", "fp8_block", "bf16"), "fp4": ("fp4", "fp8"), "int8": ("int8", "sq", "fp8"),
+}  # fmt: skip
+
+
+def blended(curves: Sequence[Curve], weights: Sequence[float]) -> dict[str, float]:
+    """Coefficients in the middle: weighted geometric means.
+
+    >>> one = Curve(family="gemm", dtype="bf16", coefficients={"a": 1.0}, points=1, median_ape=0, mean_ape=0,
+    ...     bias=0, band=(1, 1), source="")
+    >>> two = replace(one, coefficients={"a": 4.0})
+    >>> blended([one, two], [1.0, 1.0])
+    {'a': 2.0}
+    """
+    total = sum(weights)
+    names = [n for n in curves[0].coefficients if all(n in c.coefficients for c in curves)]
+    return {
+        name: math.exp(sum(w * math.log(c.coefficients[name]) for c, w in zip(curves, weights, strict=True)) / total)
+        for name in names
+    }
+
+
+def transferred_curve(
+    device: Device, curves: Mapping[str, Curve], devices: Mapping[str, Device], *, neighbours: int = NEIGHBOURS
+) -> Curve:
+    """A curve for `device` from those of other devices.
+
+    Args:
+        device: the device without measurements.
+        curves: device name to its curve, all of one family, dtype and timer.
+        devices: the records of these devices.
+        neighbours: how many of the nearest count.
+
+    Raises:
+        UserError: there is no curve.
+    """
+    order = nearest(device, [devices[name] for name in curves])[:neighbours]
+    if not order:
+        raise UserError(f"{device.name}: no curve of another device to transfer")
+    first = distance(device, order[0])
+    weights = [math.exp(-(distance(device, other) - first) / REACH) for other in order]
+    chosen = [curves[other.name] for other in order]
+    names = ", ".join(other.name for other in order)
+    best = chosen[0]
+    return replace(
+        best,
+        coefficients={name: float(f"{value:.6g}") for name, value in blended(chosen, weights).items()},
+        band=widened(best.band, TRANSFER_ERROR),
+        median_ape=round(math.hypot(best.median_ape, 0.67 * TRANSFER_ERROR), 5),
+        mean_ape=round(math.hypot(best.mean_ape, 0.8 * TRANSFER_ERROR), 5),
+        bias=0.0,
+        points=0,
+        source=f"transferred from {names}",
+        kind="assumed",
+    )
+
+
+def widened(band: tuple[float, float], log_error: float) -> tuple[float, float]:
+    r"""A 90 % band with one more independent log-normal error.
+
+    $$\ln h' = \sqrt{(\ln h)^2 + (1.645\, s)^2}$$
+
+    and alike below.
+
+    >>> low, high = widened((1.0, 1.0), 0.1)
+    >>> round(low * high, 6), round(high, 4)
+    (1.0, 1.1788)
+    """
+    extra = Z90 * log_error
+    low, high = max(-math.log(band[0]), 0.0), max(math.log(band[1]), 0.0)
+    return round(math.exp(-math.hypot(low, extra)), 5), round(math.exp(math.hypot(high, extra)), 5)
+
+
+def band_at(curve: Curve, shape: Mapping[str, float]) -> tuple[float, float]:
+    """The band of measured / predicted for one shape: the curve's own, wider outside the range it was fitted to.
+
+    Each factor of e outside adds 10 % of log error; several dims add up.
+    """
+    outside = 0.0
+    for name, value in shape.items():
+        low, high = curve.ranges.get(name, (value, value))
+        if value > 0 and low > 0:
+            outside += max(0.0, math.log(low / value), math.log(value / high))
+    return widened(curve.band, EXTRAPOLATION_ERROR * outside) if outside > 0 else curve.band
+
+
+def transferred_profile(device: Device | str, measured: Iterable[str] | None = None) -> Profile:
+    """The profile of a device: its own curves, and transferred ones for all that it lacks.
+
+    Args:
+        device: the device, or its name.
+        measured: devices to take curves from; default all with a profile.
+
+    Raises:
+        UnknownNameError: there is no such device.
+        UserError: no device has a profile.
+    """
+    target = load_device(device) if isinstance(device, str) else device
+    own = load_profile(target.name)
+    known = dict.fromkeys(_keys(own.curves), True) if own else {}
+    found = list(own.curves) if own else []
+    others = [p for name in (measured or profile_names()) if name != target.name and (p := load_profile(name))]
+    if not others and not found:
+        raise UserError("no device has a profile", hint="fit one first")
+    devices = {p.device: load_device(p.device) for p in others}
+    for key in sorted({k for p in others for k in _keys(p.curves)} - known.keys()):
+        if key[1] in target.matrix_flops_per_s or key[1] not in STAND_IN_DTYPES:
+            curves = {p.device: c for p in others if (c := p.curve(*key)) is not None and c.kind == "fitted"}
+            if curves:
+                found.append(transferred_curve(target, curves, devices))
+    return Profile(device=target.name, curves=tuple(found))
+
+
+def _keys(curves: Iterable[Curve]) -> list[tuple[str, str, str]]:
+    return [(c.family, c.dtype, c.timer) for c in curves]

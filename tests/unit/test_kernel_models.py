@@ -1,0 +1,359 @@
+"""Time models of attention, memory-bound and other kernels: limits, monotony, arrays, how rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steptime.calibrate.attention import implementation
+from steptime.calibrate.family import Coefficient, KernelFamily, readable
+from steptime.calibrate.fitting import fit
+from steptime.calibrate.kernel_curves import Cell, borrowed, cells, curves_of, generic_curves, weak_priors
+from steptime.calibrate.kernel_families import BY_DTYPE, BYTES_ONLY, FAMILIES
+from steptime.calibrate.table import Table
+from steptime.cost.attention_time import attention_decode_s, keys_of_tiles, mixed_attention_s, tiled_attention_s
+from steptime.cost.convolution import convolution_s
+from steptime.cost.memory_bound import cached_Bps, memory_bound_s
+from steptime.cost.moe_time import grouped_products_s
+from steptime.cost.recurrent import recurrent_s
+from steptime.hardware import load_device
+
+NUMBERS = ("m", "n", "k", "batch", "b", "h_q", "h_kv", "s_q", "s_kv", "d_qk", "d_v", "rows", "cols", "numel")
+CONV = ("conv_cin", "conv_cout", "conv_kh", "conv_kw", "conv_h", "conv_w", "conv_stride", "conv_pad", "latency_us")
+TEXTS = ("source", "gpu", "op", "dtype", "method", "kernel", "notes")
+
+ATTENTION = {
+    "batch": 4,
+    "heads": 32,
+    "kv_heads": 8,
+    "queries": 4096,
+    "keys": 4096,
+    "causal": 1,
+    "window": 0,
+    "pair_flops": 512,
+    "moved_bytes": 1.7e8,
+    "matrix_flops_per_s": 989e12,
+    "vector_flops_per_s": 67e12,
+    "memory_Bps": 3.35e12,
+    "sm_count": 132,
+    "launch_s": 1e-5,
+    "efficiency": 0.8,
+    "softmax_flops": 20.0,
+    "memory_efficiency": 0.8,
+    "tail": 0.5,
+    "overlap": 2.0,
+    "fill_keys": 100.0,
+    "window_keys": 100.0,
+    "packing": 1.0,
+    "serial_passes": 0.5,
+    "tile_rows": 128,
+}
+DECODE = {
+    "batch": 64,
+    "heads": 32,
+    "kv_heads": 8,
+    "keys": 8192,
+    "window": 0,
+    "width": 256,
+    "kv_bytes": 2,
+    "matrix_flops_per_s": 989e12,
+    "memory_Bps": 3.35e12,
+    "l2_bytes": 5e7,
+    "sm_count": 132,
+    "launch_s": 1e-5,
+    "efficiency": 0.9,
+    "cache_gain": 1.0,
+    "fill_keys": 100.0,
+    "window_keys": 0.0,
+    "tail": 0.5,
+    "pad_heads": 16,
+    "matrix_efficiency": 0.3,
+    "overlap": 4.0,
+    "group_limit": 64,
+    "unshared": 0.5,
+    "chunk_keys": 128,
+}
+MEMORY = {
+    "moved_bytes": 1e9,
+    "rows": 1e4,
+    "reread_bytes": 0.0,
+    "vector_flops": 1e8,
+    "memory_Bps": 2e12,
+    "l2_bytes": 4e7,
+    "vector_flops_per_s": 2e13,
+    "launch_s": 3e-6,
+    "floor_s": 4e-6,
+    "efficiency": 0.8,
+    "cache_gain": 2.0,
+    "cache_share": 0.5,
+    "row_bytes": 10.0,
+    "reread": 0.5,
+    "vector_cost": 1.0,
+}
+GROUPED = {
+    "groups": 8,
+    "rows": 1024,
+    "columns": 4096,
+    "depth": 4096,
+    "weight_bytes": 2.7e8,
+    "activation_bytes": 1.3e8,
+    "matrix_flops_per_s": 989e12,
+    "memory_Bps": 3.35e12,
+    "sm_count": 132,
+    "launch_s": 1e-5,
+    "efficiency": 0.7,
+    "memory_efficiency": 0.8,
+    "pad_rows": 64,
+    "overlap": 2.0,
+    "start_depth": 100.0,
+    "skew": 1.5,
+    "skewed": 0.0,
+}
+CONVOLUTION = {
+    "rows": 50176,
+    "columns": 64,
+    "depth": 576,
+    "moved_bytes": 2e7,
+    "winograd_taps": 1.0,
+    "matrix_flops_per_s": 1.4e13,
+    "memory_Bps": 9e11,
+    "sm_count": 80,
+    "launch_s": 1e-5,
+    "efficiency": 0.6,
+    "memory_efficiency": 0.7,
+    "tail": 0.5,
+    "tile": 64,
+    "start_depth": 50.0,
+    "winograd": 1.5,
+}
+RECURRENT = {
+    "batch": 32,
+    "hidden": 1024,
+    "gates": 4,
+    "steps": 25,
+    "element_bytes": 4,
+    "matrix_flops_per_s": 1.4e13,
+    "memory_Bps": 9e11,
+    "launch_s": 1e-5,
+    "step_s": 1e-5,
+    "efficiency": 0.5,
+    "batch_half": 20.0,
+    "weight_reuse": 2.0,
+    "products": 1.0,
+}
+MIXED = ATTENTION | {"decodes": 16, "decode_keys": 4096, "width": 256}
+MODELS = [
+    (tiled_attention_s, ATTENTION),
+    (attention_decode_s, DECODE),
+    (mixed_attention_s, MIXED),
+    (memory_bound_s, MEMORY),
+    (grouped_products_s, GROUPED),
+    (convolution_s, CONVOLUTION),
+    (recurrent_s, RECURRENT),
+]
+
+
+def table(**columns: Any) -> Table:
+    rows = max(len(v) for v in columns.values())
+    numbers = {n: np.asarray(columns.get(n, [np.nan] * rows), np.float64) for n in (*NUMBERS, *CONV)}
+    texts = {n: np.asarray(columns.get(n, [""] * rows), dtype=object) for n in TEXTS}
+    return Table(numbers | texts)
+
+
+@pytest.mark.parametrize(("formula", "numbers"), MODELS)
+def test_arrays_mean_what_numbers_mean(formula: Any, numbers: Mapping[str, float]) -> None:
+    scalar = formula(**numbers)
+    assert isinstance(scalar, float) and scalar > 0
+    arrays = formula(**{name: np.array([value, value], np.float64) for name, value in numbers.items()})
+    np.testing.assert_allclose(arrays, scalar, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("formula", "numbers"), MODELS)
+@pytest.mark.parametrize("name", ["memory_Bps", "matrix_flops_per_s", "efficiency"])
+def test_a_faster_device_is_never_slower(formula: Any, numbers: dict[str, float], name: str) -> None:
+    if name in numbers:
+        assert formula(**numbers | {name: 1.5 * numbers[name]}) <= formula(**numbers)
+
+
+@pytest.mark.parametrize(("formula", "numbers"), MODELS)
+@pytest.mark.parametrize("name", ["batch", "queries", "keys", "moved_bytes", "rows", "groups", "steps", "launch_s"])
+def test_more_work_is_never_faster(formula: Any, numbers: dict[str, float], name: str) -> None:
+    if name in numbers and not (name == "queries" and "keys" in numbers):
+        assert formula(**numbers | {name: 2 * numbers[name]}) >= formula(**numbers)
+
+
+@pytest.mark.parametrize("queries", [1, 100, 128, 129, 1000])
+@pytest.mark.parametrize("window", [0, 64, 300])
+def test_keys_of_tiles_is_the_sum_over_tiles(queries: int, window: int) -> None:
+    keys, rows, extra = queries + 500, 128, 16
+    cap = min(keys, window + rows + extra) if window else keys
+    tiles = [min(500 + (j + 1) * rows, cap) for j in range(-(-queries // rows))]
+    mean, longest = keys_of_tiles(queries, keys, 1, window, extra, rows)
+    assert mean == pytest.approx(np.mean(tiles))
+    assert longest == max(tiles)
+
+
+def test_a_causal_mask_halves_a_long_sequence() -> None:
+    long = ATTENTION | {"queries": 65536, "keys": 65536, "moved_bytes": 0.0, "fill_keys": 0.0, "launch_s": 0.0}
+    assert tiled_attention_s(**long) / tiled_attention_s(**long | {"causal": 0}) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_window_makes_long_sequences_linear() -> None:
+    one = tiled_attention_s(
+        **ATTENTION | {"queries": 32768, "keys": 32768, "window": 512, "launch_s": 0.0, "moved_bytes": 0.0}
+    )
+    two = tiled_attention_s(
+        **ATTENTION | {"queries": 65536, "keys": 65536, "window": 512, "launch_s": 0.0, "moved_bytes": 0.0}
+    )
+    assert two / one == pytest.approx(2.0, abs=0.05)
+
+
+def test_one_more_block_than_processors_costs_a_wave() -> None:
+    full = ATTENTION | {
+        "batch": 1,
+        "heads": 132,
+        "kv_heads": 132,
+        "queries": 128,
+        "keys": 128,
+        "causal": 0,
+        "tail": 1.0,
+        "moved_bytes": 0.0,
+        "launch_s": 0.0,
+    }
+    assert tiled_attention_s(**full | {"heads": 133, "kv_heads": 133}) / tiled_attention_s(**full) == pytest.approx(2.0)
+
+
+def test_decode_of_long_caches_is_bound_by_the_bandwidth() -> None:
+    cache = 64 * 8 * 131072 * 256 * 2
+    seconds = attention_decode_s(**DECODE | {"keys": 131072})
+    assert seconds == pytest.approx(cache / (0.9 * 3.35e12), rel=0.1)
+    assert attention_decode_s(**DECODE | {"kv_bytes": 1}) < 0.65 * attention_decode_s(**DECODE)
+
+
+def test_shared_keys_cost_less_than_keys_of_every_head() -> None:
+    assert attention_decode_s(**DECODE) < 0.5 * attention_decode_s(**DECODE | {"kv_heads": 32})
+
+
+def test_memory_bound_limits() -> None:
+    assert memory_bound_s(**MEMORY | {"moved_bytes": 0.0, "rows": 0, "vector_flops": 0}) == pytest.approx(
+        (3e-6**4 + 4e-6**4) ** 0.25
+    )
+    large = memory_bound_s(**MEMORY | {"moved_bytes": 1e12})
+    assert large == pytest.approx(1e12 / (0.8 * 2e12), rel=1e-3)
+    assert cached_Bps(1e3, 2e12, 4e7, 0.8, 3.0, 0.5) == pytest.approx(6e12, rel=1e-6)
+
+
+def test_families_are_told_apart() -> None:
+    names = [family.name for family in FAMILIES]
+    assert len(names) == len(set(names))
+    assert {f.name for f in BY_DTYPE}.isdisjoint(f.name for f in BYTES_ONLY)
+    for family in FAMILIES:
+        assert all(c.low <= c.start <= c.high for c in family.coefficients), family.name
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (("aiconfigurator_attention", "fa3", "fw=sglang;ver=1;kv_dtype=bfloat16;window=0", "bfloat16"), "sglang"),
+        (("aiconfigurator_attention", "torch_flow", "fw=trtllm;kv_dtype=fp8;window=0", "bfloat16"), "trtllm_kv8"),
+        (("aiconfigurator_attention", "torch_flow", "fw=trtllm;kv_dtype=fp8;window=0", "fp8"), "trtllm"),
+        (("aiconfigurator_attention", "vllm_triton_attn", "fw=vllm;kv_dtype=fp8;window=0", "fp8"), "triton"),
+        (("aiconfigurator_attention", "flash_attention_v4", "fw=sglang;non-causal(encoder)", "bf16"), "sglang_encoder"),
+        (("cudnn_frontend", "cudnn", "mask=no_mask", "bfloat16"), "cudnn"),
+        (("someone", "", "", "bf16"), ""),
+    ],
+)
+def test_implementations(row: tuple[str, str, str, str], name: str) -> None:
+    assert implementation(*row) == name
+
+
+def test_rows_become_arguments() -> None:
+    rows = table(
+        source=["neusight", "vidur", "liger_kernel", "llmservingsim"],
+        op=["softmax", "elementwise", "cross_entropy", "layernorm"],
+        dtype=["fp32", "fp16", "", "bf16"],
+        notes=[
+            "opname=softmax;split=train",
+            "vidur op=mlp_act;model=x;tp=1",
+            'mode=forward;V=4096;cfg={"B": 8, "T": 2048};liger=0.2.1;ts=1',
+            "layer=layernorm;model=Qwen/Qwen3-32B;tp=1",
+        ],
+        rows=[100, 10, np.nan, 7],
+        cols=[2048, 64, np.nan, np.nan],
+        numel=[204800, 640, np.nan, np.nan],
+    )
+    known = {f.name: f for f in FAMILIES}
+    softmax = known["softmax"].shape(rows)
+    assert softmax["moved_bytes"][0] == 2 * 204800 * 4 and softmax["reread_bytes"][0] == 204800 * 4
+    assert list(readable(softmax)) == [True, False, False, False]
+    assert known["activation"].shape(rows)["moved_bytes"][1] == 1.5 * 640 * 2
+    assert known["liger_cross_entropy"].shape(rows)["moved_bytes"][2] == 2 * 8 * 2048 * 4096 * 4
+    assert known["layernorm_served"].shape(rows)["moved_bytes"][3] == 2 * 7 * 5120 * 2
+
+
+def synthetic(device: str, rows: int = 60) -> Table:
+    """Norms measured on a device whose coefficients are known."""
+    numbers = np.random.default_rng(7)
+    tokens, width = 2 ** numbers.integers(4, 16, rows), 2 ** numbers.integers(8, 14, rows)
+    family = next(f for f in FAMILIES if f.name == "layernorm")
+    columns = {
+        "source": ["vidur"] * rows,
+        "gpu": [device] * rows,
+        "op": ["layernorm"] * rows,
+        "dtype": ["fp16"] * rows,
+        "method": ["kernel_time_kineto_median"] * rows,
+        "notes": ["vidur op=x;tp=1"] * rows,
+        "rows": tokens,
+        "cols": width,
+        "numel": tokens * width,
+    }
+    shape = family.shape(table(**columns))
+    truth = {c.name: c.start for c in family.coefficients} | {"efficiency": 0.7, "launch_s": 2e-6}
+    seconds = family.predict(shape, family.device(load_device(device), "fp16"), truth)
+    return table(**columns, latency_us=np.asarray(seconds) * 1e6)
+
+
+def only_cell(rows: Table) -> Cell:
+    (cell,) = cells(rows, [f for f in FAMILIES if f.name == "layernorm"], by_dtype=False)
+    return cell
+
+
+def test_a_fit_finds_the_coefficients_it_was_made_with() -> None:
+    cell = only_cell(synthetic("a100-80gb"))
+    assert (cell.device.name, cell.dtype, cell.timer, cell.enough) == ("a100-sxm-80gb", "any", "kernel", True)
+    values = fit(cell.family, cell.shape, cell.arguments(), cell.measured_s, priors=weak_priors(cell.family))
+    assert values["efficiency"] == pytest.approx(0.7, rel=0.02)
+    assert np.max(np.abs(cell.held_out(3) / cell.measured_s - 1)) < 0.05
+
+
+def test_few_rows_lean_on_the_most_alike_device() -> None:
+    curves = curves_of([only_cell(synthetic("a100-80gb")), only_cell(synthetic("t4"))])
+    few = only_cell(synthetic("h100").take(np.arange(9)))
+    assert not few.enough and few.some
+    known = borrowed(curves, few)
+    assert known is not None and known.coefficients == curves["a100-sxm-80gb"][0].coefficients
+    near = few.near(known).curve(folds=3)
+    assert near.median_ape < 0.1
+    (generic,) = generic_curves({d: c for d, c in curves.items() if d != "generic"})
+    assert generic.kind == "assumed" and generic.points == 120
+
+
+def test_a_tile_is_chosen_from_the_table() -> None:
+    family = KernelFamily(
+        name="x",
+        ops=frozenset({"x"}),
+        formula=lambda n, tile_rows, a: a * np.ceil(n / tile_rows) * tile_rows,
+        shape=lambda t: {"n": t.number("n")},
+        device=lambda d, dtype: {},
+        coefficients=(
+            Coefficient(name="tile_rows", start=128, low=128, high=128),
+            Coefficient(name="a", start=1, low=0.1, high=9),
+        ),
+    )
+    n = np.arange(10.0, 400.0, 7.0)
+    rows = table(gpu=["h100"] * len(n), op=["x"] * len(n), n=n, latency_us=1e6 * np.ceil(n / 64) * 64)
+    (cell,) = cells(rows, [family], by_dtype=True)
+    assert cell.with_best_tile().fixed == {"tile_rows": 64.0}
