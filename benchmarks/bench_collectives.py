@@ -66,7 +66,7 @@ def held_out_groups(machine: Machine, rows: Rows) -> str:
     for size in groups if len(groups) > 1 else []:
         own = rows.ranks == size
         seen = rows.take(~own).merged().thinned(MOST_ROWS)
-        time = predict(fabric_of(fit(machine, seen)), rows.take(own))
+        time = predict(fabric_of(fit(machine, seen, starts=2)), rows.take(own))
         out.append(f"{size:.0f}: {figures(time, rows.measured_s[own])[0]}")
     return ", ".join(out)
 

@@ -219,8 +219,9 @@ def main() -> None:
 def save(table: Table) -> None:
     """Fits all curves and writes them to the profiles of the catalogue."""
     for device, curves in kernel_curves(table).items():
-        save_curves(device, curves, PROFILES)
-        print(f"{device}: {len(curves)} curves" + (", assumed" if device == GENERIC else ""))
+        if device != GENERIC:
+            save_curves(device, curves, PROFILES)
+            print(f"{device}: {len(curves)} curves")
 
 
 if __name__ == "__main__":

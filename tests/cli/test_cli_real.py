@@ -157,8 +157,8 @@ def test_every_explained_term_has_formula_and_source() -> None:
     ("args", "advice"),
     [
         (("plan", "gpt3_1T", "--cluster", "dgx-b200", "--gpus", "8", "--global-batch", "8"), "devices work"),
-        ((*PLAN, "--fix", "tp=7"), "no plan of 512 GPUs meets --fix tp=7"),
-        ((*PLAN, "--limit", "tp>1000"), "meets --limit tp>1000"),
+        ((*PLAN, "--fix", "tp=7"), "tp 7 does not divide 512 devices"),
+        ((*PLAN, "--limit", "tp>1000"), "no candidate of the space satisfies the constraints"),
     ],
 )
 def test_nothing_fits_is_3_with_advice(run: Run, args: tuple[str, ...], advice: str) -> None:

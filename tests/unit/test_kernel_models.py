@@ -109,8 +109,8 @@ GROUPED = {
     "pad_rows": 64,
     "overlap": 2.0,
     "start_depth": 100.0,
-    "skew": 1.5,
-    "skewed": 0.0,
+    "skew": 0.5,
+    "spread": 1.0,
 }
 CONVOLUTION = {
     "rows": 50176,

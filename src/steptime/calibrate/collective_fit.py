@@ -16,7 +16,7 @@ from steptime.num import Array
 
 US: Final = 1e-6
 #: Log error up to which the loss is quadratic.
-SCALE: Final = 0.04
+SCALE: Final = 0.025
 #: A fit goes from a smooth minimum over protocols to the true one.
 SOFTNESS: Final = (0.15, 0.03, 0.0)
 Bounds = tuple[float, float, float]

@@ -24,7 +24,7 @@ KINDS: Final = {
     "reduce": "reduce", "scatter": "scatter", "gather": "gather",
 }  # fmt: skip
 FOLDS: Final = 4
-MOST_ROWS: Final = 700
+MOST_ROWS: Final = 450
 """Rows that a fit looks at."""
 #: Words of the column ``interconnect`` that name a cluster of the catalogue.
 _CLUSTERS: Final = {"p4de": "aws-p4d", "p5en": "aws-p5en", "p5": "aws-p5"}
@@ -100,7 +100,7 @@ def cross_validated(machine: Machine, rows: Rows, folds: int = FOLDS) -> Array:
         own = fold == number
         if own.any() and not own.all():
             seen = rows.take(~own).merged().thinned(MOST_ROWS)
-            out[own] = predict(fabric_of(fit(machine, seen)), rows.take(own))
+            out[own] = predict(fabric_of(fit(machine, seen, starts=2)), rows.take(own))
     return out
 
 

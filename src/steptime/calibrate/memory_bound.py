@@ -42,6 +42,11 @@ GENERIC: Final = tuple(
 
 Their timers flush the cache, or the operators are large: no effect of the cache."""
 
+MERGED: Final = tuple(
+    Coefficient(name=c.name, start=1.0, low=0.1, high=1e4) if c.name == "efficiency" else c for c in GENERIC
+)
+"""For operators that a compiler merges with their neighbours: most of their traffic vanishes."""
+
 
 def device_arguments(device: Device, dtype: str) -> dict[str, float]:
     """Datasheet numbers of :func:`memory_bound_s`."""
@@ -230,7 +235,7 @@ FAMILIES: Final = (
     family("activation_eager", "elementwise", only(of_a_model({"act_fn": 3.0}), SERVED, f"{OLD}layer=act_fn")),
     family("rope_eager", "elementwise", only(of_a_model({"rope": 2.0}), SERVED, f"{OLD}layer=rope")),
     *(
-        family(f"xla_{layer}", op, only(of_a_model({layer: 2.0}), SERVED, layer, "", "^TPU"), GENERIC)
+        family(f"xla_{layer}", op, only(of_a_model({layer: 2.0}), SERVED, layer, "", "^TPU"), MERGED)
         for op, layer in COMPILED
     ),
     family("elementwise_bwd", "elementwise_bwd", only(gradients_of_maps, TORCH)),

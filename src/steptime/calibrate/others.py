@@ -25,10 +25,10 @@ GROUPED: Final = (
     Coefficient(name="launch_s", start=2e-5, low=1e-6, high=1e-3),
     Coefficient(name="efficiency", start=0.5, low=0.005, high=1.0),
     Coefficient(name="memory_efficiency", start=0.6, low=0.01, high=1.0),
-    Coefficient(name="pad_rows", start=64.0, low=64.0, high=64.0),
+    Coefficient(name="pad_rows", start=48.0, low=4.0, high=512.0),
     Coefficient(name="overlap", start=2.0, low=1.0, high=6.0),
     Coefficient(name="start_depth", start=100.0, low=1.0, high=3000.0),
-    Coefficient(name="skew", start=1.2, low=1.0, high=8.0),
+    Coefficient(name="skew", start=0.2, low=0.001, high=1.0),
 )
 WEIGHT_BYTES: Final = {
     "bfloat16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "int4_wo": 0.53,
@@ -56,7 +56,7 @@ def _grouped(
 ) -> dict[str, Array]:
     return {
         "groups": groups, "rows": rows, "columns": columns, "depth": depth, "weight_bytes": weights,
-        "activation_bytes": moved, "skewed": np.zeros(len(rows)),
+        "activation_bytes": moved, "spread": np.ones(len(rows)),
     }  # fmt: skip
 
 
@@ -72,8 +72,9 @@ def expert_blocks(table: Table) -> dict[str, Array]:
     size = np.array([WEIGHT_BYTES.get(dtype, 2.0) for dtype in table.text("dtype")])
     weights = groups * 3 * wide * hidden * size
     moved = 2 * groups * rows * (2 * hidden + 3 * wide)
+    skewed = np.array([bool(m) and "power" in m[5] if m else False for m in found], bool)
     out = _grouped(groups, rows, 3 * wide, hidden, weights, moved)
-    return out | {"skewed": np.array([float(bool(m) and "power" in m[5]) if m else 0.0 for m in found])}
+    return out | {"spread": np.where(skewed, ranks, 1.0)}
 
 
 def latent_products(table: Table) -> dict[str, Array]:

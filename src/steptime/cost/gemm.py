@@ -10,9 +10,12 @@ Only plain arithmetic and a loop over a fixed table of tiles: a million shapes c
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from steptime.num import Num, ceil_div, floor_div, maximum, minimum
+import numpy as np
+
+from steptime.num import Num, maximum, minimum, where
 
 #: Tiles $(b_m, b_n)$ that every library has.
 TILES: Final = (
@@ -79,7 +82,7 @@ def quantised_waves(tiles: Num, sm_count: Num, quantisation: Num) -> Num:
     (2.0, 1.75)
     """
     share = tiles / sm_count
-    return share + quantisation * (-floor_div(-share, 1) - share)
+    return share + quantisation * (_ceil(share) - share)
 
 
 def gemm_memory_s(
@@ -173,7 +176,8 @@ def gemm_s(
         c_s = \min_{\mathrm{tiles}} w(sT) \, (k/s + k_0)\, \sigma$$
 
     with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`, $\sigma$ = `tile_step_s`,
-    $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s$ the split of $k$ that fills the device.
+    $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s = S/T$ the split of $k$ that fills the
+    device (at least 128 elements to each part; only where $T < S$).
 
     Args:
         m: $m$, rows of the result.
@@ -244,9 +248,9 @@ def _fastest_tiles_s(
 ) -> tuple[Num, Num]:
     """Compute time of the best tile with whole $k$, and with $k$ split until the device is full."""
     sizes = sorted({size for tile in (*TILES, *ODD_TILES) for size in tile})
-    rows = {size: ceil_div(m, size) * batch for size in sizes}
-    columns = {size: ceil_div(n, size) for size in sizes}
-    whole_k = ceil_div(k, STEP_K) * STEP_K + fill_k
+    rows = {size: _ceil(m / size) * (batch / sm_count) for size in sizes}
+    columns = {size: _ceil(n / size) for size in sizes}
+    whole_k = _ceil(k / STEP_K) * STEP_K + fill_k
     most_splits = maximum(k / LEAST_K, 1)
     best: tuple[Num, Num] | None = None
     for bm, bn in (*TILES, *ODD_TILES):
@@ -255,14 +259,19 @@ def _fastest_tiles_s(
         )
         if (bm, bn) in ODD_TILES:
             sigma = sigma * odd_tile
-        tiles = rows[bm] * columns[bn]
-        splits = minimum(maximum(floor_div(sm_count, tiles), 1), most_splits)
-        split_k = ceil_div(k / splits, STEP_K) * STEP_K + fill_k
-        whole = quantised_waves(tiles, sm_count, quantisation) * whole_k * sigma
-        split = quantised_waves(tiles * splits, sm_count, quantisation) * split_k * sigma
+        share = rows[bm] * columns[bn]
+        whole = quantised_waves(share, 1, quantisation) * whole_k * sigma
+        splits = minimum(1 / share, most_splits)
+        filled = share * splits
+        split = (filled + quantisation * (1 - filled)) * (k / splits + fill_k) * sigma
+        split = where(splits > 1, split, whole)
         best = (whole, split) if best is None else (minimum(best[0], whole), minimum(best[1], split))
     assert best is not None
     return best
+
+
+def _ceil(x: Num) -> Num:
+    return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
 
 
 def gemm_backward_s(m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num, **rest: Num) -> Num:

@@ -14,6 +14,9 @@ from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.space import Space, expand, factorisations, panels_worth_trying
 
+IDLE_SHARE = 1 / 9
+"""Largest share of the devices in the domains of a plan that may stay idle: 8 of the 72 of an NVL72 rack."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedSpace(Space):
@@ -77,8 +80,8 @@ class CorrectedSpace(Space):
         """Maximal placements: no axis could have more of its ranks inside.
 
         A placement that leaves room for more ranks of some axis is dominated: a ring with more ranks per domain is
-        never slower as long as links inside a domain are no slower than links between domains. A placement that
-        needs more domains than hold the devices is none.
+        never slower as long as links inside a domain are no slower than links between domains. A placement for
+        which the domains have no room is none.
         """
         axes = (*strategy.tensor_axes, "dp", "pp")
         degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
@@ -106,10 +109,12 @@ def _fits(degrees: Array, ways: Array) -> Array:
 def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
     """Whether the domains that hold ``gpus`` devices have room for all blocks of each placement.
 
-    A block of 64 leaves 8 devices of a domain of 72 over, so 2304 devices in 32 domains hold 32 such blocks, not 36.
+    Devices that fill their domains exactly leave none idle: 2304 devices in 32 domains of 72 have no room for 36 blocks
+    of 64. Other counts may leave one device in nine idle, as 2048 devices in 32 domains of 72 do.
     """
     size = ways.prod(axis=1)
-    domains = -(-gpus // fast_domain)
+    least = -(-gpus // fast_domain)
+    domains = least if gpus % fast_domain == 0 else max(least, int(gpus / (1 - IDLE_SHARE) // fast_domain))
     fits: Array = (fast_domain // np.maximum(size, 1)) * domains >= gpus // np.maximum(size, 1)
     return fits
 

@@ -12,8 +12,8 @@ from steptime.calibrate.machine.profile import Fitted, LevelFit
 from steptime.calibrate.machine.runner import Measured
 from steptime.calibrate.machine.work import Task
 from steptime.errors import InputFileError
-from steptime.hardware.load import parse_toml
-from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profile import Profile
+from steptime.hardware.profiles import profile_toml, read_profile
 from steptime.store import write_whole
 
 #: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
@@ -144,50 +144,18 @@ def _number(value: float) -> str:
 
 
 def curves_text(fitted: Fitted) -> str:
-    """The curves, one table each."""
-    rows = [MARK, f"device = {_text(device_name(fitted))}"]
-    for curve in fitted.curves:
-        rows += [
-            "", "[[curve]]", f"family = {_text(curve.family)}", f"dtype = {_text(curve.dtype)}",
-            f"timer = {_text(curve.timer)}", f"points = {curve.points}",
-            *(f"{name} = {float(getattr(curve, name))!r}" for name in ("median_ape", "mean_ape", "bias")),
-            f"band = [{float(curve.band[0])!r}, {float(curve.band[1])!r}]",
-            f"source = {_text(curve.source)}", f"kind = {_text(curve.kind)}",
-            f"coefficients = {_inline(curve.coefficients)}",
-            f"ranges = {_inline(curve.ranges)}",
-        ]  # fmt: skip
-    return "\n".join(rows) + "\n"
-
-
-def _inline(table: Mapping[str, Any]) -> str:
-    def show(value: Any) -> str:
-        return f"[{', '.join(show(v) for v in value)}]" if isinstance(value, tuple) else repr(float(value))
-
-    return "{ " + ", ".join(f"{name} = {show(value)}" for name, value in table.items()) + " }"
+    """The curves, in the format of :mod:`steptime.hardware.profiles`."""
+    return f"{MARK}\n{profile_toml(Profile(device=device_name(fitted), curves=fitted.curves))}"
 
 
 def read_curves(path: str | Path) -> Profile:
     """The curves that :func:`write` put beside a cluster file.
 
     Raises:
-        InputFileError: the file is missing or is not what was written.
+        InputFileError: the file is missing or is not TOML.
+        FieldError: it is not a file of curves.
     """
-    where = curves_path(path)
-    try:
-        table = parse_toml(where.read_bytes(), str(where))
-        curves = tuple(_curve(row) for row in table["curve"])
-        return Profile(device=str(table["device"]), curves=curves)
-    except OSError as error:
-        raise InputFileError(str(where), f"cannot be read: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputFileError(str(where), f"is not a file of curves: {error}") from None
-
-
-def _curve(row: Mapping[str, Any]) -> Curve:
-    values: dict[str, Any] = dict(row)
-    values["band"] = (float(row["band"][0]), float(row["band"][1]))
-    values["ranges"] = {name: (float(low), float(high)) for name, (low, high) in row["ranges"].items()}
-    return Curve(**values)
+    return read_profile(curves_path(path))
 
 
 def kernel_rows(operators: Sequence[Measured], gpu: str, method: str) -> Iterable[dict[str, Any]]:

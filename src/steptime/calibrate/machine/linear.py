@@ -149,21 +149,24 @@ def nonnegative(features: Array, seconds: Array) -> Array:
 
 
 def _solved(features: Array, seconds: Array) -> Array:
+    """All columns if none of them comes out negative; else the best subset of which that is true."""
     relative = features / seconds[:, None]
     scale = np.abs(relative).max(axis=0)
     scale[scale == 0] = 1.0
-    best, best_loss = np.zeros(features.shape[1]), np.inf
-    columns = range(features.shape[1])
-    for size in range(1, features.shape[1] + 1):
-        for chosen in combinations(columns, size):
-            part = relative[:, chosen] / scale[list(chosen)]
+    count = features.shape[1]
+    best, best_loss = np.zeros(count), np.inf
+    for size in range(count, 0, -1):
+        for chosen in map(list, combinations(range(count), size)):
+            part = relative[:, chosen] / scale[chosen]
             found = _robust(part)
             if found is None or (found < 0).any():
                 continue
             loss = _huber(np.log(np.maximum(part @ found, 1e-3)))
-            if loss < best_loss * (1 - 1e-9):
-                best, best_loss = np.zeros(features.shape[1]), loss
-                best[list(chosen)] = found / scale[list(chosen)]
+            if loss < best_loss:
+                best, best_loss = np.zeros(count), loss
+                best[chosen] = found / scale[chosen]
+        if size == count and best_loss < np.inf:
+            break
     return best
 
 
@@ -270,7 +273,7 @@ def _fit_streaming(shape: Shape, seconds: Array) -> Values:
     moved, fresh = shape["moved_bytes"], shape["fresh_bytes"]
     best: Values = {}
     best_loss = np.inf
-    for cache in (0.0, *(2.0**power for power in range(18, 28))):
+    for cache in (0.0, *(2.0**power for power in range(18, 27))):
         beyond = np.maximum(moved - cache, 0.0)
         columns = [np.ones_like(seconds), moved]
         columns += [beyond] if cache and np.count_nonzero(beyond) > 2 else []

@@ -298,7 +298,8 @@ class Predictor:
         Raises:
             UserError: no curve covers this kind and dtype.
         """
-        return self._value(task.kind, task.dtype, arguments_of(task))
+        model, curve = self._find(task.kind, task.dtype)
+        return float(model.predict(arguments_of(task), curve.coefficients))
 
     def collective_s(self, kind: str, axis: str, ranks: int, size_bytes: float) -> float:
         """Predicted time of a collective over groups that were measured.
@@ -306,12 +307,12 @@ class Predictor:
         Raises:
             UserError: no curve covers it.
         """
+        model, curve = self._find(f"{kind}/{axis}{ranks}", "fp32")
         sent = size_bytes * SENT[kind](ranks)
-        return self._value(f"{kind}/{axis}{ranks}", "fp32", {"moved_bytes": sent, "fresh_bytes": 0.0})
+        return float(model.predict({"moved_bytes": sent, "fresh_bytes": 0.0}, curve.coefficients))
 
-    def _value(self, kind: str, dtype: str, shape: Mapping[str, Num]) -> float:
+    def _find(self, kind: str, dtype: str) -> tuple[Model, Curve]:
         if (kind, dtype) not in self._best:
             known = ", ".join(sorted({f"{k} {d}" for k, d in self._best}))
             raise UserError(f"there is no curve for {kind} in {dtype}", hint=f"measured: {known or 'nothing'}")
-        model, curve = self._best[kind, dtype]
-        return float(model.predict(shape, curve.coefficients))
+        return self._best[kind, dtype]

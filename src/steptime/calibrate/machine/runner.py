@@ -90,7 +90,7 @@ class Bench:
 def set_tf32(torch: Any, wanted: bool) -> None:
     """Whether products of fp32 numbers on CUDA may run in TF32."""
     if torch.cuda.is_available():
-        torch.backends.cuda.matmul.allow_tf32 = wanted
+        torch.set_float32_matmul_precision("high" if wanted else "highest")
 
 
 def plan(bench: Bench, dtypes: tuple[str, ...], settings: Settings) -> list[Task]:
