@@ -59,6 +59,14 @@ def coverage(predicted: Array, rows: Rows) -> Line:
     return f"{low:.2f} to {high:.2f}", f"{100 * inside.mean():.0f}"
 
 
+def repeats(rows: Rows) -> str:
+    """Median distance of a row from the median of its repetitions (other versions, 8-bit apart), in percent."""
+    middle = rows.merged()
+    tags = [list(zip(r.kind, r.ranks, r.inside, r.size_bytes, r.element_bytes, strict=True)) for r in (middle, rows)]
+    time = dict(zip(tags[0], middle.measured_s, strict=True))
+    return figures(np.array([time[tag] for tag in tags[1]]), rows.measured_s)[0]
+
+
 def held_out_groups(machine: Machine, rows: Rows) -> str:
     """Median error of each group size when the fit did not see it."""
     out = []
@@ -71,10 +79,12 @@ def held_out_groups(machine: Machine, rows: Rows) -> str:
     return ", ".join(out)
 
 
-def machine_lines(table: Table) -> list[Line]:
+def machine_lines(table: Table, names: list[str]) -> list[Line]:
     """One line per machine."""
     library, lines = libraries(table), []
     for machine in MACHINES:
+        if names and machine.name not in names:
+            continue
         rows = machine_rows(machine, table, library)
         if len(rows.ranks) < 12:
             continue
@@ -83,7 +93,14 @@ def machine_lines(table: Table) -> list[Line]:
             f"{k} {figures(time[rows.kind == k], rows.measured_s[rows.kind == k])[0]}" for k in sorted(set(rows.kind))
         )
         groups = held_out_groups(machine, rows)
-        line = (machine.name, str(len(rows.ranks)), *figures(time, rows.measured_s), *coverage(time, rows), kinds)
+        line = (
+            machine.name,
+            str(len(rows.ranks)),
+            *figures(time, rows.measured_s),
+            repeats(rows),
+            *coverage(time, rows),
+            kinds,
+        )
         lines.append((*line, groups))
         print(" | ".join(lines[-1]), flush=True)
     return lines
@@ -129,19 +146,21 @@ def markdown(title: str, head: Line, lines: list[Line]) -> str:
 
 def main(arguments: list[str]) -> None:
     table = read_table(require_data("collectives.parquet"))
+    names = [a for a in arguments if not a.startswith("--")]
     if "--fit" in arguments:
-        fit_all(table, [a for a in arguments if not a.startswith("--")])
+        fit_all(table, names)
         return
-    machines = machine_lines(table)
+    machines = machine_lines(table, names)
     sources, (rows, skipped, share) = source_lines(table)
-    head = ("machine", "rows", "median %", "mean %", "bias %", "band", "coverage %", "median by kind %")
+    head = ("machine", "rows", "median %", "mean %", "bias %", "repeats %", "band", "coverage %", "median by kind %")
     text = "\n".join(
         [
             "# Collectives: models against measurements\n",
             "Printed by `python benchmarks/bench_collectives.py --write`. Errors are |predicted/measured - 1|.\n",
             markdown("Sizes held out, and groups held out", (*head, "group held out: median %"), machines),
-            "Sizes held out: four folds; all rows of one size (any group, kind, dtype) are in one fold. Band: 5th and",
-            "95th percentile of measured / predicted; coverage: of a band from three folds on the fourth.\n",
+            "Sizes held out: four folds; all rows of one size (any group, kind, dtype) are in one fold. Repeats:",
+            "median distance of a row from the median of its repetitions (other versions of the library). Band:",
+            "5th and 95th percentile of measured / predicted; coverage: of a band from three folds on the fourth.\n",
             markdown(
                 "All rows of the table with the committed profiles",
                 ("source", "rows", "scored", "median %", "mean %", "bias %", "in band %", "why skipped"),

@@ -127,7 +127,8 @@ def unseen(title: str, measured: list[Truth], curves: Curves) -> None:
     """Leave one architecture out: coefficients from the nearest others."""
     print(f"\n## Unseen architecture: {title}\n\nNo curve of the same architecture enters.\n")
     print(
-        "| device | from | roofline mean | median | mean | bias | in the 90 % band |\n|---|---|---:|---:|---:|---:|---:|"
+        "| device | nearest first | roofline mean | median | mean | bias | in the 90 % band |\n"
+        "|---|---|---:|---:|---:|---:|---:|"
     )
     means, covers = [], []
     for truth, curve in transfers(measured, curves):

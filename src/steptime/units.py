@@ -79,7 +79,10 @@ def parse(text: str, dimension: str) -> float:
         known = next((d for d, table in UNITS.items() if unit in table), None)
         problem = f"{unit!r} is a unit of {known}, not of {dimension}" if known else f"unknown unit {unit!r}"
         raise UserError(f"{text!r}: {problem}", hint=did_you_mean(unit, units))
-    value = float(Decimal(number.replace("_", "")) * Decimal(repr(units[unit])))
+    try:
+        value = float(Decimal(number.replace("_", "")) * Decimal(repr(units[unit])))
+    except ArithmeticError:
+        value = math.inf
     if not math.isfinite(value):
         raise UserError(f"{text!r} is not finite")
     return value

@@ -25,7 +25,7 @@ def test_the_set_is_broad(now):
     assert 100 < feasible < len(stored) - 50
     terms = {name for record in stored.values() for name in record if name.startswith("time/")}
     axes = {f"time/{axis}_comm" for axis in ("tp", "tp2", "cp", "dp", "pp")}
-    assert terms == axes | {"time/compute", "time/exposed_memory", "time/bubble", "time/optimizer"}
+    assert terms == axes | {"time/compute", "time/memory_bound", "time/bubble", "time/optimizer"}
 
 
 def test_a_move_is_shown_with_its_size():

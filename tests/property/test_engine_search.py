@@ -16,7 +16,7 @@ from steptime.hardware import load_cluster
 from steptime.num import divisors
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices
+from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, virtual_stages
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import COLUMNS, Plans
@@ -57,14 +57,22 @@ def _all_plans(setting: Setting, strategy: Strategy) -> list[Plans]:
         longer = max(mesh["tp"], mesh.get("tp2", 1))
         panels = panels_worth_trying(job.model.hidden, longer) if strategy.name == "2d" else [1]
         zeros = [1, 3] if mesh["pp"] == 1 else [1]
-        for micro_batch, recompute, zero, panel in product(micro_batch_choices(share), [0, 2], zeros, panels):
-            plans = Plans(**mesh, micro_batch=micro_batch, recompute=recompute, zero=zero, panels=panel)
+        depths = virtual_stages(job.model.layers, mesh["pp"])
+        choices = product(micro_batch_choices(share), [0, 2], zeros, panels, depths)
+        for micro_batch, recompute, zero, panel, vpp in choices:
+            plans = Plans(**mesh, micro_batch=micro_batch, recompute=recompute, zero=zero, panels=panel, vpp=vpp)
             if broken_rules(job, plans, setting.rules):
                 continue
             for inside in product(*[divisors(mesh[axis]) for axis in axes]):
-                if int(np.prod(inside)) <= domain:
+                if int(np.prod(inside)) <= domain and _has_room(job.gpus, domain, int(np.prod(inside))):
                     out.append(plans.with_columns({f"in_{a}": n for a, n in zip(axes, inside, strict=True)}))
     return out
+
+
+def _has_room(gpus, domain, block):
+    """Blocks fit the domains; a ninth of their devices may be idle unless the devices fill the domains exactly."""
+    domains = -(-(gpus // block) // (domain // block))
+    return domains <= -(-gpus // domain) or (gpus % domain > 0 and domains * domain * 8 <= gpus * 9)
 
 
 def _identity(plans: Plans) -> tuple[int, ...]:

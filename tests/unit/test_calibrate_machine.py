@@ -25,6 +25,7 @@ from steptime.calibrate.machine.work import Task
 from steptime.errors import InputFileError, UserError
 from steptime.hardware import load_cluster
 from steptime.store import Journal, read_journal
+from steptime.surface.cli.calibrate_machine import machine
 
 HOST = Host(
     host="h", processor='A "quoted" CPU\x7f', cores=2, memory_bytes=16e9, cache_bytes=32e6, device="cpu", gpus=0,
@@ -272,6 +273,22 @@ def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
     assert len(keys) == len(set(keys)) == 2 + progress[-1][1]
     session.calibrate(replace(request, resume=True), lambda done, total: None)  # nothing left to measure
     assert [r["key"] for r in read_journal(journal).records] == keys
+
+
+@torch_needed
+def test_command_prints_one_document_or_a_report(
+    small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.toml"
+    machine(out=out, quick=True, json=True, table=tmp_path / "t.csv", plot=tmp_path / "p.png")
+    document = json.loads(capsys.readouterr().out)
+    assert document["files"]["profile"] == str(out) and document["device"]["matrix_efficiency"] > 0
+    assert len(document["residuals"]) >= 8 and any("too few" in note for note in document["skipped"])
+    assert (tmp_path / "t.csv").is_file() and (tmp_path / "p.png").is_file()
+    machine(out=out, quick=True, resume=True)
+    assert "Sustained rates" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"does not end in \.toml"):
+        machine(out=tmp_path / "m.txt")
 
 
 @torch_needed

@@ -60,7 +60,7 @@ def decode_coefficients(group_limit: float = 1e9) -> tuple[Coefficient, ...]:
         Coefficient(name="matrix_efficiency", start=0.3, low=0.01, high=1.0),
         Coefficient(name="overlap", start=2.0, low=1.0, high=6.0),
         _held("group_limit", group_limit),
-        _held("unshared", 0.0) if shared else Coefficient(name="unshared", start=0.3, low=0.001, high=1.0),
+        _held("unshared", 1e-6) if shared else Coefficient(name="unshared", start=0.3, low=0.001, high=1.0),
         _held("chunk_keys", 128.0),
     )
 

@@ -17,6 +17,8 @@ from steptime.num import Array
 US: Final = 1e-6
 #: Log error up to which the loss is quadratic.
 SCALE: Final = 0.025
+#: Time of one level of a tree over one hop of a ring between domains, where trees were not measured (Perlmutter).
+TREE_HOPS: Final = 2.5
 #: A fit goes from a smooth minimum over protocols to the true one.
 SOFTNESS: Final = (0.15, 0.03, 0.0)
 Bounds = tuple[float, float, float]
@@ -101,11 +103,11 @@ def parameters(machine: Machine, rows: Rows) -> dict[str, Bounds]:
         out["ramp_bytes"] = (2e7, 1e5, 1e9)
     if (rows.element_bytes < 2).any():
         out["byte_reduction"] = (1.03, 1, 1.5)
-    if "all_to_all" in kinds:
+    if kinds & {"all_to_all", "p2p"}:
         out |= {f"direct_start_s.{i}": (s * US, 0.01 * US, 40 * US) for i, s in enumerate((1, 3, 1))}
         out |= {f"direct_share.{i}": (0.9, 0.1, 2) for i in range(3)}
-        out["direct_hop_s"] = (0.2 * US, 0.001 * US, 5 * US)
-        out["direct_own_steps"] = (0.3, 0.01, 2)
+    if "all_to_all" in kinds:
+        out |= {"direct_hop_s": (0.2 * US, 0.001 * US, 5 * US), "direct_own_steps": (0.3, 0.01, 2)}
     if machine.switch and ((rows.kind == "all_reduce") & (rows.ranks > 4)).any():
         out |= {"switch_start_s": (20 * US, 2 * US, 80 * US), "switch_Bps": (0.65 * link, 0.2 * link, 1.3 * link)}
     if machine.outer and (rows.ranks > rows.inside).any():
@@ -168,7 +170,10 @@ def fit(machine: Machine, rows: Rows, *, starts: int = 3, seed: int = 0) -> dict
             x = found.x
         best = found if best is None or found.cost < best.cost else best
     assert best is not None
-    return _values(facts, names, best.x)
+    out = _values(facts, names, best.x)
+    if "outer_hop_s" in out and "tree_hop_s" not in out:
+        out["tree_hop_s"] = tuple(TREE_HOPS * hop for hop in out["outer_hop_s"])
+    return out
 
 
 def _values(facts: Mapping[str, Any], names: list[str], x: Array) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class Machine:
     """Spellings in the column ``source`` that are fitted."""
     interconnect: str = ""
     """Text that the column ``interconnect`` holds."""
+    without: str = ""
+    """Text that it must not hold; "" for any."""
     domain: int
     """Devices in one inner domain."""
     nics: float = 1.0
@@ -38,6 +40,11 @@ class Machine:
     """Whether the rows span several domains, so that the coefficients between domains are fitted."""
     tags: frozenset[str] = field(default_factory=frozenset)
     """``broken``: known to be no model of such a machine; shown apart, never a default."""
+
+
+def at_place(machine: Machine, place: str) -> bool:
+    """Whether a text of the column ``interconnect`` is of that machine."""
+    return machine.interconnect in place and not (machine.without and machine.without in place)
 
 
 def library_of(method: str, notes: str) -> str:
@@ -102,23 +109,24 @@ def _vtrain() -> Iterator[Machine]:
 
 
 def _vidur() -> Iterator[Machine]:
+    """NCCL as a profiler saw it; one node, and rows between nodes apart (another timing campaign and network)."""
     base = Machine(
         name="a100-sxm-kernel", device="a100-sxm-80gb", library="nccl-kernel", gpus=("A100-SXM4-80GB",),
-        sources=("vidur_network",), domain=8, nics=8, link_Bps=300 * GB, nic_Bps=25 * GB, outer=True,
+        sources=("vidur_network",), domain=8, link_Bps=300 * GB, without="inter-node",
     )  # fmt: skip
-    yield base
-    yield replace(
-        base, name="h100-sxm-kernel", device="h100-sxm", gpus=("H100-SXM5-80GB",), link_Bps=450 * GB, nic_Bps=50 * GB
-    )
-    pairs = replace(base, interconnect="pairs", nics=1, domain=2)
-    yield replace(
+    h100 = replace(base, name="h100-sxm-kernel", device="h100-sxm", gpus=("H100-SXM5-80GB",), link_Bps=450 * GB)
+    pairs = replace(base, domain=2, outer=True)
+    nvl = replace(
         pairs, name="h100-nvl-kernel", device="h100-nvl", gpus=("H100-NVL",), link_Bps=300 * GB, nic_Bps=63 * GB
     )
-    yield replace(
-        pairs, name="a100-pcie-kernel", device="a100-pcie-80gb", gpus=("A100-PCIE-80GB",), link_Bps=300 * GB,
-        nic_Bps=31.5 * GB,
-    )  # fmt: skip
-    yield replace(pairs, name="a40-kernel", device="a40", gpus=("A40",), link_Bps=56 * GB, nic_Bps=12.5 * GB)
+    a40 = replace(pairs, name="a40-kernel", device="a40", gpus=("A40",), link_Bps=56 * GB, outer=False)
+    pcie = replace(pairs, name="a100-pcie-kernel", device="a100-pcie-80gb", gpus=("A100-PCIE-80GB",), nic_Bps=31.5 * GB)
+    yield from (base, h100, nvl, pcie, a40)
+    for machine, nics, nic in ((base, 8, 25), (h100, 8, 50), (nvl, 1, 12.5), (a40, 1, 12.5)):
+        yield replace(
+            machine, name=f"{machine.name}-nodes", interconnect="inter-node", without="", nics=nics, nic_Bps=nic * GB,
+            outer=True,
+        )  # fmt: skip
 
 
 def _custom() -> Iterator[Machine]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.calibrate.collective_fit import Rows, fit, predict
-from steptime.calibrate.collective_machines import MACHINES, Machine, library_of
+from steptime.calibrate.collective_machines import MACHINES, Machine, at_place, library_of
 from steptime.calibrate.score import Predicted
 from steptime.calibrate.table import Table
 from steptime.cost.collective_fabric import Fabric, fabric_of
@@ -62,7 +62,7 @@ def domain_of(machine: Machine, table: Table) -> Array:
 def covered(machine: Machine, table: Table, library: Array | None = None) -> Array:
     """Rows that a machine is fitted to."""
     library = libraries(table) if library is None else library
-    place = np.array([machine.interconnect in text for text in table.text("interconnect")], dtype=bool)
+    place = np.array([at_place(machine, text) for text in table.text("interconnect")], dtype=bool)
     mask: Array = (
         np.isin(table.text("gpu"), machine.gpus)
         & np.isin(table.text("source"), machine.sources)
@@ -166,12 +166,15 @@ def _unreadable(rows: Rows) -> Array:
     return text.astype(object)
 
 
-Key = tuple[str, str, str, str, bool]
+Key = tuple[str, str, str, str, float]
+RACK: Final = 72
+"""Devices of the largest NVLink domain; one that is wider than a node counts as one domain."""
 
 
 def _keys(table: Table) -> dict[Key, Array]:
-    """Source, GPU, interconnect, library, whether it leaves a node -> rows."""
-    spans = table.number("n_gpus") > table.number("gpus_per_node")
+    """Source, GPU, interconnect, library, devices that it surely goes beyond (0, a node, a rack) -> rows."""
+    ranks, node = table.number("n_gpus"), table.number("gpus_per_node")
+    spans = np.where(ranks > RACK, np.where(ranks > node, RACK, 0), np.where(ranks > node, 1, 0))
     columns = (table.text("source"), table.text("gpu"), table.text("interconnect"), libraries(table), spans)
     found: dict[Key, list[int]] = {}
     for i, key in enumerate(zip(*columns, strict=True)):
@@ -185,15 +188,13 @@ def choose(
     """The machine and profile for rows of one kind, or why there is none."""
     source, gpu, place, library, spans = key
     device = _device(gpu)
-    here = [m for m in machines if m.name in known and (gpu in m.gpus or m.device == device)]
-    ranked = sorted(here, key=lambda m: _distance(m, source, gpu, place, library))
-    for machine in ranked:
-        if spans and not machine.outer:
-            break
-        return machine, known[machine.name]
-    if device is None and not ranked:
+    here = [m for m in machines if m.name in known and (gpu in m.gpus or (m.device == device and not m.links_by_group))]
+    if device is None and not here:
         return "no such device in the catalogue"
-    return _carried(ranked[0] if ranked else None, device or ranked[0].device, place, known, machines, spans)
+    nearest = min(here, key=lambda m: _distance(m, source, gpu, place, library), default=None)
+    if nearest is not None and (nearest.outer or spans <= (1 if nearest.domain > 8 else 0)):
+        return nearest, known[nearest.name]
+    return _carried(nearest, device or (nearest.device if nearest else ""), place, known)
 
 
 def _distance(machine: Machine, source: str, gpu: str, place: str, library: str) -> tuple[bool, ...]:
@@ -202,7 +203,7 @@ def _distance(machine: Machine, source: str, gpu: str, place: str, library: str)
         library != machine.library and not machine.library.startswith("nccl"),
         source not in machine.sources,
         library != machine.library,
-        machine.interconnect not in place,
+        not at_place(machine, place),
         gpu not in machine.gpus,
         "vtrain" in machine.name,
     )
@@ -218,7 +219,6 @@ def _device(gpu: str) -> str | None:
 
 def _carried(
     nearest: Machine | None, device: str, place: str, known: Mapping[str, FabricProfile],
-    machines: Sequence[Machine], spans: bool,
 ) -> tuple[Machine, FabricProfile] | str:  # fmt: skip
     """A profile for links that were not measured."""
     try:
@@ -226,16 +226,12 @@ def _carried(
         profile = assumed(load_cluster(name), known.values(), nearest.name if nearest else None)
     except UserError as error:
         return str(error)
-    level = profile.coefficients
+    level: Mapping[str, Any] = profile.coefficients
     machine = Machine(
-        name=profile.name, device=device, library="nccl", gpus=(), sources=(), domain=int(_number(level["domain"])),
+        name=profile.name, device=device, library="nccl", gpus=(), sources=(), domain=int(float(level["domain"])),
         link_Bps=profile.link_Bps, nic_Bps=profile.nic_Bps, outer=True,
     )  # fmt: skip
     return machine, profile
-
-
-def _number(value: Any) -> float:
-    return float(value)
 
 
 def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None = None) -> FabricProfile:
@@ -259,8 +255,9 @@ def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None =
     level = cluster.levels[0]
     link = level.link_Bps * level.links_per_device
 
-    def distance(p: FabricProfile) -> tuple[bool, bool, float]:
-        return p.name != inner, p.device != cluster.device.name, abs(np.log(p.link_Bps / link))
+    def distance(p: FabricProfile) -> tuple[bool, bool, float, float]:
+        speed, width = p.link_Bps / link, float(p.coefficients["domain"]) / (level.devices or 2**31)  # type: ignore[arg-type]
+        return p.name != inner, p.device != cluster.device.name, abs(np.log(speed)), abs(np.log(width))
 
     near = min(nccl, key=distance)
     network = next((p for p in nccl if p.name.startswith("perlmutter")), near)

@@ -38,8 +38,10 @@ SOURCES: Final = (
 )  # fmt: skip
 #: Shapes that a curve needs.
 LEAST_SHAPES: Final = 60
-#: Multiprocessors of devices that have none.
+#: Multiprocessors of devices that have few large units: their work is spread as evenly as over many.
 NO_SM: Final = 64
+#: Fewer units than this are no multiprocessors.
+FEW_UNITS: Final = 10
 
 COEFFICIENTS: Final = (
     Coefficient(name="compute_efficiency", start=0.8, low=0.2, high=1.3),
@@ -87,7 +89,7 @@ def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
     Raises:
         UserError: the device has no peak for it.
     """
-    rates = device.matrix_flops_per_s
+    rates, units = device.matrix_flops_per_s, device.sm_count or 0
     peak = next((rates[d] for d in PEAKS.get(dtype, (dtype,)) if d in rates), None)
     if peak is None and dtype in ("int8", "sq") and "fp16" in rates:
         peak = 2 * rates["fp16"]
@@ -96,7 +98,7 @@ def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
     return {
         "peak_flops_per_s": peak,
         "memory_Bps": device.memory_Bps,
-        "sm_count": float(device.sm_count or NO_SM),
+        "sm_count": float(units if units >= FEW_UNITS else NO_SM),
         "l2_bytes": float(device.l2_bytes or 0.0),
     }
 

@@ -186,7 +186,7 @@ def curves_of(found: Iterable[Cell]) -> dict[str, list[Curve]]:
 def borrowed(by_device: Mapping[str, Sequence[Curve]], cell: Cell) -> Curve | None:
     """The curve of the most alike other device for a cell, of its timer and dtype if there is one.
 
-    Alike as :func:`steptime.hardware.profiles.nearest` says. On devices left out this halves the error of medians
+    Alike as :func:`steptime.hardware.profiles.nearest` says. On devices left out it is mostly closer than medians
     over all devices (benchmarks/kernels.md).
     """
     others = {d: [c for c in curves if c.family == cell.family.name] for d, curves in by_device.items() if d != GENERIC}

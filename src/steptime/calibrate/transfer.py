@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
+from steptime.calibrate.family import KernelFamily
 from steptime.errors import UserError
 from steptime.hardware.library import load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import distance, load_profile, nearest, profile_names
 from steptime.hardware.records import Device
+from steptime.num import Num
 
 #: Devices whose curves are averaged, at most.
-NEIGHBOURS: Final = 3
+NEIGHBOURS: Final = 5
 #: Distance over which the weight of a device falls by e.
-REACH: Final = 0.5
+REACH: Final = 1.0
 #: Log error (standard deviation) that a transfer adds, measured by leaving one architecture out.
-TRANSFER_ERROR: Final = 0.15
+TRANSFER_ERROR: Final = 0.2
 #: Standard deviations of a 90 % band.
 Z90: Final = 1.645
+#: Dtypes that a device has if its datasheet gives a rate; curves of other kinds carry over to any device.
+DTYPES: Final = frozenset(["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"])
 #: Log error that each factor of e outside the measured range adds.
 EXTRAPOLATION_ERROR: Final = 0.1
-#: Timers and dtypes whose curves may stand in, best first.
-STAND_IN_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "bf16"), "fp32": ("fp32",),
-    "fp8": ("fp8", "fp8_block", "bf16"), "fp4": ("fp4", "fp8"), "int8": ("int8", "sq", "fp8"),
-}  # fmt: skip
 
 
 def blended(curves: Sequence[Curve], weights: Sequence[float]) -> dict[str, float]:
@@ -102,17 +103,48 @@ def widened(band: tuple[float, float], log_error: float) -> tuple[float, float]:
     return round(math.exp(-math.hypot(low, extra)), 5), round(math.exp(math.hypot(high, extra)), 5)
 
 
-def band_at(curve: Curve, shape: Mapping[str, float]) -> tuple[float, float]:
-    """The band of measured / predicted for one shape: the curve's own, wider outside the range it was fitted to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Times of one kernel or of an array of them."""
 
-    Each factor of e outside adds 10 % of log error; several dims add up.
+    seconds: Num
+    low_s: Num
+    """5th percentile."""
+    high_s: Num
+    """95th percentile."""
+
+
+def predict(family: KernelFamily, curve: Curve, device: Device, shape: Mapping[str, Num]) -> Prediction:
+    """Time of a kernel and its 90 % band.
+
+    Outside the shapes that the curve was fitted to the band is wider: each factor of e beyond the range adds
+    10 % of log error, and several dims add up.
+
+    Args:
+        family: the model that the curve belongs to.
+        curve: measured or transferred coefficients.
+        device: the device that it runs on.
+        shape: shape arguments of the model.
     """
-    outside = 0.0
+    seconds = family.predict(shape, family.device(device, curve.dtype), curve.coefficients)
+    extra = Z90 * EXTRAPOLATION_ERROR * outside(curve, shape)
+    low, high = max(-math.log(curve.band[0]), 0.0), max(math.log(curve.band[1]), 0.0)
+    return Prediction(
+        seconds=seconds,
+        low_s=seconds * np.exp(-np.hypot(low, extra)),
+        high_s=seconds * np.exp(np.hypot(high, extra)),
+    )
+
+
+def outside(curve: Curve, shape: Mapping[str, Num]) -> Num:
+    """How far a shape is from those that the curve was fitted to: sum over dims of the log beyond the range."""
+    total: Num = 0.0
     for name, value in shape.items():
-        low, high = curve.ranges.get(name, (value, value))
-        if value > 0 and low > 0:
-            outside += max(0.0, math.log(low / value), math.log(value / high))
-    return widened(curve.band, EXTRAPOLATION_ERROR * outside) if outside > 0 else curve.band
+        if name in curve.ranges and curve.ranges[name][0] > 0:
+            low, high = curve.ranges[name]
+            size = np.asarray(value, np.float64)
+            total = total + np.maximum(np.maximum(np.log(low / size), np.log(size / high)), 0.0)
+    return total
 
 
 def transferred_profile(device: Device | str, measured: Iterable[str] | None = None) -> Profile:
@@ -135,7 +167,7 @@ def transferred_profile(device: Device | str, measured: Iterable[str] | None = N
         raise UserError("no device has a profile", hint="fit one first")
     devices = {p.device: load_device(p.device) for p in others}
     for key in sorted({k for p in others for k in _keys(p.curves)} - known.keys()):
-        if key[1] in target.matrix_flops_per_s or key[1] not in STAND_IN_DTYPES:
+        if key[1] in target.matrix_flops_per_s or key[1] not in DTYPES:
             curves = {p.device: c for p in others if (c := p.curve(*key)) is not None and c.kind == "fitted"}
             if curves:
                 found.append(transferred_curve(target, curves, devices))

@@ -283,7 +283,7 @@ def mixed_attention_s(
     >>> t = mixed_attention_s(1, 32, 8, 512, 512, 1, 0, 512, 1e6, 16, 4096, 256, 989e12, 67e12, 3.35e12, 132,
     ...     1e-5, 0.8, 20, 0.8, 0.5, 2, 100, 0, 1, 0, 128)
     >>> round(1e6 * t)
-    118
+    120
     """
     prefill = tiled_attention_s(
         batch, heads, kv_heads, queries, keys, causal, window, pair_flops, moved_bytes, matrix_flops_per_s,

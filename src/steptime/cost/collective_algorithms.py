@@ -160,7 +160,7 @@ def candidate_s(
             continue
         for p, protocol in enumerate(PROTOCOLS):
             names.append((name, protocol))
-            times.append(_time(path, kind, name, p, inside, ranks, lanes, fabric))
+            times.append(_time(path, name, p, inside, ranks, lanes, fabric))
     if kind == "all_reduce":
         names.append((TWO_PHASES, "simple"))
         times.append(_two_phases(size_bytes, ranks, inside, fabric, groups, oversubscription, nics, element_bytes))
@@ -200,10 +200,10 @@ def _reduced(path: Path, kind: str, element_bytes: Num, fabric: Fabric) -> Path:
     return path._replace(inner_bytes=path.inner_bytes * factor, outer_bytes=path.outer_bytes * factor)
 
 
-def _time(path: Path, kind: str, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fabric: Fabric) -> Num:
+def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fabric: Fabric) -> Num:
     """Time under one protocol."""
     spans = where(ranks > inside, 1.0, 0.0)
-    direct = name == "direct" and kind != "p2p"
+    direct = name == "direct"
     start = fabric.start_s[p] + spans * fabric.outer_start_s[p] + (fabric.direct_start_s[p] if direct else 0.0)
     hop = fabric.direct_hop_s if direct else fabric.hop_s[p]
     outer_hop = fabric.direct_hop_s if direct else (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]

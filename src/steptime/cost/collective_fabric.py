@@ -45,11 +45,11 @@ class Fabric:
     byte_reduction: float = 1.0
     """Time of reducing 8-bit numbers over time of reducing 16- and 32-bit ones."""
     direct_start_s: Three = (0.0, 0.0, 0.0)
-    """What an exchange of all pairs costs on top of `start_s`."""
+    """What a message, or an exchange of all pairs, costs on top of `start_s`."""
     direct_hop_s: float = 0.0
-    """One more partner in an exchange of all pairs."""
+    """One partner in an exchange of all pairs."""
     direct_share: Three = (1.0, 1.0, 1.0)
-    """Bandwidth of an exchange of all pairs over that of a ring."""
+    """Bandwidth of a message, or an exchange of all pairs, over that of a ring."""
     direct_own_steps: float = 0.0
     """`own_steps` of an exchange of all pairs."""
     switch_start_s: float = 0.0

@@ -176,7 +176,7 @@ def gemm_s(
         c_s = \min_{\mathrm{tiles}} w(sT) \, (k/s + k_0)\, \sigma$$
 
     with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`, $\sigma$ = `tile_step_s`,
-    $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s = S/T$ the split of $k$ that fills the
+    $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s = \lfloor S/T \rfloor$ the split of $k$ that fills the
     device (at least 128 elements to each part; only where $T < S$).
 
     Args:
@@ -261,9 +261,10 @@ def _fastest_tiles_s(
             sigma = sigma * odd_tile
         share = rows[bm] * columns[bn]
         whole = quantised_waves(share, 1, quantisation) * whole_k * sigma
-        splits = minimum(1 / share, most_splits)
+        splits = minimum(_floor(1 / share), most_splits)
         filled = share * splits
-        split = (filled + quantisation * (1 - filled)) * (k / splits + fill_k) * sigma
+        split_k = _ceil(k / maximum(splits, 1) / STEP_K) * STEP_K + fill_k
+        split = (filled + quantisation * (1 - filled)) * split_k * sigma
         split = where(splits > 1, split, whole)
         best = (whole, split) if best is None else (minimum(best[0], whole), minimum(best[1], split))
     assert best is not None
@@ -272,6 +273,10 @@ def _fastest_tiles_s(
 
 def _ceil(x: Num) -> Num:
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
+
+
+def _floor(x: Num) -> Num:
+    return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 
 def gemm_backward_s(m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num, **rest: Num) -> Num:

@@ -53,16 +53,17 @@ def largest_temporary_bytes(temporary_bytes: Num, recomputed_bytes: Num) -> Num:
     return temporary_bytes + recomputed_bytes
 
 
-def gathered_weights_bytes(parameters: Num, bytes_each: Num, layers_at_once: Num) -> Num:
-    r"""Weights that a sharded model holds whole: the layer that computes and the one that is being gathered.
+def gathered_weights_bytes(parameters: Num, ends_parameters: Num, bytes_each: Num, layers_at_once: Num) -> Num:
+    r"""Weights that a sharded model holds whole: the layer that computes, the next one, and the ends of the model.
 
-    $$M = k P E$$
+    $$M = (k P + P_e) E$$
 
-    where $P$ = `parameters` of a layer, $E$ = `bytes_each` and $k$ = `layers_at_once`.
+    where $P$ = `parameters` of a layer, $k$ = `layers_at_once`, $P_e$ = `ends_parameters` of embedding and head, which
+    stay gathered for the whole step, and $E$ = `bytes_each`.
 
     Source: FSDP, Zhao et al., arXiv 2304.11277, section 4.
 
-    >>> gathered_weights_bytes(10, 2, 2)
-    40
+    >>> gathered_weights_bytes(10, 5, 2, 2)
+    50
     """
-    return layers_at_once * parameters * bytes_each
+    return (layers_at_once * parameters + ends_parameters) * bytes_each

@@ -42,12 +42,14 @@ def grouped_products_s(
 
     $$t = \tau + (t_c^{\,p} + t_m^{\,p})^{1/p}, \qquad
       t_c = \frac{2\,G\,n\,(k + k_0)\,m'}{\varepsilon R}\,
-      \max\!\Big(1, \frac{S}{B}\Big)^{1/2}, \quad m' = \big((m e^s)^4 + m_g^4\big)^{1/4}, \quad t_m = \frac{W + A}{\eta\beta}$$
+      \max\!\Big(1, \frac{S}{B}\Big)^{1/2}, \quad m' = \big((m e^s)^4 + m_g^4\big)^{1/4}, \quad
+      t_m = \frac{W + A}{\eta\beta}$$
 
-    where $G$ = `groups`, $m$ = `rows` of a group (padded to at least $m_g$ = `pad_rows`), $n$ = `columns`, $k$ = `depth`,
-    $k_0$ = `start_depth`, $W$ = `weight_bytes` and $A$ = `activation_bytes` are moved, $B$ = tiles of 128 by 128 on
-    $S$ = `sm_count` processors (too few are partly made up for by splitting the depth). Where loads are skewed, the
-    busiest of $e$ = `spread` ranks has $e^s$ times the mean, $s$ = `skew`; `spread` is 1 for even loads.
+    where $G$ = `groups`, $m$ = `rows` of a group (padded to at least $m_g$ = `pad_rows`), $n$ = `columns`,
+    $k$ = `depth`, $k_0$ = `start_depth`, $W$ = `weight_bytes` and $A$ = `activation_bytes` are moved,
+    $B$ = tiles of 128 by 128 on $S$ = `sm_count` processors (too few are partly made up for by splitting the depth).
+    Where loads are skewed, the busiest of $e$ = `spread` ranks has $e^s$ times the mean, $s$ = `skew`; `spread` is 1
+    for even loads.
 
     Source: roofline with padding; grouped products of MegaBlocks, arXiv 2211.15841.
 

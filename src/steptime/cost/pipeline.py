@@ -40,17 +40,22 @@ def pipeline_bubble_s(all_stages_s: Num, slowest_stage_s: Num, virtual_stages: N
     return (all_stages_s - slowest_stage_s) / virtual_stages
 
 
-def micro_batches_in_flight(stages: Num, micro_batches: Num, virtual_stages: Num) -> Num:
-    r"""Micro-batches whose activations the first stage holds at the peak of 1F1B.
+def micro_batches_in_flight(stages: Num, micro_batches: Num, virtual_stages: Num, stage: Num) -> Num:
+    r"""Micro-batches whose activations a stage holds at the peak of (interleaved) 1F1B.
 
-    $$m = \min\left(n_m,\ p + \frac{p-1}{v}\Big|_{v>1}\right)$$
+    $$m = \min\left(n_m,\ p - i\right)\Big|_{v=1} \qquad
+      m = \min\left(n_m,\ \frac{(v-1)p + 2(p-i-1) + 1}{v}\right)\Big|_{v>1}$$
 
-    where $p$ = `stages`, $n_m$ = `micro_batches` of a step and $v$ = `virtual_stages` per rank (interleaving holds
-    the share $1 + (p-1)/(pv)$ of 1F1B).
+    where $p$ = `stages`, $n_m$ = `micro_batches` of a step, $v$ = `virtual_stages` per rank and $i$ = `stage` counts
+    from 0. Interleaving warms up with that many chunks of $1/v$ of a stage; the first stage then holds
+    $1 + (p-1)/(pv)$ times what it holds under 1F1B.
 
-    Source: Korthikanti et al., arXiv 2205.05198, section 4.2.3.
+    Source: Korthikanti et al., arXiv 2205.05198, section 4.2.3; Narayanan et al., arXiv 2104.04473, section 2.2.
 
-    >>> micro_batches_in_flight(8, 64, 1), micro_batches_in_flight(8, 4, 1)
-    (8.0, 4)
+    >>> micro_batches_in_flight(8, 64, 1, 0), micro_batches_in_flight(8, 4, 1, 0)
+    (8, 4)
+    >>> micro_batches_in_flight(4, 64, 2, 0), micro_batches_in_flight(4, 64, 2, 3)
+    (5.5, 2.5)
     """
-    return minimum(micro_batches, stages + where(virtual_stages > 1, (stages - 1) / virtual_stages, 0.0))
+    chunks = (virtual_stages - 1) * stages + 2 * (stages - stage - 1) + 1
+    return minimum(micro_batches, where(virtual_stages > 1, chunks / virtual_stages, stages - stage))

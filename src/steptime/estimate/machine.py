@@ -39,6 +39,12 @@ class Machine:
             return self.slow_Bps
         return where(inside > 1, self.slow_Bps, self.lone_slow_Bps)
 
+    @property
+    def nearer_is_faster(self) -> bool:
+        """Whether links inside a domain are no slower than links between domains."""
+        slow_Bps = max(self.slow_Bps, self.lone_slow_Bps)
+        return self.fast_Bps >= slow_Bps and self.fast_latency_s <= self.slow_latency_s
+
     def faster(self, **factors: float) -> Machine:
         """The same machine with some rates multiplied."""
         return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
@@ -76,7 +82,7 @@ def machine_of(cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_h
         memory_Bps=device.memory_Bps * device.memory_efficiency,
         memory_bytes=device.memory_bytes,
         kernel_latency_s=device.kernel_latency_s,
-        fast_Bps=fast.link_Bps * fast.efficiency * fast.links_per_device,
+        fast_Bps=fast.link_Bps * fast.efficiency * fast.links_per_device / fast.oversubscription,
         fast_latency_s=fast.latency_s,
         slow_Bps=one_link_Bps * slow.links_per_device,
         lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),

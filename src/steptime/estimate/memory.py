@@ -61,6 +61,7 @@ def stage_calls(
     full = plans.recompute == FULL_RECOMPUTE
     kept = where(full, minimum(sizes.boundary_bytes, sizes.layer.kept_bytes), sizes.layer.kept_bytes)
     ends = sizes.first.kept_bytes * has_first * in_flight + sizes.last.kept_bytes * has_last
+    ends_weights = sizes.first.weights * has_first + sizes.last.weights * has_last
     ranks, precision = gradient_ranks(strategy, plans), job.precision
 
     def states(bytes_each: float, zero: int) -> Call:
@@ -70,7 +71,7 @@ def stage_calls(
     def activations(bytes_each: Num, layers: Num, in_flight: Num) -> Call:
         return Call(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
 
-    whole = where((plans.zero >= 3) & (layers > 0), 2.0, 0.0)
+    sharded = where((plans.zero >= 3) & (layers > 0), 1.0, 0.0)
     return {
         "weights/parameter_bytes": states(precision.element_bytes, 3),
         "gradients/parameter_bytes": states(precision.gradient_bytes, 2),
@@ -81,15 +82,15 @@ def stage_calls(
             "temporary_bytes": sizes.working_bytes * exists,
             "recomputed_bytes": where(full, sizes.layer.kept_bytes, 0.0) * exists}),
         "working/gathered_weights_bytes": Call(GATHERED, {
-            "parameters": sizes.layer.weights, "bytes_each": precision.element_bytes, "layers_at_once": whole}),
+            "parameters": sizes.layer.weights * sharded, "ends_parameters": ends_weights * sharded,
+            "bytes_each": precision.element_bytes, "layers_at_once": 2.0}),
     }  # fmt: skip
 
 
 def _in_flight(method: Method, job: Job, plans: Plans, stage: str) -> Num:
-    whole = micro_batches_in_flight(plans.pp, method.micro_batches(job, plans), plans.vpp)
-    if stage == "first":
-        return whole
-    return minimum(whole, maximum(plans.pp - 1, 1)) if stage == "middle" else minimum(whole, 1)
+    """Micro-batches in flight on the first, the second (the fullest of the middle) or the last stage."""
+    index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
+    return micro_batches_in_flight(plans.pp, method.micro_batches(job, plans), plans.vpp, index)
 
 
 def stage_terms(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str) -> dict[str, Num]:

@@ -145,7 +145,7 @@ def distance(one: Device, other: Device) -> float:
     """
     first, second = _traits(one), _traits(other)
     total = 0.0 if one.vendor == other.vendor else 3.0
-    for name, weight in (("intensity", 0.5), ("unit_rate", 1.0), ("cache", 0.5), ("bandwidth", 0.5), ("per_watt", 0.5)):
+    for name, weight in (("intensity", 0.5), ("unit_rate", 1.0), ("cache", 0.5), ("bandwidth", 0.5), ("per_watt", 1.0)):
         a, b = first[name], second[name]
         total += weight * (abs(math.log(a / b)) if a and b else 0.5)
     return total

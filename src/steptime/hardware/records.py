@@ -79,6 +79,11 @@ class Level:
     """Bandwidth into the level divided by bandwidth across it; 1: full bisection."""
     sources: Mapping[str, Source] = field(default_factory=dict)
 
+    @property
+    def rank_Bps(self) -> float:
+        """Sustained bandwidth that one device has across the level."""
+        return self.link_Bps * self.links_per_device * self.efficiency / self.oversubscription
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -104,4 +109,4 @@ class Cluster:
         for inner, level in zip(self.levels, self.levels[1:], strict=False):
             if inner.devices is not None and devices > inner.devices:
                 spanned.append(level)
-        return min(spanned, key=lambda level: level.link_Bps * level.links_per_device / level.oversubscription)
+        return min(spanned, key=lambda level: level.rank_Bps)

@@ -14,6 +14,8 @@ from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.space import Space, expand, factorisations, panels_worth_trying
 
+TABLE = 4_000_000
+"""Entries of the table of meshes against placements that are looked at at once."""
 IDLE_SHARE = 1 / 9
 """Largest share of the devices in the domains of a plan that may stay idle: 8 of the 72 of an NVL72 rack."""
 
@@ -76,27 +78,43 @@ class CorrectedSpace(Space):
             out["panels"] = (kind, tried)
         return out
 
-    def placements(self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int) -> tuple[Array, Plans]:
-        """Maximal placements: no axis could have more of its ranks inside.
+    def placements(
+        self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int, *, nearer_is_faster: bool
+    ) -> tuple[Array, Plans]:
+        """Placements for which the domains have room; of those that dominate each other only the maximal.
 
-        A placement that leaves room for more ranks of some axis is dominated: a ring with more ranks per domain is
-        never slower as long as links inside a domain are no slower than links between domains. A placement for
-        which the domains have no room is none.
+        Where links inside a domain are no slower than links between domains, a ring with more ranks per domain is never
+        slower: a placement that leaves room for more ranks of some axis is dominated.
         """
         axes = (*strategy.tensor_axes, "dp", "pp")
         degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
         ways = partial_fillings(gpus, fast_domain, len(axes))
-        fits = _fits(degrees, ways) & _room(ways, gpus, fast_domain)
-        maximal = fits.copy()
-        size = ways.prod(axis=1)
-        for prime in _primes(gpus):
-            for i, degree in enumerate(degrees):
-                larger = ways.copy()
-                larger[:, i] *= prime
-                room = (size * prime <= fast_domain) & _room(larger, gpus, fast_domain)
-                maximal &= ~(fits & room & (degree[:, None] % larger[:, i] == 0))
-        placed, way = np.nonzero(maximal)
-        return placed, Plans(**{f"in_{a}": ways[way, i] for i, a in enumerate(axes)})
+        ways = ways[_room(ways, gpus, fast_domain)]
+        rows = max(TABLE // len(ways), 1)
+        placed, way = [], []
+        for start in range(0, degrees.shape[1], rows):
+            here = _listed(degrees[:, start : start + rows], ways, gpus, fast_domain, nearer_is_faster)
+            mesh, chosen = np.nonzero(here)
+            placed.append(mesh + start)
+            way.append(chosen)
+        index, inside = (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64) for parts in (placed, way))
+        return index, Plans(**{f"in_{a}": ways[inside, i] for i, a in enumerate(axes)})
+
+
+def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_faster: bool) -> Array:
+    """Which placements each mesh has."""
+    fits = _fits(degrees, ways)
+    if not nearer_is_faster:
+        return fits
+    maximal = fits.copy()
+    size = ways.prod(axis=1)
+    for prime in _primes(gpus):
+        for i, degree in enumerate(degrees):
+            larger = ways.copy()
+            larger[:, i] *= prime
+            room = (size * prime <= fast_domain) & _room(larger, gpus, fast_domain)
+            maximal &= ~(fits & room & (degree[:, None] % larger[:, i] == 0))
+    return maximal
 
 
 def _fits(degrees: Array, ways: Array) -> Array:

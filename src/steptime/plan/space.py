@@ -71,12 +71,18 @@ class Space(ABC):
         """Index of the mesh of each configuration (ascending), and its columns."""
 
     @abstractmethod
-    def placements(self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int) -> tuple[Array, Plans]:
-        """Index of the mesh of each placement (ascending), and its columns."""
+    def placements(
+        self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int, *, nearer_is_faster: bool
+    ) -> tuple[Array, Plans]:
+        """Index of the mesh of each placement (ascending), and its columns.
+
+        ``nearer_is_faster``: links inside a domain are no slower than links between domains, so that a placement which
+        could have more ranks inside is dominated and need not be listed.
+        """
 
     def list(
         self, job: Job, strategy: Strategy, fast_domain: int, rules: Sequence[Rule],
-        constraints: Sequence[Constraint] = (),
+        constraints: Sequence[Constraint] = (), *, nearer_is_faster: bool = True,
     ) -> Listing:  # fmt: skip
         """All candidates that the constraints admit; those that break a rule are counted, not listed."""
         on_plan = [c for c in constraints if not c.column.startswith("in_")]
@@ -94,7 +100,7 @@ class Space(ABC):
         rejected_here += len(mesh_of) - len(legal)
         if len(legal) < len(mesh_of):
             mesh_of, configurations = mesh_of[legal], configurations.take(legal)
-        placed, placements = self.placements(strategy, meshes, job.gpus, fast_domain)
+        placed, placements = self.placements(strategy, meshes, job.gpus, fast_domain, nearer_is_faster=nearer_is_faster)
         picked = np.flatnonzero(_admitted(placements, len(placed), on_placement))
         placed, placements = placed[picked], placements.take(picked)
         count = np.bincount(placed, minlength=rows_of(meshes))

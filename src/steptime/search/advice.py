@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from steptime.estimate.single import Setting
@@ -11,19 +11,10 @@ from steptime.plan.job import Job
 from steptime.plan.space import Space
 from steptime.search.planner import find
 
-TRIES = 64
-"""Device counts that are tried on either side."""
-
-
-def _counts(gpus: int, fast_domain: int) -> Iterator[tuple[int, int]]:
-    """Counts below and above, nearest first: all near ones, then whole fast domains, then powers of two."""
-    near = [gpus - d for d in range(1, 17)] + [gpus + d for d in range(1, 17)]
-    domain = max(fast_domain if fast_domain < 2**20 else 8, 1)
-    floor = gpus // domain * domain
-    whole = [floor - k * domain for k in range(8)] + [floor + (k + 1) * domain for k in range(8)]
-    powers = [1 << k for k in range(gpus.bit_length() + 7)]
-    for count in sorted({c for c in near + whole + powers if c > 0 and c != gpus}, key=lambda c: abs(c - gpus)):
-        yield count, -1 if count < gpus else 1
+NEAR = 16
+"""Device counts on either side that are tried one by one."""
+IDLE = 0.02
+"""Share of the devices that may idle without a word about it being needed to find a faster count."""
 
 
 def why_empty(job: Job, constraints: Sequence[Constraint]) -> tuple[str, ...]:
@@ -67,26 +58,41 @@ def _best_s(
 def nearest_counts(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]], constraints: Sequence[Constraint]
 ) -> tuple[str, ...]:
-    """Sentences that name the nearest numbers of devices with a plan, and the price of the idle ones."""
-    gpus, out = setting.job.gpus, list[str]()
-    wanted = {-1, 1}
-    tried = 0
-    for count, side in _counts(gpus, setting.machine.fast_domain):
-        if side not in wanted or tried >= TRIES:
-            continue
-        tried += 1
-        best = _best_s(setting, count, space, strategies, constraints)
-        if best is None:
-            continue
-        wanted.discard(side)
-        if side < 0:
-            idle = gpus - count
-            out.append(
-                f"{count} of the {gpus} devices work: best step {best:.4g} s, {idle} idle ({100 * idle / gpus:.1f} % "
-                "of what is paid for)"
-            )
-        else:
-            out.append(f"{count} devices work: best step {best:.4g} s, {count - gpus} more than there are")
-        if not wanted:
-            break
-    return tuple(out)
+    """Sentences that name numbers of devices with a plan, and the price of the idle ones.
+
+    Below: the fastest of the counts that leave at most two in a hundred idle, else the nearest that works. Above: the
+    nearest of the next counts, whole fast domains and powers of two.
+    """
+    gpus, domain = setting.job.gpus, min(setting.machine.fast_domain, 1 << 20)
+
+    def times(counts: Iterable[int], first: bool) -> dict[int, float]:
+        out: dict[int, float] = {}
+        for count in counts:
+            best_s = _best_s(setting, count, space, strategies, constraints)
+            if best_s is not None:
+                out[count] = best_s
+                if first:
+                    break
+        return out
+
+    whole = gpus // domain * domain
+    near = {gpus - d for d in range(1, NEAR + 1)} | {whole - k * domain for k in range(4)} | {gpus // 8 * 8}
+    below = times(sorted((c for c in near if 0 < c < gpus and gpus - c <= IDLE * gpus), reverse=True), first=False)
+    below = below or times([1 << k for k in range(gpus.bit_length(), -1, -1) if 1 << k < gpus], first=True)
+    powers = [1 << k for k in range(gpus.bit_length(), gpus.bit_length() + 8)]
+    above = times(sorted({gpus + d for d in range(1, NEAR + 1)} | {whole + domain, *powers}), first=True)
+    return (*_below(gpus, below), *_above(gpus, above))
+
+
+def _below(gpus: int, times: Mapping[int, float]) -> Iterator[str]:
+    for count in sorted(times, key=lambda c: times[c])[:1]:
+        idle, share = gpus - count, 100 * (gpus - count) / gpus
+        yield (
+            f"{count} of the {gpus} devices work: best step {times[count]:.4g} s, {idle} idle "
+            f"({share:.1f} % of what is paid for)"
+        )
+
+
+def _above(gpus: int, times: Mapping[int, float]) -> Iterator[str]:
+    for count, best_s in times.items():
+        yield f"{count} devices work: best step {best_s:.4g} s, {count - gpus} more than there are"

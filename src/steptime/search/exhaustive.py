@@ -122,9 +122,10 @@ def _shape_columns(task: Task) -> tuple[str, ...]:
 
 
 def _listing(task: Task) -> Listing:
-    setting = task.setting
+    setting, machine = task.setting, task.setting.machine
     return task.space.list(
-        setting.job, task.strategy, setting.machine.fast_domain, setting.rules, task.constraints
+        setting.job, task.strategy, machine.fast_domain, setting.rules, task.constraints,
+        nearer_is_faster=machine.nearer_is_faster,
     )  # fmt: skip
 
 

@@ -78,6 +78,8 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
 
 
 def _stop(candidates: int, feasible: int, strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
+    if not candidates:
+        return Stop(reason="infeasible", proof="the space has no candidate", elapsed_cpu_s=elapsed_cpu_s)
     space = f"all {candidates:,} candidates of the space ({', '.join(strategies)}) were checked"
     if feasible:
         return Stop(

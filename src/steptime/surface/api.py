@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.errors import PlanError, UserError
+from steptime.errors import PlanError, UserError, shorten
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.metrics import forward_flops_per_sequence
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION, Estimate
@@ -24,6 +24,7 @@ from steptime.search.result import PlanResult
 from steptime.study.modes import MODES, Mode
 from steptime.surface.models import load_model
 from steptime.surface.request import (
+    check_recompute,
     checked_plan,
     choice,
     completed_degrees,
@@ -107,12 +108,13 @@ def plan(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    chosen = MODES[mode]
-    fixed = dict(fix or {})
+    chosen = MODES[text("mode", mode)]
+    fixed = _table("fix", fix)
     attention = choice("attention", fixed.pop("attention", "fused"), chosen.attentions)
     job = _job(model, gpus, global_batch, seq, dtype, optimizer, attention, frozenset({"dp"}))
     setting = _setting(chosen, job, cluster)
     constraints = constraints_of(fixed, [limit] if isinstance(limit, str) else limit)
+    check_recompute(str(fixed.get("recompute", "none")), attention)
     if text("strategy", strategy) != "auto":
         chosen.method.strategies[strategy]
     strategies = chosen.auto if strategy == "auto" else {strategy: ()}
@@ -126,6 +128,12 @@ def plan(
         reasons = why_empty(job, constraints)
         return replace(result, advice=(*reasons, *nearest_counts(setting, space, strategies, constraints)))
     return replace(result, advice=nearest_counts(setting, space, strategies, constraints))
+
+
+def _table(field: str, value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(f"{field} is a table such as {{'tp': 8}}, not {shorten(repr(value))}")
+    return dict(value or {})
 
 
 def _space(mode: Mode, fixed: Mapping[str, int]) -> Space:
@@ -150,8 +158,8 @@ def estimate(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    chosen = MODES[mode]
-    checked = checked_plan(plan or {}, chosen)
+    chosen = MODES[text("mode", mode)]
+    checked = checked_plan(_table("plan", plan), chosen)
     if gpus is not None:
         whole("gpus", gpus, 1, MAX_GPUS)
     name, checked = strategy_of(strategy, checked, chosen)
@@ -173,18 +181,12 @@ def estimate(
 
 
 def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
-    if dp > job.global_batch:
-        raise PlanError(
-            f"dp {dp} is more than the global batch of {job.global_batch} sequences",
-            hint=f"give at most --dp {job.global_batch}, or --global-batch of at least {dp}",
-        )
-    plans = Plans(dp=dp, micro_batch=micro_batch)
-    largest = -(-job.global_batch // dp)
-    if micro_batch > largest or mode.method.micro_batches(job, plans) < 1:
+    """Refuses a plan that leaves a replica without a micro-batch, where the mode cannot round up."""
+    if mode.method.micro_batches(job, Plans(dp=dp, micro_batch=micro_batch)) < 1:
         raise PlanError(
             f"micro_batch {micro_batch} is more than a replica's share of the batch: {job.global_batch} / dp {dp} = "
             f"{job.global_batch / dp:g}",
-            hint=f"give at most --micro-batch {max(job.global_batch // dp, 1)}",
+            hint=f"give at most --micro-batch {max(job.global_batch // dp, 1)} and --dp {job.global_batch}",
         )
 
 
@@ -207,7 +209,9 @@ def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement
     one = Plans(**{axis: np.array([int(getattr(plans, axis))]) for axis in axes})
     spaces = [mode.space, MODES["corrected"].space]
     for space in spaces:
-        placed_rows, options = space.placements(how, one, int(plans.ranks), domain)
+        placed_rows, options = space.placements(
+            how, one, int(plans.ranks), domain, nearer_is_faster=setting.machine.nearer_is_faster
+        )
         if len(placed_rows):
             break
     rows = rows_of(options)
@@ -223,7 +227,7 @@ def _job(
 ) -> Job:  # fmt: skip
     for field, value in (("dtype", dtype), ("optimizer", optimizer)):
         text(field, value)
-    spec = load_model(model)
+    spec = load_model(text("model", model))
     require_estimable(spec)
     return Job(
         model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS),
@@ -248,10 +252,15 @@ def require_estimable(spec: ModelSpec) -> None:
 
 
 def _setting(mode: Mode, job: Job, cluster: str) -> Setting:
-    setting = Setting(method=mode.method, job=job, cluster=load_cluster(cluster), statistics=mode.statistics)
-    machine = setting.machine
-    if not machine.fast_domain:
-        raise UserError(f"{cluster}: no devices in the fast domain")
+    setting = Setting(
+        method=mode.method, job=job, cluster=load_cluster(text("cluster", cluster)), statistics=mode.statistics
+    )
+    outermost = setting.cluster.levels[-1]
+    if outermost.devices is not None and job.gpus > outermost.devices:
+        raise UserError(
+            f"{cluster}: its outermost level {outermost.name} joins {outermost.devices} devices, not {job.gpus}",
+            hint="add a level without devices that joins any number, or ask for fewer GPUs",
+        )
     return setting
 
 
@@ -261,7 +270,7 @@ def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    spec, precision = load_model(model), PRECISIONS[text("dtype", dtype)]
+    spec, precision = load_model(text("model", model)), PRECISIONS[text("dtype", dtype)]
     length = spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ)
     parameters, active = parameter_terms(spec), active_parameter_terms(spec).total
     notes = [] if active == parameters.total else [f"{active:,.0f} parameters are active per token"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
-from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, shorten
 from steptime.plan.constraints import OPERATORS, Constraint
 from steptime.plan.job import ATTENTIONS, OVERLAPS, RECOMPUTES, SCHEDULES
 from steptime.plan.plans import RECOMPUTE_CODES
@@ -26,9 +27,9 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
     Raises:
         FieldError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise FieldError("", field, f"{value!r} must be a whole number from {low} to {high}")
-    return value
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise FieldError("", field, f"{shorten(repr(value))} must be a whole number from {low} to {high}")
+    return int(value)
 
 
 def text(field: str, value: Any) -> str:
@@ -83,30 +84,38 @@ def checked_plan(plan: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
             f"attention {attention!r} is only modelled in published mode",
             hint=f"give --mode published, or one of {', '.join(mode.attentions)}",
         )
-    _check_schedule(out, mode)
+    _check_schedule(out)
+    check_recompute(out.get("recompute", "none"), attention)
+    if mode.method.name == "published":
+        _check_published(out)
     return out
 
 
-def _check_schedule(out: Mapping[str, Any], mode: Mode) -> None:
+def _check_schedule(out: Mapping[str, Any]) -> None:
     interleaved = out.get("vpp", 1) > 1
     if "schedule" in out and (out["schedule"] == "interleaved") != interleaved:
         raise PlanError(
             f"schedule {out['schedule']} contradicts vpp {out.get('vpp', 1)}",
             hint="interleaved needs vpp of at least 2, 1f1b needs vpp 1",
         )
-    if mode.method.name == "published":
-        beyond = [
-            f"{key} {out[key]}"
-            for key, given in (("vpp", 1), ("zero", 1))
-            if out.get(key, given) != given
-        ]  # fmt: skip
-        if out.get("recompute") == "full":
-            beyond.append("recompute full")
-        if beyond:
-            raise PlanError(
-                f"the published model has no {', no '.join(beyond)}", hint="drop it, or use --mode corrected"
-            )
-    if out.get("recompute") == "attention" and out.get("attention", "fused") != "unfused":
+
+
+def _check_published(out: Mapping[str, Any]) -> None:
+    beyond = [f"{key} {out[key]}" for key in ("vpp", "zero") if out.get(key, 1) != 1]
+    if out.get("recompute") == "full":
+        beyond.append("recompute full")
+    if beyond:
+        missing = f"the published model has no {', no '.join(beyond)}"
+        raise PlanError(missing, hint="drop it, or use --mode corrected")
+
+
+def check_recompute(recompute: str, attention: str) -> None:
+    """Refuses recomputation that means nothing.
+
+    Raises:
+        PlanError: attention alone is to be recomputed, but it is fused.
+    """
+    if recompute == "attention" and attention != "unfused":
         raise PlanError(
             "recompute attention means nothing for fused attention, which always recomputes its scores",
             hint="give --attention unfused, or --recompute none or full",
@@ -125,7 +134,7 @@ def overlap_of(value: Any) -> frozenset[str]:
     names = [n.strip() if isinstance(n, str) else n for n in names]
     if names in (["none"], [""], []):
         return frozenset()
-    return frozenset(choice("overlap", name, (*OVERLAPS, "none")) for name in names)
+    return frozenset(choice("overlap", name, OVERLAPS) for name in names)
 
 
 def _placement(value: Any) -> dict[str, int]:
@@ -214,17 +223,23 @@ def constraints_of(fix: Mapping[str, int | str], limit: Sequence[str]) -> list[C
     Raises:
         UserError: an unknown column, operator or value.
     """
+    if not isinstance(fix, Mapping) or isinstance(limit, (str, bytes)) or not isinstance(limit, Sequence):
+        raise UserError("fix is a table such as {'tp': 8}, limit a list such as ['pp<=16']")
     out = []
     for key, value in fix.items():
         if key == "recompute":
             value = RECOMPUTE_CODES[choice(key, value, RECOMPUTES)]
         elif key not in CONSTRAINED:
             raise UnknownNameError("degree", key, CONSTRAINED)
-        out.append(Constraint(column=key, relation="=", value=whole(key, value, 0, 10**9)))
-    for text in limit:
-        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", text)
+        out.append(
+            Constraint(
+                column=key, relation="=", value=whole(key, value, 0 if key in ("zero", "recompute") else 1, 10**9)
+            )
+        )
+    for bound in limit:
+        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", text("limit", bound))
         if match is None:
-            raise UserError(f"limit {text!r} is not a comparison", hint="for example pp<=16")
+            raise UserError(f"limit {shorten(bound)!r} is not a comparison", hint="for example pp<=16")
         name, relation, number = match.groups()
         if name not in CONSTRAINED or name == "recompute" or relation not in OPERATORS:
             raise UnknownNameError("degree", name, CONSTRAINED)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from steptime.calibrate.mesh.faults import Faults, find_faults
-from steptime.calibrate.mesh.groups import Tree, partition
+from steptime.calibrate.mesh.groups import LARGE, Tree, partition
 from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, Chain, find_chain, least_gap
 from steptime.calibrate.mesh.layout import Fit, Layout, expected, fit
 from steptime.calibrate.mesh.links import Links
@@ -67,7 +67,7 @@ def _search(prepared: Prepared, names: Sequence[str]) -> _Found:
         margins.append(railed.score - best.score)
         best = railed
     faults = find_faults(prepared, best, names)
-    if railed is not None or structured(faults.rest):
+    if (railed is not None and len(distances) <= LARGE) or structured(faults.rest):
         railed = _railed_otherwise(distances, observed)
         if railed is not None and railed.score > best.score:
             margins = [railed.score - best.score]
@@ -88,15 +88,23 @@ def _railed_otherwise(distances: Array, observed: float) -> Fit | None:
     sizes = divisors(count)[1:-1]
     if not sizes:
         return None
-    tree, found = Tree(distances), []
+    tree = Tree(distances)
+
+    def railed(chain: Chain) -> Fit | None:
+        return with_rails(fit(nested_layout(chain, count), distances, observed), distances, observed)
+
+    found = []
     for size in sizes:
         groups = partition(distances, np.arange(count)[None], size, tree)[0]
-        inner = find_chain(distances, groups)
-        chain = replace(inner, sizes=(*inner.sizes, size))
-        railed = with_rails(fit(nested_layout(chain, count), distances, observed), distances, observed)
-        if railed is not None:
-            found.append(railed)
-    return max(found, key=lambda f: f.score, default=None)
+        one = railed(Chain(sizes=(size,), order=groups, evidence=(), doubts=()))
+        if one is not None:
+            found.append((one, groups))
+    if not found:
+        return None
+    best, groups = max(found, key=lambda pair: pair[0].score)
+    inner = find_chain(distances, groups)
+    finer = railed(replace(inner, sizes=(*inner.sizes, groups.shape[1]))) if inner.sizes else None
+    return finer if finer is not None and finer.score > best.score else best
 
 
 def nested_layout(chain: Chain, devices: int) -> Layout:

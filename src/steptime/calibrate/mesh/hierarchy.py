@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime.calibrate.mesh.groups import LARGE, Tree, log_partitions, partition
+from steptime.calibrate.mesh.groups import LARGE, Tree, group_sums, log_partitions, partition, row_sums
 from steptime.num import Array, divisors
 
 #: Log-normal spread of the links of one level that is expected before anything is seen, and its weight in links.
 PRIOR_SIGMA = 0.12
 PRIOR_LINKS = 8.0
+#: Up to here groups are looked at one by one.
+SMALL_GROUP = 64
 #: Weight of what other levels show of the spread.
 #: Evidence below which a split is turned down: odds of two to one.
 LEAST_EVIDENCE = 0.7
@@ -73,34 +75,48 @@ def log_likelihood_gain(squares_one: float, squares_two: float, links: float, no
     return (links + noise.links) / 2 * math.log((squares_one + prior) / (squares_two + prior)) - math.log(links) / 2
 
 
-def _split(distances: Array, members: Array, noise: Noise) -> Split:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Whole:
+    """All links inside some blocks."""
+
+    links: float
+    total: float
+    squares: float
+    """Sum of squares around the mean."""
+
+
+def _whole(distances: Array, blocks: Array) -> _Whole:
+    total = squares = 0.0
+    for block in blocks:
+        inner = distances if len(block) == len(distances) else distances[block][:, block]
+        total += float(inner.sum(dtype=np.float64)) / 2
+        squares += float(np.einsum("ij,ij->", inner, inner, dtype=np.float64)) / 2
+    links = len(blocks) * blocks.shape[1] * (blocks.shape[1] - 1) / 2
+    return _Whole(links=links, total=total, squares=max(squares - total**2 / links, 0.0))
+
+
+def _inside(distances: Array, groups: Array) -> float:
+    """Sum of the links inside groups, which together are all devices."""
+    if groups.shape[1] <= SMALL_GROUP:
+        return float(distances[groups[:, :, None], groups[:, None, :]].sum(dtype=np.float64)) / 2
+    label = np.empty(groups.size, dtype=np.int64)
+    label[groups] = np.arange(len(groups))[:, None]
+    sums = group_sums(distances, label, len(groups))
+    return float(sums[label, np.arange(len(label))].sum(dtype=np.float64)) / 2
+
+
+def _split(distances: Array, members: Array, whole: _Whole, noise: Noise) -> Split:
     """Means and evidence of a partition that is given."""
     blocks, count, group = members.shape
-    length = count * group
-    every = members.reshape(blocks, length)
-    total, squares = _sums(distances, every)
-    inside, _ = _sums(distances, members.reshape(-1, group))
-    n = blocks * length * (length - 1) / 2
+    inside = _inside(distances, members.reshape(-1, group))
     n_in = blocks * count * group * (group - 1) / 2
-    n_out = n - n_in
-    mean_in, mean_out = inside / n_in, (total - inside) / n_out
-    one = max(squares - total**2 / n, 0.0)
-    two = max(one - n_in * n_out / n * (mean_out - mean_in) ** 2, 0.0)
-    gain = log_likelihood_gain(one, two, n, noise) - blocks * log_partitions(length, group)
-    sigma = math.sqrt((two + noise.links * noise.sigma**2) / (n + noise.links))
-    return Split(group=group, members=members, gap=mean_out - mean_in, evidence=gain, sigma=sigma)
-
-
-def _sums(distances: Array, blocks: Array) -> tuple[float, float]:
-    """Sum and sum of squares of the links inside blocks."""
-    total = squares = 0.0
-    step = max(1, 2**22 // blocks.shape[1] ** 2)
-    for start in range(0, len(blocks), step):
-        rows = blocks[start : start + step]
-        links = distances[rows[:, :, None], rows[:, None, :]]
-        total += float(links.sum(dtype=np.float64))
-        squares += float(np.square(links).sum(dtype=np.float64))
-    return total / 2, squares / 2
+    n_out = whole.links - n_in
+    gap = (whole.total - inside) / n_out - inside / n_in
+    left = max(whole.squares - n_in * n_out / whole.links * gap**2, 0.0)
+    gain = log_likelihood_gain(whole.squares, left, whole.links, noise)
+    gain -= blocks * log_partitions(count * group, group)
+    sigma = math.sqrt((left + noise.links * noise.sigma**2) / (whole.links + noise.links))
+    return Split(group=group, members=members, gap=gap, evidence=gain, sigma=sigma)
 
 
 def best_split(distances: Array, blocks: Array, noise: Noise) -> Split | None:
@@ -110,7 +126,8 @@ def best_split(distances: Array, blocks: Array, noise: Noise) -> Split | None:
     tree = Tree(distances) if len(blocks) == 1 and length == len(distances) and sizes else None
     if tree is not None:
         blocks = np.arange(length)[None]
-    found = [_split(distances, partition(distances, blocks, size, tree), noise) for size in sizes]
+    whole = _whole(distances, blocks) if sizes else _Whole(links=0.0, total=0.0, squares=0.0)
+    found = [_split(distances, partition(distances, blocks, size, tree), whole, noise) for size in sizes]
     found = [
         replace(s, evidence=s.evidence if s.gap > least_gap(s.sigma * noise.averaged) else -math.inf) for s in found
     ]
@@ -172,9 +189,9 @@ def _noise_between(distances: Array, groups: Array, blocks: int, noise: Noise) -
 
 def _units(distances: Array, groups: Array) -> tuple[Array, Array]:
     """Mean distances between groups, and the groups' numbers."""
-    order = groups.reshape(-1)
-    starts = np.arange(0, len(order), groups.shape[1])
-    rows = np.add.reduceat(distances[order], starts, axis=0)
-    means = np.add.reduceat(rows[:, order], starts, axis=1) / groups.shape[1] ** 2
+    order, size = groups.reshape(-1), groups.shape[1]
+    sizes = np.full(len(groups), size)
+    rows = row_sums(distances[order], sizes)
+    means = row_sums(rows.T[order], sizes) / size**2
     np.fill_diagonal(means, 0.0)
     return means, np.arange(len(groups))

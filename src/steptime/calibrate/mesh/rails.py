@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from steptime.calibrate.mesh.groups import group_sums
 from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, least_gap
 from steptime.calibrate.mesh.layout import Fit, Layout, fit, residual
 from steptime.calibrate.mesh.optional import scipy_module
@@ -50,24 +51,23 @@ def _faster(railed: Fit) -> bool:
 
 def _lined_up(rest: Array, groups: Array) -> Array:
     """Orders the members of every group so that equal places have the smallest distances."""
-    count, size = groups.shape
     assign = scipy_module("scipy.optimize").linear_sum_assignment
     groups = groups.copy()
-    for i in range(1, count):
-        cost = rest[np.ix_(groups[i], groups[:i].reshape(-1))].reshape(size, i, size).sum(axis=1)
-        _, place = assign(cost)
-        groups[i] = groups[i][np.argsort(place)]
+    near = rest[groups[0]].copy()
+    for i in range(1, len(groups)):
+        _, device = assign(near[:, groups[i]])
+        groups[i] = groups[i][device]
+        near += rest[groups[i]]
     for _ in range(ROUNDS):
-        order = groups.reshape(-1)
-        total = rest[order].reshape(len(order), -1)[:, order].reshape(len(order), count, size)
-        sums = total.sum(axis=1).reshape(count, size, size)
-        own = total.reshape(count, size, count, size)[np.arange(count), :, np.arange(count), :]
         changed = False
-        for i in range(count):
-            _, place = assign(sums[i] - own[i])
-            if not np.array_equal(place, np.arange(size)):
-                groups[i] = groups[i][np.argsort(place)]
+        for i, group in enumerate(groups):
+            _, device = assign(near[:, group] - rest[np.ix_(group, group)])
+            if not np.array_equal(device, np.arange(len(device))):
+                groups[i] = group[device]
                 changed = True
         if not changed:
             break
+        label = np.empty(groups.size, dtype=np.int64)
+        label[groups] = np.arange(groups.shape[1])
+        near = group_sums(rest, label, groups.shape[1])
     return groups

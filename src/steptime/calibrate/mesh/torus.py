@@ -26,6 +26,10 @@ LEAST_DEVICES = 5
 MOST_REASSIGNED = 512
 #: Cost of two hops over one hop below which an axis is no ring.
 LEAST_GROWTH = 1.1
+#: Misfit below which a torus is taken without looking at its waves one by one.
+GOOD_MISFIT = 0.3
+#: Tori whose links are looked at in full.
+MOST_FITTED = 8
 #: Random sums of quadratic forms that are tried.
 TRIES = 6
 
@@ -37,6 +41,32 @@ class _Axis:
     size: int
     place: Array
     misfit: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """Places of all devices along every axis of a shape."""
+
+    shape: tuple[int, ...]
+    axes: tuple[_Axis, ...]
+
+    @property
+    def misfit(self) -> float:
+        """How badly the devices fit on the places, and how many share one."""
+        return _misfit(self.axes) + 1.0 - len(np.unique(_ranks(self))) / len(self.axes[0].place)
+
+
+def _ranks(found: _Laid) -> Array:
+    """Place of every device as one number; devices may share one."""
+    left = list(found.axes)
+    rank = np.zeros(len(left[0].place), dtype=np.int64)
+    stride = 1
+    for size in found.shape:
+        axis = next(a for a in left if a.size == size)
+        left.remove(axis)
+        rank += stride * axis.place
+        stride *= size
+    return rank
 
 
 def shapes(devices: int, most_axes: int = 3) -> list[tuple[int, ...]]:
@@ -64,18 +94,38 @@ def best_torus(distances: Array, observed: float = 1.0) -> Fit | None:
     count = len(distances)
     if count < LEAST_DEVICES:
         return None
-    waves = _Waves(distances)
-    found: list[Fit] = []
-    for shape in shapes(count):
-        for order in _orders(distances, shape, waves):
-            layout = Layout(
-                kind="torus", shape=shape, order=order, log_assignments=math.lgamma(count + 1) - _log_symmetries(shape)
-            )
-            fitted = fit(layout, distances, observed)
-            if _is_torus(fitted):
-                found.append(fitted)
-    best = max(found, key=lambda f: f.score, default=None)
+    waves, tried = _Waves(distances), []
+    for stages in _compositions(3):
+        tried += [found for shape in shapes(count) if (found := _laid(shape, stages, waves)) is not None]
+        tried.sort(key=lambda found: found.misfit)
+        if stages == (3,) and tried and tried[0].misfit < GOOD_MISFIT:
+            break
+    best = None
+    for found in tried[:MOST_FITTED]:
+        layout = Layout(
+            kind="torus", shape=found.shape, order=_placed(found),
+            log_assignments=math.lgamma(count + 1) - _log_symmetries(found.shape),
+        )  # fmt: skip
+        fitted = fit(layout, distances, observed)
+        if _is_torus(fitted) and (best is None or fitted.score > best.score):
+            best = fitted
     return None if best is None else _reassigned(best, distances, observed)
+
+
+def _laid(shape: tuple[int, ...], stages: Sequence[int], waves: _Waves) -> _Laid | None:
+    """Places of the devices on a shape, its axes found so many at a time; None if that is no way to find them."""
+    known: list[_Axis] = []
+    rest = list(shape)
+    for many in stages:
+        if not rest:
+            return None
+        found = _axes(waves, known, rest, min(many, len(rest)))
+        if found is None:
+            return None
+        known += found
+        for axis in found:
+            rest.remove(axis.size)
+    return None if rest else _Laid(shape, tuple(known))
 
 
 def _log_symmetries(shape: Sequence[int]) -> float:
@@ -140,22 +190,6 @@ def _unexplained(distances: Array, axes: Sequence[_Axis]) -> Array:
     out: Array = distances - means[key]
     np.fill_diagonal(out, 0.0)
     return out
-
-
-def _orders(distances: Array, shape: tuple[int, ...], waves: _Waves) -> Iterator[Array]:
-    """Devices by place, for every way to find the axes: all at once, one by one, or two and one."""
-    for stages in _compositions(len(shape)):
-        known: list[_Axis] = []
-        rest = list(shape)
-        for many in stages:
-            found = _axes(waves, known, rest, many)
-            if found is None:
-                break
-            known += found
-            for axis in found:
-                rest.remove(axis.size)
-        else:
-            yield _placed(distances, shape, known)
 
 
 def _compositions(count: int) -> list[tuple[int, ...]]:
@@ -234,20 +268,12 @@ def _on_axis(points: Array, size: int) -> _Axis:
     return _Axis(size, place, misfit + float(uneven))
 
 
-def _placed(distances: Array, shape: tuple[int, ...], axes: Sequence[_Axis]) -> Array:
+def _placed(found: _Laid) -> Array:
     """One device per place; devices that fell on one place are spread over the places left empty."""
-    left = list(axes)
-    rank = np.zeros(len(distances), dtype=np.int64)
-    stride = 1
-    for size in shape:
-        axis = next(a for a in left if a.size == size)
-        left.remove(axis)
-        rank += stride * axis.place
-        stride *= size
-    order = np.full(len(distances), -1)
+    rank = _ranks(found)
+    order = np.full(len(rank), -1)
     order[rank[::-1]] = np.arange(len(rank))[::-1]
-    spare = np.setdiff1d(np.arange(len(rank)), order)
-    order[order < 0] = spare
+    order[order < 0] = np.setdiff1d(np.arange(len(rank)), order)
     return order
 
 

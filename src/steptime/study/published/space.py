@@ -90,10 +90,12 @@ class PublishedSpace(Space):
             mesh_of, micro_batch, panels = mesh_of[position], micro_batch[position], {"panels": chosen}
         return mesh_of, meshes.take(mesh_of).with_columns({"micro_batch": micro_batch, **panels})
 
-    def placements(self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int) -> tuple[Array, Plans]:
+    def placements(
+        self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int, *, nearer_is_faster: bool
+    ) -> tuple[Array, Plans]:
         """Everything inside if it fits; else all ways to fill a domain exactly, or as far as possible."""
         if not self.defects.exact_filling:
-            return CorrectedSpace().placements(strategy, meshes, gpus, fast_domain)
+            return CorrectedSpace().placements(strategy, meshes, gpus, fast_domain, nearer_is_faster=nearer_is_faster)
         axes = (*strategy.tensor_axes, "dp", "pp")
         degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
         if gpus <= fast_domain:

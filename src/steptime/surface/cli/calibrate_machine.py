@@ -60,7 +60,7 @@ def machine(
         calibration.write_plot(plot, residuals)
     if json:
         files = {"profile": str(out), "curves": str(curves_path(out)), "journal": str(journal_path(out))}
-        print_json(document(**files, **calibration.as_document(fitted, residuals)))
+        print_json(document(files=files, **calibration.as_document(fitted, residuals)))
     else:
         calibration.print_report(fitted, residuals, out)
 
