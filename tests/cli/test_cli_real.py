@@ -214,7 +214,7 @@ def test_examples(run: Run, example: Path) -> None:
         ((*PLAN, "--fix", "recompute=some"), "there is no recompute"),
         ((*ESTIMATE, "--recompute", "some"), "there is no recompute"),
         ((*ESTIMATE, "--placement", "tp=3"), "does not divide tp 8"),
-        ((*ESTIMATE, "--micro-batch", "999"), "more than a replica's share"),
+        ((*ESTIMATE, "--mode", "published", "--micro-batch", "999"), "more than a replica's share"),
         ((*ESTIMATE, "--explain", "mlp_inx"), "did you mean"),
     ],
 )

@@ -119,8 +119,16 @@ def test_domains_that_devices_do_not_fill():
     space, strategy = CorrectedSpace(), CORRECTED.strategies["1d"]
     for gpus, inside in ((64, 64), (128, 64)):
         meshes = space.meshes(replace(JOB, gpus=gpus), strategy)
-        _, placements = space.placements(strategy, meshes, gpus, 72)
+        _, placements = space.placements(strategy, meshes, gpus, 72, nearer_is_faster=True)
         assert set(np.asarray(placements.domain_ranks).tolist()) == {inside}
+
+
+def test_where_near_links_are_slower_every_placement_is_listed():
+    space, strategy = CorrectedSpace(), CORRECTED.strategies["1d"]
+    meshes = space.meshes(replace(JOB, gpus=8), strategy)
+    listed = {near: space.placements(strategy, meshes, 8, 8, nearer_is_faster=near) for near in (True, False)}
+    assert len(listed[True][0]) < len(listed[False][0])
+    assert 1 in np.asarray(listed[False][1].domain_ranks)
 
 
 def test_plans_are_columns():

@@ -114,7 +114,7 @@ ESTIMATE = {"model": "llama2-7b", "cluster": "dgx-h100", "gpus": 16, "global_bat
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
-        ({"dp": 16, "micro_batch": 5}, "micro_batch 5 is more"), ({"tp": 3}, "does not divide"),
+        ({"tp": 3}, "does not divide"),
         ({"tp": 4, "placement": {"tp": 3}}, "does not divide tp 4"),
         ({"tp": 4, "dp": 4, "placement": {"tp": 4, "dp": 4}}, "more than the 8 devices"),
     ],
@@ -125,8 +125,11 @@ def test_plans_that_contradict_the_job(plan, problem):
 
 
 def test_a_batch_smaller_than_the_replicas():
-    with pytest.raises(PlanError, match="dp 16 is more than the global batch of 8"):
-        api.estimate(**(ESTIMATE | {"global_batch": 8}))
+    """It is infeasible, not an error: the answer says why."""
+    assert api.estimate(**(ESTIMATE | {"global_batch": 8})).reasons == ("batch",)
+    assert "micro_batch" in api.estimate(**ESTIMATE, plan={"dp": 16, "micro_batch": 5}).reasons
+    with pytest.raises(PlanError, match="micro_batch 5 is more"):
+        api.estimate(**ESTIMATE, plan={"dp": 16, "micro_batch": 5}, mode="published")
 
 
 def test_an_estimate_takes_the_fastest_placement():

@@ -26,6 +26,8 @@ from steptime.num import Array, divisors
 REFILLS = 2
 #: So few devices are always compared with a torus: what groups leave unexplained of it is too little to show.
 ALWAYS_TORUS = 64
+#: Devices per group up to which rails are looked for in a large mesh that nothing else explains.
+MOST_PER_NODE = 16
 #: Largest confidence that is told: no test of ours could show more.
 MOST_CONFIDENT = 0.999
 
@@ -58,34 +60,43 @@ def discover(links: Links) -> Mesh:
 
 
 def _search(prepared: Prepared, names: Sequence[str]) -> _Found:
+    """Nested groups, then rails between them; a torus and rails over other groups where these leave a pattern."""
     distances, observed = prepared.clipped, prepared.observed
     chain = find_chain(distances, np.arange(len(distances))[None])
-    best = fit(nested_layout(chain, len(distances)), distances, observed)
+    nested = fit(nested_layout(chain, len(distances)), distances, observed)
     margins = [*(e - LEAST_EVIDENCE for e in chain.evidence), *(LEAST_EVIDENCE - d for d in chain.doubts)]
-    railed = with_rails(best, distances, observed)
+    railed = with_rails(nested, distances, observed)
     if railed is not None:
-        margins.append(railed.score - best.score)
-        best = railed
-    faults = find_faults(prepared, best, names)
-    if (railed is not None and len(distances) <= LARGE) or structured(faults.rest):
-        railed = _railed_otherwise(distances, observed)
-        if railed is not None and railed.score > best.score:
-            margins = [railed.score - best.score]
-            best = railed
-            faults = find_faults(prepared, best, names)
-    if len(distances) <= ALWAYS_TORUS or structured(faults.rest):
-        torus = best_torus(distances, observed)
-        if torus is not None and torus.score > best.score:
-            margins = [torus.score - best.score]
-            best = torus
-            faults = find_faults(prepared, best, names)
-    return _Found(fitted=best, faults=faults, margin=min(margins, default=math.inf), structured=structured(faults.rest))
+        margins.append(railed.score - nested.score)
+    found = _judged(prepared, railed or nested, min(margins, default=math.inf), names)
+    if found.structured or len(distances) <= ALWAYS_TORUS:
+        found = _better(prepared, found, best_torus(distances, observed), names)
+    if found.structured or (railed is not None and len(distances) <= LARGE):
+        found = _better(prepared, found, _railed_otherwise(distances, observed), names)
+    return found
+
+
+def _judged(prepared: Prepared, fitted: Fit, margin: float, names: Sequence[str]) -> _Found:
+    faults = find_faults(prepared, fitted, names)
+    return _Found(fitted=fitted, faults=faults, margin=margin, structured=structured(faults.rest))
+
+
+def _better(prepared: Prepared, found: _Found, other: Fit | None, names: Sequence[str]) -> _Found:
+    """The one that explains more; the difference is the margin of a newcomer, and may lower that of what stands."""
+    if other is None:
+        return found
+    margin = other.score - found.fitted.score
+    if margin > 1e-6:
+        return _judged(prepared, other, margin, names)
+    if other.layout.shape == found.fitted.layout.shape:
+        return found
+    return replace(found, margin=min(found.margin, -margin))
 
 
 def _railed_otherwise(distances: Array, observed: float) -> Fit | None:
     """The best rails over groups of any size: strong rails can hide the groups from a search for nested groups."""
     count = len(distances)
-    sizes = divisors(count)[1:-1]
+    sizes = [size for size in divisors(count)[1:-1] if count <= LARGE or size <= MOST_PER_NODE]
     if not sizes:
         return None
     tree = Tree(distances)

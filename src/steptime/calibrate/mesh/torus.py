@@ -101,7 +101,7 @@ def best_torus(distances: Array, observed: float = 1.0) -> Fit | None:
         if stages == (3,) and tried and tried[0].misfit < GOOD_MISFIT:
             break
     best = None
-    for found in tried[:MOST_FITTED]:
+    for found in tried[: MOST_FITTED if count <= MOST_REASSIGNED else 2]:
         layout = Layout(
             kind="torus", shape=found.shape, order=_placed(found),
             log_assignments=math.lgamma(count + 1) - _log_symmetries(found.shape),
