@@ -71,7 +71,7 @@ def held_out_groups(machine: Machine, rows: Rows) -> str:
     """Median error of each group size when the fit did not see it."""
     out = []
     groups = sorted(set(rows.ranks))
-    for size in groups if len(groups) > 1 else []:
+    for size in groups if len(groups) > 1 and machine.library in ("nccl", "nccl-kernel") else []:
         own = rows.ranks == size
         seen = rows.take(~own).merged().thinned(MOST_ROWS)
         time = predict(fabric_of(fit(machine, seen, starts=2)), rows.take(own))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, permutations
 
 import numpy as np
@@ -30,6 +31,8 @@ LEAST_GROWTH = 1.1
 GOOD_MISFIT = 0.3
 #: Tori whose links are looked at in full.
 MOST_FITTED = 8
+#: Devices whose fit on circles is looked at when there are many ways to choose the circles.
+MOST_SAMPLED = 1024
 #: Random sums of quadratic forms that are tried.
 TRIES = 6
 
@@ -205,25 +208,30 @@ def _compositions(count: int) -> list[tuple[int, ...]]:
 
 def _axes(waves: _Waves, known: Sequence[_Axis], rest: Sequence[int], many: int) -> list[_Axis] | None:
     """The axes that fit the leading waves best: some of those that are left."""
-    best: list[_Axis] | None = None
+    step = max(1, len(waves.distances) // MOST_SAMPLED)
+    best = None
     for sizes in sorted(set(combinations(rest, many))):
         dims = sum(2 if size > 2 else 1 for size in sizes)
         if dims >= len(waves.distances):
             continue
-        points = waves.leading(dims, known)
-        for turned in _unmixed(points, sizes):
+        for points in _unmixed(waves.leading(dims, known), sizes):
             for columns in _assignments(sizes):
-                found = [_on_axis(turned[:, list(c)], size) for c, size in zip(columns, sizes, strict=True)]
-                if best is None or _misfit(found) < _misfit(best):
-                    best = found
-    return best
+                misfit = _misfit(_on_circles(points[::step], columns, sizes))
+                if best is None or misfit < best[0]:
+                    best = misfit, points, columns, sizes
+    return None if best is None else _on_circles(*best[1:])
+
+
+def _on_circles(points: Array, columns: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[_Axis]:
+    return [_on_axis(points[:, list(c)], size) for c, size in zip(columns, sizes, strict=True)]
 
 
 def _misfit(axes: Sequence[_Axis]) -> float:
     return sum(axis.misfit for axis in axes) / len(axes)
 
 
-def _assignments(sizes: Sequence[int]) -> list[tuple[tuple[int, ...], ...]]:
+@lru_cache(maxsize=64)
+def _assignments(sizes: tuple[int, ...]) -> list[tuple[tuple[int, ...], ...]]:
     """Ways to give columns to axes: two to each ring, one to each axis of two places."""
     dims = [2 if size > 2 else 1 for size in sizes]
     out = set()
