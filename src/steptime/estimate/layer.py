@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from steptime.cost.collective import panel_overlap_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
+from steptime.estimate.kernels import Timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import COLLECTIVES, OPERATORS
 from steptime.num import Num
@@ -37,6 +38,9 @@ class PhaseTime:
     vector_flops: Num
     moved_bytes: Num
     compute_s: Num
+    """Arithmetic and launch by the roofline, or the whole operator by a fitted model."""
+    timed: Timed | None
+    """The fitted model, where there is one."""
     memory_busy_s: Num
     exposed_memory_s: Num
     transfers: tuple[TransferTime, ...]
@@ -90,9 +94,13 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     rate = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
     compute = roofline_compute_s(flops[0], flops[1], rate, machine.vector_flops_per_s, machine.kernel_latency_s)
     exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
+    fitted = timed(machine.models, row.operator, row.shape, backward=phase == BACKWARD)
+    if fitted is not None:
+        compute, exposed = fitted.seconds, 0.0 * moved
     transfers = row.backward if phase == BACKWARD else row.forward
     return PhaseTime(
         row=row, phase=phase, matrix_flops=flops[0], vector_flops=flops[1], moved_bytes=moved, compute_s=compute,
+        timed=fitted,
         memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
         transfers=_transfer_times(row, transfers, compute + exposed, plans, machine),
     )  # fmt: skip
@@ -115,7 +123,7 @@ def _scaled(time: PhaseTime, share: Num) -> PhaseTime:
     )
     return PhaseTime(
         row=time.row, phase=time.phase, matrix_flops=time.matrix_flops * share, vector_flops=time.vector_flops * share,
-        moved_bytes=time.moved_bytes * share, compute_s=time.compute_s * share,
+        moved_bytes=time.moved_bytes * share, compute_s=time.compute_s * share, timed=time.timed,
         memory_busy_s=time.memory_busy_s * share, exposed_memory_s=time.exposed_memory_s * share, transfers=transfers,
     )  # fmt: skip
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from steptime.errors import UserError
+from steptime.estimate.kernels import Models, models_of
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 from steptime.num import Num, where
 from steptime.plan.job import Precision
@@ -32,6 +33,8 @@ class Machine:
     """Per rank of a group that has one rank in each domain."""
     slow_latency_s: float
     fast_domain: int
+    models: Models = field(default_factory=dict)
+    """Fitted time models by operator; what has none is timed by the roofline."""
 
     def slow_link_Bps(self, inside: Num) -> Num:
         """Bandwidth between domains per rank of a group with ``inside`` ranks in each."""
@@ -47,7 +50,9 @@ class Machine:
 
     def faster(self, **factors: float) -> Machine:
         """The same machine with some rates multiplied."""
-        return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
+        models = {name: model.faster(factors) for name, model in self.models.items()}
+        rates = {name: getattr(self, name) * factor for name, factor in factors.items()}
+        return replace(self, models=models, **rates)
 
 
 def _rate(rates: Mapping[str, float], dtype: str, device: Device, what: str) -> float:
@@ -64,8 +69,10 @@ def _vector_rate(device: Device, dtype: str) -> float:
     return rates[dtype] if dtype in rates else _rate(rates, "fp32", device, "vector")
 
 
-def machine_of(cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_has_all_links: bool) -> Machine:
-    """Numbers of a cluster for a job of so many devices.
+def machine_of(
+    cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_has_all_links: bool, calibrated: bool
+) -> Machine:
+    """Numbers of a cluster for a job of so many devices; ``calibrated``: with the profile of its device, if it has one.
 
     Raises:
         UserError: the device has no rate for the dtype.
@@ -88,6 +95,7 @@ def machine_of(cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_h
         lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
         slow_latency_s=slow.latency_s,
         fast_domain=cluster.fast_domain,
+        models=models_of(device, precision) if calibrated else {},
     )
 
 
@@ -110,6 +118,18 @@ def _level_constants(level: Level) -> list[Constant]:
         Constant(name=f"{level.name}.{n}", value=getattr(level, n), source=level.sources.get(n, UNSTATED))
         for n in stated
     ]
+
+
+def curve_constants(machine: Machine) -> list[Constant]:
+    """The fitted curves that an estimate rests on, each with its cross-validated median error."""
+    return [
+        Constant(
+            name=f"{name}.{model.curve.family}.{model.curve.dtype}.median_error", value=model.curve.median_ape,
+            source=Source(text=f"fitted to {model.curve.points} measurements of {model.curve.source}",
+                          kind=Kind(model.curve.kind)),
+        )
+        for name, model in machine.models.items()
+    ]  # fmt: skip
 
 
 def constants_of(cluster: Cluster, gpus: int, precision: Precision) -> list[Constant]:

@@ -9,7 +9,7 @@ from typing import Any
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import bottleneck_of, what_if
-from steptime.estimate.machine import Machine, constants_of, machine_of, weakest
+from steptime.estimate.machine import Machine, constants_of, curve_constants, machine_of, weakest
 from steptime.estimate.metrics import model_flops_per_step, recomputed_flops_per_step, utilisation
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.terms_of import (
@@ -54,7 +54,7 @@ class Setting:
         """Numbers of the cluster for this job."""
         return machine_of(
             self.cluster, self.job.gpus, self.job.precision,
-            lone_rank_has_all_links=self.method.lone_rank_has_all_links,
+            lone_rank_has_all_links=self.method.lone_rank_has_all_links, calibrated=self.method.calibrated,
         )  # fmt: skip
 
     @property
@@ -148,6 +148,7 @@ def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]
 
 def _provenance(setting: Setting) -> Provenance:
     constants = constants_of(setting.cluster, setting.job.gpus, setting.job.precision)
+    constants += curve_constants(setting.machine)
     return Provenance(
         steptime_version=__version__,
         mode=setting.method.name,

@@ -21,18 +21,24 @@ def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> It
     """Lines of one row in one phase, ``count`` times per step."""
     machine, name = e.machine, f"{phase}/{time.row.name}"
     rate = machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
-    compute = {
-        "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
-        "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
-    }  # fmt: skip
-    traffic = {"moved_bytes": time.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": time.compute_s}
     times = {"times_per_step": count}
-    yield Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * count), hidden_s=0.0,
-               function=COMPUTE, arguments=numbers(compute) | times)  # fmt: skip
-    hidden = time.memory_busy_s - time.exposed_memory_s
-    yield Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * count),
-               hidden_s=float(hidden * count), function=EXPOSED_MEMORY,
-               arguments=numbers(traffic) | times)  # fmt: skip
+    if time.timed is not None:
+        function = time.timed.model.formula.name
+        arguments = {**time.timed.model.fixed, **time.timed.shapes[0]}
+        yield Line(path=f"compute/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count),
+                   function=function, arguments=numbers(arguments) | times)  # fmt: skip
+    else:
+        compute = {
+            "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
+            "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
+        }  # fmt: skip
+        traffic = {"moved_bytes": time.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": time.compute_s}
+        yield Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * count), function=COMPUTE,
+                   arguments=numbers(compute) | times)  # fmt: skip
+        hidden = time.memory_busy_s - time.exposed_memory_s
+        yield Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * count),
+                   hidden_s=float(hidden * count), function=EXPOSED_MEMORY,
+                   arguments=numbers(traffic) | times)  # fmt: skip
     panels = 1 if time.row.panels is None else time.row.panels
     for each in time.transfers:
         formula = COLLECTIVES[each.transfer.collective]

@@ -19,6 +19,7 @@ class CorrectedMethod(Method):
     name: ClassVar[str] = "corrected"
     strategies: ClassVar[Mapping[str, Strategy]] = STRATEGIES
     rules: ClassVar[tuple[Rule, ...]] = RULES
+    calibrated: ClassVar[bool] = True
     optimizer_step: ClassVar[bool] = True
     lone_rank_has_all_links: ClassVar[bool] = True
     share_replicated_gradients: ClassVar[bool] = True

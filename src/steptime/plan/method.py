@@ -44,6 +44,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     strategies: ClassVar[Mapping[str, Strategy]]
+    calibrated: ClassVar[bool]
+    """Whether fitted time models replace the roofline where a device has them."""
     optimizer_step: ClassVar[bool]
     """Whether the optimiser's own time is counted."""
     lone_rank_has_all_links: ClassVar[bool]

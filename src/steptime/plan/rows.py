@@ -133,14 +133,19 @@ def over(axis: str, collective: str, size_bytes: Num) -> Transfer:
 def fused_attention(
     name: str, block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, kv_rows_read: Num, head_dim: int,
     dropout: int, accumulate: int, element_bytes: float, kept_elements: Num,
-    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+    tiles: Mapping[str, Num] | None = None, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
 ) -> Row:  # fmt: skip
-    """Row of the attention core as one kernel; symbols as in :mod:`steptime.cost.attention`."""
+    """Row of the attention core as one kernel; symbols as in :mod:`steptime.cost.attention`.
+
+    ``tiles`` are the arguments of the fitted model beside those: batch, heads, kv_heads, queries, seen_keys, causal,
+    window.
+    """
     return Row(
         name=name, block=block, operator="fused_attention",
         shape={
             "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": kv_rows, "kv_rows_read": kv_rows_read,
             "dropout": dropout, "head_dim": head_dim, "accumulate": accumulate, "element_bytes": element_bytes,
+            **(tiles or {}),
         },
         kept_bytes=kept_elements * element_bytes, forward=forward, backward=backward,
     )  # fmt: skip

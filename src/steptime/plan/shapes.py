@@ -72,7 +72,7 @@ def attention_rows(shape: Shape) -> tuple[Row, ...]:
     row = fused_attention(
         "fused_attention", "attention", pairs=attention_pairs(shape, rows), rows=rows, keys=keys, kv_rows=kv_rows,
         kv_rows_read=kv_rows, head_dim=q, dropout=int(model.dropout), accumulate=1, element_bytes=element,
-        kept_elements=(rows + 2 * kv_local) * q + 2 * rows,
+        kept_elements=(rows + 2 * kv_local) * q + 2 * rows, tiles=_tiles(shape, rows),
         forward=_gathered(shape, gathered), backward=_gathered_and_scattered(shape, gathered),
     )  # fmt: skip
     return (row,)
@@ -86,3 +86,14 @@ def _gathered_and_scattered(shape: Shape, size_bytes: Num) -> tuple[Transfer, ..
     if not shape.axis:
         return ()
     return (over(shape.axis, "all_gather", size_bytes), over(shape.axis, "reduce_scatter", size_bytes))
+
+
+def _tiles(shape: Shape, rows: Num) -> dict[str, Num]:
+    """What a tiled kernel sees; a sequence shard is balanced, so each of its queries sees the mean number of keys."""
+    model, whole = shape.model, shape.axis is None
+    mean_keys = attention_pairs(shape, rows) / rows
+    causal = whole and model.causal and not model.windowed_layers
+    return {
+        "batch": shape.plans.micro_batch, "heads": shape.heads, "kv_heads": shape.kv_heads, "queries": shape.local,
+        "seen_keys": shape.seq_len if causal else mean_keys, "causal": float(causal), "window": 0.0,
+    }  # fmt: skip

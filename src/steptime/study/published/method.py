@@ -18,6 +18,7 @@ class PublishedMethod(Method):
     """The published model with all its defects, or with some of them."""
 
     name: ClassVar[str] = "published"
+    calibrated: ClassVar[bool] = False
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def __init__(self, defects: Defects = Defects()) -> None:  # noqa: B008 - frozen
