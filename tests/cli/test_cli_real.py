@@ -101,7 +101,7 @@ def test_estimate_report(columns: int) -> None:
     lines = wide(columns, *ESTIMATE)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= columns
-    order = ["1d tp8 pp16 dp4 mbs1", "step time", "time, exposed", "  backward", "    mlp_in/roofline_compute_s",
+    order = ["1d tp8 pp16 dp4 mbs1", "step time", "time, exposed", "  backward", "    mlp_in/gemm_s",
              "memory of the fullest device", "overlapped (hidden", "what would change it", "weakest constants: assumed",
              "more constants with --all", "assumed: "]  # fmt: skip
     places = [text.index(piece) for piece in order]

@@ -117,6 +117,12 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
         run_block(block, folder)
 
 
+def test_outputs_are_current() -> None:
+    """What the documents show is what the commands print."""
+    done = subprocess.run([sys.executable, ROOT / "scripts/documents", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}; scripts/documents rewrites them"
+
+
 SAMPLE = """\
 ```toml
 # file: a.toml

@@ -77,11 +77,12 @@ def test_contention_rails_and_oversubscription() -> None:
     assert collective_s(*args, nics=2)[0] == pytest.approx(4 * alone, rel=1e-3)
 
 
-def test_switch_only_for_numbers_that_it_can_add_and_only_in_a_domain() -> None:
+def test_switch_only_for_numbers_that_it_can_add_and_not_in_pairs() -> None:
     fabric = replace(PLAIN, switch_start_s=5e-6, switch_Bps=100e9)
     assert collective_s("all_reduce", 1e9, 8, 8, fabric)[1] == "switch"
     assert collective_s("all_reduce", 1e9, 8, 8, fabric, element_bytes=1)[1] == "ring"
-    assert collective_s("all_reduce", 1e9, 16, 8, fabric)[1] != "switch"
+    assert collective_s("all_reduce", 1e9, 16, 2, fabric)[1] != "switch"
+    assert collective_s("all_reduce", 1e9, 16, 8, fabric)[0] == pytest.approx(5e-6 + 30e-6 + 1e9 / (8 * 10e9))
 
 
 def test_links_by_group_slow_small_groups() -> None:

@@ -26,6 +26,11 @@ KINDS: Final = {
 FOLDS: Final = 4
 MOST_ROWS: Final = 450
 """Rows that a fit looks at."""
+#: Share of a NIC that long transfers reach on InfiniBand and RoCE (nccl-tests of OCI with 16 ranks, A100 and MI300X:
+#: 0.95 and 0.89; a host port that serves one GPU both ways reaches 0.64 to 0.73, GKE H200 and B200). The Slingshot
+#: NICs of Perlmutter sit behind PCIe 4 and stay at 0.68.
+NIC_SHARE: Final = 0.9
+SINGLE_SHARE: Final = 0.7
 #: Words of the column ``interconnect`` that name a cluster of the catalogue.
 _CLUSTERS: Final = {"p4de": "aws-p4d", "p5en": "aws-p5en", "p5": "aws-p5"}
 
@@ -239,7 +244,7 @@ def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None =
 
     Latencies stay; bandwidths are carried over as shares of the link. Inside a domain the nearest machine is `inner`,
     else the NCCL profile of the same device, else the one whose links are nearest in speed. Between domains
-    it is Perlmutter, the only measured network with all group sizes.
+    the latencies are those of Perlmutter, the only measured network with all group sizes.
 
     Args:
         cluster: a :class:`steptime.hardware.records.Cluster`.
@@ -255,9 +260,13 @@ def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None =
     level = cluster.levels[0]
     link = level.link_Bps * level.links_per_device
 
-    def distance(p: FabricProfile) -> tuple[bool, bool, float, float]:
-        speed, width = p.link_Bps / link, float(p.coefficients["domain"]) / (level.devices or 2**31)  # type: ignore[arg-type]
-        return p.name != inner, p.device != cluster.device.name, abs(np.log(speed)), abs(np.log(width))
+    domain = float(level.devices or 2**31)
+
+    def distance(p: FabricProfile) -> tuple[bool, bool, bool, float, float]:
+        width = float(p.coefficients["domain"])  # type: ignore[arg-type]
+        wired = bool(p.coefficients.get("links_by_group")) and width != domain
+        speed, size = abs(np.log(p.link_Bps / link)), abs(np.log(width / domain))
+        return p.name != inner, wired, p.device != cluster.device.name, speed, size
 
     near = min(nccl, key=distance)
     network = next((p for p in nccl if p.name.startswith("perlmutter")), near)
@@ -284,7 +293,8 @@ def _network(cluster: Any, network: FabricProfile) -> dict[str, Any]:
     out: dict[str, Any] = {n: network.coefficients[n] for n in names if n in network.coefficients}
     per_device = outer.link_Bps * outer.links_per_device
     share = per_device / network.nic_Bps if network.nic_Bps else 1.0
-    out["outer_Bps"] = _scaled(network.coefficients.get("outer_Bps", (per_device,) * 3), share)
+    slow, middle, _ = _scaled(network.coefficients.get("outer_Bps", (per_device,) * 3), share)
+    out |= {"outer_Bps": (slow, middle, NIC_SHARE * per_device), "single_share": SINGLE_SHARE / NIC_SHARE}
     return out | {"nics": float(inner.devices or 1)}
 
 

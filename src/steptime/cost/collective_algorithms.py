@@ -225,9 +225,11 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
 
 
 def _switch(path: Path, ranks: Num, inside: Num, element_bytes: Num, lanes: Num, fabric: Fabric) -> Num:
-    """Time of an all-reduce in the switches; infinite where they cannot do it."""
-    time = transfer_s(path, fabric.switch_start_s, 0.0, 0.0, fabric.switch_Bps, (fabric.outer_Bps[2] or 1e-9) * lanes)
-    legal = (ranks == inside) & (inside > 2) & (element_bytes >= 2)
+    """Time of an all-reduce in the switches of the domains; infinite where they cannot do it."""
+    start = fabric.switch_start_s + where(ranks > inside, fabric.outer_start_s[2], 0.0)
+    outer_Bps = (fabric.outer_Bps[2] or 1e-9) * lanes
+    time = transfer_s(path, start, 0.0, fabric.tree_hop_s[2], fabric.switch_Bps, outer_Bps)
+    legal = (inside > 2) & (element_bytes >= 2)
     return where(legal, time, np.inf)
 
 

@@ -2,7 +2,7 @@ r"""Paths of collectives that work level by level, or in the switches. Symbols a
 
 from __future__ import annotations
 
-from steptime.cost.collective_schedules import Path
+from steptime.cost.collective_schedules import Path, log2_ceil
 from steptime.num import Num, where
 
 
@@ -52,14 +52,15 @@ def hierarchical_all_to_all_path(size_bytes: Num, ranks: Num, inside: Num) -> Pa
 
 
 def in_network_all_reduce_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
-    r"""All-reduce in the switches (NVLink SHARP; SHARP in the network between domains).
+    r"""All-reduce in the switches of each domain (NVLink SHARP), a double tree between the domains.
 
-    $$h_0 = 2\big|_{t>1},\quad h_1 = 2\big|_{N>1},\quad V_0 = S \Big(1 + \frac1t\Big),\quad V_1 = S$$
+    $$h_0 = 2\big|_{t>1},\quad h_1 = 2 \lceil \log_2 N \rceil,\quad V_0 = S \Big(1 + \frac1t\Big),\quad
+      V_1 = 2 S \frac{N-1}{N}$$
 
     Every rank reads $S/t$ that the switch has added up, and writes it back for the switch to multicast: its own $S$
-    goes out once, $S$ come in, and its share passes once more. Between domains the sum of the domain goes out once.
+    goes out once, $S$ come in, and its share passes once more. The sums of the domains go along a tree meanwhile.
 
-    Source: Klenk et al. 2020 (in-network reduction in an NVLink switch); Graham et al. 2016 (SHARP).
+    Source: Klenk et al. 2020 (in-network reduction in an NVLink switch); the NVLSTree of NCCL 2.18.
 
     >>> in_network_all_reduce_path(8.0, 8, 8).inner_bytes
     9.0
@@ -67,9 +68,8 @@ def in_network_all_reduce_path(size_bytes: Num, ranks: Num, inside: Num) -> Path
     domains = ranks / inside
     zero = 0.0 * size_bytes * inside
     return Path(
-        where(inside > 1, 2.0, 0.0) + 0 * zero,
-        where(domains > 1, 2.0, 0.0) + 0 * zero,
+        where(inside > 1, 2.0, 0.0) + zero,
+        2 * log2_ceil(domains) + zero,
         where(inside > 1, size_bytes * (1 + 1 / inside), zero),
-        where(domains > 1, size_bytes + zero, zero),
-        serial=True,
+        2 * size_bytes * (domains - 1) / domains,
     )

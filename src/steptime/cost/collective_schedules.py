@@ -91,11 +91,11 @@ def chain_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
 def double_tree_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
     r"""Double binary tree all-reduce: chains inside the domains, two complementary trees between them.
 
-    $$h_0 = 2 (t - 1),\quad h_1 = 2 \lceil \log_2 N \rceil,\quad V_0 = V_1 = 2 S \frac{n-1}{n}$$
+    $$h_0 = 2 (t - 1),\quad h_1 = 2 \lceil \log_2 N \rceil,\quad V_0 = 2 S \frac{t-1}{t},\quad
+      V_1 = 2 S \frac{N-1}{N}$$
 
-    Every half of the tensor goes up one tree and down again; a domain that is an inner node of one tree is a leaf of
-    the other, so in both together it sends $S$ up and $S$ down (the root and the last leaf a little less: as in the
-    ring, by $(n-1)/n$).
+    Every half of the tensor goes up one tree and down again, over $N - 1$ edges; a domain that is an inner node of one
+    tree is a leaf of the other, so all domains send about as much.
 
     Source: Sanders, Speck and Traff 2009; NCCL 2.4 (double binary trees).
 
@@ -103,13 +103,11 @@ def double_tree_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
     (6, 4)
     """
     domains = ranks / inside
-    moved = 2 * size_bytes * (ranks - 1) / ranks
-    zero = 0.0 * moved
     return Path(
         2 * (inside - 1),
         2 * log2_ceil(domains),
-        where(inside > 1, moved, zero),
-        where(domains > 1, moved, zero),
+        2 * size_bytes * (inside - 1) / inside,
+        2 * size_bytes * (domains - 1) / domains,
     )
 
 
