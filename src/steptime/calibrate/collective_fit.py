@@ -119,7 +119,7 @@ def _outer(machine: Machine, rows: Rows) -> dict[str, Bounds]:
     """Coefficients between domains."""
     out: dict[str, Bounds] = {}
     nic = machine.nic_Bps
-    trees = ((rows.kind == "all_reduce") & (rows.ranks > 2 * rows.inside)).any()
+    trees = machine.trees and ((rows.kind == "all_reduce") & (rows.ranks > 2 * rows.inside)).any()
     for i, (start, hop, share, tree) in enumerate(((5, 6, 0.15, 25), (8, 9, 0.4, 30), (15, 30, 0.7, 45))):
         out[f"outer_start_s.{i}"] = (start * US, 0.1 * US, 200 * US)
         out[f"outer_hop_s.{i}"] = (hop * US, 0.1 * US, 200 * US)
@@ -136,6 +136,7 @@ def _outer(machine: Machine, rows: Rows) -> dict[str, Bounds]:
 def fixed(machine: Machine) -> dict[str, Any]:
     """Coefficients that are facts of the machine."""
     out: dict[str, Any] = {"domain": machine.domain, "nics": machine.nics, "links_by_group": machine.links_by_group}
+    out["trees"] = machine.trees
     out |= {"start_s": (0.0,) * 3, "hop_s": (0.0,) * 3, "Bps": (machine.link_Bps,) * 3}
     return out
 

@@ -36,6 +36,8 @@ class Machine:
     links_by_group: tuple[float, ...] = ()
     switch: bool = False
     """Whether its switches can add up."""
+    trees: bool = True
+    """Whether its domains are nodes, between which the library builds trees."""
     outer: bool = False
     """Whether the rows span several domains, so that the coefficients between domains are fitted."""
     tags: frozenset[str] = field(default_factory=frozenset)
@@ -88,11 +90,11 @@ def _nccl() -> Iterator[Machine]:
     for name, (gpu, link) in pcie.items():
         yield Machine(
             name=f"{name}-nccl", device=name, library="nccl", gpus=(gpu,), sources=source, domain=2, outer=True,
-            link_Bps=link * GB, nic_Bps=link * GB, tags=frozenset({"broken"} if name == "l40s" else ()),
+            trees=False, link_Bps=link * GB, nic_Bps=link * GB, tags=frozenset({"broken"} if name == "l40s" else ()),
         )  # fmt: skip
     yield Machine(
         name="arc-b60-oneccl", device="arc-b60", library="oneccl", gpus=("Arc-Pro-B60",), sources=source, domain=2,
-        outer=True, link_Bps=31.5 * GB, nic_Bps=31.5 * GB,
+        outer=True, trees=False, link_Bps=31.5 * GB, nic_Bps=31.5 * GB,
     )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def _vidur() -> Iterator[Machine]:
         sources=("vidur_network",), domain=8, link_Bps=300 * GB, without="inter-node",
     )  # fmt: skip
     h100 = replace(base, name="h100-sxm-kernel", device="h100-sxm", gpus=("H100-SXM5-80GB",), link_Bps=450 * GB)
-    pairs = replace(base, domain=2, outer=True)
+    pairs = replace(base, domain=2, outer=True, trees=False)
     nvl = replace(
         pairs, name="h100-nvl-kernel", device="h100-nvl", gpus=("H100-NVL",), link_Bps=300 * GB, nic_Bps=63 * GB
     )
@@ -125,7 +127,7 @@ def _vidur() -> Iterator[Machine]:
     for machine, nics, nic in ((base, 8, 25), (h100, 8, 50), (nvl, 1, 12.5), (a40, 1, 12.5)):
         yield replace(
             machine, name=f"{machine.name}-nodes", interconnect="inter-node", without="", nics=nics, nic_Bps=nic * GB,
-            outer=True,
+            outer=True, trees=False,
         )  # fmt: skip
 
 
@@ -154,7 +156,7 @@ def _other() -> Iterator[Machine]:
     )  # fmt: skip
     yield Machine(
         name="mi200-host", device="mi250x", library="host", gpus=("MI200 GCD",), sources=("nnscaler_mi200",),
-        domain=2, link_Bps=200 * GB, nic_Bps=50 * GB, nics=1, outer=True,
+        domain=2, trees=False, link_Bps=200 * GB, nic_Bps=50 * GB, nics=1, outer=True,
     )  # fmt: skip
     for name, gpu in (
         ("m40", "M40"), ("p100-pcie-16gb", "P100"), ("gtx-1080-ti", "GTX1080Ti"),
@@ -163,7 +165,7 @@ def _other() -> Iterator[Machine]:
     ):  # fmt: skip
         yield Machine(
             name=f"{name}-nccl2", device=name, library="nccl2", gpus=(gpu,), sources=("deepbench",), domain=8,
-            link_Bps=15.75 * GB, nic_Bps=12.5 * GB, nics=1, outer=True,
+            link_Bps=15.75 * GB, nic_Bps=12.5 * GB, nics=1, outer=True, trees=False,
         )  # fmt: skip
 
 

@@ -270,7 +270,7 @@ def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None =
 
     near = min(nccl, key=distance)
     network = next((p for p in nccl if p.name.startswith("perlmutter")), near)
-    values = dict(near.coefficients) | {"domain": level.devices or 2**31}
+    values = dict(near.coefficients) | {"domain": level.devices or 2**31, "trees": True}
     scale = link / near.link_Bps
     for name in ("Bps", "switch_Bps"):
         if name in values:

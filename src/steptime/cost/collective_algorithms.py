@@ -150,7 +150,7 @@ def candidate_s(
     times: list[Num] = []
     lanes = _lanes(inside, fabric.nics if nics is None else nics, groups, oversubscription)
     for name in LIBRARY[kind] if algorithms is None else algorithms:
-        if name == "switch" and not fabric.switch_Bps:
+        if (name == "switch" and not fabric.switch_Bps) or (name == "tree" and not fabric.trees):
             continue
         own = fabric.direct_own_steps if name == "direct" else fabric.own_steps
         path = _reduced(made[name](size_bytes, ranks, inside, own), kind, element_bytes, fabric)

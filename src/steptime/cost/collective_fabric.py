@@ -63,6 +63,8 @@ class Fabric:
     """What one NIC sends, one direction; 0: no way out of the domain."""
     single_share: float = 1.0
     """Bandwidth of a NIC that sends and receives for one rank alone, over that of one that does either."""
+    trees: bool = True
+    """Whether the library builds trees between the domains (between nodes; not between pairs of one node)."""
     tree_hop_s: Three = (0.0, 0.0, 0.0)
     """One level of a tree between domains, one way."""
     tree_share: float = 1.0

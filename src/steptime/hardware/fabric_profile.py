@@ -138,6 +138,8 @@ def _text(value: Any) -> str:
         return f'"{escaped}"'
     if isinstance(value, Sequence):
         return "[" + ", ".join(_text(v) for v in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int):
         return str(value)
     return repr(float(f"{float(value):.4g}"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,9 +42,11 @@ SUSPECT: Final = "marked as suspect in its notes"
 NAMELESS: Final = "unnamed"
 """Group of rows whose cell is empty."""
 
-KERNEL_TEXTS: Final = ("source", "gpu", "op", "dtype", "method", "kernel", "grid", "notes")
+TEXTS: Final = (
+    "source", "gpu", "op", "collective", "interconnect", "dtype", "method", "kernel", "grid", "notes",
+)  # fmt: skip
+"""Columns that are text; all others are numbers."""
 KERNEL_COLUMNS: Final = ("gpu", "op", "dtype", "latency_us")
-COLLECTIVE_TEXTS: Final = ("source", "gpu", "interconnect", "collective", "dtype", "method", "notes")
 COLLECTIVE_COLUMNS: Final = ("gpu", "collective", "n_gpus", "bytes", "time_us")
 
 #: Plain products first; grouped products have a model of their own, and that of plain ones as the last resort.
@@ -51,7 +54,14 @@ ORDER: Final = (replace(FAMILY, ops=FAMILY.ops - {"grouped_gemm"}), BACKWARD, *F
 #: Dtypes whose curves stand for each other: same width of operands, same units.
 SIBLINGS: Final = {"bf16": ("fp16",), "fp16": ("bf16",), "fp8": ("fp8_block",), "fp8_block": ("fp8",)}
 #: Log error (standard deviation) that each step away from the right curve adds; choice of this program.
-SIBLING_ERROR, TIMER_ERROR, DTYPE_ERROR = 0.1, 0.5, 0.5
+SIBLING_ERROR, TIMER_ERROR, DTYPE_ERROR, STAND_IN_ERROR = 0.1, 0.5, 0.5, 0.3
+#: Sources whose implementations have curves of their own.
+KNOWN_SOURCE: Final = re.compile("aiconfigurator|cudnn|flagperf|liger|llmservingsim|neusight|vidur")
+#: Source and kernel that a row is taken for where its own source is unknown or its kernel is not given.
+STAND_INS: Final = (
+    ("vidur", ""), ("neusight", ""), ("", "fused_moe_triton"), ("", "cutlass"), ("", "flashinfer"), ("", "marlin"),
+    ("cudnn", "pytorch"), ("aiconfigurator", ""), ("aiconfigurator", "fused_moe_triton"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +80,7 @@ def score_kernels(path: str | Path) -> Scored:
     Raises:
         InputFileError: the file is no table, lacks a column, or has no rows.
     """
-    table = _read(path, KERNEL_COLUMNS, KERNEL_TEXTS)
+    table = read_measurements(path, KERNEL_COLUMNS)
     predicted, origin = predict_kernels(table)
     return _scored(table, table["latency_us"] * 1e-6, predicted, table["op"], {"by_curve": origin})
 
@@ -84,7 +94,7 @@ def score_collectives(path: str | Path) -> Scored:
     from steptime.calibrate.collectives import predict_rows
     from steptime.hardware.fabric_profile import load_fabric_profiles
 
-    table = _read(path, COLLECTIVE_COLUMNS, COLLECTIVE_TEXTS)
+    table = read_measurements(path, COLLECTIVE_COLUMNS)
     measured = table["time_us"] * 1e-6
     with np.errstate(all="ignore"):
         found = predict_rows(table, load_fabric_profiles())
@@ -97,18 +107,20 @@ def score_collectives(path: str | Path) -> Scored:
 def _scored(table: Table, measured: Array, predicted: Predicted, op: Array, more: Mapping[str, Array]) -> Scored:
     groups = {"by_source": table.text("source"), "by_gpu": table.text("gpu"), "by_op": op}
     named = {name: np.where(group == "", NAMELESS, group) for name, group in groups.items()}
-    return Scored(table=table, score=Score(measured_s=measured, predicted=predicted, groups=named | more), op=op)
+    return Scored(table=table, score=Score(measured_s=measured, predicted=predicted, groups={**named, **more}), op=op)
 
 
-def _read(path: str | Path, required: tuple[str, ...], texts: tuple[str, ...]) -> Table:
-    """A table with text where text belongs and numbers (or NaN) everywhere else."""
+def read_measurements(path: str | Path, required: tuple[str, ...]) -> Table:
+    """A table with text where text belongs and numbers (or NaN) everywhere else.
+
+    Raises:
+        InputFileError: the file is no table, lacks a required column, or has no rows.
+    """
     table = read_table(path, required)
     if not table.rows:
         raise InputFileError(str(path), "has no rows")
-    known = {name: table.text(name) for name in texts}
-    rest = {name: table[name] for name in table if name not in texts}
-    clean = {name: _texts(column) for name, column in known.items()}
-    return Table(clean | {name: _numbers(column) for name, column in rest.items()})
+    clean = {name: _texts(table.text(name)) for name in TEXTS}
+    return Table(clean | {name: _numbers(table[name]) for name in table if name not in TEXTS})
 
 
 def _texts(column: Array) -> Array:
@@ -154,7 +166,9 @@ class Known:
             found = self._own(device, family, like, clock) if place == "own" else None
             found = self._transferred(device, family, like, clock) if place == "transferred" else found
             if found is not None:
-                origin = place + ("" if clock == timer else ", other timer") + ("" if like == dtype else ", other dtype")
+                origin = (
+                    place + ("" if clock == timer else ", other timer") + ("" if like == dtype else ", other dtype")
+                )
                 return replace(found, dtype=dtype, band=widened(found.band, error)) if error else found, origin
         return None
 
@@ -202,32 +216,65 @@ def predict_kernels(table: Table, known: Known | None = None) -> tuple[Predicted
     """
     known = known or Known.load()
     devices = {name: device_of(name) for name in set(table.text("gpu"))}
-    op, reason = table.text("op"), _first_reasons(table, devices)
+    reason = _first_reasons(table, devices)
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
     origin = np.full(table.rows, "", dtype=object)
-    names, code = np.unique(op.astype(str), return_inverse=True)
-    unread = np.isin(reason, (NO_MODEL, NO_SHAPE))
-    for family in ORDER:
-        place = np.flatnonzero(unread & np.isin(names, list(family.ops))[code])
-        if not len(place):
-            continue
-        shape = _shapes(family, table.take(place))
+    state = _State(table=table, devices=devices, reason=reason, origin=origin, times=(seconds, low, high))
+    state.run(known, table, "", 0.0)
+    for source, kernel in STAND_INS:
+        state.run(known, standing_in(table, source, kernel), ", stand-in", STAND_IN_ERROR)
+    return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason), origin
+
+
+def standing_in(table: Table, source: str, kernel: str) -> Table:
+    """The table with an unknown source, or a kernel that is not given, replaced."""
+    sources, kernels = table.text("source"), table.text("kernel")
+    known = {name: bool(KNOWN_SOURCE.match(name)) for name in set(sources)}
+    foreign = np.array([not known[name] for name in sources], bool)
+    named = {"source": np.where(foreign & (source != ""), source, sources)}
+    return Table({**table.columns, **named, "kernel": np.where(kernels == "", kernel, kernels)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """Predictions while they are made, in arrays that are filled in."""
+
+    table: Table
+    devices: Mapping[str, Device | None]
+    reason: Array
+    origin: Array
+    times: tuple[Array, Array, Array]
+    """Seconds and the ends of the band."""
+
+    def run(self, known: Known, table: Table, label: str, error: float) -> None:
+        """Predicts the rows that have no prediction yet, as if they were those of `table`."""
+        open_rows = np.isin(self.reason.astype(str), (NO_SHAPE, NO_CURVE))
+        names, code = np.unique(table.text("op").astype(str), return_inverse=True)
+        for family in ORDER:
+            place = np.flatnonzero(open_rows & np.isin(names, list(family.ops))[code])
+            if len(place):
+                self._family(known, family, table.take(place), place, label, error)
+                open_rows &= self.origin == ""
+
+    def _family(self, known: Known, family: KernelFamily, table: Table, place: Array, label: str, error: float) -> None:
+        shape = _shapes(family, table)
         good = readable(shape)
         place, shape = place[good], {name: column[good] for name, column in shape.items()}
-        reason[place] = NO_CURVE
-        for (gpu, dtype, timer), index in _cells(family, table.take(place)):
-            device, rows = devices[gpu], place[index]
-            curve = known.curve(device, _curves_of(family), dtype, timer) if device else None
-            if device is None or curve is None:
+        self.reason[place] = NO_CURVE
+        for (gpu, dtype, timer), index in _cells(family, table.take(good)):
+            device = self.devices[gpu]
+            found = known.curve(device, _curves_of(family), dtype, timer) if device else None
+            if device is None or found is None:
                 continue
-            part = {name: column[index] for name, column in shape.items()}
-            times = _times(family, curve[0], device, part)
-            if times is None:
+            curve = replace(found[0], band=widened(found[0].band, error)) if error else found[0]
+            made = _times(family, curve, device, {name: column[index] for name, column in shape.items()})
+            if made is None:
                 continue
-            seconds[rows], low[rows], high[rows] = times
-            origin[rows], unread[rows] = curve[1], False
-            reason[rows] = np.where(_positive(times[0]), "", NO_VALUE)
-    return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason), origin
+            rows = place[index]
+            for column, values in zip(self.times, made, strict=True):
+                column[rows] = values
+            self.origin[rows] = found[1] + label
+            self.reason[rows] = np.where(_positive(made[0]), "", NO_VALUE)
 
 
 def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
@@ -303,7 +350,9 @@ def check_out(path: Path) -> None:
         InputFileError: it cannot be written.
     """
     if path.suffix.lower() != ".csv":
-        raise FieldError("", "--out", f"{str(path)[:80]!r} does not end in .csv", hint="for example --out residuals.csv")
+        raise FieldError(
+            "", "--out", f"{str(path)[:80]!r} does not end in .csv", hint="for example --out residuals.csv"
+        )
     refuse_unwritable(path)
 
 

@@ -23,7 +23,7 @@ from steptime.hardware.mesh import AxisKind, Mesh, MeshAxis
 from steptime.num import Array, divisors
 
 #: Times that pairs without a measurement are filled in from the layout and the search is repeated.
-REFILLS = 2
+REFILLS = 3
 #: So few devices are always compared with a torus: what groups leave unexplained of it is too little to show.
 ALWAYS_TORUS = 64
 #: Devices per group up to which rails are looked for in a large mesh that nothing else explains.
@@ -54,7 +54,7 @@ def discover(links: Links) -> Mesh:
     prepared = prepare(links)
     found = _search(prepared, links.names)
     for _ in range(REFILLS if prepared.missing.any() else 0):
-        prepared = refilled(prepared, expected(found.fitted))
+        prepared = refilled(prepared, expected(found.fitted), found.faults.sigma)
         found = _search(prepared, links.names)
     return _mesh(links, prepared, found)
 

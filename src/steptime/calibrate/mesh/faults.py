@@ -32,6 +32,8 @@ class Faults:
     """Pairs that are broken, of the whole matrix."""
     rest: Array
     """What the mesh leaves unexplained of the pairs that are neither broken nor missing, else zero."""
+    sigma: float
+    """Robust spread of links about the mean of their kind."""
     unlisted: int
 
 
@@ -49,7 +51,8 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     difference = prepared.one_way - prepared.one_way.T
     np.nan_to_num(difference, copy=False)
     least = math.log(LEAST_FACTOR)
-    slow = rest - np.abs(difference) / 2 > max(limit * _spread(rest), least)
+    sigma = _spread(rest)
+    slow = rest - np.abs(difference) / 2 > max(limit * sigma, least)
     uneven = difference > max(limit * _spread(difference), least)
     broken = _listed(np.triu(slow, 1), rest, names)
     asymmetric = _listed(uneven, difference, names)
@@ -57,7 +60,7 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     rest[slow] = 0.0
     return Faults(
         broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[i] for i in hurt), broken_mask=slow, rest=rest,
-        unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
+        sigma=sigma, unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from steptime.num import Array
 DOUBLE_PRECISION = 1024
 #: Devices: above, a matrix no longer fits in the memory of a small machine.
 MAX_DEVICES = 8192
+#: Spread of the noise that stands in for that of pairs without a measurement, at most.
+MOST_FILLED_SIGMA = 0.15
 #: Pairs that the weights of the quantities are taken from.
 SAMPLED_PAIRS = 200_000
 
@@ -96,15 +98,16 @@ def _weights(links: Links) -> Array:
 
 
 def _clipped(both: Array, missing: Array) -> Array:
-    """Cuts off the slow end, well above the slowest level, and puts the median where nothing was measured."""
+    """Cuts off the slow end, well above the slowest level, and puts the median with noise where nothing was measured."""
     rows, columns = np.triu_indices(len(both), 1)
     if len(rows) > SAMPLED_PAIRS:
         chosen = np.random.default_rng(0).choice(len(rows), SAMPLED_PAIRS, replace=False)
         rows, columns = rows[chosen], columns[chosen]
     known = both[rows, columns]
     known = known[~np.isnan(known)]
-    middle, most, nearly_all = (float(q) for q in np.percentile(known, [50, 75, 90]))
-    out = np.where(missing, middle, both)
+    quarter, middle, most, nearly_all = (float(q) for q in np.percentile(known, [25, 50, 75, 90]))
+    sigma = min((most - quarter) / 1.35, MOST_FILLED_SIGMA)
+    out = _filled(both, missing, np.full(both.shape, middle, dtype=both.dtype), sigma) if missing.any() else both.copy()
     np.minimum(out, nearly_all + 3 * (nearly_all - most) + 1e-3, out=out, where=~np.eye(len(both), dtype=bool))
     out: Array = out.astype(both.dtype)
     return out
@@ -130,10 +133,19 @@ def _require_connected(missing: Array, names: tuple[str, ...]) -> None:
     )
 
 
-def refilled(prepared: Prepared, expected: Array) -> Prepared:
-    """The same with what a layout expects where nothing was measured."""
-    clipped = np.where(prepared.missing, expected, prepared.clipped).astype(prepared.clipped.dtype)
-    return Prepared(one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing)
+def _filled(distances: Array, missing: Array, expected: Array, sigma: float) -> Array:
+    """Puts something expected, with noise, where nothing was measured, lest it look more certain than the rest."""
+    noise = np.triu(np.random.default_rng(0).normal(size=distances.shape) * sigma, 1)
+    out: Array = np.where(missing, expected + noise + noise.T, distances).astype(distances.dtype)
+    return out
+
+
+def refilled(prepared: Prepared, expected: Array, sigma: float) -> Prepared:
+    """The same with what a layout expects, and its noise, where nothing was measured."""
+    clipped = _filled(prepared.clipped, prepared.missing, expected, sigma)
+    return Prepared(
+        one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing
+    )
 
 
 def noise_threshold(count: int) -> float:

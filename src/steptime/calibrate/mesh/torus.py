@@ -29,6 +29,8 @@ MOST_REASSIGNED = 512
 LEAST_GROWTH = 1.1
 #: Misfit below which a torus is taken without looking at its waves one by one.
 GOOD_MISFIT = 0.3
+#: Misfit beyond which a large torus is dropped before all of its axes are found.
+WORST_MISFIT = 0.6
 #: Tori whose links are looked at in full.
 MOST_FITTED = 8
 #: Devices whose fit on circles is looked at when there are many ways to choose the circles.
@@ -123,7 +125,7 @@ def _laid(shape: tuple[int, ...], stages: Sequence[int], waves: _Waves) -> _Laid
         if not rest:
             return None
         found = _axes(waves, known, rest, min(many, len(rest)))
-        if found is None:
+        if found is None or (len(waves.distances) > MOST_REASSIGNED and _misfit(found) > WORST_MISFIT):
             return None
         known += found
         for axis in found:
@@ -148,19 +150,19 @@ def _is_torus(fitted: Fit) -> bool:
 
 
 class _Waves:
-    """Leading eigenvectors of minus the distances, each computed once."""
+    """Leading eigenvectors of minus the distances, each set computed once."""
 
     def __init__(self, distances: Array) -> None:
         self.distances = distances
-        self.first: Array | None = None
+        self.known: dict[tuple[bytes, ...], Array] = {}
 
     def leading(self, count: int, without: Sequence[_Axis]) -> Array:
         """So many eigenvectors, after the part that the axes ``without`` explain is taken away."""
-        if without:
-            return _leading(_unexplained(self.distances, without), count)
-        if self.first is None:
-            self.first = _leading(self.distances, min(6, len(self.distances) - 1))
-        return self.first[:, :count]
+        key = tuple(sorted(axis.place.tobytes() for axis in without))
+        if key not in self.known:
+            rest = _unexplained(self.distances, without) if without else self.distances
+            self.known[key] = _leading(rest, min(6, len(rest) - 1))
+        return self.known[key][:, :count]
 
 
 def _leading(distances: Array, count: int) -> Array:
@@ -174,7 +176,7 @@ def _leading(distances: Array, count: int) -> Array:
         vectors = vectors[:, ::-1][:, :count]
     else:
         start = np.random.default_rng(0).normal(size=size)
-        values, vectors = scipy_module("scipy.sparse.linalg").eigsh(centred, k=count, which="LA", v0=start)
+        values, vectors = scipy_module("scipy.sparse.linalg").eigsh(centred, k=count, which="LA", v0=start.astype(centred.dtype), tol=1e-3)
         vectors = vectors[:, np.argsort(-values)]
     out: Array = vectors * math.sqrt(size)
     return out

@@ -11,9 +11,9 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,6 +36,8 @@ COMMANDS: Final = {
     "diff": "Compare two estimates term by term.",
     "reproduce": "Check the published mode; show what each corrected defect changes.",
     "limits": "How far a training run can scale before data movement stops it.",
+    "calibrate": "Measure this machine, or fit time models to measurements.",
+    "score": "Predict a table of measurements and report the errors.",
     "devices": "List devices, or show one with the source of every number.",
     "clusters": "List clusters, or show one with the source of every number.",
     "models": "List models, or show one.",
@@ -47,18 +49,23 @@ class _PipeClosed(Exception):
 
 
 class LazyGroup(TyperGroup):
-    """The group of commands; a command's module is imported when it is asked for."""
+    """A group of commands; a command's module is imported when it is asked for."""
+
+    #: Command -> what it does, in one line.
+    table: ClassVar[Mapping[str, str]] = COMMANDS
+    #: What the name of a command's module starts with.
+    prefix: ClassVar[str] = "steptime.surface.cli."
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of the commands that are installed."""
-        return [name for name in COMMANDS if find_spec(_module_name(name)) is not None]
+        return [name for name in self.table if find_spec(self.prefix + name) is not None]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, or None."""
         if cmd_name not in self.list_commands(ctx):
             return None
         if cmd_name not in self.commands:
-            self.commands[cmd_name] = _load(cmd_name)
+            self.commands[cmd_name] = _load(self.prefix + cmd_name, cmd_name)
         return self.commands[cmd_name]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -71,7 +78,7 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list in ``--help``, from the table, so that help imports no command."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, self.table[name]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command and write out what it printed."""
@@ -101,13 +108,12 @@ class LazyGroup(TyperGroup):
         return code
 
 
-def _module_name(command: str) -> str:
-    return f"steptime.surface.cli.{command}"
-
-
-def _load(name: str) -> Any:
-    """Import a command's module: its function ``command``, or the one that has the command's name."""
-    module = importlib.import_module(_module_name(name))
+def _load(path: str, name: str) -> Any:
+    """Import a command's module: its group ``GROUP``, its function ``command``, or the one of the command's name."""
+    module = importlib.import_module(path)
+    group = getattr(module, "GROUP", None)
+    if group is not None:
+        return typer.main.get_command(group)
     function = getattr(module, "command", None) or getattr(module, name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name, cls=getattr(module, "COMMAND_CLASS", TyperCommand))(function)

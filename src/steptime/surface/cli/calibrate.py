@@ -1,0 +1,38 @@
+"""``steptime calibrate``: the group of commands that turn measurements into profiles."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import typer
+
+from steptime.surface.cli.main import LazyGroup
+
+#: Command -> what it does; the module is ``calibrate_<command>``.
+CALIBRATIONS: Final = {
+    "machine": "Measure this machine and write a cluster file.",
+    "mesh": "Find the levels and axes of a machine's network in measurements.",
+    "fit": "Fit time models to tables of measured kernels and collectives.",
+}
+
+
+class CalibrateGroup(LazyGroup):
+    """The commands of ``steptime calibrate``."""
+
+    table = CALIBRATIONS
+    prefix = "steptime.surface.cli.calibrate_"
+
+
+GROUP: Final = typer.Typer(
+    name="calibrate",
+    cls=CalibrateGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+@GROUP.callback()
+def calibrate() -> None:
+    """Turn measurements into profiles: of this machine, of its network, of tables measured elsewhere."""

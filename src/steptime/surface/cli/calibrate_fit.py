@@ -1,0 +1,208 @@
+"""``steptime calibrate fit``: fit time models to tables of measurements and write profiles."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
+from steptime.surface.cli import options as o
+
+if TYPE_CHECKING:
+    from steptime.calibrate.gemm import Truth
+    from steptime.calibrate.kernel_curves import Cell
+    from steptime.calibrate.table import Table
+    from steptime.hardware.fabric_profile import FabricProfile
+    from steptime.hardware.profile import Curve
+
+FABRICS: Final = "fabrics"
+"""Folder of fabric profiles inside that of device profiles."""
+LEAST_COLLECTIVES: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One curve to fit."""
+
+    device: str
+    fit: Callable[[], Curve]
+
+
+def command(
+    kernels: Annotated[
+        Path | None, typer.Option("--kernels", metavar="FILE", help="Table of measured kernels.")
+    ] = None,
+    collectives: Annotated[
+        Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to write profiles to.", show_default=True)
+    ] = Path("profiles"),
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="FAMILY", help="Fit this family of kernels alone.")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Fit time models to measurements and write one profile per device.
+
+    Curves that the profiles of DIR hold already are replaced; others stay. Fabric profiles go to DIR/fabrics.
+    Takes minutes; Ctrl-C keeps the devices that are done.
+    """
+    if kernels is None and collectives is None:
+        raise UserError("nothing to fit", hint="give --kernels FILE, --collectives FILE, or both")
+    if find_spec("scipy") is None:
+        raise UserError("fitting needs SciPy", hint="pip install 'steptime[calibrate]'")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small: threads only cost
+    family = _family(only)
+    tables = _tables(kernels, collectives)
+    _folder(out)
+    written, fabrics = dict[str, "list[Curve]"](), list["FabricProfile"]()
+    try:
+        if tables[0] is not None:
+            _fit_kernels(tables[0], family, out, written)
+        if tables[1] is not None:
+            _fit_fabrics(tables[1], out, fabrics)
+    except KeyboardInterrupt:
+        print(f"{len(written)} devices and {len(fabrics)} fabrics were fitted; they are in {out}.", file=sys.stderr)
+        raise
+    if not written and not fabrics:
+        raise UserError("no curve could be fitted", hint="every curve needs a known GPU and enough different shapes")
+    _report(written, fabrics, out, json)
+
+
+def _family(only: str | None) -> str | None:
+    from steptime.calibrate.gemm import FAMILY
+    from steptime.calibrate.kernel_families import FAMILIES
+
+    names = [FAMILY.name, *(f.name for f in FAMILIES)]
+    if only is not None and only not in names:
+        raise FieldError("", "--only", f"there is no family {shorten(only)!r}", hint=did_you_mean(only, names))
+    return only
+
+
+def _folder(out: Path) -> None:
+    """Makes the folder now, so that a wrong one is refused before the work."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputFileError(str(out), f"cannot be made a folder: {error.strerror}") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise InputFileError(str(out), "cannot be written to")
+
+
+def _tables(kernels: Path | None, collectives: Path | None) -> tuple[Table | None, Table | None]:
+    from steptime.surface.scoring import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, read_measurements
+
+    return (
+        None if kernels is None else read_measurements(kernels, KERNEL_COLUMNS),
+        None if collectives is None else read_measurements(collectives, COLLECTIVE_COLUMNS),
+    )
+
+
+def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, list[Curve]]) -> None:
+    """Cells with enough shapes first; those with few lean on the curves of the other devices."""
+    from steptime.calibrate.gemm import gemm_curve
+    from steptime.calibrate.kernel_curves import borrowed
+    from steptime.surface.cli.progress import Progress
+
+    cells = [cell for cell in _cells(table) if only in (None, cell.family.name)]
+    sound = [Job(device=c.device.name, fit=partial(_alone, c)) for c in cells if c.enough]
+    products = [Job(device=t.device.name, fit=partial(gemm_curve, t)) for t in _truths(table, only)]
+    few = [cell for cell in cells if cell.some and not cell.enough]
+    with Progress("fitting kernels") as progress:
+        total, first = len(sound) + len(products) + len(few), len(sound) + len(products)
+        _run([*products, *sound], out, written, lambda n: progress(n, total))
+        known = {device: list(curves) for device, curves in written.items()}
+        near = [(cell, curve) for cell in few if (curve := borrowed(known, cell)) is not None]
+        weak = [Job(device=cell.device.name, fit=partial(_leaning, cell, curve)) for cell, curve in near]
+        _run(weak, out, written, lambda n: progress(first + n, total))
+
+
+def _cells(table: Table) -> list[Cell]:
+    """Cells of all families; a table of sources that are all unknown is read like one of a plain framework."""
+    from steptime.calibrate.kernel_families import all_cells
+    from steptime.surface.scoring import KNOWN_SOURCE, standing_in
+
+    sources = table.text("source")
+    if any(KNOWN_SOURCE.match(name) for name in set(sources)):
+        return list(all_cells(table))
+    cells = all_cells(standing_in(table, "neusight", ""))
+    return [replace(c, source=", ".join(sorted(set(sources[c.rows]))) or "unnamed") for c in cells]
+
+
+def _alone(cell: Cell) -> Curve:
+    return cell.with_best_tile().curve()
+
+
+def _leaning(cell: Cell, known: Curve) -> Curve:
+    return cell.near(known).curve(folds=3)
+
+
+def _truths(table: Table, only: str | None) -> list[Truth]:
+    """Matrix products to fit: of the sources that are trusted; in a table that has none of them, of all."""
+    import numpy as np
+
+    from steptime.calibrate.gemm import FAMILY, SOURCES, preferred, truths
+
+    if only not in (None, FAMILY.name):
+        return []
+    products = table.take(np.isin(table.text("op").astype(str), list(FAMILY.ops)))
+    found = list(truths(products))
+    if not any(t.source.split("/")[0] in SOURCES for t in found):
+        most = sorted(found, key=lambda t: len(t.measured_s))
+        largest = {(t.device.name, t.dtype, t.timer): t for t in most}.values()
+        chosen = preferred(replace(t, source=f"{SOURCES[0]}/{t.source}") for t in largest)
+        return [replace(t, source=t.source.partition("/")[2] or "unnamed") for t in chosen]
+    return preferred(found)
+
+
+def _run(jobs: Sequence[Job], out: Path, written: dict[str, list[Curve]], step: Callable[[int], None]) -> None:
+    """Fits device by device and writes the profile of each when its last curve is fitted."""
+    from steptime.hardware.profiles import save_curves
+
+    ordered = sorted(jobs, key=lambda job: job.device)
+    fresh: list[Curve] = []
+    for i, job in enumerate(ordered):
+        fresh.append(job.fit())
+        if i + 1 == len(ordered) or ordered[i + 1].device != job.device:
+            save_curves(job.device, fresh, out)
+            written.setdefault(job.device, []).extend(fresh)
+            fresh = []
+        step(i + 1)
+
+
+def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
+    from steptime.calibrate.collective_machines import MACHINES
+    from steptime.calibrate.collectives import calibrate, libraries, machine_rows
+    from steptime.hardware.fabric_profile import save_fabric_profile
+    from steptime.surface.cli.progress import Progress
+
+    library, folder = libraries(table), out / FABRICS
+    _folder(folder)
+    with Progress("fitting collectives") as progress:
+        for i, machine in enumerate(MACHINES):
+            rows = machine_rows(machine, table, library)
+            if len(rows.ranks) >= LEAST_COLLECTIVES:
+                profile = calibrate(machine, rows)
+                save_fabric_profile(profile, folder)
+                fabrics.append(profile)
+            progress(i + 1, len(MACHINES))
+
+
+def _report(written: dict[str, list[Curve]], fabrics: list[FabricProfile], out: Path, as_json: bool) -> None:
+    if as_json:
+        from steptime.surface.cli.output import document, print_json
+
+        print_json(document(folder=str(out), profiles=written, fabrics=fabrics))
+        return
+    from steptime.surface.report.score import print_curves
+
+    print_curves(written, fabrics, out)

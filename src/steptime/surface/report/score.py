@@ -1,0 +1,74 @@
+"""Reports of scores and of fits: tables of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.hardware.fabric_profile import FabricProfile
+from steptime.hardware.profile import Curve
+from steptime.surface.report.text import change, console, grid, heading, indented, percent, printable
+
+ERRORS: Final = ("median_ape", "mape", "p90_ape", "bias", "coverage90")
+HEAD: Final = ("rows", "median", "mean", "p90", "bias", "in band")
+TITLES: Final = {
+    "by_op": "By operator", "by_gpu": "By GPU", "by_source": "By source", "by_curve": "By origin of the curve",
+}  # fmt: skip
+MOST: Final = 20
+"""Rows of a table, the groups with the most measurements; --json has all."""
+
+
+def print_score(score: Mapping[str, Any]) -> None:
+    """Counts, reasons and errors, overall and by group."""
+    screen = console()
+    screen.print(f"{score['scored']} of {score['rows']} rows scored")
+    for reason, number in sorted(score["skipped"].items(), key=lambda item: (-item[1], item[0])):
+        indented(screen, f"{number} skipped: {reason}", by=2)
+    if not score["scored"]:
+        return
+    heading(screen, "Errors of predicted against measured time")
+    table = grid(("", *HEAD))
+    table.add_row("all", str(score["scored"]), *_figures(score["time"]))
+    screen.print(table)
+    for name, title in TITLES.items():
+        groups = score.get(name, {})
+        shown = sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:MOST]
+        if not shown:
+            continue
+        heading(screen, title)
+        table = grid(("", *HEAD))
+        for group, errors in shown:
+            table.add_row(printable(group), str(errors["rows"]), *_figures(errors))
+        screen.print(table)
+        if len(groups) > len(shown):
+            screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
+    screen.print("\nIn band: share of the measurements inside the predicted 90 % band.", soft_wrap=True)
+
+
+def _figures(errors: Mapping[str, float | None]) -> list[str]:
+    values = [(name, errors[name]) for name in ERRORS]
+    return ["-" if v is None else change(v) if name == "bias" else percent(v) for name, v in values]
+
+
+def print_curves(profiles: Mapping[str, Sequence[Curve]], fabrics: Sequence[FabricProfile], out: Path) -> None:
+    """What was fitted, with errors on shapes that the fit did not see."""
+    screen = console()
+    screen.print("Errors on shapes that the fit did not see")
+    if profiles:
+        table = grid(("device", "family", "dtype", "timer", "points", "median", "mean", "bias"), left=(0, 1, 2, 3))
+        for device, curves in sorted(profiles.items()):
+            for c in sorted(curves, key=lambda c: (c.family, c.dtype, c.timer)):
+                table.add_row(device, c.family, c.dtype, c.timer, str(c.points), *_held_out(c))
+        screen.print(table)
+    if fabrics:
+        heading(screen, "Fabrics")
+        table = grid(("fabric", "points", "median", "mean", "bias"))
+        for fabric in fabrics:
+            table.add_row(fabric.name, str(fabric.points), *_held_out(fabric))
+        screen.print(table)
+    screen.print(printable(f"\nWritten to {out}"), soft_wrap=True)
+
+
+def _held_out(fit: Curve | FabricProfile) -> list[str]:
+    return [percent(fit.median_ape), percent(fit.mean_ape), change(fit.bias)]

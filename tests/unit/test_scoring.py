@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.calibrate.gemm import FAMILY, gemm_shape
+from steptime.calibrate.table import Table
+from steptime.errors import FieldError, InputFileError
+from steptime.hardware import load_device
+from steptime.hardware.profiles import load_profile
+from steptime.study.data_root import require_data
+from steptime.surface import scoring
+
+GEMM = {"gpu": "h100", "op": "gemm", "dtype": "bf16", "m": "4096", "n": "4096", "k": "4096", "latency_us": "250"}
+RING = {"gpu": "H100-SXM5-80GB", "collective": "allreduce", "n_gpus": "8", "bytes": "1e8", "time_us": "500"}
+
+
+def table(path: Path, rows: Sequence[Mapping[str, str]], name: str = "t.csv") -> Path:
+    columns = list({key: None for row in rows for key in row})
+    with (path / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path / name
+
+
+def test_a_product_is_predicted_by_the_curve_of_its_device(tmp_path: Path) -> None:
+    profile = load_profile("h100-sxm")
+    assert profile is not None
+    curve = profile.curve("gemm", "bf16")
+    assert curve is not None
+    columns = {n: np.array([4096.0]) for n in "mnk"} | {"dtype": np.array(["bf16"], object)}
+    shape = gemm_shape(Table(columns))
+    expected = float(np.ravel(FAMILY.predict(shape, FAMILY.device(load_device("h100"), "bf16"), curve.coefficients))[0])
+    got = scoring.score_kernels(table(tmp_path, [GEMM]))
+    assert got.score.predicted.seconds[0] == pytest.approx(expected, rel=1e-12)
+    summary = got.score.to_json()
+    assert summary["time"]["bias"] == pytest.approx(expected / 250e-6 - 1, rel=1e-9)
+    assert summary["by_op"]["gemm"]["rows"] == summary["by_gpu"]["h100"]["rows"] == 1
+    assert summary["by_curve"]["own"]["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"latency_us": "-1"}, scoring.NO_TIME),
+        ({"latency_us": "0"}, scoring.NO_TIME),
+        ({"latency_us": ""}, scoring.NO_TIME),
+        ({"latency_us": "inf"}, scoring.NO_TIME),
+        ({"latency_us": "fast"}, scoring.NO_TIME),
+        ({"gpu": "abacus"}, scoring.NO_DEVICE),
+        ({"gpu": "/etc/passwd"}, scoring.NO_DEVICE),
+        ({"gpu": "x.toml"}, scoring.NO_DEVICE),
+        ({"gpu": ""}, scoring.NO_DEVICE),
+        ({"op": "sort"}, scoring.NO_MODEL),
+        ({"m": "-5"}, scoring.NO_SHAPE),
+        ({"m": "wide"}, scoring.NO_SHAPE),
+        ({"dtype": "float7"}, scoring.NO_SHAPE),
+        ({"notes": "SUSPECT"}, scoring.SUSPECT),
+    ],
+)
+def test_a_row_without_a_prediction_is_counted_with_its_reason(
+    tmp_path: Path, change: Mapping[str, str], reason: str
+) -> None:
+    got = scoring.score_kernels(table(tmp_path, [GEMM, {**GEMM, **change}])).score.to_json()
+    assert (got["rows"], got["scored"], got["skipped"]) == (2, 1, {reason: 1})
+
+
+def test_a_device_that_nobody_measured_takes_a_wider_band(tmp_path: Path) -> None:
+    assert load_profile("h800-sxm") is None
+    got = scoring.score_kernels(table(tmp_path, [GEMM, {**GEMM, "gpu": "h800-sxm"}])).score
+    width = got.predicted.high_s / got.predicted.low_s
+    assert list(got.groups["by_curve"]) == ["own", "transferred"]
+    assert width[1] > width[0]
+
+
+def test_rows_of_an_unknown_source_take_a_stand_in(tmp_path: Path) -> None:
+    row = {"gpu": "h100", "op": "layernorm", "dtype": "bf16", "rows": "4096", "cols": "4096", "latency_us": "40"}
+    got = scoring.score_kernels(table(tmp_path, [{**row, "source": "mine"}, {**row, "source": "vidur"}])).score
+    assert list(got.groups["by_curve"]) == ["own, stand-in", "own"]
+    assert got.predicted.seconds[0] == got.predicted.seconds[1]
+    assert got.predicted.high_s[0] > got.predicted.high_s[1]
+
+
+def test_a_row_that_cannot_be_read_does_not_disturb_the_others(tmp_path: Path) -> None:
+    row = {"gpu": "a100", "op": "layernorm", "dtype": "bf16", "source": "liger_kernel", "latency_us": "40"}
+    good = {**row, "notes": 'mode=forward;M=4096;cfg={"N": 4096};liger=0.2'}
+    bad = {**row, "notes": "mode=forward;M=4096;cfg={oops};liger=0.2"}
+    got = scoring.score_kernels(table(tmp_path, [good, bad, good]))
+    assert got.score.predicted.reason[1] == scoring.NO_SHAPE
+    assert got.score.predicted.reason[0] == got.score.predicted.reason[2] != scoring.NO_SHAPE
+
+
+def test_collectives(tmp_path: Path) -> None:
+    rows = [RING, {**RING, "time_us": "-1"}, {**RING, "gpu": "abacus"}, {**RING, "collective": "gossip"}]
+    got = scoring.score_collectives(table(tmp_path, rows)).score.to_json()
+    assert (got["rows"], got["scored"], sum(got["skipped"].values())) == (4, 1, 3)
+    assert got["skipped"][scoring.NO_TIME] == 1
+    assert abs(got["time"]["bias"]) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("gpu,op,dtype\nh100,gemm,bf16\n", "t.csv", "lacks the column 'latency_us'"),
+        ("gpu,op,dtype,latency_us\n", "t.csv", "has no rows"),
+        ("x", "t.txt", "is not a table"),
+        ("no parquet", "t.parquet", "cannot be read"),
+    ],
+)
+def test_unusable_files(tmp_path: Path, text: str, name: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputFileError, match=message):
+        scoring.score_kernels(tmp_path / name)
+
+
+def test_residuals(tmp_path: Path) -> None:
+    got = scoring.score_kernels(table(tmp_path, [GEMM, {**GEMM, "gpu": "abacus"}]))
+    scoring.write_residuals(got, tmp_path / "r.csv")
+    first, second = csv.DictReader((tmp_path / "r.csv").read_text().splitlines())
+    assert float(first["error"]) == pytest.approx(
+        float(first["predicted_s"]) / float(first["measured_s"]) - 1, abs=1e-4
+    )
+    assert (first["skipped"], second["predicted_s"], second["skipped"]) == ("", "", scoring.NO_DEVICE)
+    with pytest.raises(FieldError, match=r"does not end in \.csv"):
+        scoring.check_out(tmp_path / "r.txt")
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("score", "name", "most"),
+    [(scoring.score_kernels, "kernels.parquet", 0.09), (scoring.score_collectives, "collectives.parquet", 0.05)],
+)
+def test_bulk_measurements(score: object, name: str, most: float) -> None:
+    got = score(require_data(name)).score.to_json()  # type: ignore[operator]
+    assert got["scored"] + sum(got["skipped"].values()) == got["rows"]
+    assert got["scored"] > 0.9 * got["rows"]
+    assert got["time"]["median_ape"] < most
+    assert 0.8 < got["time"]["coverage90"] < 0.97
