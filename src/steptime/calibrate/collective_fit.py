@@ -107,7 +107,8 @@ def parameters(machine: Machine, rows: Rows) -> dict[str, Bounds]:
         out |= {f"direct_start_s.{i}": (s * US, 0.01 * US, 40 * US) for i, s in enumerate((1, 3, 1))}
         out |= {f"direct_share.{i}": (0.9, 0.1, 2) for i in range(3)}
     if "all_to_all" in kinds:
-        out |= {"direct_hop_s": (0.2 * US, 0.001 * US, 5 * US), "direct_own_steps": (0.3, 0.01, 2)}
+        out |= {f"direct_hop_s.{i}": (0.2 * US, 0.001 * US, 5 * US) for i in range(3)}
+        out["direct_own_steps"] = (0.3, 0.01, 2)
     if machine.switch and ((rows.kind == "all_reduce") & (rows.ranks > 4)).any():
         out |= {"switch_start_s": (20 * US, 2 * US, 80 * US), "switch_Bps": (0.65 * link, 0.2 * link, 1.3 * link)}
     if machine.outer and (rows.ranks > rows.inside).any():

@@ -152,7 +152,10 @@ def dimensions(notes: str) -> dict[str, float]:
     found = CONFIGURATION.search(notes)
     if not found:
         return {}
-    given: dict[str, Any] = json.loads(found[3])
+    try:
+        given: dict[str, Any] = json.loads(found[3])
+    except ValueError:
+        return {}
     numbers = {k: float(v) for k, v in given.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return numbers | {found[1]: float(found[2])}
 

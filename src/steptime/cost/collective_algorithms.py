@@ -205,8 +205,8 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
     spans = where(ranks > inside, 1.0, 0.0)
     direct = name == "direct"
     start = fabric.start_s[p] + spans * fabric.outer_start_s[p] + (fabric.direct_start_s[p] if direct else 0.0)
-    hop = fabric.direct_hop_s if direct else fabric.hop_s[p]
-    outer_hop = fabric.direct_hop_s if direct else (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
+    hop = fabric.direct_hop_s[p] if direct else fabric.hop_s[p]
+    outer_hop = fabric.direct_hop_s[p] if direct else (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
     share = fabric.direct_share[p] if direct else 1.0
     outer_share = fabric.tree_share if name == "tree" else share
     single = where(inside > 1, 1.0, fabric.single_share)

@@ -46,7 +46,7 @@ class Fabric:
     """Time of reducing 8-bit numbers over time of reducing 16- and 32-bit ones."""
     direct_start_s: Three = (0.0, 0.0, 0.0)
     """What a message, or an exchange of all pairs, costs on top of `start_s`."""
-    direct_hop_s: float = 0.0
+    direct_hop_s: Three = (0.0, 0.0, 0.0)
     """One partner in an exchange of all pairs."""
     direct_share: Three = (1.0, 1.0, 1.0)
     """Bandwidth of a message, or an exchange of all pairs, over that of a ring."""
