@@ -109,15 +109,20 @@ def cross_validated(machine: Machine, rows: Rows, folds: int = FOLDS) -> Array:
     return out
 
 
-def calibrate(machine: Machine, rows: Rows) -> FabricProfile:
+def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> FabricProfile:
     """The profile of a machine: coefficients from all rows, errors and band from sizes that were held out.
+
+    Args:
+        machine: which machine.
+        rows: its measurements.
+        held_out: what :func:`cross_validated` gives for them; computed if not given.
 
     Raises:
         UserError: too few rows.
     """
     if len(rows.ranks) < 12:
         raise UserError(f"{machine.name}: {len(rows.ranks)} measurements are too few")
-    held_out = cross_validated(machine, rows)
+    held_out = cross_validated(machine, rows) if held_out is None else held_out
     coefficients = fit(machine, rows.merged().thinned(MOST_ROWS), starts=4)
     error = held_out / rows.measured_s - 1
     low, high = np.nanpercentile(rows.measured_s / held_out, [5, 95])

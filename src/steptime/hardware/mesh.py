@@ -105,6 +105,6 @@ class Mesh:
                     efficiency=1.0,
                     latency_s=axis.latency_s,
                     sources={"link_Bps": source, "latency_s": source},
-                )  # fmt: skip
+                )
             )
         return tuple(out)

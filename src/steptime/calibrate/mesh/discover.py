@@ -26,6 +26,8 @@ from steptime.num import Array, divisors
 REFILLS = 3
 #: So few devices are always compared with a torus: what groups leave unexplained of it is too little to show.
 ALWAYS_TORUS = 64
+#: Share of the pairs that has to be measured; with fewer the confidence is one half at most.
+LEAST_OBSERVED = 0.65
 #: Devices per group up to which rails are looked for in a large mesh that nothing else explains.
 MOST_PER_NODE = 16
 #: Largest confidence that is told: no test of ours could show more.
@@ -121,7 +123,7 @@ def _railed_otherwise(distances: Array, observed: float) -> Fit | None:
 def nested_layout(chain: Chain, devices: int) -> Layout:
     """Nested groups as a layout."""
     bounds = (1, *chain.sizes, devices)
-    shape = tuple(outer // inner for inner, outer in zip(bounds, bounds[1:], strict=False))
+    shape = tuple(outer // inner for inner, outer in pairwise(bounds))
     symmetries = 0.0
     for size in shape:
         symmetries = size * symmetries + math.lgamma(size + 1)
@@ -150,7 +152,7 @@ def structured(rest: Array) -> bool:
         eigsh = scipy_module("scipy.sparse.linalg").eigsh
         start = np.random.default_rng(0).normal(size=count)
         top = float(np.abs(eigsh(capped, k=1, which="LM", v0=start, tol=1e-2, return_eigenvectors=False)).max())
-    return top > sigma * (2 * math.sqrt(count) + 5 * count ** (-1 / 6))
+    return bool(top > sigma * (2 * math.sqrt(count) + 5 * count ** (-1 / 6)))
 
 
 def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
@@ -160,7 +162,8 @@ def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
     places = np.empty((len(layout.order), len(layout.shape)), dtype=np.int64)
     places[layout.order] = np.stack(np.unravel_index(np.arange(len(layout.order)), layout.shape, order="F"), axis=1)
     notes = _notes(prepared, found)
-    confidence = min(MOST_CONFIDENT, 1 / (1 + math.exp(-min(found.margin, 50.0))))
+    most = MOST_CONFIDENT if prepared.observed >= LEAST_OBSERVED else 0.5
+    confidence = min(most, 1 / (1 + math.exp(-min(found.margin, 50.0))))
     return Mesh(
         axes=tuple(axes[i] for i in by_speed), devices=links.names,
         coordinates=tuple(tuple(int(p) for p in row) for row in places[:, by_speed]),

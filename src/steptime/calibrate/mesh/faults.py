@@ -41,8 +41,8 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     """Compares every link with its class, and with its way back.
 
     A link is broken if both directions are slower than its class by more than $\\max(5, \\sqrt{2 \\ln n} + 1)$ times
-    the robust spread (1.48 median absolute deviations) and by a factor of at least 1.5; asymmetric if the two directions
-    differ by as much in terms of their own spread.
+    the robust spread (1.48 median absolute deviations) and by a factor of at least 1.5; asymmetric if the
+    two directions differ by as much in terms of their own spread.
     """
     count = len(names)
     limit = noise_threshold(count * (count - 1) // 2)
@@ -59,8 +59,8 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     hurt = np.flatnonzero(slow.sum(axis=1) > max(2, (count - 1) / 2))
     rest[slow] = 0.0
     return Faults(
-        broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[i] for i in hurt), broken_mask=slow, rest=rest,
-        sigma=sigma, unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
+        broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[int(i)] for i in hurt), broken_mask=slow,
+        rest=rest, sigma=sigma, unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
     )  # fmt: skip
 
 
@@ -75,7 +75,5 @@ def _spread(values: Array) -> float:
 def _listed(mask: Array, excess: Array, names: Sequence[str]) -> tuple[OddLink, ...]:
     rows, columns = np.nonzero(mask)
     worst = np.argsort(-excess[rows, columns], kind="stable")[:MOST_LISTED]
-    return tuple(
-        OddLink(source=names[rows[i]], target=names[columns[i]], factor=math.exp(float(excess[rows[i], columns[i]])))
-        for i in worst
-    )
+    ends = [(int(rows[i]), int(columns[i])) for i in worst]
+    return tuple(OddLink(source=names[a], target=names[b], factor=math.exp(float(excess[a, b]))) for a, b in ends)

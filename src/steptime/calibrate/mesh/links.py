@@ -14,7 +14,7 @@ class Quantity:
     """One number per ordered pair of devices."""
 
     kind: str
-    """``seconds``: time of a message of ``size_bytes``; ``latency``: seconds of an empty one; ``bandwidth``: bytes/s."""
+    """``seconds``: time of a message of ``size_bytes``; ``latency``: seconds of an empty one; ``bandwidth``."""
     size_bytes: float | None = None
     values: Array
     """Matrix in SI units, from row to column; NaN where nothing was measured and on the diagonal."""

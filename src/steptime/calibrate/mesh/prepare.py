@@ -55,7 +55,7 @@ def prepare(links: Links) -> Prepared:
     one_way = np.zeros((links.devices, links.devices), dtype=kind)
     for weight, quantity in zip(_weights(links), links.quantities, strict=True):
         if weight > 0:
-            one_way += kind(weight) * quantity.log_cost().astype(kind)
+            one_way += (float(weight) * quantity.log_cost()).astype(kind)
     np.fill_diagonal(one_way, 0.0)
     both = _both_ways(one_way)
     missing = np.isnan(both)
@@ -98,7 +98,7 @@ def _weights(links: Links) -> Array:
 
 
 def _clipped(both: Array, missing: Array) -> Array:
-    """Cuts off the slow end, well above the slowest level, and puts the median with noise where nothing was measured."""
+    """Cuts off the slow end, well above the slowest level, and fills gaps with the median and noise."""
     rows, columns = np.triu_indices(len(both), 1)
     if len(rows) > SAMPLED_PAIRS:
         chosen = np.random.default_rng(0).choice(len(rows), SAMPLED_PAIRS, replace=False)
@@ -109,8 +109,8 @@ def _clipped(both: Array, missing: Array) -> Array:
     sigma = min((most - quarter) / 1.35, MOST_FILLED_SIGMA)
     out = _filled(both, missing, np.full(both.shape, middle, dtype=both.dtype), sigma) if missing.any() else both.copy()
     np.minimum(out, nearly_all + 3 * (nearly_all - most) + 1e-3, out=out, where=~np.eye(len(both), dtype=bool))
-    out: Array = out.astype(both.dtype)
-    return out
+    clipped: Array = out.astype(both.dtype, copy=False)
+    return clipped
 
 
 def _require_connected(missing: Array, names: tuple[str, ...]) -> None:
@@ -143,9 +143,7 @@ def _filled(distances: Array, missing: Array, expected: Array, sigma: float) -> 
 def refilled(prepared: Prepared, expected: Array, sigma: float) -> Prepared:
     """The same with what a layout expects, and its noise, where nothing was measured."""
     clipped = _filled(prepared.clipped, prepared.missing, expected, sigma)
-    return Prepared(
-        one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing
-    )
+    return Prepared(one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing)
 
 
 def noise_threshold(count: int) -> float:

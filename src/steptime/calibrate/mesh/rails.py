@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from steptime.calibrate.mesh.groups import group_sums
-from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, least_gap
+from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, LEAST_RATIO, least_gap
 from steptime.calibrate.mesh.layout import Fit, Layout, fit, residual
 from steptime.calibrate.mesh.optional import scipy_module
 from steptime.num import Array
@@ -30,7 +30,9 @@ def with_rails(nested: Fit, distances: Array, observed: float = 1.0) -> Fit | No
     found = []
     for axis in range(1, len(layout.shape)):
         inside = math.prod(layout.shape[:axis])
-        groups = _lined_up(rest, layout.order.reshape(-1, inside))
+        groups, advantage = _lined_up(rest, layout.order.reshape(-1, inside))
+        if advantage < math.log(LEAST_RATIO) / 2:
+            continue
         freedom = layout.log_assignments + (len(groups) - 1) * math.lgamma(inside + 1)
         railed = Layout(
             kind="rails", shape=layout.shape, order=groups.reshape(-1), rail_axis=axis, log_assignments=freedom
@@ -49,12 +51,17 @@ def _faster(railed: Fit) -> bool:
     return bool(gap > least_gap(railed.sigma))
 
 
-def _lined_up(rest: Array, groups: Array) -> Array:
-    """Orders the members of every group so that equal places have the smallest distances."""
+def _lined_up(rest: Array, groups: Array) -> tuple[Array, float]:
+    """Orders the members of every group so that equal places have the smallest distances.
+
+    Returns:
+        The groups in order, and how much less the links between equal places cost than others.
+    """
     assign = scipy_module("scipy.optimize").linear_sum_assignment
+    count, size = groups.shape
     groups = groups.copy()
     near = rest[groups[0]].copy()
-    for i in range(1, len(groups)):
+    for i in range(1, count):
         _, device = assign(near[:, groups[i]])
         groups[i] = groups[i][device]
         near += rest[groups[i]]
@@ -62,12 +69,12 @@ def _lined_up(rest: Array, groups: Array) -> Array:
         changed = False
         for i, group in enumerate(groups):
             _, device = assign(near[:, group] - rest[np.ix_(group, group)])
-            if not np.array_equal(device, np.arange(len(device))):
+            if not np.array_equal(device, np.arange(size)):
                 groups[i] = group[device]
                 changed = True
+        label = np.empty(groups.size, dtype=np.int64)
+        label[groups] = np.arange(size)
+        near = group_sums(rest, label, size)
         if not changed:
             break
-        label = np.empty(groups.size, dtype=np.int64)
-        label[groups] = np.arange(groups.shape[1])
-        near = group_sums(rest, label, groups.shape[1])
-    return groups
+    return groups, -float(near[label, np.arange(len(label))].sum()) / (groups.size * (count - 1))

@@ -1,1 +1,84 @@
-def read_links(): ...
+"""Measured links from CSV files: one row per pair, or a square matrix."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+from typing import TextIO
+
+from steptime.calibrate.mesh.cells import Rows, fail, role_and_unit
+from steptime.calibrate.mesh.links import Links
+from steptime.calibrate.mesh.read_matrix import read_matrix
+from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
+from steptime.errors import InputFileError
+
+#: Larger files are refused unread.
+MAX_BYTES = 2**30
+
+
+def read_links(path: str | Path, unit: str | None = None) -> Links:
+    """Reads measured links.
+
+    A file of pairs has a header with ``source`` and ``target`` and either ``bytes`` and ``seconds`` (or ``bytes`` and
+    ``bandwidth_GB/s``), or ``latency_us``, ``bandwidth_GB/s`` or both. A column without unit in its title needs one in
+    each cell (``3.1 us``). Any other file is a square matrix from row to column, with or without names of devices, in
+    one unit, which stands in its top left cell or is given. An empty cell or ``-`` was not measured.
+
+    Args:
+        path: CSV or CSV.gz, separated by comma, semicolon or tab.
+        unit: of a square matrix: of time (latencies) or of bytes per second (bandwidths).
+
+    Raises:
+        InputFileError: it cannot be read, or something in it is wrong; the message names file, line and column.
+    """
+    file = Path(path)
+    _check_file(file)
+    try:
+        with _opened(file) as stream:
+            rows = _rows(stream, str(path))
+            line, first = next(rows, (0, []))
+            if not first:
+                raise InputFileError(str(path), "is empty")
+            roles = {role_and_unit(cell)[0] for cell in first}
+            if {"source", "target"} <= roles:
+                return read_pairs(columns_of(first, line, str(path)), rows, str(path))
+            if "source" in roles or "target" in roles:
+                lacking = "target" if "source" in roles else "source"
+                fail(str(path), line, None, f"the header lacks a column {lacking!r}")
+            return read_matrix(line, first, rows, str(path), unit)
+    except UnicodeDecodeError:
+        raise InputFileError(str(path), "is not UTF-8 text") from None
+    except (OSError, EOFError) as error:
+        raise InputFileError(str(path), f"cannot be read: {error}") from None
+
+
+def _check_file(file: Path) -> None:
+    if not file.exists():
+        raise InputFileError(str(file), "does not exist")
+    if not file.is_file():
+        raise InputFileError(str(file), "is not a plain file")
+    if file.stat().st_size > MAX_BYTES:
+        raise InputFileError(str(file), f"is larger than {MAX_BYTES >> 20} MiB", hint="measure fewer message sizes")
+
+
+def _opened(file: Path) -> TextIO:
+    if file.name.lower().endswith(".gz"):
+        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
+    return file.open(encoding="utf-8-sig", newline="")
+
+
+def _rows(stream: TextIO, where: str) -> Rows:
+    """Rows with their line numbers; blank lines and comments are left out."""
+    first = stream.readline(2**20)
+    if "\0" in first:
+        raise InputFileError(where, "is not text: line 1 has a zero byte")
+    stream.seek(0)
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(stream, delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if row and not row[0].startswith("#") and any(cell.strip() for cell in row):
+                yield reader.line_num, [cell.strip() for cell in row]
+    except csv.Error as error:
+        raise InputFileError(where, f"line {reader.line_num}: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -144,6 +145,16 @@ def measured(
     return Links(names=names, quantities=tuple(quantities)), order
 
 
+def write_pairs(links: Links, path: Path) -> None:
+    """Writes measured times as a CSV file of pairs with the columns source, target, bytes, seconds."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write("source,target,bytes,seconds\n")
+        for quantity in links.quantities:
+            for a, b in np.argwhere(np.isfinite(quantity.values)).tolist():
+                size, seconds = int(quantity.size_bytes or 0), quantity.values[a, b]
+                file.write(f"{links.names[a]},{links.names[b]},{size},{seconds:.6g}\n")
+
+
 def _symmetric(matrix: Array) -> Array:
     upper = np.triu(matrix, 1)
     return upper + upper.T
@@ -151,7 +162,7 @@ def _symmetric(matrix: Array) -> Array:
 
 def _levels(random: np.random.Generator, count: int) -> Array:
     """Cost of the links of each level; adjacent ones differ by a factor within RATIOS."""
-    steps = np.exp(random.uniform(*np.log(RATIOS), size=count - 1))
+    steps = np.exp(random.uniform(math.log(RATIOS[0]), math.log(RATIOS[1]), size=count - 1))
     return np.cumprod([1.0, *steps])
 
 

@@ -175,8 +175,9 @@ def _leading(distances: Array, count: int) -> Array:
         _, vectors = np.linalg.eigh(centred)
         vectors = vectors[:, ::-1][:, :count]
     else:
-        start = np.random.default_rng(0).normal(size=size)
-        values, vectors = scipy_module("scipy.sparse.linalg").eigsh(centred, k=count, which="LA", v0=start.astype(centred.dtype), tol=1e-3)
+        start = np.random.default_rng(0).normal(size=size).astype(centred.dtype)
+        eigsh = scipy_module("scipy.sparse.linalg").eigsh
+        values, vectors = eigsh(centred, k=count, which="LA", v0=start, tol=1e-3)
         vectors = vectors[:, np.argsort(-values)]
     out: Array = vectors * math.sqrt(size)
     return out
@@ -247,7 +248,7 @@ def _unmixed(points: Array, sizes: Sequence[int]) -> Iterator[Array]:
     """The points turned so that circles lie in coordinate planes."""
     dims = points.shape[1]
     yield points
-    if len(sizes) == 1 and not (sizes[0] == 4):
+    if len(sizes) == 1 and sizes[0] != 4:
         return
     rows, columns = np.triu_indices(dims)
     products = points[:, rows] * points[:, columns]
