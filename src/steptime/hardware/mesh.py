@@ -38,7 +38,7 @@ class MeshAxis:
     step: float | None = None
     """Cost of these links over those of the axis before."""
     separation: float | None = None
-    """Logarithm of ``step`` in units of the noise of one link."""
+    """Logarithm of ``step`` in units of the noise of one link (taken as 0.02 at least)."""
     growth: float | None = None
     """Rings: cost of two hops over one."""
     cross_latency_s: float | None = None

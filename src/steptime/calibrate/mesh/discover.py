@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from steptime.calibrate.mesh.faults import Faults, find_faults
+from steptime.calibrate.mesh.faults import LEAST_SIGMA, Faults, find_faults
 from steptime.calibrate.mesh.groups import LARGE, Tree, partition
 from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, Chain, find_chain, least_gap
 from steptime.calibrate.mesh.layout import Fit, Layout, expected, fit
@@ -167,7 +167,7 @@ def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
     return Mesh(
         axes=tuple(axes[i] for i in by_speed), devices=links.names,
         coordinates=tuple(tuple(int(p) for p in row) for row in places[:, by_speed]),
-        confidence=confidence * (0.5 if found.structured else 1.0), noise=found.fitted.sigma,
+        confidence=confidence * (0.5 if found.structured else 1.0), noise=found.faults.noise,
         broken_links=faults.broken, asymmetric_links=faults.asymmetric, slow_devices=faults.slow_devices,
         missing_pairs=int(prepared.missing.sum()) // 2, notes=notes,
     )  # fmt: skip
@@ -222,7 +222,7 @@ def _axes(links: Links, found: _Found) -> list[MeshAxis]:
             MeshAxis(
                 size=size, kind=_kind(layout, axis), links=int(fitted.links[own[axis]]), latency_s=speed.latency_s,
                 latency_error_s=speed.latency_error_s, Bps=speed.Bps, Bps_error=speed.Bps_error,
-                step=None if gap is None else math.exp(gap), separation=None if gap is None else gap / fitted.sigma,
+                step=None if gap is None else math.exp(gap), separation=None if gap is None else gap / max(found.faults.noise, LEAST_SIGMA),
                 growth=more if layout.kind == "torus" else None, cross_latency_s=cross.latency_s,
                 cross_Bps=cross.Bps, cross_step=more if layout.kind == "rails" else None,
             )

@@ -33,7 +33,9 @@ class Faults:
     rest: Array
     """What the mesh leaves unexplained of the pairs that are neither broken nor missing, else zero."""
     sigma: float
-    """Robust spread of links about the mean of their kind."""
+    """Robust spread of links about the mean of their kind; at least `LEAST_SIGMA`."""
+    noise: float
+    """Root mean square of what is left of links that are neither broken nor missing."""
     unlisted: int
 
 
@@ -58,9 +60,11 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     asymmetric = _listed(uneven, difference, names)
     hurt = np.flatnonzero(slow.sum(axis=1) > max(2, (count - 1) / 2))
     rest[slow] = 0.0
+    left = count * (count - 1) - int(slow.sum()) - int(prepared.missing.sum())
+    noise = math.sqrt(float(np.square(rest, dtype=np.float64).sum()) / max(left, 1))
     return Faults(
         broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[int(i)] for i in hurt), broken_mask=slow,
-        rest=rest, sigma=sigma, unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
+        rest=rest, sigma=sigma, noise=noise, unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
     )  # fmt: skip
 
 

@@ -31,6 +31,8 @@ class Links:
 
     names: tuple[str, ...]
     quantities: tuple[Quantity, ...]
+    origin: str = ""
+    """File that they come from, for messages."""
 
     @property
     def devices(self) -> int:

@@ -47,10 +47,11 @@ def prepare(links: Links) -> Prepared:
     Raises:
         UserError: fewer than two devices, too many, or devices that no measured link joins.
     """
+    where = f"{links.origin}: " if links.origin else ""
     if links.devices < 2:
-        raise UserError(f"a mesh needs at least two devices; given {links.devices}")
+        raise UserError(f"{where}a mesh needs at least two devices; given {links.devices}")
     if links.devices > MAX_DEVICES:
-        raise UserError(f"{links.devices} devices are more than {MAX_DEVICES}")
+        raise UserError(f"{where}{links.devices} devices are more than {MAX_DEVICES}")
     kind = np.float64 if links.devices <= DOUBLE_PRECISION else np.float32
     one_way = np.zeros((links.devices, links.devices), dtype=kind)
     for weight, quantity in zip(_weights(links), links.quantities, strict=True):
@@ -59,7 +60,7 @@ def prepare(links: Links) -> Prepared:
     np.fill_diagonal(one_way, 0.0)
     both = _both_ways(one_way)
     missing = np.isnan(both)
-    _require_connected(missing, links.names)
+    _require_connected(missing, links.names, where)
     return Prepared(one_way=one_way, both_ways=both, clipped=_clipped(both, missing), missing=missing)
 
 
@@ -113,7 +114,7 @@ def _clipped(both: Array, missing: Array) -> Array:
     return clipped
 
 
-def _require_connected(missing: Array, names: tuple[str, ...]) -> None:
+def _require_connected(missing: Array, names: tuple[str, ...], where: str) -> None:
     """Every device has to be reached from the first along measured links."""
     reached = np.zeros(len(missing), dtype=bool)
     frontier = np.array([0])
@@ -127,7 +128,7 @@ def _require_connected(missing: Array, names: tuple[str, ...]) -> None:
     apart = np.flatnonzero(~reached)
     first = shorten(names[apart[0]], 40)
     raise UserError(
-        f"no measured link joins {first!r}{f' and {len(apart) - 1} more' if len(apart) > 1 else ''} to "
+        f"{where}no measured link joins {first!r}{f' and {len(apart) - 1} more' if len(apart) > 1 else ''} to "
         f"{shorten(names[0], 40)!r}",
         hint="measure at least one pair between the parts, or give them as two files",
     )

@@ -40,21 +40,22 @@ def read_matrix(line: int, first: list[str], rows: Rows, where: str, unit: str |
         fail(where, line, None, f"there are {width} columns; more than {MAX_DEVICES} devices are too many")
     found: list[Array] = []
     row_names: list[str] = []
+    named = len(second[1]) == width + 1
     for number, row in rest:
         if len(found) == width:
             fail(where, number, None, f"is one row too many: the matrix has {width} columns and is not square")
-        if len(row) == width + 1:
+        if len(row) != width + named:
+            fail(where, number, None, f"has {len(row) - named} numbers; the matrix has {width} columns")
+        if named:
             row_names.append(row[0])
             row = row[1:]
-        if len(row) != width:
-            fail(where, number, None, f"has {len(row)} numbers; the matrix has {width} columns")
         found.append(_row(row, len(found), column, names, number, where))
     if len(found) != width or width < 2:
         problem = f"is no square matrix of two or more devices: it has {len(found)} rows and {width} columns"
         raise InputFileError(where, problem)
     labels = names or row_names or [str(i) for i in range(width)]
     _check_names(labels, row_names, where)
-    return Links(names=tuple(labels), quantities=(Quantity(kind=kind, values=np.array(found)),))
+    return Links(names=tuple(labels), quantities=(Quantity(kind=kind, values=np.array(found)),), origin=where)
 
 
 def _header(first: list[str], second: list[str]) -> tuple[list[str], str]:

@@ -132,7 +132,7 @@ def _links(pairs: _Pairs, sized: bool, where: str) -> Links:
     source, target, size = np.array(pairs.source), np.array(pairs.target), np.array(pairs.size)
     count = len(pairs.names)
     if count < 2 or not len(source):
-        raise InputFileError(where, f"has links between {count if len(source) else 0} devices; a mesh needs two")
+        raise InputFileError(where, "has no measured link between two devices", hint="a mesh needs at least two")
     sizes, which = np.unique(size, return_inverse=True)
     kinds = ["seconds"] if sized else list(pairs.values)
     if len(sizes) > MAX_SIZES or len(sizes) * len(kinds) * count**2 > MAX_NUMBERS:
@@ -149,7 +149,7 @@ def _links(pairs: _Pairs, sized: bool, where: str) -> Links:
             matrix = np.full((count, count), np.nan)
             matrix[source[rows], target[rows]] = values
             out.append(Quantity(kind=kind, size_bytes=float(bytes_) if sized else None, values=matrix))
-    return Links(names=tuple(pairs.names), quantities=_well_covered(out))
+    return Links(names=tuple(pairs.names), quantities=_well_covered(out), origin=where)
 
 
 def _refuse_duplicates(pairs: _Pairs, key: Array, where: str) -> None:

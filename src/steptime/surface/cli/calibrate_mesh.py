@@ -48,7 +48,7 @@ def _print(found: Mesh) -> None:
     shape = " x ".join(str(size) for size in found.shape)
     print(f"{len(found.devices)} devices: {shape} (axes from fast to slow), confidence {found.confidence:.1%}")
     print(f"Alike links differ by {found.noise:.1%} (standard deviation)\n")
-    print(f"  {'axis':<6}{'size':>6}  {'kind':<8}{'latency':>12}{'bandwidth':>14}{'cost of the axis before':>26}")
+    print(f"  {'axis':<6}{'size':>6}  {'kind':<8}{'latency':>12}{'bandwidth':>14}{'cost over axis before':>26}")
     for number, axis in enumerate(found.axes):
         print(_row(number, axis))
         if axis.cross_step is not None:
