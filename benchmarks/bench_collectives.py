@@ -1,9 +1,8 @@
 """Errors of the collective models on measurements: sizes held out, group sizes held out, bands, other sets.
 
-python benchmarks/bench_collectives.py                 prints the tables
-python benchmarks/bench_collectives.py --write         also writes benchmarks/collectives.md
-python benchmarks/bench_collectives.py --fit           fits all machines anew and writes their profiles first
-python benchmarks/bench_collectives.py --fit NAME ...  only these machines
+python benchmarks/bench_collectives.py [NAME ...]          prints the tables, of all machines or of these
+python benchmarks/bench_collectives.py --fit [NAME ...]    also writes the fitted profiles into the catalogue
+python benchmarks/bench_collectives.py --fit --write       also writes benchmarks/collectives.md
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def held_out_groups(machine: Machine, rows: Rows) -> str:
     return ", ".join(out)
 
 
-def machine_lines(table: Table, names: list[str]) -> list[Line]:
+def machine_lines(table: Table, names: list[str], save: bool) -> list[Line]:
     """One line per machine."""
     library, lines = libraries(table), []
     for machine in MACHINES:
@@ -89,6 +88,8 @@ def machine_lines(table: Table, names: list[str]) -> list[Line]:
         if len(rows.ranks) < 12:
             continue
         time = cross_validated(machine, rows)
+        if save:
+            save_fabric_profile(calibrate(machine, rows, time))
         kinds = ", ".join(
             f"{k} {figures(time[rows.kind == k], rows.measured_s[rows.kind == k])[0]}" for k in sorted(set(rows.kind))
         )
@@ -122,23 +123,6 @@ def source_lines(table: Table) -> tuple[list[Line], Line]:
     return lines, (str(table.rows), str(skipped), f"{100 * skipped / table.rows:.1f}")
 
 
-def fit_all(table: Table, names: list[str]) -> None:
-    """Fits machines and writes their profiles."""
-    library = libraries(table)
-    for machine in MACHINES:
-        if names and machine.name not in names:
-            continue
-        rows = machine_rows(machine, table, library)
-        if len(rows.ranks) < 12:
-            print(f"{machine.name}: {len(rows.ranks)} rows, not fitted")
-            continue
-        profile = calibrate(machine, rows)
-        save_fabric_profile(profile)
-        print(
-            f"{machine.name}: median {100 * profile.median_ape:.1f} % mean {100 * profile.mean_ape:.1f} %", flush=True
-        )
-
-
 def markdown(title: str, head: Line, lines: list[Line]) -> str:
     body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"## {title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n{body}\n"
@@ -147,16 +131,13 @@ def markdown(title: str, head: Line, lines: list[Line]) -> str:
 def main(arguments: list[str]) -> None:
     table = read_table(require_data("collectives.parquet"))
     names = [a for a in arguments if not a.startswith("--")]
-    if "--fit" in arguments:
-        fit_all(table, names)
-        return
-    machines = machine_lines(table, names)
+    machines = machine_lines(table, names, save="--fit" in arguments)
     sources, (rows, skipped, share) = source_lines(table)
     head = ("machine", "rows", "median %", "mean %", "bias %", "repeats %", "band", "coverage %", "median by kind %")
     text = "\n".join(
         [
             "# Collectives: models against measurements\n",
-            "Printed by `python benchmarks/bench_collectives.py --write`. Errors are |predicted/measured - 1|.\n",
+            "Printed by `python benchmarks/bench_collectives.py --fit --write`. Errors are |predicted/measured - 1|.\n",
             markdown("Sizes held out, and groups held out", (*head, "group held out: median %"), machines),
             "Sizes held out: four folds; all rows of one size (any group, kind, dtype) are in one fold. Repeats:",
             "median distance of a row from the median of its repetitions (other versions of the library). Band:",

@@ -156,7 +156,7 @@ def _other() -> Iterator[Machine]:
     )  # fmt: skip
     yield Machine(
         name="mi200-host", device="mi250x", library="host", gpus=("MI200 GCD",), sources=("nnscaler_mi200",),
-        domain=2, trees=False, link_Bps=200 * GB, nic_Bps=50 * GB, nics=1, outer=True,
+        domain=2, link_Bps=200 * GB, nic_Bps=50 * GB, nics=1, outer=True,
     )  # fmt: skip
     for name, gpu in (
         ("m40", "M40"), ("p100-pcie-16gb", "P100"), ("gtx-1080-ti", "GTX1080Ti"),

@@ -222,7 +222,8 @@ def _axes(links: Links, found: _Found) -> list[MeshAxis]:
             MeshAxis(
                 size=size, kind=_kind(layout, axis), links=int(fitted.links[own[axis]]), latency_s=speed.latency_s,
                 latency_error_s=speed.latency_error_s, Bps=speed.Bps, Bps_error=speed.Bps_error,
-                step=None if gap is None else math.exp(gap), separation=None if gap is None else gap / max(found.faults.noise, LEAST_SIGMA),
+                step=None if gap is None else math.exp(gap),
+                separation=None if gap is None else gap / max(found.faults.noise, LEAST_SIGMA),
                 growth=more if layout.kind == "torus" else None, cross_latency_s=cross.latency_s,
                 cross_Bps=cross.Bps, cross_step=more if layout.kind == "rails" else None,
             )

@@ -64,7 +64,8 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     noise = math.sqrt(float(np.square(rest, dtype=np.float64).sum()) / max(left, 1))
     return Faults(
         broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[int(i)] for i in hurt), broken_mask=slow,
-        rest=rest, sigma=sigma, noise=noise, unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
+        rest=rest, sigma=sigma, noise=noise,
+        unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
     )  # fmt: skip
 
 

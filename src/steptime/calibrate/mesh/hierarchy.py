@@ -13,6 +13,8 @@ from steptime.num import Array, divisors
 #: Log-normal spread of the links of one level that is expected before anything is seen, and its weight in links.
 PRIOR_SIGMA = 0.12
 PRIOR_LINKS = 8.0
+#: Range of the logarithm of the factor between two levels, before anything is seen: 1.25 to 10.
+GAP_RANGE = math.log(10 / 1.25)
 #: Up to here groups are looked at one by one.
 SMALL_GROUP = 64
 #: Weight of what other levels show of the spread.
@@ -63,16 +65,21 @@ class Chain:
     """Evidence of the best split that was turned down at every place where one was looked for."""
 
 
-def log_likelihood_gain(squares_one: float, squares_two: float, links: float, noise: Noise) -> float:
-    r"""How much better two levels explain the links than one.
+def log_odds(one: float, two: float, inside: float, between: float, noise: Noise) -> float:
+    r"""Evidence for two levels of links against one, apart from how the devices were grouped.
 
-    $$\frac{n + \nu}{2} \ln \frac{Q_1 + \nu s^2}{Q_2 + \nu s^2} - \frac{1}{2} \ln n$$
+    $$\frac{n + \nu}{2} \ln \frac{Q_1 + \nu s^2}{Q_2 + \nu s^2}
+      - \ln \frac{R}{\sigma \sqrt{2 \pi (1/n_i + 1/n_b)}}$$
 
-    with $Q$ the sums of squares around the means, $n$ links, and a prior of $\nu$ links with spread $s$; the last
-    term pays for the second mean.
+    with $Q$ the sums of squares around the means (`one`, `two`), $n = n_i + n_b$ links `inside` and `between` groups,
+    and a prior of $\nu$ links with spread $s$. The last term pays for the freedom to choose the gap: before the
+    measurement its logarithm was somewhere in a range $R$, afterwards its standard error is known.
     """
+    links = inside + between
     prior = noise.links * noise.sigma**2
-    return (links + noise.links) / 2 * math.log((squares_one + prior) / (squares_two + prior)) - math.log(links) / 2
+    sigma = math.sqrt((two + prior) / (links + noise.links))
+    freedom = GAP_RANGE / (sigma * math.sqrt(2 * math.pi * (1 / inside + 1 / between)))
+    return (links + noise.links) / 2 * math.log((one + prior) / (two + prior)) - math.log(max(freedom, 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +120,7 @@ def _split(distances: Array, members: Array, whole: _Whole, noise: Noise) -> Spl
     n_out = whole.links - n_in
     gap = (whole.total - inside) / n_out - inside / n_in
     left = max(whole.squares - n_in * n_out / whole.links * gap**2, 0.0)
-    gain = log_likelihood_gain(whole.squares, left, whole.links, noise)
+    gain = log_odds(whole.squares, left, n_in, n_out, noise)
     gain -= blocks * log_partitions(count * group, group)
     sigma = math.sqrt((left + noise.links * noise.sigma**2) / (whole.links + noise.links))
     return Split(group=group, members=members, gap=gap, evidence=gain, sigma=sigma)
