@@ -14,6 +14,8 @@ from steptime.num import Array
 MAX_ENUMERATED = 16_000
 #: Sweeps of exchanges after which a partition stands as it is.
 MAX_SWEEPS = 40
+#: Sweeps for more devices than this, among which the last exchanges decide nothing.
+MANY, FEW_SWEEPS = 256, 10
 #: Of more devices only those that lie visibly wrong are exchanged: there the averages are good.
 LARGE = 1024
 
@@ -219,7 +221,7 @@ def exchanged(distances: Array, label: Array, count: int) -> Array:
     """
     label = label.copy()
     near = group_sums(distances, label, count)
-    for _ in range(MAX_SWEEPS):
+    for _ in range(MAX_SWEEPS if len(label) <= MANY else FEW_SWEEPS):
         some = np.arange(len(label)) if len(label) <= LARGE else _misplaced(near, label)
         if not 1 < len(some) <= LARGE or not _sweep(distances, near, label, some):
             break

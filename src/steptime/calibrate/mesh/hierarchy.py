@@ -18,8 +18,8 @@ GAP_RANGE = math.log(10 / 1.25)
 #: Up to here groups are looked at one by one.
 SMALL_GROUP = 64
 #: Weight of what other levels show of the spread.
-#: Evidence below which a split is turned down: odds of two to one.
-LEAST_EVIDENCE = 0.7
+#: Evidence below which a split is turned down: odds of five to two.
+LEAST_EVIDENCE = 0.9
 MOST_PRIOR_LINKS = 20.0
 #: Levels whose costs differ by less than the first are one level, however certain the difference; a difference
 #: above the second counts whatever the noise; between them it has to be twice the noise of a link.
