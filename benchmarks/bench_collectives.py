@@ -17,8 +17,11 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from steptime.calibrate.collective_fit import Rows, fit, predict  # noqa: E402
+from steptime.calibrate import expert_exchange as exchange  # noqa: E402
+from steptime.calibrate.collective_fit import fit, predict  # noqa: E402
 from steptime.calibrate.collective_machines import MACHINES, Machine  # noqa: E402
+from steptime.calibrate.collective_priors import untold  # noqa: E402
+from steptime.calibrate.collective_rows import Rows  # noqa: E402
 from steptime.calibrate.collectives import (  # noqa: E402
     MOST_ROWS,
     calibrate,
@@ -34,6 +37,10 @@ from steptime.num import Array  # noqa: E402
 from steptime.study.data_root import require_data  # noqa: E402
 
 Line = tuple[str, ...]
+EXCHANGE_HEAD = (
+    "device", "rows", "tokens: median %", "mean %", "bias %", "experts: median %", "hidden size: median %",
+    "ranks: median %",
+)  # fmt: skip
 
 
 def figures(predicted: Array, measured: Array) -> Line:
@@ -67,15 +74,39 @@ def repeats(rows: Rows) -> str:
 
 
 def held_out_groups(machine: Machine, rows: Rows) -> str:
-    """Median error of each group size when the fit did not see it."""
+    """Median error of each group size when the fit did not see it; of kinds that no other group has, apart."""
     out = []
     groups = sorted(set(rows.ranks))
-    for size in groups if len(groups) > 1 and machine.library in ("nccl", "nccl-kernel") else []:
+    for size in groups if len(groups) > 1 and not machine.library.startswith("custom") else []:
         own = rows.ranks == size
-        seen = rows.take(~own).merged().thinned(MOST_ROWS)
-        time = predict(fabric_of(fit(machine, seen, starts=2)), rows.take(own))
-        out.append(f"{size:.0f}: {figures(time, rows.measured_s[own])[0]}")
+        seen, unseen = rows.take(~own), rows.take(own)
+        time = predict(fabric_of(fit(machine, seen.merged().thinned(MOST_ROWS), starts=1)), unseen)
+        known = np.isin(unseen.kind, list(set(seen.kind)))
+        text = f"{size:.0f}: {figures(time[known], unseen.measured_s[known])[0]}"
+        if not known.all():
+            text += f" (other kinds {figures(time[~known], unseen.measured_s[~known])[0]})"
+        out.append(text + ("*" if set(untold(machine, seen)) - set(untold(machine, rows)) else ""))
     return ", ".join(out)
+
+
+def exchange_lines(table: Table, names: list[str], save: bool) -> list[Line]:
+    """One line per device: dispatch and combine of experts, with token counts and other sizes held out."""
+    lines = []
+    for device, gpu, link, domain in exchange.DEVICES:
+        rows = exchange.device_rows(table, gpu)
+        if (names and f"{device}-{exchange.LIBRARY}" not in names) or len(rows.way) < 12:
+            continue
+        processors = exchange.processors_of(device)
+        parts = {"tokens": exchange.folds(rows)}
+        for name, value in (("experts", rows.experts), ("hidden size", rows.row), ("ranks", rows.ranks)):
+            parts[name] = np.unique(value, return_inverse=True)[1]
+        time = {n: exchange.cross_validated(rows, processors, link, f) for n, f in parts.items() if len(set(f)) > 1}
+        if save:
+            save_fabric_profile(exchange.calibrate(device, link, domain, rows, time["tokens"]))
+        found = {n: figures(time[n], rows.measured_s) if n in time else ("-",) * 3 for n in parts}
+        lines.append((device, str(len(rows.way)), *found["tokens"], *(found[n][0] for n in list(parts)[1:])))
+        print(" | ".join(lines[-1]), flush=True)
+    return lines
 
 
 def machine_lines(table: Table, names: list[str], save: bool) -> list[Line]:
@@ -132,6 +163,7 @@ def main(arguments: list[str]) -> None:
     table = read_table(require_data("collectives.parquet"))
     names = [a for a in arguments if not a.startswith("--")]
     machines = machine_lines(table, names, save="--fit" in arguments)
+    exchanges = exchange_lines(table, names, save="--fit" in arguments)
     sources, (rows, skipped, share) = source_lines(table)
     head = ("machine", "rows", "median %", "mean %", "bias %", "repeats %", "band", "coverage %", "median by kind %")
     text = "\n".join(
@@ -141,7 +173,12 @@ def main(arguments: list[str]) -> None:
             markdown("Sizes held out, and groups held out", (*head, "group held out: median %"), machines),
             "Sizes held out: four folds; all rows of one size (any group, kind, dtype) are in one fold. Repeats:",
             "median distance of a row from the median of its repetitions (other versions of the library). Band:",
-            "5th and 95th percentile of measured / predicted; coverage: of a band from three folds on the fourth.\n",
+            "5th and 95th percentile of measured / predicted; coverage: of a band from three folds on the fourth.",
+            "Group held out: all rows of that many ranks; a star marks groups where a whole level (inside a domain, or",
+            "between domains) was then not measured, so that it is the prior of `collective_priors`; other kinds:",
+            "kinds that no other group of the machine has.\n",
+            markdown("Dispatch and combine of experts (low-latency kernels)", EXCHANGE_HEAD, exchanges),
+            "Tokens: four folds of token counts; experts, hidden size, ranks: each value left out in turn (median).\n",
             markdown(
                 "All rows of the table with the committed profiles",
                 ("source", "rows", "scored", "median %", "mean %", "bias %", "in band %", "why skipped"),

@@ -10,6 +10,7 @@ truth for a shape is the median over repetitions and frameworks.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,10 +18,11 @@ import numpy as np
 
 import steptime.errors
 import steptime.hardware
-from steptime.calibrate.fitting import scores
-from steptime.calibrate.gemm import BACKWARD, FAMILY, Truth, gemm_curve, preferred, truths
+from steptime.calibrate.fitting import fit, scores, take
+from steptime.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
 from steptime.calibrate.table import Table, read_table
-from steptime.calibrate.transfer import transferred_curve
+from steptime.calibrate.transfer import OTHER_VENDOR, TRANSFER_ERROR, Z90, transferred_curve
+from steptime.cost.gemm_residual import NAMES
 from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import save_curves
 from steptime.num import Array
@@ -34,6 +36,7 @@ ARCHITECTURES = {
     "l40s": "Ada", "mi100": "CDNA", "mi210": "CDNA 2", "rtx-pro-6000": "Blackwell RTX", "arc-b60": "Xe2",
 }  # fmt: skip
 POWER_LIMITED = ("p4", "l4", "t4")
+EXTRAPOLATED = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm")
 Curves = dict[tuple[str, str, str], Curve]
 
 
@@ -47,6 +50,7 @@ def main() -> None:
     chosen = preferred(every)
     print("# Matrix products\n\nPrinted by `python benchmarks/bench_gemm.py`.\n")
     curves = held_out(chosen)
+    extrapolated([t for t in chosen if t.dtype == "bf16" and t.device.name in EXTRAPOLATED])
     other_sources(every, chosen, curves)
     backward(table, curves)
     for title, source, dtype in (
@@ -83,6 +87,24 @@ def held_out(chosen: list[Truth]) -> Curves:
             flush=True,
         )
     return curves
+
+
+def extrapolated(chosen: list[Truth]) -> None:
+    """The largest and the smallest tenth of the shapes, by fits that saw neither; with and without the residual."""
+    print("\n## Held-out tenths: largest and smallest products\n\nMedian and mean error, percent.\n")
+    print("| device | tenth | shapes | without the residual | with it |\n|---|---|---:|---:|---:|")
+    for truth in chosen:
+        work = truth.shape["m"] * truth.shape["n"] * truth.shape["k"]
+        for name, test in (("largest", work >= np.quantile(work, 0.9)), ("smallest", work <= np.quantile(work, 0.1))):
+            seen = take(truth.shape, ~test)
+            values = fit(FAMILY, seen, truth.arguments, truth.measured_s[~test], priors=PRIORS)
+            bare = {n: v for n, v in values.items() if n not in NAMES}
+            found = [
+                scores(FAMILY.predict(take(truth.shape, test), truth.arguments, v), truth.measured_s[test])
+                for v in (bare, values)
+            ]
+            cells = " | ".join(f"{100 * s.median_ape:.1f} / {100 * s.mean_ape:.1f}" for s in found)
+            print(f"| {truth.device.name} | {name} | {test.sum()} | {cells} |", flush=True)
 
 
 def roofline_s(truth: Truth) -> Array:
@@ -124,18 +146,23 @@ def print_row(truth: Truth, predicted_s: object, what: str = "") -> None:
 
 
 def unseen(title: str, measured: list[Truth], curves: Curves) -> None:
-    """Leave one architecture out: coefficients from the nearest others."""
+    """Leave one architecture out: coefficients from the nearest others, the band from the errors of the others."""
     print(f"\n## Unseen architecture: {title}\n\nNo curve of the same architecture enters.\n")
     print(
         "| device | nearest first | roofline mean | median | mean | bias | in the 90 % band |\n"
         "|---|---|---:|---:|---:|---:|---:|"
     )
+    found = [(truth, curve, log_ratio(truth, curve)) for truth, curve in transfers(measured, curves)]
     means, covers = [], []
-    for truth, curve in transfers(measured, curves):
-        predicted = np.asarray(FAMILY.predict(truth.shape, truth.arguments, curve.coefficients))
-        s, roof = scores(predicted, truth.measured_s), scores(roofline_s(truth), truth.measured_s)
-        ratio = truth.measured_s / predicted
-        inside = float(np.mean((ratio >= curve.band[0]) & (ratio <= curve.band[1])))
+    for truth, curve, error in found:
+        s, roof = (
+            scores(truth.measured_s / np.exp(error), truth.measured_s),
+            scores(roofline_s(truth), truth.measured_s),
+        )
+        own = ARCHITECTURES.get(truth.device.name)
+        rest = {t.device.name: e for t, _, e in found if ARCHITECTURES.get(t.device.name) != own and related(t, found)}
+        low, high = np.array(pooled_band(rest)) * (1.0 if related(truth, found) else OTHER_VENDOR)
+        inside = float(np.mean((error >= low) & (error <= high)))
         limited = truth.device.name in POWER_LIMITED
         print(
             f"| {truth.device.name}{' (power-limited)' if limited else ''} | {curve.source.split('from ')[1]} "
@@ -145,8 +172,34 @@ def unseen(title: str, measured: list[Truth], curves: Curves) -> None:
         covers.append(inside)
         if not limited:
             means.append(s.mean_ape)
+    low, high = pooled_band({t.device.name: e for t, _, e in found if related(t, found)})
     print(f"\nMedian of the means without power-limited parts: {100 * np.median(means):.1f} %.")
-    print(f"Median coverage: {100 * np.median(covers):.0f} %.")
+    print(f"Median coverage by the pooled errors of the other architectures: {100 * np.median(covers):.0f} %.")
+    print(f"Log of measured / predicted, pooled over all that have a relative: {low:+.2f} to {high:+.2f}.")
+
+
+def related(truth: Truth, found: list[tuple[Truth, Curve, Array]]) -> bool:
+    """Whether another architecture of the same vendor is among those measured."""
+    own = ARCHITECTURES.get(truth.device.name)
+    return any(t.device.vendor == truth.device.vendor and ARCHITECTURES.get(t.device.name) != own for t, _, _ in found)
+
+
+def log_ratio(truth: Truth, curve: Curve) -> Array:
+    """Log of measured over predicted time."""
+    predicted = np.asarray(FAMILY.predict(truth.shape, truth.arguments, curve.coefficients))
+    error: Array = np.log(truth.measured_s / predicted)
+    return error
+
+
+def pooled_band(errors: Mapping[str, Array]) -> tuple[float, float]:
+    """5th and 95th percentile, every architecture with the same weight; at least the usual error of a transfer."""
+    counts = Counter(ARCHITECTURES.get(name) for name in errors)
+    weights = [np.full(len(e), 1 / len(e) / counts[ARCHITECTURES.get(name)]) for name, e in errors.items()]
+    every, weight = np.concatenate(list(errors.values())), np.concatenate(weights)
+    order = np.argsort(every)
+    share = np.cumsum(weight[order]) / weight.sum()
+    low, high = np.interp([0.05, 0.95], share, every[order])
+    return min(float(low), -Z90 * TRANSFER_ERROR), max(float(high), Z90 * TRANSFER_ERROR)
 
 
 def transfers(measured: list[Truth], curves: Mapping[tuple[str, str, str], Curve]) -> Iterator[tuple[Truth, Curve]]:

@@ -7,6 +7,7 @@ left is predicted by those alone (column "borrowed").
     python benchmarks/bench_kernels.py            prints the tables
     python benchmarks/bench_kernels.py --write    also writes them to benchmarks/kernels.md
     python benchmarks/bench_kernels.py --save     also fits all curves and writes the profiles of the catalogue
+    python benchmarks/bench_kernels.py --transfer writes only what follows from the profiles: transferred curves
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from steptime.calibrate.fitting import scores  # noqa: E402
 from steptime.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_curves  # noqa: E402
 from steptime.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
 from steptime.calibrate.table import Table, read_table  # noqa: E402
+from steptime.calibrate.training import lacking_curves  # noqa: E402
 from steptime.hardware.profile import Curve  # noqa: E402
-from steptime.hardware.profiles import save_curves  # noqa: E402
+from steptime.hardware.profiles import read_profile, save_curves  # noqa: E402
 from steptime.num import Array  # noqa: E402
 from steptime.study.data_root import require_data  # noqa: E402
 
@@ -190,6 +192,9 @@ def left_out(
 
 
 def main() -> None:
+    if "--transfer" in sys.argv:
+        transfer_curves()
+        return
     table = read_table(require_data("kernels.parquet"))
     judged, kept, curves = judge(table)
     head = "family | device | dtype | timer | source"
@@ -222,6 +227,20 @@ def save(table: Table) -> None:
         if device != GENERIC:
             save_curves(device, curves, PROFILES)
             print(f"{device}: {len(curves)} curves")
+    transfer_curves()
+
+
+def transfer_curves() -> None:
+    """Writes curves for training to the profiles of devices that lack them, in place of those of an earlier time."""
+    for path in sorted(PROFILES.glob("*.toml")):
+        profile = read_profile(path)
+        fitted = tuple(curve for curve in profile.curves if not curve.source.startswith("transferred from"))
+        path.unlink()
+        if fitted:
+            save_curves(profile.device, fitted, PROFILES)
+    for device, curves in lacking_curves():
+        save_curves(device, curves, PROFILES)
+        print(f"{device}: {len(curves)} transferred curves")
 
 
 if __name__ == "__main__":

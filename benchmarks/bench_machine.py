@@ -30,11 +30,16 @@ from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import CHAIN, load_torch
 from steptime.calibrate.machine.torch_timer import summary
 from steptime.calibrate.machine.work import Task, extent_of, tasks
-from steptime.cost.roofline import memory_s, roofline_compute_s
+from steptime.cost.roofline import memory_s
+from steptime.estimate.communication import collective_time_s
+from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, machine_of
-from steptime.estimate.operators import COLLECTIVES, OPERATORS, Phase
+from steptime.estimate.memory_kernels import streamed
+from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
 from steptime.plan.job import PRECISIONS
+from steptime.plan.plans import Plans
+from steptime.plan.rows import Row, activation, bias, matmul
 from steptime.store import Journal
 
 STEPS = 14
@@ -112,31 +117,33 @@ def measure_operators(
     )
 
 
-def roofline_s(machine: Machine, phase: Phase, shape: Mapping[str, Any]) -> float:
-    """Time of an operator as `steptime estimate` adds it up."""
-    matrix = phase.matrix_flops(shape) if phase.matrix_flops else 0.0
-    vector = phase.vector_flops(shape) if phase.vector_flops else 0.0
-    moved = phase.moved_bytes(shape) if phase.moved_bytes else 0.0
-    busy = roofline_compute_s(
-        matrix, vector, machine.matrix_flops_per_s, machine.vector_flops_per_s, machine.kernel_latency_s
-    )
-    return float(max(busy, memory_s(moved, machine.memory_Bps)))
+def rows_s(machine: Machine, rows: Sequence[tuple[Row, str]]) -> float:
+    """Time of rows, each in one direction, as `steptime estimate` adds it up."""
+    return float(sum(phase_time(row, phase, Plans(), machine).total_s for row, phase in rows))
 
 
-def step_roofline_s(machine: Machine, step: Step) -> float:
-    """The same step by the cluster file alone: no curves."""
-    width = 4 if step.dtype == "fp32" else 2
+def product(m: int, n: int, k: int, width: float) -> Row:
+    return matmul("product", "bench", m, n, k, element_bytes=width, kept_elements=0)
+
+
+def step_estimate_s(machine: Machine, step: Step) -> float:
+    """The same step as the rows of a block; the input of the first layer needs no gradient."""
+    width = 4.0 if step.dtype == "fp32" else 2.0
     b, d, h = step.batch, step.width, step.hidden
-    common = {"element_bytes": width, "output_passes": 1, "accumulate": 1}
-    matmul, gelu, bias = OPERATORS["matmul"], OPERATORS["activation"], OPERATORS["bias"]
-    first = {**common, "m": b, "n": h, "k": d}
-    second = {**common, "m": b, "n": d, "k": h}
-    map_ = {**common, "elements": b * h, "width": h}
-    backward = roofline_s(machine, matmul.backward, second) + roofline_s(machine, matmul.backward, first) / 2
-    forward = sum(roofline_s(machine, matmul.forward, shape) for shape in (first, second))
-    maps = sum(roofline_s(machine, phase, map_) for phase in (gelu.forward, gelu.backward, bias.backward))
-    update_s = memory_s(3 * 2 * d * h * width, machine.memory_Bps)
-    return float(forward + backward + maps + update_s)
+    first, second = product(b, h, d, width), product(b, d, h, width)
+    gelu = activation("gelu", "bench", b * h, element_bytes=width)
+    sums = [bias("bias", "bench", b, n, element_bytes=width) for n in (d, h)]
+    whole = [(first, FORWARD), (gelu, FORWARD), (second, FORWARD), (second, BACKWARD), (gelu, BACKWARD)]
+    whole += [(one, BACKWARD) for one in sums] + [(product(d, h, b, width), FORWARD)]
+    update_bytes = 3 * 2 * d * h * width
+    update = streamed(machine.models, update_bytes)
+    update_s = memory_s(update_bytes, machine.memory_Bps) if update is None else update.seconds
+    return rows_s(machine, whole) + float(update_s)
+
+
+def collective_estimate_s(machine: Machine, one: collectives.Timed) -> float:
+    plans = Plans(tp=one.ranks, in_tp=one.ranks)
+    return float(collective_time_s(one.kind, plans, machine, ("tp",), one.size_bytes))
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float, float, float, int]:
@@ -144,23 +151,23 @@ def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float
     return float(np.median(np.abs(relative))), float(np.abs(relative).mean()), float(relative.mean()), len(relative)
 
 
-Row = tuple[str, str, tuple[float, float, float, int]]
+Line = tuple[str, str, tuple[float, float, float, int]]
 
 
 def operator_rows(
     fitted: profile.Fitted, machines: Mapping[str, Machine], unseen: Sequence[runner.Measured],
     steps: Sequence[Step], step_s: Sequence[float],
-) -> list[Row]:  # fmt: skip
+) -> list[Line]:  # fmt: skip
     predictor = Predictor(fitted.curves)
     chain_s = next(one.seconds for one in fitted.operators if one.task.kind == "autograd_launch")
-    rows: list[Row] = []
+    rows: list[Line] = []
     for dtype, machine in machines.items():
         found = [one for one in unseen if one.task.dtype == dtype]
         measured = [one.seconds for one in found]
         rows.append((f"matrix product {dtype}", "curve", errors([predictor.seconds(o.task) for o in found], measured)))
-        shapes = [{**o.task.shape, "element_bytes": o.task.element_bytes, "output_passes": 1, "accumulate": 1}
-                  for o in found]  # fmt: skip
-        plain = [roofline_s(machine, OPERATORS["matmul"].forward, shape) for shape in shapes]
+        shapes = [[o.task.shape[name] for name in ("m", "n", "k")] for o in found]
+        plain = [rows_s(machine, [(product(*s, o.task.element_bytes), FORWARD)])
+                 for s, o in zip(shapes, found, strict=True)]  # fmt: skip
         rows.append((f"matrix product {dtype}", "cluster file", errors(plain, measured)))
     for dtype, machine in machines.items():
         mine = [(step, measured) for step, measured in zip(steps, step_s, strict=True) if step.dtype == dtype]
@@ -168,16 +175,16 @@ def operator_rows(
         by_curve = [sum(predictor.seconds(task) for task in step.operators()) + launches_s for step, _ in mine]
         measured = [seconds for _, seconds in mine]
         rows.append((f"two-layer training step {dtype}", "curves", errors(by_curve, measured)))
-        plain = [step_roofline_s(machine, step) for step, _ in mine]
+        plain = [step_estimate_s(machine, step) for step, _ in mine]
         rows.append((f"two-layer training step {dtype}", "cluster file", errors(plain, measured)))
     return rows
 
 
 def collective_rows(
     fitted: profile.Fitted, machine: Machine, unseen: Sequence[collectives.Timed], ranks: int
-) -> list[Row]:
+) -> list[Line]:
     predictor = Predictor(fitted.curves)
-    rows: list[Row] = []
+    rows: list[Line] = []
     plain, plain_measured, every, every_measured = [], [], [], []
     for kind in collectives.KINDS:
         found = [one for one in unseen if one.kind == kind and one.ranks == ranks]
@@ -189,20 +196,11 @@ def collective_rows(
         every += predicted
         every_measured += measured
         if kind in COLLECTIVES:
-            plain += [ring_s(machine, one) for one in found]
+            plain += [collective_estimate_s(machine, one) for one in found]
             plain_measured += measured
     rows.append((f"all collectives, {ranks} ranks", "curve", errors(every, every_measured)))
     rows.append((f"ring collectives, {ranks} ranks", "cluster file", errors(plain, plain_measured)))
     return rows
-
-
-def ring_s(machine: Machine, one: collectives.Timed) -> float:
-    shape = {
-        "size_bytes": one.size_bytes, "ranks": one.ranks, "inside": one.ranks, "fast_Bps": machine.fast_Bps,
-        "slow_Bps": machine.slow_Bps, "fast_latency_s": machine.fast_latency_s,
-        "slow_latency_s": machine.slow_latency_s,
-    }  # fmt: skip
-    return float(COLLECTIVES[one.kind](shape))
 
 
 def measure_collectives(
@@ -218,7 +216,7 @@ def measure_collectives(
     return [o for o in found if o.size_bytes in sizes], [o for o in found if o.size_bytes in between]
 
 
-def report(fitted: profile.Fitted, rows: Sequence[Row], wall_s: float, load: Sequence[float]) -> str:
+def report(fitted: profile.Fitted, rows: Sequence[Line], wall_s: float, load: Sequence[float]) -> str:
     host = fitted.host
     lines = [
         "# Machine calibration against what it has not seen", "",
@@ -227,11 +225,12 @@ def report(fitted: profile.Fitted, rows: Sequence[Row], wall_s: float, load: Seq
         f"{len(fitted.operators)} operators and {len(fitted.collectives)} collectives calibrated, {wall_s:.0f} s in "
         f"all. Noise between rounds {fitted.noise * 100:.1f} %; load of the machine {load[0]:.1f} at the end, "
         f"{load[1]:.1f} over five minutes.", "",
-        "`curve`: the fitted curves. `cluster file`: only the device and level numbers that every command reads.", "",
+        "`curve`: the fitted curves, called one by one. `cluster file`: what `steptime estimate --cluster` adds up, "
+        "which reads the curves beside the file.", "",
         "| what | predicted by | cases | median error | mean error | bias |", "|---|---|--:|--:|--:|--:|",
     ]  # fmt: skip
-    for what, by, (median, mean, bias, count) in rows:
-        lines.append(f"| {what} | {by} | {count} | {median:.1%} | {mean:.1%} | {bias:+.1%} |")
+    for what, by, (median, mean, signed, count) in rows:
+        lines.append(f"| {what} | {by} | {count} | {median:.1%} | {mean:.1%} | {signed:+.1%} |")
     return "\n".join(lines) + "\n"
 
 
@@ -259,7 +258,9 @@ def main() -> None:
         cluster_file.write(f"{folder}/machine.toml", fitted)
         cluster = load_cluster(f"{folder}/machine.toml")
     machines = {
-        dtype: machine_of(cluster, given.processes, PRECISIONS.get(dtype), lone_rank_has_all_links=False)
+        dtype: machine_of(
+            cluster, given.processes, PRECISIONS.get(dtype), lone_rank_has_all_links=False, calibrated=True
+        )
         for dtype in dtypes
     }  # fmt: skip
     rows = operator_rows(fitted, machines, new, steps, step_s)

@@ -85,6 +85,17 @@ def is_whole_multiple(a: Num, b: Num) -> Any:
     return a % b == 0
 
 
+def greatest_common_divisor(a: Num, b: Num) -> Num:
+    """Greatest common divisor of whole numbers.
+
+    >>> greatest_common_divisor(12, 8.0)
+    4
+    """
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.gcd(np.asarray(a).astype(np.int64), np.asarray(b).astype(np.int64)).astype(np.float64)
+    return math.gcd(int(a), int(b))
+
+
 def divisors(n: int) -> list[int]:
     """All positive divisors of ``n``, ascending.
 

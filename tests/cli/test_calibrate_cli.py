@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,89 @@ def test_fit_names_the_extra(run: Run, softmaxes: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(calibrate_fit, "find_spec", lambda name: None)
     done = run("calibrate", "fit", "--kernels", str(softmaxes))
     assert (done.exit_code, "steptime[calibrate]" in done.stderr) == (EXIT_USER, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--compare-to", "h1oo-sxm"), "did you mean h100-sxm"),
+        (("--compare-to", "rtx-2080"), "there is no published profile"),
+        (("--compare-to", "../h100-sxm.toml"), "there is no published profile"),
+        (("--compare-to", "h100", "--out", "none/m.toml"), "cannot be written"),
+        (("--device", "tpu"), "'tpu' is not one of"),
+        (("--processes", "0"), "is not a whole number from 1"),
+        (("--threads", "many"), "is not a whole number from 1"),
+        (("--out", "m.json"), "does not end in .toml"),
+    ],
+)
+def test_machine_refuses_before_it_measures(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("calibrate", "machine", *arguments)
+    assert (done.exit_code, done.stdout) == (EXIT_USER, ""), done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_of_residuals_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.residuals.csv").mkdir()
+    done = run("calibrate", "machine", "--compare-to", "h100", "--out", str(tmp_path / "m.toml"))
+    assert (done.exit_code, done.stdout) == (EXIT_USER, "") and "m.residuals.csv" in done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def links(path: Path, rows: Iterable[str]) -> str:
+    path.write_text("\n".join(["source,target,bytes,seconds", *rows]) + "\n")
+    return str(path)
+
+
+def pairs(devices: Iterable[int], slow: float = 4.0) -> list[str]:
+    """Nodes of four devices; every ordered pair, a small and a large message."""
+    out = []
+    for a, b in permutations(devices, 2):
+        factor = 1.0 if a // 4 == b // 4 else slow
+        noise = 1 + 0.05 * ((7 * a + 3 * b) % 5 - 2)
+        out += [f"gpu{a},gpu{b},{size},{factor * noise * (2e-6 + size / 1e11):.9g}" for size in (8, 2**24)]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["gpu0,gpu1,8,2e-6", "gpu0,gpu1,8,2e-6"], "line 3: 'gpu0' to 'gpu1' stands in line 2 already"),
+        (["gpu0,gpu1,8,0"], "line 2, column 'seconds': 0 is not positive"),
+        (["gpu0,gpu1,8,-2e-6"], "line 2, column 'seconds': -2e-6 is not positive"),
+        (["gpu0,gpu1,8,2.5"], "8 bytes in 2.5 s is no link"),
+        (["gpu0,gpu1,8 parsec,2e-6"], "line 2, column 'bytes'"),
+        ([], "no measured link between two devices"),
+        (["gpu0,gpu1,8,2e-6", "gpu2,gpu3,8,2e-6"], "no measured link joins 'gpu2'"),
+    ],
+)
+def test_mesh_refuses(run: Run, tmp_path: Path, rows: list[str], message: str) -> None:
+    done = run("calibrate", "mesh", links(tmp_path / "l.csv", rows))
+    assert (done.exit_code, done.stdout) == (EXIT_USER, "")
+    assert message in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+
+
+def test_mesh_names_a_file_that_is_not_there(run: Run) -> None:
+    done = run("calibrate", "mesh", "none.csv")
+    assert (done.exit_code, done.stdout, "does not exist" in done.stderr) == (EXIT_USER, "", True)
+
+
+def test_mesh_of_a_job_in_which_a_rank_died(run: Run, tmp_path: Path) -> None:
+    """Half-way: the rest is enough. At once: the hole in the numbers is told, and no confidence claimed."""
+    whole = pairs(range(16))
+    sent = [row for row in whole if not row.startswith("gpu5,")]
+    done = run("calibrate", "mesh", links(tmp_path / "l.csv", sent), "--json")
+    assert json.loads(done.stdout)["shape"] == [4, 4]
+    gone = [row for row in whole if "gpu5," not in row]
+    found = json.loads(run("calibrate", "mesh", links(tmp_path / "l.csv", gone), "--json").stdout)["mesh"]
+    assert len(found["devices"]) == 15 and found["confidence"] <= 0.5
+    assert any("skip gpu5" in note for note in found["notes"])
+    early = run("calibrate", "mesh", links(tmp_path / "l.csv", whole[: len(whole) // 3]), "--json")
+    found = json.loads(early.stdout)["mesh"]
+    assert found["confidence"] <= 0.5 and any("were not measured" in note for note in found["notes"])
 
 
 def test_score_prints_json_and_a_report(run: Run, softmaxes: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_idle_devices_are_shown() -> None:
         ("compute/forward", "compute/forward/qkv/", "compute/backward"),
         ("mlp_in", "compute/backward/mlp_in/", "/qkv/"),
         ("pipeline_bubble_s", "bubble/pipeline_bubble_s", "compute/"),
-        ("ring_all_gather_s", "tp_comm/forward/qkv/ring_all_gather_s", "ring_reduce_scatter_s ="),
+        ("collective_s", "tp_comm/forward/qkv/all_gather/collective_s", "roofline_compute_s ="),
     ],
 )
 def test_explain_takes_a_path_a_row_or_a_function(run: Run, term: str, some: str, none: str) -> None:

@@ -22,10 +22,11 @@ from steptime.calibrate.machine.linear import MODELS, cross_validated_s, errors_
 from steptime.calibrate.machine.runner import Measured, Settings
 from steptime.calibrate.machine.torch_timer import CpuTimer, summary
 from steptime.calibrate.machine.work import Task
+from steptime.cost.regression import SENT
 from steptime.errors import InputFileError, UserError
 from steptime.hardware import load_cluster
 from steptime.store import Journal, read_journal
-from steptime.surface.cli.calibrate_machine import machine
+from steptime.surface.cli.calibrate_machine import Device, machine
 
 HOST = Host(
     host="h", processor='A "quoted" CPU\x7f', cores=2, memory_bytes=16e9, cache_bytes=32e6, device="cpu", gpus=0,
@@ -56,7 +57,7 @@ def timed(mesh: Mesh) -> list[Timed]:
         for kind in collectives.KINDS:
             for size in collectives.sizes_bytes("cpu", True):
                 hops = profile.HOPS.get(kind, 1.0) * (n - 1)
-                s = 1e-4 * hops + size * profile.SENT[kind](n) / 1e9
+                s = 1e-4 * hops + size * SENT[kind](n) / 1e9
                 out.append(Timed(kind=kind, axis=axis, ranks=n, size_bytes=size, seconds=s))
     return out
 
@@ -161,6 +162,7 @@ def test_profile_is_a_cluster_of_every_command(tmp_path: Path) -> None:
     assert level.latency_s == pytest.approx(1e-4, rel=0.02)
     assert device.sources["matrix_efficiency"].kind == "fitted" and "2.13.0" in device.sources["memory_Bps"].text
     curves = cluster_file.read_curves(path).curves
+    assert device.curves == cluster_file.read_curves(path), "the cluster file names its companion"
     assert [c.family for c in sorted(curves, key=str)] == [c.family for c in sorted(fitted.curves, key=str)]
     predictor = profile.Predictor(curves)
     unseen = Task(kind="matmul", dtype="bf16", shape={"m": 333, "n": 777, "k": 555})
@@ -242,7 +244,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(runner, "extent_of", lambda *given: extent)
     monkeypatch.setattr(runner.Bench, "dtypes", lambda self: ("fp32",))
-    monkeypatch.setattr(session, "this_host", lambda torch, threads: replace(HOST, cache_bytes=1e5))
+    monkeypatch.setattr(session, "this_host", lambda torch, threads, device: replace(HOST, cache_bytes=1e5))
     monkeypatch.setattr(collectives, "sizes_bytes", lambda device, quick: [4096, 65536, 262144, 1048576])
 
 
@@ -285,8 +287,12 @@ def test_command_prints_one_document_or_a_report(
     assert document["files"]["profile"] == str(out) and document["device"]["matrix_efficiency"] > 0
     assert len(document["residuals"]) >= 8 and any("too few" in note for note in document["skipped"])
     assert (tmp_path / "t.csv").is_file() and (tmp_path / "p.png").is_file()
-    machine(out=out, quick=True, resume=True)
-    assert "Sustained rates" in capsys.readouterr().out
+    machine(out=out, quick=True, resume=True, device=Device.CPU, compare_to="h100-sxm")
+    text = capsys.readouterr().out
+    assert "Sustained rates" in text and "The public profile of h100-sxm" in text
+    assert (tmp_path / "m.residuals.csv").read_text().count("\n") > 8
+    machine(out=out, quick=True, resume=True, compare_to="h100-sxm", json=True)
+    assert json.loads(capsys.readouterr().out)["public"]["device"] == "h100-sxm"
     with pytest.raises(UserError, match=r"does not end in \.toml"):
         machine(out=tmp_path / "m.txt")
 

@@ -20,8 +20,10 @@ IDEAL = {
     "compute_efficiency": 1.0, "memory_efficiency": 1.0, "latency_s": 0.0, "overlap": 100.0, "overlap_per_s": 0.0,
     "split_s": 1.0, "fill_k": 0.0, "step_s": 0.0, "operand_speed": 1e9, "output_cost": 1.0, "cached_cost": 1.0,
     "cache_copies": 1.0, "quantisation": 1.0, "throttle": 0.0, "odd_tile": 1.0,
+    "large_tile": 1.0, "batched_tile": 1.0, "epilogue": 0.0,
+    "split_traffic": 0.0, "quantise_s": 0.0, "quantise_row": 0.0, "residual": 0.0,
 }  # fmt: skip
-REAL = {c.name: c.start for c in COEFFICIENTS}
+REAL = {c.name: c.start for c in COEFFICIENTS} | {"residual": 0.0}
 DEVICE = {"peak_flops_per_s": 1e14, "memory_Bps": 1e12, "sm_count": 100.0, "l2_bytes": 4e7}
 ELEMENTS = {"a_bytes": 2.0, "b_bytes": 2.0, "out_bytes": 2.0}
 
@@ -66,6 +68,39 @@ def test_waves_and_knee_by_hand() -> None:
     assert knee_s(6.0, 8.0, 1.0, 0.125) == pytest.approx(10.0)
 
 
+def test_narrow_operands_are_converted_first() -> None:
+    given = REAL | {"quantise_s": 1e-9, "quantise_row": 1000.0}
+    shape = {"m": 64.0, "n": 512.0, "k": 3000.0, "batch": 2.0, "b_bytes": 1.0, "out_bytes": 2.0}
+    with_, without = (gemm_s(**shape, a_bytes=1.0, **DEVICE, **(given | more)) for more in ({}, {"quantise_s": 0.0}))
+    assert with_ - without == pytest.approx(1e-9 * 2 * 64 * 4000 / 100)
+    wide = [gemm_s(**shape, a_bytes=2.0, **DEVICE, **(given | more)) for more in ({}, {"quantise_s": 0.0})]
+    assert wide[0] == wide[1]
+
+
+def test_batched_products_may_be_held_to_one_tile() -> None:
+    slow = IDEAL | {"batched_tile": 3.0}
+    alone, held = (time_s(128, 64, 4096, batch, given=slow, memory_Bps=1e15) for batch in (1, 400))
+    assert held == pytest.approx(4 * 2 * 128 * 128 * 4096 * 100 / 1e14), "the smaller tile is no gain"
+    assert time_s(128, 64, 4096, 400, given=IDEAL, memory_Bps=1e15) == pytest.approx(held / 2)
+    assert alone < held
+
+
+def test_a_split_pays_for_its_partial_sums() -> None:
+    given = [IDEAL | {"split_s": 0.0, "split_traffic": cost} for cost in (0.0, 1.0)]
+    free, dear = (time_s(64, 64, 65536, given=values, memory_Bps=1e13) for values in given)
+    assert dear - free == pytest.approx(100 * 4 * 64 * 64 / 1e13, rel=0.05)
+
+
+def test_the_end_of_a_tile_and_large_tiles_cost() -> None:
+    given = {"memory_Bps": 1e15}
+    plain = time_s(1280, 1280, 4096, given=IDEAL, **given)
+    assert time_s(1280, 1280, 4096, given=IDEAL | {"epilogue": 2.0}, **given) - plain == pytest.approx(
+        2.0 * 1280 * 1280 / 1e15
+    )
+    slow = IDEAL | {"step_s": 1e-6, "large_tile": 1.5}
+    assert time_s(2560, 2560, 4096, given=slow) == pytest.approx(1.5 * 4096e-6), "one wave of the largest tile"
+
+
 @pytest.mark.parametrize("better", ["peak_flops_per_s", "memory_Bps"])
 @pytest.mark.parametrize("shape", [(1, 4096, 4096), (129, 768, 768), (4096, 4096, 4096), (33, 65536, 64)])
 def test_a_better_device_is_not_slower(better: str, shape: tuple[int, int, int]) -> None:
@@ -92,7 +127,8 @@ def test_numbers_and_arrays_agree() -> None:
 
 
 def test_backward_is_both_gradients() -> None:
-    both = gemm_backward_s(256, 512, 1024, 2, **ELEMENTS, **DEVICE, **REAL)
+    rest = {name: value for name, value in REAL.items() if name != "residual"}
+    both = gemm_backward_s(256, 512, 1024, 2, **ELEMENTS, **DEVICE, **rest, input_residual=0.0, weight_residual=0.0)
     assert both == pytest.approx(time_s(256, 1024, 512, 2) + time_s(1024, 512, 256, 2))
     shape = {"m": 256.0, "n": 512.0, "k": 1024.0, "batch": 2.0, **ELEMENTS}
     assert BACKWARD.predict(shape, DEVICE, REAL) == pytest.approx(both)
@@ -150,7 +186,7 @@ def test_a_curve_has_its_errors_and_ranges() -> None:
 def test_too_few_rows_are_refused() -> None:
     pytest.importorskip("scipy")
     shape, seconds, _ = synthetic(5)
-    with pytest.raises(UserError, match="5 measurements cannot fix 15"):
+    with pytest.raises(UserError, match="5 measurements cannot fix 21"):
         fit(FAMILY, shape, DEVICE, seconds)
 
 

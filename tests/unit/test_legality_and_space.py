@@ -15,6 +15,7 @@ from steptime.plan.legality import BIT, MEANING, NAMES, RULES, broken_rules, nam
 from steptime.plan.plans import Plans, concatenate
 from steptime.plan.space import factorisations, panel_counts, rows_of
 from steptime.surface.models import load_model
+from steptime.workload.spec import Experts
 
 MODEL = load_model("llama3-8b")  # 32 layers, 32 heads, 8 key-value heads, hidden 4096
 JOB = Job(model=MODEL, gpus=64, global_batch=16, seq_len=8192, precision=PRECISIONS["bf16"],
@@ -29,16 +30,42 @@ BROKEN = {
     "interleaving": [Plans(vpp=2), Plans(pp=3, vpp=2), Plans(pp=4, vpp=3), Plans(pp=4, vpp=2, dp=8)],
     "panels": [Plans(panels=4097)],
     "zero_pipeline": [Plans(zero=2, pp=2), Plans(zero=3, pp=4)],
+    "experts": [Plans(ep=2, dp=2), Plans(etp=2, tp=2)],
+    "expert_mesh": [Plans(ep=4, dp=2), Plans(ep=2, dp=3)],
+    "shard": [Plans(dp=4, shard=3)],
+    "recompute_every": [Plans(recompute_every=2), Plans(recompute=5, recompute_every=2)],
+}
+MOE = replace(MODEL, experts=Experts(experts=8, experts_per_token=2, expert_ffn_hidden=1000, moe_layers=32))
+BROKEN_EXPERTS = {
+    "experts": [Plans(ep=3, dp=3), Plans(ep=16, dp=16)],
+    "expert_width": [Plans(etp=16, tp=16)],
+    "expert_sequence": [Plans(tp=2, sp=0)],
+    "summa_model": [Plans(tp2=2)],
 }
 FINE = [
     Plans(), Plans(tp=32), Plans(tp=16), Plans(tp=8, pp=32, dp=16), Plans(pp=4, vpp=2, dp=4), Plans(pp=4, vpp=8, dp=2),
-    Plans(dp=3, micro_batch=6), Plans(zero=3, dp=16), Plans(panels=4096),
+    Plans(dp=3, micro_batch=6), Plans(zero=3, dp=16), Plans(panels=4096), Plans(zero=3, dp=16, shard=8),
+    Plans(recompute=2, recompute_every=3),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "plans"), [(name, p) for name, each in BROKEN.items() for p in each])
 def test_each_rule_refuses(name, plans):
     assert name in names_of(broken_rules(JOB, plans))
+
+
+@pytest.mark.parametrize(("name", "plans"), [(name, p) for name, each in BROKEN_EXPERTS.items() for p in each])
+def test_each_rule_of_experts_refuses(name, plans):
+    assert name in names_of(broken_rules(replace(JOB, model=MOE), plans))
+
+
+def test_experts_over_folded_ranks():
+    """Eight experts on tp 2 x dp 4, each cut in two: two replicas of the experts are left."""
+    plans = Plans(tp=2, dp=8, ep=4, etp=2, in_tp=2, in_dp=2)
+    assert names_of(broken_rules(replace(JOB, model=MOE), plans)) == ()
+    assert (plans.edp, plans.inside("etp"), plans.inside("ep"), plans.inside("edp")) == (2, 2, 2, 1)
+    assert names_of(broken_rules(replace(JOB, model=MOE), Plans(tp=2, sp=1))) == ()
+    assert names_of(broken_rules(replace(JOB, context="ulysses"), Plans(tp=8, cp=8))) == ("heads",)
 
 
 @pytest.mark.parametrize("plans", FINE)
@@ -57,7 +84,12 @@ def test_masks_of_blocks_are_those_of_their_plans():
 
 
 def test_every_reason_has_its_bit_and_its_meaning():
-    assert set(BROKEN) | {"sequence", "memory"} == set(NAMES) == set(MEANING) == {r.name for r in RULES} | {"memory"}
+    assert (
+        set(BROKEN) | set(BROKEN_EXPERTS) | {"sequence", "memory"}
+        == set(NAMES)
+        == set(MEANING)
+        == {r.name for r in RULES} | {"memory"}
+    )
     assert sorted(BIT.values()) == [1 << i for i in range(len(NAMES))]
 
 

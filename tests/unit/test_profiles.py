@@ -148,6 +148,21 @@ def test_a_transferred_curve_is_between_its_neighbours_and_less_sure() -> None:
         transferred_curve(load_device("h200-sxm"), {}, devices)
 
 
+def test_what_a_transfer_rests_on() -> None:
+    names = ("a100-sxm-80gb", "h100-sxm")
+    devices = {name: load_device(name) for name in (*names, "arc-b60")}
+    far, near = (replace(CURVE, coefficients=CURVE.coefficients | {"latency_s": x}, points=500) for x in (2e-6, 4e-6))
+    residual = {"residual_2_2_0": -0.1}
+    far, left = (replace(curve, coefficients=curve.coefficients | residual) for curve in (far, near))
+    target = load_device("h200-sxm")
+    sure = transferred_curve(target, {names[0]: far, names[1]: left}, devices)
+    assert not any(name.startswith("residual") for name in sure.coefficients)
+    scant = transferred_curve(target, {names[0]: far, names[1]: replace(left, points=50)}, devices)
+    assert scant.coefficients["latency_s"] < sure.coefficients["latency_s"], "few measurements count less"
+    stranger = transferred_curve(target, {"arc-b60": near}, devices)
+    assert stranger.band[0] < sure.band[0] and stranger.band[1] > sure.band[1], "no device of the vendor"
+
+
 def test_a_transferred_profile_covers_an_unmeasured_device() -> None:
     profile = transferred_profile("h100-nvl")
     curve = profile.curve("gemm", "bf16")

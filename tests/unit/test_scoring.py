@@ -71,7 +71,8 @@ def test_a_row_without_a_prediction_is_counted_with_its_reason(
 
 
 def test_a_device_that_nobody_measured_takes_a_wider_band(tmp_path: Path) -> None:
-    assert load_profile("h800-sxm") is None
+    profile = load_profile("h800-sxm")
+    assert profile is None or all(curve.kind == "assumed" for curve in profile.curves)
     got = scoring.score_kernels(table(tmp_path, [GEMM, {**GEMM, "gpu": "h800-sxm"}])).score
     width = got.predicted.high_s / got.predicted.low_s
     assert list(got.groups["by_curve"]) == ["own", "transferred"]

@@ -9,6 +9,9 @@ from typing import Final
 GB: Final = 1e9
 #: Rings that NCCL finds among the first 2, 3, ... 8 GPUs of a DGX-1V (hybrid cube mesh), of six links.
 CUBE_MESH: Final = tuple(rings / 6 for rings in (1, 2, 4, 2, 2, 4, 6))
+#: Rings among 2, 3, ... 16 dies of MI250 packages, of four links: the dies of a package share four links, packages are
+#: joined by one or two, and all sixteen dies together form six rings (read off the measured ratios).
+XGMI_16: Final = (1.0, *(0.25,) * 2, *(0.5,) * 4, *(1.5,) * 8)
 #: Four GPUs wired pair by pair with a third of their links each.
 FULL_MESH_4: Final = (1 / 3, 2 / 3, 1.0)
 
@@ -124,7 +127,7 @@ def _vidur() -> Iterator[Machine]:
     a40 = replace(pairs, name="a40-kernel", device="a40", gpus=("A40",), link_Bps=56 * GB, outer=False)
     pcie = replace(pairs, name="a100-pcie-kernel", device="a100-pcie-80gb", gpus=("A100-PCIE-80GB",), nic_Bps=31.5 * GB)
     yield from (base, h100, nvl, pcie, a40)
-    for machine, nics, nic in ((base, 8, 25), (h100, 8, 50), (nvl, 1, 12.5), (a40, 1, 12.5)):
+    for machine, nics, nic in ((base, 4, 25), (h100, 8, 50), (nvl, 1, 12.5), (a40, 1, 12.5)):
         yield replace(
             machine, name=f"{machine.name}-nodes", interconnect="inter-node", without="", nics=nics, nic_Bps=nic * GB,
             outer=True, trees=False,
@@ -156,7 +159,7 @@ def _other() -> Iterator[Machine]:
     )  # fmt: skip
     yield Machine(
         name="mi200-host", device="mi250x", library="host", gpus=("MI200 GCD",), sources=("nnscaler_mi200",),
-        domain=2, link_Bps=200 * GB, nic_Bps=50 * GB, nics=1, outer=True,
+        domain=16, link_Bps=200 * GB, links_by_group=XGMI_16,
     )  # fmt: skip
     for name, gpu in (
         ("m40", "M40"), ("p100-pcie-16gb", "P100"), ("gtx-1080-ti", "GTX1080Ti"),

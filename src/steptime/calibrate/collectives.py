@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.calibrate.collective_fit import Rows, fit, predict
+from steptime.calibrate.collective_fit import fit, predict
 from steptime.calibrate.collective_machines import MACHINES, Machine, at_place, library_of
+from steptime.calibrate.collective_rows import Rows
+from steptime.calibrate.expert_exchange import is_exchange, predict_exchanges
 from steptime.calibrate.score import Predicted
 from steptime.calibrate.table import Table
 from steptime.cost.collective_fabric import Fabric, fabric_of
 from steptime.errors import UserError
+from steptime.estimate.fabrics import carried_between, carried_inside, nearest_profile, network_profile, scaled
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.num import Array
@@ -23,14 +27,16 @@ KINDS: Final = {
     "alltoall": "all_to_all", "p2p": "p2p", "permute": "p2p", "sendrecv": "p2p", "broadcast": "broadcast",
     "reduce": "reduce", "scatter": "scatter", "gather": "gather",
 }  # fmt: skip
+#: Sources whose size of an all-to-all is that of the tensor of the whole group: their times fall with the group.
+WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4
 MOST_ROWS: Final = 450
 """Rows that a fit looks at."""
-#: Share of a NIC that long transfers reach on InfiniBand and RoCE (nccl-tests of OCI with 16 ranks, A100 and MI300X:
-#: 0.95 and 0.89; a host port that serves one GPU both ways reaches 0.64 to 0.73, GKE H200 and B200). The Slingshot
-#: NICs of Perlmutter sit behind PCIe 4 and stay at 0.68.
-NIC_SHARE: Final = 0.9
-SINGLE_SHARE: Final = 0.7
+#: Latency of a network over that of Slingshot, by the start of the cluster's name: EFA delivers datagrams out of
+#: order, and its receiver sorts them (nccl-tests on p4de and p5, two nodes: 1.5 to 3 times).
+LATENCY: Final = {"aws": 2.0}
+#: A second level of no more devices than this joins the domains of one node.
+NODE: Final = 16
 #: Words of the column ``interconnect`` that name a cluster of the catalogue.
 _CLUSTERS: Final = {"p4de": "aws-p4d", "p5en": "aws-p5en", "p5": "aws-p5"}
 
@@ -49,7 +55,9 @@ def rows_of(table: Table, domain: int | Array | None = None) -> Rows:
     with np.errstate(invalid="ignore", divide="ignore"):
         inside = ranks / np.ceil(ranks / np.maximum(most, 1))
     element = np.where(np.isin(table.text("dtype"), ("int8", "uint8", "fp8")), 1.0, 2.0)
-    return Rows(kind, ranks, inside, table.number("bytes"), element, table.number("time_us") * 1e-6)
+    whole = (kind == "all_to_all") & np.isin(table.text("source"), WHOLE_EXCHANGES)
+    size = np.where(whole, table.number("bytes") / ranks, table.number("bytes"))
+    return Rows(kind, ranks, inside, size, element, table.number("time_us") * 1e-6)
 
 
 def usable(rows: Rows) -> Array:
@@ -123,7 +131,7 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
     if len(rows.ranks) < 12:
         raise UserError(f"{machine.name}: {len(rows.ranks)} measurements are too few")
     held_out = cross_validated(machine, rows) if held_out is None else held_out
-    coefficients = fit(machine, rows.merged().thinned(MOST_ROWS), starts=4)
+    coefficients = fit(machine, rows.merged().thinned(MOST_ROWS), starts=2)
     error = held_out / rows.measured_s - 1
     low, high = np.nanpercentile(rows.measured_s / held_out, [5, 95])
     return FabricProfile(
@@ -152,10 +160,14 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile], machines: Sequ
         machines: how rows are recognised.
     """
     known = {p.name: p for p in profiles}
-    rows_table = _keys(table)
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
     reason = np.full(table.rows, "", dtype=object)
-    for key, index in rows_table.items():
+    own = is_exchange(table)
+    if own.any():
+        seconds[own], low[own], high[own], reason[own] = predict_exchanges(table.take(own), known.values())
+    others = np.flatnonzero(~own)
+    for key, place in _keys(table.take(others)).items():
+        index = others[place]
         part = table.take(index)
         choice = choose(key, known, machines)
         if isinstance(choice, str):
@@ -166,6 +178,10 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile], machines: Sequ
         good = usable(rows)
         reason[index] = np.where(good, "", _unreadable(rows))
         time = predict(fabric_of(profile.coefficients), rows.take(good))
+        ring = np.array(["NCCL_ALGO=Ring" in note for note in part.text("notes")[good]], dtype=bool)
+        if ring.any():
+            only = replace(fabric_of(profile.coefficients), trees=False, switch_Bps=0.0)
+            time[ring] = predict(only, rows.take(good).take(ring))
         seconds[index[good]] = time
         low[index[good]], high[index[good]] = time * profile.band[0], time * profile.band[1]
     return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason)
@@ -202,9 +218,11 @@ def choose(
     if device is None and not here:
         return "no such device in the catalogue"
     nearest = min(here, key=lambda m: _distance(m, source, gpu, place, library), default=None)
+    if nearest is not None and nearest.library == "host" != library:
+        nearest = None  # what a host saw is no model of the kernels alone
     if nearest is not None and (nearest.outer or spans <= (1 if nearest.domain > 8 else 0)):
         return nearest, known[nearest.name]
-    return _carried(nearest, device or (nearest.device if nearest else ""), place, known)
+    return _carried(nearest, device or (nearest.device if nearest else ""), place, known, spans)
 
 
 def _distance(machine: Machine, source: str, gpu: str, place: str, library: str) -> tuple[bool, ...]:
@@ -228,17 +246,19 @@ def _device(gpu: str) -> str | None:
 
 
 def _carried(
-    nearest: Machine | None, device: str, place: str, known: Mapping[str, FabricProfile],
+    nearest: Machine | None, device: str, place: str, known: Mapping[str, FabricProfile], spans: float,
 ) -> tuple[Machine, FabricProfile] | str:  # fmt: skip
-    """A profile for links that were not measured."""
+    """A profile for links that were not measured; a node with more devices than the cluster's is one domain too."""
     try:
         name = next((c for word, c in _CLUSTERS.items() if word in place), device)
         profile = assumed(load_cluster(name), known.values(), nearest.name if nearest else None)
     except UserError as error:
         return str(error)
     level: Mapping[str, Any] = profile.coefficients
+    domain = int(float(level["domain"]))
     machine = Machine(
-        name=profile.name, device=device, library="nccl", gpus=(), sources=(), domain=int(float(level["domain"])),
+        name=profile.name, device=device, library="nccl", gpus=(), sources=(),
+        domain=RACK if spans == 0 and domain >= 8 else domain,
         link_Bps=profile.link_Bps, nic_Bps=profile.nic_Bps, outer=True,
     )  # fmt: skip
     return machine, profile
@@ -260,51 +280,32 @@ def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None =
         UserError: there is no NCCL profile at all.
     """
     nccl = [p for p in profiles if p.library == "nccl" and "l40s" not in p.name]
-    if not nccl:
+    near = nearest_profile(cluster, nccl, inner)
+    if near is None:
         raise UserError("no measured NCCL profile to carry over")
-    level = cluster.levels[0]
+    levels = _without_packages(cluster.levels)
+    level = levels[0]
     link = level.link_Bps * level.links_per_device
-
-    domain = float(level.devices or 2**31)
-
-    def distance(p: FabricProfile) -> tuple[bool, bool, bool, float, float]:
-        width = float(p.coefficients["domain"])  # type: ignore[arg-type]
-        wired = bool(p.coefficients.get("links_by_group")) and width != domain
-        speed, size = abs(np.log(p.link_Bps / link)), abs(np.log(width / domain))
-        return p.name != inner, wired, p.device != cluster.device.name, speed, size
-
-    near = min(nccl, key=distance)
-    network = next((p for p in nccl if p.name.startswith("perlmutter")), near)
-    values = dict(near.coefficients) | {"domain": level.devices or 2**31, "trees": True}
-    scale = link / near.link_Bps
-    for name in ("Bps", "switch_Bps"):
-        if name in values:
-            values[name] = _scaled(values[name], scale)
-    if len(cluster.levels) > 1:
-        values |= _network(cluster, network)
+    network = network_profile(nccl, near)
+    values = carried_inside(near, link, level.devices)
+    if len(levels) > 1:
+        values |= carried_between(levels[1], network, level.devices)
+        late = next((factor for word, factor in LATENCY.items() if cluster.name.startswith(word)), 1.0)
+        for name in ("outer_start_s", "outer_hop_s", "tree_hop_s"):
+            values[name] = scaled(values[name], late)
     sure = max(near.band[1], 1 / near.band[0], network.band[1], 1.5)
     return FabricProfile(
         name=f"{cluster.name}-assumed", device=cluster.device.name, library="nccl", link_Bps=link,
-        nic_Bps=cluster.levels[1].link_Bps if len(cluster.levels) > 1 else 0.0, coefficients=values,
+        nic_Bps=levels[1].link_Bps if len(levels) > 1 else 0.0, coefficients=values,
         points=0, median_ape=near.median_ape, mean_ape=near.mean_ape, bias=near.bias, band=(1 / sure, sure),
         source=f"{near.name} inside a domain, {network.name} between, in units of the datasheet links", kind="assumed",
     )  # fmt: skip
 
 
-def _network(cluster: Any, network: FabricProfile) -> dict[str, Any]:
-    """Coefficients between domains, of another network, for the NICs of this one."""
-    inner, outer = cluster.levels[0], cluster.levels[1]
-    names = ("outer_start_s", "outer_hop_s", "single_share", "tree_hop_s", "tree_share")
-    out: dict[str, Any] = {n: network.coefficients[n] for n in names if n in network.coefficients}
-    per_device = outer.link_Bps * outer.links_per_device
-    share = per_device / network.nic_Bps if network.nic_Bps else 1.0
-    slow, middle, _ = _scaled(network.coefficients.get("outer_Bps", (per_device,) * 3), share)
-    out |= {"outer_Bps": (slow, middle, NIC_SHARE * per_device), "single_share": SINGLE_SHARE / NIC_SHARE}
-    return out | {"nics": float(inner.devices or 1)}
-
-
-def _scaled(value: Any, factor: float) -> Any:
-    return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
+def _without_packages(levels: Sequence[Any]) -> Sequence[Any]:
+    """The levels of a cluster without pairs of dies inside a node: the links between them are the slower ones."""
+    inside = len(levels) > 2 and levels[1].devices is not None and levels[1].devices <= NODE
+    return levels[1:] if inside else levels
 
 
 def fabric(profile: FabricProfile) -> Fabric:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,10 +40,16 @@ class KernelFamily:
     device: Callable[[Device, str], Mapping[str, float]]
     """Device arguments for a dtype."""
     coefficients: tuple[Coefficient, ...]
+    derived: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """Further arguments of the formula, from shape, device and coefficients."""
+    left_over: Callable[[Mapping[str, Array], Mapping[str, Any], Array], Mapping[str, float]] | None = None
+    """Coefficients of what the fitted model leaves over, from shape, device and log of measured over modelled."""
 
     def predict(self, shape: Mapping[str, Num], device: Mapping[str, float], values: Mapping[str, float]) -> Num:
         """Seconds."""
-        everything = {**shape, **device, **values}
+        everything: dict[str, Any] = {**shape, **device, **values}
+        if self.derived is not None:
+            everything |= self.derived(shape, device, values)
         return self.formula(**{name: everything[name] for name in inspect.signature(self.formula).parameters})
 
 

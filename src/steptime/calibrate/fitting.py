@@ -90,7 +90,8 @@ def fit(
 
     $$\min_c \sum_i w_i\, \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \rho_2\Big(\frac{\ln c_j - \ln p_j}{s_j}\Big)$$
 
-    with $\rho$ the soft absolute value (quadratic below 5 %, then linear), within the bounds of the family.
+    with $\rho$ the soft absolute value (quadratic below 5 %, then linear), within the bounds of the family. What the
+    model then leaves over is fitted by the family itself, if it has a way to.
 
     Args:
         family: the model.
@@ -141,7 +142,11 @@ def fit(
         xtol=1e-5,
         ftol=1e-5,
     )
-    return held | {c.name: _value(c, v) for c, v in zip(free, found.x, strict=True)}
+    values = held | {c.name: _value(c, v) for c, v in zip(free, found.x, strict=True)}
+    if family.left_over is not None:
+        error = target - np.log(np.broadcast_to(np.asarray(family.predict(shape, device, values)), target.shape))
+        values |= family.left_over(shape, device, error)
+    return values
 
 
 def cross_validated(

@@ -11,6 +11,7 @@ import numpy as np
 
 from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timer_of
 from steptime.calibrate.fitting import Prior, fitted_curve, hashed
+from steptime.calibrate.gemm_residual import fitted_residual, residual_of, residuals_of_gradients
 from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_s
 from steptime.errors import UnknownNameError, UserError
@@ -59,6 +60,12 @@ COEFFICIENTS: Final = (
     Coefficient(name="quantisation", start=0.3, low=0.02, high=1.0),
     Coefficient(name="throttle", start=0.1, low=1e-3, high=1.0),
     Coefficient(name="odd_tile", start=1.02, low=1.0, high=1.5),
+    Coefficient(name="large_tile", start=1.05, low=1.0, high=2.0),
+    Coefficient(name="batched_tile", start=1.1, low=1.0, high=10.0),
+    Coefficient(name="epilogue", start=1.0, low=0.01, high=100.0),
+    Coefficient(name="split_traffic", start=1.0, low=1e-3, high=10.0),
+    Coefficient(name="quantise_s", start=2e-10, low=1e-13, high=1e-8),
+    Coefficient(name="quantise_row", start=1000.0, low=1.0, high=2e4),
 )
 
 
@@ -108,16 +115,19 @@ def _backward(
     peak_flops_per_s: Num, memory_Bps: Num, sm_count: Num, l2_bytes: Num,
     compute_efficiency: Num, memory_efficiency: Num, latency_s: Num, overlap: Num, overlap_per_s: Num, split_s: Num,
     fill_k: Num, step_s: Num, operand_speed: Num, output_cost: Num, cached_cost: Num, cache_copies: Num,
-    quantisation: Num, throttle: Num, odd_tile: Num,
+    quantisation: Num, throttle: Num, odd_tile: Num, large_tile: Num, batched_tile: Num, epilogue: Num,
+    split_traffic: Num, quantise_s: Num, quantise_row: Num, input_residual: Num, weight_residual: Num,
 ) -> Num:  # fmt: skip
     """:func:`steptime.cost.gemm.gemm_backward_s` with its arguments by name."""
     return gemm_backward_s(
-        m, n, k, batch, a_bytes, b_bytes, out_bytes,
+        m, n, k, batch, a_bytes, b_bytes, out_bytes, input_residual, weight_residual,
         peak_flops_per_s=peak_flops_per_s, memory_Bps=memory_Bps, sm_count=sm_count, l2_bytes=l2_bytes,
         compute_efficiency=compute_efficiency, memory_efficiency=memory_efficiency, latency_s=latency_s,
         overlap=overlap, overlap_per_s=overlap_per_s, split_s=split_s, fill_k=fill_k, step_s=step_s,
         operand_speed=operand_speed, output_cost=output_cost, cached_cost=cached_cost, cache_copies=cache_copies,
-        quantisation=quantisation, throttle=throttle, odd_tile=odd_tile,
+        quantisation=quantisation, throttle=throttle, odd_tile=odd_tile, large_tile=large_tile,
+        batched_tile=batched_tile, epilogue=epilogue, split_traffic=split_traffic,
+        quantise_s=quantise_s, quantise_row=quantise_row,
     )  # fmt: skip
 
 
@@ -128,6 +138,8 @@ FAMILY: Final = KernelFamily(
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,
+    derived=residual_of,
+    left_over=fitted_residual,
 )
 #: Both gradients of a product, with the coefficients of :data:`FAMILY`: it has no curves of its own.
 BACKWARD: Final = KernelFamily(
@@ -137,6 +149,7 @@ BACKWARD: Final = KernelFamily(
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,
+    derived=residuals_of_gradients,
 )
 
 

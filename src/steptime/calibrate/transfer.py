@@ -17,7 +17,7 @@ from steptime.calibrate.family import KernelFamily
 from steptime.errors import UserError
 from steptime.hardware.library import load_device
 from steptime.hardware.profile import Curve, Profile
-from steptime.hardware.profiles import distance, load_profile, nearest, profile_names
+from steptime.hardware.profiles import distance, load_profile, profile_names
 from steptime.hardware.records import Device
 from steptime.num import Num
 
@@ -25,8 +25,15 @@ from steptime.num import Num
 NEIGHBOURS: Final = 5
 #: Distance over which the weight of a device falls by e.
 REACH: Final = 1.0
-#: Log error (standard deviation) that a transfer adds, measured by leaving one architecture out.
+#: Shapes from which on the coefficients of a device count in full; each factor of e less is like a distance of 1.
+ENOUGH_SHAPES: Final = 500
+#: Log error (standard deviation) that a transfer adds.
 TRANSFER_ERROR: Final = 0.2
+#: 5th and 95th percentile of log of measured over transferred time by family and timer, pooled over architectures
+#: that were left out, each with the same weight (benchmarks/bench_gemm.py).
+TRANSFER_BANDS: Final = {("gemm", "kernel"): (-0.42, 0.42), ("gemm", "eager"): (-0.40, 0.79)}
+#: Factor on this where no device of the same vendor has a curve.
+OTHER_VENDOR: Final = 3.0
 #: Standard deviations of a 90 % band.
 Z90: Final = 1.645
 #: Dtypes that a device has if its datasheet gives a rate; curves of other kinds carry over to any device.
@@ -38,6 +45,9 @@ EXTRAPOLATION_ERROR: Final = 0.1
 def blended(curves: Sequence[Curve], weights: Sequence[float]) -> dict[str, float]:
     """Coefficients in the middle: weighted geometric means.
 
+    What a model leaves over on one device says little of another (benchmarks/gemm.md): the names that begin with
+    ``residual_`` stay behind.
+
     >>> one = Curve(family="gemm", dtype="bf16", coefficients={"a": 1.0}, points=1, median_ape=0, mean_ape=0,
     ...     bias=0, band=(1, 1), source="")
     >>> two = replace(one, coefficients={"a": 4.0})
@@ -45,7 +55,8 @@ def blended(curves: Sequence[Curve], weights: Sequence[float]) -> dict[str, floa
     {'a': 2.0}
     """
     total = sum(weights)
-    names = [n for n in curves[0].coefficients if all(n in c.coefficients for c in curves)]
+    shared = [n for n in curves[0].coefficients if all(n in c.coefficients for c in curves)]
+    names = [n for n in shared if not n.startswith("residual_")]
     return {
         name: math.exp(sum(w * math.log(c.coefficients[name]) for c, w in zip(curves, weights, strict=True)) / total)
         for name in names
@@ -66,25 +77,39 @@ def transferred_curve(
     Raises:
         UserError: there is no curve.
     """
-    order = nearest(device, [devices[name] for name in curves])[:neighbours]
+    away = {name: _distance(device, devices[name], curves[name]) for name in curves if name != device.name}
+    order = sorted(away, key=lambda name: (away[name], name))[:neighbours]
     if not order:
         raise UserError(f"{device.name}: no curve of another device to transfer")
-    first = distance(device, order[0])
-    weights = [math.exp(-(distance(device, other) - first) / REACH) for other in order]
-    chosen = [curves[other.name] for other in order]
-    names = ", ".join(other.name for other in order)
+    weights = [math.exp(-(away[name] - away[order[0]]) / REACH) for name in order]
+    chosen = [curves[name] for name in order]
     best = chosen[0]
+    related = any(devices[name].vendor == device.vendor for name in order)
     return replace(
         best,
         coefficients={name: float(f"{value:.6g}") for name, value in blended(chosen, weights).items()},
-        band=widened(best.band, TRANSFER_ERROR),
+        band=_band(best, 1.0 if related else OTHER_VENDOR),
         median_ape=round(math.hypot(best.median_ape, 0.67 * TRANSFER_ERROR), 5),
         mean_ape=round(math.hypot(best.mean_ape, 0.8 * TRANSFER_ERROR), 5),
         bias=0.0,
         points=0,
-        source=f"transferred from {names}",
+        source=f"transferred from {', '.join(order)}",
         kind="assumed",
     )
+
+
+def _distance(device: Device, other: Device, curve: Curve) -> float:
+    """How little the curve of another device counts: unlike architectures, and few measurements."""
+    return distance(device, other) + max(math.log(ENOUGH_SHAPES / max(curve.points, 1)), 0.0)
+
+
+def _band(best: Curve, factor: float) -> tuple[float, float]:
+    """90 % band of a transferred curve, never narrower than that of its nearest donor."""
+    pooled = TRANSFER_BANDS.get((best.family, best.timer))
+    if pooled is None:
+        return widened(best.band, TRANSFER_ERROR)
+    low, high = (round(math.exp(factor * log), 5) for log in pooled)
+    return min(low, best.band[0]), max(high, best.band[1])
 
 
 def widened(band: tuple[float, float], log_error: float) -> tuple[float, float]:

@@ -26,6 +26,21 @@ def causal_pairs(rows: Num, keys_per_row: Num) -> Num:
     return rows * (keys_per_row + 1) / 2
 
 
+def windowed_pairs(rows: Num, keys_per_row: Num, window: Num) -> Num:
+    r"""Unmasked pairs when row $i$ sees at most the last $w$ keys up to itself.
+
+    $$P = R \left(w - \frac{w (w - 1)}{2 l}\right)$$
+
+    where $R$ = `rows`, $l$ = `keys_per_row` is the whole sequence and $w$ = `window` is at most $l$.
+
+    Source: definition.
+
+    >>> windowed_pairs(4, 4, 2), windowed_pairs(4, 4, 4) == causal_pairs(4, 4)
+    (7.0, True)
+    """
+    return rows * (window - window * (window - 1) / (2 * keys_per_row))
+
+
 def scores_flops(pairs: Num, head_dim: Num, accumulate: Num) -> Num:
     r"""Operations of $Q K^T$: $F = P (2q - 1 + a)$, with $a$ = `accumulate` as in `matmul_flops`.
 

@@ -52,6 +52,14 @@ class Fabric:
     """Bandwidth of a message, or an exchange of all pairs, over that of a ring."""
     direct_own_steps: float = 0.0
     """`own_steps` of an exchange of all pairs."""
+    direct_pair_Bps: Three = (0.0, 0.0, 0.0)
+    """What one pair of ranks exchanges at most, because short messages use few channels; 0: all channels."""
+    wrap_start_s: float = 0.0
+    """Host calls and copies that a framework adds to a gather, a scatter or an exchange, but not to an all-reduce."""
+    wrap_hop_s: float = 0.0
+    """The same for every rank of the group (one list entry each)."""
+    wrap_Bps: float = 0.0
+    """Rate at which such copies pass over the tensor; 0: there are none."""
     switch_start_s: float = 0.0
     """Launch of an all-reduce in the switch."""
     switch_Bps: float = 0.0

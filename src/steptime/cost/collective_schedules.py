@@ -48,10 +48,11 @@ def log2_ceil(n: Num) -> Num:
 def ring_path(size_bytes: Num, ranks: Num, inside: Num, own_steps: Num = 0.0, passes: Num = 1) -> Path:
     r"""Ring all-gather or reduce-scatter (`passes` = 1), ring all-reduce (`passes` = 2).
 
-    $$h_0 = p (n - N),\quad h_1 = p (N - 1),\quad V_0 = V_1 = \frac{S}{n} \big(p (n-1) + \kappa\big)$$
+    $$h_0 = p (n - N),\quad h_1 = p (N - 1),\quad V_0 = \frac{S}{n} \big(p (n-1) + \kappa\big),\quad
+      V_1 = \frac{S}{n}\, p (n-1)$$
 
     with $p$ = `passes`: the chain of one chunk crosses every link once per pass, $N - 1$ of them between domains;
-    every rank forwards $n - 1$ parts of $S/n$ per pass.
+    every rank forwards $n - 1$ parts of $S/n$ per pass. Its own part never leaves the domain.
 
     Source: Thakur et al. 2005, sections 4.1 and 4.5; Patarasuk and Yuan 2009.
 
@@ -59,11 +60,12 @@ def ring_path(size_bytes: Num, ranks: Num, inside: Num, own_steps: Num = 0.0, pa
     Path(inner_hops=7.0, outer_hops=0.0, inner_bytes=7.0, outer_bytes=0.0, serial=False)
     """
     domains = ranks / inside
-    moved = where(ranks > 1, size_bytes / ranks * (passes * (ranks - 1) + own_steps), 0.0 * size_bytes)
+    moved = size_bytes / ranks * (passes * (ranks - 1))
+    own = where(ranks > 1, size_bytes / ranks * own_steps, 0.0 * moved)
     return Path(
         passes * (ranks - domains),
         passes * (domains - 1),
-        where(inside > 1, moved, 0.0 * moved),
+        where(inside > 1, moved + own, 0.0 * moved),
         where(domains > 1, moved, 0.0 * moved),
     )
 

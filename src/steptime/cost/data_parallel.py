@@ -22,6 +22,22 @@ def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
     return one_layer_s + (layers - 1) * maximum(one_layer_s - behind_s, 0.0)
 
 
+def partly_hidden_s(hidden_s: Num, shown_s: Num, share: Num) -> Num:
+    r"""Exposed part of traffic of which only a part hides behind computation.
+
+    $$t = T_h + s\,(T_s - T_h)$$
+
+    where $T_h$ = `hidden_s` is exposed when all that can hide does, $T_s$ = `shown_s` when nothing hides, and $s$ =
+    `share` of the difference is exposed after all: streams share units, links and the host.
+
+    Source: interpolation between the two limits.
+
+    >>> partly_hidden_s(1.0, 5.0, 0.25)
+    2.0
+    """
+    return hidden_s + share * (shown_s - hidden_s)
+
+
 def adam_step_bytes(parameters: Num, state_bytes: Num, gradient_bytes: Num, weight_bytes: Num) -> Num:
     r"""Device-memory traffic of an optimiser step over the parameters that a device owns.
 

@@ -2,8 +2,9 @@ r"""Time of one matrix product on one device, with the library's choice of tile 
 
 A library cuts the result into tiles, one per multiprocessor at a time, and takes the tile and the split of $k$
 that finish first. Operands cross the memory once while the multiprocessors compute, and the slower of the two
-sets the time, softly. All coefficients are fitted to measurements (:mod:`steptime.calibrate.gemm`); all but the
-latencies are in units of the datasheet, so that they carry over to devices that nobody measured.
+sets the time, softly. What is left over is a small table (:mod:`steptime.cost.gemm_residual`). All coefficients are
+fitted to measurements (:mod:`steptime.calibrate.gemm`); all but the latencies are in units of the datasheet, so that
+they carry over to devices that nobody measured.
 
 Only plain arithmetic and a loop over a fixed table of tiles: a million shapes cost about a second.
 """
@@ -19,11 +20,23 @@ from steptime.num import Num, maximum, minimum, where
 
 #: Tiles $(b_m, b_n)$ that every library has.
 TILES: Final = (
-    (16, 64), (64, 16), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64),
+    (16, 128), (128, 16), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64),
     (128, 256), (256, 128), (256, 256),
 )  # fmt: skip
 #: Tiles whose edge is no power of two: libraries since about 2022 have them, at the cost `odd_tile`.
-ODD_TILES: Final = ((64, 192), (192, 64), (128, 192), (192, 128), (192, 192), (192, 256), (256, 192))
+ODD_TILES: Final = (
+    (64, 192), (192, 64), (96, 128), (128, 96), (128, 160), (160, 128), (128, 192), (192, 128), (128, 224),
+    (224, 128), (192, 192), (192, 256), (256, 192),
+)  # fmt: skip
+#: Tiles of more elements than this need the registers of newer devices, or cost `large_tile`.
+LARGE_TILE: Final = 128 * 256
+#: Tile of libraries that do not choose among tiles for batched products.
+BATCHED_TILE: Final = (128, 128)
+#: Bytes of one partial sum of a split.
+PARTIAL_BYTES: Final = 4
+
+#: Left operands with fewer bytes per element are made from 16-bit activations.
+WIDE_BYTES: Final = 2
 
 #: Elements of $k$ that one step of the inner loop takes.
 STEP_K: Final = 32
@@ -166,14 +179,24 @@ def gemm_s(
     quantisation: Num,
     throttle: Num,
     odd_tile: Num,
+    large_tile: Num,
+    batched_tile: Num,
+    epilogue: Num,
+    split_traffic: Num,
+    quantise_s: Num,
+    quantise_row: Num,
+    residual: Num,
 ) -> Num:
     r"""Time of `batch` independent products of $m \times k$ by $k \times n$.
 
-    $$t = \tau + u\Big(1 + \theta \frac{u}{u + 1\,\mathrm{ms}}\Big), \quad
+    $$t = (\tau + t_q + v)\,e^{\rho}, \quad v = u + \theta\,\frac{\min(u, c_1)\, u}{u + 1\,\mathrm{ms}}, \quad
         u = \min\big(K(c_1, t_m),\ K(c_s, t_m) + \tau_s\big)$$
 
-    $$c_1 = \min_{\mathrm{tiles}} w(T) \, (k + k_0)\, \sigma, \quad
-        c_s = \min_{\mathrm{tiles}} w(sT) \, (k/s + k_0)\, \sigma$$
+    $$c_1 = \min_{\mathrm{tiles}} w(T) \, \big((k + k_0)\, \sigma + \epsilon\big), \quad
+        \epsilon = e_0 \frac{b_m b_n S}{\beta}$$
+
+    $$c_s = \min_{\mathrm{tiles}} w(sT) \, \big((k/s + k_0)\, \sigma + \epsilon\big) + \frac{4 \lambda s\,b m n}{\beta},
+        \quad t_q = \phi\,\frac{b m (k + k_r)}{S}$$
 
     with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`, $\sigma$ = `tile_step_s`,
     $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s = \lfloor S/T \rfloor$ the split of $k$ that fills the
@@ -206,19 +229,31 @@ def gemm_s(
         quantisation: see `quantised_waves`.
         throttle: $\theta$, slow-down of long products under the power limit.
         odd_tile: cost of `ODD_TILES` against `TILES`.
+        large_tile: cost of tiles of more than 128 x 256 against others.
+        batched_tile: cost of tiles other than 128 x 128 against it where $b > 1$: some libraries do not choose among
+            tiles for batched products.
+        epilogue: $e_0$, bytes that a multiprocessor could move while it finishes one element of a tile.
+        split_traffic: $\lambda$, time of a byte of partial sums against one from memory.
+        quantise_s: $\phi$, time (s) in which a multiprocessor converts one element of a left operand of less than 2
+            bytes, in a kernel of its own before the product (0 for wider operands).
+        quantise_row: $k_r$, cost of a row of this conversion in elements.
+        residual: $\rho$, see :func:`steptime.cost.gemm_residual.gemm_residual`.
 
     Source: this model; fitted, see the profiles of the catalogue.
 
     >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, latency_s=0.0, overlap=100.0, overlap_per_s=0.0,
     ...     split_s=1.0, fill_k=0.0, step_s=0.0, operand_speed=1e9, output_cost=1.0, cached_cost=1.0,
-    ...     cache_copies=1.0, quantisation=1.0, throttle=0.0, odd_tile=1.0)
+    ...     cache_copies=1.0, quantisation=1.0, throttle=0.0, odd_tile=1.0, large_tile=1.0, batched_tile=1.0,
+    ...     epilogue=0.0, split_traffic=0.0, quantise_s=0.0,
+    ...     quantise_row=0.0, residual=0.0)
     >>> t = gemm_s(1280, 1280, 1024, 1, 2, 2, 2, 1e14, 1e13, 100, 0.0, **ideal)   # 100 tiles of 128 x 128
     >>> round(t * 1e14 / (2 * 1280 * 1280 * 1024), 6)
     1.0
     """
     whole_s, split_compute_s = _fastest_tiles_s(
-        m, n, k, batch, (a_bytes + b_bytes) / 2, peak_flops_per_s, memory_Bps, sm_count,
-        compute_efficiency, fill_k, step_s, operand_speed, quantisation, odd_tile,
+        m, n, k, batch, (a_bytes + b_bytes) / 2, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency,
+        fill_k, step_s, operand_speed, quantisation, odd_tile, large_tile, batched_tile,
+        epilogue, split_traffic,
     )  # fmt: skip
     traffic_s = gemm_memory_s(
         m, n, k, batch, a_bytes, b_bytes, out_bytes, memory_Bps, l2_bytes,
@@ -227,7 +262,9 @@ def gemm_s(
     whole = knee_s(whole_s, traffic_s, overlap, overlap_per_s)
     split = knee_s(split_compute_s, traffic_s, overlap, overlap_per_s) + split_s
     busy = minimum(whole, split)
-    return latency_s + busy * (1 + throttle * busy / (busy + THROTTLE_S))
+    slowed = busy + throttle * minimum(busy, whole_s) * busy / (busy + THROTTLE_S)
+    converted_s = where(a_bytes < WIDE_BYTES, quantise_s * batch * m * (k + quantise_row) / sm_count, 0.0)
+    return (latency_s + converted_s + slowed) * _exp(residual)
 
 
 def _fastest_tiles_s(
@@ -245,6 +282,10 @@ def _fastest_tiles_s(
     operand_speed: Num,
     quantisation: Num,
     odd_tile: Num,
+    large_tile: Num,
+    batched_tile: Num,
+    epilogue: Num,
+    split_traffic: Num,
 ) -> tuple[Num, Num]:
     """Compute time of the best tile with whole $k$, and with $k$ split until the device is full."""
     sizes = sorted({size for tile in (*TILES, *ODD_TILES) for size in tile})
@@ -252,19 +293,22 @@ def _fastest_tiles_s(
     columns = {size: _ceil(n / size) for size in sizes}
     whole_k = _ceil(k / STEP_K) * STEP_K + fill_k
     most_splits = maximum(k / LEAST_K, 1)
+    partial_s = split_traffic * PARTIAL_BYTES * batch * m * n / memory_Bps
+    batched = where(batch > 1, batched_tile, 1.0)
     best: tuple[Num, Num] | None = None
     for bm, bn in (*TILES, *ODD_TILES):
         sigma = tile_step_s(
             bm, bn, element_bytes, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency, operand_speed, step_s
         )
-        if (bm, bn) in ODD_TILES:
-            sigma = sigma * odd_tile
+        sigma = sigma * (odd_tile if (bm, bn) in ODD_TILES else 1) * (large_tile if bm * bn > LARGE_TILE else 1)
+        sigma = sigma * (batched if (bm, bn) != BATCHED_TILE else 1)
+        end_s = epilogue * bm * bn * sm_count / memory_Bps
         share = rows[bm] * columns[bn]
-        whole = quantised_waves(share, 1, quantisation) * whole_k * sigma
+        whole = quantised_waves(share, 1, quantisation) * (whole_k * sigma + end_s)
         splits = minimum(_floor(1 / share), most_splits)
         filled = share * splits
         split_k = _ceil(k / maximum(splits, 1) / STEP_K) * STEP_K + fill_k
-        split = (filled + quantisation * (1 - filled)) * split_k * sigma
+        split = (filled + quantisation * (1 - filled)) * (split_k * sigma + end_s) + partial_s * splits
         split = where(splits > 1, split, whole)
         best = (whole, split) if best is None else (minimum(best[0], whole), minimum(best[1], split))
     assert best is not None
@@ -279,14 +323,21 @@ def _floor(x: Num) -> Num:
     return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 
-def gemm_backward_s(m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num, **rest: Num) -> Num:
+def _exp(x: Num) -> Num:
+    return np.exp(x) if isinstance(x, np.ndarray) else math.exp(x)
+
+
+def gemm_backward_s(
+    m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num,
+    input_residual: Num, weight_residual: Num, **rest: Num,
+) -> Num:  # fmt: skip
     r"""Time of both gradients of a product: $dX = dY\,W^T$ ($m \times k$) and $dW = X^T dY$ ($k \times n$).
 
     $$t = t(m, k, n) + t(k, n, m)$$
 
-    with $t$ = `gemm_s` and its further arguments in `rest`.
+    with $t$ = `gemm_s`, its residuals `input_residual` and `weight_residual`, and its further arguments in `rest`.
 
     Source: definition.
     """
-    to_input = gemm_s(m, k, n, batch, out_bytes, b_bytes, a_bytes, **rest)
-    return to_input + gemm_s(k, n, m, batch, a_bytes, out_bytes, b_bytes, **rest)
+    to_input = gemm_s(m, k, n, batch, out_bytes, b_bytes, a_bytes, residual=input_residual, **rest)
+    return to_input + gemm_s(k, n, m, batch, a_bytes, out_bytes, b_bytes, residual=weight_residual, **rest)

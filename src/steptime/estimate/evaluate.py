@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.estimate.layer import Pass, PhaseTime, pass_of, phase_times
+from steptime.estimate.layer import Pass, PhaseTime, Work, pass_of, phase_times, work_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.sizes import Sizes, sizes_of
-from steptime.estimate.step import Passes, Step, compose
+from steptime.estimate.step import Passes, Step, StepInputs, compose, critical_stage, inputs_of, layout_of
 from steptime.num import Num
+from steptime.plan.framework import Framework
 from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block
 
 PARTS = ("layer", "first", "last")
+Works = dict[str, dict[str, Work]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Evaluation:
     sizes: Sizes
     times: dict[str, tuple[PhaseTime, ...]]
     """Times of the rows, by part of the model."""
+    works: Works
+    inputs: StepInputs
     passes: Passes
     step: Step
     peak_bytes: Num
@@ -46,10 +50,25 @@ def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[
     return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
 
 
-def passes_of(times: dict[str, tuple[PhaseTime, ...]]) -> Passes:
-    """Exposed time of each part for one micro-batch."""
-    each: dict[str, Pass] = {part: pass_of(times[part]) for part in PARTS}
+def works_of(times: dict[str, tuple[PhaseTime, ...]]) -> Works:
+    """Work of each part for one micro-batch, by direction."""
+    return {part: work_of(times[part]) for part in PARTS}
+
+
+def passes_of(works: Works, framework: Framework) -> Passes:
+    """Time of each part for one micro-batch under a framework."""
+    each: dict[str, Pass] = {part: pass_of(works[part], framework) for part in PARTS}
     return Passes(layer=each["layer"], first=each["first"], last=each["last"])
+
+
+def composed(
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, passes: Passes
+) -> Step:
+    """Step of plans whose passes are known."""
+    layout = layout_of(method, job, plans)
+    stage = critical_stage(layout, passes)
+    inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
+    return compose(inputs, passes, job.framework)
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
@@ -57,9 +76,12 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     block = strategy.block(job, plans)
     sizes = sizes_of(block)
     times = part_times(block, plans, machine)
-    passes = passes_of(times)
+    works = works_of(times)
+    passes, layout = passes_of(works, job.framework), layout_of(method, job, plans)
+    stage = critical_stage(layout, passes)
+    inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
     return Evaluation(
         method=method, strategy=strategy, job=job, machine=machine, plans=plans, block=block, sizes=sizes,
-        times=times, passes=passes, step=compose(method, strategy, job, machine, plans, sizes, passes),
+        times=times, works=works, inputs=inputs, passes=passes, step=compose(inputs, passes, job.framework),
         peak_bytes=peak_bytes(method, strategy, job, plans, sizes),
     )  # fmt: skip

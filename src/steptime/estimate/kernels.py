@@ -12,17 +12,21 @@ from functools import lru_cache
 
 from steptime.cost.attention_time import tiled_attention_s
 from steptime.cost.gemm import gemm_s
+from steptime.cost.gemm_residual import NAMES, gemm_residual, residual_table
+from steptime.estimate.measured import curves_of, measured_name, work_of
 from steptime.estimate.operators import Formula
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import Device
-from steptime.num import Num
+from steptime.num import Array, Num
 from steptime.plan.job import Precision
 
 GEMM, ATTENTION = Formula(gemm_s), Formula(tiled_attention_s)
-OPERAND_BYTES = {"fp8": (1.0, 1.0, 2.0), "bf16": (2.0, 2.0, 2.0), "fp16": (2.0, 2.0, 2.0),
+OPERAND_BYTES = {"fp4": (0.5625, 0.5625, 2.0), "fp8": (1.0, 1.0, 2.0), "bf16": (2.0, 2.0, 2.0), "fp16": (2.0, 2.0, 2.0),
                  "tf32": (4.0, 4.0, 4.0), "fp32": (4.0, 4.0, 4.0)}  # fmt: skip
 """Bytes per element of both operands and of the result of a product."""
+OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grouped_matmul")
+"""Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
 FEW_UNITS, SPREAD_UNITS = 10, 64
 """Devices with fewer units than this have no multiprocessors: their work spreads as over so many."""
 BACKWARD_PAIRS, BACKWARD_TRAFFIC = 2.5, 2.0
@@ -30,9 +34,10 @@ BACKWARD_PAIRS, BACKWARD_TRAFFIC = 2.5, 2.0
 
 #: A rate of a machine -> arguments of the models that it stands for.
 RATES = {
-    "matrix_flops_per_s": ("peak_flops_per_s",), "attention_flops_per_s": ("matrix_flops_per_s",),
-    "vector_flops_per_s": ("vector_flops_per_s",), "memory_Bps": ("memory_Bps",),
-    "kernel_latency_s": ("latency_s", "launch_s", "split_s"),
+    "matrix_flops_per_s": ("peak_flops_per_s", "flops_per_s"), "attention_flops_per_s": ("matrix_flops_per_s",),
+    "vector_flops_per_s": ("vector_flops_per_s",),
+    "memory_Bps": ("memory_Bps", "near_Bps", "far_Bps", "fresh_Bps", "rate_per_s"),
+    "kernel_latency_s": ("latency_s", "launch_s", "split_s", "floor_s"),
 }  # fmt: skip
 
 
@@ -44,10 +49,19 @@ class KernelModel:
     fixed: Mapping[str, float]
     """Datasheet numbers of the device and fitted coefficients."""
     curve: Curve
+    residual: Array | None = None
+    """Table of :func:`steptime.cost.gemm_residual.residual_table`."""
 
     def seconds(self, shape: Mapping[str, Num]) -> Num:
         """Time of one call."""
         return self.formula({**self.fixed, **shape})
+
+    @property
+    def basis(self) -> str:
+        """What it rests on, for a report."""
+        curve = self.curve
+        how = f"{curve.kind} curve" if curve.points else f"curve {curve.source}:"
+        return f"{how} {curve.family} {curve.dtype} (median error {100 * curve.median_ape:.1f} %)"
 
     def faster(self, factors: Mapping[str, float]) -> KernelModel:
         """The same model on a device whose rates are multiplied."""
@@ -69,13 +83,21 @@ def _profile(device: str) -> Profile | None:
 
 def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
     """Models by operator: ``matmul``, ``attention``, ``attention_backward``; empty for a device without a profile."""
+    if device.curves is not None:
+        found = curves_of(device.curves, precision)
+        return {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in found.items()}
     profile = _profile(device.name)
     if profile is None:
         return {}
     out = {}
     gemm = _curve(profile, "gemm", precision.matrix_dtype)
     if gemm is not None and precision.matrix_dtype in device.matrix_flops_per_s:
-        out["matmul"] = KernelModel(formula=GEMM, fixed=_gemm_numbers(device, precision, gemm), curve=gemm)
+        fixed, table = _gemm_numbers(device, precision, gemm), residual_table(gemm.coefficients)
+        out["matmul"] = KernelModel(formula=GEMM, fixed=fixed, curve=gemm, residual=table)
+        if precision.quantised_bytes is not None and precision.attention_dtype != precision.matrix_dtype:
+            unquantised = replace(precision, matrix_dtype=precision.attention_dtype, quantised_bytes=None)
+            others = models_of(device, unquantised)
+            out |= {"wide_matmul": others["matmul"]} if "matmul" in others else {}
     forward = _curve(profile, "attention_fwd", precision.attention_dtype)
     if forward is not None:
         numbers = _attention_numbers(device, precision)
@@ -88,17 +110,20 @@ def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
 
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
     """The curve of the dtype; the two 16-bit formats stand for each other."""
-    alike = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
+    alike = {"bf16": "fp16", "fp16": "bf16", "fp4": "nvfp4"}.get(dtype, dtype)
     return profile.curve(family, dtype) or profile.curve(family, alike)
 
 
 def _gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str, float]:
     units = device.sm_count or 0
     a_bytes, b_bytes, out_bytes = OPERAND_BYTES[precision.matrix_dtype]
+    fitted = {name: value for name, value in curve.coefficients.items() if name not in NAMES}
+    # The conversion that was measured is that of serving, a kernel of its own per row; training fuses its casts.
+    fitted["quantise_s"] = 0.0
     return {
         "batch": 1.0, "a_bytes": a_bytes, "b_bytes": b_bytes, "out_bytes": out_bytes,
         "peak_flops_per_s": device.matrix_flops_per_s[precision.matrix_dtype], "memory_Bps": device.memory_Bps,
-        "sm_count": float(units if units >= FEW_UNITS else SPREAD_UNITS), "l2_bytes": 0.0, **curve.coefficients,
+        "sm_count": float(units if units >= FEW_UNITS else SPREAD_UNITS), "l2_bytes": 0.0, **fitted,
     }  # fmt: skip
 
 
@@ -130,14 +155,50 @@ class Timed:
         return total * self.times
 
 
+def _product(model: KernelModel, m: Num, n: Num, k: Num, batch: Num = 1.0) -> dict[str, Num]:
+    """Shape arguments of one product, or of a batch of equal ones."""
+    shape = {"m": m, "n": n, "k": k}
+    if "batch" in model.formula.arguments and not (isinstance(batch, float) and batch == 1.0):
+        shape["batch"] = batch
+    if "residual" not in model.formula.arguments:
+        return shape
+    return {**shape, "residual": gemm_residual(m, n, k, batch, model.fixed["sm_count"], model.residual)}
+
+
+def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool, bool]) -> Timed:
+    """One product per expert as a batch of equal products; where the model knows no batch, one product of all rows."""
+    groups = shape["groups"] if "batch" in model.formula.arguments else 1.0
+    m, n, k = shape["m"] / groups, shape["n"], shape["k"]
+    dims = _dimensions(m, n, k, gradients)
+    return Timed(model=model, shapes=tuple(_product(model, *each, groups) for each in dims))
+
+
+def _dimensions(m: Num, n: Num, k: Num, gradients: tuple[bool, bool]) -> tuple[tuple[Num, Num, Num], ...]:
+    """The products of a phase: forward, or the gradient of the input and, unless they are frozen, of the weights."""
+    backward, frozen = gradients
+    if not backward:
+        return ((m, n, k),)
+    return ((m, k, n),) if frozen else ((m, k, n), (k, n, m))
+
+
 def timed(models: Models, operator: str, shape: Mapping[str, Num], *, backward: bool) -> Timed | None:
     """The model calls of a row, or None where the roofline has to do."""
+    measured = models.get(measured_name(operator, backward))
+    if measured is not None:
+        return Timed(model=measured, shapes=(work_of(measured.curve, shape),))
+    if operator in OTHER_PRODUCTS and "matmul" in models:
+        frozen = operator.startswith("frozen")
+        if "grouped" in operator:
+            return _grouped(models["matmul"], shape, (backward, frozen))
+        model = models.get(operator, models["matmul"])
+        dims = _dimensions(shape["m"], shape["n"], shape["k"], (backward, frozen))
+        return Timed(model=model, shapes=tuple(_product(model, *each) for each in dims))
     if operator in ("matmul", "blocked_matmul") and "matmul" in models:
         m, n, k = shape["m"], shape["n"], shape["k"]
         panels = shape["output_passes"] if operator == "blocked_matmul" else 1.0
-        forward = ({"m": m, "n": n, "k": k / panels},)
-        gradients = ({"m": m, "n": k / panels, "k": n}, {"m": k / panels, "n": n, "k": m})
-        return Timed(model=models["matmul"], shapes=gradients if backward else forward, times=panels)
+        model, part = models["matmul"], k / panels
+        products = ((m, part, n), (part, n, m)) if backward else ((m, n, part),)
+        return Timed(model=model, shapes=tuple(_product(model, *dims) for dims in products), times=panels)
     name = "attention_backward" if backward else "attention"
     if operator == "fused_attention" and name in models and "queries" in shape:
         work, traffic = (BACKWARD_PAIRS, BACKWARD_TRAFFIC) if backward else (1.0, 1.0)

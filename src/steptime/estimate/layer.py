@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from steptime.cost.collective import panel_overlap_s
+from steptime.cost.host import issued_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
+from steptime.estimate.communication import collective_time_s
 from steptime.estimate.kernels import Timed, timed
 from steptime.estimate.machine import Machine
-from steptime.estimate.operators import COLLECTIVES, OPERATORS
-from steptime.num import Num
+from steptime.estimate.memory_kernels import memory_timed
+from steptime.estimate.operators import OPERATORS
+from steptime.num import Num, minimum
+from steptime.plan.framework import Framework
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, Transfer
 
@@ -44,6 +48,8 @@ class PhaseTime:
     memory_busy_s: Num
     exposed_memory_s: Num
     transfers: tuple[TransferTime, ...]
+    issued: Num = 1.0
+    """Operators that the host issues for it."""
 
     @property
     def total_s(self) -> Num:
@@ -54,28 +60,14 @@ class PhaseTime:
         return total
 
 
-def ring_arguments(plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> dict[str, Num]:
-    """Arguments of a ring collective over the product of some mesh axes."""
-    ranks: Num = 1
-    inside: Num = 1
-    for axis in axes:
-        ranks, inside = ranks * getattr(plans, axis), inside * plans.inside(axis)
-    return {
-        "size_bytes": size_bytes, "ranks": ranks, "inside": inside,
-        "fast_Bps": machine.fast_Bps, "slow_Bps": machine.slow_link_Bps(inside),
-        "fast_latency_s": machine.fast_latency_s, "slow_latency_s": machine.slow_latency_s,
-    }  # fmt: skip
-
-
 def _transfer_times(row: Row, transfers: tuple[Transfer, ...], busy_s: Num, plans: Plans, machine: Machine) -> tuple[
     TransferTime, ...
 ]:  # fmt: skip
     panels = 1 if row.panels is None else row.panels
-    each = [
-        COLLECTIVES[t.collective](ring_arguments(plans, machine, (t.axis,), t.size_bytes / panels)) for t in transfers
-    ]
+    each = [collective_time_s(t.collective, plans, machine, (t.axis,), t.size_bytes / panels) for t in transfers]
     if row.panels is None:
-        return tuple(TransferTime(transfer=t, busy_s=s, exposed_s=s) for t, s in zip(transfers, each, strict=True))
+        behind_s = row.overlaps * busy_s
+        return tuple(_behind(transfers, each, behind_s if transfers else 0.0))
     one_panel_s: Num = sum(each)
     exposed_s = panel_overlap_s(one_panel_s, panels, busy_s)
     share = exposed_s / (one_panel_s + (one_panel_s == 0))
@@ -83,6 +75,14 @@ def _transfer_times(row: Row, transfers: tuple[Transfer, ...], busy_s: Num, plan
         TransferTime(transfer=t, busy_s=s * (panels + 1), exposed_s=s * share)
         for t, s in zip(transfers, each, strict=True)
     )
+
+
+def _behind(transfers: tuple[Transfer, ...], each: list[Num], behind_s: Num) -> Iterator[TransferTime]:
+    """Transfers that run behind a part of the row's own time, one after the other."""
+    for transfer, busy_s in zip(transfers, each, strict=True):
+        hidden_s = minimum(busy_s, behind_s)
+        behind_s = behind_s - hidden_s
+        yield TransferTime(transfer=transfer, busy_s=busy_s, exposed_s=busy_s - hidden_s)
 
 
 def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTime:
@@ -94,7 +94,10 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     rate = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
     compute = roofline_compute_s(flops[0], flops[1], rate, machine.vector_flops_per_s, machine.kernel_latency_s)
     exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
-    fitted = timed(machine.models, row.operator, row.shape, backward=phase == BACKWARD)
+    work = {"matrix_flops": flops[0], "vector_flops": flops[1], "moved_bytes": moved}
+    fitted = timed(machine.models, row.operator, {**row.shape, **work}, backward=phase == BACKWARD)
+    if fitted is None and machine.models:
+        fitted = memory_timed(machine.models, row.operator, row.shape, backward=phase == BACKWARD)
     if fitted is not None:
         compute, exposed = fitted.seconds, 0.0 * moved
     transfers = row.backward if phase == BACKWARD else row.forward
@@ -109,10 +112,16 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
 def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator[PhaseTime]:
     """Every row forward and backward, and once more forward where it is recomputed."""
     for row in rows:
-        yield phase_time(row, FORWARD, plans, machine)
-        yield phase_time(row, BACKWARD, plans, machine)
+        yield _counted(phase_time(row, FORWARD, plans, machine), row.share)
+        yield _counted(phase_time(row, BACKWARD, plans, machine), row.share)
         if not isinstance(row.recomputed, float) or row.recomputed:
-            yield _scaled(phase_time(row, RECOMPUTE, plans, machine), row.recomputed)
+            again = _scaled(phase_time(row, RECOMPUTE, plans, machine), row.recomputed)
+            yield _counted(again, row.share)
+
+
+def _counted(time: PhaseTime, share: Num) -> PhaseTime:
+    """A phase of a row that a layer has ``share`` times."""
+    return time if isinstance(share, float) and share == 1.0 else _scaled(time, share)
 
 
 def _scaled(time: PhaseTime, share: Num) -> PhaseTime:
@@ -125,12 +134,58 @@ def _scaled(time: PhaseTime, share: Num) -> PhaseTime:
         row=time.row, phase=time.phase, matrix_flops=time.matrix_flops * share, vector_flops=time.vector_flops * share,
         moved_bytes=time.moved_bytes * share, compute_s=time.compute_s * share, timed=time.timed,
         memory_busy_s=time.memory_busy_s * share, exposed_memory_s=time.exposed_memory_s * share, transfers=transfers,
+        issued=time.issued * share,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What some rows do in one direction for one micro-batch, by kind; before the framework has its say."""
+
+    matrix_s: Num
+    """Matrix products."""
+    attention_s: Num
+    """Products of the attention core."""
+    vector_s: Num
+    """Operators without products."""
+    operators: Num
+    """Operators that the host issues."""
+    links_s: Mapping[str, Num]
+    """Exposed transfers by axis."""
+
+
+def kind_of(row: Row) -> str:
+    """Kind of a row's work: ``matrix``, ``attention`` or ``vector``."""
+    operator = OPERATORS[row.operator]
+    if operator.attention_rate:
+        return "attention"
+    return "matrix" if operator.forward.matrix_flops is not None else "vector"
+
+
+def work_of(times: Iterable[PhaseTime]) -> dict[str, Work]:
+    """Work forward and backward; recomputation belongs to the backward pass."""
+    sums: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
+    links: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
+    for time in times:
+        phase = FORWARD if time.phase == FORWARD else BACKWARD
+        into, kind = sums[phase], kind_of(time.row)
+        into[kind] = into.get(kind, 0.0) + (time.compute_s + time.exposed_memory_s)
+        into["operators"] = into.get("operators", 0.0) + time.issued
+        for each in time.transfers:
+            axis = each.transfer.axis
+            links[phase][axis] = links[phase].get(axis, 0.0) + each.exposed_s
+    return {
+        phase: Work(
+            matrix_s=into.get("matrix", 0.0), attention_s=into.get("attention", 0.0), vector_s=into.get("vector", 0.0),
+            operators=into.get("operators", 0.0), links_s=links[phase],
+        )
+        for phase, into in sums.items()
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Exposed time of some rows for one micro-batch."""
+    """Time of some rows for one micro-batch."""
 
     forward_s: Num
     backward_s: Num
@@ -141,13 +196,19 @@ class Pass:
         return self.forward_s + self.backward_s
 
 
-def pass_of(times: Iterable[PhaseTime]) -> Pass:
-    """Sums by direction; recomputation belongs to the backward pass."""
-    forward: Num = 0.0
-    backward: Num = 0.0
-    for time in times:
-        if time.phase == FORWARD:
-            forward = forward + time.total_s
-        else:
-            backward = backward + time.total_s
-    return Pass(forward_s=forward, backward_s=backward)
+def device_s(work: Work, framework: Framework) -> Num:
+    """Time that the device and its links need for some work."""
+    total = work.matrix_s * framework.matrix + work.attention_s * framework.attention + work.vector_s * framework.vector
+    for axis, links_s in work.links_s.items():
+        total = total + links_s * framework.links(axis)
+    return total
+
+
+def paced_s(work: Work, framework: Framework) -> Num:
+    """Time of some work under a framework: what the device needs, or the host if it is slower."""
+    return issued_s(device_s(work, framework), work.operators, framework.host_s)
+
+
+def pass_of(work: Mapping[str, Work], framework: Framework) -> Pass:
+    """Both directions."""
+    return Pass(forward_s=paced_s(work[FORWARD], framework), backward_s=paced_s(work[BACKWARD], framework))

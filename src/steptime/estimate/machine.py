@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from steptime.errors import UserError
+from steptime.estimate.fabrics import FabricModel, fabric_model
 from steptime.estimate.kernels import Models, models_of
+from steptime.estimate.measured_groups import Groups, groups_of
+from steptime.estimate.memory_kernels import memory_models
+from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 from steptime.num import Num, where
 from steptime.plan.job import Precision
@@ -35,6 +41,12 @@ class Machine:
     fast_domain: int
     models: Models = field(default_factory=dict)
     """Fitted time models by operator; what has none is timed by the roofline."""
+    fabric: FabricModel | None = None
+    """Fitted collectives; without them transfers are textbook rings."""
+    groups: Groups | None = None
+    """Collectives that were measured on this machine itself."""
+    bound: Machine | None = None
+    """The datasheet's rates, without latencies and fitted models: no step is faster. Only of a calibrated machine."""
 
     def slow_link_Bps(self, inside: Num) -> Num:
         """Bandwidth between domains per rank of a group with ``inside`` ranks in each."""
@@ -45,6 +57,10 @@ class Machine:
     @property
     def nearer_is_faster(self) -> bool:
         """Whether links inside a domain are no slower than links between domains."""
+        if self.fabric is not None:
+            return self.fabric.nearer_is_faster
+        if self.groups is not None and self.groups.between:
+            return False
         slow_Bps = max(self.slow_Bps, self.lone_slow_Bps)
         return self.fast_Bps >= slow_Bps and self.fast_latency_s <= self.slow_latency_s
 
@@ -52,7 +68,10 @@ class Machine:
         """The same machine with some rates multiplied."""
         models = {name: model.faster(factors) for name, model in self.models.items()}
         rates = {name: getattr(self, name) * factor for name, factor in factors.items()}
-        return replace(self, models=models, **rates)
+        fabric = None if self.fabric is None else self.fabric.faster(factors)
+        groups = None if self.groups is None else self.groups.faster(factors)
+        bound = None if self.bound is None else self.bound.faster(**factors)
+        return replace(self, models=models, fabric=fabric, groups=groups, bound=bound, **rates)
 
 
 def _rate(rates: Mapping[str, float], dtype: str, device: Device, what: str) -> float:
@@ -81,7 +100,7 @@ def machine_of(
     matrix = _rate(device.matrix_flops_per_s, precision.matrix_dtype, device, "matrix")
     attention = _rate(device.matrix_flops_per_s, precision.attention_dtype, device, "matrix")
     one_link_Bps = slow.link_Bps * slow.efficiency / slow.oversubscription
-    return Machine(
+    machine = Machine(
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,
         vector_flops_per_s=_vector_rate(device, precision.vector_dtype) * device.vector_efficiency,
@@ -95,8 +114,33 @@ def machine_of(
         lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
         slow_latency_s=slow.latency_s,
         fast_domain=cluster.fast_domain,
-        models=models_of(device, precision) if calibrated else {},
     )
+    return _calibrated(machine, cluster, gpus, precision) if calibrated else machine
+
+
+@lru_cache(maxsize=64)
+def _profile(device: str) -> Profile | None:
+    return load_profile(device)
+
+
+def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precision) -> Machine:
+    """The machine with its fitted models, as far as it has any."""
+    device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
+    models = {**memory_models(device, _profile(device.name)), **models_of(device, precision)}
+    groups = groups_of(device.curves)
+    fabric = fabric_model(cluster, slow, gpus) if groups is None else None
+    if not models and fabric is None and groups is None:
+        return machine
+    bound = replace(
+        machine,
+        matrix_flops_per_s=machine.matrix_flops_per_s / device.matrix_efficiency,
+        attention_flops_per_s=machine.attention_flops_per_s / device.matrix_efficiency,
+        vector_flops_per_s=machine.vector_flops_per_s / device.vector_efficiency,
+        memory_Bps=device.memory_Bps, kernel_latency_s=0.0, fast_latency_s=0.0, slow_latency_s=0.0,
+        fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=machine.slow_Bps / slow.efficiency,
+        lone_slow_Bps=machine.lone_slow_Bps / slow.efficiency,
+    )  # fmt: skip
+    return replace(machine, models=models, fabric=fabric, groups=groups, bound=bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,20 +164,41 @@ def _level_constants(level: Level) -> list[Constant]:
     ]
 
 
+def _fitted_to(curve: Curve) -> str:
+    return f"fitted to {curve.points} measurements of {curve.source}" if curve.points else curve.source
+
+
 def curve_constants(machine: Machine) -> list[Constant]:
     """The fitted curves that an estimate rests on, each with its cross-validated median error."""
+    groups = machine.groups.curves if machine.groups is not None else ()
     return [
         Constant(
+            name=f"{one.curve.family}.median_error", value=one.curve.median_ape,
+            source=Source(text=_fitted_to(one.curve), kind=Kind(one.curve.kind)),
+        )
+        for one in groups
+    ] + [
+        Constant(
             name=f"{name}.{model.curve.family}.{model.curve.dtype}.median_error", value=model.curve.median_ape,
-            source=Source(text=f"fitted to {model.curve.points} measurements of {model.curve.source}",
-                          kind=Kind(model.curve.kind)),
+            source=Source(text=_fitted_to(model.curve), kind=Kind(model.curve.kind)),
         )
         for name, model in machine.models.items()
+    ] + [
+        Constant(
+            name=f"{basis.level}.{basis.profile.name}.median_error", value=basis.profile.median_ape,
+            source=Source(text=f"collectives {basis.how} {basis.profile.points} measurements of "
+                          f"{', '.join(basis.profile.sources)}",
+                          kind=Kind.ASSUMED if basis.carried else Kind(basis.profile.kind)),
+        )
+        for basis in (machine.fabric.bases() if machine.fabric is not None else ())
     ]  # fmt: skip
 
 
-def constants_of(cluster: Cluster, gpus: int, precision: Precision) -> list[Constant]:
-    """Every catalogue number that an estimate of such a job rests on, with its source."""
+def constants_of(cluster: Cluster, gpus: int, precision: Precision, *, fitted_links: bool = False) -> list[Constant]:
+    """Every catalogue number that an estimate of such a job rests on, with its source.
+
+    ``fitted_links``: fitted collectives stand for the efficiencies and latencies of the links.
+    """
     device = cluster.device
     vector = precision.vector_dtype if precision.vector_dtype in device.vector_flops_per_s else "fp32"
     values = {
@@ -149,7 +214,8 @@ def constants_of(cluster: Cluster, gpus: int, precision: Precision) -> list[Cons
     }  # fmt: skip
     out: list[Constant] = []
     out += [Constant(name=n, value=v, source=device.sources.get(n, UNSTATED)) for n, v in values.items()]
-    return out + _level_constants(cluster.levels[0]) + _outer_constants(cluster, gpus)
+    links = _level_constants(cluster.levels[0]) + _outer_constants(cluster, gpus)
+    return out + [c for c in links if not fitted_links or not c.name.endswith((".efficiency", ".latency_s"))]
 
 
 def _outer_constants(cluster: Cluster, gpus: int) -> list[Constant]:

@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
-from steptime.estimate.machine import Machine
+from steptime.estimate.operators import OPERATORS
+from steptime.plan.adapters import FROZEN
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.rows import Row
 
-_UNIT = Machine(
-    matrix_flops_per_s=1.0, attention_flops_per_s=1.0, vector_flops_per_s=1.0, peak_flops_per_s=1.0, memory_Bps=1.0,
-    memory_bytes=1.0, kernel_latency_s=0.0, fast_Bps=1.0, fast_latency_s=0.0, slow_Bps=1.0, lone_slow_Bps=1.0,
-    slow_latency_s=0.0, fast_domain=1,
-)  # fmt: skip
+
+def _row_flops(row: Row) -> float:
+    """Matrix operations of a row forward, per layer."""
+    formula = OPERATORS[row.operator].forward.matrix_flops
+    return 0.0 if formula is None else float(formula(row.shape) * row.share)
 
 
-def _forward_matrix_flops(rows: tuple[Row, ...], plans: Plans) -> float:
-    return float(sum(t.matrix_flops for t in phase_times(rows, plans, _UNIT) if t.phase == FORWARD))
+def _part_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
+    """How often each part of the model runs, and its rows: on one device, no tokens dropped or counted twice."""
+    plain = replace(job, attention="fused", expert_imbalance=1.0, expert_capacity=None)
+    block = CORRECTED.strategies["1d"].block(plain, Plans())
+    parts = {"layers": (float(job.model.layers), block.layer)}
+    return parts | {name: (1.0, rows) for name, rows in (("embedding", block.first), ("head", block.last)) if rows}
 
 
 def forward_flops_per_sequence(job: Job) -> dict[str, float]:
     """Matrix operations of one sequence forward, by part of the model, on one device.
 
     A product of m x k by k x n counts 2mnk; a causal mask counts the unmasked pairs once; fused or not makes no
-    difference. These are model FLOPs: they depend on neither plan nor machine.
+    difference; of experts those count that a token chooses. These are model FLOPs: they depend on neither plan nor
+    machine. The head of a model that predicts several tokens has the further layers too.
     """
-    plans = Plans()
-    block = CORRECTED.strategies["1d"].block(_fused(job), plans)
-    parts = {"layers": job.model.layers * _forward_matrix_flops(block.layer, plans)}
-    for name, rows in (("embedding", block.first), ("head", block.last)):
-        if rows:
-            parts[name] = _forward_matrix_flops(rows, plans)
-    return parts
+    return {name: count * _flops(rows) for name, (count, rows) in _part_rows(job).items()}
 
 
-def _fused(job: Job) -> Job:
-    return replace(job, attention="fused")
+def _flops(rows: Iterable[Row]) -> float:
+    return float(sum(_row_flops(row) for row in rows))
 
 
 def model_flops_per_step(job: Job) -> float:
-    """Forward and backward (twice forward) of the whole global batch."""
-    return 3.0 * job.global_batch * sum(forward_flops_per_sequence(job).values())
+    """Forward and backward (twice forward, once for frozen weights) of the whole global batch."""
+    if job.adapter is None:
+        return 3.0 * job.global_batch * sum(forward_flops_per_sequence(job).values())
+    total = sum(count * sum(_passes(row) * _row_flops(row) for row in rows)
+                for count, rows in _part_rows(job).values())  # fmt: skip
+    return job.global_batch * total
 
 
-def recomputed_flops_per_step(job: Job, recompute: int) -> float:
-    """Matrix operations that recomputation of the layers, or of unfused attention alone, adds to a step."""
-    if recompute == FULL_RECOMPUTE:
-        return job.global_batch * forward_flops_per_sequence(job)["layers"]
-    plans = Plans(recompute=recompute)
-    rows = CORRECTED.strategies["1d"].block(job, plans).layer
-    again = sum(t.matrix_flops for t in phase_times(rows, plans, _UNIT) if t.phase == RECOMPUTE)
+def _passes(row: Row) -> float:
+    """Products forward and backward against forward: frozen weights have no gradient."""
+    return 2.0 if row.operator in FROZEN.values() else 3.0
+
+
+def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float:
+    """Matrix operations that recomputation of every so many-th layer, or of parts of all layers, adds to a step."""
+    if recompute & FULL_RECOMPUTE:
+        return job.global_batch * forward_flops_per_sequence(job)["layers"] / every
+    rows = CORRECTED.strategies["1d"].block(job, Plans(recompute=recompute)).layer
+    again = sum(float(row.recomputed) * _row_flops(row) for row in rows)
     return float(job.global_batch * job.model.layers * again)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from steptime.cost import attention, collective, elementwise, matmul
+from steptime.cost import attention, collective, elementwise, exchange, experts, matmul
 from steptime.num import Num
 
 
@@ -60,13 +60,39 @@ def _phase(matrix: Any = None, vector: Any = None, moved: Any = None) -> Phase:
     return Phase(matrix_flops=wrap[0], vector_flops=wrap[1], moved_bytes=wrap[2])
 
 
-_A, _E, _M = attention, elementwise, matmul
+_A, _E, _M, _X = attention, elementwise, matmul, experts
+_MOVE = _phase(None, None, _X.moved_bytes)
 
 OPERATORS: Mapping[str, Operator] = {
     "matmul": Operator(
         forward=_phase(_M.matmul_flops, None, _M.matmul_bytes),
         backward=_phase(_M.matmul_backward_flops, None, _M.matmul_backward_bytes),
     ),
+    "frozen_matmul": Operator(
+        forward=_phase(_M.matmul_flops, None, _M.matmul_bytes),
+        backward=_phase(_X.input_gradient_flops, None, _M.matmul_bytes),
+    ),
+    "wide_matmul": Operator(
+        forward=_phase(_M.matmul_flops, None, _M.matmul_bytes),
+        backward=_phase(_M.matmul_backward_flops, None, _M.matmul_backward_bytes),
+        attention_rate=True,
+    ),
+    "grouped_matmul": Operator(
+        forward=_phase(_M.matmul_flops, None, _X.grouped_matmul_bytes),
+        backward=_phase(_M.matmul_backward_flops, None, _X.grouped_matmul_backward_bytes),
+    ),
+    "frozen_grouped_matmul": Operator(
+        forward=_phase(_M.matmul_flops, None, _X.grouped_matmul_bytes),
+        backward=_phase(_X.input_gradient_flops, None, _X.grouped_matmul_bytes),
+    ),
+    "top_k": Operator(
+        forward=_phase(None, _X.top_k_flops, _X.moved_bytes), backward=_phase(None, _X.top_k_flops, _X.moved_bytes)
+    ),
+    "move": Operator(forward=_MOVE, backward=_MOVE),
+    "move_forward": Operator(forward=_MOVE, backward=_phase()),
+    "move_backward": Operator(forward=_phase(), backward=_MOVE),
+    "frozen_bias": Operator(forward=_phase(None, _E.bias_flops, _E.bias_bytes), backward=_phase()),
+    "frozen_embedding": Operator(forward=_phase(None, None, _E.embedding_bytes), backward=_phase()),
     "blocked_matmul": Operator(
         forward=_phase(_M.blocked_matmul_flops, None, _M.matmul_bytes),
         backward=_phase(_M.matmul_backward_flops, None, _M.matmul_backward_bytes),
@@ -149,4 +175,6 @@ COLLECTIVES: Mapping[str, Formula] = {
     "all_reduce": Formula(collective.ring_all_reduce_s),
     "broadcast": Formula(collective.ring_broadcast_s),
     "reduce": Formula(collective.ring_reduce_s),
+    "all_to_all": Formula(exchange.all_to_all_s),
+    "ring_exchange": Formula(exchange.ring_exchange_s),
 }

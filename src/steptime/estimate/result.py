@@ -46,6 +46,8 @@ class Detail:
     value: float
     arguments: Mapping[str, float]
     """The numbers put in, by argument name."""
+    basis: str = ""
+    """What kind of number it rests on: a fitted curve or fabric with its error, or a textbook formula."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

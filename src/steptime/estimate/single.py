@@ -147,8 +147,11 @@ def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]
 
 
 def _provenance(setting: Setting) -> Provenance:
-    constants = constants_of(setting.cluster, setting.job.gpus, setting.job.precision)
-    constants += curve_constants(setting.machine)
+    machine = setting.machine
+    constants = constants_of(
+        setting.cluster, setting.job.gpus, setting.job.precision, fitted_links=machine.fabric is not None
+    )
+    constants += curve_constants(machine)
     return Provenance(
         steptime_version=__version__,
         mode=setting.method.name,

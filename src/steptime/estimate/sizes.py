@@ -14,10 +14,18 @@ class Part:
     """Sums over some rows, per device (activations per micro-batch)."""
 
     weights: Num
-    """Parameters."""
+    """Trained parameters, those of routed experts apart."""
     replicated: Num
     """Those of them that every tensor-parallel rank holds."""
     kept_bytes: Num
+    expert_weights: Num = 0.0
+    """Parameters of routed experts, which ``weights`` leaves out."""
+    frozen: Num = 0.0
+    """Parameters that are not trained, which the others leave out."""
+    frozen_experts: Num = 0.0
+    frozen_bytes: Num = 0.0
+    """Bytes of the frozen parameters, which may have a format of their own."""
+    frozen_expert_bytes: Num = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +40,25 @@ class Sizes:
 
 
 def part_of(rows: Iterable[Row]) -> Part:
-    """Sums over rows."""
-    weights: Num = 0.0
-    replicated: Num = 0.0
-    kept: Num = 0.0
+    """Sums over rows, each counted as often as a layer has it."""
+    sums: dict[str, Num] = {"weights": 0.0, "replicated": 0.0, "kept_bytes": 0.0}
     for row in rows:
-        weights = weights + row.weights
-        replicated = replicated + row.replicated
-        kept = kept + row.kept_bytes
-    return Part(weights=weights, replicated=replicated, kept_bytes=kept)
+        parts = {POOLS[row.expert, bool(row.trained)]: row.weights, "kept_bytes": row.kept_bytes}
+        if row.trained:
+            parts["replicated"] = row.replicated
+        else:
+            parts[_BYTES[row.expert]] = row.weights * row.weight_bytes
+        for name, value in parts.items():
+            counted = value if isinstance(row.share, float) and row.share == 1.0 else value * row.share
+            sums[name] = sums.get(name, 0.0) + counted
+    return Part(**sums)
+
+
+#: Whether weights are of experts, and trained -> where they are counted.
+POOLS = {
+    (False, True): "weights", (True, True): "expert_weights", (False, False): "frozen", (True, False): "frozen_experts",
+}  # fmt: skip
+_BYTES = {False: "frozen_bytes", True: "frozen_expert_bytes"}
 
 
 def sizes_of(block: Block) -> Sizes:

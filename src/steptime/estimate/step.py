@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from steptime.cost.collective import point_to_point_s
-from steptime.cost.data_parallel import adam_step_bytes, exposed_layerwise_s
+from steptime.cost.data_parallel import exposed_layerwise_s, partly_hidden_s
+from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.pipeline import mean_stage_link_s, pipeline_bubble_s
-from steptime.cost.roofline import memory_s
-from steptime.estimate.layer import Pass, ring_arguments
+from steptime.cost.scaling import growth_s
+from steptime.estimate.communication import message_time_s
+from steptime.estimate.layer import Pass
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import gradient_ranks
-from steptime.estimate.operators import COLLECTIVES
 from steptime.estimate.sizes import Sizes
+from steptime.estimate.traffic import (
+    Stage,
+    Traffic,
+    optimizer_bytes_of,
+    optimizer_time_s,
+    replicated_s,
+    traffic_of,
+)
 from steptime.num import Num, maximum, where
+from steptime.plan.framework import Framework
 from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import FULL_RECOMPUTE, Plans
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Exposed time of each part of the model for one micro-batch."""
+    """Time of each part of the model for one micro-batch."""
 
     layer: Pass
     first: Pass
@@ -29,18 +37,41 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """The stage that sets the pace of the pipeline."""
+class Layout:
+    """How the layers lie on the stages."""
 
-    layers: Num
+    stages: Num
+    virtual_stages: Num
     first: Num
-    """1 where it holds the embedding."""
+    """Layers on the first stage; likewise on a middle (the fullest) and on the last."""
+    middle: Num
     last: Num
-    """1 where it holds the head."""
-    all_stages_s: Num
-    """One micro-batch through all stages, forward and backward."""
-    slowest_s: Num
-    """The part of it that is spent on this stage."""
+    whole: Num
+    """Layers of all stages."""
+    recomputed: Num
+    """Share of the layers whose forward runs once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """What a step is composed of beside the passes through its parts; before the framework has its say."""
+
+    layout: Layout
+    devices: Num
+    micro_batches: Num
+    hides_data: Num
+    """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
+    hides_stages: Num
+    fast_link_s: Num
+    """One message to a stage in the same fast domain; below to one in another; their mean over the pipeline."""
+    slow_link_s: Num
+    stage_link_s: Num
+    traffic: Traffic
+    replicated_s: Num
+    """Reduction of gradients of weights that tensor-parallel ranks replicate."""
+    optimizer_bytes: Num
+    """Memory traffic of the optimiser."""
+    optimizer_s: Num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +93,8 @@ class Step:
     """Filling and draining of the pipeline, the messages between stages included."""
     bubble_links_s: Num
     """That part of it."""
+    stage_host_s: Num
+    """Time that the host loses per micro-batch."""
     gradient_s: Num
     """Reduction of gradients over the data-parallel group."""
     gradient_busy_s: Num
@@ -75,6 +108,10 @@ class Step:
     optimizer_s: Num
     optimizer_bytes: Num
     """Memory traffic of the optimiser."""
+    overhead_s: Num
+    """Fixed time of a step that no work explains."""
+    growth_s: Num
+    """Stragglers and shared links of many devices."""
     one_reduction_s: Num
     """Reduction of the gradients of one layer; likewise the gathering of its weights."""
     one_gather_s: Num
@@ -85,136 +122,124 @@ class Step:
     @property
     def total_s(self) -> Num:
         """Time of the step."""
-        return (
-            self.steady_s + self.pipeline_comm_s + self.bubble_s + self.gradient_s + self.backward_gather_s
-            + self.weight_gather_s + self.replicated_s + self.optimizer_s
-        )  # fmt: skip
+        return _work_s(self) + self.overhead_s + self.growth_s
 
 
-def critical_stage(method: Method, job: Job, plans: Plans, passes: Passes) -> Stage:
-    """Slowest of the first, a middle and the last stage; ties go to the first."""
-    split = method.stage_split(job, plans)
-    again = where(plans.recompute == FULL_RECOMPUTE, passes.layer.forward_s, 0.0)
-    one_layer_s = passes.layer.both_s + again
-    alone = plans.pp <= 1
-    first_s = split.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
-    middle_s = where(plans.pp > 2, split.middle * one_layer_s, 0.0)
-    last_s = where(alone, 0.0, split.last * one_layer_s + passes.last.both_s)
-    slowest_s = maximum(first_s, maximum(middle_s, last_s))
-    is_first = first_s >= slowest_s
-    is_last = (last_s >= slowest_s) & (first_s < slowest_s)
-    layers = where(is_first, split.first, where(is_last, split.last, split.middle))
-    whole = where(alone, split.first, _all_layers(split.first, split.middle, split.last, job, plans))
-    return Stage(
-        layers=layers, first=where(is_first, 1.0, 0.0),
-        last=where(is_last, 1.0, where(is_first & alone, 1.0, 0.0)),
-        all_stages_s=whole * one_layer_s + passes.first.both_s + passes.last.both_s, slowest_s=slowest_s,
+def _work_s(step: Step) -> Num:
+    return (
+        step.steady_s + step.pipeline_comm_s + step.bubble_s + step.gradient_s + step.backward_gather_s
+        + step.weight_gather_s + step.replicated_s + step.optimizer_s + step.stage_host_s
     )  # fmt: skip
 
 
-def _all_layers(first: Num, middle: Num, last: Num, job: Job, plans: Plans) -> Num:
-    """Layers of all stages; equal stages may floor away a remainder."""
-    return where((first == middle) & (middle == last), first * plans.pp, float(job.model.layers))
+def layout_of(method: Method, job: Job, plans: Plans) -> Layout:
+    """Layers per stage, and how many of them are recomputed."""
+    split, alone = method.stage_split(job, plans), plans.pp <= 1
+    equal = (split.first == split.middle) & (split.middle == split.last)
+    whole = where(equal, split.first * plans.pp, float(job.model.layers))
+    full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
+    return Layout(
+        stages=plans.pp, virtual_stages=plans.vpp, first=split.first, middle=split.middle, last=split.last,
+        whole=where(alone, split.first, whole), recomputed=full / plans.recompute_every,
+    )  # fmt: skip
 
 
-def _stage_links_s(method: Method, plans: Plans, sizes: Sizes, machine: Machine) -> tuple[Num, Num]:
-    """A message to a stage in the same fast domain, and to one in another."""
-    fast = point_to_point_s(sizes.boundary_bytes, machine.fast_Bps, machine.fast_latency_s)
-    slow = point_to_point_s(sizes.boundary_bytes, machine.lone_slow_Bps, machine.slow_latency_s)
-    return fast, slow * method.slow_link_share(plans)
+def critical_stage(layout: Layout, passes: Passes) -> Stage:
+    """Slowest of the first, a middle and the last stage; ties go to the first."""
+    one_layer_s = passes.layer.both_s + layout.recomputed * passes.layer.forward_s
+    alone = layout.stages <= 1
+    first_s = layout.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
+    middle_s = where(layout.stages > 2, layout.middle * one_layer_s, 0.0)
+    last_s = where(alone, 0.0, layout.last * one_layer_s + passes.last.both_s)
+    slowest_s = maximum(first_s, maximum(middle_s, last_s))
+    is_first = first_s >= slowest_s
+    is_last = (last_s >= slowest_s) & (first_s < slowest_s)
+    return Stage(
+        layers=where(is_first, layout.first, where(is_last, layout.last, layout.middle)),
+        first=where(is_first, 1.0, 0.0), last=where(is_last, 1.0, where(is_first & alone, 1.0, 0.0)),
+        all_stages_s=layout.whole * one_layer_s + passes.first.both_s + passes.last.both_s, slowest_s=slowest_s,
+    )  # fmt: skip
 
 
-def _behind(job: Job, one_s: Num, layers: Num, behind_s: Num) -> Num:
-    if "dp" in job.overlap:
-        return exposed_layerwise_s(one_s, layers, behind_s)
-    return one_s * layers
-
-
-def compose(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, passes: Passes
-) -> Step:
-    """One optimiser step from the times of its parts."""
-    stage = critical_stage(method, job, plans, passes)
+def inputs_of(
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage,
+    layout: Layout,
+) -> StepInputs:  # fmt: skip
+    """Everything about a step that its critical stage and the machine's links determine."""
+    fast_s, slow_s = message_time_s(machine, sizes.boundary_bytes)
+    slow_s = slow_s * method.slow_link_share(plans)
     micro_batches = method.micro_batches(job, plans)
-    fast_s, slow_s = _stage_links_s(method, plans, sizes, machine)
-    link_s = mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s)
-    again = where(plans.recompute == FULL_RECOMPUTE, 1.0, 0.0)
-    backward_s = passes.layer.backward_s + again * passes.layer.forward_s
-    shared = _data_parallel(strategy, job, machine, plans, sizes, stage, passes.layer.forward_s, backward_s,
-                            micro_batches)  # fmt: skip
-    weights = sizes.layer.weights * stage.layers + sizes.first.weights * stage.first + sizes.last.weights * stage.last
-    optimizer_bytes = _optimizer_bytes(method, strategy, job, plans, weights)
-    return Step(
+    optimizer_bytes = optimizer_bytes_of(method, strategy, job, plans, sizes, stage)
+    return StepInputs(
+        layout=layout, devices=job.gpus, micro_batches=micro_batches,
+        hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
+        fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
+        traffic=traffic_of(strategy, job, machine, plans, sizes, stage, micro_batches),
+        replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, stage),
+        optimizer_bytes=optimizer_bytes, optimizer_s=optimizer_time_s(optimizer_bytes, machine),
+    )  # fmt: skip
+
+
+def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
+    """One optimiser step from the times of its parts."""
+    layout, traffic = inputs.layout, inputs.traffic
+    stage = critical_stage(layout, passes)
+    stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
+    link_s = inputs.stage_link_s * links
+    backward_s = passes.layer.backward_s + layout.recomputed * passes.layer.forward_s
+    step = Step(
         stage=stage,
-        micro_batches=micro_batches,
-        repeats=1.0 + again,
-        steady_s=micro_batches * stage.slowest_s,
+        micro_batches=inputs.micro_batches,
+        repeats=1.0 + layout.recomputed,
+        steady_s=inputs.micro_batches * stage.slowest_s,
         stage_link_s=link_s,
-        fast_link_s=fast_s,
-        slow_link_s=slow_s,
-        pipeline_comm_s=(0.0 if "pp" in job.overlap else 1.0) * 2 * micro_batches * link_s * plans.vpp,
-        bubble_s=pipeline_bubble_s(stage.all_stages_s, stage.slowest_s, plans.vpp) + (plans.pp - 1) * 2 * link_s,
-        bubble_links_s=(plans.pp - 1) * 2 * link_s,
-        replicated_s=_replicated_s(method, strategy, job, machine, plans, sizes, stage),
-        optimizer_bytes=optimizer_bytes,
-        optimizer_s=memory_s(optimizer_bytes, machine.memory_Bps),
+        fast_link_s=inputs.fast_link_s * links,
+        slow_link_s=inputs.slow_link_s * links,
+        pipeline_comm_s=(1.0 - inputs.hides_stages) * 2 * inputs.micro_batches * link_s * chunks,
+        bubble_s=pipeline_bubble_s(stage.all_stages_s, stage.slowest_s, chunks) + (stages - 1) * 2 * link_s,
+        bubble_links_s=(stages - 1) * 2 * link_s,
+        stage_host_s=stage_issue_s(inputs.micro_batches, chunks, stages, framework.stage_s),
+        replicated_s=inputs.replicated_s,
+        optimizer_bytes=inputs.optimizer_bytes,
+        optimizer_s=inputs.optimizer_s * framework.optimizer,
+        overhead_s=step_overhead_s(framework.step_s),
+        growth_s=0.0,
         behind_forward_s=passes.layer.forward_s,
         behind_backward_s=backward_s,
-        **shared,
+        **_data_parallel(inputs, traffic, stage, framework, passes.layer.forward_s, backward_s),
     )
+    return _grown(step, inputs, framework)
+
+
+def _grown(step: Step, inputs: StepInputs, framework: Framework) -> Step:
+    if isinstance(framework.growth, float) and not framework.growth:
+        return step
+    return replace(step, growth_s=growth_s(_work_s(step), inputs.devices, framework.growth))
 
 
 def _data_parallel(
-    strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage,
-    forward_s: Num, backward_s: Num, micro_batches: Num,
-) -> dict[str, Num]:  # fmt: skip
-    """Traffic over the data-parallel group, exposed and busy, by ZeRO stage."""
-    precision, gather, scatter = job.precision, COLLECTIVES["all_gather"], COLLECTIVES["reduce_scatter"]
-    ends = sizes.first.weights * stage.first + sizes.last.weights * stage.last
-
-    def ring(formula_bytes: Num) -> dict[str, Num]:
-        return ring_arguments(plans, machine, strategy.gradient_axes, formula_bytes)
-
-    halves = where(plans.zero >= 1, 1.0, 2.0)
-    reduce_s = halves * scatter(ring(sizes.layer.weights * precision.gradient_bytes))
-    gather_s = where(plans.zero >= 1, 1.0, 0.0) * gather(ring(sizes.layer.weights * precision.element_bytes))
-    reduce_ends_s = halves * scatter(ring(ends * precision.gradient_bytes))
-    gather_ends_s = where(plans.zero >= 1, 1.0, 0.0) * gather(ring(ends * precision.element_bytes))
-    reductions = where(plans.zero >= 2, micro_batches, 1.0)
-    gathers = where(plans.zero >= 3, micro_batches, 1.0)
-    again_s = where(plans.zero >= 3, 1.0, 0.0) * gather_s
+    inputs: StepInputs, traffic: Traffic, stage: Stage, framework: Framework, forward_s: Num, backward_s: Num
+) -> dict[str, Num]:
+    """Traffic over the data-parallel group, exposed and busy."""
+    links, layers = framework.data_links, stage.layers
+    reduce_s, gather_s, again_s = traffic.reduce_s * links, traffic.gather_s * links, traffic.gather_again_s * links
+    ends_s, gather_ends_s = traffic.reduce_ends_s * links, traffic.gather_ends_s * links
     both_s = reduce_s + again_s
-    exposed_s = _behind(job, both_s, stage.layers, backward_s) * reductions
+
+    def exposed(one_s: Num, behind_s: Num) -> Num:
+        least_s = exposed_layerwise_s(one_s, layers, behind_s)
+        shown = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
+        return partly_hidden_s(least_s, one_s * layers, shown)
+
+    exposed_s = exposed(both_s, backward_s) * traffic.reductions
     share = reduce_s / (both_s + (both_s == 0))
     return {
         "one_reduction_s": reduce_s,
         "one_gather_s": gather_s,
-        "gradient_s": exposed_s * share + reduce_ends_s * reductions,
-        "gradient_busy_s": (reduce_s * stage.layers + reduce_ends_s) * reductions,
-        "backward_gather_s": exposed_s * (1.0 - share) * where(plans.zero >= 3, 1.0, 0.0),
-        "backward_gather_busy_s": again_s * stage.layers * gathers,
-        "weight_gather_s": (_behind(job, gather_s, stage.layers, forward_s) + gather_ends_s) * gathers,
-        "weight_gather_busy_s": (gather_s * stage.layers + gather_ends_s) * gathers,
+        "gradient_s": exposed_s * share + ends_s * traffic.reductions,
+        "gradient_busy_s": (reduce_s * layers + ends_s) * traffic.reductions,
+        "backward_gather_s": exposed_s * (1.0 - share) * where(traffic.gather_again_s > 0, 1.0, 0.0),
+        "backward_gather_busy_s": again_s * layers * traffic.gathers,
+        "weight_gather_s": (exposed(gather_s, forward_s) + gather_ends_s) * traffic.gathers,
+        "weight_gather_busy_s": (gather_s * layers + gather_ends_s) * traffic.gathers,
     }
-
-
-def _replicated_s(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage
-) -> Num:
-    if not method.share_replicated_gradients:
-        return 0.0 * plans.tp
-    replicated = (
-        sizes.layer.replicated * stage.layers + sizes.first.replicated * stage.first
-        + sizes.last.replicated * stage.last
-    )  # fmt: skip
-    size_bytes = replicated * job.precision.gradient_bytes
-    return COLLECTIVES["all_reduce"](ring_arguments(plans, machine, (strategy.replicated_axis,), size_bytes))
-
-
-def _optimizer_bytes(method: Method, strategy: Strategy, job: Job, plans: Plans, weights: Num) -> Num:
-    if not method.optimizer_step:
-        return 0.0 * plans.dp
-    owned = weights / where(plans.zero >= 1, gradient_ranks(strategy, plans), 1)
-    precision = job.precision
-    state_bytes = job.optimizer.bytes_per_parameter(precision)
-    return adam_step_bytes(owned, state_bytes, precision.gradient_bytes, precision.element_bytes)

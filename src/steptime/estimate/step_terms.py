@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from steptime.estimate.communication import collective_call, message_basis
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import ring_arguments
-from steptime.estimate.operators import COLLECTIVES
+from steptime.estimate.memory_kernels import streamed
 from steptime.num import Num
 
 
@@ -23,6 +23,8 @@ class Line:
     function: str
     """Dotted name below ``steptime.cost``."""
     arguments: Mapping[str, float]
+    basis: str = ""
+    """What kind of number it rests on: a fitted curve or fabric with its error, or a textbook formula."""
 
 
 def numbers(arguments: Mapping[str, Num]) -> dict[str, float]:
@@ -39,10 +41,34 @@ def step_lines(e: Evaluation) -> Iterator[Line]:
     """Lines of the traffic over the data-parallel group, of the pipeline and of the optimiser."""
     yield from _data_parallel_lines(e)
     yield from _pipeline_lines(e)
-    step = e.step
-    yield Line(
-        path="optimizer/memory_s", exposed_s=float(step.optimizer_s), function="roofline.memory_s",
-        arguments=numbers({"moved_bytes": step.optimizer_bytes, "memory_Bps": e.machine.memory_Bps}),
+    yield _optimizer_line(e)
+    yield from _overhead_lines(e)
+
+
+def _overhead_lines(e: Evaluation) -> Iterator[Line]:
+    """What the framework adds to every step."""
+    step, layout, framework = e.step, e.inputs.layout, e.job.framework
+    issue = {"micro_batches": step.micro_batches, "virtual_stages": layout.virtual_stages, "stages": layout.stages,
+             "stage_s": framework.stage_s}  # fmt: skip
+    yield Line(path="host/stages/stage_issue_s", exposed_s=float(step.stage_host_s), function="host.stage_issue_s",
+               arguments=numbers(issue))  # fmt: skip
+    yield Line(path="overhead/step_overhead_s", exposed_s=float(step.overhead_s), function="host.step_overhead_s",
+               arguments=numbers({"step_s": framework.step_s}))  # fmt: skip
+    grown = {"work_s": step.total_s - step.overhead_s - step.growth_s, "devices": e.inputs.devices,
+             "growth": framework.growth}  # fmt: skip
+    yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s), function="scaling.growth_s",
+               arguments=numbers(grown))  # fmt: skip
+
+
+def _optimizer_line(e: Evaluation) -> Line:
+    seconds, fitted = float(e.step.optimizer_s), streamed(e.machine.models, e.step.optimizer_bytes)
+    if fitted is None:
+        arguments = numbers({"moved_bytes": e.step.optimizer_bytes, "memory_Bps": e.machine.memory_Bps})
+        return Line(path="optimizer/memory_s", exposed_s=seconds, function="roofline.memory_s", arguments=arguments)
+    name = fitted.model.formula.name
+    return Line(
+        path=f"optimizer/{leaf(name)}", exposed_s=seconds, function=name, basis=fitted.model.basis,
+        arguments=numbers({**fitted.model.fixed, **fitted.shapes[0]}),
     )  # fmt: skip
 
 
@@ -66,31 +92,30 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
         )  # fmt: skip
     weights, axes = e.sizes.layer.weights, e.strategy.gradient_axes
     reduce = "reduce_scatter" if plans.zero >= 1 else "all_reduce"
-    yield _ring_part(e, "gradients", reduce, axes, weights * precision.gradient_bytes, step.one_reduction_s)
+    yield _ring_part(e, "gradients", reduce, axes, weights * e.job.gradient_bytes, step.one_reduction_s)
     yield _ring_part(e, "weights", "all_gather", axes, weights * precision.element_bytes, step.one_gather_s)
-    replicated = e.sizes.layer.replicated * precision.gradient_bytes * step.stage.layers
-    formula = COLLECTIVES["all_reduce"]
-    ring = ring_arguments(plans, e.machine, (e.strategy.replicated_axis,), replicated)
-    yield Line(path=f"dp_comm/replicated_weights/{leaf(formula.name)}", exposed_s=float(step.replicated_s),
-               function=formula.name, arguments=numbers(ring))  # fmt: skip
+    replicated = e.sizes.layer.replicated * e.job.gradient_bytes * step.stage.layers
+    call = collective_call("all_reduce", plans, e.machine, (e.strategy.replicated_axis,), replicated)
+    yield Line(path=f"dp_comm/replicated_weights/{call.leaf}", exposed_s=float(step.replicated_s),
+               function=call.function, arguments=numbers(call.arguments), basis=call.basis)  # fmt: skip
 
 
 def _ring_part(e: Evaluation, name: str, kind: str, axes: tuple[str, ...], size: Num, seconds: Num) -> Line:
     """The collective of one layer, from which the exposed time follows."""
-    formula = COLLECTIVES[kind]
-    arguments = numbers(ring_arguments(e.plans, e.machine, axes, size))
-    return Line(path=f"dp_comm/{name}/one_layer/{leaf(formula.name)}", part_s=float(seconds), function=formula.name,
-                arguments=arguments)  # fmt: skip
+    call = collective_call(kind, e.plans, e.machine, axes, size)
+    return Line(path=f"dp_comm/{name}/one_layer/{call.leaf}", part_s=float(seconds), function=call.function,
+                arguments=numbers(call.arguments), basis=call.basis)  # fmt: skip
 
 
 def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
     step, plans = e.step, e.plans
     messages = 2 * step.micro_batches * plans.vpp
+    basis = message_basis(e.machine, float(plans.pp), float(plans.in_pp))
     link = {"stages": plans.pp, "inside": plans.in_pp, "fast_s": step.fast_link_s, "slow_s": step.slow_link_s}
     yield Line(
         path="pp_comm/mean_stage_link_s", exposed_s=float(step.pipeline_comm_s),
         hidden_s=float(messages * step.stage_link_s - step.pipeline_comm_s), function="pipeline.mean_stage_link_s",
-        arguments=numbers({**link, "times_per_step": messages}),
+        arguments=numbers({**link, "times_per_step": messages}), basis=basis,
     )  # fmt: skip
     bubble = {"all_stages_s": step.stage.all_stages_s, "slowest_stage_s": step.stage.slowest_s,
               "virtual_stages": plans.vpp}  # fmt: skip
@@ -98,4 +123,4 @@ def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
                function="pipeline.pipeline_bubble_s", arguments=numbers(bubble))  # fmt: skip
     yield Line(path="bubble/mean_stage_link_s", exposed_s=float(step.bubble_links_s),
                function="pipeline.mean_stage_link_s",
-               arguments=numbers({**link, "times_per_step": 2 * (plans.pp - 1)}))  # fmt: skip
+               arguments=numbers({**link, "times_per_step": 2 * (plans.pp - 1)}), basis=basis)  # fmt: skip

@@ -4,62 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from steptime.estimate.communication import collective_call
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import FORWARD, RECOMPUTE, PhaseTime, ring_arguments
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, device_s, kind_of, paced_s
 from steptime.estimate.memory import LAYERS_TERM, STAGES, stage_calls, stage_terms, stage_total
-from steptime.estimate.operators import COLLECTIVES, OPERATORS
+from steptime.estimate.memory_kernels import MEMORY_BOUND
+from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import Detail
 from steptime.estimate.step_terms import Line, leaf, numbers, step_lines
-from steptime.plan.plans import FULL_RECOMPUTE
+from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
 COMPUTE = "roofline.roofline_compute_s"
 EXPOSED_MEMORY = "roofline.roofline_exposed_memory_s"
+ISSUED = "host.issued_s"
 
 
 def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> Iterator[Line]:
     """Lines of one row in one phase, ``count`` times per step."""
-    machine, name = e.machine, f"{phase}/{time.row.name}"
-    rate = machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
-    times = {"times_per_step": count}
+    name, framework = f"{phase}/{time.row.name}", e.job.framework
+    factor = float(getattr(framework, kind_of(time.row)))
+    times = {"times_per_step": count} | ({"framework_factor": factor} if factor != 1.0 else {})
     if time.timed is not None:
         function = time.timed.model.formula.name
         arguments = {**time.timed.model.fixed, **time.timed.shapes[0]}
-        yield Line(path=f"compute/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count),
-                   function=function, arguments=numbers(arguments) | times)  # fmt: skip
+        group = "memory_bound" if function == MEMORY_BOUND.name else "compute"
+        yield Line(path=f"{group}/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count * factor),
+                   function=function, arguments=numbers(arguments) | times, basis=time.timed.model.basis)  # fmt: skip
     else:
-        compute = {
-            "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
-            "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
-        }  # fmt: skip
-        traffic = {"moved_bytes": time.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": time.compute_s}
-        yield Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * count), function=COMPUTE,
-                   arguments=numbers(compute) | times)  # fmt: skip
-        hidden = time.memory_busy_s - time.exposed_memory_s
-        yield Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * count),
-                   hidden_s=float(hidden * count), function=EXPOSED_MEMORY,
-                   arguments=numbers(traffic) | times)  # fmt: skip
+        yield from _roofline_lines(time, name, count * factor, times, e)
+    yield from _transfer_lines(time, name, count, e)
+
+
+def _roofline_lines(time: PhaseTime, name: str, count: float, times: dict[str, float], e: Evaluation) -> Iterator[Line]:
+    machine = e.machine
+    rate = machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
+    compute = {
+        "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
+        "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
+    }  # fmt: skip
+    traffic = {"moved_bytes": time.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": time.compute_s}
+    yield Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * count), function=COMPUTE,
+               arguments=numbers(compute) | times)  # fmt: skip
+    hidden = time.memory_busy_s - time.exposed_memory_s
+    yield Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * count),
+               hidden_s=float(hidden * count), function=EXPOSED_MEMORY, arguments=numbers(traffic) | times)  # fmt: skip
+
+
+def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation) -> Iterator[Line]:
     panels = 1 if time.row.panels is None else time.row.panels
     for each in time.transfers:
-        formula = COLLECTIVES[each.transfer.collective]
-        axis = each.transfer.axis
-        arguments = ring_arguments(e.plans, machine, (axis,), each.transfer.size_bytes / panels)
+        axis, kind = each.transfer.axis, each.transfer.collective
+        factor = float(e.job.framework.links(axis))
+        times = {"times_per_step": count} | ({"framework_factor": factor} if factor != 1.0 else {})
+        call = collective_call(kind, e.plans, e.machine, (axis,), each.transfer.size_bytes / panels)
         yield Line(
-            path=f"{axis}_comm/{name}/{leaf(formula.name)}", exposed_s=float(each.exposed_s * count),
-            hidden_s=float((each.busy_s - each.exposed_s) * count), function=formula.name,
-            arguments=numbers(arguments) | times | {"panels": float(panels)},
+            path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(each.exposed_s * count * factor),
+            hidden_s=float((each.busy_s - each.exposed_s) * count), function=call.function,
+            arguments=numbers(call.arguments) | times | {"panels": float(panels)}, basis=call.basis,
         )  # fmt: skip
 
 
 def _part_lines(e: Evaluation) -> Iterator[Line]:
-    stage = e.step.stage
+    stage, again = e.step.stage, float(e.inputs.layout.recomputed)
     counts = {"layer": stage.layers, "first": stage.first, "last": stage.last}
     for part, times in e.times.items():
         count = float(counts[part] * e.step.micro_batches)
         for time in times:
             yield from _phase_lines(time, time.phase, count, e)
-            if part == "layer" and e.step.repeats > 1 and time.phase == FORWARD:
-                yield from _phase_lines(time, RECOMPUTE, count, e)
+            if part == "layer" and again and time.phase == FORWARD:
+                yield from _phase_lines(time, RECOMPUTE, count * again, e)
+        for phase in (FORWARD, BACKWARD):
+            yield _host_line(e, part, phase, count)
+        if part == "layer" and again:
+            yield _host_line(e, part, FORWARD, count * again, named=RECOMPUTE)
+
+
+def _host_line(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Line:
+    """What the device waits for the host in one part of the model."""
+    work, framework = e.works[part][phase], e.job.framework
+    device, paced = device_s(work, framework), paced_s(work, framework)
+    arguments = {"device_s": device, "operators": work.operators, "host_s": framework.host_s, "times_per_step": count}
+    return Line(path=f"host/{named or phase}/{part}/{leaf(ISSUED)}", exposed_s=float((paced - device) * count),
+                function=ISSUED, arguments=numbers(arguments))  # fmt: skip
 
 
 def lines_of(e: Evaluation) -> list[Line]:
@@ -80,7 +107,13 @@ def hidden_terms(lines: list[Line]) -> Terms:
 def details_of(lines: list[Line]) -> tuple[Detail, ...]:
     """How each line was computed: exposed and hidden ones, and those that others are made of."""
     return tuple(
-        Detail(path=line.path, function=line.function, value=line.exposed_s or line.part_s, arguments=line.arguments)
+        Detail(
+            path=line.path,
+            function=line.function,
+            value=line.exposed_s or line.part_s,
+            arguments=line.arguments,
+            basis=line.basis,
+        )
         for line in lines
         if line.exposed_s or line.part_s or line.hidden_s > 1e-15
     )
@@ -105,7 +138,7 @@ def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
     for path, call in stage_calls(e.method, e.strategy, e.job, e.plans, e.sizes, stage).items():
         detail = Detail(path=path, function=call.formula.name, value=float(call.value),
                         arguments=numbers(call.arguments))  # fmt: skip
-        split = path == LAYERS_TERM and e.plans.recompute != FULL_RECOMPUTE
+        split = path == LAYERS_TERM and not is_set(e.plans.recompute, FULL_RECOMPUTE)
         out += _by_row(e, detail) if split else [detail]
     return tuple(detail for detail in out if detail.value)
 

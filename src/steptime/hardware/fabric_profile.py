@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,6 +101,15 @@ def read_fabric_profile(path: Path) -> FabricProfile:
         if name not in table:
             raise FieldError(str(path), name, "is missing")
     return FabricProfile(**{k: _tuple(v) for k, v in table.items()})
+
+
+@lru_cache(maxsize=1)
+def catalogue_link_sources() -> frozenset[str]:
+    """Sources of the efficiencies and latencies that the catalogue assumes for links, and of its defaults."""
+    root = _FOLDER.parent
+    tables = [parse_toml(path.read_bytes(), str(path)) for path in sorted((root / "links").glob("*.toml"))]
+    tables.append(parse_toml((root / "defaults.toml").read_bytes(), "defaults.toml")["link"])
+    return frozenset(entry["source"] for t in tables for entry in (t, *t.get("sources", ())) if "source" in entry)
 
 
 def save_fabric_profile(profile: FabricProfile, folder: Path | None = None) -> Path:

@@ -18,6 +18,7 @@ from steptime.hardware.load import (
     Document,
     Layer,
     cluster_record,
+    companion,
     device_record,
     layer,
     level_record,
@@ -25,6 +26,7 @@ from steptime.hardware.load import (
     parse_toml,
     read,
 )
+from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 
 _CATALOGUE: Final = Path(__file__).parent / "catalogue"
@@ -163,8 +165,26 @@ def _defaults(kind: str) -> Layer:
 def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
     stack = bottom
     for document in reversed(chain):
-        stack = layer(document.table, kind, _own_source(document), where=document.where).over(stack)
+        own = layer(document.table, kind, _own_source(document), where=document.where)
+        stack = _with_companion(own, document, "").over(stack)
     return stack
+
+
+def _with_companion(own: Layer, document: Document, prefix: str) -> Layer:
+    """The layer with the full path of the curves that it names."""
+    if "curves" not in own.texts:
+        return own
+    path = companion(own.texts["curves"], document.path, document.where, f"{prefix}curves")
+    return replace(own, texts={**own.texts, "curves": str(path)})
+
+
+def _curves(stack: Layer) -> Profile | None:
+    """The measured curves of a device, if a file names some."""
+    if "curves" not in stack.texts:
+        return None
+    from steptime.hardware.profiles import read_profile
+
+    return read_profile(Path(stack.texts["curves"]))
 
 
 def _name(document: Document) -> str:
@@ -174,7 +194,7 @@ def _name(document: Document) -> str:
 
 def _device(document: Document) -> Device:
     stack = _layers(_chain(document, "device"), "device", _defaults("device"))
-    return device_record(stack, _name(document), where=document.where)
+    return device_record(stack, _name(document), where=document.where, curves=_curves(stack))
 
 
 def _node_of(document: Document) -> Cluster:
@@ -217,7 +237,7 @@ def _cluster_device(chain: list[Document]) -> Device:
             continue
         table = {"base": given} if isinstance(given, str) else given
         default = origin(document.table, _own_source(document))
-        own = layer(table, "device", default, where=document.where)
+        own = _with_companion(layer(table, "device", default, where=document.where), document, "device.")
         if "base" in table:
             base = _find(table["base"], "device", beside=document, field="device.base")
             stack = _layers(_chain(base, "device"), "device", _defaults("device"))
@@ -231,7 +251,7 @@ def _cluster_device(chain: list[Document]) -> Device:
     if stack is None:
         hint = 'for example device = "h100-sxm"'
         raise FieldError(chain[0].where, "device", "is missing", hint=hint)
-    return device_record(stack, name, where=chain[0].where, prefix="device.")
+    return device_record(stack, name, where=chain[0].where, prefix="device.", curves=_curves(stack))
 
 
 def _levels(chain: list[Document]) -> list[Level]:

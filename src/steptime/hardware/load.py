@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError, UserError, did_you_mean
+from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.hardware.fields import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
+from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 
 #: Larger files are refused unread.
@@ -48,11 +49,15 @@ class Layer:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, below: Layer) -> Layer:
-        """This layer's entries, and those of ``below`` where it has none."""
+        """This layer's entries, and those of ``below`` where it has none.
+
+        Curves are of a machine as it was measured: other numbers over it drop them.
+        """
+        kept = {key: text for key, text in below.texts.items() if key != "curves" or not self.numbers}
         return Layer(
             numbers={**below.numbers, **self.numbers},
             sources={**below.sources, **self.sources},
-            texts={**below.texts, **self.texts},
+            texts={**kept, **self.texts},
         )
 
 
@@ -68,7 +73,7 @@ def read(path: Path, kind: str, *, trusted: bool = False) -> Document:
         InputFileError: it is missing, no plain file, unreadable, too large, not UTF-8 or not TOML.
         FieldError: it has an unknown key or a value that is not allowed.
     """
-    table = parse_toml(_read_bytes(path), str(path))
+    table = parse_toml(read_bytes(path), str(path))
     if not trusted:
         from steptime.hardware.schema import check
 
@@ -77,7 +82,12 @@ def read(path: Path, kind: str, *, trusted: bool = False) -> Document:
     return Document(path=path, table=table, trusted=trusted)
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """The content of a plain file of a sensible size.
+
+    Raises:
+        InputFileError: it is missing, no plain file, unreadable or too large.
+    """
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -160,6 +170,31 @@ def layer(table: Table, kind: str, default: Source, *, where: str) -> Layer:
     )
 
 
+def companion(given: str, beside: Path, where: str, field: str) -> Path:
+    """The file of curves that a hardware file names, as a full path: it lies in the same folder or below.
+
+    Raises:
+        FieldError: it is not a relative path to a TOML file, leads out of the folder, or there is no such file.
+    """
+    folder = beside.parent.resolve()
+    hint = 'for example curves = "machine.curves.toml"'
+    try:
+        path = (folder / given).resolve()
+        missing = not path.exists()
+    except (OSError, ValueError, RuntimeError):
+        raise FieldError(where, field, f"{shorten(repr(given))} is not a path", hint=hint) from None
+    if not given.endswith(".toml") or Path(given).is_absolute():
+        raise FieldError(where, field, f"{shorten(repr(given))} is not a relative path to a .toml file", hint=hint)
+    if not path.is_relative_to(folder):
+        raise FieldError(where, field, f"{shorten(repr(given))} leads out of the folder of this file", hint=hint)
+    if missing:
+        raise FieldError(
+            where, field, f"there is no file {shorten(repr(given))} beside this one",
+            hint="keep both files together; without this line the estimate uses the numbers of this file alone",
+        )  # fmt: skip
+    return path
+
+
 def _convert(given: object, spec: Field, where: str, key: str) -> float:
     try:
         return value_of(given, spec)
@@ -188,7 +223,7 @@ def _source_of(key: str, entries: Iterable[tuple[set[str], Source]], default: So
     return broad
 
 
-def device_record(stack: Layer, name: str, *, where: str, prefix: str = "") -> Device:
+def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curves: Profile | None = None) -> Device:
     """The device that a complete stack of layers describes.
 
     Raises:
@@ -206,6 +241,7 @@ def device_record(stack: Layer, name: str, *, where: str, prefix: str = "") -> D
         name=name,
         title=stack.texts.get("title", name),
         vendor=stack.texts.get("vendor", "unknown"),
+        curves=curves,
         sources={_record_key(key, DEVICE): source for key, source in stack.sources.items()},
         **rates,
         **numbers,

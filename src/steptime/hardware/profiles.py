@@ -12,16 +12,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError
+from steptime.errors import FieldError
 from steptime.hardware.library import _roots, is_path
-from steptime.hardware.load import parse_toml
+from steptime.hardware.load import parse_toml, read_bytes
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Device
 
 FOLDER: Final = "profiles"
 TIMERS: Final = ("kernel", "eager")
 KINDS: Final = ("fitted", "assumed", "measured")
-MAX_BYTES: Final = 2**20
 _TEXTS: Final = ("family", "dtype", "timer", "source", "kind")
 _NUMBERS: Final = ("median_ape", "mean_ape", "bias")
 _KEYS: Final = frozenset((*_TEXTS, *_NUMBERS, "points", "band", "coefficients", "ranges"))
@@ -64,13 +63,7 @@ def read_profile(path: Path) -> Profile:
         FieldError: a field is unknown, missing or not allowed.
     """
     where = str(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputFileError(where, f"cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_BYTES:
-        raise InputFileError(where, f"is larger than {MAX_BYTES} bytes, too large for a profile")
-    return profile_from(parse_toml(data, where), where)
+    return profile_from(parse_toml(read_bytes(path), where), where)
 
 
 def profile_from(table: Mapping[str, Any], where: str) -> Profile:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from steptime.hardware.profile import Profile
+
 
 class Kind(StrEnum):
     """How a number came about, strongest first."""
@@ -56,6 +58,8 @@ class Device:
     """Share of the memory bandwidth that a large streaming operator sustains."""
     kernel_latency_s: float
     """Time that every operator costs besides its work."""
+    curves: Profile | None = None
+    """Time models fitted to this very machine; they go before the profile of the catalogue."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Field name (``memory_Bps``, ``matrix_flops_per_s.bf16``) to the source of its number."""
 

@@ -35,6 +35,8 @@ class CorrectedSpace(Space):
     """Micro-batches that are tried; empty: divisors of the share and powers of two."""
     panels: tuple[int, ...] = ()
     """SUMMA panels that are tried; empty: see `panels_worth_trying`."""
+    ep: tuple[int, ...] = ()
+    """Expert ranks that are tried where there are experts; empty: all powers of two that divide them."""
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The same space with some columns at one value each."""
@@ -76,7 +78,16 @@ class CorrectedSpace(Space):
             values, kind = np.unique(longer, return_inverse=True)
             tried = [list(self.panels) or panels_worth_trying(job.model.hidden, int(s)) for s in values]
             out["panels"] = (kind, tried)
+        if job.model.experts is not None:
+            out["ep"] = self._expert_choices(job, meshes)
         return out
+
+    def _expert_choices(self, job: Job, meshes: Plans) -> tuple[Array, list[list[int]]]:
+        """Powers of two that divide the experts and the ranks of a mesh without its stages."""
+        experts = 1 if job.model.experts is None else job.model.experts.experts
+        ranks, kind = np.unique(np.asarray(job.gpus // np.asarray(meshes.pp)), return_inverse=True)
+        tried = list(self.ep) or [n for n in divisors(experts) if n & (n - 1) == 0]
+        return kind, [[n for n in tried if r % n == 0] or [1] for r in ranks.tolist()]
 
     def placements(
         self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int, *, nearer_is_faster: bool

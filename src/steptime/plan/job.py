@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steptime.plan.framework import IDEAL, Framework
 from steptime.registry import Registry
 from steptime.workload.spec import ModelSpec
 
@@ -25,6 +26,11 @@ class Precision:
     """The optimiser keeps its own fp32 copy of the weights."""
     mask_bytes: float = 1.0
     """Bytes of one dropout flag."""
+    quantised_bytes: float | None = None
+    """Bytes of an operand of the layers' products with its scales, where it has a format of its own (and where both
+    the product and its input that is kept for backward have it); None: the products take what is stored."""
+    transposed_copy: bool = False
+    """The product that makes the gradient of the weights takes a second, transposed copy of both operands."""
 
 
 PRECISIONS: Registry[Precision] = Registry("dtype", "steptime.precisions")
@@ -48,6 +54,18 @@ for _precision in (
         Precision(
             name="fp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
             element_bytes=2, gradient_bytes=2, master_weights=True,
+        ),
+        Precision(
+            name="fp8-te", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
+            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=1.0, transposed_copy=True,
+        ),
+        Precision(
+            name="mxfp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
+            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=1 + 1 / 32, transposed_copy=True,
+        ),
+        Precision(
+            name="nvfp4", matrix_dtype="fp4", attention_dtype="bf16", vector_dtype="bf16",
+            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=0.5 + 1 / 16, transposed_copy=True,
         ),
     ):  # fmt: skip
     PRECISIONS.add(_precision.name, _precision)
@@ -75,6 +93,22 @@ for _optimizer in (
 ):
     OPTIMIZERS.add(_optimizer.name, _optimizer)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """Low-rank adapters on frozen weights (LoRA, arXiv 2106.09685; with 4-bit weights QLoRA, arXiv 2305.14314)."""
+
+    rank: int
+    targets: str = "linear"
+    """``linear``: every product of the layers; ``attention``: those of the attention block."""
+    weight_bytes: float | None = None
+    """Bytes of a frozen weight of the adapted products with its scales; None: those of the dtype. QLoRA: 0.5 and, with
+    doubly quantised scales of blocks of 64, 0.127 / 8."""
+
+
+#: Bytes of a gradient by the name of its dtype.
+GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
 RECOMPUTES = ("none", "attention", "full")
 SCHEDULES = ("1f1b", "interleaved")
@@ -96,3 +130,26 @@ class Job:
     """``fused`` (flash), ``unfused``, or ``summa`` (scores blocked over both tensor axes)."""
     overlap: frozenset[str] = frozenset({"dp"})
     """Traffic that runs behind computation where it can: of :data:`OVERLAPS`."""
+    framework: Framework = IDEAL
+    """Training software: what it makes of the machine."""
+    context: str = "all_gather"
+    """What context ranks exchange: ``all_gather`` (keys and values, before the kernel), ``ring`` (block by block
+    behind the kernel) or ``ulysses`` (all-to-all from sequence shards to head shards and back)."""
+    expert_imbalance: float = 1.0
+    """Tokens of the fullest expert rank over the mean, where none are dropped."""
+    expert_capacity: float | None = None
+    """Slots of an expert over the mean tokens of an expert, all of them computed; None: no token is dropped."""
+    gradient_dtype: str | None = None
+    """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
+    adapter: Adapter | None = None
+    """Adapters that are trained instead of the weights."""
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of one gradient."""
+        return self.precision.gradient_bytes if self.gradient_dtype is None else GRADIENT_BYTES[self.gradient_dtype]
+
+    @property
+    def expert_load(self) -> float:
+        """Rows that the fullest expert rank computes over the mean."""
+        return self.expert_imbalance if self.expert_capacity is None else self.expert_capacity

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from steptime.num import Num, ceil_div
+from steptime.num import Num, ceil_div, where
 from steptime.plan.job import Job
-from steptime.plan.plans import Plans
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 
 Broken = Callable[[Job, Plans], Any]
 
@@ -26,20 +26,35 @@ class Rule:
 
 
 def _indivisible_kv(job: Job, p: Plans) -> Any:
-    kv_heads = job.model.kv_heads
-    return (kv_heads % p.tp != 0) & (p.tp % kv_heads != 0)
+    kv_heads, ranks = job.model.kv_heads, _tensor_ranks(job, p)
+    return (kv_heads % ranks != 0) & (ranks % kv_heads != 0)
 
 
 def _share(job: Job, p: Plans) -> Num:
     return ceil_div(job.global_batch, p.dp)
 
 
+def _tensor_ranks(job: Job, p: Plans) -> Any:
+    """Ranks that cut the heads: with Ulysses the context ranks too."""
+    return p.tp * p.cp if job.context == "ulysses" else p.tp
+
+
+def _wrong_experts(job: Job, p: Plans) -> Any:
+    experts = job.model.experts
+    return p.ep * p.etp > 1 if experts is None else experts.experts % p.ep != 0
+
+
+def _uneven_expert(job: Job, p: Plans) -> Any:
+    experts = job.model.experts
+    return experts is not None and experts.expert_ffn_hidden % p.etp != 0
+
+
 MEMORY = "memory"
 """The reason that is found by the estimate, not by a rule."""
 
 RULES: tuple[Rule, ...] = (
-    Rule(name="heads", meaning="tp does not divide the attention heads",
-         broken=lambda job, p: job.model.heads % p.tp != 0),
+    Rule(name="heads", meaning="tp (with Ulysses tp x cp) does not divide the attention heads",
+         broken=lambda job, p: job.model.heads % _tensor_ranks(job, p) != 0),
     Rule(name="kv_heads", meaning="tp and the key-value heads do not divide each other", broken=_indivisible_kv),
     Rule(name="sequence", meaning="fewer tokens in a sequence than ranks that share it",
          broken=lambda job, p: job.seq_len < p.tp * p.tp2 * p.cp),
@@ -57,6 +72,18 @@ RULES: tuple[Rule, ...] = (
          broken=lambda job, p: p.panels > job.model.hidden),
     Rule(name="zero_pipeline", meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
          broken=lambda job, p: (p.zero >= 2) & (p.pp > 1)),
+    Rule(name="experts", meaning="ep does not divide the experts, or there are none", broken=_wrong_experts),
+    Rule(name="expert_width", meaning="etp does not divide the width of an expert", broken=_uneven_expert),
+    Rule(name="expert_mesh", meaning="ep x etp does not divide tp x cp x dp",
+         broken=lambda job, p: (p.tp * p.cp * p.dp) % (p.ep * p.etp) != 0),
+    Rule(name="expert_sequence", meaning="experts with tp need sequence parallelism",
+         broken=lambda job, p: (job.model.experts is not None) & (p.tp > 1) & (p.sp == 0)),
+    Rule(name="summa_model", meaning="SUMMA is not modelled for experts and latent attention",
+         broken=lambda job, p: (job.model.experts is not None or job.model.latent is not None) & (p.tp2 > 1)),
+    Rule(name="shard", meaning="the ranks that ZeRO shares out over do not divide dp",
+         broken=lambda job, p: p.dp % where(p.shard > 0, p.shard, 1) != 0),
+    Rule(name="recompute_every", meaning="recomputing every so many-th layer needs full recomputation",
+         broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE)),
 )  # fmt: skip
 
 NAMES: tuple[str, ...] = (MEMORY, *(rule.name for rule in RULES))

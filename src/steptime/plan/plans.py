@@ -8,12 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from steptime.num import Array, Num
+from steptime.num import Array, Num, floor_div, greatest_common_divisor
 
-RECOMPUTE_CODES = {"none": 0, "attention": 1, "full": 2}
+RECOMPUTE_CODES = {
+    "none": 0, "attention": 1, "full": 2, "norm": 4, "activation": 8, "up_projection": 16, "mlp": 32, "experts": 64,
+}  # fmt: skip
+"""Bits of the column ``recompute``: whole layers, or parts of them (see :mod:`steptime.plan.recompute`)."""
 ATTENTION_RECOMPUTE, FULL_RECOMPUTE = RECOMPUTE_CODES["attention"], RECOMPUTE_CODES["full"]
 AXES = ("tp", "tp2", "cp", "dp", "pp")
 """Axes of the device mesh; an axis of a mesh is no dimension of a tensor."""
+FOLDED_AXES = ("etp", "ep", "edp")
+"""Axes of the experts, innermost first: they divide the same ranks as ``tp`` x ``cp`` x ``dp`` another way."""
+
+
+def is_set(codes: Num, bit: int) -> Any:
+    """Whether a bit of the column ``recompute`` is set (boolean or array of booleans).
+
+    >>> bool(is_set(5, RECOMPUTE_CODES["norm"])), bool(is_set(2, RECOMPUTE_CODES["norm"]))
+    (True, False)
+    """
+    if isinstance(codes, np.ndarray):
+        return (codes.astype(np.int64) & bit) != 0
+    return np.bool_(int(codes) & bit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +53,19 @@ class Plans:
     panels: Num = 1
     """Panels of a SUMMA product."""
     recompute: Num = 0
-    """Code of :data:`RECOMPUTE_CODES`."""
+    """Sum of :data:`RECOMPUTE_CODES`."""
+    recompute_every: Num = 1
+    """Full recomputation of every so many-th layer."""
     zero: Num = 1
     """ZeRO stage: what the data-parallel ranks share out (1: optimiser states)."""
+    shard: Num = 0
+    """Ranks among which ZeRO shares out; the groups of so many ranks are replicas. 0: all data-parallel ranks."""
+    sp: Num = 1
+    """1: between products the ranks of ``tp`` share the sequence out (sequence parallelism); 0: each has all of it."""
+    ep: Num = 1
+    """Expert-parallel ranks: each has some of the experts."""
+    etp: Num = 1
+    """Tensor-parallel ranks of one expert."""
     in_tp: Num = 1
     """Ranks of a tensor-parallel group that share a fast domain; likewise below."""
     in_tp2: Num = 1
@@ -61,9 +87,27 @@ class Plans:
         return Plans(**picked)
 
     def inside(self, axis: str) -> Num:
-        """Ranks of that axis that share a fast domain."""
+        """Ranks of that axis that share a fast domain; a folded axis takes the room that those inside it leave."""
+        if axis in FOLDED_AXES:
+            return self._folded_inside(axis)
         column: Num = getattr(self, f"in_{axis}")
         return column
+
+    def _folded_inside(self, axis: str) -> Num:
+        room: Num = self.in_tp * self.in_cp * self.in_dp
+        for each in FOLDED_AXES:
+            degree: Num = getattr(self, each)
+            inside = greatest_common_divisor(degree, room)
+            if each == axis:
+                return inside
+            room = room // inside
+        raise AssertionError(axis)
+
+    @property
+    def edp(self) -> Num:
+        """Ranks that hold the same experts: ``tp`` x ``cp`` x ``dp`` over ``ep`` x ``etp``."""
+        ranks: Num = self.tp * self.cp * self.dp
+        return floor_div(ranks, self.ep * self.etp)
 
     @property
     def ranks(self) -> Num:

@@ -17,10 +17,12 @@ class Transfer:
     """One collective over one axis of the mesh."""
 
     collective: str
-    """``all_gather reduce_scatter all_reduce broadcast reduce``."""
+    """``all_gather reduce_scatter all_reduce broadcast reduce``; ``all_to_all``; ``ring_exchange``: every rank's block
+    visits all others."""
     axis: str
     size_bytes: Num
-    """Whole tensor: gathered, to be scattered, reduced or broadcast."""
+    """Whole tensor: gathered, to be scattered, reduced or broadcast; of an ``all_to_all`` what one rank holds, of a
+    ``ring_exchange`` one rank's block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,17 @@ class Row:
     """Panels of a blocked product whose transfers overlap it; None: transfers are serial."""
     recomputed: Num = 0.0
     """1 where its forward runs once more in the backward pass."""
+    overlaps: Num = 0.0
+    """Part of its own time behind which its transfers run; what they take longer is exposed."""
+    share: Num = 1.0
+    """Share of the layers that have the row (or how often a layer has it): times, kept bytes and weights count so
+    often in a layer."""
+    expert: bool = False
+    """Its weights are those of routed experts: cut over ``ep`` and ``etp``, reduced and sharded over ``edp``."""
+    trained: bool = True
+    """False for frozen weights: no gradient of them, no optimiser states."""
+    weight_bytes: float = 0.0
+    """Bytes of one frozen weight as it is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +89,30 @@ def matmul(
         kept_bytes=kept_elements * element_bytes, weights=k * n if weights is None else weights,
         panels=panels, forward=forward, backward=backward,
     )  # fmt: skip
+
+
+def grouped_matmul(
+    name: str, block: str, m: Num, n: Num, k: Num, groups: Num, *, element_bytes: float, kept_elements: Num,
+    weights: Num, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+) -> Row:  # fmt: skip
+    """Row of one product per local expert, ``m`` rows over all of them; its weights are the experts'."""
+    return Row(
+        name=name, block=block, operator="grouped_matmul",
+        shape={
+            "m": m, "n": n, "k": k, "groups": groups, "accumulate": 1, "element_bytes": element_bytes,
+        },
+        kept_bytes=kept_elements * element_bytes, weights=weights, expert=True, forward=forward, backward=backward,
+    )  # fmt: skip
+
+
+def move(
+    name: str, block: str, read_bytes: Num, written_bytes: Num, *, kept_bytes: Num = 0.0, operator: str = "move",
+    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+) -> Row:  # fmt: skip
+    """Row of a pass that rearranges or converts: ``move`` in both directions, ``move_forward``, ``move_backward``."""
+    shape = {"read_bytes": read_bytes, "written_bytes": written_bytes}
+    return Row(name=name, block=block, operator=operator, shape=shape, kept_bytes=kept_bytes, forward=forward,
+               backward=backward)  # fmt: skip
 
 
 def bias(name: str, block: str, tokens: Num, width: Num, *, element_bytes: float, replicated: bool = False) -> Row:
@@ -131,7 +168,7 @@ def over(axis: str, collective: str, size_bytes: Num) -> Transfer:
 
 
 def fused_attention(
-    name: str, block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, kv_rows_read: Num, head_dim: int,
+    name: str, block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, kv_rows_read: Num, head_dim: Num,
     dropout: int, accumulate: int, element_bytes: float, kept_elements: Num,
     tiles: Mapping[str, Num] | None = None, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
 ) -> Row:  # fmt: skip
@@ -152,7 +189,7 @@ def fused_attention(
 
 
 def unfused_attention(
-    names: tuple[str, str, str, str], block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, head_dim: int,
+    names: tuple[str, str, str, str], block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, head_dim: Num,
     dropout: bool, accumulate: int, element_bytes: float, mask_bytes: float, kept_scores: Num, kept_attend: Num,
     recomputed: Num, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
 ) -> tuple[Row, ...]:  # fmt: skip

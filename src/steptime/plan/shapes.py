@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from steptime.cost.attention import causal_pairs
+from dataclasses import replace
+
+import numpy as np
+
 from steptime.num import Num, ceil_div, maximum, where
 from steptime.plan.job import Job
-from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
-from steptime.plan.rows import Row, Transfer, fused_attention, over, unfused_attention
+from steptime.plan.plans import Plans
+from steptime.plan.rows import Transfer, over
+from steptime.workload.spec import Experts, ModelSpec
 
 
 class Shape:
@@ -21,9 +25,11 @@ class Shape:
         ranks: Num = getattr(plans, sequence_axis) if sequence_axis else 1
         self.local = ceil_div(job.seq_len, ranks)
         self.tokens = plans.micro_batch * self.local
-        self.sharded_tokens = plans.micro_batch * ceil_div(self.local, plans.tp)
+        self.sharded_tokens = plans.micro_batch * ceil_div(self.local, tensor_shares(plans))
+        """Tokens of the residual stream on one rank: of a sequence shard, or without sequence parallelism all."""
         self.heads, self.kv_heads = ceil_div(model.heads, plans.tp), ceil_div(model.kv_heads, plans.tp)
-        self.query_width = self.heads * model.head_dim
+        self.value_dim = model.head_dim if model.latent is None else model.latent.v_head_dim
+        self.query_width = self.heads * self.value_dim
         self.qkv_width = (self.heads + 2 * self.kv_heads) * model.head_dim
         self.ffn = ceil_div(model.ffn_hidden, plans.tp)
         self.ffn_in = self.ffn * (2 if model.gated_mlp else 1)
@@ -33,67 +39,75 @@ class Shape:
         gathered_kv = where(ranks > 1, 2 * plans.micro_batch * job.seq_len * self.kv_heads * model.head_dim, 0)
         mlp = self.tokens * (where(plans.tp > 1, model.hidden, 0) + self.ffn_in)
         self.working_elements = maximum(mlp, 2 * gathered_kv)
+        if model.experts is not None:
+            self.working_elements = maximum(self.working_elements, self.expert_rows * (self.hidden + self.expert_in))
         """Largest temporary: gathered input and inner gradient of the MLP, or gathered keys and values with theirs."""
         self.activation_bytes = self.tokens * model.hidden * self.element_bytes
 
+    def gather(self, size_bytes: Num) -> tuple[Transfer, ...]:
+        """Before a column-parallel product; without sequence parallelism its input is whole already."""
+        return self._sequence((over("tp", "all_gather", size_bytes),), ())
 
-def attention_pairs(shape: Shape, rows: Num) -> Num:
-    """(query, key) pairs of a layer: causal or full; the mean over layers where some have a window."""
-    model, length = shape.model, shape.seq_len
-    if not model.causal:
-        return rows * length
-    whole = causal_pairs(rows, length)
-    if model.window is None or model.window >= length or not model.windowed_layers:
-        return whole
-    window = model.window
-    windowed = rows * (window - window * (window - 1) / (2 * length))
-    share = model.windowed_layers / model.layers
-    return (1 - share) * whole + share * windowed
+    def gather_again(self, size_bytes: Num) -> tuple[Transfer, ...]:
+        """Backward of a column-parallel product: its input once more, and the gradient of the input."""
+        again = (over("tp", "all_gather", size_bytes), over("tp", "reduce_scatter", size_bytes))
+        return self._sequence(again, (over("tp", "all_reduce", size_bytes),))
+
+    def scatter(self, size_bytes: Num) -> tuple[Transfer, ...]:
+        """After a row-parallel product."""
+        whole = (over("tp", "all_reduce", size_bytes),)
+        return self._sequence((over("tp", "reduce_scatter", size_bytes),), whole)
+
+    def gather_gradient(self, size_bytes: Num) -> tuple[Transfer, ...]:
+        """Backward of a row-parallel product."""
+        return self._sequence((over("tp", "all_gather", size_bytes),), ())
+
+    def _sequence(self, sharded: tuple[Transfer, ...], whole: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+        """The traffic with or without sequence parallelism; in a block of both, each of its size or of none."""
+        sp = self.plans.sp
+        if not isinstance(sp, np.ndarray):
+            return sharded if sp else whole
+        return (
+            *(replace(t, size_bytes=t.size_bytes * sp) for t in sharded),
+            *(replace(t, size_bytes=t.size_bytes * (1 - sp)) for t in whole),
+        )
+
+    @property
+    def dense_share(self) -> float:
+        """Share of the layers that have a dense MLP."""
+        experts = self.model.experts
+        return 1.0 if experts is None else (self.model.layers - experts.moe_layers) / self.model.layers
+
+    @property
+    def sent_rows(self) -> Num:
+        """Copies of this rank's tokens that it sends to experts."""
+        experts = _experts(self.model)
+        return self.sharded_tokens * experts.experts_per_token
+
+    @property
+    def expert_rows(self) -> Num:
+        """Rows that the experts of the fullest rank compute; ranks that share an expert gather all of its rows."""
+        return self.sent_rows * self.plans.etp * self.job.expert_load
+
+    @property
+    def expert_width(self) -> Num:
+        """Local width of one expert."""
+        return ceil_div(_experts(self.model).expert_ffn_hidden, self.plans.etp)
+
+    @property
+    def expert_in(self) -> Num:
+        """Columns of an expert's first product."""
+        return self.expert_width * (2 if self.model.gated_mlp else 1)
 
 
-def attention_rows(shape: Shape) -> tuple[Row, ...]:
-    """Attention core on local heads; keys and values of other sequence shards are gathered."""
-    model, batch, element = shape.model, shape.plans.micro_batch, shape.element_bytes
-    rows = batch * shape.heads * shape.local
-    keys = batch * shape.heads * shape.seq_len
-    kv_rows = batch * shape.kv_heads * shape.seq_len
-    kv_local = batch * shape.kv_heads * shape.local
-    q = model.head_dim
-    if shape.job.attention == "unfused":
-        gathered = kv_rows * q * element
-        return unfused_attention(
-            ("scores", "softmax", "probability_dropout", "attend"), "attention", pairs=rows * shape.seq_len, rows=rows,
-            keys=keys, kv_rows=kv_rows, head_dim=q, dropout=model.dropout, accumulate=1, element_bytes=element,
-            mask_bytes=shape.mask_bytes, kept_scores=(rows + kv_local) * q, kept_attend=kv_local * q,
-            recomputed=where(shape.plans.recompute == ATTENTION_RECOMPUTE, 1.0, 0.0),
-            forward=_gathered(shape, gathered), backward=_gathered_and_scattered(shape, gathered),
-        )  # fmt: skip
-    gathered = 2 * kv_rows * q * element
-    row = fused_attention(
-        "fused_attention", "attention", pairs=attention_pairs(shape, rows), rows=rows, keys=keys, kv_rows=kv_rows,
-        kv_rows_read=kv_rows, head_dim=q, dropout=int(model.dropout), accumulate=1, element_bytes=element,
-        kept_elements=(rows + 2 * kv_local) * q + 2 * rows, tiles=_tiles(shape, rows),
-        forward=_gathered(shape, gathered), backward=_gathered_and_scattered(shape, gathered),
-    )  # fmt: skip
-    return (row,)
+def _experts(model: ModelSpec) -> Experts:
+    if model.experts is None:
+        raise ValueError("the model has no experts")
+    return model.experts
 
 
-def _gathered(shape: Shape, size_bytes: Num) -> tuple[Transfer, ...]:
-    return (over(shape.axis, "all_gather", size_bytes),) if shape.axis else ()
-
-
-def _gathered_and_scattered(shape: Shape, size_bytes: Num) -> tuple[Transfer, ...]:
-    if not shape.axis:
-        return ()
-    return (over(shape.axis, "all_gather", size_bytes), over(shape.axis, "reduce_scatter", size_bytes))
-
-
-def _tiles(shape: Shape, rows: Num) -> dict[str, Num]:
-    """What a tiled kernel sees; a sequence shard is balanced, so each of its queries sees the mean number of keys."""
-    model, whole = shape.model, shape.axis is None
-    mean_keys = attention_pairs(shape, rows) / rows
-    causal = whole and model.causal and not model.windowed_layers
-    return {
-        "batch": shape.plans.micro_batch, "heads": shape.heads, "kv_heads": shape.kv_heads, "queries": shape.local,
-        "seen_keys": shape.seq_len if causal else mean_keys, "causal": float(causal), "window": 0.0,
-    }  # fmt: skip
+def tensor_shares(plans: Plans) -> Num:
+    """Parts into which the tensor ranks cut the sequence between products: ``tp``, or 1."""
+    if isinstance(plans.sp, np.ndarray):
+        return where(plans.sp > 0, plans.tp, 1)
+    return plans.tp if plans.sp else 1

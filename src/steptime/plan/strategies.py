@@ -9,13 +9,20 @@ kept and gathered again in the backward pass.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
 from steptime.num import Num, ceil_div, minimum, where
+from steptime.plan.adapters import adapted
+from steptime.plan.attention import attention_rows
+from steptime.plan.experts import expert_rows, shared_gate
 from steptime.plan.job import Job
+from steptime.plan.latent import latent_rows
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
+from steptime.plan.quantise import quantised, wide
+from steptime.plan.recompute import recomputed
 from steptime.plan.rows import (
     Block,
     Row,
@@ -27,8 +34,9 @@ from steptime.plan.rows import (
     over,
     residual,
 )
-from steptime.plan.shapes import Shape, attention_rows
+from steptime.plan.shapes import Shape
 from steptime.registry import Registry
+from steptime.workload.spec import Experts
 
 LOGIT_BYTES = 4.0
 """Logits are turned into probabilities in fp32."""
@@ -40,14 +48,36 @@ class Corrected(Strategy):
     def block(self, job: Job, plans: Plans) -> Block:
         """Rows of one layer, of the embedding and of the head."""
         shape = Shape(job, plans, self.sequence_axis)
-        layer = (*self._attention_block(shape), *self._mlp_block(shape))
+        layer = [*self._attention_block(shape), *self._mlp_block(shape)]
+        last = (*self._head(shape), *self._predicted_tokens(shape))
         return Block(
-            layer=layer, first=self._embedding(shape), last=self._head(shape),
+            layer=tuple(finished(layer, job, plans)),
+            first=tuple(adapted(self._embedding(shape), job, layer=False)),
+            last=tuple(wide(adapted(last, job, layer=False), job.precision)),
             boundary_bytes=self.stream_elements(shape) * shape.element_bytes,
             working_bytes=shape.working_elements * shape.element_bytes,
         )  # fmt: skip
 
     sequence_axis: ClassVar[str | None]
+
+    def _predicted_tokens(self, s: Shape) -> list[Row]:
+        """Multi-token prediction (arXiv 2412.19437, section 2.2): one more layer and head per further token."""
+        depth, model = s.model.mtp_depth, s.model
+        if not depth:
+            return []
+        table = s.vocab * self.embedding_width(s) * where(s.plans.pp <= 1, 0.0, 1.0)
+        token = Row(
+            name="embedding", block="mtp", operator="embedding", weights=table / depth,
+            shape={"tokens": s.tokens, "width": s.hidden, "element_bytes": s.element_bytes},
+            forward=s.scatter(s.activation_bytes), backward=s.gather_gradient(s.activation_bytes),
+        )  # fmt: skip
+        joined = matmul("projection", "mtp", s.sharded_tokens, s.hidden, 2 * s.hidden, element_bytes=s.element_bytes,
+                        kept_elements=2 * s.sharded_tokens * s.hidden)  # fmt: skip
+        rows = [token, self.norm(s, "token_norm", "mtp"), self.norm(s, "state_norm", "mtp"),
+                replace(joined, replicated=joined.weights), *self._attention_block(s)]  # fmt: skip
+        rows += self._mlp_block(s, dense_share=1.0 if model.experts is None else 0.0)
+        head = [row if row.operator != "matmul" else replace(row, weights=0.0 * row.weights) for row in self._head(s)]
+        return [replace(row, name=f"mtp_{row.name}", share=row.share * depth) for row in (*rows, *head)]
 
     @abstractmethod
     def stream_elements(self, shape: Shape) -> Num:
@@ -71,7 +101,19 @@ class Corrected(Strategy):
 
     def _attention_block(self, s: Shape) -> list[Row]:
         model = s.model
-        rows = [self.norm(s, "attention_norm", "attention"), self.into_block(s, "qkv", "attention", s.qkv_width)]
+        rows = [self.norm(s, "attention_norm", "attention"), *self._queries_and_keys(s), *attention_rows(s)]
+        whole_width = model.heads * s.value_dim
+        rows.append(self.out_of_block(s, "attention_out", "attention", s.query_width, whole_width))
+        if model.out_bias:
+            rows.append(self.out_bias(s, "attention_out_bias", "attention"))
+        return [*rows, *self._leave(s, "attention")]
+
+    def _queries_and_keys(self, s: Shape) -> list[Row]:
+        """From the normed input to rotated queries, keys and values."""
+        model = s.model
+        if model.latent is not None:
+            return latent_rows(s, model.latent, self.into_block(s, "q", "attention", s.heads * model.head_dim))
+        rows = [self.into_block(s, "qkv", "attention", s.qkv_width)]
         if model.qkv_bias:
             rows.append(self._inner_bias(s, "qkv_bias", "attention", s.qkv_width))
         if model.qk_norm != "none":
@@ -80,11 +122,7 @@ class Corrected(Strategy):
             rotated = s.tokens * (s.heads + s.kv_heads) * model.head_dim
             shape = {"elements": rotated, "element_bytes": s.element_bytes}
             rows.append(Row(name="rope", block="attention", operator="rope", shape=shape))
-        rows += attention_rows(s)
-        rows.append(self.out_of_block(s, "attention_out", "attention", s.query_width, model.query_width))
-        if model.out_bias:
-            rows.append(self.out_bias(s, "attention_out_bias", "attention"))
-        return [*rows, *self._leave(s, "attention")]
+        return rows
 
     inner_weights_replicated: ClassVar[bool] = False
     """Whether ranks of the replicated axis hold the same slice of a weight inside a block."""
@@ -104,11 +142,37 @@ class Corrected(Strategy):
             kind="rms_norm", weights=weights, replicated=weights if per_head or self.inner_weights_replicated else 0.0,
         )  # fmt: skip
 
-    def _mlp_block(self, s: Shape) -> list[Row]:
-        model, inner = s.model, s.tokens * s.ffn
-        shared_norm = model.norms_per_layer == 1
+    def _mlp_block(self, s: Shape, dense_share: float | None = None) -> list[Row]:
+        dense = s.dense_share if dense_share is None else dense_share
+        experts, shared_norm = s.model.experts, s.model.norms_per_layer == 1
         rows = [] if shared_norm else [self.norm(s, "mlp_norm", "mlp")]
-        rows.append(self.into_block(s, "mlp_in", "mlp", s.ffn_in))
+        if dense:
+            rows += shared_by(self._dense_mlp(s), dense)
+        if experts is not None:
+            rows += shared_by(self._expert_mlp(s, experts), 1.0 - dense)
+        return [*rows, *self._leave(s, "mlp")]
+
+    def _expert_mlp(self, s: Shape, experts: Experts) -> list[Row]:
+        """Routed experts, and the shared one as a dense MLP of its own width."""
+        width = experts.shared_ffn_hidden
+        if not width:
+            return expert_rows(s, experts)
+        local = ceil_div(width, s.plans.tp)
+        rows = [
+            self.into_block(s, "shared_in", "experts", local * (2 if s.model.gated_mlp else 1)),
+            activation("shared_activation", "experts", s.tokens * local, element_bytes=s.element_bytes,
+                       gated=s.model.gated_mlp),
+            self.out_of_block(s, "shared_out", "experts", local, width),
+        ]  # fmt: skip
+        # The router has the same input and keeps it.
+        rows[0] = replace(rows[0], kept_bytes=0.0 * rows[0].kept_bytes)
+        gate = shared_gate(s) if experts.shared_gate else []
+        added = residual("shared_residual", "experts", self.stream_elements(s), element_bytes=s.element_bytes)
+        return [*expert_rows(s, experts), *rows, *gate, added]
+
+    def _dense_mlp(self, s: Shape) -> list[Row]:
+        model, inner = s.model, s.tokens * s.ffn
+        rows = [self.into_block(s, "mlp_in", "mlp", s.ffn_in)]
         if model.mlp_bias:
             rows.append(self._inner_bias(s, "mlp_in_bias", "mlp", s.ffn_in))
         rows.append(activation("activation", "mlp", inner, element_bytes=s.element_bytes, gated=model.gated_mlp))
@@ -118,7 +182,7 @@ class Corrected(Strategy):
         rows.append(self.out_of_block(s, "mlp_out", "mlp", s.ffn, model.ffn_hidden))
         if model.mlp_bias:
             rows.append(self.out_bias(s, "mlp_out_bias", "mlp"))
-        return [*rows, *self._leave(s, "mlp")]
+        return rows
 
     def _leave(self, s: Shape, block: str) -> list[Row]:
         """What joins a block's output to the residual stream; a dropout adds it in the same kernel."""
@@ -141,8 +205,7 @@ class Corrected(Strategy):
             name="token_embedding", block="embedding", operator="embedding",
             shape={"tokens": s.tokens, "width": s.hidden, "element_bytes": s.element_bytes},
             weights=s.vocab * self.embedding_width(s) + positions, replicated=positions,
-            forward=(over("tp", "reduce_scatter", s.activation_bytes),),
-            backward=(over("tp", "all_gather", s.activation_bytes),),
+            forward=s.scatter(s.activation_bytes), backward=s.gather_gradient(s.activation_bytes),
         )  # fmt: skip
         return (token, self.norm(s, "embedding_norm", "embedding")) if s.model.embedding_norm else (token,)
 
@@ -170,6 +233,16 @@ class Corrected(Strategy):
         if model.head_bias:
             rows.append(self._inner_bias(s, "logits_bias", "head", s.vocab))
         return (*rows, head, loss)
+
+
+def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
+    """Rows of a layer with what is recomputed, frozen and quantised."""
+    return quantised(adapted(recomputed(rows, plans.recompute), job, layer=True), job.precision)
+
+
+def shared_by(rows: Iterable[Row], share: float) -> list[Row]:
+    """Rows that only some layers have."""
+    return [row if share == 1.0 else replace(row, share=row.share * share) for row in rows]
 
 
 def patch_embedding(s: Shape) -> Row:
@@ -226,8 +299,8 @@ class Tensor1D(Corrected):
         size = shape.activation_bytes
         return matmul(
             name, block, shape.tokens, n, shape.hidden, element_bytes=shape.element_bytes,
-            kept_elements=shape.sharded_tokens * shape.hidden, forward=(over("tp", "all_gather", size),),
-            backward=(over("tp", "all_gather", size), over("tp", "reduce_scatter", size)),
+            kept_elements=shape.sharded_tokens * shape.hidden, forward=shape.gather(size),
+            backward=shape.gather_again(size),
         )  # fmt: skip
 
     def out_of_block(self, shape: Shape, name: str, block: str, k: Num, k_global: int) -> Row:
@@ -235,8 +308,7 @@ class Tensor1D(Corrected):
         size = shape.activation_bytes
         return matmul(
             name, block, shape.tokens, shape.hidden, k, element_bytes=shape.element_bytes,
-            kept_elements=shape.tokens * k, forward=(over("tp", "reduce_scatter", size),),
-            backward=(over("tp", "all_gather", size),),
+            kept_elements=shape.tokens * k, forward=shape.scatter(size), backward=shape.gather_gradient(size),
         )  # fmt: skip
 
     def out_bias(self, shape: Shape, name: str, block: str) -> Row:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.estimate.evaluate import composed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.single import Setting
-from steptime.estimate.step import compose
 from steptime.num import Array
 from steptime.plan.constraints import Constraint
 from steptime.plan.legality import MEMORY
@@ -186,7 +186,7 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
     for position, place in _blocks(listing, fitting):
         plans = _placed(configurations.take(position), placements.take(place))
         passes = table.take(each.shape[fitting[position]], each.inner[place])
-        step = compose(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
+        step = composed(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
         best.add(times, fitting[position], place)
         starts = np.flatnonzero(np.diff(position, prepend=-1))

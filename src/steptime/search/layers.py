@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.estimate.evaluate import part_times, passes_of
+from steptime.estimate.evaluate import part_times, passes_of, works_of
 from steptime.estimate.layer import Pass
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
@@ -138,4 +138,6 @@ def layer_table(
     )
     plans = as_float(plans)
     block: Block = strategy.block(job, plans)
-    return LayerTable(passes=passes_of(part_times(block, plans, machine)), row=row, count=len(shape_of))
+    return LayerTable(
+        passes=passes_of(works_of(part_times(block, plans, machine)), job.framework), row=row, count=len(shape_of)
+    )

@@ -186,7 +186,8 @@ class Known:
 
     def _own(self, device: Device, family: str, dtype: str, timer: str) -> Curve | None:
         own = self.profiles.get(device.name)
-        return own.curve(family, dtype, timer) if own else None
+        curve = own.curve(family, dtype, timer) if own else None
+        return curve if curve is not None and curve.kind != "assumed" else None
 
     def _transferred(self, device: Device, family: str, dtype: str, timer: str) -> Curve | None:
         key = (device.name, family, dtype, timer)

@@ -12,7 +12,7 @@ from steptime.workload.spec import Experts, ModelSpec
 LIMITS = {
     "layers": 100_000, "hidden": 2**24, "heads": 2**20, "kv_heads": 2**20, "head_dim": 2**20, "ffn_hidden": 2**26,
     "norms_per_layer": 16, "seq_len": 2**31, "vocab": 2**28, "max_positions": 2**31, "window": 2**31,
-    "windowed_layers": 100_000, "weight_bytes": 64,
+    "windowed_layers": 100_000, "weight_bytes": 64, "mtp_depth": 1000,
     "experts": 2**20, "experts_per_token": 2**20, "expert_ffn_hidden": 2**26, "shared_ffn_hidden": 2**26,
     "moe_layers": 100_000, "q_lora_rank": 2**24, "kv_lora_rank": 2**24, "qk_nope_head_dim": 2**20,
     "qk_rope_head_dim": 2**20, "v_head_dim": 2**20,
@@ -20,7 +20,7 @@ LIMITS = {
 }  # fmt: skip
 #: Fields for which zero means "none".
 MAY_BE_ZERO = frozenset(
-    {"vocab", "max_positions", "windowed_layers", "shared_ffn_hidden", "head_outputs", "norms_per_layer"}
+    {"vocab", "max_positions", "windowed_layers", "shared_ffn_hidden", "head_outputs", "norms_per_layer", "mtp_depth"}
 )
 
 

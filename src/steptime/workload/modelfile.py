@@ -87,6 +87,7 @@ class _ModelTable(_Table):
     weight_bytes: Annotated[float, Field(gt=0)] | None = None
     latent: _LatentTable | None = None
     experts: _ExpertsTable | None = None
+    mtp_depth: CountOrZero = 0
     vision: _VisionTable | None = None
 
 

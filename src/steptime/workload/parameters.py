@@ -8,6 +8,8 @@ A matrix of shape (rows, columns) has rows x columns parameters; a bias has one 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from steptime.terms import Terms
 from steptime.workload.spec import Experts, LatentAttention, ModelSpec
 
@@ -41,6 +43,7 @@ def parameter_terms(spec: ModelSpec) -> Terms:
     terms["layers/norms"] = spec.layers * spec.norms_per_layer * norm
     terms["final_norm"] = norm * spec.final_norm
     terms["head"] = _head(spec)
+    terms |= _further_tokens(spec)
     return Terms({path: count for path, count in terms.items() if count})
 
 
@@ -131,6 +134,23 @@ def _experts(spec: ModelSpec, experts: Experts) -> dict[str, int]:
 def _mlp_pair(spec: ModelSpec, ffn: int, bias: bool) -> tuple[int, int]:
     """Parameters into and out of a hidden layer of width ``ffn``; the gate counts with the way in."""
     return (1 + spec.gated_mlp) * ffn * (spec.hidden + bias), spec.hidden * (ffn + bias)
+
+
+def _further_tokens(spec: ModelSpec) -> dict[str, int]:
+    """Multi-token prediction (arXiv 2412.19437, section 2.2): per depth a 2H x H matrix, two norms and a layer with its
+    final norm; embedding and head are those of the model. Where layers differ the further ones have experts."""
+    depth = spec.mtp_depth
+    if not depth:
+        return {}
+    experts = None if spec.experts is None else replace(spec.experts, moe_layers=depth)
+    layers = replace(spec, mtp_depth=0, layers=depth, experts=experts, vocab=0, position="none", embedding_norm=False)
+    norm = spec.hidden * (1 + spec.norm_bias)
+    whole = sum(count for path, count in parameter_terms(layers).items() if path.startswith("layers/"))
+    return {
+        "mtp/projection": depth * 2 * spec.hidden**2,
+        "mtp/norms": depth * norm * (2 + spec.final_norm),
+        "mtp/layers": int(whole),
+    }
 
 
 def _head(spec: ModelSpec) -> int:

@@ -118,6 +118,8 @@ class ModelSpec:
     """Bytes per weight element where the checkpoint is quantised; None: that of the dtype."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    mtp_depth: int = 0
+    """Further tokens that each position predicts, each by a layer of its own (arXiv 2412.19437, section 2.2)."""
     vision: Vision | None = None
 
     @property

@@ -60,9 +60,11 @@ def write(path: str | Path, fitted: Fitted) -> None:
     Raises:
         InputFileError: one cannot be written, or is somebody's own.
     """
-    for target, text in ((Path(path), cluster_text(fitted)), (curves_path(path), curves_text(fitted))):
+    curves = curves_path(path)
+    for target in (Path(path), curves):
         refuse_foreign(target)
-        write_whole(target, text)
+    write_whole(curves, curves_text(fitted))
+    write_whole(Path(path), cluster_text(fitted, curves.name))
 
 
 def device_name(fitted: Fitted) -> str:
@@ -73,8 +75,8 @@ def device_name(fitted: Fitted) -> str:
     return re.sub(r"[^a-z0-9]+", "-", fitted.host.processor.lower()).strip("-")[:60] or "machine"
 
 
-def cluster_text(fitted: Fitted) -> str:
-    """The cluster file."""
+def cluster_text(fitted: Fitted, curves: str = "") -> str:
+    """The cluster file; ``curves``: name of the file of curves beside it."""
     host, device = fitted.host, fitted.device
     noise = "noise unknown (one round)" if fitted.noise != fitted.noise else f"noise {fitted.noise * 100:.1f} %"
     made = f"measured on {host.host} on {fitted.date} with torch {host.torch}, {len(fitted.operators)} points, {noise}"
@@ -90,6 +92,7 @@ def cluster_text(fitted: Fitted) -> str:
         f"memory = {_quantity(device.memory_bytes, 'B')}",
         f"memory_bandwidth = {_quantity(device.memory_Bps, 'B/s')}",
         *(f"{name} = {_number(getattr(device, name))}" for name in _SHARES),
+        *([f"curves = {_text(curves)}"] if curves else []),
         f"kernel_latency = {_quantity(device.kernel_latency_s, 's')}",
         f"source = {_text(made)}",
         'kind = "measured"',

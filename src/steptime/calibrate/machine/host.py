@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -77,14 +76,6 @@ def _gpu(torch: Any) -> dict[str, Any]:
         "device": "cuda",
         "gpus": int(torch.cuda.device_count()),
     }
-
-
-def gpu_facts(torch: Any) -> Mapping[str, float]:
-    """``sm_count`` and ``clock_Hz`` of the first GPU, as far as torch tells them."""
-    properties = torch.cuda.get_device_properties(0)
-    clock_kHz = float(getattr(properties, "clock_rate", 0) or 0)
-    facts = {"sm_count": float(properties.multi_processor_count)}
-    return {**facts, "clock_Hz": clock_kHz * 1e3} if clock_kHz else facts
 
 
 def _processor() -> str:

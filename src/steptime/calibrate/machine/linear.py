@@ -1,8 +1,7 @@
-r"""Linear regressions of time on work: few coefficients, each of them a latency or a rate.
+"""Fits the regressions of :mod:`steptime.cost.regression`: few coefficients, each of them a latency or a rate.
 
-The two regressions $t = \tau_c + F / R$ and $t = \tau_m + M / \beta$ and their maximum are the baseline; the models
-below add what a processor shows beyond it. Every model is linear in its coefficients (the inverse rates), which are
-found by non-negative least squares of relative errors, with the weight of outliers reduced (Huber's loss).
+Every model is linear in its coefficients (the inverse rates), which are found by non-negative least squares of relative
+errors, with the weight of outliers reduced (Huber's loss).
 """
 
 from __future__ import annotations
@@ -14,92 +13,15 @@ from typing import Final
 
 import numpy as np
 
+from steptime.cost.regression import additive_s, half_size_matmul_s, linear_roofline_s, linear_s, streaming_s
 from steptime.errors import UserError
-from steptime.num import Array, Num, maximum
+from steptime.num import Array, Num
 
 #: Relative error up to which the loss is quadratic.
 HUBER: Final = 0.1
 FOLDS: Final = 6
-
-
-def linear_s(work: Num, latency_s: Num, rate_per_s: Num) -> Num:
-    r"""One regression: $t = \tau + W / R$ with $W$ = `work` (FLOP or bytes) and $R$ = `rate_per_s`.
-
-    >>> linear_s(1e9, 1e-3, 1e12)
-    0.002
-    """
-    return latency_s + work / rate_per_s
-
-
-def linear_roofline_s(
-    flops: Num, moved_bytes: Num, compute_latency_s: Num, flops_per_s: Num, memory_latency_s: Num, memory_Bps: Num
-) -> Num:
-    r"""The larger of both regressions: $t = \max(\tau_c + F/R,\ \tau_m + M/\beta)$.
-
-    >>> linear_roofline_s(1e9, 1e6, 1e-3, 1e12, 0.0, 1e9)
-    0.002
-    """
-    return maximum(linear_s(flops, compute_latency_s, flops_per_s), linear_s(moved_bytes, memory_latency_s, memory_Bps))
-
-
-def half_size_matmul_s(
-    m: Num, n: Num, k: Num, latency_s: Num, flops_per_s: Num, m_half: Num, n_half: Num, k_half: Num
-) -> Num:
-    r"""A product whose rate falls off where a dim is small.
-
-    $$t = \tau + \frac{2mnk}{R}\left(1 + \frac{m_{1/2}}{m} + \frac{n_{1/2}}{n} + \frac{k_{1/2}}{k}\right)$$
-
-    where $R$ = `flops_per_s` is reached by large products and $m_{1/2}$ is the `m` at which, the other dims being
-    large, half of it is left (Hockney's half-performance length, one per dim): packing of operands and edges of tiles.
-
-    >>> half_size_matmul_s(100, 1000, 1000, 0.0, 2e8, 100, 0, 0)   # 1 s at the full rate, twice that
-    2.0
-    """
-    factor = 1 + m_half / m + n_half / n + k_half / k
-    return latency_s + 2 * m * n * k * factor / flops_per_s
-
-
-def streaming_s(
-    moved_bytes: Num,
-    fresh_bytes: Num,
-    latency_s: Num,
-    near_Bps: Num,
-    far_Bps: Num,
-    cache_bytes: Num,
-    fresh_Bps: Num,
-) -> Num:
-    r"""An operator that moves memory, with a cache in front of it.
-
-    $$t = \tau + \frac{M}{\beta_n} + \max(M - C, 0)\left(\frac{1}{\beta_f} - \frac{1}{\beta_n}\right)
-        + \frac{M_0}{\beta_0}$$
-
-    where $M$ = `moved_bytes`, of which the first $C$ = `cache_bytes` go at $\beta_n$ = `near_Bps` and the rest at
-    $\beta_f$ = `far_Bps`; $M_0$ = `fresh_bytes` of results that the system has to map afresh at
-    $\beta_0$ = `fresh_Bps`.
-
-    >>> streaming_s(3e9, 0.0, 0.0, 2e9, 1e9, 2e9, 1e9)   # 2 GB at 2 GB/s, 1 GB at 1 GB/s
-    2.0
-    """
-    beyond = maximum(moved_bytes - cache_bytes, 0.0)
-    return latency_s + moved_bytes / near_Bps + beyond * (1 / far_Bps - 1 / near_Bps) + fresh_bytes / fresh_Bps
-
-
-def additive_s(
-    matrix_flops: Num,
-    vector_flops: Num,
-    moved_bytes: Num,
-    latency_s: Num,
-    matrix_flops_per_s: Num,
-    vector_flops_per_s: Num,
-    memory_Bps: Num,
-) -> Num:
-    r"""Work that does not overlap: $t = \tau + F_m/R_m + F_v/R_v + M/\beta$.
-
-    >>> additive_s(1e9, 1e9, 0.0, 0.0, 1e9, 1e9, 1e9)
-    2.0
-    """
-    work = matrix_flops / matrix_flops_per_s + vector_flops / vector_flops_per_s
-    return latency_s + work + moved_bytes / memory_Bps
+#: From this size on the C library of Linux maps every block of memory afresh (mallopt(3), M_MMAP_THRESHOLD_MAX).
+FRESH_BYTES: Final = 2**25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +192,8 @@ def _fit_half_size(shape: Shape, seconds: Array) -> Values:
 
 def _fit_streaming(shape: Shape, seconds: Array) -> Values:
     """The size of the cache is the one of a short list that leaves the least error."""
-    moved, fresh = shape["moved_bytes"], shape["fresh_bytes"]
+    moved = shape["moved_bytes"]
+    fresh = np.where(shape["result_bytes"] >= FRESH_BYTES, shape["result_bytes"], 0.0)
     best: Values = {}
     best_loss = np.inf
     for cache in (0.0, *(2.0**power for power in range(18, 27))):
@@ -287,7 +210,7 @@ def _fit_streaming(shape: Shape, seconds: Array) -> Values:
             last = float(x[-1]) if np.count_nonzero(fresh) > 1 else 0.0
             best = {
                 "latency_s": float(x[0]), "near_Bps": rate(x[1]), "far_Bps": rate(x[1] + extra),
-                "cache_bytes": cache, "fresh_Bps": rate(last),
+                "cache_bytes": cache, "fresh_Bps": rate(last), "fresh_from_bytes": float(FRESH_BYTES),
             }  # fmt: skip
     return best
 
@@ -306,23 +229,16 @@ def _fit_linear(shape: Shape, seconds: Array) -> Values:
     return {"latency_s": float(x[0]), "rate_per_s": rate(x[1])}
 
 
-def _linear(moved_bytes: Num, **values: Num) -> Num:
-    return linear_s(moved_bytes, **values)
-
-
-def _roofline(matrix_flops: Num, moved_bytes: Num, **values: Num) -> Num:
-    return linear_roofline_s(matrix_flops, moved_bytes, **values)
-
-
 MODELS: Final[Mapping[str, Model]] = {
     model.name: model
     for model in (
         Model(
-            name="linear_roofline", formula=_roofline, arguments=("matrix_flops", "moved_bytes"), fit=_fit_roofline
+            name="linear_roofline", formula=linear_roofline_s, arguments=("matrix_flops", "moved_bytes"),
+            fit=_fit_roofline,
         ),
-        Model(name="linear", formula=_linear, arguments=("moved_bytes",), fit=_fit_linear),
+        Model(name="linear", formula=linear_s, arguments=("moved_bytes",), fit=_fit_linear),
         Model(name="half_size_matmul", formula=half_size_matmul_s, arguments=("m", "n", "k"), fit=_fit_half_size),
-        Model(name="streaming", formula=streaming_s, arguments=("moved_bytes", "fresh_bytes"), fit=_fit_streaming),
+        Model(name="streaming", formula=streaming_s, arguments=("moved_bytes", "result_bytes"), fit=_fit_streaming),
         Model(
             name="additive", formula=additive_s, arguments=("matrix_flops", "vector_flops", "moved_bytes"),
             fit=_fit_additive,

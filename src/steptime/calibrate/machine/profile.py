@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,7 @@ from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.linear import MODELS, Model, cross_validated_s, errors_of, nonnegative, rate
 from steptime.calibrate.machine.runner import Measured, noise_of
 from steptime.calibrate.machine.work import LAUNCHES, MAPS, Task, work_of
+from steptime.cost.regression import SENT
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.num import Array, Num
@@ -23,15 +24,6 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention_forward": ("additive", "linear_roofline"),
     "attention_backward": ("additive", "linear_roofline"),
     **dict.fromkeys(MAPS, ("streaming", "linear")),
-}
-#: Bytes that a rank sends, as a share of the size of a collective over n ranks (bandwidth-optimal algorithms).
-SENT: Final[Mapping[str, Callable[[float], float]]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "point_to_point": lambda n: 1.0,
 }
 #: Hops of the rings of :mod:`steptime.cost.collective`, per rank beyond the first.
 HOPS: Final[Mapping[str, float]] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
@@ -86,7 +78,7 @@ def arguments_of(task: Task) -> dict[str, Num]:
     dims = {name: float(value) for name, value in task.shape.items()}
     return {
         **dims, "matrix_flops": work.matrix_flops, "vector_flops": work.vector_flops,
-        "moved_bytes": work.moved_bytes, "fresh_bytes": work.fresh_bytes,
+        "moved_bytes": work.moved_bytes, "result_bytes": work.result_bytes,
     }  # fmt: skip
 
 
@@ -173,7 +165,7 @@ def _collective_curves(collectives: Sequence[Timed], source: str, skipped: list[
     for (kind, axis, ranks), found in groups.items():
         sent = np.array([one.size_bytes * SENT[kind](ranks) for one in found])
         shape = {
-            "moved_bytes": sent, "fresh_bytes": np.zeros_like(sent), "ranks": np.full_like(sent, ranks),
+            "moved_bytes": sent, "result_bytes": np.zeros_like(sent), "ranks": np.full_like(sent, ranks),
             "bytes": np.array([float(one.size_bytes) for one in found]),
         }  # fmt: skip
         seconds = np.array([one.seconds for one in found])
@@ -309,7 +301,7 @@ class Predictor:
         """
         model, curve = self._find(f"{kind}/{axis}{ranks}", "fp32")
         sent = size_bytes * SENT[kind](ranks)
-        return float(model.predict({"moved_bytes": sent, "fresh_bytes": 0.0}, curve.coefficients))
+        return float(model.predict({"moved_bytes": sent, "result_bytes": 0.0}, curve.coefficients))
 
     def _find(self, kind: str, dtype: str) -> tuple[Model, Curve]:
         if (kind, dtype) not in self._best:

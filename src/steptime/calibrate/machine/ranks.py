@@ -83,6 +83,7 @@ class Rank:
     def _time_s(self, call: Callable[[], object], calls: int) -> float:
         self.settle()
         self.dist.barrier()
+        self.settle()  # on a GPU the barrier itself may only be queued
         begin = time.perf_counter()
         for _ in range(calls):
             call()

@@ -59,6 +59,7 @@ class Bench:
     def open(cls, torch: Any, host: Host) -> Bench:
         """Timer and operands for a host; sets the number of threads of torch."""
         if host.device == "cuda":
+            torch.cuda.set_stream(torch.cuda.Stream())  # see CudaTimer
             return cls(torch, host, CudaTimer(torch), Pool(torch, "cuda"))
         torch.set_num_threads(host.threads)
         return cls(torch, host, CpuTimer("thread" if host.threads == 1 else "wall"), Pool(torch, "cpu"))

@@ -37,6 +37,8 @@ class Request:
     processes: int | None = None
     """None: one for each GPU, or a single one on a CPU."""
     threads: int = 1
+    device: str | None = None
+    """``cpu`` or ``cuda``; None: CUDA if there is a GPU."""
 
 
 def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
@@ -57,7 +59,7 @@ def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
     for path in _paths(request.out)[:2]:
         cluster_file.refuse_foreign(path)
     torch = load_torch()
-    host = this_host(torch, request.threads)
+    host = host_of(torch, request)
     mesh = _mesh(request, host)
     with _journal(request, host, mesh) as journal:
         died = _measure(request, torch, host, mesh, journal, progress, begin_s)
@@ -82,6 +84,18 @@ def fit_records(host: Host, mesh: Mesh | None, records: Any) -> profile.Fitted:
 
 def _paths(out: Path) -> tuple[Path, Path, Path]:
     return out, cluster_file.curves_path(out), cluster_file.journal_path(out)
+
+
+def host_of(torch: Any, request: Request) -> Host:
+    """The machine with the device that was asked for.
+
+    Raises:
+        UserError: there is no GPU that torch sees.
+    """
+    if request.device == "cuda" and not torch.cuda.is_available():
+        hint = "install the build of torch for CUDA, or measure the CPU: --device cpu"
+        raise UserError(f"--device cuda: torch {torch.__version__} sees no GPU", hint=hint)
+    return this_host(torch, request.threads, request.device)
 
 
 def _in_job() -> bool:
@@ -198,11 +212,18 @@ def _lead(
 
 
 def _follow(request: Request) -> None:
-    """Any other rank of a running job."""
+    """Any other rank of a running job.
+
+    Raises:
+        RankDiedError: the first rank is gone.
+    """
     torch = load_torch()
-    host = this_host(torch, request.threads)
-    rank = ranks.join(torch, host.device, host.threads, None)
-    work: list[Any] = [None, None]
-    rank.dist.broadcast_object_list(work, 0)
-    ranks.visit_all(rank, work[0], work[1], lambda record: None)
-    rank.dist.destroy_process_group()
+    host = host_of(torch, request)
+    try:
+        rank = ranks.join(torch, host.device, host.threads, None)
+        work: list[Any] = [None, None]
+        rank.dist.broadcast_object_list(work, 0)
+        ranks.visit_all(rank, work[0], work[1], lambda record: None)
+        rank.dist.destroy_process_group()
+    except RuntimeError as error:
+        raise RankDiedError(f"another rank is gone: {str(error).splitlines()[0][:200]}") from None

@@ -59,7 +59,7 @@ class Pool:
 
     def cut(self, dtype: str, *shape: int) -> Any:
         """A tensor of that shape, disjoint from all others since the last reset."""
-        count = math.prod(shape)
+        count, dtype = math.prod(shape), _DTYPES[dtype]
         block = self._blocks.get(dtype)
         if block is None or self._used + count > len(block):
             held = 0 if block is None else len(block)
@@ -71,7 +71,7 @@ class Pool:
 
     def _filled(self, dtype: str, count: int) -> Any:
         period = 2**20
-        once = self._torch.randn(period, device=self._device).to(getattr(self._torch, _DTYPES[dtype]))
+        once = self._torch.randn(period, device=self._device).to(getattr(self._torch, dtype))
         return once.repeat(-(-count // period))
 
 

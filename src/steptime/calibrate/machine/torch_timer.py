@@ -75,7 +75,11 @@ class CpuTimer:
 
 @dataclass(frozen=True, slots=True)
 class CudaTimer:
-    """Time between two events on the device; calls are replayed from a graph where one can be captured."""
+    """Time between two events on the device; calls are replayed from a graph where one can be captured.
+
+    All work is on the current stream, which must not be the default one: gradients run on the stream of their forward,
+    and a graph can only be captured where all of its work is.
+    """
 
     torch: Any
     graphs: bool = True
@@ -96,25 +100,21 @@ class CudaTimer:
         return [self._between_events_s(run) / calls for _ in range(count)]
 
     def _warm(self, call: Call) -> float:
-        """Three calls on a side stream, as capturing a graph wants it; seconds of the last."""
+        """Three calls, as capturing a graph wants it; seconds of the last."""
         cuda = self.torch.cuda
-        side = cuda.Stream()
-        side.wait_stream(cuda.current_stream())
-        with cuda.stream(side):
-            for i in range(3):
-                cuda.synchronize()
-                begin = time.perf_counter()
-                call(i)
-                cuda.synchronize()
-                once_s = time.perf_counter() - begin
-        cuda.current_stream().wait_stream(side)
+        for i in range(3):
+            cuda.synchronize()
+            begin = time.perf_counter()
+            call(i)
+            cuda.synchronize()
+            once_s = time.perf_counter() - begin
         return max(once_s, 1e-6)
 
     def _graph(self, call: Call, calls: int) -> Callable[[], object] | None:
         """Replay of so many calls; None if the operator cannot be captured."""
         graph = self.torch.cuda.CUDAGraph()
         try:
-            with self.torch.cuda.graph(graph):
+            with self.torch.cuda.graph(graph, stream=self.torch.cuda.current_stream()):
                 for i in range(calls):
                     call(i)
         except RuntimeError:

@@ -18,8 +18,6 @@ from steptime.store import content_key
 ELEMENT_BYTES: Final[Mapping[str, int]] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 #: The three products of a linear layer in training: X W^T, dY W, dY^T X.
 LAYOUTS: Final = ("nt", "nn", "tn")
-#: From this size on the C library of Linux maps every block of memory afresh (mallopt(3), M_MMAP_THRESHOLD_MAX).
-FRESH_BYTES: Final = 2**25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +49,6 @@ class Work:
     moved_bytes: float = 0.0
     result_bytes: float = 0.0
     """Size of the largest tensor that it returns."""
-
-    @property
-    def fresh_bytes(self) -> float:
-        """Bytes of results that the C library maps afresh (on a CPU without a caching allocator)."""
-        return self.result_bytes if self.result_bytes >= FRESH_BYTES else 0.0
 
 
 def work_of(task: Task) -> Work:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from steptime.calibrate.mesh.prepare import Prepared, prepare, refilled
 from steptime.calibrate.mesh.rails import with_rails
 from steptime.calibrate.mesh.regress import Speed, class_speeds
 from steptime.calibrate.mesh.torus import best_torus
+from steptime.errors import shorten
 from steptime.hardware.mesh import AxisKind, Mesh, MeshAxis
 from steptime.num import Array, divisors
 
@@ -32,6 +34,10 @@ LEAST_OBSERVED = 0.65
 MOST_PER_NODE = 16
 #: Largest confidence that is told: no test of ours could show more.
 MOST_CONFIDENT = 0.999
+#: A device and its number, as most systems name them.
+NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+#: One in so many numbers may be missing from a numbering.
+MOST_SKIPPED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +167,9 @@ def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
     by_speed = _axis_order(layout, found.fitted)
     places = np.empty((len(layout.order), len(layout.shape)), dtype=np.int64)
     places[layout.order] = np.stack(np.unravel_index(np.arange(len(layout.order)), layout.shape, order="F"), axis=1)
-    notes = _notes(prepared, found)
-    most = MOST_CONFIDENT if prepared.observed >= LEAST_OBSERVED else 0.5
+    skipped = skipped_names(links.names)
+    notes = (*_notes(prepared, found), *_holes(skipped))
+    most = MOST_CONFIDENT if prepared.observed >= LEAST_OBSERVED and not skipped else 0.5
     confidence = min(most, 1 / (1 + math.exp(-min(found.margin, 50.0))))
     return Mesh(
         axes=tuple(axes[i] for i in by_speed), devices=links.names,
@@ -209,6 +216,7 @@ def _axes(links: Links, found: _Found) -> list[MeshAxis]:
     wanted = [*own, *(c for c in across if c is not None)]
     speeds = class_speeds(links, layout, found.faults.broken_mask, wanted)
     crossing = iter(speeds[len(own) :])
+    noise = max(found.faults.noise, LEAST_SIGMA)
     slower_than = {slower: axis for axis, slower in pairwise(_axis_order(layout, fitted))}
     out = []
     for axis, size in enumerate(layout.shape):
@@ -223,7 +231,7 @@ def _axes(links: Links, found: _Found) -> list[MeshAxis]:
                 size=size, kind=_kind(layout, axis), links=int(fitted.links[own[axis]]), latency_s=speed.latency_s,
                 latency_error_s=speed.latency_error_s, Bps=speed.Bps, Bps_error=speed.Bps_error,
                 step=None if gap is None else math.exp(gap),
-                separation=None if gap is None else gap / max(found.faults.noise, LEAST_SIGMA),
+                separation=None if gap is None else gap / noise,
                 growth=more if layout.kind == "torus" else None, cross_latency_s=cross.latency_s,
                 cross_Bps=cross.Bps, cross_step=more if layout.kind == "rails" else None,
             )
@@ -237,6 +245,32 @@ def _kind(layout: Layout, axis: int) -> AxisKind:
     if layout.rail_axis is not None and axis >= layout.rail_axis:
         return AxisKind.RAIL
     return AxisKind.SWITCH
+
+
+def skipped_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that a numbering leaves out: devices of which nothing was measured, because a rank died, say.
+
+    None if the names are not numbered, or if so many are missing that the numbers mean something else.
+
+    >>> skipped_names(["gpu0", "gpu1", "gpu3", "gpu4", "gpu5", "gpu6", "gpu7", "gpu8"])
+    ('gpu2',)
+    """
+    found = [NUMBERED.fullmatch(name) for name in names]
+    if any(one is None for one in found) or len({one[1] for one in found if one}) > 1:
+        return ()
+    present = {int(one[2]) for one in found if one}
+    low, high = min(present), max(present)
+    if high - low + 1 - len(present) > max(1, len(names) // MOST_SKIPPED):
+        return ()
+    prefix = next(one[1] for one in found if one)
+    return tuple(f"{prefix}{number}" for number in range(low, high) if number not in present)
+
+
+def _holes(skipped: Sequence[str]) -> tuple[str, ...]:
+    if not skipped:
+        return ()
+    shown = ", ".join(shorten(name, 40) for name in skipped[:3]) + (", ..." if len(skipped) > 3 else "")
+    return (f"the names skip {shown}: if it exists, it was not measured, and a mesh with a hole is not found",)
 
 
 def _notes(prepared: Prepared, found: _Found) -> tuple[str, ...]:

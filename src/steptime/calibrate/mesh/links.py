@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.errors import UserError
 from steptime.num import Array
 
 
@@ -20,8 +21,16 @@ class Quantity:
     """Matrix in SI units, from row to column; NaN where nothing was measured and on the diagonal."""
 
     def log_cost(self) -> Array:
-        """Logarithm of the cost of a link; larger is slower."""
-        logs: Array = np.log(self.values)
+        """Logarithm of the cost of a link; larger is slower. NaN where nothing was measured and on the diagonal.
+
+        Raises:
+            UserError: a value that is not positive and finite.
+        """
+        values = self.values.astype(np.float64)
+        np.fill_diagonal(values, np.nan)
+        if bool((values <= 0).any()) or bool(np.isinf(values).any()):
+            raise UserError(f"a measured {self.kind} is not positive and finite", hint="put NaN where there is none")
+        logs: Array = np.log(values, out=values)
         return -logs if self.kind == "bandwidth" else logs
 
 

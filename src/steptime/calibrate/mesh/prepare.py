@@ -83,9 +83,8 @@ def _weights(links: Links) -> Array:
         rows, columns = rows[chosen], columns[chosen]
     columns_of = []
     for quantity in links.quantities:
-        there, back = quantity.values[rows, columns], quantity.values[columns, rows]
-        sign = -1.0 if quantity.kind == "bandwidth" else 1.0
-        columns_of.append(sign * np.log(np.where(np.isnan(there), back, there)))
+        costs = quantity.log_cost()
+        columns_of.append(np.where(np.isnan(costs[rows, columns]), costs[columns, rows], costs[rows, columns]))
     table = np.stack(columns_of, axis=1)
     table = table[~np.isnan(table).any(axis=1)]
     if len(table) < 2:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from steptime.calibrate.mesh.groups import group_sums
+from steptime.calibrate.mesh.groups import LARGE, group_sums
 from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, LEAST_RATIO, least_gap
 from steptime.calibrate.mesh.layout import Fit, Layout, fit, residual
 from steptime.calibrate.mesh.optional import scipy_module
@@ -27,12 +27,15 @@ def with_rails(nested: Fit, distances: Array, observed: float = 1.0) -> Fit | No
     """
     layout = nested.layout
     rest = residual(nested, distances)
-    found = []
+    tried = []
     for axis in range(1, len(layout.shape)):
         inside = math.prod(layout.shape[:axis])
         groups, advantage = _lined_up(rest, layout.order.reshape(-1, inside))
-        if advantage < math.log(LEAST_RATIO) / 2:
-            continue
+        if advantage >= math.log(LEAST_RATIO) / 2:
+            tried.append((advantage, axis, groups))
+    found = []
+    for _, axis, groups in tried if len(rest) <= LARGE else sorted(tried, key=lambda t: -t[0])[:1]:
+        inside = groups.shape[1]
         freedom = layout.log_assignments + (len(groups) - 1) * math.lgamma(inside + 1)
         railed = Layout(
             kind="rails", shape=layout.shape, order=groups.reshape(-1), rail_axis=axis, log_assignments=freedom

@@ -62,7 +62,8 @@ def _header(first: list[str], second: list[str]) -> tuple[list[str], str]:
     """Names of the columns and the cell before them; none if the first row holds numbers."""
     corner, names = first[0], first[1:]
     known = corner in UNITS["s"] or corner in UNITS["Bps"]
-    if known or names == [str(i) for i in range(len(names))]:
+    numbered = names == [str(i) for i in range(len(names))] and (corner == "" or second[0] == "0")
+    if known or numbered:
         return names, corner
     if all(_is_value(cell) for cell in names):
         return [], ""

@@ -17,6 +17,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 
+from steptime.calibrate.mesh.groups import group_sums, row_sums
 from steptime.calibrate.mesh.layout import Fit, Layout, fit
 from steptime.calibrate.mesh.optional import scipy_module
 from steptime.num import Array, divisors
@@ -185,15 +186,23 @@ def _leading(distances: Array, count: int) -> Array:
 
 def _unexplained(distances: Array, axes: Sequence[_Axis]) -> Array:
     """Distances less their mean over all pairs with the same hops along the axes."""
-    key = np.zeros(distances.shape, dtype=np.int64)
+    label, places = np.zeros(len(distances), dtype=np.int64), 1
     for axis in axes:
-        apart = np.abs(axis.place[:, None] - axis.place[None])
-        key = key * (axis.size // 2 + 1) + np.minimum(apart, axis.size - apart)
-    flat = key.reshape(-1)
-    links = np.bincount(flat)
-    links[0] -= len(distances)
-    means = np.bincount(flat, weights=distances.reshape(-1)) / np.maximum(links, 1)
-    out: Array = distances - means[key]
+        label, places = label * axis.size + axis.place, places * axis.size
+    used, label = np.unique(label, return_inverse=True)
+    key, classes = np.zeros((len(used), len(used)), dtype=np.int64), 1
+    for axis in reversed(axes):
+        place, used = used % axis.size, used // axis.size
+        apart = np.abs(place[:, None] - place[None])
+        key += classes * np.minimum(apart, axis.size - apart)
+        classes *= axis.size // 2 + 1
+    held = np.bincount(label)
+    sums = row_sums(group_sums(distances, label, len(held)).T[np.argsort(label, kind="stable")], held)
+    links = held[:, None] * held[None] - np.diag(held)
+    total = np.bincount(key.reshape(-1), weights=sums.reshape(-1), minlength=classes)
+    count = np.bincount(key.reshape(-1), weights=links.reshape(-1), minlength=classes)
+    means = (total / np.maximum(count, 1)).astype(distances.dtype)[key]
+    out: Array = distances - means[label][:, label]
     np.fill_diagonal(out, 0.0)
     return out
 
@@ -252,8 +261,9 @@ def _unmixed(points: Array, sizes: Sequence[int]) -> Iterator[Array]:
         return
     rows, columns = np.triu_indices(dims)
     products = points[:, rows] * points[:, columns]
-    _, _, right = np.linalg.svd(products - products.mean(axis=0), full_matrices=False)
-    forms = right[-sum(2 if size == 4 else 1 for size in sizes) :]
+    products -= products.mean(axis=0)
+    _, forms = np.linalg.eigh(products.T @ products)
+    forms = forms[:, : sum(2 if size == 4 else 1 for size in sizes)].T
     random = np.random.default_rng(0)
     for weights in random.normal(size=(TRIES, len(forms))):
         form = np.zeros((dims, dims))

@@ -40,6 +40,7 @@ class _Detail(_Object):
     function: str
     value: Number
     arguments: dict[str, Number]
+    basis: str = ""
 
 
 class _Estimate(_Object):

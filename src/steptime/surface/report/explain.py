@@ -89,6 +89,8 @@ def print_details(out: Console, details: Sequence[Detail]) -> None:
             t.indented(out, line, 2)
         if formula.source:
             t.indented(out, f"source: {formula.source}", 2)
+        if detail.basis:
+            t.indented(out, t.printable(f"rests on: {detail.basis}"), 2)
 
 
 def _value(detail: Detail) -> str:

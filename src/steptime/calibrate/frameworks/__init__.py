@@ -1,0 +1,1 @@
+"""Parameters of training frameworks, fitted to measured runs."""

@@ -1,0 +1,91 @@
+"""Bands learnt from residuals: of runs whose source had no part in the fit that predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.calibrate.frameworks.fit import FULL_COUNT, Fitted, FrameworkFit
+from steptime.num import Array
+
+LEVEL = 0.9
+"""Share of measured runs that a band is to hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Predictions of runs by fits that did not see their group."""
+
+    residual: Array
+    """ln(predicted / measured)."""
+    deviation: Array
+    """What all doubts together make of it."""
+
+    @property
+    def scaled(self) -> Array:
+        """ln(measured / predicted) in units of the deviation."""
+        out: Array = -self.residual / self.deviation
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Quantiles of scaled residuals."""
+
+    low: float
+    high: float
+
+    def holds(self, scaled: Array) -> Array:
+        """Whether residuals lie inside."""
+        inside: Array = (scaled >= self.low) & (scaled <= self.high)
+        return inside
+
+
+def left_out(
+    fit: FrameworkFit, group: Array, *, named: bool = True, progress: Callable[[int, int], None] | None = None
+) -> Predicted:
+    """Predictions of every run by a fit to the runs of all other groups.
+
+    Args:
+        fit: all runs.
+        group: group of each run.
+        named: whether the framework of a run is told (its parameters then come from its other groups).
+        progress: called with groups done and all groups.
+    """
+    residual, deviation = np.zeros(fit.count), np.zeros(fit.count)
+    groups = sorted(set(group))
+    for done, name in enumerate(groups, start=1):
+        out = group == name
+        fitted: Fitted = fit.fit(~out)
+        residual[out] = (fit.log_s(fitted, named=named) - fit.log_measured)[out]
+        deviation[out] = fit.deviations(fitted, named=named)[out]
+        if progress:
+            progress(done, len(groups))
+    return Predicted(residual=residual, deviation=deviation)
+
+
+def source_weights(source: Array) -> Array:
+    """Weights of runs in a quantile: a source with many runs counts no more than a few dozen."""
+    _, of, counts = np.unique(source, return_inverse=True, return_counts=True)
+    weights: Array = np.minimum(1.0, FULL_COUNT / counts)[of]
+    return weights
+
+
+def band_of(scaled: Array, weights: Array) -> Band:
+    """The central :data:`LEVEL` of weighted residuals."""
+    order = np.argsort(scaled)
+    rank = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    low, high = np.interp([(1 - LEVEL) / 2, (1 + LEVEL) / 2], rank, scaled[order])
+    return Band(low=float(low), high=float(high))
+
+
+def honest_coverage(scaled: Array, source: Array) -> Array:
+    """Whether each run lies in the band that all other sources give."""
+    inside = np.zeros(len(scaled), dtype=bool)
+    weights = source_weights(source)
+    for name in np.unique(source):
+        out = source == name
+        inside[out] = band_of(scaled[~out], weights[~out]).holds(scaled[out])
+    return inside

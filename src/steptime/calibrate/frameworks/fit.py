@@ -1,0 +1,223 @@
+"""Fits the parameters of frameworks to measured runs: shared values, what each framework and each device adds.
+
+The prediction of a run is the step's own composition (:func:`steptime.estimate.step.compose`), evaluated for all runs
+at once. A run whose settings are not all stated is the weighted geometric mean over its plausible settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from steptime.calibrate.frameworks.parameters import BUSY, DEVICE_SPREAD, PARAMETERS, framework_of
+from steptime.estimate.evaluate import Evaluation, Works, passes_of
+from steptime.estimate.stack import stacked
+from steptime.estimate.step import StepInputs, compose
+from steptime.num import Array
+
+NOISE = 0.08
+"""Spread of runs around a good model (logarithm of time)."""
+OUTLIER = 0.15
+"""Residual from which a run counts less (pseudo-Huber)."""
+FULL_COUNT = 20
+"""Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
+SMALL_STEP, LARGEST_MOVE, DONE, ROUNDS = 1e-4, 0.5, 1e-3, 30
+BUSY_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in BUSY]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One plausible setting of one run, evaluated before any framework."""
+
+    run: int
+    weight: float
+    works: Works
+    inputs: StepInputs
+
+    @staticmethod
+    def of(run: int, weight: float, evaluation: Evaluation) -> Sample:
+        """What a fit needs of an evaluation."""
+        return Sample(run=run, weight=weight, works=evaluation.works, inputs=evaluation.inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Measured runs, column by column."""
+
+    measured_s: Array
+    source: Array
+    framework: Array
+    device: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Values on the fitted scale, each with its standard deviation."""
+
+    common: Array
+    """(parameters)"""
+    frameworks: dict[str, Array]
+    """What each framework adds to the common values."""
+    devices: dict[str, Array]
+    """Logarithm of the factor of each device on each of :data:`BUSY`."""
+    common_doubt: Array
+    """Of a framework that is not known: of the common values, and of frameworks around them."""
+    framework_doubts: dict[str, Array]
+    """Of the values of each framework."""
+    device_doubts: dict[str, float]
+    rounds: int
+
+    def columns(self, framework: str | None, device: str) -> Array:
+        """Values for a run; an unknown framework or device adds nothing."""
+        row: Array = self.common + self.frameworks.get(framework or "", np.zeros(len(PARAMETERS)))
+        row[BUSY_COLUMNS] += self.devices.get(device, np.zeros(len(BUSY)))
+        return row
+
+    def doubts(self, framework: str | None, device: str) -> tuple[Array, float]:
+        """Standard deviations of a run's parameters, and of its device's factor."""
+        return (
+            self.framework_doubts.get(framework or "", self.common_doubt),
+            self.device_doubts.get(device, DEVICE_SPREAD),
+        )
+
+
+@dataclass
+class FrameworkFit:
+    """All samples as one stacked evaluation."""
+
+    samples: Sequence[Sample]
+    runs: Runs
+    works: Works = field(init=False)
+    inputs: StepInputs = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Stacks the samples."""
+        self.works = stacked([s.works for s in self.samples])
+        self.inputs = stacked([s.inputs for s in self.samples])
+        self.run = np.array([s.run for s in self.samples])
+        self.weight = np.array([s.weight for s in self.samples])
+        self.log_measured = np.log(self.runs.measured_s)
+        self.count = len(self.runs.measured_s)
+        self.names = sorted(set(self.runs.framework))
+        self.device_names = sorted(set(self.runs.device))
+        self.of_framework = np.searchsorted(self.names, self.runs.framework)[self.run]
+        self.of_device = np.searchsorted(self.device_names, self.runs.device)[self.run]
+
+    def _samples_log_s(self, columns: Array) -> Array:
+        framework = framework_of(columns, "many")
+        step = compose(self.inputs, passes_of(self.works, framework), framework)
+        logs: Array = np.log(step.total_s)
+        return logs
+
+    def _by_run(self, values: Array) -> Array:
+        total: Array = np.bincount(self.run, weights=self.weight * values, minlength=self.count)
+        return total
+
+    def log_s(self, fitted: Fitted, *, named: bool = True) -> Array:
+        """Logarithm of the predicted time of every run; ``named``: each with its framework's own parameters."""
+        known = [self.runs.framework[r] if named else None for r in range(self.count)]
+        rows = np.array([fitted.columns(known[r], self.runs.device[r]) for r in range(self.count)])
+        return self._by_run(self._samples_log_s(rows[self.run]))
+
+    def _unpacked(self, theta: Array) -> tuple[Array, Array, Array]:
+        n, f = len(PARAMETERS), len(self.names)
+        devices = theta[n + n * f :].reshape(len(self.device_names), len(BUSY))
+        return theta[:n], theta[n : n + n * f].reshape(f, n), devices
+
+    def _columns(self, theta: Array) -> Array:
+        common, frameworks, devices = self._unpacked(theta)
+        columns: Array = common[None] + frameworks[self.of_framework]
+        columns[:, BUSY_COLUMNS] += devices[self.of_device]
+        return columns
+
+    def _slopes(self, columns: Array, base: Array) -> Array:
+        """Derivative of every sample's logarithm by every one of its own columns."""
+        out = np.empty_like(columns)
+        for i in range(len(PARAMETERS)):
+            moved = columns.copy()
+            moved[:, i] += SMALL_STEP
+            out[:, i] = (self._samples_log_s(moved) - base) / SMALL_STEP
+        return out
+
+    def _jacobian(self, slopes: Array, size: int) -> Array:
+        n, f = len(PARAMETERS), len(self.names)
+        jacobian = np.zeros((self.count, size))
+        for i, parameter in enumerate(PARAMETERS):
+            each = self.weight * slopes[:, i]
+            jacobian[:, i] = np.bincount(self.run, weights=each, minlength=self.count)
+            np.add.at(jacobian, (self.run, n + self.of_framework * n + i), each)
+            if parameter.name in BUSY:
+                place = n + n * f + self.of_device * len(BUSY) + BUSY.index(parameter.name)
+                np.add.at(jacobian, (self.run, place), each)
+        return jacobian
+
+    def _run_weights(self, used: Array) -> Array:
+        _, of, counts = np.unique(self.runs.source[used], return_inverse=True, return_counts=True)
+        weights = np.zeros(self.count)
+        weights[used] = np.minimum(1.0, FULL_COUNT / counts[of]) / NOISE**2
+        return weights
+
+    def fit(self, used: Array) -> Fitted:
+        """Most probable values for the runs that are ``used`` (boolean), by damped Gauss-Newton steps."""
+        n, f = len(PARAMETERS), len(self.names)
+        belief = np.array([p.inward(p.prior) for p in PARAMETERS])
+        spread = np.concatenate([
+            [p.doubt for p in PARAMETERS], np.tile([p.spread for p in PARAMETERS], f),
+            np.full(len(self.device_names) * len(BUSY), DEVICE_SPREAD),
+        ])  # fmt: skip
+        centre = np.concatenate([belief, np.zeros(len(spread) - n)])
+        theta, weights, rounds = centre.copy(), self._run_weights(used), 0
+        while rounds < ROUNDS:
+            rounds += 1
+            columns = self._columns(theta)
+            base = self._samples_log_s(columns)
+            residual = self._by_run(base) - self.log_measured
+            trusted = weights / np.sqrt(1 + (residual / OUTLIER) ** 2)
+            jacobian = self._jacobian(self._slopes(columns, base), len(theta))
+            curvature = (jacobian * trusted[:, None]).T @ jacobian + np.diag(spread**-2.0)
+            gradient = (jacobian * trusted[:, None]).T @ residual + (theta - centre) / spread**2
+            move = np.clip(np.linalg.solve(curvature, gradient), -LARGEST_MOVE, LARGEST_MOVE)
+            theta = theta - move
+            if np.abs(move).max() < DONE:
+                break
+        return self._fitted(theta, np.linalg.inv(curvature), rounds)
+
+    def _fitted(self, theta: Array, covariance: Array, rounds: int) -> Fitted:
+        n, f = len(PARAMETERS), len(self.names)
+        common, frameworks, devices = self._unpacked(theta)
+        variance = np.diag(covariance)
+        own = np.arange(n)
+        doubts = {}
+        for k, name in enumerate(self.names):
+            at = n + n * k + own
+            doubts[name] = np.sqrt(variance[:n] + variance[at] + 2 * covariance[own, at])
+        of_devices = variance[n + n * f :].reshape(len(self.device_names), len(BUSY)).mean(axis=1)
+        return Fitted(
+            common=common, frameworks=dict(zip(self.names, frameworks, strict=True)),
+            devices=dict(zip(self.device_names, devices, strict=True)),
+            common_doubt=np.sqrt(variance[:n] + np.array([p.spread for p in PARAMETERS]) ** 2),
+            framework_doubts=doubts,
+            device_doubts=dict(zip(self.device_names, np.sqrt(of_devices).tolist(), strict=True)), rounds=rounds,
+        )  # fmt: skip
+
+    def deviations(self, fitted: Fitted, *, named: bool = True) -> Array:
+        """Standard deviation of the logarithm of every run's time that all doubts together make.
+
+        As :func:`steptime.estimate.band.band_of`, with slopes in place of differences; the settings that a run does
+        not state add the spread of the predictions over them.
+        """
+        known = [self.runs.framework[r] if named else None for r in range(self.count)]
+        devices = self.runs.device
+        rows = np.array([fitted.columns(known[r], devices[r]) for r in range(self.count)])[self.run]
+        pairs = [fitted.doubts(known[r], devices[r]) for r in range(self.count)]
+        base = self._samples_log_s(rows)
+        slopes = self._slopes(rows, base)
+        by_run = np.stack([self._by_run(slopes[:, i]) for i in range(len(PARAMETERS))], axis=1)
+        of_device = by_run[:, BUSY_COLUMNS].sum(axis=1) * np.array([device for _, device in pairs])
+        mean = self._by_run(base)
+        settings = self._by_run((base - mean[self.run]) ** 2)
+        variance = ((by_run * np.array([own for own, _ in pairs])) ** 2).sum(axis=1) + of_device**2 + settings
+        out: Array = np.sqrt(variance + NOISE**2)
+        return out

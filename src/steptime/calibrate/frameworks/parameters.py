@@ -1,0 +1,72 @@
+"""What is fitted for a framework: each parameter with its scale and what is believed before any run is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steptime.num import Array
+from steptime.plan.framework import Framework
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One field of :class:`~steptime.plan.framework.Framework`, fitted on a scale without limits."""
+
+    name: str
+    share: bool = False
+    """Between 0 and 1 (fitted as a logit); else positive (fitted as a logarithm)."""
+    prior: float
+    """What is believed before."""
+    doubt: float
+    """Standard deviation of that belief on the fitted scale."""
+    spread: float
+    """Standard deviation of frameworks around their common value on the fitted scale."""
+
+    def inward(self, value: float) -> float:
+        """From the field to the fitted scale."""
+        return float(np.log(value / (1 - value)) if self.share else np.log(value))
+
+    def outward(self, fitted: Array) -> Array:
+        """From the fitted scale to the field."""
+        out: Array = 1 / (1 + np.exp(-fitted)) if self.share else np.exp(fitted)
+        return out
+
+
+PARAMETERS: Sequence[Parameter] = (
+    Parameter(name="matrix", prior=1.1, doubt=0.3, spread=0.12),
+    Parameter(name="attention", prior=1.1, doubt=0.4, spread=0.20),
+    Parameter(name="vector", prior=1.3, doubt=0.5, spread=0.25),
+    Parameter(name="host_s", prior=2e-5, doubt=1.0, spread=0.60),
+    Parameter(name="tensor_links", prior=1.1, doubt=0.5, spread=0.30),
+    Parameter(name="context_links", prior=1.0, doubt=0.5, spread=0.30),
+    Parameter(name="expert_links", prior=1.0, doubt=0.5, spread=0.30),
+    Parameter(name="data_links", prior=1.4, doubt=0.5, spread=0.30),
+    Parameter(name="data_exposed", share=True, prior=0.3, doubt=1.0, spread=0.70),
+    Parameter(name="stage_links", prior=1.0, doubt=0.5, spread=0.30),
+    Parameter(name="stage_s", prior=2e-4, doubt=1.0, spread=0.60),
+    Parameter(name="optimizer", prior=1.3, doubt=0.5, spread=0.30),
+    Parameter(name="step_s", prior=0.01, doubt=1.0, spread=0.60),
+    Parameter(name="growth", prior=0.01, doubt=0.7, spread=0.40),
+)
+"""The order of the columns of a fit."""
+BUSY = ("matrix", "attention")
+"""Parameters that a device's own factor multiplies: its clock under load."""
+DEVICE_SPREAD = 0.12
+"""Standard deviation of the logarithm of that factor."""
+
+
+def framework_of(fitted: Array, name: str) -> Framework:
+    """Framework of one row, or of many rows at once, of fitted values.
+
+    Args:
+        fitted: (..., number of parameters) on the fitted scale.
+        name: name of the framework.
+    """
+    values: Mapping[str, Any] = {p.name: p.outward(fitted[..., i]) for i, p in enumerate(PARAMETERS)}
+    if fitted.ndim == 1:
+        values = {n: float(v) for n, v in values.items()}
+    return Framework(name=name, **values)

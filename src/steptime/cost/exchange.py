@@ -1,0 +1,53 @@
+r"""Time of exchanges among ranks in which every rank has something else for, or from, each of the others.
+
+The symbols are those of :mod:`steptime.cost.collective`: $n$ = `ranks`, of which $r$ = `inside` in each fast domain,
+$\beta_f$ = `fast_Bps`, $\beta_s$ = `slow_Bps` per rank, $\alpha_f$ = `fast_latency_s`, $\alpha_s$ = `slow_latency_s`.
+"""
+
+from __future__ import annotations
+
+from steptime.num import Num, maximum, where
+
+
+def all_to_all_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Every rank sends an $n$-th of its tensor to each of the others.
+
+    $$t = \max\left(\frac{S}{n} \frac{r-1}{\beta_f},\ \frac{S}{n} \frac{n-r}{\beta_s}\right)
+        + \alpha_f (r - 1) + \alpha_s (n - r)$$
+
+    where $S$ = `size_bytes` is what one rank holds: messages inside the domain and to other domains use different links.
+
+    Source: pairwise exchange, Thakur et al. 2005, section 4.4.
+
+    >>> round(all_to_all_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0), 6)    # 7/8 of 10 ms
+    0.00875
+    >>> round(all_to_all_s(1e9, 16, 8, 100e9, 10e9, 0.0, 0.0), 6)   # 8/16 of 100 ms
+    0.05
+    """
+    part_bytes = size_bytes / ranks
+    between_s, within_s = part_bytes * (ranks - inside) / slow_Bps, part_bytes * (inside - 1) / fast_Bps
+    latency_s = fast_latency_s * (inside - 1) + slow_latency_s * (ranks - inside)
+    return where(size_bytes > 0, maximum(between_s, within_s) + latency_s, 0.0)
+
+
+def ring_exchange_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Every rank's block visits all others: $n - 1$ messages from neighbour to neighbour.
+
+    $$t = (n - 1) \max\left(\Big[\alpha_f + \frac{S}{\beta_f}\Big]_{r>1},\
+        \Big[\alpha_s + \frac{S}{\beta_s}\Big]_{n>r}\right)$$
+
+    where $S$ = `size_bytes` is one rank's block. A ring crosses a domain border with one link, so that the slowest
+    message sets the pace of every step.
+
+    Source: ring attention, Liu et al., arXiv 2310.01889, section 3.
+
+    >>> ring_exchange_s(1e8, 4, 4, 100e9, 10e9, 0.0, 0.0), ring_exchange_s(1e8, 4, 2, 100e9, 10e9, 0.0, 0.0)
+    (0.003, 0.03)
+    """
+    within_s = where(inside > 1, fast_latency_s + size_bytes / fast_Bps, 0.0)
+    between_s = where(ranks > inside, slow_latency_s + size_bytes / slow_Bps, 0.0)
+    return where(size_bytes > 0, (ranks - 1) * maximum(within_s, between_s), 0.0)

@@ -1,0 +1,59 @@
+"""Time that the host needs to issue the work of a device."""
+
+from __future__ import annotations
+
+from steptime.num import Num, where
+
+SHARPNESS = 8
+"""Exponent of the soft maximum: within 9 % of the larger where both are equal."""
+
+
+def issued_s(device_s: Num, operators: Num, host_s: Num) -> Num:
+    r"""Time of a chain of operators that a host issues one by one while the device works.
+
+    $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p}, \qquad p = 8$$
+
+    a soft maximum of $t_d$ = `device_s` (s), the time of the device, and $n\,\tau$: $n$ = `operators` issued at
+    $\tau$ = `host_s` (s) each. Where both are nearly equal, the device waits for some operators and not for others.
+
+    Source: own; a queue that the host fills and the device empties.
+
+    >>> round(issued_s(2e-3, 10, 1e-5), 9), issued_s(1e-4, 0, 1e-5)
+    (0.002, 0.0001)
+    """
+    host: Num = operators * host_s
+    if isinstance(host, float) and not host:
+        return device_s
+    total: Num = (device_s**SHARPNESS + host**SHARPNESS) ** (1.0 / SHARPNESS)
+    return total
+
+
+def stage_issue_s(micro_batches: Num, virtual_stages: Num, stages: Num, stage_s: Num) -> Num:
+    r"""Time that the host of a pipeline stage loses between micro-batches.
+
+    $$t = n\, v\, \tau \big|_{p > 1}$$
+
+    where $n$ = `micro_batches` pass $v$ = `virtual_stages` of this rank, each start costing $\tau$ = `stage_s` (s), in
+    a pipeline of $p$ = `stages`.
+
+    Source: own; fitted per framework.
+
+    >>> stage_issue_s(8, 2, 4, 1e-3), stage_issue_s(8, 1, 1, 1e-3)
+    (0.016, 0.0)
+    """
+    return micro_batches * virtual_stages * stage_s * where(stages > 1, 1.0, 0.0)
+
+
+def step_overhead_s(step_s: Num) -> Num:
+    r"""Time of a step that no work explains: data loading, logging, clipping, synchronisation.
+
+    $$t = \tau$$
+
+    where $\tau$ = `step_s` (s) is fitted per framework.
+
+    Source: own.
+
+    >>> step_overhead_s(0.01)
+    0.01
+    """
+    return step_s

@@ -1,0 +1,132 @@
+r"""Linear regressions of time on work, for a machine that was measured: each coefficient is a latency or a rate.
+
+The two regressions $t = \tau_c + F / R$ and $t = \tau_m + M / \beta$ and their maximum are the baseline; the other
+formulas add what a processor shows beyond it. All are linear in the latencies and the inverse rates, which
+:mod:`steptime.calibrate.machine` fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from steptime.num import Num, maximum, where
+
+SENT: Final[Mapping[str, Callable[[Num], Num]]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "point_to_point": lambda n: 1.0,
+}
+"""Bytes that a rank sends, as a share of the size of a collective over n ranks (bandwidth-optimal algorithms)."""
+
+
+def linear_s(moved_bytes: Num, latency_s: Num, rate_per_s: Num) -> Num:
+    r"""One regression: $t = \tau + M / R$.
+
+    where $\tau$ = `latency_s`, $M$ = `moved_bytes` (or any other work) and $R$ = `rate_per_s`.
+
+    Source: Hockney 1994.
+
+    >>> linear_s(1e9, 1e-3, 1e12)
+    0.002
+    """
+    return latency_s + moved_bytes / rate_per_s
+
+
+def linear_roofline_s(
+    matrix_flops: Num,
+    moved_bytes: Num,
+    compute_latency_s: Num,
+    flops_per_s: Num,
+    memory_latency_s: Num,
+    memory_Bps: Num,
+) -> Num:
+    r"""The larger of both regressions: $t = \max(\tau_c + F/R,\ \tau_m + M/\beta)$.
+
+    where $F$ = `matrix_flops`, $R$ = `flops_per_s`, $M$ = `moved_bytes`, $\beta$ = `memory_Bps`, and $\tau_c, \tau_m$ =
+    `compute_latency_s`, `memory_latency_s`.
+
+    Source: roofline, Williams et al. 2009, with a latency on each side.
+
+    >>> linear_roofline_s(1e9, 1e6, 1e-3, 1e12, 0.0, 1e9)
+    0.002
+    """
+    compute = linear_s(matrix_flops, compute_latency_s, flops_per_s)
+    return maximum(compute, linear_s(moved_bytes, memory_latency_s, memory_Bps))
+
+
+def half_size_matmul_s(
+    m: Num, n: Num, k: Num, latency_s: Num, flops_per_s: Num, m_half: Num, n_half: Num, k_half: Num
+) -> Num:
+    r"""A product whose rate falls off where a dim is small.
+
+    $$t = \tau + \frac{2mnk}{R}\left(1 + \frac{m_{1/2}}{m} + \frac{n_{1/2}}{n} + \frac{k_{1/2}}{k}\right)$$
+
+    where $\tau$ = `latency_s`, $R$ = `flops_per_s` is reached by large products and $m_{1/2}$ = `m_half` is the `m` at
+    which, the other dims being large, half of it is left; $n_{1/2}$ = `n_half` and $k_{1/2}$ = `k_half` likewise:
+    packing of operands and edges of tiles.
+
+    Source: half-performance length, Hockney and Jesshope 1981; one per dim is ours.
+
+    >>> half_size_matmul_s(100, 1000, 1000, 0.0, 2e8, 100, 0, 0)   # 1 s at the full rate, twice that
+    2.0
+    """
+    factor = 1 + m_half / m + n_half / n + k_half / k
+    return latency_s + 2 * m * n * k * factor / flops_per_s
+
+
+def streaming_s(
+    moved_bytes: Num,
+    result_bytes: Num,
+    latency_s: Num,
+    near_Bps: Num,
+    far_Bps: Num,
+    cache_bytes: Num,
+    fresh_Bps: Num,
+    fresh_from_bytes: Num,
+) -> Num:
+    r"""An operator that moves memory, with a cache in front of it.
+
+    $$t = \tau + \frac{M}{\beta_n} + \max(M - C, 0)\left(\frac{1}{\beta_f} - \frac{1}{\beta_n}\right)
+        + \frac{M_0}{\beta_0}\Big|_{M_0 \ge L}$$
+
+    where $\tau$ = `latency_s`; of the $M$ = `moved_bytes` the first $C$ = `cache_bytes` go at $\beta_n$ = `near_Bps`
+    and the rest at $\beta_f$ = `far_Bps`; a result of $M_0$ = `result_bytes`, if it has at least $L$ =
+    `fresh_from_bytes`, is mapped afresh by the system at $\beta_0$ = `fresh_Bps`.
+
+    Source: two-level memory; the mapping as in mallopt(3), M_MMAP_THRESHOLD_MAX.
+
+    >>> streaming_s(3e9, 0.0, 0.0, 2e9, 1e9, 2e9, 1e9, 1e9)   # 2 GB at 2 GB/s, 1 GB at 1 GB/s
+    2.0
+    >>> streaming_s(2e9, 1e9, 0.0, 2e9, 2e9, 0.0, 1e9, 1e9)   # 2 GB at 2 GB/s, 1 GB mapped at 1 GB/s
+    2.0
+    """
+    beyond = maximum(moved_bytes - cache_bytes, 0.0)
+    fresh = where(result_bytes >= fresh_from_bytes, result_bytes, 0.0 * result_bytes)
+    return latency_s + moved_bytes / near_Bps + beyond * (1 / far_Bps - 1 / near_Bps) + fresh / fresh_Bps
+
+
+def additive_s(
+    matrix_flops: Num,
+    vector_flops: Num,
+    moved_bytes: Num,
+    latency_s: Num,
+    matrix_flops_per_s: Num,
+    vector_flops_per_s: Num,
+    memory_Bps: Num,
+) -> Num:
+    r"""Work that does not overlap: $t = \tau + F_m/R_m + F_v/R_v + M/\beta$.
+
+    where $F_m, F_v$ = `matrix_flops`, `vector_flops` at $R_m, R_v$ = `matrix_flops_per_s`, `vector_flops_per_s`,
+    $M$ = `moved_bytes` at $\beta$ = `memory_Bps`, and $\tau$ = `latency_s`.
+
+    Source: definition.
+
+    >>> additive_s(1e9, 1e9, 0.0, 0.0, 1e9, 1e9, 1e9)
+    2.0
+    """
+    work = matrix_flops / matrix_flops_per_s + vector_flops / vector_flops_per_s
+    return latency_s + work + moved_bytes / memory_Bps

@@ -1,0 +1,27 @@
+"""What many devices cost beyond their work."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptime.num import Num, maximum
+
+NODE = 8
+"""Devices that need no network between them, as a rule."""
+
+
+def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:
+    r"""What a step takes longer on many devices: the slowest of them, and links that others use too.
+
+    $$t = T\, g \log_2 \max(n / 8, 1)$$
+
+    where $T$ = `work_s` is the time with all devices alike, $n$ = `devices` and $g$ = `growth` per doubling.
+
+    Source: own; the expected maximum of $n$ similar times grows with $\log n$.
+
+    >>> growth_s(1.0, 64, 0.01)
+    0.03
+    """
+    doublings = np.log2(maximum(devices, NODE) / NODE)
+    extra: Num = work_s * growth * (doublings if isinstance(doublings, np.ndarray) else float(doublings))
+    return extra

@@ -1,0 +1,88 @@
+"""The 90 % band of a step time, and what makes it wide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.estimate.evaluate import Evaluation, passes_of
+from steptime.estimate.step import compose
+from steptime.plan.framework import PARAMETERS, SHARES, Framework, Spread
+
+DEVICE = "device"
+"""Name of the doubt about a device's own factor."""
+NOISE = "noise"
+"""Name of what remains of runs that are known exactly."""
+BUSY = ("matrix", "attention")
+"""Parameters that a device's own factor multiplies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBand:
+    """Where nine of ten measured steps lie."""
+
+    low_s: float
+    high_s: float
+    shares: Mapping[str, float]
+    """Share of the variance by what is in doubt, largest first."""
+
+
+def moved(value: float, doubt: float, name: str) -> float:
+    """A parameter moved by one standard deviation on the scale on which it is doubted.
+
+    >>> moved(2.0, 0.0, "matrix"), moved(0.25, 0.0, "data_exposed")
+    (2.0, 0.25)
+    """
+    if name not in SHARES:
+        return value * math.exp(doubt)
+    odds = value / (1 - value) * math.exp(doubt)
+    return odds / (1 + odds)
+
+
+def band_of(e: Evaluation, settings_doubt: float = 0.0) -> StepBand | None:
+    r"""Band around the step time of one plan; None for a framework without residuals.
+
+    $$\sigma^2 = \sum_k \left(\ln \frac{T(\theta_k + \sigma_k)}{T}\right)^2 + \sigma_n^2, \qquad
+      \left[T e^{q_{5} \sigma},\ T e^{q_{95} \sigma}\right]$$
+
+    where $\theta_k$ are the parameters of the framework with standard deviations $\sigma_k$, $\sigma_n$ the noise of
+    runs that are known exactly, and $q$ the quantiles of residuals of runs whose source had no part in the fit.
+
+    Args:
+        e: evaluation of one plan.
+        settings_doubt: standard deviation of the logarithm of time over settings that are not known.
+    """
+    spread, framework = e.job.framework.spread, e.job.framework
+    if spread is None:
+        return None
+    changes = _changes(e, framework, spread)
+    variances = {name: change**2 for name, change in changes.items()} | {NOISE: spread.noise**2}
+    if settings_doubt:
+        variances["settings"] = settings_doubt**2
+    total = sum(variances.values())
+    deviation, step_s = math.sqrt(total), float(e.step_time_s)
+    largest = sorted(variances.items(), key=lambda pair: -pair[1])
+    return StepBand(
+        low_s=step_s * math.exp(spread.low * deviation), high_s=step_s * math.exp(spread.high * deviation),
+        shares={name: value / total for name, value in largest},
+    )  # fmt: skip
+
+
+def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, float]:
+    """Change of the logarithm of time when each doubt moves by one standard deviation."""
+    count = len(PARAMETERS) + 2
+    columns: dict[str, Any] = {}
+    for i, name in enumerate(PARAMETERS):
+        value = float(getattr(framework, name))
+        columns[name] = np.full(count, value)
+        columns[name][i] = moved(value, spread.doubts[name], name)
+        if name in BUSY:
+            columns[name][-2] = value * math.exp(spread.device_doubt)
+    many = replace(framework, **columns)
+    logs = np.log(compose(e.inputs, passes_of(e.works, many), many).total_s)
+    names = (*PARAMETERS, DEVICE)
+    return {name: float(logs[i] - logs[-1]) for i, name in enumerate(names)}

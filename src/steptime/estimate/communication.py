@@ -1,0 +1,127 @@
+"""Time of each transfer on a machine's links: fitted collectives where there are some, else textbook rings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from steptime.cost.collective import point_to_point_s
+from steptime.cost.collective_algorithms import collective_s, least_s
+from steptime.estimate.fabrics import FabricModel
+from steptime.estimate.machine import Machine
+from steptime.estimate.operators import COLLECTIVES, Formula
+from steptime.num import Num
+from steptime.plan.plans import Plans
+
+FITTED = "collective_algorithms.collective_s"
+TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How the time of one transfer was computed."""
+
+    function: str
+    """Dotted name below ``steptime.cost``."""
+    leaf: str
+    """End of its path in a ledger."""
+    arguments: Mapping[str, Num]
+    basis: str
+    """What kind of number it rests on; of a fitted one the algorithm that it chose too."""
+
+
+def group_of(plans: Plans, axes: Iterable[str]) -> tuple[Num, Num]:
+    """Ranks of a group over the product of some mesh axes, and how many of them are in each fast domain."""
+    ranks: Num = 1
+    inside: Num = 1
+    for axis in axes:
+        ranks, inside = ranks * getattr(plans, axis), inside * plans.inside(axis)
+    return ranks, inside
+
+
+def ring_arguments(plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> dict[str, Num]:
+    """Arguments of a textbook ring over the product of some mesh axes."""
+    return _ring(machine, size_bytes, *group_of(plans, axes))
+
+
+def _ring(machine: Machine, size_bytes: Num, ranks: Num, inside: Num) -> dict[str, Num]:
+    return {
+        "size_bytes": size_bytes, "ranks": ranks, "inside": inside,
+        "fast_Bps": machine.fast_Bps, "slow_Bps": machine.slow_link_Bps(inside),
+        "fast_latency_s": machine.fast_latency_s, "slow_latency_s": machine.slow_latency_s,
+    }  # fmt: skip
+
+
+def _shared(model: FabricModel, inside: Num) -> dict[str, Num]:
+    """All groups of an axis communicate at once, so each rank has the NICs that are its own."""
+    return {"groups": model.fabric.domain / inside, "oversubscription": model.oversubscription}
+
+
+def collective_time_s(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Num:
+    """Time of a collective over the product of some mesh axes."""
+    return collective_over_s(kind, machine, size_bytes, *group_of(plans, axes))
+
+
+def collective_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: Num, inside: Num) -> Num:
+    """Time of a collective over so many ranks, ``inside`` of them in each fast domain."""
+    model = machine.fabric
+    if model is None:
+        ring_s = COLLECTIVES[kind](_ring(machine, size_bytes, ranks, inside))
+        if machine.groups is None:
+            return ring_s
+        return machine.groups.seconds(kind, size_bytes, ranks, inside, ring_s)
+    return least_s(kind, size_bytes, ranks, inside, model.fabric, **_shared(model, inside))
+
+
+def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Call:
+    """How :func:`collective_time_s` computes the time for one plan."""
+    model = machine.fabric
+    if model is None:
+        formula = COLLECTIVES[kind]
+        arguments = ring_arguments(plans, machine, axes, size_bytes)
+        own = machine.groups and machine.groups.find(kind, float(arguments["ranks"]), float(arguments["inside"]))
+        if own:
+            return Call(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}",
+                        arguments=own.arguments(size_bytes), basis=own.text)  # fmt: skip
+        return Call(function=formula.name, leaf=_leaf(formula), arguments=arguments, basis=TEXTBOOK)
+    ranks, inside = map(float, group_of(plans, axes))
+    shared = _shared(model, inside)
+    _, algorithm, protocol = collective_s(
+        kind, float(size_bytes), ranks, inside, model.fabric, groups=shared["groups"],
+        oversubscription=shared["oversubscription"],
+    )  # fmt: skip
+    basis = f"{algorithm}, protocol {protocol}: the fastest; {_bases(model, inside=inside > 1, between=ranks > inside)}"
+    numbers = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
+    return Call(function=FITTED, leaf=f"{kind}/{FITTED.rsplit('.', 1)[1]}", arguments=numbers, basis=basis)
+
+
+def message_time_s(machine: Machine, size_bytes: Num) -> tuple[Num, Num]:
+    """A message to a rank of the same fast domain, and to one in another."""
+    model = machine.fabric
+    if model is None:
+        near = point_to_point_s(size_bytes, machine.fast_Bps, machine.fast_latency_s)
+        far = point_to_point_s(size_bytes, machine.lone_slow_Bps, machine.slow_latency_s)
+        if machine.groups is None:
+            return near, far
+        groups = machine.groups
+        return groups.seconds("p2p", size_bytes, 2, 2, near), groups.seconds("p2p", size_bytes, 2, 1, far)
+    near = least_s("p2p", size_bytes, 2, 2, model.fabric)
+    if model.between is None:
+        return near, near
+    return near, least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(model, 1.0))
+
+
+def message_basis(machine: Machine, stages: float, inside: float) -> str:
+    """What the messages between stages rest on."""
+    if machine.fabric is None:
+        return TEXTBOOK
+    return _bases(machine.fabric, inside=inside > 1, between=stages > inside)
+
+
+def _bases(model: FabricModel, *, inside: bool, between: bool) -> str:
+    used = [model.inside] * inside + ([model.between] if between and model.between is not None else [])
+    return "; ".join(basis.text for basis in used)
+
+
+def _leaf(formula: Formula) -> str:
+    return formula.name.rsplit(".", 1)[1]

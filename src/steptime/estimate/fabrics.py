@@ -1,0 +1,212 @@
+"""Fitted collectives of a cluster: a measured fabric inside a domain, and one between domains in units of its NICs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from steptime.cost.collective_fabric import Fabric, fabric_of
+from steptime.hardware.fabric_profile import FabricProfile, catalogue_link_sources, load_fabric_profiles
+from steptime.hardware.records import Cluster, Level
+
+LIBRARY: Final = "nccl"
+VENDOR: Final = "NVIDIA"
+"""Vendor of the devices that the measured library runs on."""
+NETWORK: Final = "perlmutter"
+"""The only measured network with all group sizes; its latencies stand for every other."""
+#: Share of a NIC that long transfers reach on InfiniBand and RoCE (nccl-tests of OCI with 16 ranks, A100 and MI300X:
+#: 0.95 and 0.89; a host port that serves one GPU both ways reaches 0.64 to 0.73, GKE H200 and B200). The Slingshot
+#: NICs of Perlmutter sit behind PCIe 4 and stay at 0.68.
+NIC_SHARE: Final = 0.9
+SINGLE_SHARE: Final = 0.7
+FARTHEST: Final = 2.0
+"""Coefficients are carried to a link that is at most so many times as fast or as slow as a measured one."""
+LARGEST_NODE: Final = 16
+"""A level that joins no more devices than this lies inside a node: it is no network."""
+SWITCHED: Final = 8
+"""Smallest domain whose links run through switches, which may add up."""
+
+#: A rate of a machine -> coefficients of a fabric that scale with it.
+RATES: Final[Mapping[str, tuple[str, ...]]] = {
+    "fast_Bps": ("Bps", "switch_Bps", "direct_pair_Bps", "wrap_Bps"),
+    "slow_Bps": ("outer_Bps",),
+    "fast_latency_s": (
+        "start_s", "hop_s", "direct_start_s", "direct_hop_s", "switch_start_s", "ramp_s", "wrap_start_s", "wrap_hop_s",
+    ),
+    "slow_latency_s": ("outer_start_s", "outer_hop_s", "tree_hop_s"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What the numbers of one level of a fabric rest on."""
+
+    level: str
+    """Name of the level of the cluster."""
+    profile: FabricProfile
+    carried: bool
+    """Whether they were measured on other links and carried over in units of the datasheet."""
+
+    @property
+    def text(self) -> str:
+        """One phrase for a report."""
+        error = f"median error {'there ' * self.carried}{100 * self.profile.median_ape:.1f} %"
+        how = "carried over from fabric" if self.carried else "fitted fabric"
+        return f"{self.level}: {how} {self.profile.name} ({error})"
+
+    @property
+    def how(self) -> str:
+        """How the coefficients came about, before what they were fitted to."""
+        return "carried over, in units of the datasheet links, from a fit to" if self.carried else "fitted to"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricModel:
+    """Fitted collectives of one cluster, for jobs of one size."""
+
+    fabric: Fabric
+    oversubscription: float
+    inside: Basis
+    between: Basis | None
+    """None on a machine without a network, where all jobs stay in one domain."""
+
+    def faster(self, factors: Mapping[str, float]) -> FabricModel:
+        """The same model on a machine whose rates are multiplied."""
+        changed: dict[str, Any] = {}
+        for rate, names in RATES.items():
+            for name in names if rate in factors else ():
+                changed[name] = scaled(getattr(self.fabric, name), factors[rate])
+        return replace(self, fabric=replace(self.fabric, **changed))
+
+    @property
+    def nearer_is_faster(self) -> bool:
+        """Whether no collective is slower with more of its ranks in each domain."""
+        f = self.fabric
+        if self.between is None:
+            return True
+        far_hops = all(far >= near for far, near in zip(f.outer_hop_s, f.hop_s, strict=True))
+        far_bytes = all(far <= near for far, near in zip(f.outer_Bps, f.Bps, strict=True))
+        return far_hops and far_bytes and f.single_share <= 1 and not f.trees
+
+    def bases(self) -> tuple[Basis, ...]:
+        """What its levels rest on."""
+        return (self.inside,) if self.between is None else (self.inside, self.between)
+
+
+def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None:
+    """Fitted collectives of a cluster for a job of so many devices; None where the textbook formula has to do.
+
+    Trees between domains are left out: they help all-reduces of few bytes over many nodes, of which a step has hardly
+    any, and with them a group that lies nearer together can be the slower one.
+
+    Nothing is carried over to other vendors, to links unlike any that was measured (PCIe), to second levels inside
+    a node, and to levels whose efficiency or latency somebody stated: a stated number is the better one.
+
+    Args:
+        cluster: the machine.
+        slow: the level that groups cross once they leave a domain.
+        gpus: devices of the job.
+    """
+    fast, networked = cluster.levels[0], _is_network(slow, cluster.levels[0])
+    if cluster.device.vendor != VENDOR or _stated(fast) or (gpus > cluster.fast_domain and not networked):
+        return None
+    profiles = _profiles()
+    near = nearest_profile(cluster, profiles)
+    link_Bps = fast.link_Bps * fast.links_per_device / fast.oversubscription
+    if near is None:
+        return None
+    same_device = near.device == cluster.device.name
+    if not same_device and not 1 / FARTHEST <= near.link_Bps / link_Bps <= FARTHEST:
+        return None
+    carried = not same_device or near.link_Bps != link_Bps or near.coefficients["domain"] != fast.devices
+    network = network_profile(profiles, near)
+    values = carried_inside(near, link_Bps, fast.devices)
+    if carried and (fast.devices or SWITCHED) < SWITCHED:
+        values["switch_Bps"] = 0.0
+    own_network = not carried and near.nic_Bps == slow.link_Bps * slow.links_per_device
+    if networked and not own_network:
+        values |= carried_between(slow, network, fast.devices)
+        values |= _no_nearer_than_inside(values)
+    between = Basis(level=slow.name, profile=network, carried=not own_network) if networked else None
+    return FabricModel(
+        fabric=replace(fabric_of(values), trees=False), oversubscription=slow.oversubscription if networked else 1.0,
+        inside=Basis(level=fast.name, profile=near, carried=carried), between=between,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _profiles() -> tuple[FabricProfile, ...]:
+    """Fabrics with links of their own between all devices of a domain."""
+    return tuple(p for p in load_fabric_profiles() if p.library == LIBRARY and p.coefficients.get("trees", True))
+
+
+def _is_network(slow: Level, fast: Level) -> bool:
+    """Whether a level joins nodes and nobody stated how well."""
+    inside_node = slow.devices is not None and slow.devices <= LARGEST_NODE
+    return slow is not fast and not inside_node and not _stated(slow)
+
+
+def _stated(level: Level) -> bool:
+    """Whether somebody gave the level an efficiency or a latency; else they are the catalogue's assumptions."""
+    known, sources = catalogue_link_sources(), level.sources
+    return any(name not in sources or sources[name].text not in known for name in ("efficiency", "latency_s"))
+
+
+def nearest_profile(
+    cluster: Cluster, profiles: Iterable[FabricProfile], inner: str | None = None
+) -> FabricProfile | None:
+    """The measured fabric that is most like the inside of a domain: `inner`, the same device, the nearest link."""
+    level = cluster.levels[0]
+    link, domain = level.link_Bps * level.links_per_device, float(level.devices or 2**31)
+    device = cluster.device.name
+
+    def distance(p: FabricProfile) -> tuple[bool, bool, bool, float, float]:
+        width = float(p.coefficients["domain"])  # type: ignore[arg-type]
+        speed, size, same = abs(math.log(p.link_Bps / link)), abs(math.log(width / domain)), p.device == device
+        wired = bool(p.coefficients.get("links_by_group")) and (size > 0 or (not same and speed > 0))
+        return p.name != inner, wired, not same, speed, size
+
+    return min(profiles, key=distance, default=None)
+
+
+def network_profile(profiles: Iterable[FabricProfile], near: FabricProfile) -> FabricProfile:
+    """The measured fabric whose coefficients between domains are carried over."""
+    return next((p for p in profiles if p.name.startswith(NETWORK)), near)
+
+
+def carried_inside(near: FabricProfile, link_Bps: float, domain: int | None) -> dict[str, Any]:
+    """Coefficients inside a domain, for links of another speed: latencies stay, bandwidths are shares of the link."""
+    values: dict[str, Any] = dict(near.coefficients) | {"domain": domain or 2**31, "trees": True}
+    for name in ("Bps", "switch_Bps", "direct_pair_Bps"):
+        if name in values:
+            values[name] = scaled(values[name], link_Bps / near.link_Bps)
+    return values
+
+
+def carried_between(outer: Level, network: FabricProfile, domain: int | None) -> dict[str, Any]:
+    """Coefficients between domains, of another network, for the NICs of this one."""
+    names = ("outer_start_s", "outer_hop_s", "single_share", "tree_hop_s", "tree_share")
+    out: dict[str, Any] = {n: network.coefficients[n] for n in names if n in network.coefficients}
+    per_device = outer.link_Bps * outer.links_per_device
+    share = per_device / network.nic_Bps if network.nic_Bps else 1.0
+    slow, middle, _ = scaled(network.coefficients.get("outer_Bps", (per_device,) * 3), share)
+    out |= {"outer_Bps": (slow, middle, NIC_SHARE * per_device), "single_share": SINGLE_SHARE / NIC_SHARE}
+    return out | {"nics": float(domain or 1)}
+
+
+def _no_nearer_than_inside(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A hop between domains takes no less than one inside, and a NIC carries no more than the links.
+
+    What was measured on two machines need not fit together so, and the search relies on it.
+    """
+    hops = tuple(max(far, near) for far, near in zip(values["outer_hop_s"], values["hop_s"], strict=True))
+    rates = tuple(min(far, near) for far, near in zip(values["outer_Bps"], values["Bps"], strict=True))
+    return {"outer_hop_s": hops, "outer_Bps": rates}
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """A coefficient, or a triple of them, times a factor."""
+    return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor

@@ -1,0 +1,115 @@
+"""Models of a machine that was measured: the curves beside its cluster file, by operator of a strategy table.
+
+A curve is named MODEL/OPERATOR: a formula of :mod:`steptime.cost.regression`, and what ran. Operators of a table that
+were not measured themselves take the curve of one that moves memory alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from steptime.cost.regression import additive_s, half_size_matmul_s, linear_roofline_s, linear_s, streaming_s
+from steptime.errors import UserError
+from steptime.estimate.operators import Formula
+from steptime.hardware.profile import Curve, Profile
+from steptime.num import Num
+from steptime.plan.job import Precision
+
+FORMULAS: Final[Mapping[str, Formula]] = {
+    "half_size_matmul": Formula(half_size_matmul_s),
+    "linear_roofline": Formula(linear_roofline_s),
+    "linear": Formula(linear_s),
+    "streaming": Formula(streaming_s),
+    "additive": Formula(additive_s),
+}
+WORK: Final = ("matrix_flops", "vector_flops", "moved_bytes", "result_bytes")
+"""Arguments of the formulas that a row gives; all others are coefficients."""
+
+#: Operator of a table -> what was measured, forward and backward.
+RAN: Final[Mapping[str, tuple[str, str]]] = {
+    "fused_attention": ("attention_forward", "attention_backward"),
+    "softmax": ("softmax", "softmax_backward"),
+    "layer_norm": ("layer_norm", "layer_norm_backward"),
+    "rms_norm": ("layer_norm", "layer_norm_backward"),
+    "activation": ("gelu", "gelu_backward"),
+    "gated_activation": ("gelu", "gelu_backward"),
+    "bias": ("add", "column_sum"),
+    "residual": ("add", "add"),
+    "rope": ("add", "add"),
+    "embedding": ("copy", "copy"),
+    "cross_entropy": ("softmax", "softmax"),
+}
+
+#: What was measured -> passes over the elements, where a row counts more: the gradient of a bias only reads.
+PASSES: Final[Mapping[str, float]] = {"column_sum": 1.0}
+
+
+def measured_name(operator: str, backward: bool) -> str:
+    """Key of the model of an operator in one direction.
+
+    >>> measured_name("softmax", True)
+    'measured softmax backward'
+    """
+    return f"measured {operator} {'backward' if backward else 'forward'}"
+
+
+def curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula, Curve]]:
+    """Formula and curve by key: ``matmul``, ``stream`` (the optimiser), and those of :func:`measured_name`.
+
+    Raises:
+        UserError: a curve lacks a coefficient of its formula.
+    """
+    dtype = "fp32" if precision.element_bytes > 2 else precision.attention_dtype
+    out = {}
+    product = profile.curve("half_size_matmul/matmul", precision.matrix_dtype)
+    if product is not None:
+        out["matmul"] = checked(product, ("m", "n", "k"), profile)
+    for operator, ran in RAN.items():
+        for backward, kind in enumerate(ran):
+            curve = next((c for c in profile.curves if _is(c, kind, dtype)), None)
+            if curve is not None:
+                out[measured_name(operator, bool(backward))] = checked(curve, WORK, profile)
+    update = profile.curve("streaming/update", "fp32")
+    if update is not None:
+        coefficients = {**update.coefficients, "result_bytes": 0.0}
+        out["stream"] = checked(replace(update, coefficients=coefficients), WORK, profile)
+    return out
+
+
+def _is(curve: Curve, kind: str, dtype: str) -> bool:
+    name, _, ran = curve.family.partition("/")
+    return ran == kind and curve.dtype == dtype and name in FORMULAS
+
+
+def checked(curve: Curve, given: tuple[str, ...], profile: Profile) -> tuple[Formula, Curve]:
+    """The formula of a curve, with the curve.
+
+    Raises:
+        UserError: neither the curve nor ``given`` has an argument of the formula.
+    """
+    formula = FORMULAS[curve.family.partition("/")[0]]
+    missing = [n for n in formula.arguments if n not in given and n not in curve.coefficients]
+    if missing:
+        raise UserError(
+            f"the curve {curve.family} {curve.dtype} of {profile.device} lacks the coefficient {missing[0]}",
+            hint="measure the machine again: steptime calibrate machine",
+        )
+    return formula, curve
+
+
+def work_of(curve: Curve, shape: Mapping[str, Num]) -> dict[str, Num]:
+    """Arguments of a curve's formula for one row.
+
+    Args:
+        curve: one of :func:`curves_of`.
+        shape: the row's shape with ``matrix_flops``, ``vector_flops`` and ``moved_bytes`` of the direction.
+    """
+    name, _, kind = curve.family.partition("/")
+    known = {"elements", "element_bytes"} <= shape.keys()
+    result: Num = shape["elements"] * shape["element_bytes"] if known else 0.0
+    given: dict[str, Num] = {**shape, "result_bytes": result}
+    if kind in PASSES and known:
+        given["moved_bytes"] = PASSES[kind] * result
+    return {n: given[n] for n in FORMULAS[name].arguments if n in WORK and n in given}

@@ -1,0 +1,119 @@
+"""Collectives of a machine that was measured: one regression per kind, axis and size of group.
+
+A curve is named MODEL/KIND/AXIS and number of ranks (``streaming/all_reduce/local4``). Groups of sizes that were not
+measured, and groups over both axes, keep the ring formulas with the fitted numbers of the cluster file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from steptime.cost.regression import SENT
+from steptime.estimate.measured import FORMULAS, checked
+from steptime.estimate.operators import Formula
+from steptime.hardware.profile import Curve, Profile
+from steptime.num import Num, where
+
+NAME: Final = re.compile(r"(\w+)/(\w+)/(local|node)(\d+)")
+#: Kinds that were not measured -> one that sends the same bytes the other way.
+MIRROR: Final = {"reduce": "broadcast", "p2p": "point_to_point"}
+#: A rate of a machine -> coefficients that scale with it, by axis.
+RATES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "fast_Bps": ("local", ("rate_per_s", "near_Bps", "far_Bps")),
+    "slow_Bps": ("node", ("rate_per_s", "near_Bps", "far_Bps")),
+    "fast_latency_s": ("local", ("latency_s",)),
+    "slow_latency_s": ("node", ("latency_s",)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCurve:
+    """Time of one kind of collective over groups of one size."""
+
+    kind: str
+    axis: str
+    """``local``: all ranks in one fast domain; ``node``: each in a domain of its own."""
+    ranks: int
+    formula: Formula
+    fixed: Mapping[str, float]
+    curve: Curve
+
+    @property
+    def text(self) -> str:
+        """One phrase for a report."""
+        error = f"median error {100 * self.curve.median_ape:.1f} %"
+        return f"measured {self.kind} of {self.ranks} ranks ({error})"
+
+    def arguments(self, size_bytes: Num) -> dict[str, Num]:
+        """Arguments of the formula for a tensor of that size."""
+        return {**self.fixed, "moved_bytes": size_bytes * SENT[self.kind](self.ranks), "result_bytes": 0.0}
+
+    def seconds(self, size_bytes: Num) -> Num:
+        """Time of one collective; nothing is sent for an empty tensor."""
+        return where(size_bytes > 0, self.formula(self.arguments(size_bytes)), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """All measured groups of a machine."""
+
+    curves: tuple[GroupCurve, ...]
+
+    @property
+    def between(self) -> bool:
+        """Whether groups between fast domains were measured: then no order of speeds is sure."""
+        return any(one.axis == "node" for one in self.curves)
+
+    def seconds(self, kind: str, size_bytes: Num, ranks: Num, inside: Num, otherwise: Num) -> Num:
+        """Time of a collective; ``otherwise`` where its group was not measured."""
+        out = otherwise
+        for one in self.curves:
+            if one.kind == MIRROR.get(kind, kind):
+                per_domain = one.ranks if one.axis == "local" else 1
+                out = where((ranks == one.ranks) & (inside == per_domain), one.seconds(size_bytes), out)
+        return out
+
+    def find(self, kind: str, ranks: float, inside: float) -> GroupCurve | None:
+        """The curve that :meth:`seconds` takes for one plan."""
+        for one in self.curves:
+            per_domain = one.ranks if one.axis == "local" else 1
+            if (one.kind, one.ranks, per_domain) == (MIRROR.get(kind, kind), ranks, inside):
+                return one
+        return None
+
+    def faster(self, factors: Mapping[str, float]) -> Groups:
+        """The same groups on a machine whose rates are multiplied."""
+        return Groups(curves=tuple(_faster(one, factors) for one in self.curves))
+
+
+def _faster(one: GroupCurve, factors: Mapping[str, float]) -> GroupCurve:
+    fixed = dict(one.fixed)
+    for rate, factor in factors.items():
+        axis, names = RATES.get(rate, ("", ()))
+        for name in names if axis == one.axis else ():
+            if name in fixed:
+                fixed[name] *= factor
+    return replace(one, fixed=fixed)
+
+
+def groups_of(profile: Profile | None) -> Groups | None:
+    """The measured groups of a profile; None if it has none.
+
+    Raises:
+        UserError: a curve lacks a coefficient of its formula.
+    """
+    found = []
+    for curve in profile.curves if profile is not None else ():
+        name = NAME.fullmatch(curve.family)
+        if profile is not None and name is not None and name[1] in FORMULAS and name[2] in SENT:
+            formula, _ = checked(curve, ("moved_bytes", "result_bytes"), profile)
+            found.append(
+                GroupCurve(
+                    kind=name[2], axis=name[3], ranks=int(name[4]), formula=formula, fixed=curve.coefficients,
+                    curve=curve,
+                )
+            )  # fmt: skip
+    return Groups(curves=tuple(found)) if found else None

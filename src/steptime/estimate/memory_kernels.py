@@ -1,0 +1,173 @@
+"""Fitted time models of operators that the memory bounds: which curve stands for which operator, and its shape.
+
+The shapes are those of the measured rows that the curves were fitted to. A curve that was timed with the host's
+launch is used without it: in a step the host runs ahead of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from steptime.cost import attention, elementwise
+from steptime.cost.memory_bound import memory_bound_s
+from steptime.estimate.kernels import KernelModel, Models, Timed
+from steptime.estimate.operators import Formula
+from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.records import Device
+from steptime.num import Num, where
+
+MEMORY_BOUND: Final = Formula(memory_bound_s)
+L2_BYTES: Final = float(4 * 2**20)
+"""Last-level cache of a device whose datasheet does not give it."""
+ONE_BLOCK: Final = 1024
+"""Longest row that a block of a softmax kernel keeps in registers; longer rows are read again."""
+GELU_FLOPS, DROPOUT_FLOPS = 12, 10
+"""Vector instructions per element of a GELU and of a dropout, as the fitted curves count them."""
+
+Shape = Mapping[str, Num]
+KERNEL, EAGER = "kernel", "eager"
+#: Role -> curves that can play it, the best first: training kernels of a framework, then those of serving.
+ROLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "stream": (("elementwise", KERNEL), ("elementwise", EAGER)),
+    "gate": (("activation", KERNEL), ("elementwise", KERNEL), ("elementwise", EAGER)),
+    "rope": (("rope", KERNEL), ("elementwise", KERNEL), ("elementwise", EAGER)),
+    "norm": (
+        ("layernorm_pytorch", KERNEL), ("layernorm", EAGER), ("layernorm_torch_compile", KERNEL), ("layernorm", KERNEL),
+    ),
+    "norm_backward": (
+        ("layernorm_bwd_pytorch", KERNEL), ("layernorm_bwd", EAGER), ("layernorm_bwd_torch_compile", KERNEL),
+    ),
+    "softmax": (("softmax", EAGER),),
+    "softmax_backward": (("softmax_bwd", EAGER),),
+    "dropout": (("dropout", EAGER),),
+    "embedding": (("embedding", EAGER), ("embedding", KERNEL)),
+}  # fmt: skip
+
+
+def memory_models(device: Device, profile: Profile | None) -> dict[str, KernelModel]:
+    """Models by role, for those roles that a profile has a curve for."""
+    out: dict[str, KernelModel] = {}
+    if profile is None:
+        return out
+    for role, choices in ROLES.items():
+        curve = next((c for c in (profile.curve(f, "any", t) for f, t in choices) if c is not None), None)
+        if curve is not None:
+            out[role] = KernelModel(formula=MEMORY_BOUND, fixed=_fixed(device, curve), curve=curve)
+    return out
+
+
+def device_numbers(device: Device) -> dict[str, float]:
+    """Datasheet numbers of :func:`steptime.cost.memory_bound.memory_bound_s`."""
+    vector = device.vector_flops_per_s
+    return {
+        "memory_Bps": device.memory_Bps, "l2_bytes": float(device.l2_bytes or L2_BYTES),
+        "vector_flops_per_s": vector.get("fp32", max(vector.values())),
+    }  # fmt: skip
+
+
+def _fixed(device: Device, curve: Curve) -> dict[str, float]:
+    numbers = {**device_numbers(device), **curve.coefficients}
+    if curve.timer == EAGER:
+        numbers |= {"floor_s": 0.0, "launch_s": min(numbers["launch_s"], device.kernel_latency_s)}
+    return numbers
+
+
+def _call(moved: Num, rows: Num = 0.0, reread: Num = 0.0, flops: Num = 0.0) -> dict[str, Num]:
+    return {"moved_bytes": moved, "rows": rows, "reread_bytes": reread, "vector_flops": flops}
+
+
+def _layer_norm(s: Shape) -> dict[str, Num]:
+    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
+    return _call(elementwise.layer_norm_bytes(x, rows, width, size), rows, 0.0, elementwise.layer_norm_flops(x))
+
+
+def _layer_norm_backward(s: Shape) -> dict[str, Num]:
+    return _call(elementwise.layer_norm_backward_bytes(s["elements"], s["width"], s["element_bytes"]), s["rows"])
+
+
+def _rms_norm(s: Shape) -> dict[str, Num]:
+    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
+    return _call(elementwise.rms_norm_bytes(x, rows, width, size), rows, 0.0, elementwise.rms_norm_flops(x))
+
+
+def _rms_norm_backward(s: Shape) -> dict[str, Num]:
+    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
+    return _call(elementwise.rms_norm_backward_bytes(x, rows, width, size), rows)
+
+
+def _softmax(s: Shape, tensors: int, read: int) -> dict[str, Num]:
+    x, size = s["elements"], s["element_bytes"]
+    again = where(x > ONE_BLOCK * s["rows"], read * x * size, 0.0)
+    return _call(tensors * x * size, s["rows"], again, attention.softmax_flops(s["pairs"], s["rows"]))
+
+
+def _cross_entropy(s: Shape) -> dict[str, Num]:
+    """Rows of a vocabulary are longer than any block."""
+    x, size = s["elements"], s["logit_bytes"]
+    return _call(elementwise.cross_entropy_bytes(x, size), 0.0, x * size, elementwise.cross_entropy_flops(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The role that plays an operator in one direction, and how its shape is made from a row's."""
+
+    role: str
+    shape: Callable[[Shape], dict[str, Num]]
+
+
+def _map(flops: Callable[[Shape], Num], moved: Callable[[Shape], Num]) -> Callable[[Shape], dict[str, Num]]:
+    return lambda s: _call(moved(s), 0.0, 0.0, flops(s))
+
+
+_E = elementwise
+_MAP = _map(lambda s: GELU_FLOPS * s["elements"], lambda s: _E.map_bytes(s["elements"], s["element_bytes"]))
+_MAP_BACKWARD = _map(
+    lambda s: _E.gelu_backward_flops(s["elements"]), lambda s: _E.map_backward_bytes(s["elements"], s["element_bytes"])
+)
+_GATED = _map(lambda s: _E.gated_flops(s["elements"]), lambda s: _E.gated_bytes(s["elements"], s["element_bytes"]))
+_GATED_BACKWARD = _map(
+    lambda s: _E.gated_backward_flops(s["elements"]),
+    lambda s: _E.gated_backward_bytes(s["elements"], s["element_bytes"]),
+)
+_DROPOUT = Formula(_E.dropout_bytes)
+_BIAS, _RESIDUAL, _EMBEDDING = Formula(_E.bias_bytes), Formula(_E.residual_bytes), Formula(_E.embedding_bytes)
+_ROPE = _map(lambda s: _E.rope_flops(s["elements"]), lambda s: _E.map_bytes(s["elements"], s["element_bytes"]))
+_ELEMENTS: Callable[[Shape], Num] = lambda s: s["elements"]  # noqa: E731
+
+#: Operator -> forward, backward.
+USES: Final[Mapping[str, tuple[Use, Use]]] = {
+    "layer_norm": (Use("norm", _layer_norm), Use("norm_backward", _layer_norm_backward)),
+    "rms_norm": (Use("norm", _rms_norm), Use("norm_backward", _rms_norm_backward)),
+    "activation": (Use("stream", _MAP), Use("stream", _MAP_BACKWARD)),
+    "gated_activation": (Use("gate", _GATED), Use("stream", _GATED_BACKWARD)),
+    "dropout": (
+        Use("dropout", _map(lambda s: DROPOUT_FLOPS * s["elements"], _DROPOUT)),
+        Use("stream", _map(_ELEMENTS, _DROPOUT)),
+    ),
+    "residual": (Use("stream", _map(_ELEMENTS, _RESIDUAL)), Use("stream", _map(_ELEMENTS, _RESIDUAL))),
+    "bias": (Use("stream", _map(_ELEMENTS, _BIAS)), Use("stream", _map(_ELEMENTS, _BIAS))),
+    "rope": (Use("rope", _ROPE), Use("rope", _ROPE)),
+    "softmax": (Use("softmax", lambda s: _softmax(s, 2, 1)), Use("softmax_backward", lambda s: _softmax(s, 3, 2))),
+    "cross_entropy": (Use("softmax", _cross_entropy), Use("stream", _cross_entropy)),
+    "embedding": (
+        Use("embedding", lambda s: _call(_EMBEDDING(s), s["tokens"])),
+        Use("embedding", lambda s: _call(_EMBEDDING(s), s["tokens"])),
+    ),
+}
+
+
+def memory_timed(models: Models, operator: str, shape: Shape, *, backward: bool) -> Timed | None:
+    """The model call of a row, or None where the roofline has to do."""
+    if operator not in USES:
+        return None
+    use = USES[operator][backward]
+    if use.role not in models:
+        return None
+    return Timed(model=models[use.role], shapes=(use.shape(shape),))
+
+
+def streamed(models: Models, moved_bytes: Num) -> Timed | None:
+    """One pass over large tensors (the optimiser), or None where the roofline has to do."""
+    return Timed(model=models["stream"], shapes=(_call(moved_bytes),)) if "stream" in models else None

@@ -1,0 +1,135 @@
+"""Rows of the attention core: full, causal or windowed; context ranks gather, pass on or exchange.
+
+Latent attention has keys wider than values: $q_k$ and $q_v$. Two products of width $q$ do the work of one of each
+where $q = (q_k + q_v) / 2$, which is the head width that the formulas get; kept bytes are counted exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steptime.cost.attention import causal_pairs, windowed_pairs
+from steptime.num import Num, ceil_div, maximum, where
+from steptime.plan.plans import ATTENTION_RECOMPUTE
+from steptime.plan.rows import Row, Transfer, fused_attention, over, unfused_attention
+from steptime.plan.shapes import Shape
+
+TWO_WINDOW_ROWS = False
+"""Whether windowed and other layers have rows of their own, each with its share of the layers. False: one row with the
+mean pairs, for an estimate that does not weigh rows."""
+
+
+class Heads:
+    """Heads, queries and keys of one rank: with Ulysses whole sequences of fewer heads, else a sequence shard."""
+
+    def __init__(self, s: Shape) -> None:
+        ranks: Num = getattr(s.plans, s.axis) if s.axis else 1
+        self.exchanged = s.axis == "cp" and s.job.context == "ulysses"
+        cut = ranks if self.exchanged else 1
+        self.ranks, self.batch, self.seq_len = ranks, s.plans.micro_batch, s.seq_len
+        self.heads = ceil_div(s.heads, cut)
+        self.kv_heads = maximum(ceil_div(s.kv_heads, cut), 1)
+        self.queries = s.seq_len if self.exchanged else s.local
+        self.rows = self.batch * self.heads * self.queries
+        self.keys = self.batch * self.heads * s.seq_len
+        self.kv_rows = self.batch * self.kv_heads * s.seq_len
+        self.kv_local = self.batch * self.kv_heads * self.queries
+        self.key_dim, self.value_dim = s.model.head_dim, s.value_dim
+        self.head_dim = self.key_dim if self.key_dim == self.value_dim else (self.key_dim + self.value_dim) / 2
+
+    @property
+    def kept_elements(self) -> Num:
+        """Queries, keys and values, without the statistics of the softmax."""
+        if self.key_dim == self.value_dim:
+            return (self.rows + 2 * self.kv_local) * self.key_dim
+        return self.rows * self.key_dim + self.kv_local * (self.key_dim + self.value_dim)
+
+
+def attention_pairs(s: Shape, rows: Num) -> Num:
+    """(query, key) pairs of a layer: causal or full; the mean over layers where some have a window."""
+    model, length = s.model, s.seq_len
+    if not model.causal:
+        return rows * length
+    whole = causal_pairs(rows, length)
+    share = windowed_share(s)
+    if not share or model.window is None:
+        return whole
+    return (1 - share) * whole + share * windowed_pairs(rows, length, model.window)
+
+
+def windowed_share(s: Shape) -> float:
+    """Share of the layers in which a window hides keys."""
+    model = s.model
+    if not model.causal or model.window is None or model.window >= s.seq_len:
+        return 0.0
+    return model.windowed_layers / model.layers
+
+
+def attention_rows(s: Shape) -> tuple[Row, ...]:
+    """Attention core on local heads, with what context ranks exchange."""
+    heads = Heads(s)
+    if s.job.attention == "unfused":
+        return _unfused(s, heads)
+    share = windowed_share(s)
+    if not share or not TWO_WINDOW_ROWS or s.model.window is None:
+        return (_fused(s, heads, "fused_attention", attention_pairs(s, heads.rows), None),)
+    whole, windowed = causal_pairs(heads.rows, s.seq_len), windowed_pairs(heads.rows, s.seq_len, s.model.window)
+    rows = (
+        replace(_fused(s, heads, "fused_attention", whole, 0), share=1.0 - share),
+        replace(_fused(s, heads, "windowed_attention", windowed, s.model.window), share=share),
+    )
+    return tuple(row for row in rows if row.share)
+
+
+def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) -> Row:
+    forward, backward = _transfers(s, heads, 2 * heads.kv_rows * heads.head_dim * s.element_bytes)
+    sinks = s.heads if s.model.attention_sinks else 0
+    row = fused_attention(
+        name, "attention", pairs=pairs, rows=heads.rows, keys=heads.keys, kv_rows=heads.kv_rows,
+        kv_rows_read=heads.kv_rows, head_dim=heads.head_dim, dropout=int(s.model.dropout), accumulate=1,
+        element_bytes=s.element_bytes, kept_elements=heads.kept_elements + 2 * heads.rows,
+        tiles=_tiles(s, heads, pairs, window), forward=forward, backward=backward,
+    )  # fmt: skip
+    if sinks:
+        row = replace(row, weights=sinks)
+    if s.axis == "cp" and s.job.context == "ring":
+        row = replace(row, overlaps=(heads.ranks - 1) / heads.ranks)
+    return row
+
+
+def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
+    forward, backward = _transfers(s, heads, heads.kv_rows * heads.head_dim * s.element_bytes)
+    return unfused_attention(
+        ("scores", "softmax", "probability_dropout", "attend"), "attention", pairs=heads.rows * s.seq_len,
+        rows=heads.rows, keys=heads.keys, kv_rows=heads.kv_rows, head_dim=heads.head_dim, dropout=s.model.dropout,
+        accumulate=1, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
+        kept_scores=(heads.rows + heads.kv_local) * heads.key_dim, kept_attend=heads.kv_local * heads.value_dim,
+        recomputed=where(s.plans.recompute == ATTENTION_RECOMPUTE, 1.0, 0.0), forward=forward, backward=backward,
+    )  # fmt: skip
+
+
+def _transfers(s: Shape, heads: Heads, gathered: Num) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+    """Forward and backward; ``gathered`` are the bytes of all keys and values that a kernel sees."""
+    if not s.axis:
+        return (), ()
+    if heads.exchanged:
+        queries = heads.rows * s.element_bytes
+        there = queries * heads.key_dim + gathered
+        both = (over(s.axis, "all_to_all", there), over(s.axis, "all_to_all", queries * heads.value_dim))
+        return both, both
+    if s.axis == "cp" and s.job.context == "ring":
+        block = gathered / heads.ranks
+        return (over(s.axis, "ring_exchange", block),), (over(s.axis, "ring_exchange", 2 * block),)
+    gather = over(s.axis, "all_gather", gathered)
+    return (gather,), (gather, over(s.axis, "reduce_scatter", gathered))
+
+
+def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, Num]:
+    """What a tiled kernel sees; a sequence shard is balanced, so each of its queries sees the mean number of keys."""
+    alike = s.model.causal and (window is not None or not s.model.windowed_layers)
+    causal = where((heads.ranks <= 1) | heads.exchanged, float(alike), 0.0)
+    return {
+        "batch": heads.batch, "heads": heads.heads, "kv_heads": heads.kv_heads, "queries": heads.queries,
+        "seen_keys": where(causal > 0, s.seq_len, pairs / heads.rows), "causal": causal,
+        "window": float(window or 0) * causal,
+    }  # fmt: skip

@@ -1,0 +1,102 @@
+"""Recomputation of parts of a layer: which rows run again in the backward pass, and what is then not kept.
+
+Each bit of the column ``recompute`` names a part whose output is dropped after forward and made again from what the
+part's first row keeps. Whole layers (``full``) are not marked here: the step repeats their forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steptime.errors import UnknownNameError
+from steptime.num import Num, where
+from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, is_set
+from steptime.plan.rows import Row
+
+NORMS = ("layer_norm", "rms_norm")
+ACTIVATIONS = ("activation", "gated_activation")
+OUTER_NORMS = ("attention_norm", "mlp_norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one bit recomputes."""
+
+    again: Callable[[Row], bool]
+    """Rows whose forward runs once more."""
+    dropped: Callable[[Row], bool]
+    """Rows whose kept bytes are the output of those."""
+
+
+def _named(*names: str) -> Callable[[Row], bool]:
+    return lambda row: row.name in names
+
+
+#: Name of a bit -> rows. Fused attention keeps its inputs; its statistics are too small to be worth a rule.
+PARTS: dict[str, Part] = {
+    "attention": Part(again=lambda row: row.operator == "fused_attention", dropped=lambda row: False),
+    "norm": Part(again=_named(*OUTER_NORMS), dropped=_named("qkv", "q", "q_down", "mlp_in", "router")),
+    "activation": Part(
+        again=lambda row: row.operator in ACTIVATIONS, dropped=_named("mlp_out", "shared_out", "expert_out")
+    ),
+    "up_projection": Part(
+        again=_named("q_up", "kv_up", "rope"), dropped=_named("fused_attention", "windowed_attention", "scores")
+    ),
+    "mlp": Part(
+        again=lambda row: row.name in ("mlp_in", "mlp_in_bias", "activation"),
+        dropped=_named("activation", "mlp_out", "mlp_inner_dropout"),
+    ),
+    "experts": Part(
+        again=lambda row: row.block == "experts",
+        dropped=lambda row: row.block == "experts" and row.name != "router",
+    ),
+}
+
+
+def recomputed(rows: Iterable[Row], codes: Num) -> list[Row]:
+    """The rows with those of the chosen parts marked, and without what is not kept."""
+    names = [name for name in PARTS if _any_set(codes, RECOMPUTE_CODES[name])]
+    return [_marked(row, names, codes) for row in rows] if names else list(rows)
+
+
+def _any_set(codes: Num, bit: int) -> bool:
+    return bool(np.any(is_set(codes, bit)))
+
+
+def _marked(row: Row, names: list[str], codes: Num) -> Row:
+    for name in names:
+        part, chosen = PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & ~is_set(codes, FULL_RECOMPUTE)
+        if part.again(row):
+            row = replace(row, recomputed=where(chosen, 1.0, row.recomputed))
+        if part.dropped(row):
+            row = replace(row, kept_bytes=where(chosen, 0.0, row.kept_bytes))
+    return row
+
+
+def recompute_code(text: str) -> int:
+    """The code of ``none``, ``full``, or parts joined by ``+``.
+
+    Raises:
+        UnknownNameError: no such part.
+
+    >>> recompute_code("attention+norm"), recompute_code("none")
+    (5, 0)
+    """
+    code = 0
+    for name in text.split("+"):
+        if name.strip() not in RECOMPUTE_CODES:
+            raise UnknownNameError("recompute", name.strip(), tuple(RECOMPUTE_CODES))
+        code |= RECOMPUTE_CODES[name.strip()]
+    return code
+
+
+def recompute_text(code: int) -> str:
+    """The text of a code; the inverse of :func:`recompute_code`.
+
+    >>> recompute_text(5), recompute_text(0)
+    ('attention+norm', 'none')
+    """
+    return "+".join(name for name, bit in RECOMPUTE_CODES.items() if code & bit) or "none"

@@ -1,0 +1,182 @@
+"""What to try, in the words of each framework. Rows, no logic beyond choosing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+NAMES: Final[Mapping[str, str]] = {
+    "megatron": "Megatron-LM", "deepspeed": "DeepSpeed", "torchtitan": "torchtitan", "pytorch": "PyTorch",
+}  # fmt: skip
+
+#: Code of a finding -> framework (``""``: any) -> what to try.
+ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "dp_comm": {
+        "megatron": (
+            "--overlap-grad-reduce, with --use-distributed-optimizer also --overlap-param-gather",
+            "a larger --ddp-bucket-size if the reductions are many and short",
+        ),
+        "deepspeed": (
+            '"zero_optimization": {"overlap_comm": true, "contiguous_gradients": true}',
+            "a larger reduce_bucket_size and allgather_bucket_size; for stage 3 stage3_prefetch_bucket_size, "
+            "zero_hpz_partition_size or a lower stage",
+        ),
+        "torchtitan": (
+            "parallelism.data_parallel_replicate_degree: shard inside a node, replicate across nodes",
+            'parallelism.fsdp_reshard_after_forward = "never" if memory allows',
+        ),
+        "": ("more micro-batches per step: the same traffic behind more computation",),
+    },
+    "tp_comm": {
+        "megatron": ("--sequence-parallel with --tp-comm-overlap", "a smaller --tensor-model-parallel-size"),
+        "deepspeed": ("a smaller tensor_parallel.autotp_size",),
+        "torchtitan": ("parallelism.enable_async_tensor_parallel with compile", "a smaller tensor_parallel_degree"),
+        "": ("keep the tensor ranks of a group inside one NVLink domain",),
+    },
+    "cp_comm": {
+        "megatron": ("--cp-comm-type p2p or a2a+p2p", "a smaller --context-parallel-size"),
+        "torchtitan": ("a smaller context_parallel_degree",),
+        "": ("keep the context ranks of a group inside one NVLink domain",),
+    },
+    "ep_comm": {
+        "megatron": ("--overlap-moe-expert-parallel-comm", "--moe-token-dispatcher-type flex with --moe-enable-deepep"),
+        "": ("keep the expert ranks of a group inside one NVLink domain",),
+    },
+    "pp_comm": {
+        "megatron": (
+            "--num-layers-per-virtual-pipeline-stage (interleaving), or more micro-batches",
+            "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers: stages of equal time",
+        ),
+        "torchtitan": (
+            'parallelism.pipeline_parallel_schedule = "Interleaved1F1B" or "ZBVZeroBubble"',
+            "pipeline_parallel_first_stage_less_layers and ..._last_stage_less_layers: stages of equal time",
+        ),
+        "": ("more micro-batches per step, or fewer stages",),
+    },
+    "unassigned_comm": {
+        "": ("name the process groups (group_desc), or give the degrees, so that the traffic gets an axis",),
+    },
+    "launch": {
+        "megatron": ("--cuda-graph-impl", "--manual-gc with a --manual-gc-interval"),
+        "torchtitan": ("compile.enable", "training.gc_freq"),
+        "deepspeed": ("engine.compile()",),
+        "": ("CUDA graphs, or torch.compile(mode='reduce-overhead')", "a larger micro-batch: fewer, longer kernels"),
+    },
+    "idle": {
+        "": (
+            "look at the longest gap: data loading, a host synchronisation (.item(), a print of the loss), "
+            "or a stream that waits for another",
+        ),
+    },
+    "synchronise": {
+        "": ("remove .item(), .cpu(), nonzero() and prints of tensors from the step; use non_blocking=True copies",),
+    },
+    "allocator": {
+        "": (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            "keep the shapes of the batches fixed, or free memory (recomputation, smaller micro-batch)",
+        ),
+    },
+    "copies": {
+        "": ("pinned host memory and non_blocking=True", "check that no offload is on that is not needed"),
+        "deepspeed": ("zero_optimization.offload_optimizer / offload_param: drop them, or pin_memory: true",),
+    },
+    "memory_bound": {
+        "megatron": ("the fused kernels (--no-*-fusion flags are off), Transformer Engine layers",),
+        "torchtitan": ("compile.enable: fuses element-wise kernels",),
+        "": ("fused norm, rotary, activation and cross-entropy kernels; torch.compile",),
+    },
+    "compute": {
+        "": (
+            "check the clocks (power or heat limits: nvidia-smi -q -d PERFORMANCE), and the dtype of the products",
+            "hidden sizes and vocabulary per rank that are multiples of 128",
+        ),
+    },
+    "attention": {
+        "megatron": ("--attention-backend flash or fused",),
+        "": ("a fused attention kernel: scaled_dot_product_attention, FlashAttention",),
+    },
+    "optimizer": {
+        "megatron": ("--use-distributed-optimizer: each data rank updates its share",),
+        "deepspeed": ("FusedAdam (no torch_adam), ZeRO stage 1 or more",),
+        "torchtitan": ('optimizer.implementation = "fused"',),
+        "": ("a fused optimiser (fused=True)",),
+    },
+    "checkpoint": {
+        "megatron": ("--async-save, a larger --save-interval",),
+        "torchtitan": ('checkpoint.async_mode = "async", a larger checkpoint.interval',),
+        "deepspeed": ("save less often; a fast local path first",),
+    },
+    "evaluation": {
+        "megatron": ("a larger --eval-interval, fewer --eval-iters",),
+        "torchtitan": ("a larger validation.freq, fewer validation.steps",),
+        "": ("evaluate less often",),
+    },
+    "garbage_collection": {
+        "megatron": ("--manual-gc --manual-gc-interval 100: all ranks collect at the same step",),
+        "torchtitan": ("a larger training.gc_freq",),
+        "": ("gc.disable(), and gc.collect() every few hundred steps on all ranks together",),
+    },
+    "spikes": {
+        "": (
+            "look at what happens at these steps: checkpoint, evaluation, logging, garbage collection, data shards",
+            "irregular ones on many nodes: network congestion, or other jobs on the file system",
+        ),
+    },
+    "drift": {
+        "": (
+            "watch clocks and temperatures over the run; restart to see whether it begins anew",
+            "growing host memory, lists of tensors kept for logging, a fragmenting allocator",
+        ),
+    },
+    "outside": {
+        "megatron": ("a larger --num-workers", "--async-save, larger --save-interval and --eval-interval"),
+        "deepspeed": ("more workers of the data loader; the engine's timer leaves out everything between the steps",),
+        "": ("more workers and prefetching in the data loader, pinned memory",),
+    },
+    "data": {
+        "megatron": ("a larger --num-workers, data on a local disk",),
+        "": ("more workers and prefetching in the data loader, pinned memory",),
+    },
+    "stragglers": {
+        "megatron": ("--log-straggler, or --timing-log-option all, names the ranks",),
+        "": (
+            "compare the slowest ranks' clocks, ECC errors and links; take the node out if it stays slow",
+            "with pipeline stages: stages of unequal work look the same",
+        ),
+    },
+    "skipped": {
+        "": ("a smaller initial loss scale or a longer loss-scale window; bf16 needs no loss scale",),
+    },
+    "memory": {
+        "": (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            "recomputation, a smaller micro-batch, or a higher ZeRO stage",
+        ),
+    },
+    "inputs": {
+        "": ("check model, sequence length, batch, GPUs, dtype and recomputation against the run",),
+    },
+    "variant": {
+        "": ("check that this choice of the plan is what the run uses; give it, or change the run",),
+    },
+    "unexplained": {
+        "megatron": ("--timing-log-level 2 for timers, or --profile --use-pytorch-profiler for a trace",),
+        "deepspeed": ('"wall_clock_breakdown": true for timers, or a trace of torch.profiler',),
+        "torchtitan": ("profiling.enable_profiling for a trace",),
+        "": ("steptime doctor on a trace shows where the rest goes",),
+    },
+}  # fmt: skip
+
+
+def advice_for(code: str, framework: str) -> tuple[str, ...]:
+    """What to try: the framework's own words, then what holds for all; of a trace, the words of each framework.
+
+    >>> advice_for("skipped", "megatron")[0][:40]
+    'a smaller initial loss scale or a longer'
+    """
+    table = ADVICE.get(code, {})
+    if framework in table or framework in ("megatron", "deepspeed", "torchtitan"):
+        return (*table.get(framework, ()), *table.get("", ()))
+    each = tuple(f"{NAMES[name]}: {'; '.join(words)}" for name, words in table.items() if name)
+    return (*table.get("", ()), *each)

@@ -1,0 +1,106 @@
+"""Lines of DeepSpeed: configuration dump, throughput, wall-clock breakdown, pipeline engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from steptime.study.doctor import words as w
+from steptime.study.doctor.gather import Gathered
+from steptime.study.doctor.records import StepLine
+
+_SPEED: Final = re.compile(r"(?:CurrSamplesPerSec|(?<![A-Za-z])SamplesPerSec)=" + w.NUMBER)
+_GLOBAL_STEP: Final = re.compile(r"global_step=(\d{1,12})|\b\d{1,9}/(\d{1,12}), ")
+_PEAK: Final = re.compile(r"MaxMemAllocated=" + w.NUMBER + r"\s*GB")
+_SKIPPED: Final = re.compile(r"step=(\d{1,12}), skipped=(\d{1,12})")
+_PIPELINE: Final = re.compile(r"steps: (\d{1,12}) .*?iter time \(s\): " + w.NUMBER)
+_TIMERS: Final = re.compile(r"time \(ms\) \| (.*)$")
+_TIMER: Final = re.compile(r"([a-z][a-z_ -]*?): " + w.NUMBER)
+_PRINTED: Final = re.compile(r"\[config\.py[^\]]*\]\s+([a-z][a-z0-9_]{1,63}) \.{2,} (.*)$")
+_JSON: Final = re.compile(r'^\s*"([a-z][a-z0-9_]{1,63})": ("?[\w.+-]{1,64}"?),?\s*$')
+_CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
+
+#: Timers of the engine that cover a whole step, under the names of today.
+_NAMES: Final[Mapping[str, str]] = {
+    "fwd": "forward", "forward": "forward", "bwd": "backward", "backward": "backward",
+    "bwd_inner": "backward_inner", "backward_inner": "backward_inner", "bwd_allreduce": "backward_allreduce",
+    "backward_allreduce": "backward_allreduce", "step": "step",
+}  # fmt: skip
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
+    "train_batch_size": ("settings", "global_batch"), "world_size": ("settings", "gpus"),
+    "train_micro_batch_size_per_gpu": ("plan", "micro_batch"), "autotp_size": ("plan", "tp"),
+}  # fmt: skip
+
+
+class DeepSpeed:
+    """DeepSpeed's engine, whatever trainer drives it."""
+
+    name = "deepspeed"
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+        self._skipped = 0
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line."""
+        g = self.gathered
+        if "SamplesPerSec=" in line:
+            self._speed(rank, line)
+        elif "time (ms) |" in line:
+            self._timer_line(line)
+        elif "skipped=" in line and (match := _SKIPPED.search(line)):
+            step, total = int(match[1]), int(match[2])
+            if total > self._skipped:
+                g.skips.append((step, total - self._skipped))
+            self._skipped = total
+        elif "iter time (s):" in line and (match := _PIPELINE.search(line)):
+            step_line = StepLine(number=int(match[1]), time_s=w.step_time_s(w.number(match[2])), at_s=w.clock_s(line),
+                                 averaged=True)  # fmt: skip
+            g.add_step(rank, step_line)
+        elif "cache flushes since last step" in line:
+            g.add_event("allocator_retry")
+        elif match := _PRINTED.search(line) or _JSON.match(line):
+            g.add_flag(match[1], match[2].strip().strip('"'))
+            if match[1].startswith("zero_") and "overlap_comm" in line:
+                g.add_flag("overlap_comm", str("overlap_comm=True" in line or "'overlap_comm': True" in line))
+        elif _CHECKPOINT.search(line):
+            g.add_event("checkpoint")
+
+    def _speed(self, rank: int | None, line: str) -> None:
+        step, speed = _GLOBAL_STEP.search(line), _SPEED.search(line)
+        if step is None or speed is None:
+            return
+        g = self.gathered
+        number = int(step[1] or step[2])
+        g.add_step(rank, StepLine(number=number, samples_per_s=w.rate(w.number(speed[1])), at_s=w.clock_s(line)))
+        if match := _PEAK.search(line):
+            value = w.number(match[1])
+            g.add_memory("allocated", None if value is None else value * 2**30)
+
+    def _timer_line(self, line: str) -> None:
+        found = _TIMERS.search(line)
+        for name, text in _TIMER.findall(found[1]) if found else ():
+            value = w.number(text)
+            if name in _NAMES and value is not None:
+                self.gathered.add_timer(_NAMES[name], value / 1e3, value / 1e3)
+
+    def finish(self) -> None:
+        """Translate the printed configuration; ``auto`` and the like are unknown."""
+        g = self.gathered
+        tables = {"settings": g.settings, "plan": g.plan}
+        for flag, (table, name) in _WHOLE.items():
+            value = w.count(g.flags.get(flag, ""))
+            if value:
+                tables[table][name] = value
+        stage = w.count(g.flags.get("zero_optimization_stage", g.flags.get("stage", "")))
+        if stage is not None and stage <= 3:
+            g.plan["zero"] = stage
+        for dtype, names in (("bf16", ("bfloat16_enabled", "bfloat16_config")), ("fp16", ("fp16_enabled",))):
+            if any(g.flags.get(name, "").lower().startswith(("true", "enabled=true")) for name in names):
+                g.settings["dtype"] = dtype
+        optimizer = g.flags.get("optimizer_name", "").lower()
+        if optimizer in ("adam", "adamw", "sgd"):
+            g.settings["optimizer"] = optimizer
+        if (overlap := g.flags.get("overlap_comm", "").lower()) in ("true", "false"):
+            g.plan["overlap"] = "dp" if overlap == "true" else "none"

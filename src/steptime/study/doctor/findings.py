@@ -1,0 +1,133 @@
+"""Findings that logs and traces share: inputs, memory, what a changed plan would cost, what stays unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from steptime.estimate.result import Estimate
+from steptime.study.doctor.advice import advice_for
+from steptime.study.doctor.records import Finding, Row, Variant
+from steptime.units import format_bytes, format_seconds
+
+#: Share of the step below which a loss is not worth a line.
+WORTH: Final = 0.01
+#: A changed plan explains the measured step if it comes so close, and so much closer than the plan as given.
+_VARIANT_CLOSE: Final = 0.04
+_VARIANT_BETTER: Final = 0.5
+#: A full memory makes the allocator free and map again.
+_FULL_RESERVED: Final = 0.95
+_FULL_ALLOCATED: Final = 0.90
+#: Order of findings that are not in seconds; the others follow, largest first.
+_FIRST: Final = ("inputs",)
+
+
+def finding(
+    code: str, title: str, lost_s: float | None, evidence: Iterable[str], framework: str, *more: str, advice: str = ""
+) -> Finding:
+    """A finding with the advice of its code, or of ``advice``; ``more`` comes before it."""
+    words = (*more, *advice_for(advice or code, framework))
+    return Finding(code=code, title=title, lost_s=lost_s, evidence=tuple(evidence), advice=words)
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Wrong inputs first, then by seconds lost; what cannot be put in seconds last."""
+    return tuple(sorted(findings, key=lambda f: (f.code not in _FIRST, f.lost_s is None, -(f.lost_s or 0.0))))
+
+
+def share(part: float, whole: float) -> str:
+    """A part of the step, for evidence."""
+    return f"{format_seconds(part)}, {part / whole * 100:.1f} % of the step"
+
+
+def input_findings(contradictions: Sequence[str], framework: str) -> list[Finding]:
+    """What the user gives against what the run says."""
+    if not contradictions:
+        return []
+    title = "what is given contradicts the run"
+    return [finding("inputs", title, None, contradictions, framework)]
+
+
+def faster_finding(e: Estimate | None, step_s: float, framework: str) -> list[Finding]:
+    """The run is faster than any overlap allows."""
+    if e is None or step_s >= e.step_time_bracket_s[0]:
+        return []
+    low = e.step_time_bracket_s[0]
+    shape = ", ".join(f"{key} {value}" for key, value in e.workload.items())
+    evidence = [
+        f"measured {format_seconds(step_s)}, with everything overlapped {format_seconds(low)}", f"predicted for {shape}"
+    ]  # fmt: skip
+    return [finding("inputs", "measured faster than the bracket: an input is wrong", None, evidence, framework)]
+
+
+def memory_findings(
+    e: Estimate | None, peak: float | None, capacity: float | None, kind: str, retries: int, framework: str
+) -> list[Finding]:
+    """Memory close to what there is, allocator retries, and a peak far from the prediction."""
+    whole = capacity or (None if e is None else e.memory_capacity_bytes)
+    full = _FULL_RESERVED if kind == "reserved" else _FULL_ALLOCATED
+    out = []
+    if retries or (peak and whole and peak > full * whole):
+        evidence = []
+        if peak and whole:
+            part = f"{format_bytes(peak)} of {format_bytes(whole)}"
+            evidence.append(f"{kind} at the peak: {part} ({peak / whole * 100:.0f} %)")
+        if retries:
+            evidence.append(
+                f"the allocator had to free and retry, reported {retries} times; each one stalls the device"
+            )
+        out.append(finding("memory", "memory is close to what there is", None, evidence, framework))
+    return out
+
+
+def variant_findings(e: Estimate | None, step_s: float, variants: Sequence[Variant], framework: str) -> list[Finding]:
+    """A changed plan whose prediction fits the measured step, where the plan as given does not."""
+    if e is None:
+        return []
+    miss = abs(step_s / e.step_time_s - 1.0)
+    close = [v for v in variants if abs(step_s / v.step_time_s - 1.0) < min(_VARIANT_CLOSE, _VARIANT_BETTER * miss)]
+    best = min(close, key=lambda v: abs(step_s / v.step_time_s - 1.0), default=None)
+    if best is None or step_s <= e.step_time_s:
+        return []
+    evidence = (
+        f"predicted with {best.change}: {format_seconds(best.step_time_s)}; as given: {format_seconds(e.step_time_s)}; "
+        f"measured: {format_seconds(step_s)}",
+        "a fit, not a proof: other causes can cost the same",
+    )
+    title = f"the run costs what {best.change} would"
+    return [finding("variant", title, step_s - e.step_time_s, evidence, framework)]
+
+
+def unexplained_finding(
+    e: Estimate | None, step_s: float, found: Sequence[Finding], framework: str, known_s: float = 0.0
+) -> list[Finding]:
+    """What is left between the prediction and the measured step once the findings are taken off."""
+    if e is None or any(f.code == "variant" for f in found):
+        return []
+    explained = known_s + sum(f.lost_s or 0.0 for f in found if f.code not in ("spikes", "outside", "skipped"))
+    upper = e.step_time_band_s[1] if e.step_time_band_s is not None else e.step_time_s * 1.05
+    rest = step_s - e.step_time_s - explained
+    if step_s <= upper or rest < 0.03 * step_s:
+        return []
+    evidence = [f"measured {format_seconds(step_s)}, predicted {format_seconds(e.step_time_s)}"]
+    if explained > 0:
+        evidence.append(f"the findings below or above explain {format_seconds(explained)}")
+    evidence.append("it may be the run, or the prediction: the device's profile and the plan are worth a check too")
+    return [
+        finding("unexplained", "slower than predicted, and this file does not say where", rest, evidence, framework)
+    ]
+
+
+def excess(row: Row | None, step_s: float) -> float | None:
+    """Seconds above the prediction, where they are worth a finding: 1 % of the step and a tenth of the prediction."""
+    if row is None or row.measured is None or row.predicted is None:
+        return None
+    lost = row.measured - row.predicted
+    return lost if lost > max(WORTH * step_s, 0.1 * row.predicted) else None
+
+
+def beside(row: Row) -> str:
+    """Measured and predicted in one line of evidence."""
+    predicted = "nothing" if row.predicted is None else format_seconds(row.predicted)
+    text = f"{row.name}: measured {format_seconds(row.measured or 0.0)}, predicted {predicted}"
+    return text + (f", {format_seconds(row.bracket[1])} if nothing of it were hidden" if row.bracket else "")

@@ -1,0 +1,94 @@
+"""Reads a training log: which framework wrote it, its steps, timers, memory and stated job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from steptime.errors import InputFileError
+from steptime.study.doctor import words as w
+from steptime.study.doctor.deepspeed import DeepSpeed
+from steptime.study.doctor.gather import MAX_STEPS, Gathered, Parser
+from steptime.study.doctor.megatron import Megatron
+from steptime.study.doctor.records import Log, Stated, StepLine
+from steptime.study.doctor.source import HINT, lines_of
+from steptime.study.doctor.titan import Torchtitan
+
+#: Overflows below this step are a dynamic loss scale that looks for its level.
+_SETTLING_STEPS: Final = 100
+_BROKEN: Final = "\ufffd"
+
+
+def read_log(path: str) -> Log:
+    """The log of that path.
+
+    Raises:
+        InputFileError: it cannot be read, or has no line with the time of a step.
+    """
+    parsers: list[Parser] = [Megatron(), Torchtitan(), DeepSpeed()]
+    lines, broken = 0, 0
+    for raw in lines_of(path):
+        lines += 1
+        broken += _BROKEN in raw
+        rank, line = w.rank_of(w.plain(raw))
+        for parser in parsers:
+            parser.feed(rank, line)
+    for parser in parsers:
+        parser.finish()
+    best = max(parsers, key=lambda p: max(map(len, p.gathered.steps.values()), default=0))
+    if not best.gathered.steps:
+        raise _no_steps(path, lines, broken, parsers)
+    others = [parser.gathered for parser in parsers if parser is not best]
+    return _log(path, best.name, best.gathered, others)
+
+
+def _no_steps(path: str, lines: int, broken: int, parsers: Sequence[Parser]) -> InputFileError:
+    if broken > lines / 2:
+        return InputFileError(path, "is no UTF-8 text, so no training log", hint=HINT)
+    unusable = sum(parser.gathered.unusable for parser in parsers)
+    if unusable:
+        problem = f"has {unusable} step lines, but no usable time in any (zero, NaN, or beyond all measure)"
+        return InputFileError(path, problem)
+    wanted = "'elapsed time per iteration (ms)', 'SamplesPerSec=' or 'step: N loss: ... tps:'"
+    return InputFileError(path, f"has {lines} lines, but none with the time of a step ({wanted})", hint=HINT)
+
+
+def _log(path: str, framework: str, g: Gathered, others: Sequence[Gathered]) -> Log:
+    main = min(g.steps)
+    kind = "reserved" if framework == "torchtitan" else "allocated"
+    timers = {name: samples for other in (*others, g) for name, samples in other.timers.items()}
+    memory = {kind: value for other in (*others, g) for kind, value in other.memory.items()}
+    settings = {key: value for other in (*others, g) for key, value in other.settings.items()}
+    plan = {key: value for other in (*others, g) for key, value in other.plan.items()}
+    flags = {key: value for other in (*others, g) for key, value in other.flags.items()}
+    return Log(
+        path=path, framework=framework, steps=tuple(g.steps[main]),
+        stated=Stated(settings=settings, plan=plan, model=g.model, flags=flags),
+        timers={name: _middle(samples) for name, samples in timers.items()},
+        rank_steps={rank: tuple(s) for rank, s in g.steps.items() if rank >= 0} if len(g.steps) > 1 else {},
+        events=tuple(event for other in (*others, g) for event in other.events),
+        peak_memory_bytes=memory.get(kind), memory_kind=kind, capacity_bytes=g.capacity_bytes,
+        skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS), restarts=_restarts(g.steps[main]),
+        tflops_per_gpu=median(g.tflops) if g.tflops else None, warnings=_warnings(g),
+    )  # fmt: skip
+
+
+def _middle(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Medians of the smallest and the largest, the first reading left out."""
+    used = samples[1:] or samples
+    return median(low for low, _ in used), median(high for _, high in used)
+
+
+def _restarts(steps: Sequence[StepLine]) -> int:
+    return sum(b.number <= a.number for a, b in pairwise(steps))
+
+
+def _warnings(g: Gathered) -> tuple[str, ...]:
+    out = []
+    if g.unusable:
+        out.append(f"{g.unusable} step lines have no usable figure (zero, NaN, or beyond all measure)")
+    if g.full:
+        out.append(f"only the first {MAX_STEPS} steps were read")
+    return tuple(out)

@@ -1,0 +1,164 @@
+"""Lines of Megatron-LM: printed arguments, iterations, timers over the ranks, memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from steptime.study.doctor import words as w
+from steptime.study.doctor.gather import Gathered
+from steptime.study.doctor.records import StepLine
+
+_ITERATION: Final = re.compile(r"iteration\s*[:=]?\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
+_ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?\s*[:=]\s*" + w.NUMBER, re.I)
+_TFLOPS: Final = re.compile(r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs)\s*:\s*" + w.NUMBER)
+_SKIPPED: Final = re.compile(r"number of (?:skipped|nan) iterations:\s*(\d{1,12})")
+_MEMORY: Final = re.compile(r"memory \(MB\) \|.*?max allocated:\s*" + w.NUMBER)
+_RESERVED: Final = re.compile(r"max reserved:\s*" + w.NUMBER)
+_ARGUMENT: Final = re.compile(r"^\s*([a-z][a-z0-9_]{1,63}) \.{2,} (.*)$")
+_WORLD: Final = re.compile(r"using world size:\s*(\d{1,9}).*?data-parallel size:\s*(\d{1,9})")
+_MIN_MAX: Final = re.compile(rf"^\s*([a-z][a-z0-9/ _-]{{1,63}}?) \.*:\s*\({w.NUMBER},\s*{w.NUMBER}\)\s*$")
+_MAX_ONLY: Final = re.compile(rf"^\s*([a-z][a-z0-9/ _-]{{1,63}}?) \.+:\s*{w.NUMBER}\s*$")
+_RANK_TIME: Final = re.compile(rf"^\s*rank\s+(\d{{1,7}}):\s*{w.NUMBER}\s*$")
+_TIMER_NAME: Final = re.compile(r"^\s*([a-z][a-z0-9/_-]{1,63}):\s*$")
+_IN_LINE: Final = re.compile(r"time across ranks \(ms\):\s*([a-z-]+) \.*:\s*\(" + w.NUMBER + r",\s*" + w.NUMBER)
+_PER_JOB: Final = ("save-checkpoint", "evaluate", "setup", "interval-time", "load-checkpoint")
+
+#: Argument -> (table, field) of what is a plain whole number.
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
+    "world_size": ("settings", "gpus"), "global_batch_size": ("settings", "global_batch"),
+    "seq_length": ("settings", "seq"), "data_parallel_size": ("plan", "dp"),
+    "tensor_model_parallel_size": ("plan", "tp"), "pipeline_model_parallel_size": ("plan", "pp"),
+    "context_parallel_size": ("plan", "cp"), "expert_model_parallel_size": ("plan", "ep"),
+    "virtual_pipeline_model_parallel_size": ("plan", "vpp"), "micro_batch_size": ("plan", "micro_batch"),
+    "num_layers": ("model", "layers"), "hidden_size": ("model", "hidden"), "num_attention_heads": ("model", "heads"),
+    "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
+}  # fmt: skip
+
+
+class Megatron:
+    """Megatron-LM, Megatron-DeepSpeed and what is built on them."""
+
+    name = "megatron"
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+        self._timers = False
+        self._timer = ""
+        self._of_ranks: list[float] = []
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line."""
+        g = self.gathered
+        if "elapsed" in line and (match := _ITERATION.search(line)):
+            self._iteration(line, int(match[1]))
+        elif "across ranks (ms)" in line:
+            self._close_timer()
+            self._timers = True
+            if match := _IN_LINE.search(line):
+                self._timer_line(match[1], match[2], match[3])
+        elif self._timers and self._timer_lines(line):
+            pass
+        elif match := _ARGUMENT.match(line):
+            g.add_flag(match[1], match[2].strip())
+        elif "memory (MB)" in line and (match := _MEMORY.search(line)):
+            self._memory(line, match[1])
+        elif match := _WORLD.search(line):
+            g.settings["gpus"], g.plan["dp"] = int(match[1]), int(match[2])
+        elif "saved checkpoint from iteration" in line:
+            g.add_event("checkpoint")
+        elif "validation loss at iteration" in line:
+            g.add_event("evaluation")
+
+    def _iteration(self, line: str, step: int) -> None:
+        g = self.gathered
+        self._timers = False
+        match = _ELAPSED.search(line)
+        time_s = w.number(match[1]) if match else None
+        g.add_step(None, StepLine(
+            number=step, time_s=w.step_time_s(None if time_s is None else time_s / 1e3), at_s=w.clock_s(line),
+            averaged=True,
+        ))  # fmt: skip
+        skipped = sum(int(n) for n in _SKIPPED.findall(line))
+        if skipped:
+            g.skips.append((step, skipped))
+        if (match := _TFLOPS.search(line)) and (value := w.rate(w.number(match[1]))):
+            g.tflops.append(value)
+
+    def _memory(self, line: str, allocated: str) -> None:
+        pairs = [("allocated", allocated)]
+        if match := _RESERVED.search(line):
+            pairs.append(("reserved", match[1]))
+        for kind, text in pairs:
+            value = w.number(text)
+            self.gathered.add_memory(kind, None if value is None else value * 2**20)
+
+    def _timer_lines(self, line: str) -> bool:
+        """Whether the line belongs to the table of timers; it ends with the first that does not."""
+        if match := _MIN_MAX.match(line):
+            self._timer_line(match[1], match[2], match[3])
+        elif match := _RANK_TIME.match(line):
+            value = w.number(match[2])
+            if value is not None and len(self._of_ranks) < 100_000:
+                self._of_ranks.append(value)
+        elif match := _MAX_ONLY.match(line):
+            self._timer_line(match[1], match[2], match[2])
+        elif match := _TIMER_NAME.match(line):
+            self._close_timer()
+            self._timer = match[1]
+        else:
+            self._close_timer()
+            self._timers = False
+            return False
+        return True
+
+    def _close_timer(self) -> None:
+        """The table of one timer over all ranks is complete."""
+        if self._timer and self._of_ranks:
+            self._timer_line(self._timer, str(min(self._of_ranks)), str(max(self._of_ranks)))
+        self._timer, self._of_ranks = "", []
+
+    def _timer_line(self, name: str, least: str, most: str) -> None:
+        low, high = w.number(least), w.number(most)
+        if low is None or high is None:
+            return
+        if name.startswith("save-checkpoint"):
+            self.gathered.add_event("checkpoint", high / 1e3)
+        elif name == "evaluate":
+            self.gathered.add_event("evaluation", high / 1e3)
+        elif not any(word in name for word in _PER_JOB):
+            self.gathered.add_timer(name.strip(), low / 1e3, high / 1e3)
+
+    def finish(self) -> None:
+        """Translate the printed arguments."""
+        self._close_timer()
+        g = self.gathered
+        tables = {"settings": g.settings, "plan": g.plan, "model": g.model}
+        for flag, (table, name) in _WHOLE.items():
+            value = w.count(g.flags.get(flag, ""))
+            if value:
+                tables[table][name] = value
+        if g.flags.get("group_query_attention") == "False":
+            g.model.pop("kv_heads", None)
+        _choices(g)
+
+
+def _choices(g: Gathered) -> None:
+    flags = g.flags
+    if flags.get("fp8", flags.get("fp8_format", "None")) not in ("None", "False"):
+        g.settings["dtype"] = "fp8"
+    elif flags.get("bf16") == "True":
+        g.settings["dtype"] = "bf16"
+    elif flags.get("fp16") == "True":
+        g.settings["dtype"] = "fp16"
+    if flags.get("optimizer") in ("adam", "sgd"):
+        g.settings["optimizer"] = flags["optimizer"]
+    if flags.get("use_distributed_optimizer") in ("True", "False"):
+        g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
+    if flags.get("recompute_granularity") == "full":
+        g.plan["recompute"] = "full"
+    if "overlap_grad_reduce" in flags:
+        g.plan["overlap"] = "dp" if flags["overlap_grad_reduce"] == "True" else "none"
+    if "virtual_pipeline_model_parallel_size" in flags and g.plan.get("vpp") == 1:
+        del g.plan["vpp"]

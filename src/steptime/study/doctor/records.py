@@ -1,0 +1,250 @@
+"""What a log or a trace of a run says, and what is concluded from it (SI units)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine:
+    """One line of a log that says how fast a step, or the mean of a few, was."""
+
+    number: int
+    time_s: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    at_s: float | None = None
+    """When the line was written, seconds since some start; None: not stated."""
+    averaged: bool = False
+    """The figure is the mean of all steps since the line before, not of this step alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEvent:
+    """Something that a log reports beside its steps."""
+
+    kind: str
+    """``checkpoint``, ``evaluation``, ``garbage_collection``, ``allocator_retry`` or ``out_of_memory``."""
+    after_step: int
+    """The last step that was logged before it."""
+    time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What the log itself says about its job, under steptime's names."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """``gpus``, ``global_batch``, ``seq``, ``dtype``, ``optimizer``."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """Degrees and choices of a plan."""
+    model: Mapping[str, int] = field(default_factory=dict)
+    """Fields of a model: ``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Whatever else was printed, under the framework's own names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A training log as read."""
+
+    path: str
+    framework: str
+    """``megatron``, ``deepspeed`` or ``torchtitan``."""
+    steps: tuple[StepLine, ...]
+    stated: Stated
+    timers: Mapping[str, tuple[float, float]]
+    """Timer -> median over the log of its smallest and largest time over the ranks (s per step)."""
+    rank_steps: Mapping[int, tuple[StepLine, ...]]
+    """Step lines by rank, where several ranks wrote into the log."""
+    events: tuple[LogEvent, ...] = ()
+    peak_memory_bytes: float | None = None
+    memory_kind: str = ""
+    """``allocated`` or ``reserved``."""
+    capacity_bytes: float | None = None
+    skipped_steps: int = 0
+    """Optimiser steps skipped after an overflow, the first ones of a dynamic loss scale apart."""
+    restarts: int = 0
+    tflops_per_gpu: float | None = None
+    """Median of what the log itself calls TFLOP/s per GPU, in units of 1e12 FLOP/s."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spikes:
+    """Steps that stick out of a series."""
+
+    numbers: tuple[int, ...]
+    lost_s: float
+    """Their excess over the median, spread over all steps."""
+    median_excess_s: float
+    period: int | None
+    """Steps from one to the next, where that is regular."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Statistics of the step times of a run, its warm-up left out."""
+
+    lines: int
+    steps: int
+    """Steps behind those lines."""
+    warmup_lines: int
+    median_s: float
+    p5_s: float
+    p95_s: float
+    mean_s: float
+    drift: float
+    """Change from the first to the last step, as a fraction of the median; 0 where it is no more than noise."""
+    spikes: Spikes
+    outside_s: float | None = None
+    """Wall-clock seconds per step that no step accounts for; None: the log has no usable times of day."""
+    basis: str = "stated"
+    """``stated``, ``from throughput`` or ``from times of day``."""
+
+    @property
+    def drift_lost_s(self) -> float:
+        """Seconds per step above the level at the start, on average over the run."""
+        return max(self.drift, 0.0) * self.median_s / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTotal:
+    """All calls of one kernel."""
+
+    name: str
+    group: str
+    calls_per_step: float
+    time_s: float
+    """Per step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Communication over one axis of the mesh, per step."""
+
+    axis: str
+    """``tp``, ``cp``, ``dp``, ``pp``, ``ep``, or ``unassigned``."""
+    busy_s: float
+    exposed_s: float
+    """Not covered by any other kernel."""
+    waiting_s: float
+    """Time beyond the shortest call of the same collective and size: waiting for other ranks, or shared links."""
+    collectives: Mapping[str, float]
+    """Busy seconds by kind of collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceTimes:
+    """Where the time of the traced steps went; ``groups``, exposed traffic and idle time add up to ``step_s``."""
+
+    path: str
+    step_s: float
+    """Mean over the steps that were used."""
+    step_times_s: tuple[float, ...]
+    steps_found: int
+    groups: Mapping[str, float]
+    """``matmul``, ``attention``, ``optimizer``, ``memory_bound``, ``copies``: seconds per step, none counted twice."""
+    traffic: tuple[Traffic, ...]
+    idle_s: float
+    launch_bound_s: float | None
+    """Part of the idle time in which the next kernel had not been launched yet; None: no launches in the trace."""
+    longest_gap_s: float
+    kernels_per_step: float
+    top: tuple[KernelTotal, ...]
+    synchronisations: Mapping[str, tuple[float, float]]
+    """Blocking runtime call -> calls and seconds per step."""
+    streams: int
+    gpus: int | None = None
+    device: str | None = None
+    capacity_bytes: float | None = None
+    with_stack: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Measured beside predicted."""
+
+    name: str
+    unit: str
+    """``s``, ``bytes``, ``flops_per_s`` or ``fraction``."""
+    measured: float | None
+    predicted: float | None
+    bracket: tuple[float, float] | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted."""
+        return self.measured / self.predicted if self.measured is not None and self.predicted else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name, "unit": self.unit, "measured": self.measured, "predicted": self.predicted,
+            "ratio": self.ratio, "bracket": None if self.bracket is None else list(self.bracket), "note": self.note,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that costs time, with what shows it and what to try."""
+
+    code: str
+    title: str
+    lost_s: float | None
+    """Seconds per step; None: not to be put in seconds."""
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "code": self.code, "title": self.title, "lost_s": self.lost_s, "evidence": list(self.evidence),
+            "advice": list(self.advice),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The prediction with one choice of the plan changed."""
+
+    change: str
+    """For people: ``no overlap of data-parallel traffic``."""
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Where the measured step lies."""
+
+    where: str
+    """``inside_band``, ``inside_bracket``, ``slower``, ``faster`` or ``no_prediction``."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What ``steptime doctor`` reports."""
+
+    source: Mapping[str, Any]
+    """path, kind, framework and size of what was read."""
+    measured: Mapping[str, Any]
+    predicted: Mapping[str, Any] | None
+    rows: tuple[Row, ...]
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    warnings: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the version is added by whoever prints it."""
+        return {
+            "source": dict(self.source), "measured": dict(self.measured),
+            "predicted": None if self.predicted is None else dict(self.predicted),
+            "verdict": {"where": self.verdict.where, "text": self.verdict.text},
+            "comparison": [row.to_json() for row in self.rows],
+            "findings": [finding.to_json() for finding in self.findings], "warnings": list(self.warnings),
+        }  # fmt: skip

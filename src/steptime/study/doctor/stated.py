@@ -1,0 +1,96 @@
+"""The job of a run: what the user gives, filled up with what the log states; contradictions are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steptime.study.doctor.records import Stated
+from steptime.study.doctor.trace import Recording
+from steptime.workload.library import catalogue_names, load_catalogue_model
+from steptime.workload.spec import ModelSpec
+
+#: Degrees whose product is the number of GPUs.
+_SPACE: Final = ("tp", "tp2", "cp", "pp", "dp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedJob:
+    """Settings and plan to predict with."""
+
+    settings: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    filled: tuple[str, ...]
+    """What came from the log, as ``tp 2``."""
+    contradictions: tuple[str, ...]
+
+
+def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated) -> StatedJob:
+    """What the user gives, filled with what the log states; the user wins.
+
+    ``dp`` is left to follow from the devices and the other degrees.
+    """
+    filled: list[str] = []
+    contradictions: list[str] = []
+    out = []
+    for given, said in ((settings, stated.settings), (plan, stated.plan)):
+        table = dict(given)
+        for name, value in said.items():
+            if name not in given:
+                if name != "dp":
+                    table[name] = value
+                    filled.append(f"{name} {value}")
+            elif given[name] != value and not _same(name, given[name], value):
+                contradictions.append(f"{name} is given as {given[name]}, but the log says {value}")
+        out.append(table)
+    return StatedJob(settings=out[0], plan=out[1], filled=tuple(filled), contradictions=tuple(contradictions))
+
+
+def _same(name: str, given: Any, said: Any) -> bool:
+    """Two names of one thing."""
+    if name == "optimizer":
+        return {given, said} <= {"adam", "adamw"}
+    if name == "dtype":
+        return str(given).startswith(str(said)) or (said == "fp8" and str(given) in ("mxfp8", "nvfp4"))
+    if name == "overlap":
+        return set(str(given).split(",")) - {"pp"} == {str(said)}
+    return False
+
+
+def model_contradictions(model: ModelSpec, stated: Mapping[str, int]) -> tuple[str, ...]:
+    """Dimensions of the model that the log prints otherwise."""
+    return tuple(
+        f"{model.name} has {name} {getattr(model, name)}, but the log says {value}"
+        for name, value in stated.items()
+        if getattr(model, name) != value
+    )
+
+
+def catalogue_model(stated: Mapping[str, int]) -> str | None:
+    """The catalogue's model of these dimensions; None: the log does not say enough, or none fits.
+
+    >>> catalogue_model({"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden": 11008})
+    'llama2-7b'
+    """
+    if not {"layers", "hidden", "heads"} <= set(stated):
+        return None
+    for name in catalogue_names():
+        model = load_catalogue_model(name)
+        if not model_contradictions(model, stated) and not model.experts:
+            return name
+    return None
+
+
+def stated_by_trace(recording: Recording) -> dict[str, int]:
+    """Settings that a trace states: the ranks of its job."""
+    info = recording.header.get("distributedInfo")
+    world = info.get("world_size") if isinstance(info, dict) else None
+    usable = isinstance(world, int) and not isinstance(world, bool) and 1 <= world <= 10**7
+    return {"gpus": world} if usable else {}
+
+
+def framework_of(recording: Recording) -> str:
+    """The framework whose names the process groups have; empty: not to be seen."""
+    groups = " ".join(meta.group for meta in recording.collectives)
+    return "megatron" if "MODEL_PARALLEL_GROUP" in groups or "DATA_PARALLEL_GROUP" in groups else ""

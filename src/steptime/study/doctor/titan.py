@@ -1,0 +1,112 @@
+"""Lines of torchtitan: header, steps, checkpoints, garbage collection."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from steptime.study.doctor import words as w
+from steptime.study.doctor.gather import Gathered
+from steptime.study.doctor.records import StepLine
+
+_STEP: Final = re.compile(r"\bstep:\s*(\d{1,12})\s+loss:")
+_TPS: Final = re.compile(r"\b(?:tps|wps):\s*" + w.NUMBER)
+_TFLOPS: Final = re.compile(r"\btflops:\s*" + w.NUMBER)
+_MEMORY: Final = re.compile(r"memory:\s*" + w.NUMBER + r"GiB\(" + w.NUMBER + r"%\)")
+_CAPACITY: Final = re.compile(r"\w+ capacity: .{0,120}? with " + w.NUMBER + r"GiB memory")
+_BATCH: Final = re.compile(
+    r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}), .*?sequence length:? (\d{1,9})"
+)
+_MESH: Final = re.compile(r"Building \d-D device mesh with \[([^\]]{1,200})\], \[([\d, ]{1,100})\]")
+_MESH_WORDS: Final = re.compile(r"Building device mesh with parallelism: (.{1,300})")
+_DEGREE: Final = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep|dp)=(\d{1,7})")
+_RETRIES: Final = re.compile(r"(\d{1,9}) \w+ memory allocation retries")
+_GC: Final = re.compile(r"\[GC\].*?(?:took|collection)\D{0,20}([\d.]+)\s*s")
+_SAVED: Final = re.compile(r"(?:Finished saving|Saved) the checkpoint.*? in ([\d.]+) seconds", re.I)
+_AXES: Final[Mapping[str, str]] = {"dp_replicate": "dp", "dp_shard": "dp", "dp": "dp", "dp_shard_cp": "dp"}
+
+
+class Torchtitan:
+    """torchtitan, TOML and Python configurations alike."""
+
+    name = "torchtitan"
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line."""
+        g = self.gathered
+        if match := _STEP.search(line):
+            if "validate step" not in line:
+                self._step(rank, line, int(match[1]))
+            else:
+                g.add_event("evaluation")
+        elif "device mesh with" in line:
+            self._mesh(line)
+        elif match := _BATCH.search(line):
+            g.plan["micro_batch"], g.settings["global_batch"] = int(match[1]), int(match[2])
+            g.settings["seq"] = int(match[3])
+        elif match := _CAPACITY.search(line):
+            value = w.number(match[1])
+            g.capacity_bytes = value * 2**30 if value else None
+        elif match := _RETRIES.search(line):
+            g.add_event("allocator_retry")
+        elif "OOM errors thrown" in line:
+            g.add_event("out_of_memory")
+        elif match := _GC.search(line):
+            g.add_event("garbage_collection", w.number(match[1]))
+        elif "the checkpoint" in line.lower():
+            match = _SAVED.search(line)
+            g.add_event("checkpoint", w.number(match[1]) if match else None)
+        elif "Applied" in line or "Applying" in line:
+            self._applied(line)
+
+    def _step(self, rank: int | None, line: str, step: int) -> None:
+        g = self.gathered
+        tps = _TPS.search(line)
+        speed = w.rate(w.number(tps[1])) if tps else None
+        g.add_step(rank, StepLine(number=step, tokens_per_s_per_gpu=speed, at_s=w.clock_s(line), averaged=True))
+        if (match := _MEMORY.search(line)) and (used := w.number(match[1])):
+            g.add_memory("reserved", used * 2**30)
+            share = w.number(match[2])
+            if g.capacity_bytes is None and share and 1.0 <= share <= 100.0:
+                g.capacity_bytes = used * 2**30 * 100.0 / share
+        if (match := _TFLOPS.search(line)) and (value := w.rate(w.number(match[1]))):
+            g.tflops.append(value)
+
+    def _mesh(self, line: str) -> None:
+        if match := _MESH.search(line):
+            names = re.findall(r"\w+", match[1])
+            sizes = [int(n) for n in re.findall(r"\d{1,7}", match[2])]
+        elif match := _MESH_WORDS.search(line):
+            pairs = [(name, int(n)) for name, n in _DEGREE.findall(match[1]) if name != "ep"]
+            names, sizes = [name for name, _ in pairs], [n for _, n in pairs]
+            if ep := re.search(r"\bep=(\d{1,7})", match[1]):
+                self.gathered.plan["ep"] = int(ep[1])
+        else:
+            return
+        degrees: dict[str, int] = {}
+        for name, size in zip(names, sizes, strict=False):
+            axis = _AXES.get(name, name)
+            if axis in ("dp", "tp", "pp", "cp") and size >= 1:
+                degrees[axis] = degrees.get(axis, 1) * size
+        if degrees:
+            self.gathered.plan.update(degrees)
+            self.gathered.settings["gpus"] = math.prod(degrees.values())
+
+    def _applied(self, line: str) -> None:
+        plan = self.gathered.plan
+        if "full activation checkpointing" in line:
+            plan["recompute"] = "full"
+        elif "FSDP" in line or "HSDP" in line:
+            plan["zero"] = 3
+        elif "DDP" in line:
+            plan["zero"] = 0
+
+    def finish(self) -> None:
+        """With pipeline stages the local batch is no micro-batch."""
+        if self.gathered.plan.get("pp", 1) > 1:
+            self.gathered.plan.pop("micro_batch", None)

@@ -1,0 +1,155 @@
+"""What a trace shows: exposed communication, idle time, groups of kernels above the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from steptime.estimate.result import Estimate
+from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
+from steptime.study.doctor.records import Finding, Row, TraceTimes, Traffic
+from steptime.study.doctor.timeline import spread
+from steptime.units import format_seconds
+
+_TITLES: Final = {
+    "compute": "matrix products and attention take longer than predicted",
+    "memory_bound": "memory-bound kernels take longer than predicted",
+    "optimizer": "the optimiser takes longer than predicted",
+}  # fmt: skip
+#: Part of the idle time that counts as waiting for launches.
+_MOSTLY: Final = 0.5
+
+
+def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Row], framework: str) -> list[Finding]:
+    """Everything that a trace shows by itself or against the prediction."""
+    return [
+        *_traffic_findings(t, e, rows, framework), *_idle_findings(t, framework), *_group_findings(t, rows, framework),
+        *_attention_findings(t, e, framework), *_copy_findings(t, framework), *_blocking_findings(t, framework),
+        *_step_findings(t, framework),
+    ]  # fmt: skip
+
+
+def _traffic_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Row], framework: str) -> list[Finding]:
+    by_name = {row.name: row for row in rows}
+    out = []
+    for each in t.traffic:
+        name = f"{each.axis}_comm"
+        row = by_name.get(name)
+        lost = excess(row, t.step_s) if row is not None and row.predicted is not None else None
+        if lost is None and (row is None or row.predicted is None) and each.exposed_s > WORTH * t.step_s:
+            lost = each.exposed_s
+        if lost is None:
+            continue
+        against = " more than predicted" if row is not None and row.predicted is not None else ""
+        evidence = ([beside(row)] if row is not None and against else []) + _traffic_evidence(each, t)
+        out.append(finding(name, f"{name} is exposed{against}", lost, evidence, framework))
+    return out
+
+
+def _traffic_evidence(each: Traffic, t: TraceTimes) -> list[str]:
+    hidden = each.busy_s - each.exposed_s
+    part = hidden / each.busy_s * 100 if each.busy_s else 0.0
+    out = [f"busy {format_seconds(each.busy_s)} per step, of which {part:.0f} % is hidden behind other kernels"]
+    if each.collectives:
+        kinds = sorted(each.collectives.items(), key=lambda item: -item[1])
+        out.append("; ".join(f"{kind} {format_seconds(seconds)}" for kind, seconds in kinds[:4]))
+    if each.waiting_s > 0.3 * each.busy_s and each.waiting_s > WORTH * t.step_s:
+        out.append(
+            f"{format_seconds(each.waiting_s)} of it is beyond the fastest call of the same size: waiting for slower "
+            "ranks, or busy links"
+        )
+    return out
+
+
+def _idle_findings(t: TraceTimes, framework: str) -> list[Finding]:
+    if t.idle_s < 2 * WORTH * t.step_s:
+        return []
+    each = t.step_s / max(t.kernels_per_step, 1.0)
+    gap = f"longest gap {format_seconds(t.longest_gap_s)}"
+    launch_s = t.launch_bound_s
+    if launch_s is None:
+        evidence = [f"no kernel runs for {share(t.idle_s, t.step_s)}; {gap}",
+                    "the trace has no launches, so it does not say whether the host is late"]  # fmt: skip
+        return [finding("idle", "the device is idle between kernels", t.idle_s, evidence, framework)]
+    out = []
+    if launch_s > WORTH * t.step_s:
+        evidence = [
+            f"no kernel runs for {share(t.idle_s, t.step_s)}; in {launch_s / t.idle_s * 100:.0f} % of that the next "
+            f"kernel had not been launched yet", f"{t.kernels_per_step:.0f} kernels per step, one every "
+            f"{format_seconds(each)}; {gap}",
+        ]  # fmt: skip
+        if t.with_stack:
+            evidence.append("the trace was recorded with stacks, which slows the host: without them it is less")
+        out.append(finding("launch", "the device waits for the host to launch kernels", launch_s, evidence, framework))
+    rest = t.idle_s - launch_s
+    if rest > WORTH * t.step_s and rest > (1 - _MOSTLY) * t.idle_s:
+        evidence = [f"no kernel runs for {share(rest, t.step_s)} although the next one had been launched; {gap}"]
+        out.append(finding("idle", "the device is idle although work is queued", rest, evidence, framework))
+    elif rest > WORTH * t.step_s:
+        evidence = [f"{share(rest, t.step_s)}: from launch to start, or between queued kernels"]
+        out.append(finding("idle", "short pauses between queued kernels", rest, evidence, framework, advice="launch"))
+    return out
+
+
+def _group_findings(t: TraceTimes, rows: Sequence[Row], framework: str) -> list[Finding]:
+    out = []
+    for name, title in _TITLES.items():
+        row = next((row for row in rows if row.name == name), None)
+        lost = excess(row, t.step_s)
+        if row is None or lost is None:
+            continue
+        groups = ("matmul", "attention") if name == "compute" else (name,)
+        evidence = [beside(row)]
+        top = [k for k in t.top if k.group in groups][:3]
+        evidence += [f"{k.name[:60]}: {k.calls_per_step:.0f} calls, {format_seconds(k.time_s)}" for k in top]
+        if name == "compute" and any("sgemm" in k.name.lower() or "f32f32" in k.name.lower() for k in top):
+            evidence.append("some of these products run in fp32")
+        out.append(finding(name, title, lost, evidence, framework))
+    return out
+
+
+def _attention_findings(t: TraceTimes, e: Estimate | None, framework: str) -> list[Finding]:
+    softmax = sum(k.time_s for k in t.top if "softmax" in k.name.lower() and k.group == "memory_bound")
+    if (
+        t.groups["attention"] > 0
+        or softmax < WORTH * t.step_s
+        or (e is not None and e.plan.get("attention") != "fused")
+    ):
+        return []
+    evidence = [f"no fused attention kernel ran, but softmax kernels took {share(softmax, t.step_s)}"]
+    return [finding("attention", "attention is not fused", softmax, evidence, framework)]
+
+
+def _copy_findings(t: TraceTimes, framework: str) -> list[Finding]:
+    lost = t.groups["copies"]
+    if lost < WORTH * t.step_s:
+        return []
+    kinds = [f"{k.name[:60]}: {k.calls_per_step:.0f} calls, {format_seconds(k.time_s)}"
+             for k in t.top if k.group == "copies"][:3]  # fmt: skip
+    return [finding("copies", "copies that no kernel covers", lost, [share(lost, t.step_s), *kinds], framework)]
+
+
+def _blocking_findings(t: TraceTimes, framework: str) -> list[Finding]:
+    out = []
+    memory = {name: v for name, v in t.synchronisations.items() if "Malloc" in name or "Free" in name}
+    memory = {name: v for name, v in memory.items() if v[0] >= 0.5 and "Async" not in name and "Host" not in name}
+    if memory:
+        evidence = [f"{name}: {calls:.1f} calls, {format_seconds(s)} per step" for name, (calls, s) in memory.items()]
+        out.append(
+            finding("allocator", "device memory is allocated or freed inside the steps", None, evidence, framework)
+        )
+    waits = {name: v for name, v in t.synchronisations.items() if name not in memory and "Synchronize" in name}
+    calls = sum(v[0] for v in waits.values())
+    if calls > 4 and t.launch_bound_s is not None and t.launch_bound_s > WORTH * t.step_s:
+        evidence = [f"{name}: {n:.1f} calls, {format_seconds(s)} per step" for name, (n, s) in waits.items()]
+        out.append(finding("synchronise", "the host waits for the device inside the step", None, evidence, framework))
+    return out
+
+
+def _step_findings(t: TraceTimes, framework: str) -> list[Finding]:
+    more = spread(t.step_times_s)
+    if len(t.step_times_s) < 3 or more < 0.1:
+        return []
+    lost = t.step_s - sorted(t.step_times_s)[len(t.step_times_s) // 2]
+    times = ", ".join(format_seconds(s) for s in t.step_times_s[:8])
+    return [finding("spikes", "the traced steps differ", max(lost, 0.0), [f"steps of {times}"], framework)]

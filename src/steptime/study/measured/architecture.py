@@ -1,0 +1,228 @@
+"""The model of a row: its printed shape, completed from the catalogue and from what models of its family are like."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from steptime.errors import UserError
+from steptime.study.measured.read import Row
+from steptime.study.measured.reasons import Flag, Reason, RowProblem
+from steptime.study.measured.tables import table
+from steptime.workload.check import check_spec
+from steptime.workload.library import in_catalogue, load_catalogue_model
+from steptime.workload.spec import Experts, ModelSpec
+
+_PREFIX: Final = re.compile(r"^(maxtext|paxml|nemo|megatron|hf|meta)[-_ ]+", re.IGNORECASE)
+_ASPECT: Final = 128
+"""Hidden width over layers of a model that is guessed from its size; GPT-3 and the SC21 models have 85 to 200."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A model, what kind it is, and what was assumed about it."""
+
+    spec: ModelSpec
+    kind: str
+    """``dense``, ``moe``, ``encoder`` or ``vision``."""
+    flags: frozenset[Flag]
+    catalogue: str | None
+    """Model of the catalogue that completed it."""
+
+
+def architecture(row: Row, seq_len: int, stages: int = 1) -> Architecture:
+    """The model of a row.
+
+    Args:
+        row: the record.
+        seq_len: tokens per sequence.
+        stages: pipeline stages that the layers are cut into; a guessed number of layers is made divisible by it.
+
+    Raises:
+        RowProblem: it is no transformer of equal blocks, there is no shape, or the shape contradicts itself.
+    """
+    name = row.text("model") or "unnamed"
+    known = known_model(name)
+    family = _family(name, row.flag("gated_mlp"))
+    if family.get("unsupported") and known is None:
+        raise RowProblem(Reason.UNSUPPORTED_ARCHITECTURE, name)
+    for column in ("layers", "hidden"):
+        if row.whole(column) is None and column in row.unread:
+            raise RowProblem(Reason.BAD_NUMBER, f"{column}: {row.text(column)!r}")
+    flags: set[Flag] = set()
+    base = _base(row, known)
+    spec = _from_catalogue(row, base, known or {}) if base else _from_family(row, name, family, seq_len, stages, flags)
+    spec = replace(spec, name=name[:120], source="columns of the row", seq_len=seq_len)
+    if spec.position == "learned":
+        spec = replace(spec, max_positions=max(seq_len, spec.max_positions if base else 0))
+    try:
+        check_spec(spec, name[:80])
+    except UserError as error:
+        raise RowProblem(Reason.BAD_ARCHITECTURE, str(error)) from None
+    kind = "vision" if spec.vision else "moe" if spec.experts else "dense" if spec.causal else "encoder"
+    return Architecture(spec=spec, kind=kind, flags=frozenset(flags), catalogue=base.name if base else None)
+
+
+def known_model(name: str) -> Mapping[str, Any] | None:
+    """The entry of the table of models for a name.
+
+    >>> known_model("MaxText Llama3-70B (proxy)")["catalogue"], known_model("GPT 52B")
+    ('llama3.1-70b', None)
+    """
+    plain = re.sub(r"\([^()]*\)", " ", name.lower()[:200]).strip()
+    while _PREFIX.match(plain):
+        plain = _PREFIX.sub("", plain)
+    for entry in table("models")["model"]:
+        if re.search(entry["match"], plain):
+            found: Mapping[str, Any] = entry
+            return found
+    key = plain.replace(" ", "-")
+    return {"catalogue": key} if in_catalogue(key) else None
+
+
+def _family(name: str, gated: bool | None) -> Mapping[str, Any]:
+    for entry in table("families")["family"]:
+        if re.search(entry["match"], name.lower()[:200]) and not (entry.get("needs_gated") and not gated):
+            found: Mapping[str, Any] = entry
+            return found
+    raise AssertionError("the last family takes everything")
+
+
+def _is_cut(row: Row) -> bool:
+    """Whether the row says that its model has fewer layers than its name means."""
+    return bool(re.search(r"proxy|layer[- ]reduced", row.text("notes") + row.text("model"), re.IGNORECASE))
+
+
+def _base(row: Row, known: Mapping[str, Any] | None) -> ModelSpec | None:
+    """The catalogue's model where the row's shape, as far as it is printed, is a cut of that model."""
+    cut = _is_cut(row)
+    if known is None or (cut and row.whole("layers") is None):
+        return None
+    spec = load_catalogue_model(known["catalogue"])
+    hidden, heads, layers = (row.whole(name) for name in ("hidden", "heads", "layers"))
+    experts = row.whole("moe_experts")
+    fits = hidden in (None, spec.hidden) and heads in (None, spec.heads) and (layers or 1) <= spec.layers
+    return spec if fits and (experts is None or spec.experts is not None) else None
+
+
+def _from_catalogue(row: Row, base: ModelSpec, known: Mapping[str, Any]) -> ModelSpec:
+    layers = row.whole("layers") or base.layers
+    tied = row.flag("tied_embeddings")
+    changes: dict[str, Any] = {
+        "layers": layers,
+        "vocab": row.whole("vocab") or base.vocab,
+        "tied_embeddings": base.tied_embeddings if tied is None else tied,
+        "windowed_layers": round(base.windowed_layers * layers / base.layers),
+    }
+    if base.latent is None:
+        changes["kv_heads"] = row.whole("kv_heads") or base.kv_heads
+        changes["head_dim"] = row.whole("head_dim") or base.head_dim
+    if base.experts is None:
+        changes["ffn_hidden"] = row.whole("ffn_hidden") or base.ffn_hidden
+    else:
+        changes["experts"] = _catalogue_experts(row, base, base.experts, known, layers)
+        changes["ffn_hidden"] = known.get("ffn_hidden", base.ffn_hidden)
+    return replace(base, **changes)
+
+
+def _catalogue_experts(row: Row, base: ModelSpec, experts: Experts, known: Mapping[str, Any], layers: int) -> Experts:
+    dense = base.layers - experts.moe_layers
+    stated = re.search(r"(\d+) dense (?:l\b|layer)", row.text("notes"))
+    if stated:
+        dense = int(stated.group(1))
+    moe_layers = layers // known["moe_every"] if "moe_every" in known else max(1, layers - dense)
+    return replace(
+        experts,
+        experts=row.whole("moe_experts") or experts.experts,
+        experts_per_token=row.whole("moe_topk") or experts.experts_per_token,
+        moe_layers=moe_layers,
+    )
+
+
+def _from_family(
+    row: Row, name: str, family: Mapping[str, Any], seq_len: int, stages: int, flags: set[Flag]
+) -> ModelSpec:
+    gated = row.flag("gated_mlp")
+    gated = bool(family["gated"]) if gated is None else gated
+    tied = row.flag("tied_embeddings")
+    tied = bool(family["tied"]) if tied is None else tied
+    vocab = row.whole("vocab")
+    if vocab is None:
+        vocab = int(family["vocab"])
+        flags.add(Flag.VOCAB_ASSUMED)
+    hidden, layers = _shape(row, vocab, tied, stages, flags)
+    heads = row.whole("heads")
+    head_dim = row.whole("head_dim")
+    if heads is None:
+        heads = hidden // head_dim if head_dim and hidden % head_dim == 0 else likely_heads(hidden)
+        flags.add(Flag.HEADS_ASSUMED)
+    ffn = row.whole("ffn_hidden")
+    if ffn is None:
+        ffn = -(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden
+        flags.add(Flag.FFN_ASSUMED)
+    bias = bool(family.get("bias", False))
+    return ModelSpec(
+        name=name, family=str(family["name"]), source="", layers=layers, hidden=hidden, heads=heads,
+        kv_heads=row.whole("kv_heads") or heads, head_dim=head_dim or max(1, hidden // heads), ffn_hidden=ffn,
+        gated_mlp=gated, activation=str(family["activation"]), norm=family["norm"],
+        causal=bool(family.get("causal", True)), seq_len=seq_len, vocab=vocab, tied_embeddings=tied,
+        position=family["position"], max_positions=seq_len if family["position"] == "learned" else 0, qkv_bias=bias,
+        out_bias=bias, mlp_bias=bias, norm_bias=bool(family.get("norm_bias", bias)),
+        parallel_block=bool(family.get("parallel_block", False)),
+        embedding_norm=bool(family.get("embedding_norm", False)), dropout=bool(family.get("dropout", False)),
+        experts=_family_experts(row, layers, ffn),
+    )  # fmt: skip
+
+
+def _family_experts(row: Row, layers: int, ffn: int) -> Experts | None:
+    count = row.whole("moe_experts")
+    if count is None or count == 1:
+        return None
+    return Experts(
+        experts=count,
+        experts_per_token=row.whole("moe_topk") or min(2, count),
+        expert_ffn_hidden=ffn,
+        moe_layers=layers,
+    )
+
+
+def _shape(row: Row, vocab: int, tied: bool, stages: int, flags: set[Flag]) -> tuple[int, int]:
+    """Hidden width and layers; from the number of parameters where they are not printed."""
+    hidden, layers, count = row.whole("hidden"), row.whole("layers"), row.number("n_params")
+    if hidden is not None and layers is not None:
+        return hidden, layers
+    cut = _is_cut(row)
+    if count is None or cut or row.whole("moe_experts") is not None or not 1e6 <= count <= 1e14:
+        raise RowProblem(Reason.NO_ARCHITECTURE, row.text("model"))
+    flags.add(Flag.ARCHITECTURE_GUESSED if hidden is None else Flag.LAYERS_DERIVED)
+    if hidden is None:
+        layers = layers or max(1, round(likely_hidden(count) / _ASPECT / stages)) * stages
+        hidden = likely_hidden(count, layers)
+    if layers is None:
+        body = max(0.5 * count, count - vocab * hidden * (1 if tied else 2))
+        layers = max(1, round(body / (12 * hidden**2) / stages)) * stages
+    return hidden, layers
+
+
+def likely_hidden(parameters: float, layers: int | None = None) -> int:
+    r"""Hidden width of a transformer of that size: :math:`N = 12 L h^2` with :math:`L` given or :math:`h / 128`.
+
+    >>> likely_hidden(52e9), likely_hidden(175e9)
+    (8192, 12288)
+    """
+    exact = math.sqrt(parameters / (12 * layers)) if layers else (parameters * _ASPECT / 12) ** (1 / 3)
+    grain = 1024 if exact > 4000 else 128
+    return max(grain, round(exact / grain) * grain)
+
+
+def likely_heads(hidden: int) -> int:
+    """Number of heads that makes them nearest to 128 wide.
+
+    >>> likely_heads(14336), likely_heads(14400)
+    (112, 120)
+    """
+    widths = [d for d in range(32, 513) if hidden % d == 0] or [min(hidden, 128)]
+    return max(1, hidden // min(widths, key=lambda d: abs(d - 128)))

@@ -1,0 +1,224 @@
+"""What a row does not state, as a short weighted list of settings that the run may have had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Final
+
+from steptime.hardware.records import Device
+from steptime.study.measured.canonical import Recomputation, catalogue_device
+from steptime.study.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
+from steptime.study.measured.fit import Load, coarse_bytes, fit_weight
+from steptime.study.measured.run import MeasuredRun
+from steptime.study.measured.tables import framework_default, table
+
+MOST: Final = 12
+"""Longest list."""
+LEAST_WEIGHT: Final = 0.02
+"""Settings with less weight than that of the best times this are left out."""
+_BEAM: Final = 200
+_LAYOUTS: Final = 4
+"""Most degrees that are kept where none are stated, so that the other settings have room."""
+_ELEMENT_BYTES: Final = {"fp32": 4.0, "tf32": 4.0}
+#: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
+_WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
+#: Frameworks that shard over all devices where no degrees are stated.
+_SHARDED: Final = frozenset({"maxtext", "paxml", "fms-fsdp", "composer-fsdp", "torchtitan", "torchtune", "automodel"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One setting that agrees with all that the row states."""
+
+    weight: float
+    """Share of belief; the weights of a run sum to 1."""
+    precision: str
+    degrees: Degrees
+    """With ``vpp`` and ``ep`` filled in."""
+    micro_batch: int
+    recompute: Recomputation
+    zero: int
+    shard_ranks: int
+    """Ranks that share out what the ZeRO stage names; of the dp x cp ranks."""
+    sequence_parallel: bool
+    attention: str
+    """``fused`` or ``unfused``."""
+    fits: bool = True
+    """The coarse memory estimate is below that of the device."""
+
+
+def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:
+    """Settings of a run, the likeliest first; one alone where the row states everything.
+
+    Neither the measured time nor the measured memory has a say in the weights; only what a framework does by
+    default, and what fits into the memory of the device.
+    """
+    device = catalogue_device(run.device)
+    groups: dict[tuple[int, int, int], list[Candidate]] = {}
+    for weight, degrees in _layouts(run):
+        own = sorted(_with_settings(run, device, weight, degrees), key=lambda c: -c.weight)[:_BEAM]
+        groups.setdefault((degrees.tp, degrees.pp, degrees.cp), []).extend(_weighed(run, device, c) for c in own)
+    chosen = sorted(groups.values(), key=lambda group: -sum(c.weight for c in group))[:_LAYOUTS]
+    top = max(c.weight for group in chosen for c in group)
+    kept = [c for group in chosen for c in _likeliest(group, MOST // len(chosen)) if c.weight >= LEAST_WEIGHT * top]
+    total = sum(c.weight for c in kept)
+    return tuple(replace(c, weight=c.weight / total) for c in sorted(kept, key=lambda c: -c.weight))
+
+
+def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
+    """The first settings of one layout, with the weight of all of it."""
+    first = sorted(group, key=lambda c: -c.weight)[:most]
+    scale = sum(c.weight for c in group) / sum(c.weight for c in first)
+    return [replace(c, weight=c.weight * scale) for c in first]
+
+
+def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
+    zeros = _zeros(run, degrees)
+    options = [
+        (precision, micro, recompute, zero, sp, attention, weight * w1 * w2 * w3 * w4 * w5 * w6)
+        for precision, w1 in _precisions(run, device)
+        for micro, w2 in _micro_batches(run, degrees)
+        for recompute, w3 in _recomputes(run)
+        for zero, w4 in zeros
+        for sp, w5 in _sequence_parallel(run, degrees)
+        for attention, w6 in _attentions(run)
+    ]
+    return [
+        Candidate(
+            weight=w, precision=precision, degrees=degrees, micro_batch=micro, recompute=recompute, zero=zero,
+            shard_ranks=_shard_ranks(run, degrees, zero), sequence_parallel=sp, attention=attention,
+        )
+        for precision, micro, recompute, zero, sp, attention, w in options
+    ]  # fmt: skip
+
+
+def _weighed(run: MeasuredRun, device: Device, found: Candidate) -> Candidate:
+    frozen = run.adapter is not None
+    element = _ELEMENT_BYTES.get(found.precision, 2.0)
+    load = Load(
+        degrees=found.degrees, micro_batch=found.micro_batch,
+        micro_batches=max(1, run.global_batch // (found.degrees.dp * found.micro_batch)), zero=found.zero,
+        shard_ranks=found.shard_ranks, recompute=found.recompute.kind, sequence_parallel=found.sequence_parallel,
+        fused=found.attention == "fused", element_bytes=element, frozen=frozen,
+        base_bytes=0.55 if run.quantised_base else 1.0 if frozen and found.precision == "fp8" else element,
+        offload=run.offload,
+    )  # fmt: skip
+    fit = fit_weight(coarse_bytes(run.model, run.seq_len, load), device.memory_bytes)
+    return replace(found, weight=found.weight * fit, fits=fit == 1.0)
+
+
+def _layouts(run: MeasuredRun) -> Iterator[tuple[float, Degrees]]:
+    """Degrees with vpp and ep filled in."""
+    for weight, degrees in _degrees(run):
+        for vpp, v_weight in _virtual(run, degrees):
+            for ep, e_weight in _expert_ranks(run, degrees):
+                yield weight * v_weight * e_weight, replace(degrees, vpp=vpp, ep=ep)
+
+
+def _degrees(run: MeasuredRun) -> list[tuple[float, Degrees]]:
+    if run.degrees is not None:
+        return [(1.0, run.degrees)]
+    sharded = sharded_degrees(run.gpus, run.global_batch, run.sharding)
+    if sharded is not None and (run.framework in _SHARDED or (run.sharding and 3 in run.sharding.stages)):
+        return [(1.0, sharded)]
+    model = run.model
+    found = [
+        d
+        for d in possible_degrees(run.gpus, run.global_batch, model.heads, model.layers, run.gpus_per_node)
+        if d.pp == 1 or run.framework not in _WHOLE_BATCH
+    ]
+    if not found:
+        cp = run.gpus // gcd(run.gpus, run.global_batch)
+        found = [Degrees(tp=1, pp=1, cp=cp, dp=run.gpus // cp, vpp=1, ep=None)]
+    return [(1.0 / (d.tp * d.pp**1.5 * d.cp), d) for d in found]
+
+
+def _virtual(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    if degrees.vpp is not None:
+        return [(degrees.vpp, 1.0)]
+    if degrees.pp == 1:
+        return [(1, 1.0)]
+    per_stage = max(1, run.model.layers // degrees.pp)
+    chunks = [v for v in range(2, min(per_stage, 12) + 1) if per_stage % v == 0] or [1]
+    likely = sorted({chunks[0], chunks[-1]})
+    interleaved = [(v, 1.0 / len(likely)) for v in likely]
+    if run.schedule is not None or likely == [1]:
+        return interleaved
+    return [(1, 0.5), *((v, w / 2) for v, w in interleaved)]
+
+
+def _expert_ranks(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    if degrees.ep is not None:
+        return [(degrees.ep, 1.0)]
+    if run.model.experts is None:
+        return [(1, 1.0)]
+    most = min(64, gcd(run.model.experts.experts, run.gpus // degrees.pp))
+    wide = most if run.framework not in _WHOLE_BATCH else 1
+    return [(wide, 0.7), (min(8, most), 0.3)] if wide != min(8, most) else [(wide, 1.0)]
+
+
+def _normal(choices: Mapping[str, float]) -> list[tuple[str, float]]:
+    total = sum(choices.values())
+    return [(name, weight / total) for name, weight in choices.items() if weight > 0]
+
+
+def _precisions(run: MeasuredRun, device: Device) -> list[tuple[str, float]]:
+    if run.precisions:
+        return [(name, 1.0 / len(run.precisions)) for name in run.precisions]
+    choices = table("defaults")["dtype_of_source"].get(run.source_key) or framework_default(run.framework, "dtype")
+    able = {name: weight for name, weight in choices.items() if name in device.matrix_flops_per_s}
+    spare = next((name for name in ("bf16", "fp16", "fp32") if name in device.matrix_flops_per_s), "fp32")
+    return _normal(able or {spare: 1.0})
+
+
+def _micro_batches(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    share = max(1, run.global_batch // degrees.dp)
+    if run.micro_batch is not None and share % run.micro_batch == 0:
+        return [(run.micro_batch, 1.0)]
+    if run.accumulation and share % run.accumulation == 0:
+        return [(share // run.accumulation, 1.0)]
+    if run.framework in _WHOLE_BATCH and degrees.pp == 1:
+        return [(share, 1.0)]
+    weights = table("defaults")["micro_batch"]
+    found = {size: float(weights[str(size)]) for size in legal_micro_batches(share)}
+    total = sum(found.values())
+    return [(size, weight / total) for size, weight in found.items()]
+
+
+def _recomputes(run: MeasuredRun) -> list[tuple[Recomputation, float]]:
+    if run.recompute is not None:
+        return [(run.recompute, 1.0)]
+    choices = _normal(framework_default(run.framework, "recompute"))
+    return [(Recomputation(kind=name), weight) for name, weight in choices]
+
+
+def _zeros(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    if run.sharding is not None:
+        return [(stage, 1.0 / len(run.sharding.stages)) for stage in run.sharding.stages]
+    if degrees.dp * degrees.cp == 1:
+        return [(0, 1.0)]
+    return [(int(name), weight) for name, weight in _normal(framework_default(run.framework, "zero"))]
+
+
+def _shard_ranks(run: MeasuredRun, degrees: Degrees, zero: int) -> int:
+    ranks = degrees.dp * degrees.cp
+    if zero == 0:
+        return 1
+    if run.sharding is None:
+        return ranks
+    stated = run.sharding.ranks or (ranks // run.sharding.replicas if run.sharding.replicas else ranks)
+    return stated if 0 < stated <= ranks and ranks % stated == 0 else ranks
+
+
+def _sequence_parallel(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
+    if degrees.tp == 1:
+        return [(False, 1.0)]
+    if run.sequence_parallel is not None:
+        return [(run.sequence_parallel, 1.0)]
+    return [(name == "true", weight) for name, weight in _normal(framework_default(run.framework, "sp"))]
+
+
+def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
+    return [(run.attention, 1.0)] if run.attention else _normal(framework_default(run.framework, "attention"))

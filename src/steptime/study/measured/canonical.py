@@ -1,0 +1,278 @@
+"""From the spellings of a table to names of steptime: accelerator, dtype, recomputation, sharding, and the rest.
+
+Every reader takes any text and never fails: what it does not know comes back as such, for the caller to count.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from steptime.errors import UserError
+from steptime.hardware.library import is_path, load_device
+from steptime.hardware.records import Device
+
+_VENDORS: Final = re.compile(r"\b(nvidia|amd|intel|google|habana|instinct|tesla|geforce|accelerators?|gpus?|cloud)\b")
+_PARENTHESES: Final = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+_UNSURE: Final = re.compile(r"not stated|unknown|variant|\bor\b|[a-z]\d+\s*/\s*[a-z]\d+|\?")
+_EITHER: Final = re.compile(r"([a-z]+\d+\w*)\s*/\s*([a-z]+\d+\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceName:
+    """What the name of an accelerator stands for."""
+
+    name: str | None
+    """Device of the catalogue; None: none, or more than one."""
+    assumed: bool = False
+    """The text leaves the variant open, or only a part of it is known."""
+    ambiguous: bool = False
+    """The text names several accelerators."""
+
+
+@cache
+def catalogue_device(name: str) -> Device:
+    """The device of the catalogue, read once."""
+    return load_device(name)
+
+
+@cache
+def device_name(text: str) -> DeviceName:
+    """The accelerator of a spelling.
+
+    Words in parentheses, vendors and, from the end, single parts are taken off until the catalogue knows the rest.
+
+    >>> device_name("NVIDIA H100-SXM-80GB (700W)").name, device_name("A100 (variant not stated)").assumed
+    ('h100-sxm', True)
+    >>> device_name("A800/H800 80GB").ambiguous, device_name("abacus").name
+    (True, None)
+    """
+    plain = " ".join(text.lower()[:200].split())
+    unsure = bool(_UNSURE.search(plain))
+    bare = _VENDORS.sub(" ", _PARENTHESES.sub(" ", plain)).strip(" ,;:-")
+    either = _EITHER.search(bare)
+    if either is not None:
+        names = {device_name(part).name for part in either.groups()} - {None}
+        if len(names) > 1:
+            return DeviceName(name=None, ambiguous=True)
+        bare = either.group(1)
+    parts = [part for part in re.split(r"[\s_-]+", re.sub(r"(\d)\s+gb\b", r"\1gb", bare)) if part]
+    for kept in range(len(parts), 0, -1):
+        found = _known("-".join(parts[:kept]))
+        if found is not None:
+            return DeviceName(name=found, assumed=unsure or kept < len(parts))
+    return DeviceName(name=None)
+
+
+def _known(spelling: str) -> str | None:
+    if is_path(spelling) or len(spelling) < 2:
+        return None
+    try:
+        return load_device(spelling).name
+    except UserError:
+        return None
+
+
+#: Pattern -> precision; of overlapping findings the one that stands first here counts.
+_DTYPES: Final = (
+    (r"nvfp4|nv[-_ ]?fp4", "nvfp4"),
+    (r"mxfp8|mx[-_ ]?fp8|fp8[-_ ]?mx|fp8[^/]*\bmx\b", "mxfp8"),
+    (r"fp8|float8|e4m3|e5m2", "fp8"),
+    (r"mxfp4|fp4", "nvfp4"),
+    (r"int8|w8a8", "fp8"),
+    (r"tf32|tensorfloat", "tf32"),
+    (r"bf16|bfloat16|bfloat", "bf16"),
+    (r"fp16|float16|\bhalf\b|amp_fp16|\bo[12]\b", "fp16"),
+    (r"fp32|float32|\bsingle\b|\bfp ?32", "fp32"),
+)
+_QUANTISED_BASE: Final = re.compile(r"nf4|int4|4[- ]?bit|qlora")
+_BASE_NOTE: Final = re.compile(r"\([^()]*(base|grad|accum|reduce|master|param|weight)[^()]*\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DtypeName:
+    """Precisions that a text may mean."""
+
+    precisions: tuple[str, ...]
+    """More than one where the text is ambiguous; none where it says nothing that is known."""
+    quantised_base: bool = False
+    """Frozen weights are kept in four bits."""
+
+
+def dtype_name(text: str) -> DtypeName:
+    """Precisions of a spelling.
+
+    >>> [dtype_name(t).precisions for t in ("amp_bf16", "FP8 (TE hybrid)", "FP8-MX", "FP8 or NVFP4", "BF16/FP16", "x")]
+    [('bf16',), ('fp8',), ('mxfp8',), ('nvfp4', 'fp8'), ('bf16', 'fp16'), ()]
+    """
+    left = _BASE_NOTE.sub(" ", text.lower()[:200])
+    base = bool(_QUANTISED_BASE.search(left))
+    left = _QUANTISED_BASE.sub(" ", left)
+    either = bool(re.search(r"\bor\b|/|ambiguous", left))
+    found: list[str] = []
+    for pattern, name in _DTYPES:
+        if re.search(pattern, left):
+            left = re.sub(pattern, " ", left)
+            if name not in found:
+                found.append(name)
+    return DtypeName(precisions=tuple(found if either else found[:1]), quantised_base=base)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """What is computed again in the backward pass."""
+
+    kind: str
+    """``none``, ``attention`` (selective: scores and softmax), ``full`` (a layer from its input), ``ops`` (everything
+    but the outputs of products and attention), ``norms`` (norms and cheap projections)."""
+    share: float = 1.0
+    """Share of the layers that it holds for."""
+
+
+def recomputation(text: str) -> Recomputation | None:
+    """Recomputation of a text; None: it says nothing, or nothing that is known.
+
+    >>> [r and (r.kind, r.share) for r in map(recomputation, ("full (remat)", "selective (every-other-layer)", ""))]
+    [('full', 1.0), ('full', 0.5), None]
+    """
+    low = text.lower()[:300]
+    every = re.search(r"every[- ]?(other|\d+)", low)
+    number = {"other": 2}.get(every.group(1), 0) or int(every.group(1)) if every else 1
+    share = 1 / max(1, number)
+    if re.search(r"\boff\b|disabled|\bno\b|without", low) or low.strip() in ("none", "false", "no", "0"):
+        return Recomputation(kind="none")
+    if "op-level" in low or "op sac" in low or "toml default" in low:
+        return Recomputation(kind="ops")
+    if re.search(r"rmsnorm|layernorm|norms?\b|up-proj", low):
+        return Recomputation(kind="norms")
+    if every is not None or re.search(r"\bfull\b|\bremat\b|\blayer|\bblock|\btrue\b|uniform|\bac\b|checkpoint", low):
+        return Recomputation(kind="full", share=share)
+    if re.search(r"select|attention|core|sdpa|mlp", low):
+        return Recomputation(kind="attention")
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What data-parallel ranks share out among them."""
+
+    stages: tuple[int, ...]
+    """ZeRO stages that the text may mean: 1 optimiser states, 2 gradients too, 3 weights too."""
+    ranks: int | None = None
+    """Ranks of one sharding group; None: not stated, as a rule all data-parallel ranks."""
+    replicas: int | None = None
+    """Copies of the sharded model (hybrid sharding); None: not stated."""
+
+
+#: Pattern -> stages, the first that is found.
+_SHARDING: Final = (
+    (r"^0/1\b|zero[-_ ]?0/1", (0, 1)),
+    (r"zero[-_ ]?(stage[-_ ]?)?3", (3,)), (r"zero[-_ ]?(stage[-_ ]?)?2", (2,)),
+    (r"zero[-_ ]?(stage[-_ ]?)?1|distributed[-_ ]optimi[sz]er", (1,)),
+    (r"zero[-_ ]?(stage[-_ ]?)?0", (0,)),
+    (r"^3\b", (3,)), (r"^2\b", (2,)), (r"^1\b", (1,)), (r"^0\b|^none$|^no\b|replicated|^ddp\b|no_shard", (0,)),
+    (r"shard_grad_op|no reshard|reshard[_ a-z]*=? ?(false|never)|zero2", (2,)),
+    (r"fsdp|hsdp|full_shard|hybrid_shard|fully sharded|\bsharded\b", (3,)),
+)  # fmt: skip
+
+
+def sharding(text: str) -> Sharding | None:
+    """Sharding of a text; None: it says nothing, or nothing that is known.
+
+    >>> sharding("FSDP=128, DP=4")
+    Sharding(stages=(3,), ranks=128, replicas=4)
+    >>> sharding("FSDP SHARD_GRAD_OP").stages, sharding("FSDP2 (dp_shard 8)").ranks, sharding("")
+    ((2,), 8, None)
+    """
+    low = text.lower().strip()[:300]
+    stages = next((found for pattern, found in _SHARDING if re.search(pattern, low)), None)
+    if stages is None:
+        return None
+    if stages not in ((2,), (3,)):
+        return Sharding(stages=stages)
+    size = re.search(r"(?:fsdp2?|hsdp|dp_shard|shard)(?: size)?\s*(?:[=(:]\s*|\s+)(\d+)|(\d+)-way fully sharded", low)
+    copies = re.search(r"(?:\bdp|dp_replicate|replicas?)\s*[=:]\s*(\d+)|(\d+)-way pod", low)
+    ranks, replicas = (
+        int(found.group(1) or found.group(2)) if found and len(found.group()) < 40 else None for found in (size, copies)
+    )
+    return Sharding(stages=stages, ranks=ranks or None, replicas=replicas or None)
+
+
+def attention_kernel(text: str) -> str | None:
+    """``fused``, ``unfused``, or None where the text says neither.
+
+    >>> [attention_kernel(t) for t in ("flash (TE)", "no flash (21.11)", "Megatron fused softmax (no flash)", "")]
+    ['fused', 'unfused', 'unfused', None]
+    """
+    low = text.lower()
+    if re.search(r"no[- ]flash|without flash|unfused|eager|naive|fused softmax|\bmath\b", low):
+        return "unfused"
+    if re.search(r"flash|cudnn|sdpa|flex|splash|xformers|memory[- ]efficient|fused|\bfa ?[234]\b|\bte\b|pallas", low):
+        return "fused"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleName:
+    """What a text says of the pipeline schedule and of accumulation."""
+
+    name: str | None
+    """``1f1b``, ``interleaved``, ``zb-1p``, ``zb-2p``, ``zb-v``, ``dualpipe``, ``gpipe``, or None."""
+    accumulation: int | None = None
+    """Micro-batches per step and replica."""
+
+
+def schedule_name(text: str) -> ScheduleName:
+    """Schedule of a text.
+
+    >>> schedule_name("FSDP grad-accum 4").accumulation, schedule_name("1F1B-I").name, schedule_name("ZB-2p").name
+    (4, 'interleaved', 'zb-2p')
+    """
+    low = text.lower()[:200]
+    rules = (
+        (r"dual ?pipe", "dualpipe"), (r"zb[-_ ]?v", "zb-v"), (r"zb[-_ ]?2p|zb[-_ ]?h2", "zb-2p"),
+        (r"zb[-_ ]?1p|zb[-_ ]?h1|zero[- ]bubble", "zb-1p"),
+        (r"interleav|1f1b-i\b|virtual", "interleaved"), (r"1f1b|pipedream", "1f1b"), (r"gpipe|afab", "gpipe"),
+    )  # fmt: skip
+    name = next((found for pattern, found in rules if re.search(pattern, low)), None)
+    count = re.search(r"accum\w*\s*[=:]?\s*(\d{1,9})", low)
+    return ScheduleName(name=name, accumulation=int(count.group(1)) or None if count else None)
+
+
+def offloaded(text: str) -> frozenset[str]:
+    """What is kept in host memory: of ``optimizer``, ``weights``, ``activations``.
+
+    >>> sorted(offloaded("optimizer+param")), sorted(offloaded("none"))
+    (['optimizer', 'weights'], [])
+    """
+    low = text.lower()
+    names = {"optimizer": r"optim|adam", "weights": r"param|weight", "activations": r"activ"}
+    return frozenset(name for name, pattern in names.items() if re.search(pattern, low))
+
+
+_RATE: Final = re.compile(r"(?<!\d)(\d{2,4})\s*G(?:b/s|bps|b/[Ss]ec|bit|bE)")
+_OTHER_TRAFFIC: Final = re.compile(r"management|storage:|nvlink|pcie|north", re.IGNORECASE)
+
+
+def network_Bps(text: str, per_node: int) -> float | None:
+    """Datasheet bandwidth between nodes that one device has, in bytes per second and one direction, where stated.
+
+    The largest of the networks that a text lists, those for storage and management apart.
+
+    >>> network_Bps("4x Omni-Path 100 Gb/s per node", 4), network_Bps("400 Gb/s RDMA per GPU", 8)
+    (12500000000.0, 50000000000.0)
+    >>> network_Bps("Storage: 2x NDR 400Gb/s, Compute: 8x NDR 400Gb/s", 8), network_Bps("InfiniBand", 8)
+    (50000000000.0, None)
+    """
+    best = 0.0
+    for part in re.split(r"[,;+]|\band\b", text[:400]):
+        found = _RATE.search(part)
+        if found is None or _OTHER_TRAFFIC.search(part[: found.end()]):
+            continue
+        cards = re.search(r"(?<!\d)(\d{1,2})\s*x", part[: found.start()])
+        total = int(cards.group(1) if cards else 1) * int(found.group(1)) * 1e9 / 8
+        each = re.search(r"per (gpu|accelerator|device|chip)|/gpu", part, re.IGNORECASE)
+        best = max(best, total if each else total / max(1, per_node))
+    return best or None

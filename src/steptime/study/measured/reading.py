@@ -1,0 +1,97 @@
+"""A whole file: the runs that can be used, and every other row with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from steptime.errors import UserError
+from steptime.study.measured.read import METRICS, Row, read_rows
+from steptime.study.measured.reasons import Flag, Reason, RowProblem, Skipped, reason_counts
+from steptime.study.measured.run import MeasuredRun, run_of, source_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a file of measured runs gave; every row is in one of the two lists."""
+
+    runs: tuple[MeasuredRun, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the file."""
+        return len(self.runs) + len(self.skipped)
+
+    @property
+    def timed(self) -> tuple[MeasuredRun, ...]:
+        """Runs with a step time."""
+        return tuple(run for run in self.runs if run.time is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts: rows, usable rows, reasons, flags, and the same per source."""
+        keys = sorted({run.source_key for run in self.runs} | {row.source_key for row in self.skipped})
+        return {
+            "rows": self.rows, "runs": len(self.runs), "timed": len(self.timed),
+            "with_memory": sum(run.memory is not None for run in self.runs),
+            "supporting_claims": sum(run.supports_claim for run in self.runs),
+            "measured_but_skipped": sum(row.measured for row in self.skipped),
+            "skipped": reason_counts(self.skipped),
+            "flags": dict(Counter(str(flag) for run in self.runs for flag in sorted(run.flags)).most_common()),
+            "by_source": {key: self._source(key) for key in keys},
+        }  # fmt: skip
+
+    def _source(self, key: str) -> dict[str, Any]:
+        runs = [run for run in self.runs if run.source_key == key]
+        skipped = [row for row in self.skipped if row.source_key == key]
+        return {
+            "rows": len(runs) + len(skipped), "runs": len(runs), "timed": sum(run.time is not None for run in runs),
+            "skipped": reason_counts(skipped),
+        }  # fmt: skip
+
+
+def read_runs(path: str | Path) -> Reading:
+    """All measured runs of a CSV or CSV.gz file.
+
+    Raises:
+        InputFileError: the file is missing, is no CSV, lacks a needed column, or has no rows.
+    """
+    return runs_of(read_rows(path))
+
+
+def runs_of(rows: list[Row]) -> Reading:
+    """The runs of rows; a line that is repeated to the letter counts once."""
+    runs: list[MeasuredRun] = []
+    skipped: list[Skipped] = []
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    ids: Counter[str] = Counter()
+    for row in rows:
+        content = tuple(sorted(row.cells.items()))
+        try:
+            if content in seen:
+                raise RowProblem(Reason.DUPLICATE)
+            seen.add(content)
+            run = run_of(row)
+        except RowProblem as problem:
+            skipped.append(_skipped(row, problem.reason, problem.detail))
+            continue
+        except (UserError, ArithmeticError) as error:
+            skipped.append(_skipped(row, Reason.INTERNAL, f"{type(error).__name__}: {error}"[:200]))
+            continue
+        ids[run.row_id] += 1
+        if ids[run.row_id] > 1:
+            name = f"{run.row_id}#{ids[run.row_id]}"
+            run = replace(run, row_id=name, flags=run.flags | {Flag.ROW_ID_REPEATED})
+        runs.append(run)
+    return Reading(runs=tuple(runs), skipped=tuple(skipped))
+
+
+def _skipped(row: Row, reason: Reason, detail: str) -> Skipped:
+    shape = all(row.text(name) for name in ("layers", "hidden", "global_batch_sequences", "seq_len"))
+    timed = any(row.text(name) for name in METRICS if name != "metric_peak_mem_gb")
+    return Skipped(
+        line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row), reason=reason,
+        detail=detail, measured=shape and timed,
+    )  # fmt: skip

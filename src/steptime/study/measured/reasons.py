@@ -1,0 +1,96 @@
+"""Why a row cannot be used, and what was assumed or doubted about a row that can."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Reason(StrEnum):
+    """Why a row gives no :class:`~steptime.study.measured.run.MeasuredRun`; one per row, the first that applies."""
+
+    DUPLICATE = "the same line stands earlier in the file"
+    NO_DEVICE = "the accelerator is not named"
+    UNKNOWN_DEVICE = "the accelerator is not in the catalogue"
+    AMBIGUOUS_DEVICE = "the accelerator is one of several"
+    NO_GPUS = "the number of accelerators is not stated"
+    UNSUPPORTED_ARCHITECTURE = "not a transformer of equal blocks"
+    NO_ARCHITECTURE = "neither a shape nor a known model"
+    BAD_ARCHITECTURE = "the shape contradicts itself"
+    NO_SEQUENCE = "the sequence length is not stated"
+    NO_BATCH = "the global batch is not stated"
+    BAD_NUMBER = "a number that is needed cannot be read"
+    DEGREES_CONTRADICT = "the degrees do not multiply to the accelerators"
+    BATCH_CONTRADICTS = "the batch does not divide among the replicas"
+    NO_MEASUREMENT = "no time, rate or memory is given"
+    INTERNAL = "not understood"
+
+
+class Flag(StrEnum):
+    """What was assumed or is doubtful; rows with one of :data:`NO_CLAIM` count but support no claim."""
+
+    DEVICE_ASSUMED = "variant of the accelerator assumed"
+    ARCHITECTURE_GUESSED = "shape guessed from the number of parameters"
+    LAYERS_DERIVED = "layers derived from the number of parameters"
+    HEADS_ASSUMED = "heads assumed"
+    FFN_ASSUMED = "width of the MLP assumed"
+    VOCAB_ASSUMED = "vocabulary assumed"
+    DTYPE_ASSUMED = "dtype not stated"
+    DTYPE_UNREAD = "spelling of the dtype unknown"
+    TEXT_UNREAD = "spelling of a setting unknown"
+    CELL_UNREAD = "a number that is not needed cannot be read"
+    DEGREES_ASSUMED = "degrees not stated"
+    DP_REDERIVED = "printed data-parallel degree does not fit; derived anew"
+    MICRO_BATCH_REPLACED = "printed micro-batch does not divide the batch; the largest that does"
+    BATCH_DERIVED = "global batch derived from micro-batch, replicas and accumulation"
+    NODE_ASSUMED = "accelerators per node assumed"
+    TIME_INCONSISTENT = "printed time and rate differ by more than 2 %"
+    TIME_IMPLAUSIBLE = "faster than the peak of the accelerators"
+    FLOPS_UNDEFINED = "time from a rate whose FLOPs are not defined"
+    MEMORY_ABOVE_DEVICE = "memory above that of the device"
+    MEMORY_UNIT_ASSUMED = "GB or GiB not stated; GiB taken"
+    OUTLIER = "marked as an outlier in the table"
+    LOW_TRUST = "the source or its reader doubts the number"
+    FROM_MEMORY = "figures partly from memory"
+    ROW_ID_REPEATED = "another row has the same row_id"
+
+
+NO_CLAIM: Final = frozenset(
+    {
+        Flag.ARCHITECTURE_GUESSED, Flag.TIME_INCONSISTENT, Flag.TIME_IMPLAUSIBLE, Flag.FLOPS_UNDEFINED, Flag.OUTLIER,
+        Flag.LOW_TRUST, Flag.FROM_MEMORY, Flag.DP_REDERIVED,
+    }
+)  # fmt: skip
+"""Flags of rows that are read and scored, but that no claim of accuracy should rest on."""
+
+
+class RowProblem(Exception):
+    """Raised while a row is read; never leaves the package."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail[:200]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A row that is not used."""
+
+    line: int
+    """Record number in the file; the first after the header is 1."""
+    row_id: str
+    source_key: str
+    reason: Reason
+    detail: str
+    """What was found, for example the spelling that is unknown."""
+    measured: bool
+    """A step time, or a number that gives one, is printed, and so are batch and shape: it should be readable."""
+
+
+def reason_counts(skipped: Iterable[Skipped]) -> dict[str, int]:
+    """How many rows each reason costs, the most frequent first."""
+    return dict(Counter(str(row.reason) for row in skipped).most_common())

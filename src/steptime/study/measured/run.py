@@ -1,0 +1,245 @@
+"""One measured training run in the terms of steptime."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from steptime.study.measured.architecture import Architecture, architecture
+from steptime.study.measured.canonical import (
+    DtypeName,
+    Recomputation,
+    Sharding,
+    attention_kernel,
+    catalogue_device,
+    device_name,
+    dtype_name,
+    network_Bps,
+    offloaded,
+    recomputation,
+    schedule_name,
+    sharding,
+)
+from steptime.study.measured.degrees import Degrees, batch, degrees
+from steptime.study.measured.metrics import (
+    MeasuredMemory,
+    MeasuredTime,
+    Setting,
+    measured_memory,
+    measured_time,
+)
+from steptime.study.measured.read import Row
+from steptime.study.measured.reasons import NO_CLAIM, Flag, Reason, RowProblem
+from steptime.study.measured.tables import framework_default, framework_of, table
+from steptime.workload.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterName:
+    """Low-rank adapters beside frozen weights."""
+
+    rank: int
+    targets: str
+    """``qkv``, ``attention`` (also the output projection) or ``all`` (also the MLP)."""
+    assumed: bool
+    """The rank is not stated; it is the framework's or benchmark's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A measured run. None of what may be unstated is filled in here: :mod:`.candidates` does."""
+
+    line: int
+    row_id: str
+    source_key: str
+    source: str
+    provenance: str
+    framework: str
+    model_name: str
+    model: ModelSpec
+    model_kind: str
+    """``dense``, ``moe``, ``encoder``, ``vision``; with adapters ``lora``."""
+    workload: str
+    """``pretrain``, ``sft``, ``lora``, ``qlora``."""
+    adapter: AdapterName | None
+    quantised_base: bool
+    optimizer: str
+    device: str
+    """Name in the catalogue."""
+    gpus: int
+    gpus_per_node: int
+    internode: str
+    internode_Bps: float | None
+    """Datasheet bandwidth between nodes per device and direction, where stated."""
+    precisions: tuple[str, ...]
+    """Precisions that the text may mean; empty: not stated."""
+    seq_len: int
+    global_batch: int
+    micro_batch: int | None
+    degrees: Degrees | None
+    """None: neither tp nor pp nor cp is stated."""
+    schedule: str | None
+    accumulation: int | None
+    sharding: Sharding | None
+    sequence_parallel: bool | None
+    recompute: Recomputation | None
+    attention: str | None
+    """``fused`` or ``unfused``."""
+    offload: frozenset[str]
+    time: MeasuredTime | None
+    memory: MeasuredMemory | None
+    flags: frozenset[Flag] = field(default_factory=frozenset)
+    qc_flags: str = ""
+    notes: str = ""
+
+    @property
+    def supports_claim(self) -> bool:
+        """Whether nothing speaks against resting a claim on the row."""
+        return not self.flags & NO_CLAIM
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The measured step time; None: only memory is known."""
+        return self.time.step_time_s if self.time else None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """The measured peak memory of the fullest device."""
+        return self.memory.memory_bytes if self.memory else None
+
+
+def run_of(row: Row) -> MeasuredRun:
+    """The run of a row.
+
+    Raises:
+        RowProblem: it cannot be used; says why.
+    """
+    flags: set[Flag] = set()
+    device = _device(row, flags)
+    gpus = row.need("n_gpus", Reason.NO_GPUS, at_most=10**7)
+    seq_len = row.need("seq_len", Reason.NO_SEQUENCE, at_most=10**9)
+    schedule = schedule_name(row.text("schedule"))
+    found = degrees(row, gpus, schedule, flags)
+    arch = architecture(row, seq_len, found.pp if found else 1)
+    size = batch(row, found, schedule, flags)
+    per_node = _per_node(row, gpus, flags)
+    framework = framework_of(row)
+    dtype = _dtype(row, flags)
+    recompute = recomputation(row.text("recompute"))
+    likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
+    kind, adapter = _workload(row, framework, dtype)
+    setting = Setting(
+        spec=arch.spec, gpus=gpus, global_batch=size.global_batch, seq_len=seq_len, device=device,
+        precision=dtype.precisions[0] if dtype.precisions else likely, frozen=adapter is not None,
+        recompute=recompute.kind if recompute else "none",
+    )  # fmt: skip
+    time = measured_time(row, setting, flags)
+    memory = measured_memory(row, catalogue_device(device), flags)
+    if time is None and memory is None:
+        raise _unmeasured(row)
+    shard = sharding(row.text("zero_stage_or_fsdp"))
+    attention = attention_kernel(row.text("attention_impl"))
+    _doubts(row, shard, recompute, attention, flags)
+    return MeasuredRun(
+        line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row),
+        source=row.text("source"), provenance=row.text("provenance"), framework=framework,
+        model_name=row.text("model"), model=arch.spec, model_kind="lora" if adapter else arch.kind, workload=kind,
+        adapter=adapter, quantised_base=dtype.quantised_base or kind == "qlora", optimizer=_optimizer(row),
+        device=device, gpus=gpus, gpus_per_node=per_node, internode=row.text("internode"),
+        internode_Bps=network_Bps(row.text("internode"), per_node), precisions=dtype.precisions, seq_len=seq_len,
+        global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
+        accumulation=schedule.accumulation, sharding=shard, sequence_parallel=row.flag("sequence_parallel"),
+        recompute=recompute, attention=attention, offload=offloaded(row.text("offload")), time=time, memory=memory,
+        flags=frozenset(flags | arch.flags), qc_flags=row.text("qc_flags"), notes=row.text("notes"),
+    )  # fmt: skip
+
+
+def source_key(row: Row) -> str:
+    """Key of the source; without one the source itself, or ``unnamed``."""
+    return row.text("source_key") or row.text("source")[:60] or "unnamed"
+
+
+def _device(row: Row, flags: set[Flag]) -> str:
+    text = row.text("gpu")
+    if text.lower() in ("", "-", "n/a", "none", "unknown", "not stated", "nan"):
+        raise RowProblem(Reason.NO_DEVICE)
+    found = device_name(text)
+    if found.ambiguous:
+        raise RowProblem(Reason.AMBIGUOUS_DEVICE, text)
+    if found.name is None:
+        raise RowProblem(Reason.UNKNOWN_DEVICE, text)
+    if found.assumed:
+        flags.add(Flag.DEVICE_ASSUMED)
+    return found.name
+
+
+def _dtype(row: Row, flags: set[Flag]) -> DtypeName:
+    text = row.text("dtype")
+    found = dtype_name(text)
+    if not found.precisions:
+        flags.add(Flag.DTYPE_UNREAD if text and not found.quantised_base else Flag.DTYPE_ASSUMED)
+    return found
+
+
+def _per_node(row: Row, gpus: int, flags: set[Flag]) -> int:
+    stated = row.whole("gpus_per_node", at_most=10**6)
+    if stated is None:
+        flags.add(Flag.NODE_ASSUMED)
+    return min(stated or 8, gpus)
+
+
+def _unmeasured(row: Row) -> RowProblem:
+    names = ("metric_step_time_s", "metric_tokens_per_s_per_gpu", "metric_tflops_per_gpu", "metric_mfu")
+    bad = [name for name in (*names, "metric_peak_mem_gb") if name in row.unread]
+    if bad:
+        return RowProblem(Reason.BAD_NUMBER, f"{bad[0]}: {row.text(bad[0])!r}")
+    return RowProblem(Reason.NO_MEASUREMENT)
+
+
+def _workload(row: Row, framework: str, dtype: DtypeName) -> tuple[str, AdapterName | None]:
+    rules = table("workloads")
+    text = row.text("workload").lower()
+    kind = next((str(rule["kind"]) for rule in rules["kind"] if re.search(rule["match"], text)), "pretrain")
+    if kind not in ("lora", "qlora"):
+        return kind, None
+    stated = re.search(r"\blora[^.;]{0,20}?\b(?:r|rank|dim)\s*=?\s*(\d{1,4})\b", row.text("notes").lower())
+    for rule in rules["adapter"]:
+        if rule.get("source_key", source_key(row)) == source_key(row) and rule.get("framework") in (
+            None,
+            "",
+            framework,
+        ):
+            rank = int(stated.group(1)) if stated else int(rule["rank"])
+            return kind, AdapterName(rank=max(1, rank), targets=str(rule["targets"]), assumed=stated is None)
+    raise AssertionError("the last rule takes everything")
+
+
+def _optimizer(row: Row) -> str:
+    """adam unless the row names another."""
+    text = f"{row.text('workload')} {row.text('notes')}".lower()
+    rules = (
+        (r"8[- ]?bit adam|adam\w*8bit|paged_adamw_8bit", "adam8bit"), (r"\bmuon\b", "muon"), (r"\blamb\b", "lamb"),
+        (r"\badafactor\b", "adafactor"), (r"\bsgd\b", "sgd"),
+    )  # fmt: skip
+    return next((name for pattern, name in rules if re.search(pattern, text)), "adam")
+
+
+def _doubts(
+    row: Row, shard: Sharding | None, recompute: Recomputation | None, attention: str | None, flags: set[Flag]
+) -> None:
+    """Flags that the table's own remarks give."""
+    settings = {"zero_stage_or_fsdp": shard, "recompute": recompute, "attention_impl": attention}
+    if any(value is None and row.text(name) for name, value in settings.items()):
+        flags.add(Flag.TEXT_UNREAD)
+    if row.unread:
+        flags.add(Flag.CELL_UNREAD)
+    if re.match(r"mem\b", row.text("provenance"), re.IGNORECASE):
+        flags.add(Flag.FROM_MEMORY)
+    if "outlier" in row.text("qc_flags").lower():
+        flags.add(Flag.OUTLIER)
+    doubtful = r"low trust|low use|do not use|source warns|source inconsistent|not comparable|upper bound|regression"
+    if re.search(doubtful, row.text("notes"), re.IGNORECASE):
+        flags.add(Flag.LOW_TRUST)
+
+
+__all__ = ["AdapterName", "Architecture", "MeasuredRun", "run_of", "source_key"]

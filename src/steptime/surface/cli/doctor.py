@@ -1,0 +1,206 @@
+"""``steptime doctor``: a training log or a profiler trace beside the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from steptime.surface.cli import options as o
+from steptime.surface.cli.estimate import DEGREES, SETTINGS
+
+if TYPE_CHECKING:
+    from steptime.estimate.result import Estimate
+    from steptime.study.doctor import Diagnosis, Stated, StatedJob, Variant
+    from steptime.surface.formats.run_toml import RunSpec
+
+#: Choices of a plan that a run may have other than stated -> plan entries, and words for them.
+VARIANTS: Final = (
+    ("overlap", "none", "no overlap of data-parallel traffic"),
+    ("recompute", "full", "full recomputation"),
+    ("attention", "unfused", "unfused attention"),
+)
+#: A measured step this close to the prediction needs no other explanation.
+CLOSE: Final = 0.04
+
+
+def command(
+    file: Annotated[
+        str, typer.Argument(metavar="LOG|TRACE", help="Log of Megatron-LM, DeepSpeed or torchtitan, or a trace.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL|RUN.toml", help="Model or run; default: what the log's sizes fit."),
+    ] = None,
+    cluster: o.Cluster = None,
+    gpus: o.Gpus = None,
+    global_batch: o.GlobalBatch = None,
+    seq: o.Seq = None,
+    dtype: o.Dtype = None,
+    optimizer: o.Optimizer = None,
+    strategy: o.StrategyOption = None,
+    mode: o.ModeOption = None,
+    dp: o.Dp = None,
+    tp: o.Tp = None,
+    tp2: o.Tp2 = None,
+    cp: o.Cp = None,
+    pp: o.Pp = None,
+    vpp: o.Vpp = None,
+    ep: o.Ep = None,
+    micro_batch: o.MicroBatch = None,
+    recompute: o.Recompute = None,
+    zero: o.Zero = None,
+    schedule: o.Schedule = None,
+    overlap: o.Overlap = None,
+    attention: o.Attention = None,
+    panels: o.Panels = None,
+    placement: o.Placement = None,
+    steps: Annotated[
+        int | None, o.number("--steps", "N", "Steps in a trace without ProfilerStep annotations; default 1.", 1, 10**6)
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Say where the time of a run goes that should not, and what to try.
+
+    What the log states of its job fills what is not given; contradictions are named. Without a cluster only what was
+    measured is shown.
+    """
+    _run(locals())
+
+
+def _run(given: Mapping[str, Any]) -> None:
+    """What :func:`command` does with the values of its parameters, by name."""
+    settings = o.given(**{name: given[name] for name in SETTINGS if name in given})
+    plan = o.given(**{name: given[name] for name in DEGREES if name in given})
+    if given["placement"] is not None:
+        from steptime.surface.cli.constraints import parse_placement
+
+        plan["placement"] = parse_placement(given["placement"])
+    diagnosis = diagnose(given["file"], given["model"], given["cluster"], settings, plan, given["steps"])
+    if given["json"]:
+        from steptime.surface.cli.output import document, print_json
+
+        print_json(document(**diagnosis.to_json()))
+        return
+    from steptime.surface.report.doctor import print_diagnosis
+
+    print_diagnosis(diagnosis)
+
+
+def diagnose(
+    file: str, model: str | None, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any],
+    steps: int | None = None,
+) -> Diagnosis:  # fmt: skip
+    """The diagnosis of a log or trace.
+
+    Raises:
+        UserError: the file is neither, or the job cannot be estimated.
+    """
+    from steptime.study import doctor
+
+    if doctor.kind_of(file) == "trace":
+        return _trace(file, model, cluster, settings, plan, steps)
+    log = doctor.read_log(file)
+    prediction = _predict(model, cluster, settings, plan, log.stated)
+    known = prediction.known
+    variants = _variants(prediction, doctor.series_of(log, known).median_s)
+    return doctor.diagnose_log(
+        log, known, prediction.estimate, contradictions=prediction.contradictions, variants=variants,
+        notes=prediction.notes,
+    )  # fmt: skip
+
+
+def _trace(
+    file: str, model: str | None, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any],
+    steps: int | None,
+) -> Diagnosis:  # fmt: skip
+    from steptime.study import doctor
+
+    recording = doctor.read_trace(file)
+    stated = doctor.Stated(settings=doctor.stated_by_trace(recording))
+    prediction = _predict(model, cluster, settings, plan, stated)
+    times = doctor.trace_times(recording, file, prediction.degrees, steps)
+    return doctor.diagnose_trace(
+        times, prediction.estimate, contradictions=prediction.contradictions,
+        variants=_variants(prediction, times.step_s), notes=prediction.notes,
+        framework=doctor.framework_of(recording),
+    )  # fmt: skip
+
+
+class _Prediction:
+    """The estimate of the job, if there is enough to make one, and how it came about."""
+
+    def __init__(self, job: RunSpec | None, merged: StatedJob, estimate: Estimate | None) -> None:
+        self.job = job
+        self.merged = merged
+        self.estimate = estimate
+        self.contradictions = merged.contradictions
+        self.notes: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """Batch, sequence and devices of the job."""
+        if self.estimate is None:
+            return {**self.merged.settings}
+        work = self.estimate.workload
+        said = {"global_batch": work.get("global_batch"), "seq": work.get("seq_len"), "gpus": work.get("gpus")}
+        return {**self.merged.settings, **{name: value for name, value in said.items() if value is not None}}
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Ranks of each axis, as far as known."""
+        plan = self.merged.plan if self.estimate is None else self.estimate.plan
+        return {axis: plan[axis] for axis in ("tp", "cp", "ep", "dp", "pp") if isinstance(plan.get(axis), int)}
+
+
+def _predict(
+    model: str | None, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated
+) -> _Prediction:
+    from steptime.study import doctor
+    from steptime.surface.cli.job import estimate_of, job_from
+
+    notes: list[str] = []
+    if model is None and (found := doctor.catalogue_model(stated.model)):
+        model = found
+        notes.append(f"model {found}: the log's sizes fit it")
+    base = None if model is None else job_from(model, cluster, settings, plan)
+    merged = doctor.merged(settings if base is None else base.settings, plan if base is None else base.plan, stated)
+    if merged.filled:
+        notes.append("from the run itself: " + ", ".join(merged.filled))
+    if base is None or base.cluster is None:
+        missing = [name for name, value in (("--model", model), ("--cluster", base and base.cluster or cluster))
+                   if value is None]  # fmt: skip
+        notes.append(f"without {' and '.join(missing)} there is no prediction to compare with")
+        out = _Prediction(None, merged, None)
+    else:
+        job = job_from(base.model, base.cluster, merged.settings, merged.plan)
+        out = _Prediction(job, merged, estimate_of(job))
+        from steptime.surface.models import load_model
+
+        out.contradictions += doctor.model_contradictions(load_model(base.model), stated.model)
+    out.notes = tuple(notes)
+    return out
+
+
+def _variants(prediction: _Prediction, step_s: float) -> tuple[Variant, ...]:
+    """Predictions of the same job with one choice changed, where the measured step asks for an explanation."""
+    from dataclasses import replace
+
+    from steptime.errors import UserError
+    from steptime.study.doctor import Variant
+    from steptime.surface.cli.job import estimate_of
+
+    estimate, job = prediction.estimate, prediction.job
+    if estimate is None or job is None or step_s <= (1 + CLOSE) * estimate.step_time_s:
+        return ()
+    out = []
+    for name, value, change in VARIANTS:
+        if job.plan.get(name) == value:
+            continue
+        try:
+            changed = estimate_of(replace(job, plan={**job.plan, name: value}))
+        except UserError:
+            continue
+        out.append(Variant(change=change, step_time_s=changed.step_time_s))
+    return tuple(out)

@@ -1,0 +1,103 @@
+"""The report of ``steptime doctor``: verdict, measured beside predicted, findings, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.study.doctor.advice import NAMES
+from steptime.study.doctor.records import Diagnosis, Finding
+from steptime.surface.report import text as t
+from steptime.units import format_si
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {
+    "s": t.seconds, "bytes": t.memory, "fraction": t.percent, "flops_per_s": lambda v: format_si(v, "FLOP/s"),
+}  # fmt: skip
+_TOP: Final = 8
+
+
+def print_diagnosis(d: Diagnosis) -> None:
+    """Write the report to standard output."""
+    out = t.console()
+    out.print(t.printable(_source_line(d)), style="bold")
+    out.print(t.printable(d.verdict.text))
+    for line in _measured_lines(d):
+        out.print(t.printable(line))
+    _print_rows(out, d)
+    if d.source["kind"] == "trace":
+        _print_top(out, d.measured["top_kernels"])
+    _print_findings(out, d)
+    if d.warnings:
+        out.print()
+    for warning in d.warnings:
+        out.print(t.printable(f"note: {warning}"))
+
+
+def _source_line(d: Diagnosis) -> str:
+    s = d.source
+    if s["kind"] == "log":
+        return f"{s['path']}: log of {NAMES[s['framework']]}, {t.count(s['steps'])} steps in {s['step_lines']} lines"
+    words = [f"{s['path']}: trace, {s['steps_used']} of {s['steps'] or s['steps_used']} steps used"]
+    words += [str(s["device"])] if s["device"] else []
+    words += [f"one of {s['gpus']} ranks"] if s["gpus"] else []
+    return ", ".join(words)
+
+
+def _measured_lines(d: Diagnosis) -> list[str]:
+    m = d.measured
+    if d.source["kind"] == "trace":
+        times = m["step_times_s"]
+        line = f"steps {t.seconds(min(times))} to {t.seconds(max(times))}" if len(times) > 1 else "one step"
+        return [f"{line}, {t.count(m['kernels_per_step'])} kernels each on {m['streams']} streams"]
+    basis = "" if m["step_time_basis"] == "stated" else f", {m['step_time_basis']}"
+    out = [
+        f"median of the steps; 5 to 95 %: {t.seconds(m['step_time_p5_s'])} to {t.seconds(m['step_time_p95_s'])}, "
+        f"{m['warmup_lines']} warm-up line{'' if m['warmup_lines'] == 1 else 's'} left out{basis}"
+    ]
+    if m["restarts"]:
+        out.append(f"the run restarted {m['restarts']} times")
+    return out
+
+
+def _print_rows(out: Console, d: Diagnosis) -> None:
+    out.print()
+    table = t.grid(("per step", "measured", "predicted", "ratio", "bracket", ""), left=(0, 5))
+    for row in d.rows:
+        show = _FORMATS[row.unit]
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        bracket = "" if row.bracket is None else f"{show(row.bracket[0])} to {show(row.bracket[1])}"
+        table.add_row(t.printable(row.name), _or_dash(row.measured, show), _or_dash(row.predicted, show), ratio, bracket,
+                      t.printable(row.note))  # fmt: skip
+    out.print(table)
+
+
+def _or_dash(value: float | None, show: Callable[[float], str]) -> str:
+    return "-" if value is None else show(value)
+
+
+def _print_top(out: Console, kernels: list[Mapping[str, Any]]) -> None:
+    out.print()
+    table = t.grid(("largest kernels, per step", "time", "calls", "group"), left=(0, 3))
+    for kernel in kernels[:_TOP]:
+        name = str(kernel["name"])
+        table.add_row(t.printable(name if len(name) <= 60 else name[:57] + "..."), t.seconds(kernel["time_s"]),
+                      t.number(round(kernel["calls_per_step"], 1)), t.printable(str(kernel["group"])))  # fmt: skip
+    out.print(table)
+
+
+def _print_findings(out: Console, d: Diagnosis) -> None:
+    t.heading(out, "findings, by seconds lost per step" if d.findings else "no findings")
+    for i, each in enumerate(d.findings, 1):
+        _print_finding(out, i, each, d.measured["step_time_s"])
+
+
+def _print_finding(out: Console, i: int, each: Finding, step_s: float) -> None:
+    lost = "" if each.lost_s is None else f": {t.seconds(each.lost_s)} ({t.share(each.lost_s, step_s)})"
+    out.print(t.printable(f"{i}. {each.title}{lost}"))
+    for line in each.evidence:
+        t.indented(out, line)
+    for line in each.advice:
+        t.indented(out, f"try: {line}")

@@ -1,0 +1,121 @@
+"""Measured curves beside a hardware file: where they may lie, what a wrong one is told, when they are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptime.errors import FieldError, InputFileError, UserError
+from steptime.hardware import Cluster, Device, load_cluster, load_device
+from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profiles import profile_toml
+
+CURVE = Curve(
+    family="linear/copy", dtype="fp32", coefficients={"latency_s": 1e-6, "rate_per_s": 1e9}, points=9, median_ape=0.1,
+    mean_ape=0.1, bias=0.0, band=(0.9, 1.1), source="bench",
+)  # fmt: skip
+PROFILE = Profile(device="mine", curves=(CURVE,))
+DEVICE = """
+memory = "48 GB"
+memory_bandwidth = "900 GB/s"
+{curves}
+matrix = {{bf16 = "200 TFLOP/s"}}
+vector = {{fp32 = "50 TFLOP/s"}}
+"""
+CLUSTER = "[device]" + DEVICE + '[levels.network]\nlink = "roce-400"\n'
+
+
+def folder(path: Path) -> Path:
+    (path / "deep").mkdir(parents=True)
+    for name in ("a.curves.toml", "deep/b.curves.toml", "../outside.toml"):
+        (path / name).write_text(profile_toml(PROFILE), encoding="utf-8")
+    return path
+
+
+def device_of(loaded: Device | Cluster) -> Device:
+    return loaded.device if isinstance(loaded, Cluster) else loaded
+
+
+@pytest.fixture(params=[(load_device, DEVICE), (load_cluster, CLUSTER)], ids=["device", "cluster"])
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Device]:
+    """Loads a file with that line in it."""
+    load, text = request.param
+    here = folder(tmp_path / "here")
+
+    def made(line: str) -> Device:
+        (here / "own.toml").write_text(text.format(curves=line), encoding="utf-8")
+        return device_of(load(here / "own.toml"))
+
+    return made
+
+
+@pytest.mark.parametrize("name", ["a.curves.toml", "./a.curves.toml", "deep/b.curves.toml", "deep/../a.curves.toml"])
+def test_curves_beside_the_file_are_read(name: str, given: Callable[[str], Device]) -> None:
+    assert given(f'curves = "{name}"').curves == PROFILE
+    assert given("").curves is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('curves = "../outside.toml"', "leads out of the folder"),
+        ('curves = "deep/../../outside.toml"', "leads out of the folder"),
+        ('curves = "none.toml"', "there is no file 'none.toml' beside this one"),
+        ('curves = "a.curves.tml"', "not a relative path to a .toml file"),
+        ('curves = "/etc/hosts.toml"', "not a relative path to a .toml file"),
+        ('curves = ""', "not a relative path to a .toml file"),
+        ('curves = "a\\u0000.toml"', "is not a path"),
+        ("curves = 3", "valid string"),
+        ("curves = []", "valid string"),
+    ],
+)
+def test_other_places_are_refused(line: str, words: str, given: Callable[[str], Device]) -> None:
+    with pytest.raises(FieldError, match=words) as caught:
+        given(line)
+    assert caught.value.where.endswith("own.toml") and caught.value.field.endswith("curves")
+
+
+def test_a_link_out_of_the_folder_is_refused(given: Callable[[str], Device], tmp_path: Path) -> None:
+    (tmp_path / "here" / "link.toml").symlink_to(tmp_path / "outside.toml")
+    with pytest.raises(FieldError, match="leads out of the folder"):
+        given('curves = "link.toml"')
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("device = ", InputFileError), ('device = "x"\nspeed = 3\n', FieldError), ("#" * 2**21, InputFileError)],
+)
+def test_a_broken_companion_is_named(
+    text: str, error: type[UserError], given: Callable[[str], Device], tmp_path: Path
+) -> None:
+    (tmp_path / "here" / "c.toml").write_text(text)
+    with pytest.raises(error, match=r"c\.toml"):
+        given('curves = "c.toml"')
+
+
+def test_a_folder_is_no_companion(given: Callable[[str], Device], tmp_path: Path) -> None:
+    (tmp_path / "here" / "d.toml").mkdir()
+    with pytest.raises(InputFileError, match="is a directory"):
+        given('curves = "d.toml"')
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("", True),
+        ('name = "other"', True),
+        ('memory = "96 GB"', False),
+        ('matrix = {bf16 = "100 TFLOP/s"}', False),
+        ('memory = "96 GB"\ncurves = "a.curves.toml"', True),
+    ],
+)
+def test_other_numbers_over_a_measured_device_drop_its_curves(line: str, kept: bool, tmp_path: Path) -> None:
+    here = folder(tmp_path / "here")
+    (here / "deep" / "base.toml").write_text(DEVICE.format(curves='curves = "b.curves.toml"'))
+    (here / "own.toml").write_text(f'base = "deep/base.toml"\n{line}\n')
+    (here / "rig.toml").write_text(f'[device]\nbase = "deep/base.toml"\n{line}\n[levels.net]\nlink = "roce-400"\n')
+    wanted: Any = PROFILE if kept else None
+    assert load_device(here / "own.toml").curves == load_cluster(here / "rig.toml").device.curves == wanted

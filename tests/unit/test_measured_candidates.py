@@ -1,0 +1,172 @@
+"""Settings that a row leaves open: few, weighted, legal, and in agreement with what the row states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steptime.errors import UserError
+from steptime.study.data_root import require_data
+from steptime.study.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
+from steptime.study.measured.fit import Load, coarse_bytes, fit_weight
+from steptime.study.measured.read import Row, read_rows
+
+FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
+
+
+def one(name: str = "full", **changes: str) -> MeasuredRun:
+    cells = next(dict(r.cells) for r in read_rows(FILE) if r.text("row_id") == name)
+    assert not set(changes) - set(cells)
+    (run,) = runs_of([Row(1, cells | changes)]).runs
+    return run
+
+
+def weights(found: tuple[Candidate, ...], field: str) -> dict[object, float]:
+    out: dict[object, float] = {}
+    for c in found:
+        out[getattr(c, field)] = out.get(getattr(c, field), 0) + c.weight
+    return out
+
+
+def check(run: MeasuredRun, found: tuple[Candidate, ...]) -> None:
+    assert 1 <= len(found) <= 12
+    assert sum(c.weight for c in found) == pytest.approx(1)
+    assert [c.weight for c in found] == sorted((c.weight for c in found), reverse=True)
+    for c in found:
+        d = c.degrees
+        assert d.tp * d.pp * d.cp * d.dp == run.gpus and d.vpp and d.ep
+        assert run.global_batch % (d.dp * c.micro_batch) == 0
+        assert c.zero in (0, 1, 2, 3) and (d.dp * d.cp) % c.shard_ranks == 0
+        assert c.attention in ("fused", "unfused") and (d.tp > 1 or not c.sequence_parallel)
+        assert not run.precisions or c.precision in run.precisions
+        assert run.recompute in (None, c.recompute) and run.micro_batch in (None, c.micro_batch)
+
+
+def test_a_row_that_states_everything_has_one_setting():
+    (found,) = candidates(one())
+    assert found == Candidate(
+        weight=1.0, precision="bf16", degrees=Degrees(tp=2, pp=1, cp=1, dp=4, vpp=1, ep=1), micro_batch=1,
+        recompute=Recomputation(kind="none"), zero=1, shard_ranks=4, sequence_parallel=True, attention="fused",
+    )  # fmt: skip
+
+
+def test_every_row_of_the_hand_made_table():
+    for run in read_runs(FILE).runs:
+        check(run, candidates(run))
+
+
+def test_micro_batch_that_is_not_stated():
+    found = candidates(one(micro_batch="", recompute="full"))
+    assert set(weights(found, "micro_batch")) == {1, 2, 4, 8}
+    assert weights(found, "micro_batch")[1] == pytest.approx(0.5)
+    odd = candidates(one(micro_batch="", recompute="full", global_batch_sequences="12"))
+    assert set(weights(odd, "micro_batch")) == {1}
+
+
+def test_accumulation_tells_the_micro_batch():
+    assert {c.micro_batch for c in candidates(one(micro_batch="", schedule="grad-accum 8"))} == {4}
+
+
+def test_recomputation_and_sharding_come_from_the_framework():
+    modern = candidates(one(recompute="", zero_stage_or_fsdp="", framework="NeMo"))
+    assert weights(modern, "recompute")[Recomputation(kind="none")] > 0.5 and weights(modern, "zero") == {1: 1.0}
+    sharded = candidates(one(recompute="", zero_stage_or_fsdp="", framework="maxtext"))
+    assert weights(sharded, "recompute")[Recomputation(kind="full")] == pytest.approx(0.5)
+    assert weights(sharded, "zero") == {3: 1.0}
+
+
+def test_what_does_not_fit_loses_its_weight():
+    """8B with Adam on 8 x 80 GB at 32k tokens: without recomputation the activations alone exceed the memory."""
+    changes = {"seq_len": "65536", "global_batch_sequences": "8", "tp": "1", "micro_batch": "1", "recompute": ""}
+    found = candidates(one(**changes))
+    assert found[0].recompute.kind == "full" and found[0].fits
+    assert weights(found, "recompute")[Recomputation(kind="full")] > 0.8
+
+
+def test_dtype_that_is_not_stated():
+    assert weights(candidates(one("tokens", source_key="vtrain")), "precision") == {"fp16": 1.0}
+    assert set(weights(candidates(one("guess", dtype="", source_key="mosaic")), "precision")) == {"fp16"}
+    served = weights(candidates(one(dtype="", source_key="mlperf")), "precision")
+    assert served["fp8"] == pytest.approx(0.85)
+    assert set(weights(candidates(one(dtype="", source_key="mlperf", gpu="A100")), "precision")) == {"bf16"}
+    assert weights(candidates(one(dtype="BF16/FP16")), "precision") == {"bf16": 0.5, "fp16": 0.5}
+
+
+def test_virtual_stages_that_are_not_stated():
+    changes = {"tp": "1", "pp": "4", "dp": "2", "vpp": "", "global_batch_sequences": "64"}
+    plain = candidates(one(**changes, schedule="1F1B"))
+    assert {c.degrees.vpp for c in plain} == {1}
+    woven = candidates(one(**changes, schedule="interleaved"))
+    assert {c.degrees.vpp for c in woven} == {2, 8}
+    either = candidates(one(**changes, schedule=""))
+    assert {c.degrees.vpp for c in either} == {1, 2, 8}
+
+
+def test_degrees_that_are_not_stated():
+    found = candidates(one("quiet"))
+    assert len({c.degrees for c in found}) > 1 and all(c.fits for c in found)
+    assert all(c.degrees.tp * c.degrees.pp * c.shard_ranks >= 16 for c in found), "70B needs 16 or more shards"
+    sharded = candidates(one("quiet", framework="torchtitan"))
+    assert {(c.degrees.tp, c.degrees.pp, c.degrees.dp, c.zero) for c in sharded} == {(1, 1, 64, 3)}
+
+
+def test_stated_shards():
+    assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="FSDP 2"))} == {2}
+    assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="FSDP 3"))} == {4}
+    assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="FSDP+DP, DP=2"))} == {2}
+    assert weights(candidates(one(zero_stage_or_fsdp="0/1 (DeepSpeed)")), "zero") == {0: 0.5, 1: 0.5}
+    assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="0"))} == {1}
+
+
+def test_the_measured_figures_have_no_say():
+    """The same settings and weights, whatever time and memory were measured."""
+    open_cells = {"micro_batch": "", "recompute": "", "zero_stage_or_fsdp": ""}
+    first = candidates(one(**open_cells))
+    other = candidates(one(**open_cells, metric_step_time_s="99", metric_peak_mem_gb="5", metric_mfu="0.1"))
+    assert first == other
+
+
+def load(**changes: object) -> Load:
+    base: dict[str, object] = {
+        "degrees": Degrees(tp=1, pp=1, cp=1, dp=8, vpp=1, ep=1), "micro_batch": 1, "micro_batches": 1, "zero": 0,
+        "shard_ranks": 1, "recompute": "full", "sequence_parallel": False, "fused": True, "element_bytes": 2.0,
+        "frozen": False, "base_bytes": 2.0, "offload": frozenset(),
+    }  # fmt: skip
+    return Load(**{**base, **changes})  # type: ignore[arg-type]
+
+
+def test_coarse_memory_of_states():
+    """Weights 2, gradients 3 and states 12 bytes of each of 6.74e9 parameters, shared out stage by stage."""
+    spec, n = one().model, 6738415616
+    none, one_, two, three = (coarse_bytes(spec, 1, load(zero=z, shard_ranks=8)) for z in (0, 1, 2, 3))
+    assert none == pytest.approx(17 * n, rel=1e-3)
+    assert none - one_ == pytest.approx(12 * n * 7 / 8)
+    assert one_ - two == pytest.approx(3 * n * 7 / 8)
+    assert two - three == pytest.approx(2 * n * 7 / 8)
+    assert coarse_bytes(spec, 1, load(frozen=True)) == pytest.approx(2 * n, rel=1e-3)
+    assert none - coarse_bytes(spec, 1, load(offload=frozenset({"optimizer"}))) == pytest.approx(12 * n)
+
+
+def test_coarse_memory_of_activations():
+    """34 s b h per layer fused, 5 a s^2 b more unfused; divided by tp with sequence parallelism."""
+    spec, s = one().model, 4096
+    states = load(frozen=True, recompute="none")
+    fixed = coarse_bytes(spec, s, load(frozen=True, recompute="none", offload=frozenset({"activations"})))
+    layer = 34 * s * 4096
+    assert coarse_bytes(spec, s, states) - fixed == pytest.approx(32 * layer)
+    unfused = coarse_bytes(spec, s, load(frozen=True, recompute="none", fused=False))
+    assert unfused - coarse_bytes(spec, s, states) == pytest.approx(32 * 5 * 32 * s * s)
+    full = coarse_bytes(spec, s, load(frozen=True)) - fixed
+    assert full == pytest.approx(32 * 2 * s * 4096 + layer)
+    assert fit_weight(1.0, 1.0) == 1.0 and fit_weight(1.2, 1.0) < 0.1
+
+
+@pytest.mark.shared
+def test_every_shared_row_has_settings():
+    try:
+        reading = read_runs(require_data("measured_training.csv.gz"))
+    except UserError as error:
+        pytest.skip(str(error))
+    for run in reading.runs[::7]:
+        check(run, candidates(run))

@@ -1,0 +1,185 @@
+"""A measured machine in an estimate: its own curves and collectives, through the cluster file that names them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.cost.regression import half_size_matmul_s, linear_s, streaming_s
+from steptime.errors import UserError
+from steptime.estimate.communication import collective_call, collective_time_s, message_time_s
+from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
+from steptime.estimate.machine import Machine, curve_constants, machine_of
+from steptime.estimate.measured import FORMULAS, RAN
+from steptime.estimate.memory_kernels import streamed
+from steptime.estimate.operators import COLLECTIVES, OPERATORS
+from steptime.hardware import Cluster, load_cluster
+from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profiles import profile_toml
+from steptime.plan import rows
+from steptime.plan.job import PRECISIONS
+from steptime.plan.plans import Plans
+
+PRODUCT = {"latency_s": 1e-6, "flops_per_s": 1e11, "m_half": 8.0, "n_half": 4.0, "k_half": 2.0}
+STREAM = {
+    "latency_s": 2e-6, "near_Bps": 4e10, "far_Bps": 1e10, "cache_bytes": 1e6, "fresh_Bps": 5e9,
+    "fresh_from_bytes": 2.0**25,
+}  # fmt: skip
+LINEAR = {"latency_s": 5e-5, "rate_per_s": 2e9}
+TEXT = """
+[device]
+name = "mine"
+memory = "16 GB"
+memory_bandwidth = "40 GB/s"
+curves = "m.curves.toml"
+matrix = {bf16 = "400 GFLOP/s", fp32 = "100 GFLOP/s"}
+vector = {fp32 = "50 GFLOP/s"}
+[levels.local]
+devices = 4
+bandwidth = "1 GB/s"
+efficiency = 1.0
+latency = "100 us"
+[levels.node]
+bandwidth = "0.1 GB/s"
+efficiency = 1.0
+latency = "1 ms"
+"""
+
+
+def curve(family: str, values: dict[str, float], dtype: str = "fp32") -> Curve:
+    return Curve(
+        family=family, dtype=dtype, coefficients=values, points=20, median_ape=0.05, mean_ape=0.05, bias=0.0,
+        band=(0.9, 1.1), source="bench",
+    )  # fmt: skip
+
+
+CURVES = (
+    curve("half_size_matmul/matmul", PRODUCT),
+    curve("half_size_matmul/matmul", PRODUCT | {"flops_per_s": 4e11}, "bf16"),
+    *(curve(f"streaming/{k}", STREAM) for k in ("gelu", "gelu_backward", "add", "update", "softmax", "layer_norm")),
+    curve("linear/column_sum", LINEAR),
+    curve("linear/add", LINEAR, "bf16"),
+    *(curve(f"linear/{k}/local{n}", LINEAR) for k in ("all_reduce", "broadcast", "point_to_point") for n in (2, 4)),
+    curve("linear/all_reduce/node2", LINEAR | {"rate_per_s": 1e8}),
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    (tmp_path / "m.curves.toml").write_text(profile_toml(Profile(device="mine", curves=CURVES)))
+    (tmp_path / "m.toml").write_text(TEXT)
+    return load_cluster(tmp_path / "m.toml")
+
+
+def machine(cluster: Cluster, dtype: str = "fp32", *, calibrated: bool = True) -> Machine:
+    precision = PRECISIONS.get(dtype)
+    return machine_of(cluster, 8, precision, lone_rank_has_all_links=False, calibrated=calibrated)
+
+
+def seconds(row: rows.Row, phase: str, of: Machine) -> float:
+    return float(phase_time(row, phase, Plans(), of).total_s)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_products_take_the_curve_of_their_dtype(cluster: Cluster, dtype: str) -> None:
+    values = PRODUCT | {"flops_per_s": {"fp32": 1e11, "bf16": 4e11}[dtype]}
+    row = rows.matmul("p", "b", 100, 200, 300, element_bytes=4.0, kept_elements=0)
+    forward = half_size_matmul_s(100, 200, 300, **values)
+    assert seconds(row, FORWARD, machine(cluster, dtype)) == forward
+    gradients = half_size_matmul_s(100, 300, 200, **values) + half_size_matmul_s(300, 200, 100, **values)
+    assert seconds(row, BACKWARD, machine(cluster, dtype)) == gradients
+    plain = seconds(row, FORWARD, machine(cluster, dtype, calibrated=False))
+    assert plain != forward, "a reproduced paper takes the numbers of the file alone"
+
+
+@pytest.mark.parametrize("elements", [1e4, 2e6, 2e7])
+def test_operators_that_move_memory(cluster: Cluster, elements: float) -> None:
+    mine = machine(cluster)
+    gelu = rows.activation("g", "b", elements, element_bytes=4.0)
+    assert seconds(gelu, FORWARD, mine) == streaming_s(8 * elements, 4 * elements, **STREAM)
+    assert seconds(gelu, BACKWARD, mine) == streaming_s(12 * elements, 4 * elements, **STREAM)
+    bias = rows.bias("b", "b", elements / 100, 100, element_bytes=4.0)
+    assert seconds(bias, BACKWARD, mine) == pytest.approx(linear_s(4 * elements, **LINEAR)), "one pass, not two"
+    both = [(4.0, "fp32", streaming_s(12 * elements, 4 * elements, **STREAM)),
+            (2.0, "bf16", linear_s(6 * elements, **LINEAR))]  # fmt: skip
+    for width, dtype, wanted in both:
+        add = rows.residual("r", "b", elements, element_bytes=width)
+        assert seconds(add, FORWARD, machine(cluster, dtype)) == wanted
+    update = streamed(mine.models, 12 * elements)
+    assert update is not None
+    assert update.seconds == streaming_s(12 * elements, 0.0, **STREAM)
+
+
+def test_what_was_not_measured_keeps_the_roofline(cluster: Cluster) -> None:
+    dropout = rows.dropout("d", "b", 1e6, element_bytes=4.0, mask_bytes=1.0)
+    assert phase_time(dropout, FORWARD, Plans(), machine(cluster)).timed is None
+    half = rows.activation("g", "b", 1e6, element_bytes=2.0)
+    plain = streaming_s(4e6, 0.0, **STREAM)
+    assert seconds(half, FORWARD, machine(cluster, "bf16")) == plain, "no curve of a map in bf16: as the optimiser"
+
+
+def test_collectives_of_measured_groups(cluster: Cluster) -> None:
+    mine, plans = machine(cluster), Plans(tp=4, in_tp=4, dp=2)
+    found = collective_time_s("all_reduce", plans, mine, ("tp",), 8e6)
+    assert found == linear_s(8e6 * 2 * 3 / 4, **LINEAR)
+    assert collective_time_s("reduce", plans, mine, ("tp",), 8e6) == linear_s(8e6, **LINEAR), "mirror of broadcast"
+    across = collective_time_s("all_reduce", plans, mine, ("dp",), 8e6)
+    assert across == linear_s(8e6, 5e-5, 1e8)
+    assert collective_time_s("all_reduce", plans, mine, ("tp",), 0.0) == 0.0
+    assert message_time_s(mine, 1e6) == (linear_s(1e6, **LINEAR), pytest.approx(1e-3 + 1e6 / 0.1e9))
+
+
+@pytest.mark.parametrize(("kind", "tp", "inside"), [("all_gather", 4, 4), ("all_reduce", 3, 3), ("all_reduce", 8, 4)])
+def test_other_groups_keep_the_ring(cluster: Cluster, kind: str, tp: int, inside: int) -> None:
+    plans = Plans(tp=tp, in_tp=inside)
+    plain = machine(cluster, calibrated=False)
+    found = collective_time_s(kind, plans, machine(cluster), ("tp",), 8e6)
+    assert found == collective_time_s(kind, plans, plain, ("tp",), 8e6) > 0
+
+
+def test_a_block_of_plans_is_its_plans(cluster: Cluster) -> None:
+    mine = machine(cluster)
+    block = Plans(tp=np.array([1, 2, 3, 4, 4, 8]), in_tp=np.array([1, 2, 3, 4, 2, 4]))
+    sizes = np.array([8e6, 8e6, 8e6, 0.0, 8e6, 8e6])
+    for kind in COLLECTIVES:
+        each = [collective_time_s(kind, block.row(i), mine, ("tp",), sizes[i]) for i in range(6)]
+        assert np.allclose(collective_time_s(kind, block, mine, ("tp",), sizes), each, rtol=1e-12)
+
+
+def test_an_explanation_names_the_curve(cluster: Cluster) -> None:
+    mine = machine(cluster)
+    call = collective_call("all_reduce", Plans(tp=4, in_tp=4), mine, ("tp",), 8e6)
+    assert (call.function, call.basis) == ("regression.linear_s", "measured all_reduce of 4 ranks (median error 5.0 %)")
+    function = FORMULAS["linear"]
+    assert function(call.arguments) == collective_time_s("all_reduce", Plans(tp=4, in_tp=4), mine, ("tp",), 8e6)
+    names = {constant.name for constant in curve_constants(mine)}
+    assert "linear/all_reduce/local4.median_error" in names
+    assert any("half_size_matmul/matmul" in name for name in names)
+
+
+def test_faster_parts_make_every_curve_faster(cluster: Cluster) -> None:
+    mine = machine(cluster)
+    row = rows.matmul("p", "b", 4096, 4096, 4096, element_bytes=4.0, kept_elements=0)
+    gelu = rows.activation("g", "b", 1e8, element_bytes=4.0)
+    fast = mine.faster(matrix_flops_per_s=2.0, memory_Bps=2.0, fast_Bps=2.0)
+    assert seconds(row, FORWARD, fast) == pytest.approx(seconds(row, FORWARD, mine) / 2, rel=1e-3)
+    assert seconds(gelu, FORWARD, fast) == pytest.approx(seconds(gelu, FORWARD, mine) / 2, rel=1e-3)
+    tensor, replica = Plans(tp=4, in_tp=4), Plans(dp=2)
+    before, after = (collective_time_s("all_reduce", tensor, m, ("tp",), 8e9) for m in (mine, fast))
+    assert after == pytest.approx(before / 2, rel=1e-3)
+    before, after = (collective_time_s("all_reduce", replica, m, ("dp",), 8e9) for m in (mine, fast))
+    assert after == before, "links between domains are not made faster"
+
+
+def test_a_curve_without_a_coefficient_is_named(cluster: Cluster) -> None:
+    short = curve("streaming/gelu", {k: v for k, v in STREAM.items() if k != "fresh_from_bytes"})
+    device = replace(cluster.device, curves=Profile(device="mine", curves=(short,)))
+    with pytest.raises(UserError, match=r"streaming/gelu fp32 of mine lacks the coefficient fresh_from_bytes"):
+        machine(replace(cluster, device=device))
+
+
+def test_every_operator_that_has_a_curve_is_one_of_a_table() -> None:
+    assert set(RAN) < set(OPERATORS)
