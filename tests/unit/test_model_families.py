@@ -194,7 +194,7 @@ def test_layers_with_a_window_have_a_row_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_without_sequence_parallelism(tp):
-    """arXiv 2205.05198, section 4.2: each tensor rank keeps all of what norms and dropouts see, and of their outputs."""
+    """arXiv 2205.05198, section 4.2: each tensor rank keeps all of what norms see, and of what they put out."""
     job = _job("megatron-gpt-22b")
     whole, cut = (_block(job, tp=tp, sp=sp) for sp in (0, 1))
     size = 4096 * 6144 * 2

@@ -17,7 +17,7 @@ def all_to_all_s(
     $$t = \max\left(\frac{S}{n} \frac{r-1}{\beta_f},\ \frac{S}{n} \frac{n-r}{\beta_s}\right)
         + \alpha_f (r - 1) + \alpha_s (n - r)$$
 
-    where $S$ = `size_bytes` is what one rank holds: messages inside the domain and to other domains use different links.
+    where $S$ = `size_bytes` is what one rank holds; messages inside the domain and to others use different links.
 
     Source: pairwise exchange, Thakur et al. 2005, section 4.4.
 
@@ -30,6 +30,23 @@ def all_to_all_s(
     between_s, within_s = part_bytes * (ranks - inside) / slow_Bps, part_bytes * (inside - 1) / fast_Bps
     latency_s = fast_latency_s * (inside - 1) + slow_latency_s * (ranks - inside)
     return where(size_bytes > 0, maximum(between_s, within_s) + latency_s, 0.0)
+
+
+def rotated_s(ranks: Num, inside: Num, near_s: Num, far_s: Num) -> Num:
+    r"""Every rank's block visits all others: $n - 1$ messages from neighbour to neighbour.
+
+    $$t = (n - 1) \max\left(t_n\big|_{r>1},\ t_f\big|_{n>r}\right)$$
+
+    where $t_n$ = `near_s` is a message inside a domain, $t_f$ = `far_s` one to another domain. A ring crosses a domain
+    border with one link, so that the slowest message sets the pace of every step.
+
+    Source: ring attention, Liu et al., arXiv 2310.01889, section 3.
+
+    >>> rotated_s(4, 4, 0.001, 0.01), rotated_s(4, 2, 0.001, 0.01)
+    (0.003, 0.03)
+    """
+    steps: Num = ranks - 1
+    return steps * maximum(where(inside > 1, near_s, 0.0), where(ranks > inside, far_s, 0.0))
 
 
 def ring_exchange_s(
@@ -48,6 +65,5 @@ def ring_exchange_s(
     >>> ring_exchange_s(1e8, 4, 4, 100e9, 10e9, 0.0, 0.0), ring_exchange_s(1e8, 4, 2, 100e9, 10e9, 0.0, 0.0)
     (0.003, 0.03)
     """
-    within_s = where(inside > 1, fast_latency_s + size_bytes / fast_Bps, 0.0)
-    between_s = where(ranks > inside, slow_latency_s + size_bytes / slow_Bps, 0.0)
-    return where(size_bytes > 0, (ranks - 1) * maximum(within_s, between_s), 0.0)
+    near_s, far_s = fast_latency_s + size_bytes / fast_Bps, slow_latency_s + size_bytes / slow_Bps
+    return where(size_bytes > 0, rotated_s(ranks, inside, near_s, far_s), 0.0)

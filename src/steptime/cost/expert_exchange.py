@@ -79,12 +79,10 @@ def exchange_s(
 
     Args:
         way: ``dispatch`` or ``combine``.
-        tokens: $T$.
-        top_k: $k$.
+        tokens, top_k: $T$ and $k$.
         experts: $E$.
         row: $b$, see `row_bytes`.
-        ranks: $n$.
-        inside: $t$; $N = n / t$ domains.
+        ranks, inside: $n$ and $t$; $N = n / t$ domains.
         processors: $P_0$, multiprocessors of the device.
         one: the coefficients $\alpha$ = `start_s`, $\alpha_E$ = `expert_s`, $\alpha_1$ = `outer_start_s`, $\alpha_N$ =
             `peer_s`, $\beta_0$ = `Bps`, $\beta_1$ = `outer_Bps`, $\mu$ = `message_s`, $\beta_m$ = `message_Bps`, $q$

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from steptime.cost.collective import point_to_point_s
 from steptime.cost.collective_algorithms import collective_s, least_s
+from steptime.cost.exchange import rotated_s
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import COLLECTIVES, Formula
@@ -14,6 +15,8 @@ from steptime.num import Num
 from steptime.plan.plans import Plans
 
 FITTED = "collective_algorithms.collective_s"
+RING_EXCHANGE = "ring_exchange"
+ROTATED = "exchange.rotated_s"
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
 
 
@@ -70,6 +73,9 @@ def collective_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: Num, 
         if machine.groups is None:
             return ring_s
         return machine.groups.seconds(kind, size_bytes, ranks, inside, ring_s)
+    if kind == RING_EXCHANGE:
+        near_s, far_s = message_time_s(machine, size_bytes)
+        return rotated_s(ranks, inside, near_s, far_s)
     return least_s(kind, size_bytes, ranks, inside, model.fabric, **_shared(model, inside))
 
 
@@ -85,6 +91,11 @@ def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[st
                         arguments=own.arguments(size_bytes), basis=own.text)  # fmt: skip
         return Call(function=formula.name, leaf=_leaf(formula), arguments=arguments, basis=TEXTBOOK)
     ranks, inside = map(float, group_of(plans, axes))
+    if kind == RING_EXCHANGE:
+        near_s, far_s = message_time_s(machine, size_bytes)
+        rotated = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
+        basis = _bases(model, inside=inside > 1, between=ranks > inside)
+        return Call(function=ROTATED, leaf=ROTATED.rsplit(".", 1)[1], arguments=rotated, basis=basis)
     shared = _shared(model, inside)
     _, algorithm, protocol = collective_s(
         kind, float(size_bytes), ranks, inside, model.fabric, groups=shared["groups"],

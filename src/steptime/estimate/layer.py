@@ -92,7 +92,9 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     flops = [0.0 if f is None else f(row.shape) for f in (formulas.matrix_flops, formulas.vector_flops)]
     moved = 0.0 if formulas.moved_bytes is None else formulas.moved_bytes(row.shape)
     rate = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
-    compute = roofline_compute_s(flops[0], flops[1], rate, machine.vector_flops_per_s, machine.kernel_latency_s)
+    works = formulas.matrix_flops or formulas.vector_flops or formulas.moved_bytes
+    launch_s = machine.kernel_latency_s if works else 0.0
+    compute = roofline_compute_s(flops[0], flops[1], rate, machine.vector_flops_per_s, launch_s)
     exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
     work = {"matrix_flops": flops[0], "vector_flops": flops[1], "moved_bytes": moved}
     fitted = timed(machine.models, row.operator, {**row.shape, **work}, backward=phase == BACKWARD)
@@ -105,7 +107,7 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
         row=row, phase=phase, matrix_flops=flops[0], vector_flops=flops[1], moved_bytes=moved, compute_s=compute,
         timed=fitted,
         memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
-        transfers=_transfer_times(row, transfers, compute + exposed, plans, machine),
+        transfers=_transfer_times(row, transfers, compute + exposed, plans, machine), issued=1.0 if works else 0.0,
     )  # fmt: skip
 
 

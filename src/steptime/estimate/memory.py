@@ -73,11 +73,10 @@ def stage_calls(
         kept = (kept + (plans.recompute_every - 1) * sizes.layer.kept_bytes) / plans.recompute_every
     ends = sizes.first.kept_bytes * has_first * in_flight + sizes.last.kept_bytes * has_last
     ends_weights = sizes.first.weights * has_first + sizes.last.weights * has_last
-    precision = job.precision
+    ranks, precision = sharing_ranks(plans, gradient_ranks(strategy, plans)), job.precision
     counts = {"layer": layers, "first": has_first, "last": has_last}
 
     def states(bytes_each: float, zero: int) -> Call:
-        ranks = sharing_ranks(plans, gradient_ranks(strategy, plans))
         shards = where(plans.zero >= zero, ranks, 1)
         return Call(PARAMETERS, {"parameters": weights, "bytes_each": bytes_each, "shards": shards})
 
@@ -129,7 +128,9 @@ def _expert_calls(job: Job, plans: Plans, sizes: Sizes, counts: Mapping[str, Num
 
 def _frozen_calls(strategy: Strategy, plans: Plans, sizes: Sizes, counts: Mapping[str, Num]) -> dict[str, Call]:
     """Weights that are not trained, in the dtype of the run or in their own."""
-    out = {}
+    out: dict[str, Call] = {}
+    if _absent(sizes, "frozen") and _absent(sizes, "frozen_experts"):
+        return out
     dense = gradient_ranks(strategy, plans)
     for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", plans.edp)):
         if _absent(sizes, pool):

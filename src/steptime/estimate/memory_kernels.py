@@ -134,7 +134,11 @@ _GATED_BACKWARD = _map(
 _DROPOUT = Formula(_E.dropout_bytes)
 _BIAS, _RESIDUAL, _EMBEDDING = Formula(_E.bias_bytes), Formula(_E.residual_bytes), Formula(_E.embedding_bytes)
 _ROPE = _map(lambda s: _E.rope_flops(s["elements"]), lambda s: _E.map_bytes(s["elements"], s["element_bytes"]))
+_MOVED = _map(lambda s: 0.0, lambda s: s["read_bytes"] + s["written_bytes"])
 _ELEMENTS: Callable[[Shape], Num] = lambda s: s["elements"]  # noqa: E731
+
+NOTHING: Final = "nothing"
+"""Role of a direction in which an operator has no work; no model has it."""
 
 #: Operator -> forward, backward.
 USES: Final[Mapping[str, tuple[Use, Use]]] = {
@@ -149,6 +153,10 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "residual": (Use("stream", _map(_ELEMENTS, _RESIDUAL)), Use("stream", _map(_ELEMENTS, _RESIDUAL))),
     "bias": (Use("stream", _map(_ELEMENTS, _BIAS)), Use("stream", _map(_ELEMENTS, _BIAS))),
     "rope": (Use("rope", _ROPE), Use("rope", _ROPE)),
+    "move": (Use("stream", _MOVED), Use("stream", _MOVED)),
+    "move_forward": (Use("stream", _MOVED), Use(NOTHING, _MOVED)),
+    "move_backward": (Use(NOTHING, _MOVED), Use("stream", _MOVED)),
+    "top_k": (Use("stream", _MOVED), Use("stream", _MOVED)),
     "softmax": (Use("softmax", lambda s: _softmax(s, 2, 1)), Use("softmax_backward", lambda s: _softmax(s, 3, 2))),
     "cross_entropy": (Use("softmax", _cross_entropy), Use("stream", _cross_entropy)),
     "embedding": (

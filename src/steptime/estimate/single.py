@@ -25,7 +25,8 @@ from steptime.hardware.records import Cluster
 from steptime.plan.job import Job
 from steptime.plan.legality import BIT, MEMORY, Rule, broken_rules, names_of
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.plans import Plans
+from steptime.plan.recompute import recompute_text
 from steptime.version import __version__
 
 ASSUMPTIONS = (
@@ -77,7 +78,7 @@ def estimate_plan(
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
     flops = model_flops_per_step(job)
-    hardware_flops = flops + recomputed_flops_per_step(job, int(plans.recompute))
+    hardware_flops = flops + recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
     tokens = job.global_batch * job.seq_len
     return Estimate(
         step_time_s=step_time_s,
@@ -113,16 +114,16 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
     """The plan in the words of the command line, and what follows from it."""
     p, job = e.plans, e.job
     axes = (*e.strategy.tensor_axes, "dp", "pp")
-    recompute = next(name for name, code in RECOMPUTE_CODES.items() if code == p.recompute)
     split = e.method.stage_split(job, p)
     return {
         "strategy": e.strategy.name,
         **{name: int(getattr(p, name)) for name in ("dp", "tp", "tp2", "cp", "pp", "vpp")},
-        "ep": 1,
+        **{name: int(getattr(p, name)) for name in ("ep", "etp", "sp", "shard")},
         "micro_batch": int(p.micro_batch),
         "micro_batches": int(e.step.micro_batches),
         "panels": int(p.panels),
-        "recompute": recompute,
+        "recompute": recompute_text(int(p.recompute)),
+        "recompute_every": int(p.recompute_every),
         "zero": int(p.zero),
         "schedule": "interleaved" if p.vpp > 1 else "1f1b",
         "attention": job.attention,

@@ -148,8 +148,8 @@ def _by_row(e: Evaluation, whole: Detail) -> list[Detail]:
     return [
         Detail(
             path=f"activations/{row.name}/activation_bytes", function=whole.function,
-            value=whole.value * float(row.kept_bytes) / float(e.sizes.layer.kept_bytes),
-            arguments={**whole.arguments, "kept_bytes_per_layer": float(row.kept_bytes)},
+            value=whole.value * float(row.kept_bytes * row.share) / float(e.sizes.layer.kept_bytes),
+            arguments={**whole.arguments, "kept_bytes_per_layer": float(row.kept_bytes * row.share)},
         )
         for row in e.block.layer
         if float(row.kept_bytes)

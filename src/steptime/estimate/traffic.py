@@ -138,7 +138,7 @@ def replicated_s(
     """Reduction of the gradients of weights that tensor-parallel ranks replicate."""
     if not method.share_replicated_gradients:
         return 0.0 * plans.tp
-    size_bytes = _on_stage(sizes, stage, "replicated") * job.gradient_bytes
+    size_bytes = _on_stage(sizes, stage, "replicated") * job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
     return collective_time_s("all_reduce", plans, machine, (strategy.replicated_axis,), size_bytes)
 
 

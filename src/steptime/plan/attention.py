@@ -14,7 +14,7 @@ from steptime.plan.plans import ATTENTION_RECOMPUTE
 from steptime.plan.rows import Row, Transfer, fused_attention, over, unfused_attention
 from steptime.plan.shapes import Shape
 
-TWO_WINDOW_ROWS = False
+TWO_WINDOW_ROWS = True
 """Whether windowed and other layers have rows of their own, each with its share of the layers. False: one row with the
 mean pairs, for an estimate that does not weigh rows."""
 

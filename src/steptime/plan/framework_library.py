@@ -1,35 +1,34 @@
-"""The fitted frameworks of the package: `frameworks.toml`, written by `steptime calibrate frameworks`."""
+"""Fitted frameworks: those of the package, or those of the user's own fit by `steptime calibrate frameworks`."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 from steptime.errors import UserError
 from steptime.plan.framework import IDEAL, PARAMETERS, Framework, Spread
+from steptime.plan.framework_file import framework_tables
 
 GENERIC = "generic"
 """Name of the framework that nobody named: the common values, with the spread between frameworks as doubt."""
-NAMES = {"ideal": "no software at all: every operator at the speed at which it was measured alone"}
 
 
-@lru_cache(maxsize=1)
-def _table() -> Mapping[str, Any]:
-    file = resources.files("steptime.plan") / "frameworks.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+def framework_table() -> Mapping[str, Any]:
+    """The file in use, as it is (see :mod:`steptime.plan.framework_file`).
+
+    Raises:
+        UserError: it is a file of the user's and cannot be used.
+    """
+    return framework_tables()
 
 
 def framework_names() -> list[str]:
     """Names that :func:`load_framework` takes."""
-    return ["ideal", GENERIC, *sorted(_table()["framework"])]
+    return ["ideal", GENERIC, *sorted(framework_table()["framework"])]
 
 
-@lru_cache(maxsize=256)
 def load_framework(name: str, device: str) -> Framework:
     """A framework on a device.
 
@@ -42,7 +41,7 @@ def load_framework(name: str, device: str) -> Framework:
     """
     if name == IDEAL.name:
         return IDEAL
-    table = _table()
+    table = framework_table()
     if name != GENERIC and name not in table["framework"]:
         near = get_close_matches(name, framework_names(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(framework_names())}"
@@ -51,16 +50,15 @@ def load_framework(name: str, device: str) -> Framework:
     values = {p: float(own.get(p, common[p])) for p in PARAMETERS}
     factors = table["device"].get(device, {})
     values |= {p: values[p] * float(factor) for p, factor in factors.items() if p in PARAMETERS}
-    spread = _spread(table, own, known_device=bool(factors))
+    spread = _spread(table, own, factors)
     return replace(IDEAL, name=name, spread=spread, **values)
 
 
-def _spread(table: Mapping[str, Any], own: Mapping[str, Any], *, known_device: bool) -> Spread:
-    band = table["band"]["named" if own else "generic"]
+def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[str, Any]) -> Spread:
+    band, model = table["band"]["named" if own else "generic"], table["band"]["model"]
     doubts = own.get("doubts") or table["doubts"]
     return Spread(
         doubts={p: float(doubts[p]) for p in PARAMETERS},
-        device_doubt=float(table["band"]["known_device" if known_device else "unknown_device"]),
-        noise=float(table["band"]["noise"]), low=float(band["low"]), high=float(band["high"]),
-        source=str(table["provenance"]["source"]),
+        device_doubt=float(device.get("doubt", model["unknown_device"])), noise=float(model["noise"]),
+        low=float(band["low"]), high=float(band["high"]), source=str(table["provenance"]["source"]),
     )  # fmt: skip

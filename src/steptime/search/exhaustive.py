@@ -13,18 +13,19 @@ from steptime.estimate.memory import peak_bytes
 from steptime.estimate.single import Setting
 from steptime.num import Array
 from steptime.plan.constraints import Constraint
+from steptime.plan.job import Job
 from steptime.plan.legality import MEMORY
 from steptime.plan.method import Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.space import Listing, Space, rows_of
 from steptime.search.layers import (
-    INNER_COLUMNS,
     SHAPE_COLUMNS,
     Codes,
     LayerTable,
     Shapes,
     as_float,
     distinct_rows,
+    inner_columns,
     layer_table,
     shapes_of,
     take_sizes,
@@ -91,10 +92,10 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
     rows = [len(listing.mesh_of) for listing in listings]
     first = tasks[0]
     job, strategy = first.setting.job, first.strategy
-    codes = distinct_rows([li.configurations for li in listings], rows, _shape_columns(first))
+    codes = distinct_rows([li.configurations for li in listings], rows, _shape_columns(job, listings))
     shapes = shapes_of(strategy, job, codes)
     placed = [rows_of(li.placements) for li in listings]
-    inner = distinct_rows([li.placements for li in listings], placed, INNER_COLUMNS)
+    inner = distinct_rows([li.placements for li in listings], placed, inner_columns(job))
     listed = [
         _listed(task, listing, shapes, shape, inside)
         for task, listing, shape, inside in zip(
@@ -110,15 +111,18 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
     return out
 
 
-def _shape_columns(task: Task) -> tuple[str, ...]:
-    """Leaves out columns that this job's rows do not read."""
-    job = task.setting.job
+def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
+    """Leaves out columns that this job's rows do not read; rows of experts depend on ``dp`` too."""
     unread = set()
-    if job.attention == "fused":
+    codes = [np.asarray(listing.configurations.recompute) for listing in listings]
+    if job.attention == "fused" and all(((code == 0) | (code == FULL_RECOMPUTE)).all() for code in codes):
         unread.add("recompute")
     if not job.model.tied_embeddings:
         unread.add("pp")
-    return tuple(name for name in SHAPE_COLUMNS if name not in unread)
+    if job.model.experts is None:
+        unread.update(("ep", "etp"))
+    columns = (*SHAPE_COLUMNS, "dp") if job.model.experts is not None else SHAPE_COLUMNS
+    return tuple(name for name in columns if name not in unread)
 
 
 def _listing(task: Task) -> Listing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -17,9 +17,14 @@ from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block
 
-SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp")
+SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
-INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
+_INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
+
+
+def inner_columns(job: Job) -> tuple[str, ...]:
+    """Placement columns that the rows of a layer depend on: with experts that of ``dp``, over which they are spread."""
+    return (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,7 @@ def take_sizes(sizes: Sizes, index: Array) -> Sizes:
     """Rows of a table of sizes."""
 
     def part(p: Part) -> Part:
-        return Part(weights=_taken(p.weights, index), replicated=_taken(p.replicated, index),
-                    kept_bytes=_taken(p.kept_bytes, index))  # fmt: skip
+        return Part(**{f.name: _taken(getattr(p, f.name), index) for f in fields(Part)})
 
     return Sizes(
         layer=part(sizes.layer), first=part(sizes.first), last=part(sizes.last),
@@ -126,7 +130,7 @@ def layer_table(
 ) -> LayerTable:
     """Costs the wanted shapes under every inner placement that divides their degrees."""
     fits = np.broadcast_to(wanted[:, None], (shapes.count, inner.count)).copy()
-    for name in INNER_COLUMNS:
+    for name in inner_columns(job):
         degree = np.broadcast_to(np.asarray(getattr(shapes.plans, name.removeprefix("in_"))), (shapes.count,))
         inside = np.broadcast_to(np.asarray(getattr(inner.distinct, name)), (inner.count,))
         fits &= degree[:, None] % inside == 0
@@ -134,7 +138,7 @@ def layer_table(
     row = np.full(fits.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
     plans = shapes.plans.take(shape_of).with_columns(
-        {name: _taken(getattr(inner.distinct, name), inner_of) for name in INNER_COLUMNS}
+        {name: _taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
     )
     plans = as_float(plans)
     block: Block = strategy.block(job, plans)

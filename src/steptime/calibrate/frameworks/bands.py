@@ -44,13 +44,19 @@ class Band:
 
 
 def left_out(
-    fit: FrameworkFit, group: Array, *, named: bool = True, progress: Callable[[int, int], None] | None = None
+    fit: FrameworkFit,
+    group: Array,
+    *,
+    used: Array,
+    named: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
     """Predictions of every run by a fit to the runs of all other groups.
 
     Args:
         fit: all runs.
         group: group of each run.
+        used: runs that a fit may use.
         named: whether the framework of a run is told (its parameters then come from its other groups).
         progress: called with groups done and all groups.
     """
@@ -58,7 +64,7 @@ def left_out(
     groups = sorted(set(group))
     for done, name in enumerate(groups, start=1):
         out = group == name
-        fitted: Fitted = fit.fit(~out)
+        fitted: Fitted = fit.fit(used & ~out)
         residual[out] = (fit.log_s(fitted, named=named) - fit.log_measured)[out]
         deviation[out] = fit.deviations(fitted, named=named)[out]
         if progress:

@@ -19,12 +19,19 @@ from steptime.num import Array
 
 NOISE = 0.08
 """Spread of runs around a good model (logarithm of time)."""
+SOURCE = 0.12
+"""Spread of whole sources around a good model of their framework: builds, containers, data, clocks."""
 OUTLIER = 0.15
 """Residual from which a run counts less (pseudo-Huber)."""
 FULL_COUNT = 20
 """Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
 SMALL_STEP, LARGEST_MOVE, DONE, ROUNDS = 1e-4, 0.5, 1e-3, 30
 BUSY_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in BUSY]
+
+
+def noise() -> float:
+    """Standard deviation of the logarithm of the time of a run of a new source, all parameters known."""
+    return float(np.hypot(NOISE, SOURCE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,5 +226,5 @@ class FrameworkFit:
         mean = self._by_run(base)
         settings = self._by_run((base - mean[self.run]) ** 2)
         variance = ((by_run * np.array([own for own, _ in pairs])) ** 2).sum(axis=1) + of_device**2 + settings
-        out: Array = np.sqrt(variance + NOISE**2)
+        out: Array = np.sqrt(variance + noise() ** 2)
         return out

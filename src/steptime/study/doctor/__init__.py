@@ -18,6 +18,6 @@ from steptime.study.doctor.trace import read_trace
 
 __all__ = [
     "Diagnosis", "Finding", "Log", "Row", "Stated", "StatedJob", "TraceTimes", "Variant", "Verdict", "catalogue_model",
-    "diagnose_log", "diagnose_trace", "framework_of", "kind_of", "merged", "model_contradictions", "read_log", "read_trace",
-    "series_of", "stated_by_trace", "trace_times",
+    "diagnose_log", "diagnose_trace", "framework_of", "kind_of", "merged", "model_contradictions", "read_log",
+    "read_trace", "series_of", "stated_by_trace", "trace_times",
 ]  # fmt: skip

@@ -176,7 +176,7 @@ def advice_for(code: str, framework: str) -> tuple[str, ...]:
     'a smaller initial loss scale or a longer'
     """
     table = ADVICE.get(code, {})
-    if framework in table or framework in ("megatron", "deepspeed", "torchtitan"):
+    if framework:
         return (*table.get(framework, ()), *table.get("", ()))
     each = tuple(f"{NAMES[name]}: {'; '.join(words)}" for name, words in table.items() if name)
     return (*table.get("", ()), *each)

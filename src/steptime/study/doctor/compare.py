@@ -22,7 +22,11 @@ _TIMERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]]] = {
     "forward": (("forward",), (), ""),
     "backward_inner": (("backward", "recompute"), (), ""),
     "backward_allreduce": ((), ("dp_comm/gradients", "dp_comm/replicated_weights"), "what is exposed"),
-    "step": ((), ("optimizer", "dp_comm/weights"), "with gathering the weights"),
+    "step": ((), ("optimizer", "dp_comm/weights"), ""),
+}  # fmt: skip
+#: The same where weights are sharded too, and gathered in both passes.
+_SHARDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "forward": ("dp_comm/weights",), "backward_inner": ("dp_comm/weights_again",), "step": ("optimizer",),
 }  # fmt: skip
 
 
@@ -68,6 +72,8 @@ def _timer_row(name: str, measured_s: float, e: Estimate | None) -> Row:
     if e is None or name not in _TIMERS:
         return Row(name=name, unit="s", measured=measured_s, predicted=None)
     phases, heads, note = _TIMERS[name]
+    if e.plan.get("zero") == 3:
+        heads = _SHARDED.get(name, heads)
     exposed = phases_s(e, phases) + sum(e.time.group(head) for head in heads)
     hidden = sum(e.overlapped.group(head) for head in heads)
     bracket = (0.0, exposed + hidden) if hidden else None
@@ -84,7 +90,7 @@ def trace_rows(t: TraceTimes, e: Estimate | None) -> tuple[Row, ...]:
             predicted = sum(e.time.group(head) for head in heads)
             hidden = sum(e.overlapped.group(head) for head in heads)
             bracket = (0.0, predicted + hidden) if hidden else None
-        if measured or predicted:
+        if measured or predicted or bracket:
             rows.append(Row(name=name, unit="s", measured=measured, predicted=predicted, bracket=bracket, note=note))
 
     add("compute", t.groups["matmul"] + t.groups["attention"], ("compute",))
@@ -119,11 +125,12 @@ def verdict_of(e: Estimate | None, step_s: float) -> Verdict:
     if band is not None and band[0] <= step_s <= band[1]:
         return Verdict(where="inside_band", text=f"{text}: inside the error band, no more than the model's own error")
     beyond = "; outside the error band" if band is not None else ""
+    unsure = "" if band is not None else "; the prediction has no error band yet"
     if low <= step_s <= high:
         return Verdict(where="inside_bracket", text=f"{text}: inside the bracket of full and no overlap{beyond}")
     if step_s > high:
         more = f"slower than with nothing overlapped ({format_seconds(high)})"
-        return Verdict(where="slower", text=f"{text}: {more}{beyond}")
+        return Verdict(where="slower", text=f"{text}: {more}{beyond}{unsure}")
     less = f"faster than with everything overlapped ({format_seconds(low)})"
     return Verdict(where="faster", text=f"{text}: {less}{beyond}; an input is wrong, or the profile is")
 

@@ -55,9 +55,8 @@ class DeepSpeed:
                 g.skips.append((step, total - self._skipped))
             self._skipped = total
         elif "iter time (s):" in line and (match := _PIPELINE.search(line)):
-            step_line = StepLine(number=int(match[1]), time_s=w.step_time_s(w.number(match[2])), at_s=w.clock_s(line),
-                                 averaged=True)  # fmt: skip
-            g.add_step(rank, step_line)
+            time_s = w.step_time_s(w.number(match[2]))
+            g.add_step(rank, StepLine(number=int(match[1]), time_s=time_s, at_s=w.clock_s(line)))
         elif "cache flushes since last step" in line:
             g.add_event("allocator_retry")
         elif match := _PRINTED.search(line) or _JSON.match(line):

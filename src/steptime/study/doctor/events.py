@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import json
-import zlib
 from collections.abc import Iterator
-from typing import IO, Any, Final
+from typing import Any, Final
 
-from steptime.study.doctor.source import open_bytes
+from steptime.study.doctor.source import CHUNK, Text, open_bytes
 
-CHUNK: Final = 2**20
 #: Largest single value of a trace (one event, or one entry beside the events).
 MAX_VALUE: Final = 64 * 2**20
 _SPACE: Final = " \t\r\n,"
@@ -20,36 +17,10 @@ class BrokenJson(Exception):
     """The text is no JSON from here on, or ends inside a value."""
 
 
-class _Text:
-    """Text of a compressed or plain file; what came before a cut is not lost."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        self.cut: str | None = None
-        """Why the file ended before its end."""
-
-    def read(self, wanted: int) -> str:
-        """At least so many characters, unless the file ends."""
-        parts: list[str] = []
-        have = 0
-        while have < wanted and self.cut is None:
-            try:
-                data = self._file.read1(wanted)  # type: ignore[attr-defined]
-            except (OSError, EOFError, zlib.error) as error:
-                self.cut = str(error)
-                break
-            if not data:
-                break
-            parts.append(self._decoder.decode(data))
-            have += len(parts[-1])
-        return "".join(parts)
-
-
 class _Cursor:
     """A position in a text that is read piece by piece."""
 
-    def __init__(self, text: _Text) -> None:
+    def __init__(self, text: Text) -> None:
         self._text = text
         self._decode = json.JSONDecoder().raw_decode
         self._buffer = ""
@@ -117,7 +88,7 @@ def events_of(path: str) -> Iterator[tuple[str, Any]]:
         BrokenJson: the text stops being JSON; what came before is good.
     """
     with open_bytes(path) as file:
-        cursor = _Cursor(_Text(file))
+        cursor = _Cursor(Text(file))
         if cursor.peek() == "[":
             yield from _list(cursor)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Final
@@ -13,7 +14,7 @@ from steptime.study.doctor.deepspeed import DeepSpeed
 from steptime.study.doctor.gather import MAX_STEPS, Gathered, Parser
 from steptime.study.doctor.megatron import Megatron
 from steptime.study.doctor.records import Log, Stated, StepLine
-from steptime.study.doctor.source import HINT, lines_of
+from steptime.study.doctor.source import HINT, Lines
 from steptime.study.doctor.titan import Torchtitan
 
 #: Overflows below this step are a dynamic loss scale that looks for its level.
@@ -29,7 +30,8 @@ def read_log(path: str) -> Log:
     """
     parsers: list[Parser] = [Megatron(), Torchtitan(), DeepSpeed()]
     lines, broken = 0, 0
-    for raw in lines_of(path):
+    source = Lines(path)
+    for raw in source:
         lines += 1
         broken += _BROKEN in raw
         rank, line = w.rank_of(w.plain(raw))
@@ -41,7 +43,8 @@ def read_log(path: str) -> Log:
     if not best.gathered.steps:
         raise _no_steps(path, lines, broken, parsers)
     others = [parser.gathered for parser in parsers if parser is not best]
-    return _log(path, best.name, best.gathered, others)
+    log = _log(path, best.name, best.gathered, others)
+    return log if source.cut is None else replace(log, warnings=(*log.warnings, f"the log is cut off: {source.cut}"))
 
 
 def _no_steps(path: str, lines: int, broken: int, parsers: Sequence[Parser]) -> InputFileError:

@@ -92,7 +92,9 @@ def _outside_findings(log: Log, series: Series) -> list[Finding]:
     if timed:
         evidence.append(f"of these the log times {format_seconds(timed)} in all")
     title = "time between the steps, which the step time leaves out"
-    return [finding("outside", title, outside, evidence, log.framework)]
+    saved = sum(event.time_s or 0.0 for event in log.events if event.kind == "checkpoint")
+    mostly = saved > 0.5 * outside * series.steps
+    return [finding("outside", title, outside, evidence, log.framework, advice="checkpoint" if mostly else "")]
 
 
 def _timer_findings(log: Log, series: Series, rows: Sequence[Row]) -> list[Finding]:

@@ -78,7 +78,6 @@ class Megatron:
         time_s = w.number(match[1]) if match else None
         g.add_step(None, StepLine(
             number=step, time_s=w.step_time_s(None if time_s is None else time_s / 1e3), at_s=w.clock_s(line),
-            averaged=True,
         ))  # fmt: skip
         skipped = sum(int(n) for n in _SKIPPED.findall(line))
         if skipped:

@@ -17,8 +17,6 @@ class StepLine:
     tokens_per_s_per_gpu: float | None = None
     at_s: float | None = None
     """When the line was written, seconds since some start; None: not stated."""
-    averaged: bool = False
-    """The figure is the mean of all steps since the line before, not of this step alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

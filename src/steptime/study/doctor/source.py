@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
-import io
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
@@ -11,9 +12,11 @@ from typing import IO, Final
 from steptime.errors import InputFileError
 
 #: Longest line of a log that is looked at; a longer one is cut (progress bars, dumped tensors).
-MAX_LINE: Final = 20_000
+MAX_LINE: Final = 5_000
 #: Characters in which a trace must show itself.
 _HEAD_BYTES: Final = 4096
+#: Characters that are read at a time.
+CHUNK: Final = 2**20
 _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -25,14 +28,15 @@ def open_bytes(path: str) -> IO[bytes]:
         InputFileError: it does not exist, cannot be read, or is a folder.
     """
     try:
-        file = Path(path).open("rb")  # noqa: SIM115 the caller closes it
-        magic = file.read(2)
-        file.seek(0)
+        if Path(path).exists() and not Path(path).is_file():
+            raise InputFileError(path, "is no regular file: it is read more than once", hint="write it to a file first")
+        with Path(path).open("rb") as file:
+            packed = file.read(2) == _GZIP
+        return gzip.open(path, "rb") if packed else Path(path).open("rb")  # type: ignore[return-value]
     except OSError as error:
         raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise InputFileError(path, f"not a path: {error}") from None
-    return gzip.open(file, "rb") if magic == _GZIP else file  # type: ignore[return-value]
 
 
 def kind_of(path: str) -> str:
@@ -43,8 +47,8 @@ def kind_of(path: str) -> str:
     """
     try:
         with open_bytes(path) as file:
-            head = file.read(_HEAD_BYTES)
-    except (OSError, EOFError) as error:
+            head: bytes = file.read1(_HEAD_BYTES)  # type: ignore[attr-defined]
+    except (OSError, EOFError, zlib.error) as error:
         raise InputFileError(path, f"cannot be decompressed: {error}") from None
     text = head.removeprefix(_BOM).strip()
     if not text:
@@ -61,19 +65,48 @@ HINT: Final = (
 )
 
 
-def lines_of(path: str) -> Iterator[str]:
-    """Lines of a log; what a progress bar overwrote counts as lines, and overlong ones are cut.
+class Text:
+    """Text of a compressed or plain file; what came before a cut is not lost."""
 
-    Raises:
-        InputFileError: it cannot be read or decompressed at all.
-    """
-    with open_bytes(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline=None)
-        read = 0
-        try:
-            while line := text.readline(MAX_LINE):
-                read += 1
-                yield line.rstrip("\n")
-        except (OSError, EOFError) as error:
-            if not read:
-                raise InputFileError(path, f"cannot be decompressed: {error}") from None
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        self.cut: str | None = None
+        """Why the file ended before its end."""
+
+    def read(self, wanted: int) -> str:
+        """At least so many characters, unless the file ends."""
+        parts: list[str] = []
+        have = 0
+        while have < wanted and self.cut is None:
+            try:
+                data = self._file.read1(wanted)  # type: ignore[attr-defined]
+            except (OSError, EOFError, zlib.error) as error:
+                self.cut = str(error)
+                break
+            if not data:
+                break
+            parts.append(self._decoder.decode(data))
+            have += len(parts[-1])
+        return "".join(parts)
+
+
+class Lines:
+    """Lines of a log; what a progress bar overwrote counts as lines, and overlong ones are cut."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.cut: str | None = None
+        """Why the file ended before its end, once all lines are read."""
+
+    def __iter__(self) -> Iterator[str]:
+        with open_bytes(self.path) as file:
+            text = Text(file)
+            rest = ""
+            while more := text.read(CHUNK):
+                lines = (rest + more).splitlines()
+                rest = "" if more.endswith(("\n", "\r")) else lines.pop()[:MAX_LINE]
+                yield from (line[:MAX_LINE] for line in lines)
+            if rest:
+                yield rest
+        self.cut = text.cut

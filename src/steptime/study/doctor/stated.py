@@ -42,7 +42,7 @@ def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated)
                     table[name] = value
                     filled.append(f"{name} {value}")
             elif given[name] != value and not _same(name, given[name], value):
-                contradictions.append(f"{name} is given as {given[name]}, but the log says {value}")
+                contradictions.append(f"{name} is given as {given[name]}, but the run says {value}")
         out.append(table)
     return StatedJob(settings=out[0], plan=out[1], filled=tuple(filled), contradictions=tuple(contradictions))
 
@@ -61,7 +61,7 @@ def _same(name: str, given: Any, said: Any) -> bool:
 def model_contradictions(model: ModelSpec, stated: Mapping[str, int]) -> tuple[str, ...]:
     """Dimensions of the model that the log prints otherwise."""
     return tuple(
-        f"{model.name} has {name} {getattr(model, name)}, but the log says {value}"
+        f"{model.name} has {name} {getattr(model, name)}, but the run says {value}"
         for name, value in stated.items()
         if getattr(model, name) != value
     )
@@ -86,8 +86,9 @@ def stated_by_trace(recording: Recording) -> dict[str, int]:
     """Settings that a trace states: the ranks of its job."""
     info = recording.header.get("distributedInfo")
     world = info.get("world_size") if isinstance(info, dict) else None
-    usable = isinstance(world, int) and not isinstance(world, bool) and 1 <= world <= 10**7
-    return {"gpus": world} if usable else {}
+    if not isinstance(world, int) or isinstance(world, bool) or not 1 <= world <= 10**7:
+        return {}
+    return {"gpus": world}
 
 
 def framework_of(recording: Recording) -> str:

@@ -68,7 +68,7 @@ class Torchtitan:
         g = self.gathered
         tps = _TPS.search(line)
         speed = w.rate(w.number(tps[1])) if tps else None
-        g.add_step(rank, StepLine(number=step, tokens_per_s_per_gpu=speed, at_s=w.clock_s(line), averaged=True))
+        g.add_step(rank, StepLine(number=step, tokens_per_s_per_gpu=speed, at_s=w.clock_s(line)))
         if (match := _MEMORY.search(line)) and (used := w.number(match[1])):
             g.add_memory("reserved", used * 2**30)
             share = w.number(match[2])

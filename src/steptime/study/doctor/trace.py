@@ -169,7 +169,7 @@ def read_trace(path: str) -> Recording:
         if out.cut:
             raise InputFileError(path, f"is no readable trace: {out.cut}", hint=HINT)
         listed = ", ".join(key[:40] for key in keys[:5])
-        raise InputFileError(path, f"is JSON without trace events (keys: {listed or 'none'})", hint=HINT)
+        raise InputFileError(path, "has no trace events" + (f" (keys: {listed})" if listed else ""), hint=HINT)
     if not out.start_us:
         cut = f"; {out.cut}" if out.cut else ""
         damaged = f", {out.damaged} of them kernels without a usable time" if out.damaged else ""

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Final
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_RANK: Final = re.compile(r"^\s*\[?(?:default|rank)(\d{1,7})\]?\s*:\s?")
+#: torchrun's ``[rank0]:`` and ``[default0]:``, srun's ``0: ``.
+_RANK: Final = re.compile(r"^\s*(?:\[(?:default|rank)(\d{1,7})\]:\s?|(\d{1,7}):\s)")
 _CLOCK: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,6}))?")
 NUMBER: Final = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
 
@@ -25,11 +26,11 @@ def plain(line: str) -> str:
 def rank_of(line: str) -> tuple[int | None, str]:
     """The rank in front of a line that a launcher put there, and the rest.
 
-    >>> rank_of("[rank3]:step: 1"), rank_of("step: 1")
-    ((3, 'step: 1'), (None, 'step: 1'))
+    >>> rank_of("[rank3]:step: 1"), rank_of("0: step: 1"), rank_of("12:00 step: 1")
+    ((3, 'step: 1'), (0, 'step: 1'), (None, '12:00 step: 1'))
     """
     match = _RANK.match(line)
-    return (int(match[1]), line[match.end() :]) if match else (None, line)
+    return (int(match[1] or match[2]), line[match.end() :]) if match else (None, line)
 
 
 def number(text: str) -> float | None:

@@ -13,6 +13,7 @@ CALIBRATIONS: Final = {
     "machine": "Measure this machine and write a cluster file.",
     "mesh": "Find the levels and axes of a machine's network in measurements.",
     "fit": "Fit time models to tables of measured kernels and collectives.",
+    "frameworks": "Fit what training frameworks add to measured training runs.",
 }
 
 

@@ -169,7 +169,7 @@ def _predict(
     if merged.filled:
         notes.append("from the run itself: " + ", ".join(merged.filled))
     if base is None or base.cluster is None:
-        missing = [name for name, value in (("--model", model), ("--cluster", base and base.cluster or cluster))
+        missing = [name for name, value in (("--model", model), ("--cluster", base.cluster if base else cluster))
                    if value is None]  # fmt: skip
         notes.append(f"without {' and '.join(missing)} there is no prediction to compare with")
         out = _Prediction(None, merged, None)

@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "estimate": "Explain one plan: step time, MFU, memory; or a model's ledger.",
     "diff": "Compare two estimates term by term.",
     "reproduce": "Check the published mode; show what each corrected defect changes.",
-    "doctor": "Where a run's time goes that should not, and what to try: its log or trace beside the prediction.",
+    "doctor": "Read a run's log or trace: where time is lost, and what to try.",
     "limits": "How far a training run can scale before data movement stops it.",
     "calibrate": "Measure this machine, or fit time models to measurements.",
     "score": "Predict a table of measurements and report the errors.",

@@ -13,30 +13,41 @@ from steptime.surface.cli import options as o
 
 def command(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="Measured training runs (not in this version).")
+        str | None, typer.Argument(metavar="[FILE]", help="Table of measured training runs.", show_default=False)
     ] = None,
     kernels: Annotated[
-        Path | None, typer.Option("--kernels", metavar="FILE", help="Table of measured kernels.")
+        Path | None, typer.Option("--kernels", metavar="FILE", help="Table of measured kernels instead.")
     ] = None,
     collectives: Annotated[
-        Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives.")
+        Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives instead.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.csv", help="Write the residual of every row.")
+    leave_out: Annotated[
+        str | None,
+        typer.Option(
+            "--leave-out",
+            metavar="each|model|source_and_model|KEY",
+            help="Predict runs by fits to the table without their source, model, or source and model; "
+            "or one source, by its key.",
+        ),
     ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--framework-unknown", help="Predict runs as if nobody said which framework ran them.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write every row.")] = None,
     json: o.Json = False,
 ) -> None:
     """Predict every row of a table of measurements and report the errors.
 
     Tables are CSV, CSV.gz or Parquet. Rows that cannot be predicted are counted by reason.
     """
+    if sum(given is not None for given in (file, kernels, collectives)) != 1:
+        raise UserError("score needs one table", hint="give one of FILE, --kernels FILE or --collectives FILE")
     if file is not None:
-        raise UserError(
-            "scoring measured training runs is not available in this version",
-            hint="give --kernels FILE or --collectives FILE",
-        )
-    if (kernels is None) == (collectives is None):
-        raise UserError("score needs one table", hint="give either --kernels FILE or --collectives FILE")
+        _runs(file, leave_out, unknown, out, json)
+        return
+    for name, given in (("--leave-out", leave_out), ("--framework-unknown", unknown or None)):
+        if given is not None:
+            raise UserError(f"{name} is for training runs alone", hint="give FILE")
     from steptime.surface import scoring
 
     if out is not None:
@@ -47,12 +58,29 @@ def command(
     _report(result.score.to_json(), json)
 
 
-def _report(score: dict[str, Any], as_json: bool) -> None:
+def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
+    from steptime.surface import measured_scoring, scoring
+    from steptime.surface.cli.progress import Progress
+
+    if out is not None:
+        scoring.check_out(out)
+    with Progress("predicting runs" if leave_out is None else "fitting and predicting") as progress:
+        result = measured_scoring.score_runs(file, leave_out=leave_out, named=not unknown, progress=progress)
+    if out is not None:
+        measured_scoring.write_rows(result, out)
+    _report(result.to_json(), as_json, runs=True)
+
+
+def _report(score: dict[str, Any], as_json: bool, *, runs: bool = False) -> None:
     if as_json:
         from steptime.surface.cli.output import document, print_json
 
         print_json(document(**score))
-        return
-    from steptime.surface.report.score import print_score
+    elif runs:
+        from steptime.surface.report.score_runs import print_run_score
 
-    print_score(score)
+        print_run_score(score)
+    else:
+        from steptime.surface.report.score import print_score
+
+        print_score(score)

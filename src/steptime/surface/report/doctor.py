@@ -24,6 +24,9 @@ def print_diagnosis(d: Diagnosis) -> None:
     out = t.console()
     out.print(t.printable(_source_line(d)), style="bold")
     out.print(t.printable(d.verdict.text))
+    band = None if d.predicted is None else d.predicted["step_time_band_s"]
+    if band is not None:
+        out.print(f"predicted band {t.seconds(band[0])} to {t.seconds(band[1])} (5th to 95th percentile)")
     for line in _measured_lines(d):
         out.print(t.printable(line))
     _print_rows(out, d)
@@ -64,14 +67,20 @@ def _measured_lines(d: Diagnosis) -> list[str]:
 
 def _print_rows(out: Console, d: Diagnosis) -> None:
     out.print()
-    table = t.grid(("per step", "measured", "predicted", "ratio", "bracket", ""), left=(0, 5))
+    table = t.grid(("per step", "measured", "predicted", "ratio", "bracket"))
     for row in d.rows:
         show = _FORMATS[row.unit]
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         bracket = "" if row.bracket is None else f"{show(row.bracket[0])} to {show(row.bracket[1])}"
-        table.add_row(t.printable(row.name), _or_dash(row.measured, show), _or_dash(row.predicted, show), ratio, bracket,
-                      t.printable(row.note))  # fmt: skip
+        measured, predicted = (_or_dash(value, show) for value in (row.measured, row.predicted))
+        table.add_row(t.printable(row.name), measured, predicted, ratio, bracket)
     out.print(table)
+    notes: dict[str, list[str]] = {}
+    for row in d.rows:
+        if row.note:
+            notes.setdefault(row.note, []).append(row.name)
+    for note, names in notes.items():
+        out.print(t.printable(f"{', '.join(names)}: {note}"))
 
 
 def _or_dash(value: float | None, show: Callable[[float], str]) -> str:

@@ -1,0 +1,74 @@
+"""Fitted frameworks as the file of the package, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from steptime.calibrate.frameworks.bands import Band
+from steptime.calibrate.frameworks.fit import Fitted, noise
+from steptime.calibrate.frameworks.parameters import BUSY, DEVICE_SPREAD, PARAMETERS
+from steptime.num import Array
+from steptime.plan.framework_library import framework_table
+
+DIGITS = 5
+HEADER = "# Written by `steptime calibrate frameworks`; edits are lost when it runs again.\n"
+
+
+def to_toml(fitted: Fitted, *, named: Band, generic: Band, provenance: Mapping[str, str | int | float]) -> str:
+    """The file: common values, each framework's and device's own, doubts, bands, and where all of it comes from."""
+    parts = [HEADER, "[provenance]", *(f"{name} = {_value(value)}" for name, value in provenance.items()), ""]
+    parts += ["[common]", *_values(fitted.common), "", "[doubts]", *_doubts(fitted.common_doubt), ""]
+    for title, band in (("named", named), ("generic", generic)):
+        parts += [f"[band.{title}]", f"low = {_number(band.low)}", f"high = {_number(band.high)}", ""]
+    parts += ["[band.model]", f"noise = {_number(noise())}", f"unknown_device = {DEVICE_SPREAD}", ""]
+    for name, own in fitted.frameworks.items():
+        parts += [f'[framework."{name}"]', *_values(fitted.common + own), ""]
+        parts += [f'[framework."{name}".doubts]', *_doubts(fitted.framework_doubts[name]), ""]
+    for name, factors in fitted.devices.items():
+        each = [f"{p} = {_number(math.exp(f))}" for p, f in zip(BUSY, factors, strict=True)]
+        parts += [f'[device."{name}"]', *each, f"doubt = {_number(fitted.device_doubts[name])}", ""]
+    return "\n".join(parts)
+
+
+def _value(value: str | float) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _number(value: float) -> str:
+    return f"{float(value):.{DIGITS}g}"
+
+
+def _values(columns: Array) -> list[str]:
+    return [f"{p.name} = {_number(float(p.outward(columns[i])))}" for i, p in enumerate(PARAMETERS)]
+
+
+def _doubts(doubts: Array) -> list[str]:
+    return [f"{p.name} = {_number(doubts[i])}" for i, p in enumerate(PARAMETERS)]
+
+
+def packaged() -> tuple[Fitted, tuple[Band, Band]]:
+    """The frameworks of the package on the fitted scale, and their bands: named, and generic."""
+    table = framework_table()
+    common = _row(table["common"])
+    frameworks, devices = table["framework"], table["device"]
+    fitted = Fitted(
+        common=common, frameworks={name: _row(own) - common for name, own in frameworks.items()},
+        devices={name: np.log([float(own[p]) for p in BUSY]) for name, own in devices.items()},
+        common_doubt=_plain(table["doubts"]),
+        framework_doubts={name: _plain(own["doubts"]) for name, own in frameworks.items()},
+        device_doubts={name: float(own["doubt"]) for name, own in devices.items()}, rounds=0,
+    )  # fmt: skip
+    named, generic = (Band(low=float(b["low"]), high=float(b["high"])) for b in
+                      (table["band"]["named"], table["band"]["generic"]))  # fmt: skip
+    return fitted, (named, generic)
+
+
+def _row(values: Mapping[str, float]) -> Array:
+    return np.array([p.inward(float(values[p.name])) for p in PARAMETERS])
+
+
+def _plain(values: Mapping[str, float]) -> Array:
+    return np.array([float(values[p.name]) for p in PARAMETERS])

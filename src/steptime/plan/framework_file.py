@@ -1,0 +1,118 @@
+"""The file of fitted frameworks: where it is looked for, and what it has to hold.
+
+``frameworks.toml`` is looked for in the directories of ``$STEPTIME_PATH``, then in ``~/.config/steptime`` (or
+``$XDG_CONFIG_HOME/steptime``); without one there, it is that of the package. One file holds all frameworks, since
+their doubts and bands come from one fit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.errors import FieldError, InputFileError
+from steptime.hardware.load import parse_toml
+from steptime.plan.framework import PARAMETERS, SHARES
+
+NAME: Final = "frameworks.toml"
+PACKAGED: Final = Path(__file__).with_name(NAME)
+#: Parameters that a device's own factor multiplies, and its doubt.
+DEVICE_FIELDS: Final = ("matrix", "attention", "doubt")
+
+
+def framework_path() -> Path:
+    """The file in use."""
+    return next((path for path in _own() if path.is_file()), PACKAGED)
+
+
+def _own() -> Iterator[Path]:
+    for part in os.environ.get("STEPTIME_PATH", "").split(os.pathsep):
+        if part:
+            yield Path(part).expanduser() / NAME
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118
+    yield Path(config) / "steptime" / NAME
+
+
+def framework_tables() -> Mapping[str, Any]:
+    """The tables of the file in use.
+
+    Raises:
+        InputFileError: it cannot be read or is not TOML.
+        FieldError: a value is missing or not allowed.
+    """
+    path = framework_path()
+    try:
+        return _tables(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=8)
+def _tables(path: Path, changed: int) -> Mapping[str, Any]:
+    """The tables of a file as it was when it was ``changed``."""
+    tables = parse_toml(path.read_bytes(), str(path))
+    check_tables(tables, str(path))
+    return tables
+
+
+def check_tables(tables: Mapping[str, Any], where: str) -> None:
+    """Refuses a file that lacks something or holds what no fit gives.
+
+    Raises:
+        FieldError: names the file and the field.
+    """
+    if not isinstance(_table(tables, "provenance", where).get("source"), str):
+        raise FieldError(where, "provenance.source", "is missing or no text")
+    _values(tables, "common", where)
+    _positive(tables, "doubts", PARAMETERS, where)
+    _positive(tables, "band.model", ("noise", "unknown_device"), where)
+    for title in ("named", "generic"):
+        low, high = (_number(tables, f"band.{title}", end, where) for end in ("low", "high"))
+        if low > high:
+            raise FieldError(where, f"band.{title}", f"low is {low:g}, above high, {high:g}")
+    for name in _table(tables, "framework", where):
+        _values(tables["framework"], name, where, "framework.")
+        _positive(tables["framework"][name], "doubts", PARAMETERS, where, f"framework.{name}.")
+    for name in _table(tables, "device", where):
+        _positive(tables["device"], name, DEVICE_FIELDS, where, "device.")
+
+
+def _values(tables: Mapping[str, Any], path: str, where: str, before: str = "") -> None:
+    own = _positive(tables, path, PARAMETERS, where, before)
+    for name in SHARES:
+        if own[name] >= 1:
+            raise FieldError(where, f"{before}{path}.{name}", f"{own[name]:g} is no share", hint="below 1")
+
+
+def _positive(
+    tables: Mapping[str, Any], path: str, names: tuple[str, ...], where: str, before: str = ""
+) -> dict[str, float]:
+    found = {name: _number(tables, path, name, where, before) for name in names}
+    for name, value in found.items():
+        if value <= 0:
+            raise FieldError(where, f"{before}{path}.{name}", f"{value:g} is not positive")
+    return found
+
+
+def _number(tables: Mapping[str, Any], path: str, name: str, where: str, before: str = "") -> float:
+    own = _table(tables, path, where, before)
+    value = own.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        problem = "is missing" if value is None else "is not a finite number"
+        raise FieldError(where, f"{before}{path}.{name}", problem, hint="steptime calibrate frameworks writes the file")
+    return float(value)
+
+
+def _table(tables: Mapping[str, Any], path: str, where: str, before: str = "") -> Mapping[str, Any]:
+    """A table; dots in ``path`` part the names of the package's own tables, names of users are one part."""
+    found: Any = tables
+    for part in path.split(".") if path.startswith("band.") else (path,):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise FieldError(where, before + path, "is missing or no table",
+                         hint="steptime calibrate frameworks writes the file")  # fmt: skip
+    return found

@@ -1,0 +1,142 @@
+"""A measured run in the terms of the engine: job, cluster and plan of each plausible setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+from typing import Final
+
+from steptime.errors import UserError
+from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.machine import Machine, machine_of
+from steptime.hardware.library import cluster_names, load_cluster
+from steptime.hardware.records import Cluster
+from steptime.num import divisors
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.framework import IDEAL, Framework, habits_of
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.study.measured.candidates import Candidate, candidates
+from steptime.study.measured.run import MeasuredRun
+
+#: Recomputation of a measured run -> names of the plan's bits.
+RECOMPUTE: Final = {
+    "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation"),
+    "norms": ("norm", "up_projection"),
+}  # fmt: skip
+#: Precision of a measured run -> recipe: fp8 without further words is that of Transformer Engine.
+PRECISION: Final = {"fp8": "fp8-te"}
+QUANTISED_BYTES: Final = 0.5 + 0.127 / 8
+LARGEST_NODE: Final = 8
+"""Domains up to this size are nodes, whose number of devices a run may state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One plausible setting of a run."""
+
+    weight: float
+    job: Job
+    cluster: Cluster
+    machine: Machine
+    plans: Plans
+
+    def evaluate(self, framework: Framework = IDEAL) -> Evaluation:
+        """Time and memory of the setting under a framework."""
+        strategy = CORRECTED.strategies["context" if self.plans.cp > 1 else "1d"]
+        return evaluate(CORRECTED, strategy, replace(self.job, framework=framework), self.machine, self.plans)
+
+
+@lru_cache(maxsize=1)
+def _clusters() -> dict[str, Cluster]:
+    """The catalogue's cluster of each device; a vendor's own system first."""
+    found: dict[str, Cluster] = {}
+    for name in sorted(cluster_names(), key=lambda name: (not name.startswith("dgx"), name)):
+        if not name.startswith("published"):
+            cluster = load_cluster(name)
+            found.setdefault(cluster.device.name, cluster)
+    return found
+
+
+@lru_cache(maxsize=512)
+def cluster_of(device: str, per_node: int, network_Bps: float | None) -> Cluster:
+    """Cluster of a run: that of the catalogue for its device, with the node and the network that the run states."""
+    cluster = _clusters().get(device) or load_cluster(device)
+    inner, *outer = cluster.levels
+    if inner.devices is not None and per_node < inner.devices <= LARGEST_NODE:
+        inner = replace(inner, devices=per_node)
+    if network_Bps and outer:
+        outer[-1] = replace(outer[-1], link_Bps=network_Bps, links_per_device=1.0)
+    return replace(cluster, levels=(inner, *outer))
+
+
+@lru_cache(maxsize=2048)
+def _machine(device: str, per_node: int, network_Bps: float | None, gpus: int, precision: str) -> Machine:
+    cluster = cluster_of(device, per_node, network_Bps)
+    return machine_of(cluster, gpus, PRECISIONS[precision], lone_rank_has_all_links=True, calibrated=True)
+
+
+def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:
+    """Plausible settings of a run with weights that sum to 1.
+
+    Raises:
+        UserError: none of them can be modelled.
+    """
+    found, problem = [], None
+    for candidate in candidates(run):
+        try:
+            found.append(_setting(run, candidate))
+        except UserError as error:
+            problem = error
+    if not found:
+        raise problem or UserError("no plausible setting")
+    total = sum(s.weight for s in found)
+    return tuple(replace(s, weight=s.weight / total) for s in found)
+
+
+def _setting(run: MeasuredRun, found: Candidate) -> Setting:
+    precision = PRECISION.get(found.precision, found.precision)
+    key = (run.device, run.gpus_per_node, run.internode_Bps)
+    cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
+    return Setting(weight=found.weight, job=_job(run, found, precision), cluster=cluster, machine=machine,
+                   plans=_plans(found, _used_domain(run.gpus, cluster.fast_domain)))  # fmt: skip
+
+
+def _job(run: MeasuredRun, found: Candidate, precision: str) -> Job:
+    habits = habits_of(run.framework)
+    optimizer = run.optimizer if run.optimizer in OPTIMIZERS else "adam"
+    adapter = None
+    if run.adapter is not None:
+        targets = "attention" if run.adapter.targets in ("qkv", "attention") else "linear"
+        weight_bytes = QUANTISED_BYTES if run.quantised_base else None
+        adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
+    return Job(
+        model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=run.seq_len,
+        precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
+        overlap=habits.overlap | ({"pp"} if (found.degrees.vpp or 1) > 1 else set()), context=habits.context,
+        gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
+        adapter=adapter,
+    )  # fmt: skip
+
+
+def _used_domain(gpus: int, domain: int) -> int:
+    """Devices of a fast domain that a job of so many uses: as many as divide it (64 of 72 for 256)."""
+    return max(used for used in divisors(gpus) if used <= domain)
+
+
+def _plans(found: Candidate, domain: int) -> Plans:
+    d = found.degrees
+    in_tp = gcd(d.tp, domain)
+    in_cp = gcd(d.cp, domain // in_tp)
+    in_dp = gcd(d.dp, domain // (in_tp * in_cp))
+    in_pp = gcd(d.pp, domain // (in_tp * in_cp * in_dp))
+    zero = found.zero if d.pp == 1 else min(found.zero, 1)
+    shards = found.shard_ranks // d.cp if zero and found.shard_ranks < d.dp * d.cp else 0
+    return Plans(
+        tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,
+        recompute=sum(RECOMPUTE_CODES[name] for name in RECOMPUTE[found.recompute.kind]),
+        recompute_every=max(1, round(1 / found.recompute.share)) if found.recompute.kind == "full" else 1,
+        zero=zero, shard=shards, sp=int(found.sequence_parallel or d.tp == 1),
+        in_tp=in_tp, in_cp=in_cp, in_dp=in_dp, in_pp=in_pp,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Predictions of measured runs: by the frameworks of the package, or by fits that did not see what they predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.calibrate.frameworks.bands import Band, Predicted, band_of, left_out, source_weights
+from steptime.calibrate.frameworks.fit import Fitted
+from steptime.calibrate.frameworks.save import packaged
+from steptime.num import Array
+from steptime.study.measured.aggregate import ScoredRun
+from steptime.study.measured.folds import folds
+from steptime.study.measured.run import MeasuredRun
+from steptime.study.measured.samples import Modelled, Progress, modelled
+
+FOLDS = 10
+"""Parts that runs are dealt out to where each part has many groups."""
+EACH = "each"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Predictions of runs, how they were made, and which runs were refused."""
+
+    scored: tuple[ScoredRun, ...]
+    refused: tuple[tuple[MeasuredRun, str], ...]
+    how: str
+
+
+def fit_to(runs: Modelled) -> Fitted:
+    """Frameworks fitted to all runs that support claims."""
+    return runs.fit.fit(usable(runs))
+
+
+def usable(runs: Modelled) -> Array:
+    """Runs that a fit may use: with a time, and nothing that speaks against a claim."""
+    return np.array([run.time is not None and run.supports_claim for run in runs.runs])
+
+
+def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> Scores:
+    """Predictions with the frameworks that the package brings; rows of its own fit are seen rows."""
+    found = modelled(runs, progress)
+    fitted, bands = packaged()
+    named = np.array([run.framework in fitted.frameworks for run in found.runs])
+    predicted = _predicted(found, fitted)
+    return _scores(found, predicted, np.where(named, bands[0].low, bands[1].low),
+                   np.where(named, bands[0].high, bands[1].high), "frameworks of the package")  # fmt: skip
+
+
+def _predicted(found: Modelled, fitted: Fitted) -> Predicted:
+    residual = found.fit.log_s(fitted) - found.fit.log_measured
+    return Predicted(residual=residual, deviation=found.fit.deviations(fitted))
+
+
+def score_left_out(
+    runs: Sequence[MeasuredRun], leave_out: str, *, named: bool = True, progress: Progress | None = None
+) -> Scores:
+    """Predictions of every run by frameworks fitted without its group; bands from the other sources' residuals.
+
+    Args:
+        runs: the runs.
+        leave_out: ``each`` source in turn, ``source_and_model`` or ``model`` (dealt out to ten parts), or the key of
+            one source, which alone is then predicted.
+        named: whether the framework of a run is told to the model.
+        progress: called with fits done and all fits.
+    """
+    found = modelled(runs)
+    group = _groups(found, leave_out)
+    predicted = left_out(found.fit, group, named=named, progress=progress, used=usable(found))
+    low, high = _other_bands(found, predicted)
+    scores = _scores(found, predicted, low, high, f"fitted without its {leave_out}, framework {_told(named)}")
+    if leave_out in (EACH, "source_and_model", "model"):
+        return scores
+    own = tuple(s for s in scores.scored if s.run.source_key == leave_out)
+    return Scores(scored=own, refused=scores.refused, how=scores.how)
+
+
+def _told(named: bool) -> str:
+    return "named" if named else "not named"
+
+
+def _groups(found: Modelled, leave_out: str) -> Array:
+    if leave_out in ("source_and_model", "model"):
+        group = np.empty(len(found.runs), dtype=object)
+        for fold in folds(found.runs, leave_out, FOLDS):
+            group[fold.kept_aside] = fold.name
+        return group
+    return np.array([run.source_key for run in found.runs], dtype=object)
+
+
+def _other_bands(found: Modelled, predicted: Predicted) -> tuple[Array, Array]:
+    """For each run the band that the residuals of all other sources give."""
+    source, scaled, used = found.fit.runs.source, predicted.scaled, usable(found)
+    low, high = np.full(len(source), math.nan), np.full(len(source), math.nan)
+    for name in np.unique(source):
+        rest = (source != name) & used
+        if rest.any():
+            band: Band = band_of(scaled[rest], source_weights(source[rest]))
+            low[source == name], high[source == name] = band.low, band.high
+    return low, high
+
+
+def _scores(found: Modelled, predicted: Predicted, low: Array, high: Array, how: str) -> Scores:
+    step_s = np.exp(predicted.residual + found.fit.log_measured)
+    scored = tuple(
+        ScoredRun(
+            run=run, step_time_s=float(step_s[i]) if run.time else math.nan,
+            low_s=float(step_s[i] * math.exp(low[i] * predicted.deviation[i])) if run.time else math.nan,
+            high_s=float(step_s[i] * math.exp(high[i] * predicted.deviation[i])) if run.time else math.nan,
+            memory_bytes=float(found.memory_bytes[i]),
+        )
+        for i, run in enumerate(found.runs)
+    )  # fmt: skip
+    return Scores(scored=scored, refused=found.refused, how=how)

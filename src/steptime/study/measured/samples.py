@@ -1,0 +1,82 @@
+"""Measured runs as a fit takes them: every plausible setting evaluated once, before any framework."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.calibrate.frameworks.fit import FrameworkFit, Runs, Sample
+from steptime.errors import UserError
+from steptime.estimate.evaluate import Evaluation
+from steptime.num import Array
+from steptime.study.measured.engine import Setting, settings_of
+from steptime.study.measured.run import MeasuredRun
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modelled:
+    """Runs that could be evaluated, and why others could not."""
+
+    runs: tuple[MeasuredRun, ...]
+    fit: FrameworkFit
+    memory_bytes: Array
+    """Geometric mean of the peak memory over the settings of each run."""
+    memory_deviation: Array
+    """Standard deviation of its logarithm over them."""
+    refused: tuple[tuple[MeasuredRun, str], ...]
+
+
+def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> Modelled:
+    """Evaluates the plausible settings of all runs.
+
+    Args:
+        runs: measured runs; one without a time is evaluated for its memory.
+        progress: called with runs done and all runs.
+    """
+    samples: list[Sample] = []
+    used: list[MeasuredRun] = []
+    refused: list[tuple[MeasuredRun, str]] = []
+    memory: list[tuple[float, float]] = []
+    for done, run in enumerate(runs, start=1):
+        try:
+            found = _evaluated(run)
+        except UserError as error:
+            refused.append((run, str(error)))
+            continue
+        for weight, evaluation in found:
+            samples.append(Sample.of(len(used), weight, evaluation))
+        memory.append(_moments([(w, math.log(float(e.peak_bytes))) for w, e in found]))
+        used.append(run)
+        if progress:
+            progress(done, len(runs))
+    if not used:
+        raise UserError("none of the measured runs can be modelled", hint="see the reasons of the rows")
+    columns = Runs(
+        measured_s=np.array([run.step_time_s or 1.0 for run in used]),
+        source=np.array([run.source_key for run in used]),
+        framework=np.array([run.framework for run in used]), device=np.array([run.device for run in used]),
+    )  # fmt: skip
+    return Modelled(
+        runs=tuple(used), fit=FrameworkFit(samples, columns), refused=tuple(refused),
+        memory_bytes=np.exp([mean for mean, _ in memory]), memory_deviation=np.array([d for _, d in memory]),
+    )  # fmt: skip
+
+
+def _evaluated(run: MeasuredRun) -> list[tuple[float, Evaluation]]:
+    settings: tuple[Setting, ...] = settings_of(run)
+    found = [(setting.weight, setting.evaluate()) for setting in settings]
+    found = [(w, e) for w, e in found if 0 < float(e.step_time_s) < math.inf and 0 < float(e.peak_bytes) < math.inf]
+    if not found:
+        raise UserError("no plausible setting gives a finite time")
+    total = sum(weight for weight, _ in found)
+    return [(weight / total, evaluation) for weight, evaluation in found]
+
+
+def _moments(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    mean = sum(w * x for w, x in pairs)
+    return mean, math.sqrt(sum(w * (x - mean) ** 2 for w, x in pairs))

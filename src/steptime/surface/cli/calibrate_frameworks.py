@@ -1,0 +1,49 @@
+"""``steptime calibrate frameworks``: fit the parameters of training frameworks to measured runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steptime.errors import FieldError, UserError
+from steptime.surface.cli import options as o
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Table of measured training runs.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here."),
+    ] = None,
+    save: Annotated[bool, typer.Option("--save", help="Write the file of the package itself.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Fit slowdowns, overlap and overheads of training frameworks to measured runs.
+
+    Bands come from runs whose source had no part in the fit that predicts them. A folder of STEPTIME_PATH that has
+    the file makes every command use it. Takes a minute for a few thousand runs.
+    """
+    from steptime.plan.framework_file import NAME, PACKAGED
+    from steptime.store import refuse_unwritable, write_whole
+    from steptime.surface.cli.progress import Progress
+    from steptime.surface.framework_fitting import fit_runs
+
+    if save and out is not None:
+        raise UserError("--save and --out exclude each other", hint="--save writes the file of the package")
+    target = PACKAGED if save else out or Path(NAME)
+    if target.suffix != ".toml":
+        raise FieldError("", "--out", f"{str(target)[:80]!r} does not end in .toml", hint=f"for example {NAME}")
+    refuse_unwritable(target)
+    with Progress("fitting frameworks") as progress:
+        result = fit_runs(file, progress)
+    write_whole(target, result.toml)
+    if json:
+        from steptime.surface.cli.output import document, print_json
+
+        print_json(document(file=str(target), **result.to_json()))
+        return
+    from steptime.surface.report.frameworks import print_frameworks
+
+    print_frameworks(result.to_json(), str(target))

@@ -1,0 +1,140 @@
+"""Frameworks fitted to a table of measured runs: parameters, doubts, bands, and the file that holds them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.calibrate.frameworks.bands import Band, Predicted, band_of, honest_coverage, left_out, source_weights
+from steptime.calibrate.frameworks.fit import Fitted
+from steptime.calibrate.frameworks.parameters import BUSY, PARAMETERS
+from steptime.calibrate.frameworks.save import packaged, to_toml
+from steptime.errors import UserError
+from steptime.num import Array
+from steptime.plan.framework_library import GENERIC
+from steptime.study.measured import Reading
+from steptime.study.measured.predict import fit_to, usable
+from steptime.study.measured.samples import Modelled, Progress, modelled
+from steptime.surface.measured_scoring import fit_key, read_any
+
+BAND_SOURCES: Final = 5
+BAND_RUNS: Final = 50
+"""Least sources and runs for bands of their own; with fewer, those of the frameworks in use are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkResult:
+    """A fit and what it rests on."""
+
+    reading: Reading
+    found: Modelled
+    fitted: Fitted
+    used: Array
+    bands: tuple[Band, Band]
+    """With the framework named, and not named."""
+    coverage: tuple[float | None, float | None]
+    """Share of used runs inside the band that all other sources give; None where the bands are not of this fit."""
+    toml: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, bands, and every parameter with its standard deviation (of the logarithm; of shares, the logit)."""
+        frameworks, devices = self._counts("framework"), self._counts("device")
+        return {
+            "rows": self.reading.rows, "runs": len(self.found.runs), "used": int(self.used.sum()),
+            "sources": len(set(_sources(self.found)[self.used])), "rounds": self.fitted.rounds,
+            "refused": len(self.found.refused),
+            "bands": {name: {"low": b.low, "high": b.high, "coverage90": c, "own": c is not None}
+                      for name, b, c in zip(("named", "generic"), self.bands, self.coverage, strict=True)},
+            "common": _parameters(self.fitted.common, self.fitted.common_doubt),
+            "frameworks": {
+                name: {"runs": frameworks[name],
+                       "parameters": _parameters(self.fitted.common + own, self.fitted.framework_doubts[name])}
+                for name, own in self.fitted.frameworks.items()
+            },
+            "devices": {
+                name: {"runs": devices[name], "doubt": self.fitted.device_doubts[name],
+                       **dict(zip(BUSY, np.exp(own).tolist(), strict=True))}
+                for name, own in self.fitted.devices.items()
+            },
+        }  # fmt: skip
+
+    def _counts(self, column: str) -> Counter[str]:
+        return Counter(str(name) for name in getattr(self.found.fit.runs, column)[self.used])
+
+
+def _parameters(columns: Array, doubts: Array) -> dict[str, dict[str, float]]:
+    return {p.name: {"value": float(p.outward(columns[i])), "doubt": float(doubts[i])}
+            for i, p in enumerate(PARAMETERS)}  # fmt: skip
+
+
+def fit_runs(path: Path, progress: Progress | None = None) -> FrameworkResult:
+    """Fits frameworks to a table and writes the text of their file.
+
+    Args:
+        path: CSV, CSV.gz or Parquet with the columns of measured training runs.
+        progress: called with runs evaluated or fits done, and all of them.
+
+    Raises:
+        InputFileError: the file is no such table.
+        UserError: no run can be used for a fit.
+    """
+    reading = read_any(path)
+    return fit_reading(reading, f"step times of training runs in {fit_key(path.name)}", progress)
+
+
+def fit_reading(reading: Reading, source: str, progress: Progress | None = None) -> FrameworkResult:
+    """As :func:`fit_runs`, of runs that are read already; ``source`` is kept in the file."""
+    if not reading.runs:
+        raise UserError("no row of the table can be read", hint="steptime score FILE lists the reasons")
+    found = modelled(reading.runs, progress)
+    used = usable(found)
+    if not used.any():
+        raise UserError("no run of the table supports a claim", hint="steptime score FILE --out rows.csv shows why")
+    fitted = fit_to(found)
+    bands, coverage = _bands(found, used, progress)
+    toml = to_toml(_named(fitted), named=bands[0], generic=bands[1], provenance=_provenance(found, used, source))
+    return FrameworkResult(reading=reading, found=found, fitted=fitted, used=used, bands=bands, coverage=coverage,
+                           toml=toml)  # fmt: skip
+
+
+def _named(fitted: Fitted) -> Fitted:
+    """Without the runs of unknown frameworks as one framework: who names none gets the common values."""
+    return replace(
+        fitted, frameworks={k: v for k, v in fitted.frameworks.items() if k != GENERIC},
+        framework_doubts={k: v for k, v in fitted.framework_doubts.items() if k != GENERIC},
+    )  # fmt: skip
+
+
+def _sources(found: Modelled) -> Array:
+    return np.array([run.source_key for run in found.runs], dtype=object)
+
+
+def _provenance(found: Modelled, used: Array, source: str) -> dict[str, str | int | float]:
+    keys = sorted({fit_key(key) for key in _sources(found)[used]})
+    return {"source": source, "rows": int(used.sum()), "sources": len(keys), "keys": ", ".join(keys),
+            "fitted": datetime.now(UTC).date().isoformat()}  # fmt: skip
+
+
+def _bands(
+    found: Modelled, used: Array, progress: Progress | None
+) -> tuple[tuple[Band, Band], tuple[float | None, float | None]]:
+    sources = _sources(found)
+    if len(set(sources[used])) < BAND_SOURCES or used.sum() < BAND_RUNS:
+        return packaged()[1], (None, None)
+    made = [_left_out(found, sources, used, named, progress) for named in (True, False)]
+    return (made[0][0], made[1][0]), (made[0][1], made[1][1])
+
+
+def _left_out(
+    found: Modelled, sources: Array, used: Array, named: bool, progress: Progress | None
+) -> tuple[Band, float]:
+    predicted: Predicted = left_out(found.fit, sources, used=used, named=named, progress=progress)
+    own: Sequence[str] = sources[used].astype(str)
+    scaled = predicted.scaled[used]
+    return band_of(scaled, source_weights(np.asarray(own))), float(honest_coverage(scaled, np.asarray(own)).mean())

@@ -1,0 +1,254 @@
+"""Measured training runs scored: read, predicted, summed up, and written row by row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.calibrate.score import errors
+from steptime.calibrate.table import read_table
+from steptime.errors import FieldError, InputFileError, did_you_mean, shorten
+from steptime.plan.framework_library import framework_table
+from steptime.store import write_whole
+from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
+from steptime.study.measured.aggregate import timed
+from steptime.study.measured.predict import EACH, Scores, score_left_out, score_packaged
+from steptime.study.measured.read import Row
+from steptime.study.measured.samples import Progress
+
+SPLITS: Final = (EACH, "source_and_model", "model")
+"""What ``--leave-out`` takes beside the key of a source."""
+NOT_ASKED: Final = "not of the source that is left out"
+REFUSED: Final = "no plausible setting of the run can be modelled"
+UNTOLD: Final = "not told"
+"""Name of no framework: settings that a row does not state, and parameters, are then those of an unknown one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A row without a prediction."""
+
+    line: int
+    row_id: str
+    source_key: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunScore:
+    """A table of measured runs and its predictions; every row is in ``scored`` or in ``missing``."""
+
+    rows: int
+    scored: tuple[ScoredRun, ...]
+    missing: tuple[Missing, ...]
+    how: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, reasons, errors overall and by group; fractions, not percent."""
+        found = summary(self.scored)
+        skipped = Counter(row.reason for row in self.missing)
+        by_definition = found.pop("memory")
+        return {
+            "rows": self.rows, "scored": len(self.scored), "skipped": dict(skipped.most_common()), **self.how,
+            "time": found.pop("time"), "memory": memory_errors(self.scored) | {"by_definition": by_definition}, **found,
+        }  # fmt: skip
+
+
+def score_runs(
+    path: str | Path,
+    *,
+    leave_out: str | None = None,
+    named: bool = True,
+    progress: Progress | None = None,
+) -> RunScore:
+    """Predicts every run of a table.
+
+    Args:
+        path: CSV, CSV.gz or Parquet with the columns of measured training runs.
+        leave_out: None: the frameworks in use predict. ``each`` source, ``source_and_model`` or ``model``: fits to
+            the table without the group of a row predict it. Else the key of a source, which alone is predicted.
+        named: whether the framework of a run is told.
+        progress: called with parts done and all parts.
+
+    Raises:
+        InputFileError: the file is no such table.
+        FieldError: there is no source of that key.
+    """
+    return score_reading(read_any(path), leave_out=leave_out, named=named, progress=progress)
+
+
+def score_reading(
+    reading: Reading, *, leave_out: str | None = None, named: bool = True, progress: Progress | None = None
+) -> RunScore:
+    """As :func:`score_runs`, of runs that are read already."""
+    asked, unasked = _asked(reading, leave_out)
+    scores = (
+        _scores(reading.runs, leave_out, named, progress) if reading.runs else Scores(scored=(), refused=(), how="")
+    )
+    refused = {run.row_id: reason for run, reason in scores.refused}
+    missing = [_missing(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
+    missing += [_missing(run, NOT_ASKED, "") for run in unasked]
+    missing += [
+        Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
+        for s in reading.skipped
+    ]
+    how = {
+        "predicted_by": "frameworks in use" if leave_out is None else f"fits without {_words(leave_out)}",
+        "framework": "named" if named else "not named",
+        "fit": fit_provenance(),
+        "seen_by_the_fit": 0 if leave_out is not None else seen(scores.scored),
+        "reading": {name: reading.to_json()[name] for name in ("runs", "timed", "with_memory", "supporting_claims")},
+    }
+    ordered = sorted(missing, key=lambda row: row.line)
+    return RunScore(rows=reading.rows, scored=scores.scored, missing=tuple(ordered), how=how)
+
+
+def _asked(reading: Reading, leave_out: str | None) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
+    """Runs to predict, and runs that only take part in the fit."""
+    if leave_out is None or leave_out in SPLITS:
+        return list(reading.runs), []
+    keys = sorted({run.source_key for run in reading.runs})
+    if leave_out not in keys:
+        raise FieldError("", "--leave-out", f"there is no source {shorten(leave_out)!r} with runs to predict",
+                         hint=did_you_mean(leave_out, [*SPLITS, *keys]))  # fmt: skip
+    return ([run for run in reading.runs if run.source_key == leave_out],
+            [run for run in reading.runs if run.source_key != leave_out])  # fmt: skip
+
+
+def _scores(
+    runs: Sequence[MeasuredRun], leave_out: str | None, named: bool, progress: Progress | None
+) -> Scores:  # fmt: skip
+    if leave_out is not None:
+        return score_left_out(runs, leave_out, named=named, progress=progress)
+    if named:
+        return score_packaged(runs, progress)
+    own = {run.row_id: run for run in runs}
+    found = score_packaged([replace(run, framework=UNTOLD) for run in runs], progress)
+    return replace(
+        found, scored=tuple(replace(s, run=own[s.run.row_id]) for s in found.scored),
+        refused=tuple((own[run.row_id], reason) for run, reason in found.refused),
+    )  # fmt: skip
+
+
+def _missing(run: MeasuredRun, reason: str, detail: str) -> Missing:
+    return Missing(line=run.line, row_id=run.row_id, source_key=run.source_key, reason=reason, detail=detail)
+
+
+def _words(leave_out: str) -> str:
+    return {
+        EACH: "the source of the row", "source_and_model": "the rows of its source and model",
+        "model": "the model of the row",
+    }.get(leave_out, f"the source {leave_out}")  # fmt: skip
+
+
+def fit_key(source_key: str) -> str:
+    """The key of a source as a fit remembers it: without what separates keys or ends a string.
+
+    >>> fit_key('a, "b"')
+    'a___b_'
+    """
+    return re.sub(r"[^\w.:/+-]", "_", source_key)
+
+
+def fit_provenance() -> dict[str, Any]:
+    """Where the frameworks in use come from: rows, sources, date."""
+    provenance = framework_table()["provenance"]
+    return {name: provenance[name] for name in ("source", "rows", "sources", "fitted") if name in provenance}
+
+
+def seen(scored: Sequence[ScoredRun]) -> int | None:
+    """Predicted runs of sources that the frameworks in use were fitted to; None if the fit does not say which."""
+    keys = framework_table()["provenance"].get("keys")
+    if keys is None:
+        return None
+    known = set(str(keys).split(", "))
+    return sum(fit_key(s.run.source_key) in known for s in timed(scored))
+
+
+def memory_errors(scored: Sequence[ScoredRun]) -> dict[str, Any]:
+    """Errors of the peak memory over all definitions of it."""
+    pairs = [(s.run.memory.memory_bytes, s.memory_bytes) for s in scored if s.run.memory and s.memory_bytes > 0]
+    table = np.array(pairs, np.float64).reshape(-1, 2)
+    none = np.full(len(table), np.nan)
+    found: dict[str, Any] = dict(errors(table[:, 0], table[:, 1], none, none))
+    found.pop("coverage90")
+    return {"rows": len(table), **found}
+
+
+def read_any(path: str | Path) -> Reading:
+    """Runs of a CSV, CSV.gz or Parquet file.
+
+    Raises:
+        InputFileError: the file is missing, is no such table, lacks a needed column, or has no rows.
+    """
+    if not str(path).lower().endswith(".parquet"):
+        return read_runs(path)
+    table = read_table(path)
+    texts = {name: [_cell(value) for value in column.tolist()] for name, column in table.items()}
+    rows = [dict(zip(texts, cells, strict=True)) for cells in zip(*texts.values(), strict=True)]
+    if not rows:
+        raise InputFileError(str(path), "has no rows")
+    return runs_of([Row(line, cells) for line, cells in enumerate(rows, 1)])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.17g}"
+    return str(value)
+
+
+COLUMNS: Final = (
+    "line", "row_id", "source_key", "model", "gpu", "gpus", "framework", "measured_s", "predicted_s", "low_s", "high_s",
+    "ratio", "time_origin", "memory_measured_bytes", "memory_predicted_bytes", "memory_ratio", "memory_definition",
+    "flags", "skipped", "detail",
+)  # fmt: skip
+
+
+def write_rows(score: RunScore, path: Path) -> None:
+    """Writes one line per row in the order of the table: measured and predicted, or why not.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    lines = [(s.run.line, _scored_cells(s)) for s in score.scored]
+    lines += [
+        (m.line, {"line": m.line, "row_id": m.row_id, "source_key": m.source_key, "skipped": m.reason,
+                  "detail": m.detail}) for m in score.missing
+    ]  # fmt: skip
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells for _, cells in sorted(lines, key=lambda pair: pair[0]))
+    write_whole(path, out.getvalue())
+
+
+def _scored_cells(s: ScoredRun) -> dict[str, object]:
+    run, time, memory = s.run, s.run.step_time_s, s.run.memory
+    cells: dict[str, object] = {
+        "line": run.line, "row_id": run.row_id, "source_key": run.source_key, "model": run.model_name,
+        "gpu": run.device, "gpus": run.gpus, "framework": run.framework,
+        "memory_predicted_bytes": f"{s.memory_bytes:.6g}",
+        "flags": "; ".join(sorted(str(flag) for flag in run.flags)),
+    }  # fmt: skip
+    if run.time is not None and time is not None:
+        cells |= {
+            "measured_s": f"{time:.6g}", "predicted_s": f"{s.step_time_s:.6g}", "low_s": f"{s.low_s:.6g}",
+            "high_s": f"{s.high_s:.6g}", "ratio": f"{s.step_time_s / time:.4f}",
+            "time_origin": run.time.origin.name.lower(),
+        }  # fmt: skip
+    if memory is not None:
+        cells |= {
+            "memory_measured_bytes": f"{memory.memory_bytes:.6g}",
+            "memory_ratio": f"{s.memory_bytes / memory.memory_bytes:.4f}",
+            "memory_definition": memory.definition.name.lower(),
+        }  # fmt: skip
+    return cells

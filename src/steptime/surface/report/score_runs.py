@@ -1,0 +1,113 @@
+"""Report of scored training runs: errors of step time and memory, overall and by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.surface.report.text import change, console, grid, heading, indented, percent, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TIME: Final = ("mape", "median_ape", "bias", "p90_ape", "coverage90")
+TIME_HEAD: Final = ("rows", "mean", "median", "bias", "p90", "in band")
+MEMORY: Final = ("mape", "median_ape", "bias", "p90_ape")
+TITLES: Final = {
+    "by_source": "By source", "by_gpu": "By GPU", "by_scale": "By number of GPUs", "by_dtype": "By dtype",
+    "by_kind": "By kind of model",
+}  # fmt: skip
+MOST: Final = 40
+"""Rows of a table, the groups with the most runs; --json has all."""
+
+
+def print_run_score(score: Mapping[str, Any]) -> None:
+    """Counts, reasons, and errors."""
+    screen = console()
+    _counts(screen, score)
+    if score["time"]["rows"]:
+        heading(screen, "Errors of predicted against measured step time")
+        _overall(screen, score)
+        for name, title in TITLES.items():
+            _group(screen, title, score[name])
+        _rank(screen, score["rank"])
+    _memory(screen, score["memory"])
+    if score["time"]["rows"]:
+        screen.print("\nIn band: share of the measured times inside the predicted 90 % band.", soft_wrap=True)
+
+
+def _counts(screen: Console, score: Mapping[str, Any]) -> None:
+    screen.print(f"{score['scored']} of {score['rows']} rows scored: {score['time']['rows']} step times, "
+                 f"{score['memory']['rows']} peak memories", soft_wrap=True)  # fmt: skip
+    for reason, number in score["skipped"].items():
+        indented(screen, f"{number} skipped: {reason}", by=2)
+    screen.print(printable(f"Predicted by {score['predicted_by']}, framework {score['framework']}."), soft_wrap=True)
+    seen, rows = score["seen_by_the_fit"], score["time"]["rows"]
+    if not rows or score["predicted_by"] != "frameworks in use":
+        return
+    if seen is None:
+        text = "The fit does not say which sources it saw; the errors may be those of a fit, not of a prediction."
+    elif seen:
+        text = (f"{seen} of {rows} step times are of sources that the fit has seen: their errors say how well it "
+                "describes them. --leave-out each predicts every source unseen.")  # fmt: skip
+    else:
+        text = "The fit has seen none of their sources."
+    screen.print(text, soft_wrap=True)
+
+
+def _overall(screen: Console, score: Mapping[str, Any]) -> None:
+    table = grid(("", *TIME_HEAD))
+    rows = {"all": score["time"], "supporting claims": score["time_supporting_claims"]}
+    top = score["dominant_source"]
+    if top:
+        rows[f"without {top}"] = score["time_without_dominant"]
+    for name, errors in rows.items():
+        table.add_row(printable(name), str(errors["rows"]), *_figures(errors, TIME))
+    means = {"mean over sources": score["macro"]}
+    if top:
+        means[f"mean over sources without {top}"] = score["macro_without_dominant"]
+    for name, errors in means.items():
+        if errors["sources"]:
+            table.add_row(printable(name), f"{errors['sources']} sources", *_figures(errors, TIME))
+    screen.print(table)
+    interval = score["coverage90_by_source_interval"]
+    if interval:
+        screen.print(f"In band, when whole sources are drawn again: {percent(interval[0])} to {percent(interval[1])}")
+
+
+def _group(screen: Console, title: str, groups: Mapping[str, Any]) -> None:
+    shown = sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:MOST]
+    heading(screen, title)
+    table = grid(("", *TIME_HEAD))
+    for name, errors in shown:
+        table.add_row(printable(name), str(errors["rows"]), *_figures(errors, TIME))
+    screen.print(table)
+    if len(groups) > len(shown):
+        screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
+
+
+def _rank(screen: Console, rank: Mapping[str, Any]) -> None:
+    if not rank["groups"]:
+        return
+    heading(screen, "Order of plans")
+    middle = "unknown" if rank["median_spearman"] is None else f"{rank['median_spearman']:.2f}"
+    screen.print(
+        f"{rank['groups']} groups of five plans or more: median rank correlation {middle}; the plan predicted fastest "
+        f"is the fastest in {percent(rank['best_picked'])}, and {percent(rank['mean_regret'])} slower on average",
+        soft_wrap=True,
+    )
+
+
+def _memory(screen: Console, memory: Mapping[str, Any]) -> None:
+    if not memory["rows"]:
+        return
+    heading(screen, "Errors of peak memory, by what was measured")
+    table = grid(("", "rows", "mean", "median", "bias", "p90"))
+    for name, errors in memory["by_definition"].items():
+        table.add_row(name.replace("_", " "), str(errors["rows"]), *_figures(errors, MEMORY))
+    screen.print(table)
+
+
+def _figures(errors: Mapping[str, float | None], names: tuple[str, ...]) -> list[str]:
+    values = [(name, errors[name]) for name in names]
+    return ["-" if v is None else change(v) if name == "bias" else percent(v) for name, v in values]

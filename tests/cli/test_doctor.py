@@ -1,0 +1,118 @@
+"""``steptime doctor`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_api import Run
+from typer.testing import CliRunner
+
+from steptime.surface.cli.main import app
+
+DATA = Path(__file__).resolve().parents[1] / "data/doctor"
+MEGATRON, DEEPSPEED, TITAN = (str(DATA / f"{name}.log") for name in ("megatron", "deepspeed", "torchtitan"))
+TRACE = str(DATA / "trace.json.gz")
+
+
+def document(run: Run, *args: str) -> Any:
+    result = run("doctor", *args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_log_alone_says_what_the_job_is(run):
+    d = document(run, MEGATRON, "--cluster", "dgx-h100")
+    assert d["schema_version"] == 1
+    assert d["source"]["framework"] == "megatron"
+    assert d["predicted"]["model"] == "llama2-7b"
+    assert d["predicted"]["workload"]["gpus"] == 64
+    assert d["predicted"]["plan"]["tp"] == 2
+    assert d["predicted"]["plan"]["overlap"] == []
+    assert [row["name"] for row in d["comparison"]][:2] == ["step time", "MFU"]
+    assert any("tp 2" in warning for warning in d["warnings"])
+
+
+def test_what_is_given_wins_and_is_held_against_the_log(run):
+    d = document(run, MEGATRON, "--model", "llama2_13b", "--cluster", "dgx-h100", "--gpus", "32", "--tp", "4")
+    assert d["predicted"]["workload"]["gpus"] == 32
+    assert d["predicted"]["plan"]["tp"] == 4
+    first = d["findings"][0]
+    assert first["code"] == "inputs"
+    assert "tp is given as 4, but the run says 2" in first["evidence"]
+    assert "llama2-13b has layers 40, but the run says 32" in first["evidence"]
+
+
+def test_a_run_toml_is_taken_as_the_job(run, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('model = "llama2_7b"\ncluster = "dgx-h100"\ngpus = 8\nglobal_batch = 64\n[plan]\nzero = 2\n')
+    d = document(run, DEEPSPEED, "--model", str(path), "--seq", "4096")
+    assert d["predicted"]["plan"]["zero"] == 2
+    assert d["findings"][0]["evidence"] == ["zero is given as 2, but the run says 3"]
+
+
+def test_torchtitan_needs_no_more_than_model_and_cluster(run):
+    d = document(run, TITAN, "--model", "llama3-8b", "--cluster", "dgx-h100")
+    assert d["measured"]["step_time_s"] == pytest.approx(1.45, abs=0.01)
+    assert d["measured"]["step_time_basis"] == "from throughput"
+
+
+def test_a_trace_beside_the_prediction(run):
+    job = ("--model", "llama2_7b", "--cluster", "dgx-h100", "--global-batch", "32", "--tp", "2")
+    d = document(run, TRACE, *job)
+    assert d["source"]["kind"] == "trace"
+    assert d["predicted"]["workload"]["gpus"] == 64
+    assert set(d["measured"]["traffic"]) == {"tp", "dp"}
+    rows = {row["name"]: row for row in d["comparison"]}
+    assert rows["tp_comm"]["measured"] == pytest.approx(0.0288)
+    assert rows["tp_comm"]["predicted"] > 0
+    text = run("doctor", TRACE, *job).stdout
+    assert "largest kernels, per step" in text
+    assert "findings, by seconds lost per step" in text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("args", [(MEGATRON, "--cluster", "dgx-h100"), (TRACE,), (DEEPSPEED, "--global-batch", "64")])
+def test_the_report_fits_the_screen(columns, args):
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["doctor", *args])
+    assert result.exit_code == 0, result.stderr
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert max(map(len, lines)) <= columns
+    assert not result.stderr
+
+
+def test_without_a_cluster_it_says_what_is_missing(run):
+    text = run("doctor", TRACE).stdout
+    assert "without --model and --cluster there is no prediction" in " ".join(text.split())
+    assert document(run, MEGATRON)["predicted"] is None
+
+
+def test_a_trace_without_steps_is_split_by_the_option(run, tmp_path):
+    path = tmp_path / "t.json"
+    events = [{"cat": "kernel", "name": "gemm", "ts": i * 10, "dur": 10, "args": {"stream": 7}} for i in range(10)]
+    path.write_text(json.dumps(events))
+    assert document(run, str(path))["measured"]["step_time_s"] == pytest.approx(100e-6)
+    assert document(run, str(path), "--steps", "5")["measured"]["step_time_s"] == pytest.approx(20e-6)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("missing.log",), "cannot be read"),
+        ((str(DATA),), "no regular file"),
+        ((__file__,), "none with the time of a step"),
+        ((MEGATRON, "--model", "nope", "--cluster", "dgx-h100"), "there is no model 'nope'"),
+        ((MEGATRON, "--cluster", "nope"), "there is no cluster 'nope'"),
+        ((TRACE, "--model", "llama2_7b", "--cluster", "dgx-h100"), "--global-batch"),
+        ((MEGATRON, "--cluster", "dgx-h100", "--tp", "7"), "7"),
+        ((TRACE, "--steps", "0"), "not a whole number from 1"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(run, args, message):
+    result = run("doctor", *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
