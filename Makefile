@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt scripts/setup
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
-.PHONY: demo test lint docs bench check clean
+.PHONY: demo test lint docs bench scoreboard check clean
 
 demo: $(VENV)/.stamp-core
 	$(BIN)/steptime plan gpt3_1T --cluster dgx-b200 --gpus 2048 --global-batch 4096
@@ -22,6 +22,9 @@ docs: $(VENV)/.stamp-docs
 
 bench: $(VENV)/.stamp-test
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
+
+scoreboard: $(VENV)/.stamp-test
+	scripts/scoreboard
 
 check: lint test
 

@@ -4,7 +4,8 @@ The space is that of arXiv 2410.00273: 3 strategies, 2 models, 9 systems (3 GPU 
 64), 13 GPU counts (4 to 16,384), global batch 4,096. Of each of the 702 searches the ten fastest candidates and the
 front of time and memory are kept. It is searched twice: as one group per (model, strategy, GPU generation), which
 shares its layer configurations; and with nothing shared between systems, each search on its own. A third row searches
-in corrected mode, where fitted kernels and collectives time every operator and every transfer.
+in corrected mode, where fitted kernels and collectives time every operator and every transfer, under the framework that
+is the default (`generic`); a fourth likewise, of models with experts and latent attention.
 
     python benchmarks/bench_search.py            prints the table
     python benchmarks/bench_search.py --write    also writes it to benchmarks/search.md
@@ -26,6 +27,7 @@ from machine import report  # noqa: E402
 
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
+from steptime.plan.framework_library import GENERIC, load_framework  # noqa: E402
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
 from steptime.search.exhaustive import Found, Task, search  # noqa: E402
 from steptime.study.modes import MODES  # noqa: E402
@@ -43,6 +45,9 @@ RUNS = 5
 CALIBRATED_MODELS = ("gpt3-175b", "llama3.1-70b")
 CALIBRATED_CLUSTERS = ("dgx-a100-80gb", "dgx-h100", "dgx-b200")
 CALIBRATED_COUNTS = (64, 256, 1024, 4096)
+EXPERT_MODELS = ("mixtral-8x7b", "deepseek-v3")
+EXPERT_CLUSTERS = ("dgx-h100",)
+EXPERT_COUNTS = (64, 512, 2048)
 
 Groups = Sequence[Sequence[Task]]
 
@@ -79,14 +84,25 @@ def groups() -> Groups:
 
 def calibrated() -> Groups:
     """Searches in corrected mode on clusters with fitted kernels and collectives, each on its own."""
+    return whole_steps(CALIBRATED_MODELS, CALIBRATED_CLUSTERS, CALIBRATED_COUNTS)
+
+
+def experts() -> Groups:
+    """Likewise of models with experts."""
+    return whole_steps(EXPERT_MODELS, EXPERT_CLUSTERS, EXPERT_COUNTS)
+
+
+def whole_steps(models: Sequence[str], clusters: Sequence[str], counts: Sequence[int]) -> Groups:
+    """Searches of the whole step under the default framework."""
     mode, out = MODES["corrected"], []
-    for model in map(load_model, CALIBRATED_MODELS):
-        for name in CALIBRATED_CLUSTERS:
+    for model in map(load_model, models):
+        for name in clusters:
             cluster = load_cluster(name)
-            for gpus in CALIBRATED_COUNTS:
+            framework = load_framework(GENERIC, cluster.device.name)
+            for gpus in counts:
                 job = Job(
                     model=model, gpus=gpus, global_batch=1024, seq_len=model.seq_len, precision=PRECISIONS["bf16"],
-                    optimizer=OPTIMIZERS["adam"],
+                    optimizer=OPTIMIZERS["adam"], framework=framework,
                 )  # fmt: skip
                 setting = Setting(method=mode.method, job=job, cluster=cluster)
                 assert setting.machine.models and setting.machine.fabric is not None
@@ -134,7 +150,7 @@ def measured(make: Callable[[], Groups]) -> tuple[Totals, list[float]]:
 
 def row(name: str, make: Callable[[], Groups]) -> str:
     totals, times = measured(make)
-    assert make is calibrated or totals.candidates == CANDIDATES, totals.candidates
+    assert make in (calibrated, experts) or totals.candidates == CANDIDATES, totals.candidates
     cpu_s = median(times)
     return (
         f"| {name} | {totals.candidates:,} | {totals.feasible:,} | {totals.layers:,} | {cpu_s:.2f} | "
@@ -152,7 +168,9 @@ the three domain sizes and thirteen GPU counts. In both rows memory is checked o
 placements, since it does not depend on them, and a candidate that does not fit is counted but not costed.
 
 The third row is corrected mode on {", ".join(CALIBRATED_CLUSTERS)}: {" and ".join(CALIBRATED_MODELS)} on
-{", ".join(map(str, CALIBRATED_COUNTS))} devices, global batch 1,024, strategies 1d and context.
+{", ".join(map(str, CALIBRATED_COUNTS))} devices, global batch 1,024, strategies 1d and context, framework {GENERIC}.
+The fourth is likewise {" and ".join(EXPERT_MODELS)} on {", ".join(EXPERT_CLUSTERS)},
+{", ".join(map(str, EXPERT_COUNTS))} devices, expert ranks searched too.
 """
 
 
@@ -165,6 +183,7 @@ def main() -> None:
         row("per model, strategy, GPU generation", groups),
         row("nothing between systems", lambda: alone(groups())),
         row("corrected mode, nothing shared", calibrated),
+        row("corrected mode, models with experts", experts),
     ]
     report("search", "Searching the published space", "\n".join([head, *lines]), NOTES)
 

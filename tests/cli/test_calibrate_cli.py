@@ -198,7 +198,6 @@ def test_score_prints_json_and_a_report(run: Run, softmaxes: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("runs.csv",), "not available in this version"),
         ((), "score needs one table"),
         (("--kernels", "K", "--collectives", "K"), "score needs one table"),
         (("--kernels", "K", "--out", "r.txt"), "does not end in .csv"),

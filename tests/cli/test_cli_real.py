@@ -10,6 +10,8 @@ import pytest
 from fake_api import Run
 from typer.testing import CliRunner
 
+from steptime.plan.framework import PARAMETERS
+from steptime.plan.framework_library import framework_names
 from steptime.surface import api
 from steptime.surface.cli.main import app
 
@@ -174,12 +176,66 @@ def test_ledger_of_every_config(run: Run, config: Path) -> None:
     assert document(run, "estimate", str(config))["parameters_total"] > 5e7
 
 
-def test_experts_have_a_ledger_and_no_step(run: Run) -> None:
+def test_experts_have_a_ledger_and_a_step(run: Run) -> None:
     assert run("estimate", "mixtral-8x7b").exit_code == 0
-    result = run("plan", "mixtral-8x7b", *MACHINE)
-    assert result.exit_code == 2
-    assert "has experts" in result.stderr
-    assert "steptime estimate mixtral-8x7b" in result.stderr
+    machine = ("--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "128", "--seq", "2048")
+    printed = document(run, "estimate", "mixtral-8x7b", *machine, "--ep", "8", "--expert-imbalance", "1.1")
+    returned = api.estimate("mixtral-8x7b", "dgx-h100", gpus=64, global_batch=128, seq=2048,
+                            plan={"ep": 8, "expert_imbalance": 1.1})  # fmt: skip
+    assert printed == json.loads(json.dumps(returned.to_json()))
+    assert printed["time"]["ep_comm/forward/permute/all_to_all/collective_s"] > 0
+
+
+def test_a_written_plan_is_a_start(run: Run, tmp_path: Path) -> None:
+    best, written = tmp_path / "best.json", tmp_path / "a.json"
+    best.write_text(run(*PLAN, "--top", "1", "--json").stdout)
+    first = json.loads(best.read_text())["plans"][0]
+    same = document(run, "estimate", "gpt3_1T", *MACHINE, "--plan", str(best))
+    assert (same["plan"], same["step_time_s"]) == (first["plan"], first["step_time_s"])
+    written.write_text(json.dumps(same))
+    other = document(run, "estimate", "gpt3_1T", *MACHINE, "--plan", str(written), "--tp", "8", "--recompute", "full")
+    assert (other["plan"]["tp"], other["plan"]["recompute"]) == (8, "full")
+    assert other["plan"]["pp"] == first["plan"]["pp"]
+    written.write_text("{}")
+    assert f"{written}: holds no plan" in run("estimate", "gpt3_1T", *MACHINE, "--plan", str(written)).stderr
+
+
+def test_adapters_and_frameworks_of_a_run_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "llama2-7b"\ncluster = "dgx-h100"\ngpus = 8\nglobal_batch = 64\nframework = "torchtune"\n'
+        "[lora]\nrank = 16\n[plan]\nrecompute = 'norm+activation'\nsp = 'off'\ngradient_dtype = 'bf16'\n"
+    )
+    printed = document(run, "estimate", str(file), "--qlora")
+    assert printed["workload"]["lora"] == {"rank": 16, "targets": "linear", "qlora": True}
+    assert printed["workload"]["framework"] == "torchtune"
+    assert (printed["plan"]["recompute"], printed["plan"]["sp"]) == ("norm+activation", 0)
+    ideal = document(run, "estimate", str(file), "--framework", "ideal")
+    assert ideal["step_time_band_s"] is None and ideal["workload"]["lora"]["qlora"] is False
+
+
+def test_bands_are_shown_with_what_dominates_them() -> None:
+    band = next(line for line in wide(140, *ESTIMATE) if line.startswith("band"))
+    e = api.estimate("gpt3_1T", "dgx-b200", **SMALL, plan={"tp": 8, "pp": 16})
+    assert "90 %: " in band and "; most of it from: " in band
+    assert e.step_time_band_s is not None and f"{e.step_time_band_s[1]:.4g} s" in band
+    assert any("band uncalibrated" in " ".join(line.split()) for line in wide(120, *ESTIMATE, "--framework", "ideal"))
+    head = next(line for line in wide(120, *PLAN) if "plan  " in line and "step" in line)
+    assert "band 90 %" in head
+
+
+def test_frameworks_are_listed_with_their_doubts(run: Run) -> None:
+    names = framework_names()
+    lines = wide(140, "frameworks")
+    assert [line.split()[0] for line in lines[1 : 1 + len(names)]] == names
+    listed = document(run, "frameworks")["frameworks"]
+    assert [one["name"] for one in listed] == names
+    assert set(listed[0]["parameters"]) == set(PARAMETERS)
+    assert listed[1]["runs"] == document(run, "frameworks")["fit"]["rows"]
+    one = document(run, "frameworks", "torchtitan")["framework"]
+    assert one["habits"]["gradient_dtype"] == "fp32" and one["parameters"]["matrix"]["doubt"] > 0
+    assert all(name in "\n".join(wide(100, "frameworks", "torchtitan")) for name in PARAMETERS)
+    assert "did you mean torchtitan" in run("frameworks", "torchtitn").stderr
 
 
 def test_diff_of_a_run_and_a_written_estimate(run: Run, tmp_path: Path) -> None:
@@ -213,6 +269,18 @@ def test_examples(run: Run, example: Path) -> None:
         ((*PLAN, "--limit", "tp<=0"), "from 1 to"),
         ((*PLAN, "--fix", "recompute=some"), "there is no recompute"),
         ((*ESTIMATE, "--recompute", "some"), "there is no recompute"),
+        ((*ESTIMATE, "--recompute", "norm+mpl"), "there is no recompute 'mpl'"),
+        ((*ESTIMATE, "--sp", "maybe"), "sp: 'maybe' is neither on nor off"),
+        ((*ESTIMATE, "--ep", "4"), "ep 4: gpt3_1T has no experts"),
+        ((*ESTIMATE, "--expert-imbalance", "0.5"), "the nearest is 1"),
+        ((*ESTIMATE, "--context", "rign"), "did you mean ring"),
+        ((*ESTIMATE, "--gradient-dtype", "fp8"), "there is no gradient_dtype 'fp8'"),
+        ((*ESTIMATE, "--framework", "megatorn"), "did you mean megatron"),
+        ((*ESTIMATE, "--lora-targets", "linear"), "lora.rank: missing"),
+        ((*PLAN, "--framework", "megatorn"), "did you mean megatron"),
+        ((*PLAN, "--mode", "published", "--framework", "generic"), "knows the ideal framework only"),
+        ((*PLAN, "--fix", "expert_capacity=much"), "it must be a number"),
+        ((*PLAN, "--limit", "sp<=1"), "there is no degree 'sp'"),
         ((*ESTIMATE, "--placement", "tp=3"), "does not divide tp 8"),
         ((*ESTIMATE, "--mode", "published", "--micro-batch", "999"), "more than a replica's share"),
         ((*ESTIMATE, "--explain", "mlp_inx"), "did you mean"),

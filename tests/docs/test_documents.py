@@ -24,7 +24,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/guides").glob("*.md"))]
 #: Files that a reader is assumed to have: name in the document's folder -> where it comes from.
-FIXTURES = {"config.json": ROOT / "tests/data/huggingface/llama3-8b.json"}
+FIXTURES = {
+    "config.json": ROOT / "tests/data/huggingface/llama3-8b.json",
+    "published_runs.csv": ROOT / "tests/data/published_runs.csv",
+}
 #: Commands that get steptime in the first place; running them would change the machine.
 NOT_RUN = ("git clone ", "cd steptime", "pip install ", "python3 -m venv ")
 

@@ -47,6 +47,46 @@ RUNS: tuple[tuple[int, dict[str, Any]], ...] = (
     (1024, {"plan": {"tp": 8, "pp": 8}, "optimizer": "adam8bit"}),
     (1024, {"plan": {"tp": 2, "pp": 4}, "dtype": "fp32", "optimizer": "sgd"}),
 )  # fmt: skip
+#: Models with experts, latent attention or a window; adapters, narrow formats and recomputed parts.
+WHOLE_STEP_RUNS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("mixtral-8x7b", "dgx-h100", 64, {}),
+    ("mixtral-8x7b", "dgx-h100", 64, {"plan": {"ep": 8}}),
+    ("mixtral-8x7b", "dgx-h100", 64, {"plan": {"tp": 2, "ep": 4, "etp": 2, "pp": 2}}),
+    ("mixtral-8x7b", "dgx-h100", 64, {"plan": {"ep": 8, "expert_imbalance": 1.3, "recompute": "experts"}}),
+    ("mixtral-8x7b", "dgx-h100", 64, {"plan": {"ep": 8, "expert_capacity": 1.25, "zero": 3}}),
+    (
+        "mixtral-8x22b",
+        "dgx-h100",
+        1024,
+        {"plan": {"tp": 4, "ep": 8, "cp": 2, "pp": 4, "context": "ring"}, "seq": 16384},
+    ),
+    ("qwen3-30b-a3b", "dgx-a100", 64, {"plan": {"ep": 8, "recompute": "norm+activation"}}),
+    ("qwen3-235b-a22b", "dgx-h100", 1024, {"plan": {"tp": 4, "ep": 32, "pp": 8, "vpp": 2}}),
+    ("gpt-oss-20b", "dgx-h100", 64, {"plan": {"ep": 8}}),
+    ("deepseek-v2-lite", "dgx-h100", 64, {"plan": {"ep": 8}}),
+    ("deepseek-v2-lite", "dgx-a100", 64, {"plan": {"tp": 2, "cp": 2, "ep": 16, "context": "ulysses"}}),
+    ("deepseek-v3", "dgx-h100", 1024, {"plan": {"pp": 16, "ep": 64, "recompute": "norm+up_projection"}, "seq": 4096}),
+    ("deepseek-v3", "gb200-nvl72", 1024, {"plan": {"pp": 8, "ep": 64}, "seq": 4096, "dtype": "mxfp8"}),
+    ("llama2-7b", "dgx-h100", 64, {"lora": {"rank": 16}}),
+    ("llama2-70b", "dgx-h100", 64, {"lora": {"rank": 16, "targets": "attention"}, "plan": {"zero": 3}}),
+    ("llama2-70b", "dgx-a100", 64, {"lora": {"rank": 64, "qlora": True}, "plan": {"recompute": "full"}}),
+    ("llama3.1-70b", "dgx-h100", 64, {"dtype": "fp8", "plan": {"tp": 4, "pp": 2}}),
+    ("llama3.1-70b", "dgx-h100", 64, {"dtype": "fp8-te", "plan": {"tp": 4, "pp": 2}}),
+    ("llama3.1-70b", "gb200-nvl72", 64, {"dtype": "mxfp8", "plan": {"tp": 4, "pp": 2}}),
+    ("llama3.1-70b", "gb200-nvl72", 64, {"dtype": "nvfp4", "plan": {"tp": 4, "pp": 2}}),
+    ("llama3.1-70b", "dgx-h100", 64, {"plan": {"tp": 8, "sp": "off", "gradient_dtype": "fp32"}}),
+    ("llama3.1-70b", "dgx-h100", 64, {"plan": {"zero": 3, "shard": 8, "recompute": "full", "recompute_every": 2}}),
+    ("llama3.1-70b", "dgx-h100", 64, {"plan": {"tp": 8, "recompute": "attention"}}),
+)
+#: Fitted frameworks: these move with every fit of them, all others are under the ideal one.
+FRAMEWORK_RUNS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    *((model, cluster, 64, {"framework": "generic", "plan": {"tp": 4, "pp": 2}})
+      for model in ("llama3.1-70b", "gpt3-175b") for cluster in CLUSTERS),
+    *(("llama3.1-70b", "dgx-h100", 64, {"framework": name, "plan": {"tp": 4, "pp": 2, "cp": 2}})
+      for name in ("megatron-core", "megatron-2021", "torchtitan", "deepspeed")),
+    ("deepseek-v3", "dgx-h100", 1024, {"framework": "megatron-core", "plan": {"pp": 16, "ep": 64}, "seq": 4096}),
+    ("llama2-70b", "dgx-a100", 64, {"framework": "torchtune", "lora": {"rank": 16}, "plan": {"zero": 3}}),
+)  # fmt: skip
 PUBLISHED_RUNS: tuple[tuple[int, dict[str, Any]], ...] = (
     (512, {"plan": {"tp": 8, "pp": 8}}),
     (512, {"plan": {"tp": 8, "pp": 16, "micro_batch": 2, "placement": {"tp": 4, "pp": 2}}}),
@@ -63,6 +103,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         for model in MODELS:
             for gpus, run in RUNS:
                 yield _case(model, cluster, gpus, run)
+    for model, cluster, gpus, run in (*WHOLE_STEP_RUNS, *FRAMEWORK_RUNS):
+        yield _case(model, cluster, gpus, run)
     for model in ("gpt3", "gpt3_1T", "vit_era5"):
         for gpus, run in PUBLISHED_RUNS:
             yield _case(model, "published-b200-nvs8", gpus, run | {"mode": "published"})
@@ -74,7 +116,7 @@ def _case(model: str, cluster: str, gpus: int, run: Mapping[str, Any]) -> tuple[
     choices.pop("plan", None)
     key = " ".join([model, cluster, *(f"{name}={_text(value)}" for name, value in choices.items())])
     path = str(HERE / "clusters" / f"{cluster}.toml")
-    return key, {"model": model, "cluster": path, **arguments}
+    return key, {"model": model, "cluster": path, "framework": "ideal", **arguments}
 
 
 def _text(value: Any) -> str:
@@ -88,8 +130,9 @@ def _rounded(value: float) -> float:
 def record(e: Estimate) -> dict[str, Any]:
     """What is kept of an estimate, flat."""
     low, high = e.step_time_bracket_s
+    band = dict(zip(("band_low_s", "band_high_s"), e.step_time_band_s or (), strict=False))
     numbers = {
-        "step_time_s": e.step_time_s, "bracket_low_s": low, "bracket_high_s": high, "mfu": e.mfu, "hfu": e.hfu,
+        "step_time_s": e.step_time_s, "bracket_low_s": low, "bracket_high_s": high, **band, "mfu": e.mfu, "hfu": e.hfu,
         "peak_memory_bytes": e.peak_memory_bytes,
         **{f"time/{name}": value for name, value in e.time.rollup(1).items()},
     }  # fmt: skip

@@ -24,8 +24,10 @@ def test_the_set_is_broad(now):
     feasible = sum(not record["reasons"] for record in stored.values())
     assert 100 < feasible < len(stored) - 50
     terms = {name for record in stored.values() for name in record if name.startswith("time/")}
-    axes = {f"time/{axis}_comm" for axis in ("tp", "tp2", "cp", "dp", "pp")}
-    assert terms == axes | {"time/compute", "time/memory_bound", "time/bubble", "time/optimizer"}
+    axes = {f"time/{axis}_comm" for axis in ("tp", "tp2", "cp", "dp", "pp", "ep", "etp")}
+    others = {"compute", "memory_bound", "bubble", "optimizer", "host", "scaling", "overhead"}
+    assert terms == axes | {f"time/{name}" for name in others}
+    assert any("band_low_s" in record for record in stored.values())
 
 
 def test_a_move_is_shown_with_its_size():

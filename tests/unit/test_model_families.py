@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime.cost.attention import causal_pairs, windowed_pairs
 from steptime.estimate.memory import sharing_ranks, stage_terms
 from steptime.estimate.metrics import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
 from steptime.estimate.sizes import Sizes, sizes_of
-from steptime.plan import attention
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
@@ -21,6 +21,7 @@ from steptime.plan.rows import Block, Row
 from steptime.surface.models import load_model
 from steptime.workload import catalogue_names
 from steptime.workload.parameters import active_parameter_terms, parameter_terms
+from steptime.workload.spec import ModelSpec
 
 
 def _job(name: str, **changes: Any) -> Job:
@@ -102,16 +103,18 @@ def test_two_flops_per_active_weight_and_token(name):
     weights = sum(n for path, n in terms.items() if "norm" not in path and "sinks" not in path)
     weights -= terms["embedding/token"] + _biases(job)
     value_dim = model.latent.v_head_dim if model.latent else model.head_dim
-    pairs = attention.attention_pairs(_Pairs(job), model.heads * tokens)
+    pairs = _mean_pairs(model, tokens)
     expected = 2 * tokens * weights + model.layers * 2 * pairs * (model.head_dim + value_dim)
     assert sum(forward_flops_per_sequence(job).values()) == pytest.approx(expected, rel=1e-9)
 
 
-class _Pairs:
-    """What the number of pairs depends on."""
-
-    def __init__(self, job: Job) -> None:
-        self.model, self.seq_len = job.model, job.seq_len
+def _mean_pairs(model: ModelSpec, tokens: int) -> float:
+    """(query, key) pairs of a layer, the mean over those with and without a window."""
+    whole = causal_pairs(model.heads * tokens, tokens)
+    if model.window is None:
+        return whole
+    share = model.windowed_layers / model.layers
+    return (1 - share) * whole + share * windowed_pairs(model.heads * tokens, tokens, model.window)
 
 
 def _biases(job: Job) -> float:
@@ -179,15 +182,14 @@ def test_shards_of_fewer_ranks():
     assert sharing_ranks(Plans(shard=np.array([0, 8])), 64).tolist() == [64, 8]
 
 
-def test_layers_with_a_window_have_a_row_of_their_own(monkeypatch):
-    """Half of the layers of Gemma 2 see 4096 tokens: together the pairs of the one row with the mean."""
-    job = _job("gemma2-9b", seq_len=8192)
-    mean = _rows(job)["fused_attention"].shape["pairs"]
-    monkeypatch.setattr(attention, "TWO_WINDOW_ROWS", True)
-    rows = _rows(job)
+def test_layers_with_a_window_have_a_row_of_their_own():
+    """Half of the layers of Gemma 2 see 4096 tokens."""
+    rows = _rows(_job("gemma2-9b", seq_len=8192))
     both = [rows["fused_attention"], rows["windowed_attention"]]
     assert [row.share for row in both] == [0.5, 0.5]
-    assert sum(row.share * row.shape["pairs"] for row in both) == pytest.approx(mean, rel=1e-12)
+    heads = 16
+    assert both[0].shape["pairs"] == heads * causal_pairs(8192, 8192)
+    assert both[1].shape["pairs"] == heads * windowed_pairs(8192, 8192, 4096)
     assert rows["windowed_attention"].shape["window"] == 4096
     assert rows["fused_attention"].shape["causal"] == 1
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from steptime import api
 from steptime.errors import FieldError, PlanError, UserError
 from steptime.plan.constraints import Constraint
 from steptime.study.modes import MODES
-from steptime.surface.request import (
-    checked_plan,
-    completed_degrees,
-    constraints_of,
-    overlap_of,
-    strategy_of,
-    whole,
-)
+from steptime.surface.request import checked_plan, completed_degrees, constraints_of, strategy_of
+from steptime.surface.values import some_of, whole
 
 CORRECTED, PUBLISHED = MODES["corrected"], MODES["published"]
 
@@ -34,13 +30,13 @@ def test_whole_numbers(value):
     ],
 )  # fmt: skip
 def test_overlap(given, means):
-    assert overlap_of(given) == means
+    assert some_of("overlap", given, ("dp", "pp")) == means
 
 
 @pytest.mark.parametrize("given", ["tp", 3, ["dp", 3], "dp;pp"])
 def test_wrong_overlap(given):
     with pytest.raises(UserError):
-        overlap_of(given)
+        some_of("overlap", given, ("dp", "pp"))
 
 
 @pytest.mark.parametrize(
@@ -81,18 +77,20 @@ def test_degrees_are_completed():
 
 
 def test_constraints():
-    assert constraints_of({"tp": 8, "recompute": "full"}, [" pp <= 16 "]) == [
+    assert constraints_of({"tp": 8, "recompute": "full", "sp": "off"}, [" pp <= 16 "]) == [
         Constraint(column="tp", relation="=", value=8), Constraint(column="recompute", relation="=", value=2),
-        Constraint(column="pp", relation="<=", value=16),
+        Constraint(column="sp", relation="=", value=0), Constraint(column="pp", relation="<=", value=16),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        {"tp": 0}, {"tp": "2"}, {"nonsense": 1}, {"zero": 4}, {"recompute": "some"}, {"schedule": "gpipe"}, {"ep": 2},
+        {"tp": 0}, {"tp": "2"}, {"nonsense": 1}, {"zero": 4}, {"recompute": "some"}, {"schedule": "gpipe"}, {"ep": 0},
         {"schedule": "interleaved"}, {"schedule": "1f1b", "vpp": 2}, {"attention": "summa"}, {"placement": 3},
-        {"placement": {"xp": 2}}, {"placement": {"tp": 0}}, {"recompute": "attention"},
+        {"placement": {"xp": 2}}, {"placement": {"tp": 0}}, {"recompute": "full+norm"}, {"recompute_every": 2},
+        {"sp": 2}, {"sp": "perhaps"}, {"context": "rings"}, {"gradient_dtype": "fp8"}, {"expert_imbalance": 0.5},
+        {"expert_capacity": "2"}, {"shard": -1}, {"placement": {"ep": 8}},
     ],
     ids=str,
 )  # fmt: skip
@@ -101,7 +99,12 @@ def test_wrong_plans(plan):
         checked_plan(plan, CORRECTED)
 
 
-@pytest.mark.parametrize("plan", [{"vpp": 2}, {"zero": 3}, {"recompute": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [{"vpp": 2}, {"zero": 3}, {"recompute": "full"}, {"recompute": "attention"}, {"ep": 2}, {"sp": "off"}, {"shard": 8},
+     {"context": "ring"}, {"gradient_dtype": "fp32"}, {"expert_capacity": 2}],
+    ids=str,
+)  # fmt: skip
 def test_what_the_published_model_has_not(plan):
     checked_plan(plan, CORRECTED)
     with pytest.raises(PlanError, match="published model has no"):
@@ -143,3 +146,114 @@ def test_an_estimate_takes_the_fastest_placement():
 def test_an_illegal_plan_is_data():
     e = api.estimate(**(ESTIMATE | {"gpus": 64}), plan={"tp": 64})
     assert not e.feasible and "heads" in e.reasons
+
+
+MIXTRAL = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 256}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({**ESTIMATE, "plan": {"ep": 2}}, "llama2-7b has no experts"),
+        ({**ESTIMATE, "plan": {"expert_capacity": 2}}, "llama2-7b has no experts"),
+        ({**MIXTRAL, "plan": {"tp2": 2}}, "SUMMA is not modelled for experts"),
+        ({**MIXTRAL, "model": "deepseek-v3", "strategy": "2d"}, "SUMMA is not modelled for experts"),
+        ({**MIXTRAL, "mode": "published"}, "published model has no experts"),
+        ({**ESTIMATE, "mode": "published", "lora": {"rank": 4}}, "published model has no adapters"),
+        ({**ESTIMATE, "mode": "published", "dtype": "mxfp8"}, "published model has no quantisation"),
+        ({**ESTIMATE, "mode": "published", "framework": "generic"}, "knows the ideal framework only"),
+        ({**ESTIMATE, "framework": "megatron-2020"}, "did you mean megatron-2021"),
+        ({**ESTIMATE, "lora": {"targets": "linear"}}, "lora.rank: missing"),
+        ({**ESTIMATE, "lora": {"rank": 0}}, "lora.rank: 0 must be a whole number from 1"),
+        ({**ESTIMATE, "lora": {"rank": 4, "targets": "mlp"}}, "lora.targets"),
+        ({**ESTIMATE, "lora": {"rank": 4, "alpha": 8}}, "key of lora"),
+        ({**ESTIMATE, "plan": {"expert_imbalance": 0.5}}, "the nearest is 1"),
+    ],
+)  # fmt: skip
+def test_what_a_model_or_a_mode_has_not(arguments, problem):
+    with pytest.raises(UserError, match=problem):
+        api.estimate(**arguments)
+
+
+def test_a_search_refuses_the_same():
+    for changes in ({"fix": {"ep": 2}}, {"fix": {"expert_capacity": 2}}, {"framework": "x"}, {"lora": {"rank": 0}},
+                    {"mode": "published", "fix": {"context": "ring"}}):  # fmt: skip
+        with pytest.raises(UserError):
+            api.plan(**ESTIMATE, **changes)
+    with pytest.raises(PlanError, match="SUMMA"):
+        api.plan(**MIXTRAL, strategy="2d")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tp": 2, "ep": 8, "recompute": "norm+activation", "gradient_dtype": "fp32", "expert_imbalance": 1.2},
+        {"tp": 2, "ep": 4, "etp": 2, "cp": 2, "context": "ulysses", "overlap": "dp,pp", "expert_capacity": 1.25},
+        {"zero": 3, "shard": 8, "offload": "optimizer", "recompute": "full", "recompute_every": 2, "sp": "off"},
+    ],
+    ids=str,
+)
+def test_the_plan_of_an_estimate_may_be_given_as_it_is(plan):
+    """Through JSON too: a written plan means the same estimate."""
+    first = api.estimate(**MIXTRAL, plan=plan)
+    again = api.estimate(**MIXTRAL, plan=json.loads(json.dumps(first.to_json()["plan"])))
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "changes"),
+    [
+        ("ep", 8, "expert"), ("sp", "off", "tp_comm"), ("shard", 8, "dp_comm"), ("recompute", "experts", "compute"),
+        ("gradient_dtype", "fp32", "dp_comm"), ("expert_imbalance", 1.5, "compute"), ("etp", 2, "etp_comm"),
+    ],
+)  # fmt: skip
+def test_every_choice_moves_the_step(key, value, changes):
+    plain = api.estimate(**MIXTRAL, plan={"tp": 2, "zero": 1})
+    other = api.estimate(**MIXTRAL, plan={"tp": 2, "zero": 1, key: value})
+    assert other.step_time_s != plain.step_time_s
+    one, two = (e.time.rollup(1) | e.memory.rollup(1) for e in (plain, other))
+    assert any(changes in name and one.get(name) != two.get(name) for name in one | two)
+
+
+def test_habits_of_a_framework_yield_to_what_the_user_says():
+    given = {**ESTIMATE, "framework": "megatron-core"}
+    habits = api.estimate(**given, plan={"cp": 2}).plan
+    assert (habits["gradient_dtype"], habits["context"], habits["overlap"]) == ("fp32", "ring", ["dp"])
+    own = api.estimate(**given, plan={"cp": 2, "gradient_dtype": "bf16", "context": "ulysses", "overlap": "none"}).plan
+    assert (own["gradient_dtype"], own["context"], own["overlap"]) == ("bf16", "ulysses", [])
+
+
+def test_the_band_is_that_of_the_framework():
+    generic, named = (api.estimate(**ESTIMATE, framework=name) for name in (None, "megatron-core"))
+    for e in (generic, named):
+        low, high = e.step_time_band_s
+        assert low < e.step_time_s < high
+        assert sum(e.band_shares.values()) <= 1 and "noise" in e.band_shares
+        assert list(e.band_shares.values()) == sorted(e.band_shares.values(), reverse=True)
+        assert e.provenance.band.startswith("90 %")
+    assert generic.provenance.framework == "generic"
+    ideal = api.estimate(**ESTIMATE, framework="ideal")
+    assert (ideal.step_time_band_s, ideal.band_shares, ideal.provenance.band) == (None, {}, "uncalibrated")
+    published = api.estimate(**ESTIMATE, mode="published")
+    assert (published.provenance.framework, published.step_time_band_s) == ("ideal", None)
+
+
+def test_adapters_train_less_than_all_weights():
+    whole, lora, qlora = (
+        api.estimate(**ESTIMATE, lora=lora) for lora in (None, {"rank": 16}, {"rank": 16, "qlora": True})
+    )
+    assert lora.model_flops < whole.model_flops
+    assert qlora.peak_memory_bytes < lora.peak_memory_bytes < whole.peak_memory_bytes
+    assert qlora.workload["lora"] == {"rank": 16, "targets": "linear", "qlora": True}
+
+
+def test_a_search_spreads_experts():
+    result = api.plan(**MIXTRAL, seq=4096, limit=["ep<=4"], top=3)
+    assert result.feasible and all(e.plan["ep"] <= 4 for e in result.plans)
+    fixed = api.plan(**MIXTRAL, seq=4096, top=1, fix={"ep": 8, "etp": 1, "sp": "off", "recompute": "norm",
+                                                      "context": "ring", "gradient_dtype": "fp32"})  # fmt: skip
+    best = fixed.plans[0]
+    keys = ("ep", "sp", "recompute", "context", "gradient_dtype")
+    assert tuple(best.plan[key] for key in keys) == (8, 0, "norm", "ring", "fp32")
+    again = api.estimate(**MIXTRAL, seq=4096, plan=best.plan)
+    assert again.step_time_s == pytest.approx(best.step_time_s, rel=1e-12)

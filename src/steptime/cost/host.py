@@ -28,6 +28,22 @@ def issued_s(device_s: Num, operators: Num, host_s: Num) -> Num:
     return total
 
 
+def router_wait_s(routers: Num, wait_s: Num) -> Num:
+    r"""Time that a device waits for the host at the routers of experts.
+
+    $$t = n\, \tau$$
+
+    where each of $n$ = `routers` costs $\tau$ = `wait_s` (s): without dropped tokens the sizes of the experts' products
+    are known on the device only, and the host has to read them before it can go on.
+
+    Source: own; fitted per framework.
+
+    >>> router_wait_s(4, 1e-3)
+    0.004
+    """
+    return routers * wait_s
+
+
 def stage_issue_s(micro_batches: Num, virtual_stages: Num, stages: Num, stage_s: Num) -> Num:
     r"""Time that the host of a pipeline stage loses between micro-batches.
 

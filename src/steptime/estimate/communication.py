@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from steptime.cost.collective import point_to_point_s
 from steptime.cost.collective_algorithms import collective_s, least_s
+from steptime.cost.collective_fabric import Fabric
 from steptime.cost.exchange import rotated_s
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
@@ -76,7 +80,22 @@ def collective_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: Num, 
     if kind == RING_EXCHANGE:
         near_s, far_s = message_time_s(machine, size_bytes)
         return rotated_s(ranks, inside, near_s, far_s)
-    return least_s(kind, size_bytes, ranks, inside, model.fabric, **_shared(model, inside))
+    return _least_s(kind, size_bytes, ranks, inside, model.fabric, **_shared(model, inside))
+
+
+def _least_s(kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, **shared: Num) -> Num:
+    """The fastest algorithm's time; that of numbers is kept."""
+    arrays = any(isinstance(value, np.ndarray) for value in shared.values())
+    if arrays or isinstance(size_bytes, np.ndarray) or isinstance(ranks, np.ndarray) or isinstance(inside, np.ndarray):
+        return least_s(kind, size_bytes, ranks, inside, fabric, **shared)
+    return _known_least_s(kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
+
+
+@lru_cache(maxsize=1 << 14)
+def _known_least_s(
+    kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: tuple[tuple[str, Num], ...]
+) -> Num:
+    return least_s(kind, size_bytes, ranks, inside, fabric, **dict(shared))
 
 
 def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Call:
@@ -97,13 +116,22 @@ def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[st
         basis = _bases(model, inside=inside > 1, between=ranks > inside)
         return Call(function=ROTATED, leaf=ROTATED.rsplit(".", 1)[1], arguments=rotated, basis=basis)
     shared = _shared(model, inside)
-    _, algorithm, protocol = collective_s(
-        kind, float(size_bytes), ranks, inside, model.fabric, groups=shared["groups"],
-        oversubscription=shared["oversubscription"],
-    )  # fmt: skip
+    algorithm, protocol = _chosen(kind, float(size_bytes), ranks, inside, model.fabric, tuple(shared.items()))
     basis = f"{algorithm}, protocol {protocol}: the fastest; {_bases(model, inside=inside > 1, between=ranks > inside)}"
     numbers = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
     return Call(function=FITTED, leaf=f"{kind}/{FITTED.rsplit('.', 1)[1]}", arguments=numbers, basis=basis)
+
+
+@lru_cache(maxsize=1 << 14)
+def _chosen(
+    kind: str, size_bytes: float, ranks: float, inside: float, fabric: Fabric, shared: tuple[tuple[str, Num], ...]
+) -> tuple[str, str]:
+    """The fastest algorithm and its protocol."""
+    numbers = dict(shared)
+    _, algorithm, protocol = collective_s(
+        kind, size_bytes, ranks, inside, fabric, groups=numbers["groups"], oversubscription=numbers["oversubscription"]
+    )
+    return str(algorithm), str(protocol)
 
 
 def message_time_s(machine: Machine, size_bytes: Num) -> tuple[Num, Num]:
@@ -116,10 +144,10 @@ def message_time_s(machine: Machine, size_bytes: Num) -> tuple[Num, Num]:
             return near, far
         groups = machine.groups
         return groups.seconds("p2p", size_bytes, 2, 2, near), groups.seconds("p2p", size_bytes, 2, 1, far)
-    near = least_s("p2p", size_bytes, 2, 2, model.fabric)
+    near = _least_s("p2p", size_bytes, 2, 2, model.fabric)
     if model.between is None:
         return near, near
-    return near, least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(model, 1.0))
+    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(model, 1.0))
 
 
 def message_basis(machine: Machine, stages: float, inside: float) -> str:

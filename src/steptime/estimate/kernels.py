@@ -54,7 +54,7 @@ class KernelModel:
 
     def seconds(self, shape: Mapping[str, Num]) -> Num:
         """Time of one call."""
-        return self.formula({**self.fixed, **shape})
+        return self.formula.remembered({**self.fixed, **shape})
 
     @property
     def basis(self) -> str:

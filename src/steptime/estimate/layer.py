@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from steptime.cost.collective import panel_overlap_s
-from steptime.cost.host import issued_s
+from steptime.cost.host import issued_s, router_wait_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import collective_time_s
 from steptime.estimate.kernels import Timed, timed
@@ -152,6 +152,8 @@ class Work:
     """Operators without products."""
     operators: Num
     """Operators that the host issues."""
+    routers: Num
+    """Routers of experts, at which the host waits for the device."""
     links_s: Mapping[str, Num]
     """Exposed transfers by axis."""
 
@@ -173,13 +175,15 @@ def work_of(times: Iterable[PhaseTime]) -> dict[str, Work]:
         into, kind = sums[phase], kind_of(time.row)
         into[kind] = into.get(kind, 0.0) + (time.compute_s + time.exposed_memory_s)
         into["operators"] = into.get("operators", 0.0) + time.issued
+        if time.row.operator == "top_k":
+            into["routers"] = into.get("routers", 0.0) + time.issued
         for each in time.transfers:
             axis = each.transfer.axis
             links[phase][axis] = links[phase].get(axis, 0.0) + each.exposed_s
     return {
         phase: Work(
             matrix_s=into.get("matrix", 0.0), attention_s=into.get("attention", 0.0), vector_s=into.get("vector", 0.0),
-            operators=into.get("operators", 0.0), links_s=links[phase],
+            operators=into.get("operators", 0.0), routers=into.get("routers", 0.0), links_s=links[phase],
         )
         for phase, into in sums.items()
     }  # fmt: skip
@@ -208,7 +212,8 @@ def device_s(work: Work, framework: Framework) -> Num:
 
 def paced_s(work: Work, framework: Framework) -> Num:
     """Time of some work under a framework: what the device needs, or the host if it is slower."""
-    return issued_s(device_s(work, framework), work.operators, framework.host_s)
+    paced = issued_s(device_s(work, framework), work.operators, framework.host_s)
+    return paced + router_wait_s(work.routers, framework.router_s)
 
 
 def pass_of(work: Mapping[str, Work], framework: Framework) -> Pass:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from steptime.estimate.operators import OPERATORS
 from steptime.plan.adapters import FROZEN
 from steptime.plan.corrected import CORRECTED
+from steptime.plan.framework import IDEAL
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.rows import Row
@@ -21,8 +23,15 @@ def _row_flops(row: Row) -> float:
 
 def _part_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
     """How often each part of the model runs, and its rows: on one device, no tokens dropped or counted twice."""
-    plain = replace(job, attention="fused", expert_imbalance=1.0, expert_capacity=None)
-    block = CORRECTED.strategies["1d"].block(plain, Plans())
+    return _plain_rows(replace(
+        job, gpus=1, global_batch=1, attention="fused", expert_imbalance=1.0, expert_capacity=None, framework=IDEAL,
+        gradient_dtype=None,
+    ))  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _plain_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
+    block = CORRECTED.strategies["1d"].block(job, Plans())
     parts = {"layers": (float(job.model.layers), block.layer)}
     return parts | {name: (1.0, rows) for name, rows in (("embedding", block.first), ("head", block.last)) if rows}
 
@@ -59,6 +68,8 @@ def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float
     """Matrix operations that recomputation of every so many-th layer, or of parts of all layers, adds to a step."""
     if recompute & FULL_RECOMPUTE:
         return job.global_batch * forward_flops_per_sequence(job)["layers"] / every
+    if not recompute:
+        return 0.0
     rows = CORRECTED.strategies["1d"].block(job, Plans(recompute=recompute)).layer
     again = sum(float(row.recomputed) * _row_flops(row) for row in rows)
     return float(job.global_batch * job.model.layers * again)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
+
+import numpy as np
 
 from steptime.cost import attention, collective, elementwise, exchange, experts, matmul
 from steptime.num import Num
@@ -30,10 +32,22 @@ class Formula:
         """Value for a row's shape."""
         return self.function(*[shape[name] for name in self.arguments])
 
+    def remembered(self, shape: Mapping[str, Num]) -> Num:
+        """As a call; the values of numbers are kept, which pays for formulas that try many alternatives."""
+        arguments = tuple([shape[name] for name in self.arguments])
+        if any(isinstance(value, np.ndarray) for value in arguments):
+            return self.function(*arguments)
+        return _remembered(self.function, arguments)
+
     @property
     def name(self) -> str:
         """Dotted name below ``steptime.cost``."""
         return f"{self.function.__module__.removeprefix('steptime.cost.')}.{self.function.__name__}"
+
+
+@lru_cache(maxsize=1 << 14)
+def _remembered(function: Callable[..., Num], arguments: tuple[Num, ...]) -> Num:
+    return function(*arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +102,7 @@ OPERATORS: Mapping[str, Operator] = {
     "top_k": Operator(
         forward=_phase(None, _X.top_k_flops, _X.moved_bytes), backward=_phase(None, _X.top_k_flops, _X.moved_bytes)
     ),
+    "nothing": Operator(forward=_phase(), backward=_phase()),
     "move": Operator(forward=_MOVE, backward=_MOVE),
     "move_forward": Operator(forward=_MOVE, backward=_phase()),
     "move_backward": Operator(forward=_phase(), backward=_MOVE),

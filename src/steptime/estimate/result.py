@@ -34,6 +34,8 @@ class Provenance:
     """Constant -> value, source, kind."""
     assumptions: tuple[str, ...] = ()
     band: str = "uncalibrated"
+    framework: str = "ideal"
+    """Training software whose slowdowns and overheads are applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Estimate:
     step_time_bracket_s: tuple[float, float]
     """Everything overlapped, nothing overlapped."""
     step_time_band_s: tuple[float, float] | None
-    """5th and 95th percentile; None until calibrated."""
+    """5th and 95th percentile; None where the framework is ideal."""
     mfu: float
     hfu: float
     tokens_per_s_per_gpu: float
@@ -86,6 +88,13 @@ class Estimate:
     """Step time in seconds if one thing were better by the factor in its name."""
     published: Mapping[str, Any] | None = None
     """Statistics under the names of the reproduced paper; only in published mode."""
+    memory_by_definition: Mapping[str, float] = field(default_factory=dict)
+    """Peak memory as ``allocated`` (live tensors, the peak above), ``reserved`` by the allocator, and used on the
+    ``device`` with communication buffers and driver; ``oom_probability`` is that of the last. Empty where a paper is
+    reproduced."""
+    band_shares: Mapping[str, float] = field(default_factory=dict)
+    """What dominates the band: share of its variance by parameter of the framework, ``device`` (its own factor) and
+    ``noise`` (what remains of runs that are known exactly), largest first."""
     details: tuple[Detail, ...] = ()
     """How each term was computed; not part of the JSON unless explained."""
 

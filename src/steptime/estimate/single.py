@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from steptime.estimate.band import StepBand, band_of
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import bottleneck_of, what_if
 from steptime.estimate.machine import Machine, constants_of, curve_constants, machine_of, weakest
+from steptime.estimate.memory import fullest_phase
+from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import model_flops_per_step, recomputed_flops_per_step, utilisation
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.terms_of import (
@@ -32,10 +35,11 @@ from steptime.version import __version__
 ASSUMPTIONS = (
     "every pipeline stage and every micro-batch takes the same time from step to step (no stragglers, no failures)",
     "data-parallel traffic does not slow down other traffic on the same links",
-    "memory counts no allocator fragmentation, communication buffers or driver context",
+    "peak memory is what live tensors hold; memory_by_definition adds the allocator, communicators and the driver",
     "memory capacity is the datasheet's decimal figure",
-    "gradients are kept and reduced in the dtype of the run",
 )
+LARGEST_SHARES = 5
+"""What dominates a band: so many entries at most."""
 
 Statistics = Callable[[Evaluation], Mapping[str, Any]]
 
@@ -68,8 +72,8 @@ def estimate_plan(
     setting: Setting, strategy: Strategy, plans: Plans, *, explain: bool = False, what_ifs: bool = True
 ) -> Estimate:
     """Everything about one plan."""
-    job, method = setting.job, setting.method
-    e = evaluate(method, strategy, job, setting.machine, plans)
+    job, method, machine = setting.job, setting.method, setting.machine
+    e = evaluate(method, strategy, job, machine, plans)
     lines = lines_of(e)
     time = exposed_terms(lines)
     stage = fullest_stage(e)
@@ -77,16 +81,16 @@ def estimate_plan(
     mask = int(broken_rules(job, plans, setting.rules)) | (BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0)
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
-    flops = model_flops_per_step(job)
+    band, flops = band_of(e), model_flops_per_step(job)
     hardware_flops = flops + recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
-    tokens = job.global_batch * job.seq_len
     return Estimate(
         step_time_s=step_time_s,
         step_time_bracket_s=(min(float(low), step_time_s), max(float(high), step_time_s)),
-        step_time_band_s=None,
+        step_time_band_s=None if band is None else (band.low_s, band.high_s),
+        band_shares={} if band is None else dict(list(band.shares.items())[:LARGEST_SHARES]),
         mfu=utilisation(flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
         hfu=utilisation(hardware_flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
-        tokens_per_s_per_gpu=tokens / step_time_s / job.gpus,
+        tokens_per_s_per_gpu=job.global_batch * job.seq_len / step_time_s / job.gpus,
         samples_per_s=job.global_batch / step_time_s,
         model_flops=flops,
         time=time,
@@ -94,16 +98,16 @@ def estimate_plan(
         peak_memory_bytes=float(e.peak_bytes),
         memory=memory_terms(kept),
         memory_capacity_bytes=e.machine.memory_bytes,
-        oom_probability=1.0 if mask & BIT[MEMORY] else 0.0,
+        memory_by_definition={name: float(value) for name, value in memory_by_definition(e).items()}
+        if method.calibrated
+        else {},
+        oom_probability=oom_probability(e) if method.calibrated else float(bool(mask & BIT[MEMORY])),
         feasible=mask == 0,
         reasons=names_of(mask),
         bottleneck=bottleneck_of(time),
-        plan=plan_record(e, stage),
-        provenance=_provenance(setting),
-        workload={
-            "gpus": job.gpus, "global_batch": job.global_batch, "seq_len": job.seq_len, "dtype": job.precision.name,
-            "optimizer": job.optimizer.name,
-        },
+        plan=plan_record(e, stage) | {"fullest_phase": fullest_phase(e.method, e.strategy, job, plans, e.sizes, stage)},
+        provenance=_provenance(setting, machine, band),
+        workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
         details=(*details_of(lines), *kept) if explain else (),
@@ -128,11 +132,36 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         "schedule": "interleaved" if p.vpp > 1 else "1f1b",
         "attention": job.attention,
         "overlap": sorted(job.overlap),
+        **({"offload": sorted(job.offload)} if job.offload else {}),
+        "context": job.context,
+        **({} if job.gradient_dtype is None else {"gradient_dtype": job.gradient_dtype}),
+        **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
         "stage_layers": {"first": int(split.first), "middle": int(split.middle), "last": int(split.last)},
         **({} if fullest_stage is None else {"fullest_stage": fullest_stage}),
         **occupancy(int(p.ranks), int(p.domain_ranks), e.machine.fast_domain),
     }
+
+
+def _expert_record(job: Job) -> dict[str, float]:
+    """How full the experts are; empty where there are none."""
+    if job.model.experts is None:
+        return {}
+    capacity = {} if job.expert_capacity is None else {"expert_capacity": job.expert_capacity}
+    return {"expert_imbalance": job.expert_imbalance, **capacity}
+
+
+def workload_record(job: Job) -> dict[str, Any]:
+    """The job in the words of the command line, its plan apart."""
+    out: dict[str, Any] = {
+        "gpus": job.gpus, "global_batch": job.global_batch, "seq_len": job.seq_len, "dtype": job.precision.name,
+        "optimizer": job.optimizer.name, "framework": job.framework.name,
+    }  # fmt: skip
+    if job.adapter is not None:
+        adapter = job.adapter
+        lora = {"rank": adapter.rank, "targets": adapter.targets, "qlora": adapter.weight_bytes is not None}
+        out["lora"] = lora
+    return out
 
 
 def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]:
@@ -147,8 +176,7 @@ def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]
     return {"domains": domains, "idle_devices": idle}
 
 
-def _provenance(setting: Setting) -> Provenance:
-    machine = setting.machine
+def _provenance(setting: Setting, machine: Machine, band: StepBand | None) -> Provenance:
     constants = constants_of(
         setting.cluster, setting.job.gpus, setting.job.precision, fitted_links=machine.fabric is not None
     )
@@ -162,5 +190,21 @@ def _provenance(setting: Setting) -> Provenance:
         device=setting.cluster.device.name,
         weakest_kind=str(weakest(constants)),
         constants={c.name: {"value": c.value, "source": c.source.text, "kind": str(c.source.kind)} for c in constants},
-        assumptions=ASSUMPTIONS,
+        assumptions=(*ASSUMPTIONS, *_assumed(setting.job)),
+        framework=setting.job.framework.name,
+        band=_band_source(setting.job, band),
     )
+
+
+def _band_source(job: Job, band: StepBand | None) -> str:
+    spread = job.framework.spread
+    return "uncalibrated" if band is None or spread is None else f"90 %, fitted to {spread.source}"
+
+
+def _assumed(job: Job) -> tuple[str, ...]:
+    """What is assumed of this job in particular."""
+    dtype = job.gradient_dtype or f"the dtype of the run ({job.precision.gradient_bytes:g} bytes)"
+    out = [f"gradients are kept and reduced in {dtype}"]
+    if job.model.experts is not None and job.expert_capacity is None and job.expert_imbalance == 1.0:
+        out.append("every expert rank has the same number of tokens, and none is dropped")
+    return tuple(out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steptime.num import Num
 from steptime.plan.rows import Block, Row
@@ -26,6 +26,8 @@ class Part:
     frozen_bytes: Num = 0.0
     """Bytes of the frozen parameters, which may have a format of their own."""
     frozen_expert_bytes: Num = 0.0
+    products: Num = 0.0
+    """Parameters of one product of each shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,11 @@ class Sizes:
     last: Part
     boundary_bytes: Num
     working_bytes: Num
+    loss_bytes: Num = 0.0
+    later: Part | None = None
+    """A layer with experts, where the first layers of the model have none; ``layer`` is the mean of both kinds."""
+    leading: int = 0
+    """Those first layers."""
 
 
 def part_of(rows: Iterable[Row]) -> Part:
@@ -51,9 +58,13 @@ def part_of(rows: Iterable[Row]) -> Part:
         for name, value in parts.items():
             counted = value if isinstance(row.share, float) and row.share == 1.0 else value * row.share
             sums[name] = sums.get(name, 0.0) + counted
+        if row.trained and row.operator in PRODUCTS:
+            sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
     return Part(**sums)
 
 
+#: Operators whose gradients of weights go into a buffer of all gradients.
+PRODUCTS = ("matmul", "grouped_matmul")
 #: Whether weights are of experts, and trained -> where they are counted.
 POOLS = {
     (False, True): "weights", (True, True): "expert_weights", (False, False): "frozen", (True, False): "frozen_experts",
@@ -61,9 +72,19 @@ POOLS = {
 _BYTES = {False: "frozen_bytes", True: "frozen_expert_bytes"}
 
 
+def _later(row: Row) -> Row | None:
+    """A row as a layer with experts has it."""
+    if row.block == "experts":
+        return replace(row, share=1.0)
+    dense = row.block == "mlp" and not (isinstance(row.share, float) and row.share == 1.0)
+    return None if dense else row
+
+
 def sizes_of(block: Block) -> Sizes:
     """Sums over all parts of a block."""
+    later = [row for row in map(_later, block.layer) if row is not None] if block.leading_dense else []
     return Sizes(
+        later=part_of(later) if later else None, leading=block.leading_dense,
         layer=part_of(block.layer), first=part_of(block.first), last=part_of(block.last),
-        boundary_bytes=block.boundary_bytes, working_bytes=block.working_bytes,
+        boundary_bytes=block.boundary_bytes, working_bytes=block.working_bytes, loss_bytes=block.loss_bytes,
     )  # fmt: skip

@@ -176,7 +176,7 @@ def inputs_of(
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
         traffic=traffic_of(strategy, job, machine, plans, sizes, stage, micro_batches),
         replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, stage),
-        optimizer_bytes=optimizer_bytes, optimizer_s=optimizer_time_s(optimizer_bytes, machine),
+        optimizer_bytes=optimizer_bytes, optimizer_s=optimizer_time_s(job, optimizer_bytes, machine),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from steptime.estimate.communication import collective_call, message_basis
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.memory_kernels import streamed
+from steptime.estimate.traffic import offloaded_arguments
 from steptime.num import Num
 
 
@@ -62,6 +63,9 @@ def _overhead_lines(e: Evaluation) -> Iterator[Line]:
 
 def _optimizer_line(e: Evaluation) -> Line:
     seconds, fitted = float(e.step.optimizer_s), streamed(e.machine.models, e.step.optimizer_bytes)
+    if "optimizer" in e.job.offload:
+        host = numbers(offloaded_arguments(e.job, e.step.optimizer_bytes, e.machine))
+        return Line(path="optimizer/host_adam_s", exposed_s=seconds, function="offload.host_adam_s", arguments=host)
     if fitted is None:
         arguments = numbers({"moved_bytes": e.step.optimizer_bytes, "memory_Bps": e.machine.memory_Bps})
         return Line(path="optimizer/memory_s", exposed_s=seconds, function="roofline.memory_s", arguments=arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from steptime.cost.host import router_wait_s
 from steptime.estimate.communication import collective_call
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, device_s, kind_of, paced_s
@@ -18,6 +19,7 @@ from steptime.terms import Terms
 COMPUTE = "roofline.roofline_compute_s"
 EXPOSED_MEMORY = "roofline.roofline_exposed_memory_s"
 ISSUED = "host.issued_s"
+ROUTER = "host.router_wait_s"
 
 
 def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> Iterator[Line]:
@@ -75,18 +77,23 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
             if part == "layer" and again and time.phase == FORWARD:
                 yield from _phase_lines(time, RECOMPUTE, count * again, e)
         for phase in (FORWARD, BACKWARD):
-            yield _host_line(e, part, phase, count)
+            yield from _host_lines(e, part, phase, count)
         if part == "layer" and again:
-            yield _host_line(e, part, FORWARD, count * again, named=RECOMPUTE)
+            yield from _host_lines(e, part, FORWARD, count * again, named=RECOMPUTE)
 
 
-def _host_line(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Line:
+def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Iterator[Line]:
     """What the device waits for the host in one part of the model."""
     work, framework = e.works[part][phase], e.job.framework
-    device, paced = device_s(work, framework), paced_s(work, framework)
+    device, waited = device_s(work, framework), router_wait_s(work.routers, framework.router_s)
+    paced = paced_s(work, framework) - waited
     arguments = {"device_s": device, "operators": work.operators, "host_s": framework.host_s, "times_per_step": count}
-    return Line(path=f"host/{named or phase}/{part}/{leaf(ISSUED)}", exposed_s=float((paced - device) * count),
-                function=ISSUED, arguments=numbers(arguments))  # fmt: skip
+    path = f"host/{named or phase}/{part}"
+    yield Line(path=f"{path}/{leaf(ISSUED)}", exposed_s=float((paced - device) * count), function=ISSUED,
+               arguments=numbers(arguments))  # fmt: skip
+    waits = {"routers": work.routers, "wait_s": framework.router_s, "times_per_step": count}
+    yield Line(path=f"{path}/{leaf(ROUTER)}", exposed_s=float(waited * count), function=ROUTER,
+               arguments=numbers(waits))  # fmt: skip
 
 
 def lines_of(e: Evaluation) -> list[Line]:
@@ -148,10 +155,11 @@ def _by_row(e: Evaluation, whole: Detail) -> list[Detail]:
     return [
         Detail(
             path=f"activations/{row.name}/activation_bytes", function=whole.function,
-            value=whole.value * float(row.kept_bytes * row.share) / float(e.sizes.layer.kept_bytes),
-            arguments={**whole.arguments, "kept_bytes_per_layer": float(row.kept_bytes * row.share)},
+            value=whole.value * share,
+            arguments={**whole.arguments, "kept_bytes_per_layer": share * whole.arguments["kept_bytes_per_layer"]},
         )
         for row in e.block.layer
+        for share in [float(row.kept_bytes * row.share) / float(e.sizes.layer.kept_bytes)]
         if float(row.kept_bytes)
     ]  # fmt: skip
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime.cost.data_parallel import adam_step_bytes
+from steptime.cost.offload import host_adam_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, collective_time_s, group_of
 from steptime.estimate.machine import Machine
@@ -142,8 +143,25 @@ def replicated_s(
     return collective_time_s("all_reduce", plans, machine, (strategy.replicated_axis,), size_bytes)
 
 
-def optimizer_time_s(optimizer_bytes: Num, machine: Machine) -> Num:
-    """Time of the optimiser's pass over its tensors."""
+NODE = 8
+"""Devices of one host, as a rule."""
+
+
+def offloaded_arguments(job: Job, optimizer_bytes: Num, machine: Machine) -> dict[str, Num]:
+    """Arguments of the optimiser step on the host."""
+    precision = job.precision
+    states = job.optimizer.bytes_per_parameter(precision)
+    owned = optimizer_bytes / adam_step_bytes(1, states, job.gradient_bytes, precision.element_bytes)
+    return {
+        "parameters": owned, "ranks": float(min(NODE, machine.fast_domain, job.gpus)),
+        "moved_bytes": owned * (job.gradient_bytes + precision.element_bytes),
+    }  # fmt: skip
+
+
+def optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> Num:
+    """Time of the optimiser's pass over its tensors, on the device or on the host."""
+    if "optimizer" in job.offload:
+        return host_adam_s(**offloaded_arguments(job, optimizer_bytes, machine))
     fitted = streamed(machine.models, optimizer_bytes)
     if fitted is None:
         return memory_s(optimizer_bytes, machine.memory_Bps)

@@ -23,6 +23,8 @@ FROZEN = {
     "bias": "frozen_bias", "embedding": "frozen_embedding",
 }  # fmt: skip
 PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")
+NARROW = ("matmul", "grouped_matmul")
+"""Products that narrow formats are for; the router stays wide."""
 
 
 def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
@@ -35,19 +37,23 @@ def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
         targeted = layer and row.operator == "matmul" and row.name != "router"
         targeted = targeted and (adapter.targets == "linear" or row.block == "attention")
         stored = layer and row.operator in PRODUCTS and row.name != "router" and adapter.weight_bytes is not None
-        out += _frozen(row, job, adapter.weight_bytes if stored else None, targeted)
+        out += _frozen(row, job, adapter.weight_bytes if stored else None, layer)
         if targeted:
             out += _adapter(row, job, adapter)
     return out
 
 
-def _frozen(row: Row, job: Job, weight_bytes: float | None, targeted: bool) -> list[Row]:
+def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list[Row]:
     element = job.precision.element_bytes
     # The adapter's first product keeps the input instead; without one nothing needs it.
     kept = 0.0 * row.kept_bytes if row.operator in PRODUCTS else row.kept_bytes
+    stored = element if weight_bytes is None else weight_bytes
+    narrow = job.precision.quantised_bytes
+    if layer and weight_bytes is None and job.memory.narrow_frozen and narrow is not None and row.operator in NARROW:
+        stored = narrow
     frozen = replace(
         row, operator=FROZEN.get(row.operator, row.operator), trained=False, kept_bytes=kept,
-        replicated=0.0, weight_bytes=element if weight_bytes is None else weight_bytes,
+        replicated=0.0, weight_bytes=stored,
     )  # fmt: skip
     if weight_bytes is None:
         return [frozen]

@@ -10,13 +10,9 @@ from dataclasses import replace
 
 from steptime.cost.attention import causal_pairs, windowed_pairs
 from steptime.num import Num, ceil_div, maximum, where
-from steptime.plan.plans import ATTENTION_RECOMPUTE
+from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import Row, Transfer, fused_attention, over, unfused_attention
 from steptime.plan.shapes import Shape
-
-TWO_WINDOW_ROWS = True
-"""Whether windowed and other layers have rows of their own, each with its share of the layers. False: one row with the
-mean pairs, for an estimate that does not weigh rows."""
 
 
 class Heads:
@@ -44,17 +40,15 @@ class Heads:
             return (self.rows + 2 * self.kv_local) * self.key_dim
         return self.rows * self.key_dim + self.kv_local * (self.key_dim + self.value_dim)
 
+    @property
+    def ring_elements(self) -> Num:
+        """Outputs that a ring keeps in its own order, apart from the input of the next product."""
+        return where(self.ranks > 1, self.rows * self.value_dim, 0)
+
 
 def attention_pairs(s: Shape, rows: Num) -> Num:
-    """(query, key) pairs of a layer: causal or full; the mean over layers where some have a window."""
-    model, length = s.model, s.seq_len
-    if not model.causal:
-        return rows * length
-    whole = causal_pairs(rows, length)
-    share = windowed_share(s)
-    if not share or model.window is None:
-        return whole
-    return (1 - share) * whole + share * windowed_pairs(rows, length, model.window)
+    """(query, key) pairs of a layer without a window: causal or full."""
+    return causal_pairs(rows, s.seq_len) if s.model.causal else rows * s.seq_len
 
 
 def windowed_share(s: Shape) -> float:
@@ -71,7 +65,7 @@ def attention_rows(s: Shape) -> tuple[Row, ...]:
     if s.job.attention == "unfused":
         return _unfused(s, heads)
     share = windowed_share(s)
-    if not share or not TWO_WINDOW_ROWS or s.model.window is None:
+    if not share or s.model.window is None:
         return (_fused(s, heads, "fused_attention", attention_pairs(s, heads.rows), None),)
     whole, windowed = causal_pairs(heads.rows, s.seq_len), windowed_pairs(heads.rows, s.seq_len, s.model.window)
     rows = (
@@ -83,17 +77,17 @@ def attention_rows(s: Shape) -> tuple[Row, ...]:
 
 def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) -> Row:
     forward, backward = _transfers(s, heads, 2 * heads.kv_rows * heads.head_dim * s.element_bytes)
-    sinks = s.heads if s.model.attention_sinks else 0
     row = fused_attention(
         name, "attention", pairs=pairs, rows=heads.rows, keys=heads.keys, kv_rows=heads.kv_rows,
         kv_rows_read=heads.kv_rows, head_dim=heads.head_dim, dropout=int(s.model.dropout), accumulate=1,
         element_bytes=s.element_bytes, kept_elements=heads.kept_elements + 2 * heads.rows,
         tiles=_tiles(s, heads, pairs, window), forward=forward, backward=backward,
     )  # fmt: skip
-    if sinks:
-        row = replace(row, weights=sinks)
+    if s.model.attention_sinks:
+        row = replace(row, weights=s.heads)
     if s.axis == "cp" and s.job.context == "ring":
-        row = replace(row, overlaps=(heads.ranks - 1) / heads.ranks)
+        kept = row.kept_bytes + heads.ring_elements * s.element_bytes
+        row = replace(row, overlaps=(heads.ranks - 1) / heads.ranks, kept_bytes=kept)
     return row
 
 
@@ -104,7 +98,7 @@ def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
         rows=heads.rows, keys=heads.keys, kv_rows=heads.kv_rows, head_dim=heads.head_dim, dropout=s.model.dropout,
         accumulate=1, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
         kept_scores=(heads.rows + heads.kv_local) * heads.key_dim, kept_attend=heads.kv_local * heads.value_dim,
-        recomputed=where(s.plans.recompute == ATTENTION_RECOMPUTE, 1.0, 0.0), forward=forward, backward=backward,
+        recomputed=where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0), forward=forward, backward=backward,
     )  # fmt: skip
 
 

@@ -19,6 +19,9 @@ TABLE = 4_000_000
 IDLE_SHARE = 1 / 9
 """Largest share of the devices in the domains of a plan that may stay idle: 8 of the 72 of an NVL72 rack."""
 
+_LONE = ("etp", "sp", "shard", "recompute_every")
+"""Columns that have one value unless a space says otherwise: one number for all candidates."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedSpace(Space):
@@ -37,6 +40,11 @@ class CorrectedSpace(Space):
     """SUMMA panels that are tried; empty: see `panels_worth_trying`."""
     ep: tuple[int, ...] = ()
     """Expert ranks that are tried where there are experts; empty: all powers of two that divide them."""
+    etp: tuple[int, ...] = (1,)
+    """Tensor ranks of an expert that are tried; likewise what follows."""
+    sp: tuple[int, ...] = (1,)
+    shard: tuple[int, ...] = (0,)
+    recompute_every: tuple[int, ...] = (1,)
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The same space with some columns at one value each."""
@@ -58,7 +66,8 @@ class CorrectedSpace(Space):
         for column, choices in self._choices(job, strategy, meshes).items():
             position, chosen = expand(mesh_of, dict(enumerate(choices[1])), choices[0][mesh_of])
             mesh_of, extra = mesh_of[position], {n: c[position] for n, c in extra.items()} | {column: chosen}
-        return mesh_of, meshes.take(mesh_of).with_columns(extra)
+        lone = {name: getattr(self, name)[0] for name in _LONE}
+        return mesh_of, meshes.take(mesh_of).with_columns(lone | extra)
 
     def _micro_batches(self, share: int) -> list[int]:
         return [m for m in self.micro_batch if m <= share] if self.micro_batch else micro_batch_choices(share)
@@ -68,11 +77,15 @@ class CorrectedSpace(Space):
         pp = np.asarray(meshes.pp)
         piped, fixed_zero = (pp > 1).astype(np.int64), len(self.zero) == 1
         depths, depth = np.unique(pp, return_inverse=True)
+        everywhere = np.zeros(len(pp), dtype=np.int64)
         out: dict[str, tuple[Array, list[list[int]]]] = {
-            "recompute": (np.zeros(len(pp), dtype=np.int64), [list(self.recompute)]),
+            "recompute": (everywhere, [list(self.recompute)]),
             "zero": (piped, [list(self.zero), [z for z in self.zero if z <= 1 or fixed_zero]]),
             "vpp": (depth, [list(self.vpp) or virtual_stages(job.model.layers, int(p)) for p in depths]),
         }
+        for name in _LONE:
+            if len(getattr(self, name)) > 1:
+                out[name] = (everywhere, [list(getattr(self, name))])
         if strategy.name == "2d":
             longer = np.maximum(np.asarray(meshes.tp), np.asarray(meshes.tp2))
             values, kind = np.unique(longer, return_inverse=True)

@@ -53,6 +53,8 @@ class Framework:
     """Share of the traffic that could hide behind computation but does not."""
     stage_links: Num = 1.0
     """Time of messages between stages over their time on free links."""
+    router_s: Num = 0.0
+    """Time that the device waits for the host at one router of experts, in each direction."""
     stage_s: Num = 0.0
     """Time that the host loses per micro-batch and stage for starting it and waiting for its neighbours."""
     optimizer: Num = 1.0
@@ -89,15 +91,42 @@ class Habits:
     """What context-parallel ranks exchange."""
     overlap: frozenset[str] = frozenset({"dp"})
     """Traffic that runs behind computation where it can."""
+    kernel: str = "newest"
+    """Fused attention kernel, of :data:`KERNELS`."""
+
+
+#: Fused attention kernel -> its time over that of the newest one, on devices whose name begins so.
+KERNELS: Mapping[str, Mapping[str, float]] = {
+    "newest": {},
+    "flash2": {"h100": 1.7, "h200": 1.7, "h800": 1.7, "h20": 1.7, "b200": 2.5, "b300": 2.5, "gb200": 2.5, "gb300": 2.5},
+    "flash1": {"a": 2.0, "h": 3.4, "b": 5.0, "gb": 5.0, "v": 1.0},
+}
+"""FlashAttention-2 takes half the time of its predecessor (arXiv 2307.08691); on Hopper the third takes 1.5 to 2 times
+less (arXiv 2407.08608); on Blackwell assumed by the growth of the matrix rate."""
+
+
+def kernel_factor(kernel: str, device: str) -> float:
+    """Time of a fused attention kernel over that of the newest on a device.
+
+    >>> kernel_factor("flash2", "h100-sxm"), kernel_factor("flash2", "a100-sxm-80gb"), kernel_factor("newest", "v100")
+    (1.7, 1.0, 1.0)
+    """
+    table = KERNELS[kernel]
+    fitting = [prefix for prefix in table if device.startswith(prefix)]
+    return table[max(fitting, key=len)] if fitting else 1.0
 
 
 _MEGATRON = Habits(gradient_dtype="fp32", context="ring", overlap=frozenset({"dp"}))
 HABITS: Mapping[str, Habits] = {
     "megatron": _MEGATRON, "megatron-core": _MEGATRON, "megatron-2021": _MEGATRON,
-    "megatron-deepspeed": Habits(), "torchtitan": Habits(gradient_dtype="fp32", context="ring"),
+    "megatron-deepspeed": Habits(kernel="flash2"),
+    "torchtitan": Habits(gradient_dtype="fp32", context="ring", kernel="flash2"),
+    **dict.fromkeys(("torchtune", "fms-fsdp", "automodel", "deepspeed", "colossalai"), Habits(kernel="flash2")),
+    "composer-fsdp": Habits(kernel="flash1"),
 }  # fmt: skip
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
-fp32; both pass keys and values round a ring. Others as :class:`Habits` says."""
+fp32; both pass keys and values round a ring. PyTorch's own fused attention is FlashAttention-2; MPT under Composer used
+the Triton kernel of the first. Others as :class:`Habits` says."""
 
 
 def habits_of(name: str) -> Habits:

@@ -16,10 +16,12 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError
 from steptime.hardware.load import parse_toml
-from steptime.plan.framework import PARAMETERS, SHARES
+from steptime.plan.framework import IDEAL, PARAMETERS, SHARES
 
 NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
+NOTHING: Final = 1e-12
+"""Stands for no seconds, no share and no doubt, whose logarithm must be finite."""
 #: Parameters that a device's own factor multiplies, and its doubt.
 DEVICE_FIELDS: Final = ("matrix", "attention", "doubt")
 
@@ -54,8 +56,22 @@ def framework_tables() -> Mapping[str, Any]:
 @lru_cache(maxsize=8)
 def _tables(path: Path, changed: int) -> Mapping[str, Any]:
     """The tables of a file as it was when it was ``changed``."""
-    tables = parse_toml(path.read_bytes(), str(path))
+    tables = completed({"framework": {}, "device": {}, **parse_toml(path.read_bytes(), str(path))})
     check_tables(tables, str(path))
+    return tables
+
+
+def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A file of an older steptime with the parameters that came later: without effect, as when it was fitted."""
+    frameworks = tables["framework"].values() if isinstance(tables["framework"], dict) else ()
+    parts = [part for part in (tables.get("common"), tables.get("doubts"), *frameworks) if isinstance(part, dict)]
+    later = [name for name in PARAMETERS if not any(name in part for part in parts)]
+    values = {name: float(getattr(IDEAL, name)) or NOTHING for name in later}
+    doubts = dict.fromkeys(later, NOTHING)
+    for part in parts:
+        part |= doubts if part is tables.get("doubts") else values
+        if isinstance(part.get("doubts"), dict):
+            part["doubts"] |= doubts
     return tables
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steptime.plan.framework import IDEAL, Framework
+from steptime.plan.memory_profile import PLAIN, MemoryProfile
 from steptime.registry import Registry
 from steptime.workload.spec import ModelSpec
 
@@ -102,17 +103,20 @@ class Adapter:
     targets: str = "linear"
     """``linear``: every product of the layers; ``attention``: those of the attention block."""
     weight_bytes: float | None = None
-    """Bytes of a frozen weight of the adapted products with its scales; None: those of the dtype. QLoRA: 0.5 and, with
-    doubly quantised scales of blocks of 64, 0.127 / 8."""
+    """Bytes of a frozen weight of the adapted products with its scales; None: those of the dtype."""
 
 
+#: Bytes of a frozen weight of QLoRA: 4 bits and, with doubly quantised scales of blocks of 64, 0.127 bits.
+QLORA_BYTES = 0.5 + 0.127 / 8
+#: Products that may have adapters.
+TARGETS = ("linear", "attention")
 #: Bytes of a gradient by the name of its dtype.
 GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
-RECOMPUTES = ("none", "attention", "full")
 SCHEDULES = ("1f1b", "interleaved")
 OVERLAPS = ("dp", "pp")
+OFFLOADS = ("optimizer", "activations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,8 @@ class Job:
     """``fused`` (flash), ``unfused``, or ``summa`` (scores blocked over both tensor axes)."""
     overlap: frozenset[str] = frozenset({"dp"})
     """Traffic that runs behind computation where it can: of :data:`OVERLAPS`."""
+    offload: frozenset[str] = frozenset()
+    """What is kept on the host: of :data:`OFFLOADS`."""
     framework: Framework = IDEAL
     """Training software: what it makes of the machine."""
     context: str = "all_gather"
@@ -143,6 +149,8 @@ class Job:
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None
     """Adapters that are trained instead of the weights."""
+    memory: MemoryProfile = PLAIN
+    """What the training software makes of memory."""
 
     @property
     def gradient_bytes(self) -> float:

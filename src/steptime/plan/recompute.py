@@ -29,10 +29,28 @@ class Part:
     """Rows whose forward runs once more."""
     dropped: Callable[[Row], bool]
     """Rows whose kept bytes are the output of those."""
+    left: Callable[[Row], Num] | None = None
+    """Bytes that a row keeps instead; None: nothing of the dropped ones, all of the others."""
 
 
 def _named(*names: str) -> Callable[[Row], bool]:
     return lambda row: row.name in names
+
+
+def _alternate_outputs(row: Row) -> Num:
+    """Kept bytes where a layer keeps its input, the output of every second product and of attention.
+
+    In the order query, key, value, out, gate, up, down these are query, value, gate and down. Keys, the stream after
+    attention and the inputs of products are made again; the output of ``down`` stays beside the next layer's input.
+    """
+    element = row.shape.get("element_bytes", 0.0)
+    if row.operator == "fused_attention":
+        return row.kept_bytes - row.shape["kv_rows"] * row.shape["head_dim"] * element
+    if row.operator == "gated_activation":
+        return row.shape["elements"] * element
+    if row.name in ("mlp_out", "expert_out", "shared_out"):
+        return row.shape["m"] * row.shape["n"] * element
+    return 0.0 * row.kept_bytes if row.name in ("mlp_norm", "qkv", "mlp_in", "router") else row.kept_bytes
 
 
 #: Name of a bit -> rows. Fused attention keeps its inputs; its statistics are too small to be worth a rule.
@@ -53,6 +71,8 @@ PARTS: dict[str, Part] = {
         again=lambda row: row.block == "experts",
         dropped=lambda row: row.block == "experts" and row.name != "router",
     ),
+    # Selective checkpointing by operator, as in torchtitan: which rows run again is a matter of the other bits.
+    "outputs": Part(again=lambda row: False, dropped=lambda row: False, left=_alternate_outputs),
 }
 
 
@@ -73,6 +93,8 @@ def _marked(row: Row, names: list[str], codes: Num) -> Row:
             row = replace(row, recomputed=where(chosen, 1.0, row.recomputed))
         if part.dropped(row):
             row = replace(row, kept_bytes=where(chosen, 0.0, row.kept_bytes))
+        if part.left is not None:
+            row = replace(row, kept_bytes=where(chosen, part.left(row), row.kept_bytes))
     return row
 
 

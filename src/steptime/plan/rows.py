@@ -72,6 +72,10 @@ class Block:
     """Activation that one micro-batch hands from stage to stage, per device."""
     working_bytes: Num = field(default=0.0)
     """Largest temporary that is alive beside the kept activations."""
+    loss_bytes: Num = field(default=0.0)
+    """Likewise at the loss and in the backward pass of the head."""
+    leading_dense: int = 0
+    """First layers that have a dense MLP where all later ones have experts."""
 
 
 def matmul(

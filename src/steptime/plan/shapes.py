@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from steptime.num import Num, ceil_div, maximum, where
+from steptime.num import Num, ceil_div, where
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Transfer, over
@@ -36,12 +36,9 @@ class Shape:
         self.vocab = ceil_div(model.vocab, plans.tp)
         self.norm_kind = "layer_norm" if model.norm == "layernorm" else "rms_norm"
         self.norm_weights = 2 if model.norm_bias else 1
-        gathered_kv = where(ranks > 1, 2 * plans.micro_batch * job.seq_len * self.kv_heads * model.head_dim, 0)
-        mlp = self.tokens * (where(plans.tp > 1, model.hidden, 0) + self.ffn_in)
-        self.working_elements = maximum(mlp, 2 * gathered_kv)
-        if model.experts is not None:
-            self.working_elements = maximum(self.working_elements, self.expert_rows * (self.hidden + self.expert_in))
-        """Largest temporary: gathered input and inner gradient of the MLP, or gathered keys and values with theirs."""
+        whole = ranks > 1 if job.context == "all_gather" else ranks < 0
+        self.gathered_kv = where(whole, 2 * plans.micro_batch * job.seq_len * self.kv_heads * model.head_dim, 0)
+        """Keys and values of the whole sequence, where context ranks gather them."""
         self.activation_bytes = self.tokens * model.hidden * self.element_bytes
 
     def gather(self, size_bytes: Num) -> tuple[Transfer, ...]:

@@ -35,6 +35,7 @@ from steptime.plan.rows import (
     residual,
 )
 from steptime.plan.shapes import Shape
+from steptime.plan.transients import kept_per_logit, layer_elements, leading_dense, loss_bytes
 from steptime.registry import Registry
 from steptime.workload.spec import Experts
 
@@ -55,7 +56,8 @@ class Corrected(Strategy):
             first=tuple(adapted(self._embedding(shape), job, layer=False)),
             last=tuple(wide(adapted(last, job, layer=False), job.precision)),
             boundary_bytes=self.stream_elements(shape) * shape.element_bytes,
-            working_bytes=shape.working_elements * shape.element_bytes,
+            working_bytes=layer_elements(shape) * shape.element_bytes,
+            loss_bytes=loss_bytes(shape) if job.model.vocab else 0.0, leading_dense=leading_dense(job.model),
         )  # fmt: skip
 
     sequence_axis: ClassVar[str | None]
@@ -220,15 +222,15 @@ class Corrected(Strategy):
             return (*rows, classifier(s))
         if not model.vocab:
             return tuple(rows)
-        head = self.into_block(s, "logits", "head", s.vocab)
-        logits = s.tokens * s.vocab
+        head, predicted = self.into_block(s, "logits", "head", s.vocab), s.tokens * model.predicted_share
+        logits = predicted * s.vocab
         shared = where(s.plans.pp <= 1, 0.0, 1.0) if model.tied_embeddings else 1.0
-        head = replace(head, weights=head.weights * shared)
+        head = replace(head, weights=head.weights * shared, shape={**head.shape, "m": predicted})
         loss = Row(
             name="cross_entropy", block="head", operator="cross_entropy",
             shape={"elements": logits, "logit_bytes": LOGIT_BYTES},
-            kept_bytes=logits * (LOGIT_BYTES + s.element_bytes),
-            forward=(over("tp", "all_reduce", 3 * s.tokens * LOGIT_BYTES),),
+            kept_bytes=logits * kept_per_logit(s),
+            forward=(over("tp", "all_reduce", 3 * predicted * LOGIT_BYTES),),
         )  # fmt: skip
         if model.head_bias:
             rows.append(self._inner_bias(s, "logits_bias", "head", s.vocab))

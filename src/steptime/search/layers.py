@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from steptime.estimate.evaluate import part_times, passes_of, works_of
-from steptime.estimate.layer import Pass
+from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, works_of
+from steptime.estimate.layer import Pass, Work
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.step import Passes
@@ -15,11 +16,14 @@ from steptime.num import Array, Num
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
-from steptime.plan.rows import Block
+from steptime.plan.rows import Block, Row
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
 _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
+
+SEVERAL = 3
+"""Placements per shape from which what a device does is computed apart from its transfers."""
 
 
 def inner_columns(job: Job) -> tuple[str, ...]:
@@ -83,6 +87,8 @@ def take_sizes(sizes: Sizes, index: Array) -> Sizes:
     return Sizes(
         layer=part(sizes.layer), first=part(sizes.first), last=part(sizes.last),
         boundary_bytes=_taken(sizes.boundary_bytes, index), working_bytes=_taken(sizes.working_bytes, index),
+        loss_bytes=_taken(sizes.loss_bytes, index), leading=sizes.leading,
+        later=None if sizes.later is None else part(sizes.later),
     )  # fmt: skip
 
 
@@ -137,11 +143,51 @@ def layer_table(
     shape_of, inner_of = np.nonzero(fits)
     row = np.full(fits.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
-    plans = shapes.plans.take(shape_of).with_columns(
+    plans = as_float(shapes.plans.take(shape_of).with_columns(
         {name: _taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
-    )
-    plans = as_float(plans)
-    block: Block = strategy.block(job, plans)
-    return LayerTable(
-        passes=passes_of(works_of(part_times(block, plans, machine)), job.framework), row=row, count=len(shape_of)
-    )
+    ))  # fmt: skip
+    block, (costed, shape_at) = strategy.block(job, plans), np.unique(shape_of, return_inverse=True)
+    if len(shape_of) < SEVERAL * len(costed):
+        works = works_of(part_times(block, plans, machine))
+    else:
+        works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, block, plans)
+    return LayerTable(passes=passes_of(works, job.framework), row=row, count=len(shape_of))
+
+
+def _shared_works(
+    strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, block: Block, plans: Plans
+) -> Works:
+    """Work of every placement: that of its shape, computed once, and its own transfers."""
+    device = works_of(part_times(_without_transfers(strategy.block(job, shapes)), shapes, machine))
+    links = works_of(part_times(_only_transfers(block), plans, machine))
+    return {
+        part: {phase: _joined(work, shape_at, links[part][phase]) for phase, work in phases.items()}
+        for part, phases in device.items()
+    }
+
+
+def _without_transfers(block: Block) -> Block:
+    """What a device does, whatever the placement."""
+    return _changed(block, lambda row: replace(row, forward=(), backward=()))
+
+
+def _only_transfers(block: Block) -> Block:
+    """Rows that send something; the work beside it stays only where transfers hide behind it."""
+
+    def idle(row: Row) -> Row | None:
+        if not row.forward and not row.backward:
+            return None
+        entwined = row.panels is not None or isinstance(row.overlaps, np.ndarray) or row.overlaps > 0
+        return row if entwined else replace(row, operator="nothing")
+
+    return _changed(block, idle)
+
+
+def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
+    layer, first, last = (tuple(row for row in map(change, getattr(block, part)) if row is not None) for part in PARTS)
+    return replace(block, layer=layer, first=first, last=last)
+
+
+def _joined(device: Work, shape_at: Array, links: Work) -> Work:
+    taken = {f.name: _taken(getattr(device, f.name), shape_at) for f in fields(Work) if f.name != "links_s"}
+    return Work(**taken, links_s=links.links_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,19 +72,20 @@ def _parameters(columns: Array, doubts: Array) -> dict[str, dict[str, float]]:
             for i, p in enumerate(PARAMETERS)}  # fmt: skip
 
 
-def fit_runs(path: Path, progress: Progress | None = None) -> FrameworkResult:
+def fit_runs(path: Path, progress: Progress | None = None, *, source: str | None = None) -> FrameworkResult:
     """Fits frameworks to a table and writes the text of their file.
 
     Args:
         path: CSV, CSV.gz or Parquet with the columns of measured training runs.
         progress: called with runs evaluated or fits done, and all of them.
+        source: what the file says it comes from; without it the name of the table.
 
     Raises:
         InputFileError: the file is no such table.
         UserError: no run can be used for a fit.
     """
     reading = read_any(path)
-    return fit_reading(reading, f"step times of training runs in {fit_key(path.name)}", progress)
+    return fit_reading(reading, source or f"step times of training runs in {fit_key(path.name)}", progress)
 
 
 def fit_reading(reading: Reading, source: str, progress: Progress | None = None) -> FrameworkResult:
@@ -135,6 +135,5 @@ def _left_out(
     found: Modelled, sources: Array, used: Array, named: bool, progress: Progress | None
 ) -> tuple[Band, float]:
     predicted: Predicted = left_out(found.fit, sources, used=used, named=named, progress=progress)
-    own: Sequence[str] = sources[used].astype(str)
-    scaled = predicted.scaled[used]
-    return band_of(scaled, source_weights(np.asarray(own))), float(honest_coverage(scaled, np.asarray(own)).mean())
+    own, scaled = sources[used].astype(str), predicted.scaled[used]
+    return band_of(scaled, source_weights(own)), float(honest_coverage(scaled, own).mean())

@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime.calibrate.score import errors
 from steptime.calibrate.table import read_table
-from steptime.errors import FieldError, InputFileError, did_you_mean, shorten
+from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.plan.framework_library import framework_table
 from steptime.store import write_whole
 from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
@@ -91,9 +91,8 @@ def score_reading(
 ) -> RunScore:
     """As :func:`score_runs`, of runs that are read already."""
     asked, unasked = _asked(reading, leave_out)
-    scores = (
-        _scores(reading.runs, leave_out, named, progress) if reading.runs else Scores(scored=(), refused=(), how="")
-    )
+    fit = fit_provenance()  # before the work, so that an unusable file of frameworks is told at once
+    scores = _scores(reading.runs, leave_out, named, progress)
     refused = {run.row_id: reason for run, reason in scores.refused}
     missing = [_missing(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
     missing += [_missing(run, NOT_ASKED, "") for run in unasked]
@@ -104,7 +103,7 @@ def score_reading(
     how = {
         "predicted_by": "frameworks in use" if leave_out is None else f"fits without {_words(leave_out)}",
         "framework": "named" if named else "not named",
-        "fit": fit_provenance(),
+        "fit": fit,
         "seen_by_the_fit": 0 if leave_out is not None else seen(scores.scored),
         "reading": {name: reading.to_json()[name] for name in ("runs", "timed", "with_memory", "supporting_claims")},
     }
@@ -124,15 +123,18 @@ def _asked(reading: Reading, leave_out: str | None) -> tuple[list[MeasuredRun], 
             [run for run in reading.runs if run.source_key != leave_out])  # fmt: skip
 
 
-def _scores(
-    runs: Sequence[MeasuredRun], leave_out: str | None, named: bool, progress: Progress | None
-) -> Scores:  # fmt: skip
+def _scores(runs: Sequence[MeasuredRun], leave_out: str | None, named: bool, progress: Progress | None) -> Scores:
+    if not runs:
+        return Scores(scored=(), refused=(), how="")
     if leave_out is not None:
         return score_left_out(runs, leave_out, named=named, progress=progress)
-    if named:
-        return score_packaged(runs, progress)
-    own = {run.row_id: run for run in runs}
-    found = score_packaged([replace(run, framework=UNTOLD) for run in runs], progress)
+    try:
+        if named:
+            return score_packaged(runs, progress)
+        own = {run.row_id: run for run in runs}
+        found = score_packaged([replace(run, framework=UNTOLD) for run in runs], progress)
+    except UserError as error:  # none of the runs can be modelled
+        return Scores(scored=(), refused=tuple((run, str(error)) for run in runs), how="")
     return replace(
         found, scored=tuple(replace(s, run=own[s.run.row_id]) for s in found.scored),
         refused=tuple((own[run.row_id], reason) for run, reason in found.refused),

@@ -4,91 +4,105 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, shorten
 from steptime.plan.constraints import OPERATORS, Constraint
-from steptime.plan.job import ATTENTIONS, OVERLAPS, RECOMPUTES, SCHEDULES
-from steptime.plan.plans import RECOMPUTE_CODES
+from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS, OVERLAPS, SCHEDULES
+from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
+from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.study.modes import Mode
+from steptime.surface.values import choice, number, some_of, switch, text, whole
 
-DEGREES = ("tp", "tp2", "cp", "pp", "dp", "vpp")
-PLAN_KEYS = (
-    *DEGREES, "ep", "micro_batch", "panels", "zero", "recompute", "schedule", "overlap", "attention", "placement",
-)  # fmt: skip
+DEGREES = ("tp", "tp2", "cp", "pp", "dp", "vpp", "ep", "etp")
+COUNTS = (*DEGREES, "micro_batch", "panels", "zero", "shard", "recompute_every")
+"""Columns that are whole numbers."""
+CHOICES = {
+    "schedule": SCHEDULES, "attention": ATTENTIONS, "context": CONTEXTS, "gradient_dtype": tuple(GRADIENT_BYTES),
+}  # fmt: skip
+SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
+"""Choices of which several may hold."""
+NUMBERS = {
+    "expert_imbalance": (1.0, 1e4, "tokens of the fullest expert rank over the mean"),
+    "expert_capacity": (0.01, 1e4, "slots of an expert over its mean tokens"),
+}
+PLAN_KEYS = (*COUNTS, "sp", "recompute", *SETS, *CHOICES, *NUMBERS, "placement")
+DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
+"""What the record of a plan says beside: it follows from the rest, so that a record may be given as a plan."""
 LARGEST = {"zero": 3, "vpp": 10**5, "panels": 10**6, "micro_batch": 10**9}
-CONSTRAINED = ("tp", "tp2", "cp", "pp", "dp", "vpp", "micro_batch", "panels", "zero", "recompute")
-
-
-def whole(field: str, value: Any, low: int, high: int) -> int:
-    """A whole number within bounds.
-
-    Raises:
-        FieldError: it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise FieldError("", field, f"{shorten(repr(value))} must be a whole number from {low} to {high}")
-    return int(value)
-
-
-def text(field: str, value: Any) -> str:
-    """A text.
-
-    Raises:
-        FieldError: it is none.
-    """
-    if not isinstance(value, str):
-        raise FieldError("", field, f"{value!r} is not a text")
-    return value
-
-
-def choice(field: str, value: Any, allowed: Sequence[str]) -> str:
-    """One of some names.
-
-    Raises:
-        FieldError: it is no text.
-        UnknownNameError: it is none of them.
-    """
-    if not isinstance(value, str):
-        raise FieldError("", field, f"{value!r} is not one of {', '.join(allowed)}")
-    if value not in allowed:
-        raise UnknownNameError(field, value, allowed)
-    return value
+LEAST = {"zero": 0, "shard": 0}
+CONSTRAINED = (
+    "tp", "tp2", "cp", "pp", "dp", "vpp", "ep", "etp", "sp", "shard", "micro_batch", "panels", "zero", "recompute",
+    "recompute_every",
+)  # fmt: skip
+"""Columns that a search can keep at a value or bound."""
+JOB_KEYS = ("attention", *SETS, "context", "gradient_dtype", *NUMBERS)
+"""Keys of a plan that are the same for all candidates of a search."""
+WORDS = ("sp", "recompute")
+"""Columns that the user gives in words; they have no order."""
 
 
 def checked_plan(plan: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """The plan's values, each checked on its own.
+    """The plan's values, each checked on its own; ``sp`` becomes a number, ``recompute`` its code.
 
     Raises:
-        UserError: an unknown key, a value of the wrong type or out of range, or one that no version supports yet.
+        UserError: an unknown key, a value of the wrong type or out of range, or one that the mode does not model.
     """
-    out: dict[str, Any] = {}
-    for key, value in plan.items():
-        if key not in PLAN_KEYS:
-            raise UnknownNameError("key of a plan", key, PLAN_KEYS)
-        if key in (*DEGREES, "ep", "micro_batch", "panels", "zero"):
-            out[key] = whole(key, value, 0 if key == "zero" else 1, LARGEST.get(key, 10**7))
-        elif key == "placement":
-            out[key] = _placement(value)
-        elif key == "overlap":
-            out[key] = overlap_of(value)
-        else:
-            allowed = {"recompute": RECOMPUTES, "schedule": SCHEDULES, "attention": ATTENTIONS}[key]
-            out[key] = choice(key, value, allowed)
-    if out.get("ep", 1) != 1:
-        raise PlanError(f"ep {out['ep']}: the step of a model with experts cannot be estimated yet", hint="drop ep")
+    out = {key: _checked(key, value) for key, value in plan.items() if key not in DERIVED and value is not None}
+    check_mode(out, mode)
+    _check_schedule(out)
+    if out.get("recompute_every", 1) > 1 and not out.get("recompute", 0) & FULL_RECOMPUTE:
+        raise PlanError(f"recompute_every {out['recompute_every']} counts layers that are recomputed in full",
+                        hint="give --recompute full, or drop it")  # fmt: skip
+    return out
+
+
+def _checked(key: str, value: Any) -> Any:
+    if key in COUNTS:
+        return whole(key, value, LEAST.get(key, 1), LARGEST.get(key, 10**7))
+    if key in CHOICES:
+        return choice(key, value, CHOICES[key])
+    if key in NUMBERS:
+        return number(key, value, *NUMBERS[key])
+    if key == "sp":
+        return int(switch(key, value))
+    if key == "recompute":
+        return recompute_of(value)
+    if key in SETS:
+        return some_of(key, value, SETS[key])
+    if key == "placement":
+        return _placement(value)
+    raise UnknownNameError("key of a plan", key, PLAN_KEYS)
+
+
+def recompute_of(value: Any) -> int:
+    """The code of ``none``, ``full``, or parts joined by ``+``.
+
+    Raises:
+        FieldError: it is no text.
+        UnknownNameError: no such part.
+        PlanError: ``full`` together with parts.
+    """
+    code = recompute_code(text("recompute", value))
+    if code & FULL_RECOMPUTE and code != FULL_RECOMPUTE:
+        raise PlanError(f"recompute {shorten(value)}: full recomputes every part already", hint="give full alone")
+    return code
+
+
+def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
+    """Refuses what the mode does not model.
+
+    Raises:
+        PlanError: names it, and says what to drop.
+    """
     attention = out.get("attention", "fused")
     if attention not in mode.attentions:
         raise PlanError(
             f"attention {attention!r} is only modelled in published mode",
             hint=f"give --mode published, or one of {', '.join(mode.attentions)}",
         )
-    _check_schedule(out)
-    check_recompute(out.get("recompute", "none"), attention)
-    if mode.method.name == "published":
+    if not mode.method.calibrated:
         _check_published(out)
-    return out
 
 
 def _check_schedule(out: Mapping[str, Any]) -> None:
@@ -100,51 +114,33 @@ def _check_schedule(out: Mapping[str, Any]) -> None:
         )
 
 
+_NEUTRAL = {"vpp": 1, "zero": 1, "ep": 1, "etp": 1, "sp": 1, "shard": 0, "recompute_every": 1, "context": "all_gather",
+            "gradient_dtype": None, "expert_imbalance": 1.0, "expert_capacity": None,
+            "offload": frozenset()}  # fmt: skip
+
+
 def _check_published(out: Mapping[str, Any]) -> None:
-    beyond = [f"{key} {out[key]}" for key in ("vpp", "zero") if out.get(key, 1) != 1]
-    if out.get("recompute") == "full":
-        beyond.append("recompute full")
+    beyond = [f"{key} {_words(out[key])}" for key, usual in _NEUTRAL.items() if out.get(key, usual) != usual]
+    code = out.get("recompute", 0)
+    if code and not (code == ATTENTION_RECOMPUTE and out.get("attention") == "unfused"):
+        beyond.append(f"recompute {recompute_text(code)}")
     if beyond:
         missing = f"the published model has no {', no '.join(beyond)}"
         raise PlanError(missing, hint="drop it, or use --mode corrected")
 
 
-def check_recompute(recompute: str, attention: str) -> None:
-    """Refuses recomputation that means nothing.
-
-    Raises:
-        PlanError: attention alone is to be recomputed, but it is fused.
-    """
-    if recompute == "attention" and attention != "unfused":
-        raise PlanError(
-            "recompute attention means nothing for fused attention, which always recomputes its scores",
-            hint="give --attention unfused, or --recompute none or full",
-        )
-
-
-def overlap_of(value: Any) -> frozenset[str]:
-    """Kinds of traffic from ``"dp,pp"``, ``"none"`` or a list.
-
-    Raises:
-        UserError: something else.
-    """
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple, set, frozenset)):
-        raise FieldError("", "overlap", f"{value!r} is not a list of {', '.join(OVERLAPS)}, or none")
-    names = [n.strip() if isinstance(n, str) else n for n in names]
-    if names in (["none"], [""], []):
-        return frozenset()
-    return frozenset(choice("overlap", name, OVERLAPS) for name in names)
+def _words(value: Any) -> str:
+    return " and ".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _placement(value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise FieldError("", "placement", f"{value!r} is not a table of axis = devices")
-    axes = ("tp", "tp2", "cp", "dp", "pp", "ep")
+    axes = ("tp", "tp2", "cp", "dp", "pp")
     for axis in value:
         if axis not in axes:
             raise UnknownNameError("axis of a placement", str(axis), axes)
-    return {axis: whole(f"placement.{axis}", n, 1, 10**7) for axis, n in value.items() if axis != "ep"}
+    return {axis: whole(f"placement.{axis}", n, 1, 10**7) for axis, n in value.items()}
 
 
 def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str, dict[str, Any]]:
@@ -217,7 +213,7 @@ def _fitting(inner: int, gpus: int) -> str:
     return f"with these degrees {counts} GPUs would work"
 
 
-def constraints_of(fix: Mapping[str, int | str], limit: Sequence[str]) -> list[Constraint]:
+def constraints_of(fix: Mapping[str, Any], limit: Sequence[str]) -> list[Constraint]:
     """Conditions on the columns of a plan.
 
     Raises:
@@ -227,21 +223,26 @@ def constraints_of(fix: Mapping[str, int | str], limit: Sequence[str]) -> list[C
         raise UserError("fix is a table such as {'tp': 8}, limit a list such as ['pp<=16']")
     out = []
     for key, value in fix.items():
-        if key == "recompute":
-            value = RECOMPUTE_CODES[choice(key, value, RECOMPUTES)]
-        elif key not in CONSTRAINED:
-            raise UnknownNameError("degree", key, CONSTRAINED)
-        out.append(
-            Constraint(
-                column=key, relation="=", value=whole(key, value, 0 if key in ("zero", "recompute") else 1, 10**9)
-            )
-        )
+        if key not in CONSTRAINED:
+            raise UnknownNameError("degree", key, (*CONSTRAINED, *JOB_KEYS))
+        out.append(Constraint(column=key, relation="=", value=_checked(key, value)))
     for bound in limit:
         match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", text("limit", bound))
         if match is None:
             raise UserError(f"limit {shorten(bound)!r} is not a comparison", hint="for example pp<=16")
-        name, relation, number = match.groups()
-        if name not in CONSTRAINED or name == "recompute" or relation not in OPERATORS:
-            raise UnknownNameError("degree", name, CONSTRAINED)
-        out.append(Constraint(column=name, relation=relation, value=int(number)))
+        name, relation, value = match.groups()
+        ordered = tuple(column for column in CONSTRAINED if column not in WORDS)
+        if name not in ordered or relation not in OPERATORS:
+            raise UnknownNameError("degree", name, ordered)
+        out.append(Constraint(column=name, relation=relation, value=int(value)))
     return out
+
+
+def job_choices(fix: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parts what is fixed into choices of the job, checked, and columns of the plan, as they are.
+
+    Raises:
+        UserError: a choice is wrong.
+    """
+    chosen = {key: _checked(key, value) for key, value in fix.items() if key in JOB_KEYS}
+    return chosen, {key: value for key, value in fix.items() if key not in JOB_KEYS}

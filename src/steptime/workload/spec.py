@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Norm = Literal["layernorm", "rmsnorm"]
+MASKED_SHARE = 80 / 512
+"""Predictions per token of BERT pre-training (Devlin et al., arXiv 1810.04805: at most 80 per sequence of 512)."""
 Position = Literal["rope", "learned", "alibi", "none"]
 
 
@@ -121,6 +123,11 @@ class ModelSpec:
     mtp_depth: int = 0
     """Further tokens that each position predicts, each by a layer of its own (arXiv 2412.19437, section 2.2)."""
     vision: Vision | None = None
+
+    @property
+    def predicted_share(self) -> float:
+        """Share of the tokens whose logits are computed: all, or of a masked language model those that are masked."""
+        return 1.0 if self.causal else MASKED_SHARE
 
     @property
     def query_width(self) -> int:

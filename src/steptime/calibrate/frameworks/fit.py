@@ -7,7 +7,7 @@ at once. A run whose settings are not all stated is the weighted geometric mean 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
 from steptime.num import Array
 
-NOISE = 0.08
+NOISE = 0.15
 """Spread of runs around a good model (logarithm of time)."""
 SOURCE = 0.12
 """Spread of whole sources around a good model of their framework: builds, containers, data, clocks."""
@@ -44,9 +44,13 @@ class Sample:
     inputs: StepInputs
 
     @staticmethod
-    def of(run: int, weight: float, evaluation: Evaluation) -> Sample:
-        """What a fit needs of an evaluation."""
-        return Sample(run=run, weight=weight, works=evaluation.works, inputs=evaluation.inputs)
+    def of(run: int, weight: float, evaluation: Evaluation, attention: float = 1.0) -> Sample:
+        """What a fit needs of an evaluation; ``attention``: time of its fused kernel over that of the newest."""
+        works = {
+            part: {phase: replace(w, attention_s=w.attention_s * attention) for phase, w in each.items()}
+            for part, each in evaluation.works.items()
+        }
+        return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

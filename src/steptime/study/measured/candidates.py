@@ -10,7 +10,7 @@ from typing import Final
 from steptime.hardware.records import Device
 from steptime.study.measured.canonical import Recomputation, catalogue_device
 from steptime.study.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
-from steptime.study.measured.fit import Load, coarse_bytes, fit_weight
+from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.run import MeasuredRun
 from steptime.study.measured.tables import framework_default, table
 
@@ -21,7 +21,6 @@ LEAST_WEIGHT: Final = 0.02
 _BEAM: Final = 200
 _LAYOUTS: Final = 4
 """Most degrees that are kept where none are stated, so that the other settings have room."""
-_ELEMENT_BYTES: Final = {"fp32": 4.0, "tf32": 4.0}
 #: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
 _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
 #: Frameworks that shard over all devices where no degrees are stated.
@@ -46,7 +45,7 @@ class Candidate:
     attention: str
     """``fused`` or ``unfused``."""
     fits: bool = True
-    """The coarse memory estimate is below that of the device."""
+    """The predicted memory is below that of the device."""
 
 
 def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:
@@ -59,12 +58,21 @@ def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:
     groups: dict[tuple[int, int, int], list[Candidate]] = {}
     for weight, degrees in _layouts(run):
         own = sorted(_with_settings(run, device, weight, degrees), key=lambda c: -c.weight)[:_BEAM]
-        groups.setdefault((degrees.tp, degrees.pp, degrees.cp), []).extend(_weighed(run, device, c) for c in own)
+        groups.setdefault((degrees.tp, degrees.pp, degrees.cp), []).extend(own)
+    groups = _weighed_groups(run, device, groups)
     chosen = sorted(groups.values(), key=lambda group: -sum(c.weight for c in group))[:_LAYOUTS]
     top = max(c.weight for group in chosen for c in group)
     kept = [c for group in chosen for c in _likeliest(group, MOST // len(chosen)) if c.weight >= LEAST_WEIGHT * top]
     total = sum(c.weight for c in kept)
     return tuple(replace(c, weight=c.weight / total) for c in sorted(kept, key=lambda c: -c.weight))
+
+
+def _weighed_groups(
+    run: MeasuredRun, device: Device, groups: dict[tuple[int, int, int], list[Candidate]]
+) -> dict[tuple[int, int, int], list[Candidate]]:
+    """The settings of all layouts weighed together, which is one evaluation."""
+    weighed = iter(_weighed(run, device, [c for group in groups.values() for c in group]))
+    return {key: [next(weighed) for _ in group] for key, group in groups.items()}
 
 
 def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
@@ -94,19 +102,14 @@ def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Deg
     ]  # fmt: skip
 
 
-def _weighed(run: MeasuredRun, device: Device, found: Candidate) -> Candidate:
-    frozen = run.adapter is not None
-    element = _ELEMENT_BYTES.get(found.precision, 2.0)
-    load = Load(
-        degrees=found.degrees, micro_batch=found.micro_batch,
-        micro_batches=max(1, run.global_batch // (found.degrees.dp * found.micro_batch)), zero=found.zero,
-        shard_ranks=found.shard_ranks, recompute=found.recompute.kind, sequence_parallel=found.sequence_parallel,
-        fused=found.attention == "fused", element_bytes=element, frozen=frozen,
-        base_bytes=0.55 if run.quantised_base else 1.0 if frozen and found.precision == "fp8" else element,
-        offload=run.offload,
-    )  # fmt: skip
-    fit = fit_weight(coarse_bytes(run.model, run.seq_len, load), device.memory_bytes)
-    return replace(found, weight=found.weight * fit, fits=fit == 1.0)
+def _weighed(run: MeasuredRun, device: Device, found: list[Candidate]) -> list[Candidate]:
+    needed = needed_bytes(run, found) if found else ()
+    return [
+        replace(
+            c, weight=c.weight * fit_weight(float(size), device.memory_bytes), fits=bool(size <= device.memory_bytes)
+        )
+        for c, size in zip(found, needed, strict=True)
+    ]
 
 
 def _layouts(run: MeasuredRun) -> Iterator[tuple[float, Degrees]]:
@@ -208,7 +211,9 @@ def _shard_ranks(run: MeasuredRun, degrees: Degrees, zero: int) -> int:
         return 1
     if run.sharding is None:
         return ranks
-    stated = run.sharding.ranks or (ranks // run.sharding.replicas if run.sharding.replicas else ranks)
+    # torchtitan states the shards of the data axis; context ranks hold shards of their own beside.
+    own = run.sharding.ranks if run.framework != "torchtitan" else (run.sharding.ranks or 0) * degrees.cp
+    stated = own or (ranks // run.sharding.replicas if run.sharding.replicas else ranks)
     return stated if 0 < stated <= ranks and ranks % stated == 0 else ranks
 
 
@@ -221,4 +226,7 @@ def _sequence_parallel(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, f
 
 
 def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
-    return [(run.attention, 1.0)] if run.attention else _normal(framework_default(run.framework, "attention"))
+    if run.attention:
+        return [(run.attention, 1.0)]
+    own = table("defaults")["attention_of_source"].get(run.source_key)
+    return _normal(own or framework_default(run.framework, "attention"))

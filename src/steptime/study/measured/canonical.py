@@ -200,6 +200,19 @@ def sharding(text: str) -> Sharding | None:
     return Sharding(stages=stages, ranks=ranks or None, replicas=replicas or None)
 
 
+def fused_kernel(text: str) -> str | None:
+    """Fused kernel that a text names; None: none, or none of those that are told apart.
+
+    >>> [fused_kernel(t) for t in ("flash (TE/cuDNN)", "flash (SDPA)", "xformers memory-efficient", "flash")]
+    ['newest', 'flash2', 'flash1', None]
+    """
+    named = (
+        (r"cudnn|\bte\b|fa[- ]?[34]|flash[- ]?attention[- ]?[34]|ck|aiter", "newest"),
+        (r"sdpa|fa[- ]?2|flash[- ]?attention[- ]?2", "flash2"), (r"triton|xformers|fa[- ]?1\b", "flash1"),
+    )  # fmt: skip
+    return next((kernel for pattern, kernel in named if re.search(pattern, text.lower())), None)
+
+
 def attention_kernel(text: str) -> str | None:
     """``fused``, ``unfused``, or None where the text says neither.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
 from typing import Final
 
 from steptime.errors import UserError
@@ -14,20 +13,13 @@ from steptime.hardware.library import cluster_names, load_cluster
 from steptime.hardware.records import Cluster
 from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
-from steptime.plan.framework import IDEAL, Framework, habits_of
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
-from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
+from steptime.plan.job import PRECISIONS, Job
+from steptime.plan.plans import Plans
 from steptime.study.measured.candidates import Candidate, candidates
 from steptime.study.measured.run import MeasuredRun
+from steptime.study.measured.setting import PRECISION, job_of, plans_of
 
-#: Recomputation of a measured run -> names of the plan's bits.
-RECOMPUTE: Final = {
-    "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation"),
-    "norms": ("norm", "up_projection"),
-}  # fmt: skip
-#: Precision of a measured run -> recipe: fp8 without further words is that of Transformer Engine.
-PRECISION: Final = {"fp8": "fp8-te"}
-QUANTISED_BYTES: Final = 0.5 + 0.127 / 8
 LARGEST_NODE: Final = 8
 """Domains up to this size are nodes, whose number of devices a run may state."""
 
@@ -77,6 +69,13 @@ def _machine(device: str, per_node: int, network_Bps: float | None, gpus: int, p
     return machine_of(cluster, gpus, PRECISIONS[precision], lone_rank_has_all_links=True, calibrated=True)
 
 
+def kernel_factor_of(run: MeasuredRun, attention: str) -> float:
+    """Time of the attention kernel of a run over that of the newest on its device."""
+    if attention != "fused":
+        return 1.0
+    return kernel_factor(run.kernel or habits_of(run.framework).kernel, run.device)
+
+
 def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:
     """Plausible settings of a run with weights that sum to 1.
 
@@ -99,44 +98,10 @@ def _setting(run: MeasuredRun, found: Candidate) -> Setting:
     precision = PRECISION.get(found.precision, found.precision)
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
-    return Setting(weight=found.weight, job=_job(run, found, precision), cluster=cluster, machine=machine,
-                   plans=_plans(found, _used_domain(run.gpus, cluster.fast_domain)))  # fmt: skip
-
-
-def _job(run: MeasuredRun, found: Candidate, precision: str) -> Job:
-    habits = habits_of(run.framework)
-    optimizer = run.optimizer if run.optimizer in OPTIMIZERS else "adam"
-    adapter = None
-    if run.adapter is not None:
-        targets = "attention" if run.adapter.targets in ("qkv", "attention") else "linear"
-        weight_bytes = QUANTISED_BYTES if run.quantised_base else None
-        adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
-    return Job(
-        model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=run.seq_len,
-        precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
-        overlap=habits.overlap | ({"pp"} if (found.degrees.vpp or 1) > 1 else set()), context=habits.context,
-        gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
-        adapter=adapter,
-    )  # fmt: skip
+    return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,
+                   plans=plans_of(found, _used_domain(run.gpus, cluster.fast_domain)))  # fmt: skip
 
 
 def _used_domain(gpus: int, domain: int) -> int:
     """Devices of a fast domain that a job of so many uses: as many as divide it (64 of 72 for 256)."""
     return max(used for used in divisors(gpus) if used <= domain)
-
-
-def _plans(found: Candidate, domain: int) -> Plans:
-    d = found.degrees
-    in_tp = gcd(d.tp, domain)
-    in_cp = gcd(d.cp, domain // in_tp)
-    in_dp = gcd(d.dp, domain // (in_tp * in_cp))
-    in_pp = gcd(d.pp, domain // (in_tp * in_cp * in_dp))
-    zero = found.zero if d.pp == 1 else min(found.zero, 1)
-    shards = found.shard_ranks // d.cp if zero and found.shard_ranks < d.dp * d.cp else 0
-    return Plans(
-        tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,
-        recompute=sum(RECOMPUTE_CODES[name] for name in RECOMPUTE[found.recompute.kind]),
-        recompute_every=max(1, round(1 / found.recompute.share)) if found.recompute.kind == "full" else 1,
-        zero=zero, shard=shards, sp=int(found.sequence_parallel or d.tp == 1),
-        in_tp=in_tp, in_cp=in_cp, in_dp=in_dp, in_pp=in_pp,
-    )  # fmt: skip

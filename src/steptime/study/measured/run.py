@@ -14,6 +14,7 @@ from steptime.study.measured.canonical import (
     catalogue_device,
     device_name,
     dtype_name,
+    fused_kernel,
     network_Bps,
     offloaded,
     recomputation,
@@ -85,6 +86,8 @@ class MeasuredRun:
     recompute: Recomputation | None
     attention: str | None
     """``fused`` or ``unfused``."""
+    kernel: str | None
+    """Fused attention kernel where the row names one: ``flash1``, ``flash2`` or ``newest``."""
     offload: frozenset[str]
     time: MeasuredTime | None
     memory: MeasuredMemory | None
@@ -149,7 +152,8 @@ def run_of(row: Row) -> MeasuredRun:
         internode_Bps=network_Bps(row.text("internode"), per_node), precisions=dtype.precisions, seq_len=seq_len,
         global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
         accumulation=schedule.accumulation, sharding=shard, sequence_parallel=row.flag("sequence_parallel"),
-        recompute=recompute, attention=attention, offload=offloaded(row.text("offload")), time=time, memory=memory,
+        recompute=recompute, attention=attention, kernel=fused_kernel(row.text("attention_impl")),
+        offload=offloaded(row.text("offload")), time=time, memory=memory,
         flags=frozenset(flags | arch.flags), qc_flags=row.text("qc_flags"), notes=row.text("notes"),
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from steptime.calibrate.frameworks.fit import FrameworkFit, Runs, Sample
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Array
-from steptime.study.measured.engine import Setting, settings_of
+from steptime.study.measured.engine import Setting, kernel_factor_of, settings_of
 from steptime.study.measured.run import MeasuredRun
 
 Progress = Callable[[int, int], None]
@@ -49,7 +49,8 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
             refused.append((run, str(error)))
             continue
         for weight, evaluation in found:
-            samples.append(Sample.of(len(used), weight, evaluation))
+            factor = kernel_factor_of(run, evaluation.job.attention)
+            samples.append(Sample.of(len(used), weight, evaluation, factor))
         memory.append(_moments([(w, math.log(float(e.peak_bytes))) for w, e in found]))
         used.append(run)
         if progress:

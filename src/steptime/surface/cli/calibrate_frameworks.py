@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from steptime.errors import FieldError, UserError
 from steptime.surface.cli import options as o
+
+#: What the file of the package says it comes from.
+OWN_SOURCE: Final = "step times of published training runs; see docs/scoreboard.md"
 
 
 def command(
@@ -37,7 +40,7 @@ def command(
         raise FieldError("", "--out", f"{str(target)[:80]!r} does not end in .toml", hint=f"for example {NAME}")
     refuse_unwritable(target)
     with Progress("fitting frameworks") as progress:
-        result = fit_runs(file, progress)
+        result = fit_runs(file, progress, source=OWN_SOURCE if save else None)
     write_whole(target, result.toml)
     if json:
         from steptime.surface.cli.output import document, print_json

@@ -8,18 +8,18 @@ from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError, shorten
 from steptime.surface.formats.run_toml import MAX_DEVICES
-from steptime.surface.request import CONSTRAINED, LARGEST
+from steptime.surface.request import CONSTRAINED, JOB_KEYS, LARGEST, LEAST, NUMBERS, WORDS
 
 #: Degrees of a plan that are whole numbers, with the largest value that makes sense.
-DEGREES: Final = {name: LARGEST.get(name, MAX_DEVICES) for name in CONSTRAINED if name != "recompute"}
-CHOICES: Final = ("recompute", "attention")
-AXES: Final = ("tp", "tp2", "cp", "pp", "dp", "ep")
+DEGREES: Final = {name: LARGEST.get(name, MAX_DEVICES) for name in CONSTRAINED if name not in WORDS}
+CHOICES: Final = (*WORDS, *JOB_KEYS)
+AXES: Final = ("tp", "tp2", "cp", "pp", "dp")
 
 _FIX: Final = re.compile(r"\s*([^=<>]*?)\s*=\s*([^=<>]*?)\s*")
 _LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
 
 
-def parse_fix(texts: Sequence[str]) -> dict[str, int | str]:
+def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
     """Degrees that the search may not vary.
 
     Raises:
@@ -29,7 +29,7 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | str]:
     >>> parse_fix(["tp=8", "micro-batch=1", "recompute=full"])
     {'tp': 8, 'micro_batch': 1, 'recompute': 'full'}
     """
-    out: dict[str, int | str] = {}
+    out: dict[str, int | float | str] = {}
     for text in texts:
         match = _FIX.fullmatch(text)
         if match is None or not match.group(2):
@@ -37,7 +37,7 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | str]:
                 "", "--fix", f"{shorten(text)!r} is not of the form key=value", hint="for example --fix tp=8"
             )
         key = _key("--fix", match.group(1), (*DEGREES, *CHOICES))
-        value = match.group(2) if key in CHOICES else _whole("--fix", key, match.group(2))
+        value = _value(key, match.group(2))
         if out.setdefault(key, value) != value:
             raise FieldError("", "--fix", f"{key} is given twice, as {out[key]} and as {value}")
     return out
@@ -96,8 +96,17 @@ def _key(option: str, given: str, allowed: Sequence[str] | dict[str, int]) -> st
     return name
 
 
+def _value(key: str, text: str) -> int | float | str:
+    if key in NUMBERS:
+        try:
+            return float(text)
+        except ValueError:
+            raise FieldError("", "--fix", f"{key} is {shorten(text)!r}; it must be a number") from None
+    return text if key in CHOICES else _whole("--fix", key, text)
+
+
 def _whole(option: str, key: str, text: str) -> int:
-    low, high = (0 if key == "zero" else 1), DEGREES[key]
+    low, high = LEAST.get(key, 1), DEGREES.get(key, MAX_DEVICES)
     value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
     if not low <= value <= high:
         raise FieldError("", option, f"{key} is {shorten(text)!r}; it must be a whole number from {low} to {high}")

@@ -15,10 +15,11 @@ from steptime.surface.cli import options as o
 
 _EXPLAIN: Final = "--explain"
 #: Parameters of the command that say what the job is, and those that say how it is parallelised.
-SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode")
+SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
 DEGREES: Final = (
-    "dp", "tp", "tp2", "cp", "pp", "vpp", "ep", "micro_batch", "recompute", "zero", "schedule", "overlap", "attention",
-    "panels",
+    "dp", "tp", "tp2", "cp", "pp", "vpp", "ep", "etp", "sp", "micro_batch", "recompute", "recompute_every", "zero",
+    "shard", "schedule", "overlap", "offload", "attention", "context", "gradient_dtype", "expert_imbalance",
+    "expert_capacity", "panels",
 )  # fmt: skip
 
 
@@ -101,14 +102,35 @@ def command(
     pp: o.Pp = None,
     vpp: o.Vpp = None,
     ep: o.Ep = None,
+    etp: o.Etp = None,
+    sp: o.Sp = None,
     micro_batch: o.MicroBatch = None,
     recompute: o.Recompute = None,
+    recompute_every: o.RecomputeEvery = None,
     zero: o.Zero = None,
+    shard: o.Shard = None,
     schedule: o.Schedule = None,
     overlap: o.Overlap = None,
+    offload: o.Offload = None,
     attention: o.Attention = None,
+    context: o.Context = None,
+    gradient_dtype: o.GradientDtype = None,
+    expert_imbalance: o.ExpertImbalance = None,
+    expert_capacity: o.ExpertCapacity = None,
     panels: o.Panels = None,
     placement: o.Placement = None,
+    framework: o.Framework = None,
+    lora_rank: o.LoraRank = None,
+    lora_targets: o.LoraTargets = None,
+    qlora: o.Qlora = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE.json",
+            help="Start from the plan that estimate or plan wrote with --json (its first).",
+        ),
+    ] = None,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -129,12 +151,16 @@ def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
     from steptime.surface.cli.job import estimate_of, job_from, ledger_of
 
-    settings = o.given(**{name: given[name] for name in SETTINGS})
+    settings = o.given(**{name: given[name] for name in SETTINGS}) | o.lora_of(given)
     plan = o.given(**{name: given[name] for name in DEGREES})
     if given["placement"] is not None:
         from steptime.surface.cli.constraints import parse_placement
 
         plan["placement"] = parse_placement(given["placement"])
+    if given["plan"] is not None:
+        from steptime.surface.formats.estimate_json import read_plan
+
+        plan = over_plan(read_plan(given["plan"]), plan)
     explain: str | None = given["explain"]
     job = job_from(given["model"], given["cluster"], settings, plan)
     if job.cluster is None:
@@ -146,6 +172,17 @@ def _run(given: Mapping[str, Any]) -> None:
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
     _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
+
+
+def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A written plan with what the user gives beside; another mesh has another placement and leaves other replicas.
+
+    >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
+    {'tp': 4}
+    """
+    stale = {"dp", "placement"} if {"tp", "tp2", "cp", "pp"} & set(given) else set()
+    stale |= {"schedule"} if "vpp" in given else set()
+    return {**{name: value for name, value in written.items() if name not in stale}, **given}
 
 
 def details_below(estimate: Estimate, term: str) -> tuple[Any, ...]:

@@ -24,9 +24,15 @@ def job_from(model_or_run: str, cluster: str | None, settings: Mapping[str, Any]
     return RunSpec(
         model=base.model,
         cluster=cluster if cluster is not None else base.cluster,
-        settings={**base.settings, **settings},
+        settings={**base.settings, **settings, **_lora(base.settings, settings)},
         plan={**base.plan, **plan},
     )
+
+
+def _lora(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Options win one by one over the table of the file."""
+    own = {**base.get("lora", {}), **settings.get("lora", {})}
+    return {"lora": own} if own else {}
 
 
 def _run_file(text: str) -> RunSpec | None:

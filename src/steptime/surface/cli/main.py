@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "devices": "List devices, or show one with the source of every number.",
     "clusters": "List clusters, or show one with the source of every number.",
     "models": "List models, or show one.",
+    "frameworks": "List training frameworks, or show one with its fitted overheads.",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -35,6 +35,18 @@ def number(option: str, metavar: str, text: str, low: int = 1, high: int = MAX_D
     return typer.Option(option, parser=whole(low, high), metavar=metavar, help=text)
 
 
+def real(option: str, metavar: str, text: str) -> Any:
+    """An option whose value is a number; its range is checked with the plan."""
+
+    def parse(given: str | float) -> float:
+        try:
+            return float(given)
+        except ValueError:
+            raise typer.BadParameter(f"{shorten(str(given), 40)!r} is not a number") from None
+
+    return typer.Option(option, parser=parse, metavar=metavar, help=text)
+
+
 class Strategy(StrEnum):
     """Families of parallel plans."""
 
@@ -59,7 +71,14 @@ GLOBAL_BATCH = number("--global-batch", "SEQUENCES", "Sequences per step.", 1, M
 Gpus = Annotated[int | None, GPUS]
 GlobalBatch = Annotated[int | None, GLOBAL_BATCH]
 Seq = Annotated[int | None, number("--seq", "TOKENS", "Sequence length; default: the model's.", 1, MAX_SEQ)]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="bf16 (default), fp16, fp8, tf32 or fp32.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="bf16 (default), fp16, tf32, fp32; fp8: only the rate of products; with passes that quantise and narrow "
+        "inputs kept: fp8-te (one scale per tensor), mxfp8 (per block of 32), nvfp4 (4 bits, per block of 16).",
+    ),
+]
 Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adam (default), adamw, adam8bit, momentum or sgd.")]
 StrategyOption = Annotated[
     Strategy | None, typer.Option("--strategy", help="How tensors are split; 2d is SUMMA; default auto.")
@@ -75,17 +94,66 @@ Tp2 = Annotated[int | None, number("--tp2", "N", "Tensor ranks of the second axi
 Cp = Annotated[int | None, number("--cp", "N", "Context ranks (the sequence is split).")]
 Pp = Annotated[int | None, number("--pp", "N", "Pipeline stages.")]
 Vpp = Annotated[int | None, number("--vpp", "N", "Virtual stages per stage (interleaving).", 1, 10**5)]
-Ep = Annotated[int | None, number("--ep", "N", "Expert ranks; only 1 in this version.")]
+Ep = Annotated[int | None, number("--ep", "N", "Expert ranks: each has some of the experts.")]
+Etp = Annotated[int | None, number("--etp", "N", "Tensor ranks of one expert.")]
+Sp = Annotated[
+    str | None, typer.Option("--sp", metavar="on|off", help="Sequence parallelism between products; default on.")
+]
+Shard = Annotated[
+    int | None, number("--shard", "RANKS", "Ranks that ZeRO shares out over (HSDP); 0, the default: all dp.", 0)
+]
 MicroBatch = Annotated[int | None, number("--micro-batch", "N", "Sequences per micro-batch.", 1, MAX_GLOBAL_BATCH)]
 Zero = Annotated[int | None, number("--zero", "N", "ZeRO stage, 0 to 3; default 1.", 0, 3)]
 Panels = Annotated[int | None, number("--panels", "N", "Panels of a SUMMA product.", 1, 10**6)]
 Recompute = Annotated[
-    str | None, typer.Option("--recompute", help="What backward recomputes: none (default), attention or full.")
+    str | None,
+    typer.Option(
+        "--recompute",
+        metavar="PARTS",
+        help="What backward recomputes: none (default), full, or parts joined by +: attention, norm, activation, "
+        "up_projection, mlp, experts.",
+    ),
+]
+RecomputeEvery = Annotated[
+    int | None, number("--recompute-every", "N", "Recompute every N-th layer in full; default 1: all.")
 ]
 Schedule = Annotated[str | None, typer.Option("--schedule", help="1f1b, or interleaved where vpp is more than 1.")]
 Overlap = Annotated[
-    str | None, typer.Option("--overlap", help="Traffic that hides behind compute: dp (default), pp, 'dp,pp' or none.")
+    str | None,
+    typer.Option(
+        "--overlap", help="Traffic that hides behind compute: dp, pp, 'dp,pp' or none; default the framework's."
+    ),
 ]
+Offload = Annotated[
+    str | None, typer.Option("--offload", help="Kept on the host: optimizer, activations, or both with a comma.")
+]
+Context = Annotated[
+    str | None,
+    typer.Option("--context", help="What cp ranks exchange: all_gather, ring or ulysses; default the framework's."),
+]
+GradientDtype = Annotated[
+    str | None,
+    typer.Option("--gradient-dtype", help="Gradients are reduced in fp32, bf16 or fp16; default the framework's."),
+]
+ExpertImbalance = Annotated[
+    float | None,
+    real("--expert-imbalance", "RATIO", "Tokens of the fullest expert rank over the mean, 1 or more; default 1."),
+]
+ExpertCapacity = Annotated[
+    float | None,
+    real("--expert-capacity", "RATIO", "Slots of an expert over its mean tokens; tokens beyond are dropped."),
+]
+Framework = Annotated[
+    str | None,
+    typer.Option(
+        "--framework", metavar="NAME", help="Training software, see steptime frameworks; default generic; ideal: none."
+    ),
+]
+LoraRank = Annotated[int | None, number("--lora-rank", "R", "Train adapters of this rank on frozen weights.", 1, 10**5)]
+LoraTargets = Annotated[
+    str | None, typer.Option("--lora-targets", help="Products with adapters: linear (default: all) or attention.")
+]
+Qlora = Annotated[bool | None, typer.Option("--qlora", help="Frozen weights are stored in 4 bits.")]
 Attention = Annotated[
     str | None, typer.Option("--attention", help="fused (default) or unfused; published mode has summa too.")
 ]
@@ -95,6 +163,13 @@ Placement = Annotated[
         "--placement", metavar="AXIS=N,...", help="Devices of each axis inside the fast domain; default best."
     ),
 ]
+
+
+def lora_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The table ``lora`` of the three options, as far as they are given."""
+    table = {"rank": values["lora_rank"], "targets": values["lora_targets"], "qlora": values["qlora"]}
+    found = {name: value for name, value in table.items() if value is not None}
+    return {"lora": found} if found else {}
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from steptime.surface.cli import options as o
 
 EXIT_NOTHING_FITS: Final = 3
 #: Parameters of the command that are handed to the API where they are given.
-OPTIONS: Final = ("seq", "dtype", "optimizer", "strategy", "mode", "top")
+OPTIONS: Final = ("seq", "dtype", "optimizer", "strategy", "mode", "framework", "top")
+#: Those that hold for every candidate, as ``--fix`` does.
+FIXED: Final = ("context", "gradient_dtype", "expert_imbalance", "expert_capacity")
 
 
 def command(
@@ -25,11 +27,24 @@ def command(
     strategy: o.StrategyOption = None,
     mode: o.ModeOption = None,
     fix: Annotated[
-        list[str] | None, typer.Option("--fix", metavar="KEY=VALUE", help="Keep one degree, as tp=8. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--fix",
+            metavar="KEY=VALUE",
+            help="Keep one degree or choice, as tp=8, ep=16, sp=off, recompute=full. Repeatable.",
+        ),
     ] = None,
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="'KEY<=N'", help="Bound one degree. Repeatable.")
     ] = None,
+    framework: o.Framework = None,
+    lora_rank: o.LoraRank = None,
+    lora_targets: o.LoraTargets = None,
+    qlora: o.Qlora = None,
+    context: o.Context = None,
+    gradient_dtype: o.GradientDtype = None,
+    expert_imbalance: o.ExpertImbalance = None,
+    expert_capacity: o.ExpertCapacity = None,
     top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
     json: o.Json = False,
 ) -> None:
@@ -50,7 +65,9 @@ def _run(given: Mapping[str, Any]) -> None:
     refuse_run(given["model"])
     job = {name: given[name] for name in ("gpus", "global_batch")}
     options = o.given(**{name: given[name] for name in OPTIONS})
-    options |= {"fix": parse_fix(given["fix"] or ()), "limit": parse_limits(given["limit"] or ())}
+    options |= o.lora_of(given)
+    fixed = o.given(**{name: given[name] for name in FIXED})
+    options |= {"fix": {**parse_fix(given["fix"] or ()), **fixed}, "limit": parse_limits(given["limit"] or ())}
     with Progress("plans") as progress:
         result = api.plan(given["model"], given["cluster"], **job, **options, progress=progress)
     if given["json"]:

@@ -33,6 +33,7 @@ class _Provenance(_Object):
     constants: dict[str, dict[str, Any]]
     assumptions: list[str] = Field(default_factory=list)
     band: str = "uncalibrated"
+    framework: str = "ideal"
 
 
 class _Detail(_Object):
@@ -66,6 +67,8 @@ class _Estimate(_Object):
     plan: dict[str, Any]
     provenance: _Provenance
     workload: dict[str, Any] = Field(default_factory=dict)
+    memory_by_definition: dict[str, Number] = Field(default_factory=dict)
+    band_shares: dict[str, Number] = Field(default_factory=dict)
     what_if: dict[str, Number] = Field(default_factory=dict)
     published: dict[str, Any] | None = None
     details: list[_Detail] = Field(default_factory=list)
@@ -98,6 +101,22 @@ def parse_estimate(text: str, path: str) -> Estimate:
         return _record(_Estimate.model_validate(document))
     except ValidationError as error:
         raise as_user_error(error, path, _Estimate) from None
+
+
+def read_plan(path: str) -> dict[str, Any]:
+    """The plan of an estimate, or the first plan of a search, in a file that ``--json`` wrote.
+
+    Raises:
+        InputFileError: the file cannot be read, is not JSON, or has no plan.
+    """
+    document = _document(read_text(path), path)
+    plans = document.get("plans") if isinstance(document, Mapping) else None
+    if isinstance(plans, list) and plans:
+        document = plans[0]
+    plan = document.get("plan") if isinstance(document, Mapping) else None
+    if not isinstance(plan, dict):
+        raise InputFileError(path, "holds no plan", hint="write one with: steptime plan ... --json > plans.json")
+    return plan
 
 
 def _record(given: _Estimate) -> Estimate:

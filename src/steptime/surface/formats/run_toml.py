@@ -37,6 +37,7 @@ MAX_SEQ: Final = 10**8
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Degree = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+Ratio = Annotated[float, Field(gt=0, le=1e4)]
 
 
 class _Table(BaseModel):
@@ -49,7 +50,6 @@ class _Placement(_Table):
     tp2: Degree | None = None
     cp: Degree | None = None
     pp: Degree | None = None
-    ep: Degree | None = None
 
 
 class _Plan(_Table):
@@ -60,14 +60,29 @@ class _Plan(_Table):
     pp: Degree | None = None
     vpp: Annotated[int, Field(ge=1, le=10**5)] | None = None
     ep: Degree | None = None
+    etp: Degree | None = None
+    sp: bool | Literal["on", "off"] | None = None
     micro_batch: Annotated[int, Field(ge=1, le=MAX_GLOBAL_BATCH)] | None = None
     recompute: Word | None = None
+    recompute_every: Degree | None = None
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
+    shard: Annotated[int, Field(ge=0, le=MAX_DEVICES)] | None = None
     schedule: Word | None = None
     overlap: Word | None = None
+    offload: Word | None = None
     attention: Word | None = None
+    context: Word | None = None
+    gradient_dtype: Word | None = None
+    expert_imbalance: Ratio | None = None
+    expert_capacity: Ratio | None = None
     panels: Annotated[int, Field(ge=1, le=10**6)] | None = None
     placement: _Placement | None = None
+
+
+class _Lora(_Table):
+    rank: Annotated[int, Field(ge=1, le=10**5)] | None = None
+    targets: Word | None = None
+    qlora: bool | None = None
 
 
 class _Run(_Table):
@@ -80,6 +95,8 @@ class _Run(_Table):
     optimizer: Word | None = None
     strategy: Literal["1d", "2d", "context", "auto"] | None = None
     mode: Literal["corrected", "published"] | None = None
+    framework: Word | None = None
+    lora: _Lora | None = None
     plan: _Plan = Field(default_factory=_Plan)
 
 
@@ -90,7 +107,7 @@ class RunSpec:
     model: str
     cluster: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """``gpus global_batch seq dtype optimizer strategy mode``, only those that are given."""
+    """``gpus global_batch seq dtype optimizer strategy mode framework lora``, only those that are given."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Degrees and choices of the plan, only those that are given; ``placement`` is a mapping."""
 

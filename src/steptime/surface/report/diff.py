@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SHOWN_TERMS: Final = 15
 #: What a plan records although it follows from the degrees.
-_FOLLOWS: Final = ("stage_layers", "fullest_stage", "domains", "micro_batches")
+_FOLLOWS: Final = ("stage_layers", "fullest_stage", "fullest_phase", "domains", "micro_batches")
 #: How a headline figure is written, by how its name ends; the first that fits.
 _UNITS: Final[tuple[tuple[str, Callable[[float], str]], ...]] = (
     ("per_s_per_gpu", t.count),

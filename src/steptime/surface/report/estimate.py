@@ -39,6 +39,7 @@ def print_headline(out: Console, e: Estimate) -> None:
     words += [f"{t.number(job[key])} {word}" for key, word in (("gpus", "GPUs"),) if key in job]
     words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in ("global_batch", "seq_len") if key in job]
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
+    words += [t.lora_label(job["lora"])] if "lora" in job else []
     out.print(t.printable(", ".join([*words, f"mode {e.provenance.mode}"])), style="bold")
     out.print(f"plan: {t.plan_label(e.plan)}")
     if t.note_on(e.plan):
@@ -50,14 +51,12 @@ def print_headline(out: Console, e: Estimate) -> None:
 
 def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     low, high = e.step_time_bracket_s
-    band = e.provenance.band
-    if e.step_time_band_s is not None:
-        band = f"{t.seconds(e.step_time_band_s[0])} to {t.seconds(e.step_time_band_s[1])} (5th to 95th percentile)"
     fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
     return [
+        ("framework", t.printable(e.provenance.framework)),
         ("step time", t.seconds(e.step_time_s)),
         ("bracket", f"{t.seconds(low)} (all overlapped) to {t.seconds(high)} (nothing overlapped)"),
-        ("band", t.printable(band)),
+        ("band", t.band_text(e)),
         ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
         ("tokens/s/GPU", t.count(e.tokens_per_s_per_gpu)),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),

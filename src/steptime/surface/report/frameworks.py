@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.plan.framework import PARAMETERS, SHARES
@@ -12,6 +12,25 @@ from steptime.surface.report.text import console, grid, heading, percent, printa
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from steptime.surface.frameworks import FrameworkRecord
+
+#: Parameters in the list of frameworks, with their heads.
+LISTED: Final = {
+    "matrix": "matrix", "attention": "attention", "vector": "vector", "tensor_links": "tp", "expert_links": "ep",
+    "data_links": "dp", "data_exposed": "exposed", "step_s": "fixed s",
+}  # fmt: skip
+#: What each parameter is, in a few words.
+MEANING: Final = {
+    "matrix": "time of matrix products, in a step over alone", "attention": "likewise attention",
+    "vector": "likewise operators bound by memory", "host_s": "host per operator, s",
+    "router_s": "wait for the host at a router of experts, s",
+    "tensor_links": "exposed tp traffic over free links", "context_links": "likewise cp",
+    "expert_links": "likewise ep", "data_links": "gradient and weight traffic over free links",
+    "data_exposed": "share of it that could hide but does not",
+    "stage_links": "messages between stages over free links",
+    "stage_s": "host per micro-batch and stage, s", "optimizer": "optimiser over one pass over its tensors",
+    "step_s": "fixed time of a step, s", "growth": "growth per doubling of devices beyond 8",
+}  # fmt: skip
 WIDE: Final = 3
 """Frameworks beside each other."""
 
@@ -44,7 +63,7 @@ def _value(name: str, *, value: float, doubt: float) -> str:
     """A value with its standard deviation: in percent, as a factor where it is large, of a share absolute.
 
     >>> _value("matrix", value=1.2, doubt=0.1), _value("data_exposed", value=0.5, doubt=0.4)
-    ('1.2 ±10 %', '0.5 ±0.1')
+    ('1.2 ±11 %', '0.5 ±0.1')
     """
     if name in SHARES:
         return f"{value:.2g} ±{value * (1 - value) * doubt:.1g}"
@@ -67,3 +86,34 @@ def _bands(screen: Console, bands: Mapping[str, Any]) -> None:
             text = f"{percent(band['coverage90'])} of the runs of sources that it has not seen lie inside"
         word = "framework named" if name == "named" else "framework not named"
         screen.print(f"{word}: {band['low']:.2f} to {band['high']:+.2f}: {text}", soft_wrap=True)
+
+
+def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, Any]) -> None:
+    """One line per framework: what dominates its overheads."""
+    screen = console()
+    table = grid(("framework", "runs", *LISTED.values(), "gradients"), left=(0, 10))
+    for record in records:
+        values = [f"{record.parameters[name]:.3g}" for name in LISTED]
+        table.add_row(printable(record.name), "" if record.runs is None else str(record.runs), *values,
+                      record.habits.gradient_dtype or "as run")  # fmt: skip
+    screen.print(table)
+    screen.print(printable(f"\nfactors on times of the model; fitted to {fit['rows']} runs: {fit['source']}"))
+
+
+def print_framework(record: FrameworkRecord) -> None:
+    """One framework with every parameter and its doubt."""
+    screen = console()
+    screen.print(printable(f"{record.name}: {record.title}" if record.title else record.name), style="bold")
+    if record.runs is not None:
+        screen.print(f"fitted to {record.runs} runs")
+    screen.print(printable(f"source: {record.source}"))
+    habits = record.habits
+    overlap = ", ".join(sorted(habits.overlap)) or "nothing"
+    screen.print(f"habits: gradients {habits.gradient_dtype or 'in the dtype of the run'}, context {habits.context}, "
+                 f"overlaps {overlap}")  # fmt: skip
+    screen.print()
+    table = grid(("parameter", "value", "meaning"), left=(0, 2))
+    for name, value in record.parameters.items():
+        shown = _value(name, value=value, doubt=record.doubts[name]) if record.doubts else f"{value:.3g}"
+        table.add_row(name, shown, MEANING.get(name, ""))
+    screen.print(table)

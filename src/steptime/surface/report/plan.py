@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 SHOWN_FRONT = 5
 #: They take at most so many times the fastest step.
 SLOWEST_OF_FRONT = 2.0
-#: Columns of the terminal from which the main loss and the bracket have room beside a plan on one line.
-WIDTH_FOR_LOSS, WIDTH_FOR_BRACKET = 96, 116
+#: Columns of the terminal from which the main loss and the band have room beside a plan on one line.
+WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 104, 84
 
 
 def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
@@ -45,7 +46,8 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     mode = first.provenance.mode if first else job.get("mode") or "corrected"
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
     title = f"{job['model']} on {job['cluster']}: {gpus} GPUs, global batch {batch} sequences, mode {mode}"
-    out.print(t.printable(title), style="bold")
+    framework = first.provenance.framework if first else job.get("framework")
+    out.print(t.printable(f"{title}, framework {framework}" if framework else title), style="bold")
     stop = result.stop
     counts = f"{t.count(result.candidates)} candidates, {t.count(result.feasible)} feasible"
     out.print(f"{counts}; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
@@ -53,13 +55,14 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
 
 
 def _print_plans(out: Console, result: PlanResult) -> None:
-    loss, bracket = out.width >= WIDTH_FOR_LOSS, out.width >= WIDTH_FOR_BRACKET
-    columns = ["", "plan", "step", *(["bracket"] if bracket else []), "MFU", "GiB"]
+    banded = any(e.step_time_band_s is not None for e in result.plans)
+    loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
+    columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", "GiB"]
     table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
     for rank, e in enumerate(result.plans, 1):
-        low, high = e.step_time_bracket_s
+        low, high = e.step_time_band_s or (math.nan, math.nan)
         row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
-        row += [f"{t.seconds(low)} to {t.seconds(high)}"] if bracket else []
+        row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
         row += [t.percent(e.mfu), t.gib(e.peak_memory_bytes)]
         table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
     out.print()
@@ -112,10 +115,10 @@ def _print_winner(out: Console, best: Estimate) -> None:
     from rich.table import Table
 
     low, high = best.step_time_bracket_s
-    words = [f"the first plan: {t.seconds(best.step_time_s)} (bracket {t.seconds(low)} to {t.seconds(high)}"]
-    words += [f"band {best.provenance.band})" if best.step_time_band_s is None else "with a band)"]
+    words = [f"the first plan: {t.seconds(best.step_time_s)} (bracket {t.seconds(low)} to {t.seconds(high)})"]
     words += [f"MFU {t.percent(best.mfu)}", memory_line(best)]
     t.heading(out, t.printable(", ".join(words)))
+    out.print(f"band {t.band_text(best)}")
     note = t.note_on(best.plan)
     if note:
         out.print(note)

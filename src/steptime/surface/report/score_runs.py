@@ -76,7 +76,8 @@ def _overall(screen: Console, score: Mapping[str, Any]) -> None:
 
 
 def _group(screen: Console, title: str, groups: Mapping[str, Any]) -> None:
-    shown = sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:MOST]
+    ordered = sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:MOST]
+    shown = sorted(ordered, key=lambda item: int(item[0].split("-")[0])) if title == TITLES["by_scale"] else ordered
     heading(screen, title)
     table = grid(("", *TIME_HEAD))
     for name, errors in shown:

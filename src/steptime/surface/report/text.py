@@ -15,16 +15,30 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from steptime.estimate.result import Estimate
+
 GIB: Final = 2.0**30
 #: Degrees in the order in which they are written; those that are 1 are left out except dp and micro_batch.
-DEGREES: Final = ("tp", "tp2", "cp", "ep", "pp", "vpp", "dp", "micro_batch")
+DEGREES: Final = ("tp", "tp2", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 _SHORT: Final = {"micro_batch": "mbs"}
 _ALWAYS: Final = ("dp", "micro_batch")
 #: Choices that follow the degrees, with the value of each that needs no word; whatever else a plan records
 #: (micro-batches, schedule, stage layers, domains) follows from the degrees.
 _USUAL: Final[Mapping[str, object]] = {
-    "panels": 1, "zero": 1, "recompute": "none", "attention": "fused", "overlap": ["dp"], "idle_devices": 0,
+    "panels": 1, "zero": 1, "shard": 0, "recompute": "none", "recompute_every": 1, "attention": "fused",
+    "overlap": ["dp"], "offload": [], "idle_devices": 0,
 }  # fmt: skip
+#: What a band may rest on, in words; what dominates it is named in a report, so many at most.
+BAND_WORDS: Final = {
+    "matrix": "matrix products", "attention": "attention", "vector": "memory-bound operators",
+    "host_s": "host launches",
+    "router_s": "waits at routers", "tensor_links": "tensor traffic", "context_links": "context traffic",
+    "expert_links": "expert traffic", "data_links": "gradient traffic", "data_exposed": "gradient overlap",
+    "stage_links": "stage messages", "stage_s": "stage overhead", "optimizer": "optimiser", "step_s": "fixed time",
+    "growth": "scale", "device": "device", "noise": "noise of runs", "settings": "unknown settings",
+}  # fmt: skip
+SHOWN_SHARES: Final = 3
+_CHOICE: Final = {"recompute_every": "every", "idle_devices": "idle"}
 
 
 def console() -> Console:
@@ -135,11 +149,41 @@ def plan_label(plan: Mapping[str, Any]) -> str:
     for name, usual in _USUAL.items():
         value = plan.get(name, usual)
         if value != usual:
-            words.append(f"{name.split('_')[0]} {number(value) or 'none'}")
+            words.append(f"{_CHOICE.get(name, name)} {number(value) or 'none'}")
+    words += _unusual(plan)
     placement = plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()
     placed = [_degree(axis, ranks) for axis, ranks in inside if ranks != 1]
     return printable(" ".join([*words, *(["| domain", *placed] if placed else [])]))
+
+
+def _unusual(plan: Mapping[str, Any]) -> list[str]:
+    """Choices that mean something only beside certain degrees."""
+    out = ["sp off"] if plan.get("tp", 1) != 1 and not plan.get("sp", 1) else []
+    context = plan.get("context", "all_gather")
+    return out + ([str(context)] if plan.get("cp", 1) != 1 and context != "all_gather" else [])
+
+
+def lora_label(lora: Mapping[str, Any]) -> str:
+    """Adapters in three words.
+
+    >>> lora_label({"rank": 16, "targets": "linear", "qlora": True})
+    'QLoRA rank 16 (linear)'
+    """
+    return f"{'Q' if lora.get('qlora') else ''}LoRA rank {number(lora.get('rank'))} ({number(lora.get('targets'))})"
+
+
+def band_text(e: Estimate) -> str:
+    """The band of an estimate and what dominates it, in one line.
+
+    90 %: nine of ten measured steps lie inside.
+    """
+    if e.step_time_band_s is None:
+        return printable(e.provenance.band)
+    low, high = e.step_time_band_s
+    words = f"90 %: {seconds(low)} .. {seconds(high)}"
+    named = [BAND_WORDS.get(name, name) for name in list(e.band_shares)[:SHOWN_SHARES]]
+    return printable(f"{words}; most of it from: {', '.join(named)}" if named else words)
 
 
 def _degree(name: str, value: Any) -> str:

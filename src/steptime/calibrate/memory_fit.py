@@ -1,0 +1,142 @@
+"""Fits what lies between allocated, reserved and used memory, and how far predicted peaks can be trusted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.estimate.memory_definitions import DEFINITIONS, MemoryConstants, exceeding
+from steptime.num import Array
+
+SLACKS = tuple(0.01 * i for i in range(41))
+COMMUNICATOR_BYTES = tuple(0.05e9 * i for i in range(41))
+"""Values that are tried; the fit is one of least absolute relative errors."""
+LEAST_ROWS = 20
+"""A framework with fewer rows has the common slack."""
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """One measured peak beside the predicted allocated one (bytes)."""
+
+    source: str
+    framework: str
+    definition: str
+    allocated_bytes: float
+    communicators: float
+    measured_bytes: float
+
+
+def slack_of(pairs: Sequence[tuple[float, float]]) -> float:
+    """Share that the allocator holds beyond allocated memory: the geometric mean of measured pairs, less one.
+
+    Args:
+        pairs: allocated and reserved bytes of the same run.
+
+    >>> round(slack_of([(100.0, 110.0), (100.0, 110.0)]), 6)
+    0.1
+    """
+    return math.exp(sum(math.log(reserved / allocated) for allocated, reserved in pairs) / len(pairs)) - 1
+
+
+def device_line(points: Sequence[MemoryPoint], context_bytes: float) -> tuple[float, float]:
+    """Slack and bytes per communicator of runs whose memory is what the driver reports: least absolute errors.
+
+    Args:
+        points: runs of one framework.
+        context_bytes: of the driver, which is not fitted.
+
+    Returns:
+        Slack as a share and bytes per communicator.
+    """
+    allocated = np.array([p.allocated_bytes for p in points])
+    count = np.array([p.communicators for p in points])
+    measured = np.array([p.measured_bytes for p in points])
+
+    def error(slack: float, each: float) -> float:
+        predicted = allocated * (1 + slack) + context_bytes + count * each
+        return float(np.mean(np.abs(predicted / measured - 1)))
+
+    return min(itertools.product(SLACKS, COMMUNICATOR_BYTES), key=lambda pair: error(*pair))
+
+
+def predicted_bytes(point: MemoryPoint, constants: MemoryConstants) -> float:
+    """Predicted peak of a point by its own definition."""
+    return float(constants.defined(point.allocated_bytes, point.communicators, point.framework)[point.definition])
+
+
+def errors_of(points: Sequence[MemoryPoint], constants: MemoryConstants) -> Array:
+    """Logarithm of measured over predicted."""
+    return np.array([math.log(p.measured_bytes / predicted_bytes(p, constants)) for p in points])
+
+
+def deviation_of(points: Sequence[MemoryPoint], constants: MemoryConstants, least: float = 0.02) -> float:
+    """Root mean square of the errors, each source with equal weight and each error at most three medians."""
+    errors = np.abs(errors_of(points, constants))
+    most = 3 * 1.4826 * float(np.median(errors)) + least
+    clipped = np.minimum(errors, most) ** 2
+    sources = np.array([p.source for p in points])
+    means = [float(np.mean(clipped[sources == name])) for name in sorted(set(sources.tolist()))]
+    return max(math.sqrt(sum(means) / len(means)), least)
+
+
+def fitted_constants(
+    points: Sequence[MemoryPoint], pairs: Sequence[tuple[float, float]], context_bytes: float, source: str
+) -> MemoryConstants:
+    """Constants from measured peaks.
+
+    Args:
+        points: measured peaks with what is predicted.
+        pairs: allocated and reserved bytes of the same runs.
+        context_bytes: of the driver, which is assumed.
+        source: what the points are.
+    """
+    on_device = [p for p in points if p.definition == "device"]
+    names = sorted({p.framework for p in on_device})
+    lines = {
+        name: device_line(own, context_bytes)
+        for name in names
+        if len(own := [p for p in on_device if p.framework == name]) >= LEAST_ROWS
+    }
+    each = [per for _, per in lines.values()]
+    first = MemoryConstants(
+        slack=slack_of(pairs), slacks={name: slack for name, (slack, _) in lines.items()},
+        context_bytes=context_bytes, communicator_bytes=sum(each) / len(each) if each else 0.0,
+        deviation=dict.fromkeys(DEFINITIONS, 0.1), source=source,
+    )  # fmt: skip
+    deviation = {}
+    for name in DEFINITIONS:
+        own = [p for p in points if p.definition == name]
+        deviation[name] = deviation_of(own, first) if own else 0.1
+    return MemoryConstants(
+        slack=first.slack, slacks=first.slacks, context_bytes=context_bytes,
+        communicator_bytes=first.communicator_bytes, deviation=deviation, source=source,
+    )  # fmt: skip
+
+
+def reliability(points: Sequence[MemoryPoint], constants: MemoryConstants) -> Mapping[float, float]:
+    """Nominal probability -> share of the points whose memory is below the quantile that the spread gives it."""
+    levels = [
+        1 - exceeding(predicted_bytes(p, constants), p.measured_bytes, constants.deviation[p.definition])
+        for p in points
+    ]
+    return {q: sum(level <= q for level in levels) / len(levels) for q in QUANTILES}
+
+
+def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
+    """The file that :mod:`steptime.estimate.memory_definitions` reads."""
+    lines = [
+        "# Written by `benchmarks/bench_memory.py --write`; edits are lost when it runs again.", "",
+        "[provenance]", f'source = "{constants.source}"', f"rows = {rows}", f'fitted = "{fitted}"', "",
+        "[slack]", f"value = {constants.slack:.5g}", 'kind = "fitted"', "",
+        "[slack.framework]", *(f'"{name}" = {value:.5g}' for name, value in constants.slacks.items()), "",
+        "[context_bytes]", f"value = {constants.context_bytes:.5g}", 'kind = "assumed"', "",
+        "[communicator_bytes]", f"value = {constants.communicator_bytes:.5g}", 'kind = "fitted"', "",
+        "[deviation]", *(f"{name} = {value:.5g}" for name, value in constants.deviation.items()),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"

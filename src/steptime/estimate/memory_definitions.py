@@ -1,0 +1,101 @@
+"""The three numbers that are called peak memory, how far each can be trusted, and the chance of running out of it.
+
+``allocated`` is the largest sum of live tensors (the peak that plans are compared by), ``reserved`` what the caching
+allocator holds for them, ``device`` what the driver reports as used. Constants and spreads are fitted to measured
+peaks by :mod:`steptime.calibrate.memory_fit` and stand in ``memory_constants.toml`` with their provenance.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from steptime.cost.memory import device_bytes, reserved_bytes
+from steptime.estimate.evaluate import Evaluation
+from steptime.num import Num, where
+from steptime.plan.plans import Plans
+
+DEFINITIONS = ("allocated", "reserved", "device")
+AXES = ("tp", "tp2", "cp", "dp", "pp", "ep")
+FEW = 2
+"""Domains that a group may reach without counting."""
+FILE = "memory_constants.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConstants:
+    """What lies between the definitions, and the spread of measured over predicted peaks."""
+
+    slack: float
+    """Share of the allocated memory that the allocator holds beyond it."""
+    slacks: Mapping[str, float] = field(default_factory=dict)
+    """Likewise of frameworks that differ."""
+    context_bytes: float
+    communicator_bytes: float
+    deviation: Mapping[str, float]
+    """Standard deviation of the logarithm of measured over predicted, by definition."""
+    source: str
+
+    def defined(self, allocated: Num, communicators: Num, framework: str) -> dict[str, Num]:
+        """Peak memory in bytes by definition, from the allocated one."""
+        reserved = reserved_bytes(allocated, self.slacks.get(framework, self.slack))
+        device = device_bytes(reserved, self.context_bytes, communicators, self.communicator_bytes)
+        return {"allocated": allocated, "reserved": reserved, "device": device}
+
+
+@cache
+def memory_constants() -> MemoryConstants:
+    """The fitted constants of the package."""
+    file = resources.files("steptime.estimate") / FILE
+    return constants_of(tomllib.loads(file.read_text(encoding="utf-8")))
+
+
+def constants_of(table: Mapping[str, Any]) -> MemoryConstants:
+    """Constants from a table as the file has it."""
+    values = {name: float(table[name]["value"]) for name in ("slack", "context_bytes", "communicator_bytes")}
+    deviation = {name: float(table["deviation"][name]) for name in DEFINITIONS}
+    slacks = {name: float(value) for name, value in table["slack"].get("framework", {}).items()}
+    return MemoryConstants(**values, slacks=slacks, deviation=deviation, source=str(table["provenance"]["source"]))
+
+
+def communicators(plans: Plans) -> Num:
+    """Groups of ranks with buffers of their own: all ranks, axes, and with stages their two neighbours.
+
+    Counted are those that reach more than two fast domains: inside a domain peers write to each other's memory, and
+    measured jobs on two nodes show no buffers of the size that measured jobs on many have.
+    """
+    count: Num = where(plans.ranks > FEW * plans.domain_ranks, 1, 0)
+    for axis in AXES:
+        count = count + where(getattr(plans, axis) > FEW * plans.inside(axis), 1, 0)
+    return count + where(plans.pp > FEW * plans.inside("pp"), 2, 0)
+
+
+def memory_by_definition(e: Evaluation) -> dict[str, Num]:
+    """Peak memory of the fullest device in bytes, by definition."""
+    return memory_constants().defined(e.peak_bytes, communicators(e.plans), e.job.memory.name)
+
+
+def oom_probability(e: Evaluation) -> float:
+    r"""Chance that one plan does not fit: :math:`\Phi(\ln(M_d / C) / \sigma)`.
+
+    :math:`M_d` is the memory used on the device in bytes, :math:`C` its capacity and :math:`\sigma` the standard
+    deviation of the logarithm of measured over predicted memory.
+    """
+    needed = float(memory_by_definition(e)["device"])
+    return exceeding(needed, e.machine.memory_bytes, memory_constants().deviation["device"])
+
+
+def exceeding(needed_bytes: float, capacity_bytes: float, deviation: float) -> float:
+    """Probability that a log-normal need with that median exceeds a capacity.
+
+    >>> exceeding(80e9, 80e9, 0.1), round(exceeding(72e9, 80e9, 0.1), 3), round(exceeding(80e9, 72e9, 0.1), 3)
+    (0.5, 0.146, 0.854)
+    """
+    if needed_bytes <= 0:
+        return 0.0
+    return 0.5 * math.erfc(-math.log(needed_bytes / capacity_bytes) / (deviation * math.sqrt(2)))

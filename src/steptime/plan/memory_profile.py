@@ -1,0 +1,93 @@
+"""What training software makes of memory: formats it keeps, what its loss and its buffers hold, its allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """Facts of one framework's memory; the plain one adds nothing to what the rows keep."""
+
+    name: str = "plain"
+    weight_bytes: float | None = None
+    """Bytes of a trained weight at rest; None: those of the dtype. 4: the fp32 weight is the master copy, so that the
+    optimiser has none (FSDP2 with mixed precision: sharded fp32, gathered in the dtype of the run)."""
+    placeholder_bytes: float = 0.0
+    """Per parameter of one product of each shape: gradients handed to autograd where the real ones went into the
+    buffer of all gradients. Transformer Engine keeps one such tensor per shape for good."""
+    layer_gradient_bytes: float = 0.0
+    """Per parameter of a layer in its backward pass under ZeRO-3: whole gradients before they are scattered."""
+    head_gradient_bytes: float = 0.0
+    """Likewise of the head, with any sharding."""
+    logit_kept_bytes: float | None = None
+    """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
+    logit_peak_bytes: float | None = None
+    """Per logit at the worst moment of the loss; None: what is kept."""
+    fused_head: bool = False
+    """Head and loss are computed together in pieces (Liger): no logits are kept, both gradients are made forward."""
+    workspace_bytes: float = 0.0
+    """Workspaces of the matrix libraries, which the allocator counts."""
+    bucket_bytes: float = 0.0
+    """Buffers of traffic that are held throughout."""
+    bf16_gradient_bytes: float = 0.0
+    """Beside the gradients in the dtype of the run, where that is bf16: those accumulated in fp32."""
+    pure: bool = False
+    """Weights, gradients and states all have the dtype of the run; there are no master weights."""
+    narrow_frozen: bool = False
+    """Frozen weights of a run with narrow products are stored in the narrow format."""
+    offloads_gradients: bool = False
+    """With the optimiser's states on the host, its gradients are there too."""
+
+
+PLAIN = MemoryProfile()
+_CORE = MemoryProfile(
+    name="megatron-core", placeholder_bytes=2.0, head_gradient_bytes=2.0, logit_kept_bytes=2.0, logit_peak_bytes=2.0,
+    workspace_bytes=64 * MIB, narrow_frozen=True,
+)  # fmt: skip
+_MEGATRON = MemoryProfile(
+    name="megatron", head_gradient_bytes=2.0, logit_kept_bytes=4.0, logit_peak_bytes=6.0, workspace_bytes=8 * MIB
+)
+_FSDP2 = MemoryProfile(
+    name="torchtitan", weight_bytes=4.0, layer_gradient_bytes=6.0, head_gradient_bytes=6.0, logit_kept_bytes=6.0,
+    logit_peak_bytes=14.0, workspace_bytes=32 * MIB,
+)  # fmt: skip
+_DEEPSPEED = MemoryProfile(
+    name="deepspeed", layer_gradient_bytes=2.0, head_gradient_bytes=2.0, fused_head=True, workspace_bytes=32 * MIB,
+    bucket_bytes=2e9 + 2e9, offloads_gradients=True,
+)  # fmt: skip
+PROFILES: Mapping[str, MemoryProfile] = {
+    "megatron-core": _CORE, "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
+    "megatron-deepspeed": replace(
+        _MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, bf16_gradient_bytes=4.0
+    ),
+    "torchtune": MemoryProfile(
+        name="torchtune", pure=True, logit_kept_bytes=2.0, logit_peak_bytes=3.0, layer_gradient_bytes=2.0,
+        head_gradient_bytes=2.0, workspace_bytes=8 * MIB,
+    ),
+    "torchtitan": _FSDP2, "fms-fsdp": replace(_FSDP2, name="fms-fsdp"),
+    "composer-fsdp": replace(_FSDP2, name="composer-fsdp"), "automodel": replace(_FSDP2, name="automodel"),
+    "deepspeed": _DEEPSPEED,
+}  # fmt: skip
+"""Sources. Megatron Core with Transformer Engine: its linear layers return a placeholder of the weight's shape and
+dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made anew;
+the fused cross entropy overwrites the logits with their gradient; cuBLAS and Transformer Engine take 32 MiB of
+workspace each on Hopper and later. Megatron: the vocabulary-parallel cross entropy keeps fp32 probabilities and turns
+their gradient to the dtype of the run. torchtitan: fp32 shards, gathered in bf16, reduced in fp32 (arXiv 2410.06511);
+``cross_entropy`` of fp32 logits holds the bf16 logits, the log-probabilities, the gradient of those and of the logits.
+DeepSpeed ZeRO-3: up to 1e9 live parameters and two reduction buckets of 5e8 (`stage3_max_live_parameters`,
+`reduce_bucket_size`, `overlap_comm`); with the optimiser on the host the partitioned gradients follow it
+(arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 beside those in bf16. torchtune trains in bf16
+throughout, its AdamW states included, and turns an eighth of the logits at a time to fp32."""
+
+
+def memory_profile_of(framework: str) -> MemoryProfile:
+    """Profile of a framework; of one without an entry the plain one.
+
+    >>> memory_profile_of("torchtitan").weight_bytes, memory_profile_of("ideal").name
+    (4.0, 'plain')
+    """
+    return PROFILES.get(framework, PLAIN)

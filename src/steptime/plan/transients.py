@@ -1,0 +1,69 @@
+"""What is alive for a moment beside the kept activations: in the backward pass of a layer, and at the loss.
+
+Each is the largest sum over the moments named below of what is made, less what was kept and is freed by then. Symbols:
+$t$ tokens of a rank, $h$ hidden, $f$ and $f_i$ local width of the MLP and of its first product, $g$ = 1 where tensor
+ranks gather the sequence.
+"""
+
+from __future__ import annotations
+
+from steptime.num import Num, maximum, where
+from steptime.plan.attention import Heads
+from steptime.plan.shapes import Shape
+from steptime.workload.spec import ModelSpec
+
+MOST_LEADING = 3
+
+
+def layer_elements(s: Shape) -> Num:
+    """Largest temporary in the backward pass of a layer.
+
+    Moments: the activation function ($t f_i$ of gradient, and the residual stream's), the product out of the MLP
+    (its gathered gradient, $t f$ of input gradient), the product into the MLP (gathered input and gradient, $2 t h$;
+    $t f$ kept are free), gathered keys and values with their gradients, unfused scores (gradients before and after
+    the softmax; what the MLP kept is free).
+    """
+    hidden, stream = s.model.hidden, s.sharded_tokens * s.model.hidden
+    gathers = where(s.plans.tp > 1, 1.0, 0.0)
+    act = s.tokens * s.ffn_in
+    out = s.tokens * (gathers * hidden + s.ffn)
+    into = s.tokens * ((1.0 + gathers) * hidden - s.ffn)
+    most = stream + maximum(act, maximum(out, into))
+    most = maximum(most, 2 * s.gathered_kv)
+    if s.job.attention == "unfused":
+        most = maximum(most, stream + 2 * Heads(s).rows * s.seq_len - s.tokens * (s.ffn_in + s.ffn))
+    if s.model.experts is not None:
+        most = maximum(most, stream + s.expert_rows * (s.hidden + s.expert_in))
+    return most
+
+
+def loss_bytes(s: Shape) -> Num:
+    """Largest temporary from the loss to the backward pass of the head, beside what their rows keep.
+
+    Moments: the loss; the head's backward product (gradients of its input, gathered and scattered, and of its weight).
+    """
+    profile, element = s.job.memory, s.element_bytes
+    logits = s.tokens * s.model.predicted_share * s.vocab
+    kept = kept_per_logit(s)
+    weight = s.vocab * s.model.hidden * profile.head_gradient_bytes
+    stream = s.tokens * s.model.hidden * element
+    gathered = where(s.plans.tp > 1, stream + s.sharded_tokens * s.model.hidden * element, 0.0)
+    if profile.fused_head:
+        return weight + 6.0 * s.tokens * s.model.hidden
+    peak = kept if profile.logit_peak_bytes is None else profile.logit_peak_bytes
+    head = weight + stream + gathered + (element - kept) * logits
+    return maximum((peak - kept) * logits, head)
+
+
+def leading_dense(model: ModelSpec) -> int:
+    """First layers without experts. So few as these stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
+    dense = 0 if model.experts is None else model.layers - model.experts.moe_layers
+    return dense if dense <= MOST_LEADING and model.experts is not None and model.experts.moe_layers else 0
+
+
+def kept_per_logit(s: Shape) -> float:
+    """Bytes per logit from the loss to its backward pass."""
+    profile = s.job.memory
+    if profile.fused_head:
+        return 0.0
+    return 4.0 + s.element_bytes if profile.logit_kept_bytes is None else profile.logit_kept_bytes

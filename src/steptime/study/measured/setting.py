@@ -1,0 +1,75 @@
+"""One setting of a measured run in the terms of the engine: its job, its plan, its memory habits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import gcd
+from typing import TYPE_CHECKING, Final
+
+from steptime.plan.framework import habits_of
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job
+from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.study.measured.run import MeasuredRun
+
+if TYPE_CHECKING:
+    from steptime.study.measured.candidates import Candidate
+
+#: Recomputation of a measured run -> names of the plan's bits.
+RECOMPUTE: Final = {
+    "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
+    "norms": ("norm", "up_projection"),
+}  # fmt: skip
+#: Precision of a measured run -> recipe: fp8 without further words is that of Transformer Engine.
+PRECISION: Final = {"fp8": "fp8-te"}
+QUANTISED_BYTES: Final = 0.5 + 0.127 / 8
+_DATED: Final = re.compile(r"(20\d\d)[-_]?(0[1-9]|1[0-2])")
+LOSS_COMPILED: Final = 202502
+"""Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
+
+
+def profile_of(run: MeasuredRun) -> MemoryProfile:
+    """Memory habits of a run's framework, of the version that its source dates."""
+    found = memory_profile_of(run.framework)
+    dated = _DATED.search(run.source)
+    month = int(dated.group(1) + dated.group(2)) if dated else 0
+    if run.framework == "torchtitan" and month >= LOSS_COMPILED and "compile" in run.notes:
+        return replace(found, logit_peak_bytes=found.logit_kept_bytes)
+    return found
+
+
+def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
+    """The job of a run under one setting; ``precision`` is the name of its recipe."""
+    habits = habits_of(run.framework)
+    optimizer = run.optimizer if run.optimizer in OPTIMIZERS else "adam"
+    adapter = None
+    if run.adapter is not None:
+        targets = "attention" if run.adapter.targets in ("qkv", "attention") else "linear"
+        weight_bytes = QUANTISED_BYTES if run.quantised_base else None
+        adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
+    return Job(
+        model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=run.seq_len,
+        precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
+        overlap=habits.overlap | ({"pp"} if (found.degrees.vpp or 1) > 1 else set()), context=habits.context,
+        gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
+        memory=profile_of(run), adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
+    )  # fmt: skip
+
+
+def plans_of(found: Candidate, domain: int) -> Plans:
+    """The plan of a setting, placed in fast domains of so many devices."""
+    d = found.degrees
+    in_tp = gcd(d.tp, domain)
+    in_cp = gcd(d.cp, domain // in_tp)
+    in_dp = gcd(d.dp, domain // (in_tp * in_cp))
+    in_pp = gcd(d.pp, domain // (in_tp * in_cp * in_dp))
+    zero = found.zero if d.pp == 1 else min(found.zero, 1)
+    shards = found.shard_ranks // d.cp if zero and found.shard_ranks < d.dp * d.cp else 0
+    return Plans(
+        tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,
+        recompute=sum(RECOMPUTE_CODES[name] for name in RECOMPUTE[found.recompute.kind]),
+        recompute_every=max(1, round(1 / found.recompute.share)) if found.recompute.kind == "full" else 1,
+        zero=zero, shard=shards, sp=int(found.sequence_parallel or d.tp == 1),
+        in_tp=in_tp, in_cp=in_cp, in_dp=in_dp, in_pp=in_pp,
+    )  # fmt: skip

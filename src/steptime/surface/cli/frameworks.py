@@ -1,0 +1,34 @@
+"""``steptime frameworks``: list fitted training frameworks, or show one with every parameter and its doubt."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from steptime.surface.cli import options as o
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of a framework.")] = None,
+    json: o.Json = False,
+) -> None:
+    """List the frameworks that --framework takes, or show one with every parameter and its doubt."""
+    from steptime.plan.framework_library import framework_names
+    from steptime.surface.cli.output import document, print_json
+    from steptime.surface.frameworks import framework_file_record, framework_record
+    from steptime.surface.report import frameworks as report
+
+    if name is not None:
+        record = framework_record(name)
+        if json:
+            print_json(document(framework=record.to_json()))
+        else:
+            report.print_framework(record)
+        return
+    records = [framework_record(known) for known in framework_names()]
+    fit = framework_file_record()
+    if json:
+        print_json(document(fit=fit, frameworks=[record.to_json() for record in records]))
+    else:
+        report.print_framework_list(records, fit)

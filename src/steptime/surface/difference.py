@@ -1,0 +1,47 @@
+"""Two estimates side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steptime.estimate.result import SCHEMA_VERSION, Estimate
+
+HEADLINE = (
+    "step_time_s", "step_time_bracket_s", "step_time_band_s", "mfu", "hfu", "tokens_per_s_per_gpu", "samples_per_s",
+    "peak_memory_bytes", "memory_capacity_bytes", "feasible", "bottleneck",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two estimates side by side; each value is [first, second]."""
+
+    headline: Mapping[str, list[Any]]
+    plan: Mapping[str, list[Any]]
+    """Only what differs."""
+    time: Mapping[str, list[float]]
+    memory: Mapping[str, list[float]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {
+            "schema_version": SCHEMA_VERSION, "headline": dict(self.headline), "plan": dict(self.plan),
+            "time": dict(self.time), "memory": dict(self.memory),
+        }  # fmt: skip
+
+
+def diff(a: Estimate, b: Estimate) -> Difference:
+    """Two estimates side by side."""
+    said = [{**e.plan, **{k: v for k, v in e.workload.items() if k in ("framework", "lora")}} for e in (a, b)]
+    differing = {key: pair for key, pair in _pairs(said[0], said[1], None).items() if pair[0] != pair[1]}
+    return Difference(
+        headline={name: [getattr(a, name), getattr(b, name)] for name in HEADLINE},
+        plan=differing, time=_pairs(a.time, b.time, 0.0), memory=_pairs(a.memory, b.memory, 0.0),
+    )  # fmt: skip
+
+
+def _pairs(first: Mapping[str, Any], second: Mapping[str, Any], default: Any) -> dict[str, list[Any]]:
+    keys = dict.fromkeys((*first, *second))
+    return {key: [first.get(key, default), second.get(key, default)] for key in keys}

@@ -1,0 +1,65 @@
+"""Fitted frameworks as records: parameters with their doubts, habits, and how much they were fitted to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steptime.errors import UnknownNameError
+from steptime.plan.framework import IDEAL, PARAMETERS, Habits, habits_of
+from steptime.plan.framework_file import framework_path
+from steptime.plan.framework_library import GENERIC, framework_names, framework_table
+
+#: What is charged, by group, for a list of frameworks.
+TITLES: Final = {IDEAL.name: "no slowdown, no overhead, no band", GENERIC: "the common values: not known which"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkRecord:
+    """One framework as ``steptime frameworks`` shows it."""
+
+    name: str
+    title: str
+    runs: int | None
+    """Measured runs of it that the fit used; None: the file does not say."""
+    parameters: dict[str, float]
+    doubts: dict[str, float]
+    """Standard deviation of the logarithm (of shares: of the logit); empty for the ideal one."""
+    habits: Habits
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        habits = {"gradient_dtype": self.habits.gradient_dtype, "context": self.habits.context,
+                  "overlap": sorted(self.habits.overlap)}  # fmt: skip
+        parameters = {name: {"value": value, "doubt": self.doubts.get(name)} for name, value in self.parameters.items()}
+        return {"name": self.name, "title": self.title, "runs": self.runs, "source": self.source,
+                "habits": habits, "parameters": parameters}  # fmt: skip
+
+
+def framework_record(name: str) -> FrameworkRecord:
+    """One framework of those in use.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        UserError: the user's own file of frameworks cannot be used.
+    """
+    if name not in framework_names():
+        raise UnknownNameError("framework", name, framework_names())
+    table = framework_table()
+    own, source = table["framework"].get(name, {}), str(table["provenance"]["source"])
+    if name == IDEAL.name:
+        values, doubts, runs, source = {p: float(getattr(IDEAL, p)) for p in PARAMETERS}, {}, None, "by definition"
+    else:
+        values = {p: float((own or table["common"])[p]) for p in PARAMETERS}
+        doubts = {p: float((own.get("doubts") or table["doubts"])[p]) for p in PARAMETERS}
+        runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
+    return FrameworkRecord(name=name, title=TITLES.get(name, ""), runs=runs, parameters=values, doubts=doubts,
+                           habits=habits_of(name), source=source)  # fmt: skip
+
+
+def framework_file_record() -> dict[str, Any]:
+    """Where the frameworks in use come from: file, source, runs, bands."""
+    table = framework_table()
+    return {"file": framework_path().name, **table["provenance"], "bands": table["band"],
+            "devices": table["device"]}  # fmt: skip

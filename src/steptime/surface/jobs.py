@@ -1,0 +1,147 @@
+"""From what a user says about a training job to the record that the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
+from steptime.estimate.single import Setting
+from steptime.hardware import load_cluster
+from steptime.plan.framework import IDEAL, Framework, habits_of
+from steptime.plan.framework_library import GENERIC, framework_names, load_framework
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision
+from steptime.plan.memory_profile import memory_profile_of
+from steptime.study.modes import Mode
+from steptime.surface.models import load_model
+from steptime.surface.values import choice, switch, text, whole
+from steptime.workload.spec import ModelSpec
+
+MAX_GPUS, MAX_BATCH, MAX_SEQ = 10**7, 10**9, 10**8
+LORA_KEYS = ("rank", "targets", "qlora")
+EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A job as the user gives it."""
+
+    model: str
+    cluster: str
+    seq: int | None
+    dtype: str
+    optimizer: str
+    mode: Mode
+    framework: str | None
+    lora: Mapping[str, Any] | None
+
+    def setting(self, gpus: int, global_batch: int, chosen: Mapping[str, Any]) -> Setting:
+        """Job, method and cluster; ``chosen`` are the checked choices that hold for all plans.
+
+        Raises:
+            UserError: something in the input is wrong; the message says what to change.
+        """
+        for field, value in (("dtype", self.dtype), ("optimizer", self.optimizer)):
+            text(field, value)
+        spec, precision = load_model(text("model", self.model)), PRECISIONS[self.dtype]
+        cluster = load_cluster(text("cluster", self.cluster))
+        framework = framework_of(self.framework, self.mode, cluster.device.name)
+        adapter = adapter_of(self.lora)
+        _check_modelled(spec, precision, adapter, self.mode)
+        job = Job(
+            model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS),
+            global_batch=whole("global_batch", global_batch, 1, MAX_BATCH),
+            seq_len=spec.seq_len if self.seq is None else whole("seq", self.seq, 1, MAX_SEQ),
+            precision=precision, optimizer=OPTIMIZERS[self.optimizer], adapter=adapter, framework=framework,
+        )  # fmt: skip
+        job = with_choices(job, chosen)
+        outermost = cluster.levels[-1]
+        if outermost.devices is not None and job.gpus > outermost.devices:
+            raise UserError(
+                f"{self.cluster}: its outermost level {outermost.name} joins {outermost.devices} devices, "
+                f"not {job.gpus}",
+                hint="add a level without devices that joins any number, or ask for fewer GPUs",
+            )
+        return Setting(method=self.mode.method, job=job, cluster=cluster, statistics=self.mode.statistics)
+
+
+def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
+    """The job with the habits of its framework, but where the user chose otherwise."""
+    habits = habits_of(job.framework.name)
+    narrow = job.precision.element_bytes < 4
+    return replace(
+        job, attention=chosen.get("attention", "fused"), overlap=chosen.get("overlap", habits.overlap),
+        offload=chosen.get("offload", frozenset()),
+        context=chosen.get("context", habits.context),
+        gradient_dtype=chosen.get("gradient_dtype", habits.gradient_dtype if narrow else None),
+        memory=memory_profile_of(job.framework.name),
+        expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
+    )  # fmt: skip
+
+
+def framework_of(name: str | None, mode: Mode, device: str) -> Framework:
+    """The framework of that name; without one the common values, in a mode that reproduces a paper the ideal one.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        PlanError: the mode has none but the ideal one.
+    """
+    if not mode.method.calibrated:
+        if name not in (None, IDEAL.name):
+            raise PlanError(f"framework {name}: mode {mode.method.name} knows the ideal framework only",
+                            hint="drop --framework, or use --mode corrected")  # fmt: skip
+        return IDEAL
+    given = GENERIC if name is None else text("framework", name)
+    if given not in framework_names():
+        raise UnknownNameError("framework", given, framework_names())
+    return load_framework(given, device)
+
+
+def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
+    """Low-rank adapters from ``{"rank": 16, "targets": "linear", "qlora": False}``.
+
+    Raises:
+        UserError: an unknown key, or a value that is wrong.
+    """
+    if lora is None:
+        return None
+    if not isinstance(lora, Mapping):
+        raise FieldError("", "lora", f"{lora!r} is not a table such as {{'rank': 16}}")
+    for key in lora:
+        if key not in LORA_KEYS:
+            raise UnknownNameError("key of lora", str(key), LORA_KEYS)
+    if lora.get("rank") is None:
+        raise FieldError("", "lora.rank", "missing: the adapters need a rank", hint="for example 16")
+    weight_bytes = QLORA_BYTES if switch("lora.qlora", lora.get("qlora", False)) else None
+    return Adapter(rank=whole("lora.rank", lora["rank"], 1, 10**5), weight_bytes=weight_bytes,
+                   targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS))  # fmt: skip
+
+
+def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | None, mode: Mode) -> None:
+    """Refuses what the model of a reproduced paper has not."""
+    if mode.method.calibrated:
+        return
+    absent = {
+        f"experts, which {spec.name} has": spec.experts, f"latent attention, which {spec.name} has": spec.latent,
+        "adapters": adapter, f"quantisation, as dtype {precision.name} has": precision.quantised_bytes,
+    }  # fmt: skip
+    for what, given in absent.items():
+        if given is not None:
+            raise PlanError(f"the published model has no {what}", hint="use --mode corrected")
+
+
+def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> None:
+    """Refuses a plan that the model has no use for, or that is not modelled for it.
+
+    Raises:
+        PlanError: SUMMA of experts or latent attention, or expert ranks of a model without experts.
+    """
+    what = "experts" if spec.experts else "latent attention" if spec.latent else None
+    if strategy == "2d" and what:
+        raise PlanError(f"strategy 2d: SUMMA is not modelled for {what}, which {spec.name} has",
+                        hint="give --strategy 1d or --strategy context")  # fmt: skip
+    if spec.experts is None:
+        for key in EXPERT_KEYS:
+            if given.get(key, 1) not in (1, None):
+                raise PlanError(f"{key} {given[key]}: {spec.name} has no experts", hint=f"drop {key}")

@@ -1,0 +1,64 @@
+"""What a model has, whatever it runs on: parameters, FLOPs, bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from steptime.estimate.metrics import forward_flops_per_sequence
+from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.surface.jobs import MAX_SEQ
+from steptime.surface.models import load_model
+from steptime.surface.values import text, whole
+from steptime.terms import Terms
+from steptime.workload.parameters import active_parameter_terms, parameter_terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What a model has, whatever it runs on."""
+
+    name: str
+    family: str
+    source: str
+    parameters: Terms
+    flops: Terms
+    """Model FLOPs of one sequence forward, by part."""
+    bytes: Terms
+    """Weights, gradients and optimiser states of the whole model."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {
+            "schema_version": SCHEMA_VERSION, "name": self.name, "family": self.family, "source": self.source,
+            "parameters": dict(self.parameters), "parameters_total": self.parameters.total,
+            "flops_per_sequence_forward": dict(self.flops), "bytes": dict(self.bytes),
+            "flops_convention": FLOPS_CONVENTION, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger:
+    """Parameters, FLOPs and bytes of a model without a cluster.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    spec, precision = load_model(text("model", model)), PRECISIONS[text("dtype", dtype)]
+    length = spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ)
+    parameters, active = parameter_terms(spec), active_parameter_terms(spec).total
+    notes = [] if active == parameters.total else [f"{active:,.0f} parameters are active per token"]
+    adam = OPTIMIZERS["adam"]
+    job = Job(model=spec, gpus=1, global_batch=1, seq_len=length, precision=precision, optimizer=adam)
+    states, count = adam.bytes_per_parameter(precision), parameters.total
+    return Ledger(
+        name=spec.name, family=spec.family, source=spec.source, parameters=parameters,
+        flops=Terms(forward_flops_per_sequence(job)),
+        bytes=Terms({
+            "weights/parameter_bytes": count * (spec.weight_bytes or precision.element_bytes),
+            "gradients/parameter_bytes": count * precision.gradient_bytes,
+            "adam_states/parameter_bytes": count * states,
+        }),
+        notes=(f"sequence of {length} tokens, {dtype}", *notes),
+    )  # fmt: skip

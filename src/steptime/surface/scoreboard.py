@@ -1,0 +1,69 @@
+"""The scoreboard: one table of measured runs, predicted in every way that says something."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steptime.plan.framework_file import framework_path
+from steptime.study.measured import Reading
+from steptime.study.measured.samples import Progress
+from steptime.study.measured.targets import Reached, reached
+from steptime.surface.measured_scoring import RunScore, score_reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way of predicting the runs."""
+
+    title: str
+    leave_out: str | None = None
+    named: bool = True
+
+
+SEEN: Final = "packaged"
+UNSEEN: Final = "each"
+#: Key -> way, the easiest question first.
+WAYS: Final = {
+    SEEN: Way(title="frameworks of the package (most sources were in the fit)"),
+    "source_and_model": Way(title="source known, model not", leave_out="source_and_model"),
+    "model": Way(title="model not known, in ten parts", leave_out="model"),
+    UNSEEN: Way(title="source not known", leave_out=UNSEEN),
+    "unnamed": Way(title="source not known, framework not told", leave_out=UNSEEN, named=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """All predictions and their statistics."""
+
+    scores: Mapping[str, RunScore]
+    summaries: Mapping[str, Mapping[str, Any]]
+    targets: tuple[Reached, ...]
+    reading: Mapping[str, Any]
+    digest: str
+
+
+def board_of(reading: Reading, begun: Callable[[str], Progress | None] = lambda _: None) -> Board:
+    """Predicts the runs in every way.
+
+    Args:
+        reading: the runs.
+        begun: called with the title of each way when it begins; gives the callback for its progress.
+    """
+    scores = {
+        key: score_reading(reading, leave_out=way.leave_out, named=way.named, progress=begun(way.title))
+        for key, way in WAYS.items()
+    }
+    return Board(
+        scores=scores, summaries={key: score.to_json() for key, score in scores.items()},
+        targets=tuple(reached({key: score.scored for key, score in scores.items()})),
+        reading=reading.to_json(), digest=frameworks_digest(),
+    )  # fmt: skip
+
+
+def frameworks_digest() -> str:
+    """First digits of the SHA-256 of the file of frameworks in use, by which a page tells what it was made with."""
+    return hashlib.sha256(framework_path().read_bytes()).hexdigest()[:12]

@@ -1,0 +1,94 @@
+"""Checks of single values that a user gives: whole numbers, numbers, texts, names, switches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from steptime.errors import FieldError, UnknownNameError, shorten
+
+SWITCH = {"on": True, "off": False, "true": True, "false": False}
+
+
+def whole(field: str, value: Any, low: int, high: int) -> int:
+    """A whole number within bounds.
+
+    Raises:
+        FieldError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise FieldError("", field, f"{shorten(repr(value))} must be a whole number from {low} to {high}")
+    return int(value)
+
+
+def number(field: str, value: Any, low: float, high: float, meaning: str) -> float:
+    """A number within bounds; ``meaning`` says what it is in the error.
+
+    Raises:
+        FieldError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise FieldError("", field, f"{shorten(repr(value))} is not a number", hint=meaning)
+    if not low <= float(value) <= high:
+        near = low if float(value) < low else high
+        problem = f"{value:g} must lie from {low:g} to {high:g} ({meaning}); the nearest is {near:g}"
+        raise FieldError("", field, problem)
+    return float(value)
+
+
+def text(field: str, value: Any) -> str:
+    """A text.
+
+    Raises:
+        FieldError: it is none.
+    """
+    if not isinstance(value, str):
+        raise FieldError("", field, f"{value!r} is not a text")
+    return value
+
+
+def choice(field: str, value: Any, allowed: Sequence[str]) -> str:
+    """One of some names.
+
+    Raises:
+        FieldError: it is no text.
+        UnknownNameError: it is none of them.
+    """
+    if not isinstance(value, str):
+        raise FieldError("", field, f"{value!r} is not one of {', '.join(allowed)}")
+    if value not in allowed:
+        raise UnknownNameError(field, value, allowed)
+    return value
+
+
+def switch(field: str, value: Any) -> bool:
+    """A truth value: a boolean, 0 or 1, ``on`` or ``off``.
+
+    Raises:
+        FieldError: it is none.
+
+    >>> switch("sp", "off"), switch("sp", 1)
+    (False, True)
+    """
+    if isinstance(value, str) and value.lower() in SWITCH:
+        return SWITCH[value.lower()]
+    if isinstance(value, (bool, Integral)) and int(value) in (0, 1):
+        return bool(value)
+    raise FieldError("", field, f"{shorten(repr(value))} is neither on nor off")
+
+
+def some_of(field: str, value: Any, allowed: Sequence[str]) -> frozenset[str]:
+    """Some of some names, from ``"dp,pp"``, ``"none"`` or a list.
+
+    Raises:
+        UserError: something else.
+    """
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple, set, frozenset)):
+        raise FieldError("", field, f"{value!r} is not a list of {', '.join(allowed)}, or none")
+    names = [n.strip() if isinstance(n, str) else n for n in names]
+    if names in (["none"], [""], []):
+        return frozenset()
+    return frozenset(choice(field, name, allowed) for name in names)

@@ -1,0 +1,265 @@
+"""Frameworks: what their parameters do, whether a fit finds them again, the file, and the band of what is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.calibrate.frameworks.bands import Band, band_of, honest_coverage, left_out, source_weights
+from steptime.calibrate.frameworks.fit import Fitted, FrameworkFit
+from steptime.calibrate.frameworks.parameters import BUSY, DEVICE_SPREAD, PARAMETERS, framework_of
+from steptime.calibrate.frameworks.save import packaged, to_toml
+from steptime.errors import FieldError, UserError
+from steptime.estimate.band import band_of as step_band
+from steptime.estimate.evaluate import Evaluation
+from steptime.num import Array
+from steptime.plan.framework import IDEAL, SHARES, Framework, habits_of, kernel_factor
+from steptime.plan.framework import PARAMETERS as NAMES
+from steptime.plan.framework_file import PACKAGED, check_tables
+from steptime.plan.framework_library import framework_names, framework_table, load_framework
+from steptime.study.measured import read_runs
+from steptime.study.measured.engine import Setting, settings_of
+from steptime.study.measured.samples import Modelled, modelled
+
+PUBLISHED = Path(__file__).parents[1] / "data" / "published_runs.csv"
+UNKNOWN = "unheard-of"
+
+
+@pytest.fixture(autouse=True)
+def only_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.delenv("STEPTIME_PATH", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    yield
+
+
+@pytest.fixture(scope="module")
+def runs() -> Modelled:
+    """Every third published run."""
+    return modelled(read_runs(PUBLISHED).timed[::3])
+
+
+@pytest.fixture(scope="module")
+def settings() -> list[Setting]:
+    """The likeliest setting of every fifth published run, and of those that exchange contexts between many ranks."""
+    timed = read_runs(PUBLISHED).timed
+    context = [run for run in timed if run.degrees is not None and run.degrees.cp > 2]
+    return [settings_of(run)[0] for run in [*timed[::5], *context]]
+
+
+def truth(fit: FrameworkFit, seed: int) -> Fitted:
+    """Parameters drawn as a fit believes them: common ones, what frameworks add, factors of devices."""
+    draw = np.random.default_rng(seed)
+    common = np.array([p.inward(p.prior) + 0.7 * p.doubt * draw.uniform(-1, 1) for p in PARAMETERS])
+    own = {name: np.array([p.spread for p in PARAMETERS]) * draw.uniform(-1, 1, len(PARAMETERS)) for name in fit.names}
+    none = np.zeros(len(PARAMETERS))
+    return Fitted(
+        common=common, frameworks=own, common_doubt=none, framework_doubts=dict.fromkeys(fit.names, none),
+        devices={name: DEVICE_SPREAD * draw.uniform(-1, 1, len(BUSY)) for name in fit.device_names},
+        device_doubts=dict.fromkeys(fit.device_names, 0.0), rounds=0,
+    )  # fmt: skip
+
+
+def measured_as(fit: FrameworkFit, fitted: Fitted) -> FrameworkFit:
+    """The same runs with the times that the parameters give."""
+    return FrameworkFit(fit.samples, replace(fit.runs, measured_s=np.exp(fit.log_s(fitted))))
+
+
+def everything(fit: FrameworkFit) -> Array:
+    return np.ones(fit.count, dtype=bool)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_fit_finds_known_parameters_again(runs: Modelled, seed: int) -> None:
+    """Of runs that follow the model without noise; what they do not tell stays in doubt, and says so."""
+    known = truth(runs.fit, seed)
+    fit = measured_as(runs.fit, known)
+    start = replace(known, common=np.array([p.inward(p.prior) for p in PARAMETERS]), frameworks={}, devices={})
+    before = np.abs(fit.log_s(start) - fit.log_measured)
+    fitted = fit.fit(everything(fit))
+    after = np.abs(fit.log_s(fitted) - fit.log_measured)
+    assert np.median(after) < 0.02 < np.median(before) and np.quantile(after, 0.95) < 0.1
+    assert after.mean() < before.mean() / 4
+    scaled = [
+        (known.columns(name, UNKNOWN) - fitted.columns(name, UNKNOWN)) / fitted.framework_doubts[name]
+        for name in fit.names
+    ]
+    assert np.mean(np.abs(scaled) < 2) > 0.9, "doubts are honest"
+    matrix = [p.name for p in PARAMETERS].index("matrix")
+    assert fitted.common_doubt[matrix] < PARAMETERS[matrix].doubt, "what the runs tell is in doubt less than before"
+
+
+def test_a_fit_without_runs_is_what_was_believed(runs: Modelled) -> None:
+    fitted = runs.fit.fit(np.zeros(runs.fit.count, dtype=bool))
+    assert fitted.common == pytest.approx([p.inward(p.prior) for p in PARAMETERS])
+    assert all(not own.any() for own in fitted.frameworks.values())
+    assert fitted.common_doubt == pytest.approx([np.hypot(p.doubt, p.spread) for p in PARAMETERS])
+
+
+def test_runs_that_are_left_out_have_no_say(runs: Modelled) -> None:
+    fit = runs.fit
+    wrong = FrameworkFit(fit.samples, replace(fit.runs, measured_s=fit.runs.measured_s * np.where(
+        fit.runs.source == fit.runs.source[0], 3.0, 1.0)))  # fmt: skip
+    used = fit.runs.source != fit.runs.source[0]
+    one, other = fit.fit(used), wrong.fit(used)
+    assert one.common == pytest.approx(other.common, abs=1e-9)
+
+
+def test_unknown_frameworks_and_devices_add_nothing_and_are_doubted_more(runs: Modelled) -> None:
+    fitted = runs.fit.fit(everything(runs.fit))
+    name, device = str(runs.fit.runs.framework[0]), str(runs.fit.runs.device[0])
+    assert np.array_equal(fitted.columns(None, UNKNOWN), fitted.common)
+    assert np.array_equal(fitted.columns(UNKNOWN, UNKNOWN), fitted.common)
+    assert (fitted.doubts(UNKNOWN, device)[0] > 0.9 * fitted.doubts(name, device)[0]).all()
+    assert fitted.doubts(name, UNKNOWN)[1] == DEVICE_SPREAD >= fitted.doubts(name, device)[1]
+    named, unnamed = (runs.fit.deviations(fitted, named=known) for known in (True, False))
+    assert np.mean(unnamed > named) > 0.95
+
+
+def test_the_file_holds_the_fit(runs: Modelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written, found on the search path and read, to the digits of the file; each framework as the fit has it."""
+    fitted = runs.fit.fit(everything(runs.fit))
+    bands = Band(low=-1.5, high=2.25), Band(low=-1.75, high=2.5)
+    text = to_toml(fitted, named=bands[0], generic=bands[1], provenance={"source": "a test", "rows": 3})
+    (tmp_path / "frameworks.toml").write_text(text)
+    monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
+    back, read_bands = packaged()
+    assert read_bands == bands and framework_names() == ["ideal", "generic", *runs.fit.names]
+    for kind in ("frameworks", "devices", "framework_doubts", "device_doubts"):
+        own, other = getattr(fitted, kind), getattr(back, kind)
+        assert set(own) == set(other)
+        assert all(np.allclose(own[key], other[key], rtol=1e-3, atol=2e-4) for key in own)
+    for name, device in ((runs.fit.names[0], runs.fit.device_names[0]), (runs.fit.names[-1], UNKNOWN)):
+        expected = framework_of(fitted.columns(name, device), name)
+        loaded = load_framework(name, device)
+        kernel = kernel_factor(habits_of(name).kernel, device)
+        expected = replace(expected, attention=expected.attention * kernel)
+        for parameter in NAMES:
+            assert getattr(loaded, parameter) == pytest.approx(getattr(expected, parameter), rel=1e-3)
+        assert loaded.spread is not None and loaded.spread.source == "a test"
+        assert loaded.spread.device_doubt == pytest.approx(fitted.doubts(name, device)[1], rel=1e-3)
+
+
+def test_the_file_of_the_package_is_whole() -> None:
+    table = framework_table()
+    check_tables(table, str(PACKAGED))
+    assert {*table["framework"]} >= {"megatron-core", "torchtitan"} and {*table["device"]} >= {"h100-sxm"}
+    assert table["provenance"]["rows"] >= 1000
+    broken = {**table, "common": {**table["common"], next(iter(SHARES)): 1.5}}
+    with pytest.raises(FieldError, match="is no share"):
+        check_tables(broken, "f.toml")
+    broken = {**table, "device": {"x": {"matrix": True, "attention": 1.0, "doubt": 1.0}}}
+    with pytest.raises(FieldError, match=r"device\.x\.matrix: is not a finite number"):
+        check_tables(broken, "f.toml")
+
+
+def test_a_file_from_before_a_parameter_has_it_without_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[Setting]
+) -> None:
+    later = ("growth", "stage_links", "data_exposed")
+    text = PACKAGED.read_text()
+    assert text.count("growth = ") > 4
+    kept = [line for line in text.splitlines() if line.partition(" = ")[0] not in later]
+    (tmp_path / "frameworks.toml").write_text("\n".join(kept))
+    whole = load_framework("megatron-core", "h100-sxm")
+    monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
+    old = load_framework("megatron-core", "h100-sxm")
+    bare = replace(whole, **{name: getattr(IDEAL, name) for name in later})
+    for setting in settings[::5]:
+        times = [float(setting.evaluate(framework).step_time_s) for framework in (old, bare)]
+        assert times[0] == pytest.approx(times[1], rel=1e-9)
+        assert width(setting.evaluate(old)) > 0
+    assert np.isfinite(packaged()[0].common).all()
+
+
+def test_a_framework_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"no framework 'megatron-cor'(?s:.*)megatron-core"):
+        load_framework("megatron-cor", "h100-sxm")
+    assert load_framework("ideal", "h100-sxm") is IDEAL
+    generic = load_framework("generic", UNKNOWN)
+    common = framework_table()["common"]
+    assert all(getattr(generic, name) == pytest.approx(common[name]) for name in NAMES if name != "attention")
+
+
+def width(e: Evaluation) -> float:
+    band = step_band(e)
+    assert band is not None and band.low_s < e.step_time_s < band.high_s
+    assert sum(band.shares.values()) == pytest.approx(1)
+    return float(np.log(band.high_s / band.low_s))
+
+
+def doubted(framework: Framework, **changes: object) -> Framework:
+    assert framework.spread is not None
+    return replace(framework, spread=replace(framework.spread, **changes))  # type: ignore[arg-type]
+
+
+def test_a_band_is_wider_for_what_is_doubted_more(settings: list[Setting]) -> None:
+    framework = load_framework("megatron-core", "h100-sxm")
+    assert framework.spread is not None
+    spread = framework.spread
+    for setting in settings[::6]:
+        plain = width(setting.evaluate(framework))
+        assert width(setting.evaluate(doubted(framework, device_doubt=2 * spread.device_doubt))) > plain
+        assert width(setting.evaluate(doubted(framework, noise=2 * spread.noise))) > plain
+        for name in NAMES:
+            more = dict(spread.doubts) | {name: 2 * spread.doubts[name]}
+            assert width(setting.evaluate(doubted(framework, doubts=more))) >= plain * (1 - 1e-9)
+
+
+def test_a_band_is_wider_without_a_known_framework_or_device(settings: list[Setting]) -> None:
+    """With the same quantiles of residuals, which depend on what was measured."""
+    known = load_framework("megatron-core", "h100-sxm")
+    assert known.spread is not None
+    quantiles = {"low": known.spread.low, "high": known.spread.high}
+    generic = doubted(load_framework("generic", "h100-sxm"), **quantiles)
+    foreign = load_framework("megatron-core", UNKNOWN)
+    pairs = [[width(s.evaluate(f)) for f in (known, generic, foreign)] for s in settings[::3]]
+    plain, unnamed, unknown = np.array(pairs).T
+    assert np.mean(unnamed > plain) > 0.9 and unnamed.mean() > 1.1 * plain.mean()
+    assert np.mean(unknown > plain) > 0.7 and unknown.mean() > plain.mean()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_parameter_makes_a_step_faster(settings: list[Setting], name: str) -> None:
+    """Every one is a factor on a time, a share that is exposed, or seconds; somewhere each matters."""
+    common = load_framework("generic", UNKNOWN)
+    value = float(getattr(common, name))
+    more = replace(common, **{name: value + (1 - value) / 2 if name in SHARES else 2 * value})
+    change = np.array([
+        float(s.evaluate(more).step_time_s) / float(s.evaluate(common).step_time_s) for s in settings
+    ])  # fmt: skip
+    assert change.min() >= 1 - 1e-12 and change.max() > 1 + 1e-6
+    assert change.max() <= 2.2, "twice one part of a step is at most twice the step"
+
+
+def test_the_ideal_framework_has_no_band(settings: list[Setting]) -> None:
+    assert step_band(settings[0].evaluate()) is None
+
+
+def test_quantiles_hold_nine_of_ten() -> None:
+    scaled = np.random.default_rng(0).normal(size=4000)
+    source = np.repeat(np.arange(40), 100).astype(str)
+    band = band_of(scaled, source_weights(source))
+    assert (band.low, band.high) == pytest.approx((-1.645, 1.645), abs=0.1)
+    assert band.holds(scaled).mean() == pytest.approx(0.9, abs=0.01)
+    assert honest_coverage(scaled, source).mean() == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_source_of_many_runs_does_not_set_the_band() -> None:
+    scaled = np.concatenate([np.full(5000, 9.0), np.random.default_rng(0).normal(size=2000)])
+    source = np.array(["flood"] * 5000 + [f"s{i // 20}" for i in range(2000)])
+    assert band_of(scaled, source_weights(source)).high < 3 < band_of(scaled, np.ones(7000)).high
+
+
+def test_left_out_groups_are_predicted_by_the_others(runs: Modelled) -> None:
+    fit = measured_as(runs.fit, truth(runs.fit, 3))
+    calls = []
+    group = np.where(np.arange(fit.count) % 2 == 0, "even", "odd")
+    found = left_out(fit, group, used=everything(fit), progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 2), (2, 2)] and found.residual.shape == found.deviation.shape == (fit.count,)
+    other = fit.fit(group != "even")
+    assert found.residual[::2] == pytest.approx((fit.log_s(other) - fit.log_measured)[::2])
+    assert (found.deviation > 0).all()

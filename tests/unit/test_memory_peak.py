@@ -1,0 +1,203 @@
+"""Peak memory of a stage as frameworks have it, against numbers that can be summed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from steptime.estimate.memory import (
+    PHASES,
+    STAGES,
+    fullest_phase,
+    peak_bytes,
+    stage_terms,
+    stage_total,
+    state_bytes,
+)
+from steptime.estimate.sizes import Sizes, sizes_of
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
+from steptime.plan.memory_profile import PROFILES, memory_profile_of
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.rows import Row
+from steptime.surface.models import load_model
+
+H, F, V, S = 4096, 14336, 128256, 4096
+"""Llama-3-8B: hidden, width of the MLP, vocabulary; and tokens."""
+LAYER = 2 * H * H + 2 * H * 1024 + 3 * H * F + 2 * H
+STRATEGY = CORRECTED.strategies["context"]
+
+
+def job_of(software: str = "plain", name: str = "llama3-8b", **changes: Any) -> Job:
+    job = Job(model=load_model(name), gpus=64, global_batch=64, seq_len=S, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"], memory=memory_profile_of(software))  # fmt: skip
+    return replace(job, **changes)
+
+
+def sizes(job: Job, plans: Plans) -> Sizes:
+    return sizes_of(STRATEGY.block(job, plans))
+
+
+def terms(job: Job, plans: Plans, stage: str = "first", phase: str | None = None) -> dict[str, Any]:
+    return stage_terms(CORRECTED, STRATEGY, job, plans, sizes(job, plans), stage, phase)
+
+
+def rows(job: Job, **plan: int) -> dict[str, Row]:
+    block = STRATEGY.block(job, Plans(**plan))
+    return {row.name: row for row in (*block.layer, *block.last)}
+
+
+def test_every_byte_of_a_step_under_megatron_core():
+    """Llama-3-8B whole on one of eight data ranks: the sum of what Megatron Core with Transformer Engine holds."""
+    job, plans = job_of("megatron-core", gradient_dtype="fp32"), Plans(dp=8)
+    parameters = 32 * LAYER + 2 * V * H + H
+    states = (2 + 4 + 12 / 8) * parameters
+    placeholders = 2 * (H * (H + 2048) + H * H + H * 2 * F + H * F)
+    layer = 2 * S * (2 * H + (H + 2048) + H + 2 * H + 3 * F) + 4 * S * 32
+    head = 2 * S * 2 * H + 2 * S * V
+    backward = 2 * V * H + 2 * S * H
+    peak = states + placeholders + 64 * 2**20 + 32 * layer + head + backward
+    found = sizes(job, plans)
+    assert peak_bytes(CORRECTED, STRATEGY, job, plans, found) == pytest.approx(peak, rel=1e-12)
+    assert fullest_phase(CORRECTED, STRATEGY, job, plans, found, "first") == "loss"
+
+
+def test_a_peak_is_one_phase_and_not_their_sum():
+    for software in ("plain", *PROFILES):
+        job, plans = job_of(software), Plans(dp=8, pp=4)
+        totals = {(stage, phase): stage_total(terms(job, plans, stage, phase)) for stage in STAGES for phase in PHASES}
+        peak = peak_bytes(CORRECTED, STRATEGY, job, plans, sizes(job, plans))
+        assert peak == max(totals.values()) < sum(totals.values())
+        assert stage_total(terms(job, plans, "last")) == max(totals["last", phase] for phase in PHASES)
+
+
+def test_stages_in_the_middle_have_no_loss():
+    found = terms(job_of("torchtitan"), Plans(dp=2, pp=4), "middle", "loss")
+    assert found["working/loss/largest_temporary_bytes"] == 0
+    assert terms(job_of("torchtitan"), Plans(dp=2, pp=4), "last")["working/loss/largest_temporary_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("software", "each"),
+    [
+        ("plain", (2, 2, 12)),
+        ("torchtitan", (4, 2, 8)),
+        ("torchtune", (2, 2, 4)),
+        ("megatron-deepspeed", (2, 6, 12)),
+        ("deepspeed", (2, 2, 12)),
+    ],
+)
+def test_bytes_per_parameter(software, each):
+    """Weights, gradients and states: fp32 shards are their own master copy; bf16 throughout has bf16 moments."""
+    assert tuple(size for size, _ in state_bytes(job_of(software)).values()) == each
+
+
+def test_fp16_has_no_second_gradient_and_fp32_no_master():
+    half = job_of("megatron-deepspeed", precision=PRECISIONS["fp16"])
+    assert tuple(size for size, _ in state_bytes(half).values()) == (2, 2, 12)
+    full = job_of("torchtitan", precision=PRECISIONS["fp32"])
+    assert tuple(size for size, _ in state_bytes(full).values()) == (4, 4, 8)
+    assert tuple(size for size, _ in state_bytes(job_of("torchtune", precision=PRECISIONS["fp32"])).values()) == (
+        4,
+        4,
+        8,
+    )
+
+
+def test_offloaded_states_and_activations():
+    states = frozenset({"optimizer"})
+    assert tuple(size for size, _ in state_bytes(job_of(offload=states)).values()) == (2, 2, 0)
+    assert tuple(size for size, _ in state_bytes(job_of("deepspeed", offload=states)).values()) == (2, 0, 0)
+    found = terms(job_of(offload=frozenset({"activations"})), Plans(recompute=2))
+    assert found["activations/layers/activation_bytes"] == 0
+
+
+@pytest.mark.parametrize(("software", "kept", "peak"), [("plain", 6, 6), ("megatron-core", 2, 2), ("megatron", 4, 6),
+                                                        ("torchtitan", 6, 14)])  # fmt: skip
+def test_logits_at_the_loss(software, kept, peak):
+    job = job_of(software)
+    job = replace(job, memory=replace(job.memory, head_gradient_bytes=0.0))
+    assert rows(job)["cross_entropy"].kept_bytes == kept * S * V
+    loss = sizes(job, Plans()).loss_bytes
+    assert loss == max((peak - kept) * S * V, 2 * S * H + (2 - kept) * S * V)
+
+
+def test_a_fused_head_keeps_no_logits():
+    job = job_of("deepspeed")
+    assert rows(job)["cross_entropy"].kept_bytes == 0
+    assert sizes(job, Plans()).loss_bytes == 2 * V * H + 6 * S * H
+
+
+def test_gathered_weights_and_whole_gradients_of_a_layer():
+    """FSDP2: two layers in bf16, head and embedding; in the backward pass gradients in bf16 and their fp32 copy."""
+    job, plans = job_of("torchtitan"), Plans(dp=8, zero=3)
+    loss, backward = (
+        terms(job, plans, phase=phase)[f"working/{phase}/gathered_weights_bytes"] for phase in ("loss", "backward")
+    )
+    assert loss == 2 * (2 * LAYER + 2 * V * H + H)
+    assert backward - loss == 6 * LAYER
+
+
+@pytest.mark.parametrize(
+    ("tp", "elements"), [(1, S * (H + 2 * F)), (2, S * (H // 2 + F)), (8, S * (H // 8 + 2 * H - F // 8))]
+)
+def test_temporaries_of_the_backward_pass(tp, elements):
+    """One rank and two: the gradient of the gated activation's input; eight: the product into the MLP."""
+    assert sizes(job_of(), Plans(tp=tp)).working_bytes == 2 * elements
+
+
+def test_unfused_scores_outweigh_the_mlp():
+    """Two gradients of the scores, less what the MLP kept: 2 a s^2 + s h - s (f_i + f)."""
+    job = job_of(name="gpt3-175b", attention="unfused", seq_len=8192)
+    model = job.model
+    scores = 2 * model.heads * 8192**2 + 8192 * (model.hidden - 2 * model.ffn_hidden)
+    assert sizes(job, Plans()).working_bytes == 2 * scores
+
+
+def test_a_ring_keeps_its_output_in_its_own_order():
+    ring, gathered = (rows(job_of(context=kind), cp=4)["fused_attention"].kept_bytes for kind in ("ring", "all_gather"))
+    assert ring - gathered == 2 * S / 4 * H
+    assert rows(job_of(context="ring"))["fused_attention"].kept_bytes == gathered * 4
+    assert sizes(job_of(context="ring"), Plans(cp=4)).working_bytes < 4 * S * H * 14
+
+
+def test_every_second_product_keeps_its_output():
+    """Selective checkpointing by operator: layer input, query, value, attention, gate and down are kept."""
+    code = sum(RECOMPUTE_CODES[name] for name in ("norm", "activation", "outputs"))
+    kept = sizes(job_of(), Plans(recompute=code)).layer.kept_bytes
+    assert kept == 2 * S * (H + H + 1024 + H + F + H) + 4 * S * 32
+    again = {row.name for row in STRATEGY.block(job_of(), Plans(recompute=code)).layer if row.recomputed}
+    assert again == {"attention_norm", "mlp_norm", "activation"}
+
+
+def test_later_stages_of_a_model_with_leading_dense_layers_have_only_experts():
+    """DeepSeek-V3 has three dense layers: the second of two stages has 30 layers, all with 256 experts."""
+    job, plans = job_of(name="deepseek-v3"), Plans(pp=2, ep=8, dp=8)
+    expert = 3 * 7168 * 2048
+    first, last = (terms(job, plans, stage)["expert_weights/parameter_bytes"] for stage in ("first", "last"))
+    assert last == pytest.approx(2 * 30 * 256 / 8 * expert) and first == pytest.approx(2 * 28 * 256 / 8 * expert)
+    whole = terms(job, Plans(ep=8, dp=8))["expert_weights/parameter_bytes"]
+    assert whole == pytest.approx(2 * 58 * 256 / 8 * expert)
+    kept = [terms(job, plans, stage, "backward")["activations/layers/activation_bytes"] for stage in ("first", "last")]
+    assert kept[1] / 30 > kept[0] / 31 / 2
+
+
+def test_alternating_experts_are_spread():
+    model = load_model("mixtral-8x7b")
+    assert model.experts is not None
+    job = job_of(model=replace(model, experts=replace(model.experts, moe_layers=16)))
+    assert STRATEGY.block(job, Plans()).leading_dense == 0 and sizes(job, Plans()).later is None
+
+
+def test_frozen_weights_in_the_narrow_format():
+    """NeMo stores the frozen weights of a run in fp8 in fp8; the head and the embedding stay wide."""
+    changes: dict[str, Any] = {"adapter": Adapter(rank=16), "precision": PRECISIONS["fp8-te"]}
+    products = 32 * (LAYER - 2 * H)
+    narrow, wide = (
+        terms(job_of(name, **changes), Plans())["frozen_weights/parameter_bytes"] for name in ("megatron-core", "plain")
+    )
+    assert wide - narrow == pytest.approx(products, rel=1e-12)
+    bf16 = terms(job_of("megatron-core", adapter=Adapter(rank=16)), Plans())["frozen_weights/parameter_bytes"]
+    assert bf16 == wide

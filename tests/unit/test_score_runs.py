@@ -1,0 +1,195 @@
+"""Scoring a table of measured training runs: no row is lost, groups add up, the written rows say the same."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from steptime.errors import FieldError, InputFileError
+from steptime.store import write_table
+from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
+from steptime.study.measured.predict import Scores
+from steptime.study.measured.published import COLUMNS, citation, published_rows, spread
+from steptime.study.measured.read import Row, read_rows
+from steptime.study.measured.samples import modelled
+from steptime.surface import measured_scoring
+from steptime.surface.framework_fitting import fit_reading
+from steptime.surface.measured_scoring import (
+    NOT_ASKED,
+    REFUSED,
+    RunScore,
+    read_any,
+    score_reading,
+    score_runs,
+    write_rows,
+)
+
+DATA = Path(__file__).parents[1] / "data"
+SMALL, PUBLISHED = DATA / "measured_runs.csv", DATA / "published_runs.csv"
+LOOSE = 0.25
+"""Bound of the median error of the step time on the table of published runs; fits of the day do far better."""
+
+
+@pytest.fixture(scope="module")
+def published() -> RunScore:
+    return score_runs(PUBLISHED)
+
+
+def of_sources(*keys: str) -> list[Row]:
+    return [row for row in read_rows(PUBLISHED) if row.text("source_key") in keys]
+
+
+def test_every_row_is_scored_or_has_a_reason():
+    score = score_runs(SMALL)
+    found = score.to_json()
+    assert (found["rows"], found["scored"]) == (9, 8) and sum(found["skipped"].values()) == 1
+    assert sorted([s.run.line for s in score.scored] + [m.line for m in score.missing]) == list(range(1, 10))
+    assert score.missing[0].reason == "the accelerator is not named" and score.missing[0].row_id == "nogpu"
+    assert (found["time"]["rows"], found["memory"]["rows"]) == (7, 3)
+    assert sum(part["rows"] for part in found["memory"]["by_definition"].values()) == 3
+
+
+def test_groups_add_up(published: RunScore):
+    found = published.to_json()
+    for name in ("by_source", "by_gpu", "by_scale", "by_dtype", "by_kind"):
+        groups = found[name].values()
+        assert sum(group["rows"] for group in groups) == found["time"]["rows"]
+        mean = sum(group["rows"] * group["mape"] for group in groups) / found["time"]["rows"]
+        assert mean == pytest.approx(found["time"]["mape"], rel=1e-9)
+
+
+def test_published_runs_are_predicted(published: RunScore):
+    """Every row of the table of published runs has a prediction, near enough, with a band around it."""
+    found = published.to_json()
+    assert found["rows"] == found["scored"] >= 200 and not found["skipped"]
+    assert found["time"]["median_ape"] < LOOSE and abs(found["time"]["median_bias"]) < LOOSE
+    assert found["memory"]["by_definition"]["allocated"]["median_ape"] < LOOSE
+    assert found["time"]["coverage90"] > 0.7
+    for s in published.scored:
+        if s.run.time:
+            assert 0 < s.low_s < s.step_time_s < s.high_s < math.inf
+        assert 0 < s.memory_bytes < math.inf
+
+
+def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(published: RunScore):
+    untold = score_runs(PUBLISHED, named=False)
+    assert untold.how["framework"] == "not named" and len(untold.scored) == len(published.scored)
+    changed = [a.step_time_s != b.step_time_s for a, b in zip(published.scored, untold.scored, strict=True)
+               if a.run.time]  # fmt: skip
+    assert sum(changed) > 0.9 * len(changed)
+    assert [s.run for s in untold.scored] == [s.run for s in published.scored], "the runs are told as they are"
+    wider = [math.log(b.high_s / b.low_s) - math.log(a.high_s / a.low_s)
+             for a, b in zip(published.scored, untold.scored, strict=True) if a.run.time]  # fmt: skip
+    assert sum(wider) > 0
+
+
+def test_a_row_is_not_predicted_by_a_fit_to_itself():
+    """Ten times slower, a source moves predictions of its own rows if it is in the fit, and not if it is left out."""
+    rows = of_sources("sc21", "zero-bubble")
+    slow = [Row(r.line, dict(r.cells) | {k: f"{f * float(r.text(k)):.9g}" for k, f in
+                                         (("metric_tflops_per_gpu", 0.2), ("metric_step_time_s", 5.0)) if r.text(k)}
+                if r.text("source_key") == "sc21" else r.cells) for r in rows]  # fmt: skip
+    for split, moves in (("sc21", False), ("zero-bubble", True)):
+        before, after = (score_reading(runs_of(given), leave_out=split) for given in (rows, slow))
+        assert {s.run.source_key for s in before.scored} == {split}
+        ratio = [b.step_time_s / a.step_time_s for a, b in zip(before.scored, after.scored, strict=True)]
+        assert (max(abs(r - 1) for r in ratio) > 1e-3) == moves
+        assert before.to_json()["skipped"] == {NOT_ASKED: len(rows) - len(before.scored)}
+        assert before.to_json()["seen_by_the_fit"] == 0
+
+
+@pytest.mark.parametrize("split", ["each", "model", "source_and_model"])
+def test_every_run_is_left_out_once(split: str):
+    rows = of_sources("sc21", "korthikanti", "mt-nlg")
+    found = score_reading(runs_of(rows), leave_out=split).to_json()
+    assert found["scored"] == found["time"]["rows"] == len(rows) and not found["skipped"]
+    assert found["predicted_by"].startswith("fits without")
+
+
+def test_an_unknown_source_is_refused():
+    with pytest.raises(FieldError, match=r"--leave-out: there is no source 'sc2'(?s:.*)sc21"):
+        score_reading(runs_of(of_sources("sc21")), leave_out="sc2")
+
+
+def test_a_refused_run_keeps_its_reason(monkeypatch: pytest.MonkeyPatch):
+    reading = runs_of(of_sources("sc21"))
+
+    def packaged(runs: list[MeasuredRun], progress: object) -> Scores:
+        scored = tuple(ScoredRun(run=run, step_time_s=1.0, memory_bytes=1e9) for run in runs[1:])
+        return Scores(scored=scored, refused=((runs[0], "too odd"),), how="")
+
+    monkeypatch.setattr(measured_scoring, "score_packaged", packaged)
+    score = score_reading(reading)
+    assert [(m.reason, m.detail, m.row_id) for m in score.missing] == [(REFUSED, "too odd", reading.runs[0].row_id)]
+
+
+def test_runs_of_unknown_frameworks_are_no_framework_of_their_own():
+    rows = [Row(r.line, dict(r.cells) | {"source_key": "mine", "framework": "home-grown"}) for r in of_sources("sc21")]
+    result = fit_reading(runs_of(rows), "a test")
+    assert {run.framework for run in result.found.runs} == {"generic"} == set(result.to_json()["frameworks"])
+    assert "framework" not in tomllib.loads(result.toml), "who names no framework gets the common values"
+
+
+def test_no_usable_row_is_no_error():
+    found = score_reading(runs_of([Row(1, {"model": "x"})])).to_json()
+    assert (found["rows"], found["scored"], found["time"]["rows"], found["time"]["mape"]) == (1, 0, 0, None)
+    assert sum(found["skipped"].values()) == 1
+
+
+def test_rows_that_the_fit_has_seen_are_counted(monkeypatch: pytest.MonkeyPatch):
+    reading = runs_of(of_sources("sc21", "mt-nlg"))
+    for provenance, expected in (({"keys": "a b, sc21"}, "sc21"), ({"keys": "other"}, ""), ({}, None)):
+        monkeypatch.setattr(measured_scoring, "framework_table", lambda p=provenance: {"provenance": p})
+        seen = sum(run.source_key == expected for run in reading.runs)
+        assert score_reading(reading).how["seen_by_the_fit"] == (None if expected is None else seen)
+
+
+def test_written_rows_hold_every_row(tmp_path: Path):
+    score = score_runs(SMALL)
+    write_rows(score, tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [int(line["line"]) for line in lines] == list(range(1, 10))
+    for line in lines:
+        if line["ratio"]:
+            assert float(line["predicted_s"]) / float(line["measured_s"]) == pytest.approx(float(line["ratio"]), 1e-3)
+            assert float(line["low_s"]) < float(line["predicted_s"]) < float(line["high_s"])
+        assert bool(line["skipped"]) == (line["row_id"] == "nogpu")
+    assert {line["row_id"]: line["memory_definition"] for line in lines}["moe"] == "reserved"
+
+
+def test_parquet_is_read_as_csv(tmp_path: Path):
+    rows = [dict(row.cells) for row in of_sources("sc21", "korthikanti", "torchtune")]
+    typed = [r | {"micro_batch": float(r["micro_batch"]) if r["micro_batch"] else math.nan} for r in rows]
+    assert any(math.isnan(r["micro_batch"]) for r in typed) and any(r["micro_batch"] > 0 for r in typed)
+    write_table(tmp_path / "runs.parquet", typed)
+    one, other = read_any(tmp_path / "runs.parquet"), runs_of([Row(i, r) for i, r in enumerate(rows, 1)])
+    assert one.runs == other.runs and not one.skipped
+    with pytest.raises(InputFileError, match="does not exist"):
+        read_any(tmp_path / "none.parquet")
+
+
+def test_the_table_of_published_runs_follows_its_rule():
+    """Made again from itself it is itself: every row is readable, supports claims, is cited, and needs its remarks."""
+    rows = read_rows(PUBLISHED)
+    again = published_rows(rows)
+    assert [r["row_id"] for r in again] == [row.text("row_id") for row in rows]
+    assert all(made[name] == row.text(name) for made, row in zip(again, rows, strict=True) for name in COLUMNS)
+    counts = [sum(row.text("source_key") == key for row in rows) for key in {row.text("source_key") for row in rows}]
+    assert max(counts) <= 25 and all(row.text("source") for row in rows)
+
+
+def test_rows_are_spread_evenly():
+    rows = [Row(line, {}) for line in range(101)]
+    assert [row.line for row in spread(rows, 5)] == [0, 25, 50, 75, 100]
+    assert spread(rows[:4], 5) == rows[:4]
+    assert citation("A (full text, stored ids 1 + 2)") == citation("A") == "A"
+
+
+def test_modelled_runs_keep_their_order():
+    runs = runs_of(of_sources("sc21")).runs
+    assert modelled(runs).runs == runs
