@@ -72,7 +72,9 @@ def test_accumulation_tells_the_micro_batch():
 
 def test_recomputation_and_sharding_come_from_the_framework():
     modern = candidates(one(recompute="", zero_stage_or_fsdp="", framework="NeMo"))
-    assert weights(modern, "recompute")[Recomputation(kind="none")] > 0.5 and weights(modern, "zero") == pytest.approx({1: 1.0})
+    assert weights(modern, "recompute")[Recomputation(kind="none")] > 0.5 and weights(modern, "zero") == pytest.approx(
+        {1: 1.0}
+    )
     sharded = candidates(one(recompute="", zero_stage_or_fsdp="", framework="maxtext"))
     assert weights(sharded, "recompute")[Recomputation(kind="full")] == pytest.approx(0.5)
     assert weights(sharded, "zero") == pytest.approx({3: 1.0})
@@ -117,7 +119,9 @@ def test_stated_shards():
     assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="FSDP 2"))} == {2}
     assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="FSDP 3"))} == {4}
     assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="FSDP+DP, DP=2"))} == {2}
-    assert weights(candidates(one(zero_stage_or_fsdp="0/1 (DeepSpeed)")), "zero") == pytest.approx({0: 0.5, 1: 0.5}, abs=0.02)
+    assert weights(candidates(one(zero_stage_or_fsdp="0/1 (DeepSpeed)")), "zero") == pytest.approx(
+        {0: 0.5, 1: 0.5}, abs=0.02
+    )
     assert {c.shard_ranks for c in candidates(one(zero_stage_or_fsdp="0"))} == {1}
 
 

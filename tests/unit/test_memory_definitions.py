@@ -99,6 +99,10 @@ def test_a_reproduced_paper_knows_no_chance():
     e = estimate_plan(Setting(method=PUBLISHED, job=job("gpt3-175b"), cluster=cluster), PUBLISHED.strategies["1d"],
                       Plans(dp=8, in_dp=8))  # fmt: skip
     assert (e.oom_probability, e.feasible, e.memory_by_definition) == (1.0, False, {})
+    half = Setting(method=PUBLISHED, job=job(), cluster=cluster)
+    fits = estimate_plan(half, PUBLISHED.strategies["1d"], Plans(dp=8, in_dp=8, zero=0))
+    assert fits.peak_memory_bytes > 0.5 * fits.memory_capacity_bytes
+    assert (fits.oom_probability, fits.feasible) == (0.0, True)
 
 
 def test_slack_of_pairs():

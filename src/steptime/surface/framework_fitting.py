@@ -98,7 +98,10 @@ def fit_reading(reading: Reading, source: str, progress: Progress | None = None)
         raise UserError("no run of the table supports a claim", hint="steptime score FILE --out rows.csv shows why")
     fitted = fit_to(found)
     bands, coverage = _bands(found, used, progress)
-    toml = to_toml(_named(fitted), named=bands[0], generic=bands[1], provenance=_provenance(found, used, source))
+    runs = Counter(str(name) for name in found.fit.runs.framework[used])
+    toml = to_toml(
+        _named(fitted), named=bands[0], generic=bands[1], provenance=_provenance(found, used, source), runs=runs
+    )
     return FrameworkResult(reading=reading, found=found, fitted=fitted, used=used, bands=bands, coverage=coverage,
                            toml=toml)  # fmt: skip
 

@@ -17,7 +17,14 @@ DIGITS = 5
 HEADER = "# Written by `steptime calibrate frameworks`; edits are lost when it runs again.\n"
 
 
-def to_toml(fitted: Fitted, *, named: Band, generic: Band, provenance: Mapping[str, str | int | float]) -> str:
+def to_toml(
+    fitted: Fitted,
+    *,
+    named: Band,
+    generic: Band,
+    provenance: Mapping[str, str | int | float],
+    runs: Mapping[str, int] | None = None,
+) -> str:
     """The file: common values, each framework's and device's own, doubts, bands, and where all of it comes from."""
     parts = [HEADER, "[provenance]", *(f"{name} = {_value(value)}" for name, value in provenance.items()), ""]
     parts += ["[common]", *_values(fitted.common), "", "[doubts]", *_doubts(fitted.common_doubt), ""]
@@ -25,7 +32,8 @@ def to_toml(fitted: Fitted, *, named: Band, generic: Band, provenance: Mapping[s
         parts += [f"[band.{title}]", f"low = {_number(band.low)}", f"high = {_number(band.high)}", ""]
     parts += ["[band.model]", f"noise = {_number(noise())}", f"unknown_device = {DEVICE_SPREAD}", ""]
     for name, own in fitted.frameworks.items():
-        parts += [f'[framework."{name}"]', *_values(fitted.common + own), ""]
+        counted = [f"runs = {runs[name]}"] if runs and name in runs else []
+        parts += [f'[framework."{name}"]', *counted, *_values(fitted.common + own), ""]
         parts += [f'[framework."{name}".doubts]', *_doubts(fitted.framework_doubts[name]), ""]
     for name, factors in fitted.devices.items():
         each = [f"{p} = {_number(math.exp(f))}" for p, f in zip(BUSY, factors, strict=True)]

@@ -13,6 +13,7 @@ from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Array
 from steptime.study.measured.engine import Setting, kernel_factor_of, settings_of
+from steptime.study.measured.memory import predicted_bytes
 from steptime.study.measured.run import MeasuredRun
 
 Progress = Callable[[int, int], None]
@@ -51,7 +52,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
         for weight, evaluation in found:
             factor = kernel_factor_of(run, evaluation.job.attention)
             samples.append(Sample.of(len(used), weight, evaluation, factor))
-        memory.append(_moments([(w, math.log(float(e.peak_bytes))) for w, e in found]))
+        memory.append(_moments([(w, math.log(predicted_bytes(run, e))) for w, e in found]))
         used.append(run)
         if progress:
             progress(done, len(runs))

@@ -65,7 +65,7 @@ def plans_of(found: Candidate, domain: int) -> Plans:
     in_dp = gcd(d.dp, domain // (in_tp * in_cp))
     in_pp = gcd(d.pp, domain // (in_tp * in_cp * in_dp))
     zero = found.zero if d.pp == 1 else min(found.zero, 1)
-    shards = found.shard_ranks // d.cp if zero and found.shard_ranks < d.dp * d.cp else 0
+    shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
     return Plans(
         tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,
         recompute=sum(RECOMPUTE_CODES[name] for name in RECOMPUTE[found.recompute.kind]),
