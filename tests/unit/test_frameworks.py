@@ -11,13 +11,13 @@ import pytest
 
 from steptime.calibrate.frameworks.bands import Band, band_of, honest_coverage, left_out, source_weights
 from steptime.calibrate.frameworks.fit import Fitted, FrameworkFit
-from steptime.calibrate.frameworks.parameters import BUSY, DEVICE_SPREAD, PARAMETERS, framework_of
+from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, framework_of
 from steptime.calibrate.frameworks.save import packaged, to_toml
 from steptime.errors import FieldError, UserError
 from steptime.estimate.band import band_of as step_band
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Array
-from steptime.plan.framework import IDEAL, SHARES, Framework, habits_of, kernel_factor
+from steptime.plan.framework import BUSY, IDEAL, SHARES, Framework, habits_of, kernel_factor
 from steptime.plan.framework import PARAMETERS as NAMES
 from steptime.plan.framework_file import PACKAGED, check_tables
 from steptime.plan.framework_library import framework_names, framework_table, load_framework

@@ -11,14 +11,12 @@ import numpy as np
 
 from steptime.estimate.evaluate import Evaluation, passes_of
 from steptime.estimate.step import compose
-from steptime.plan.framework import PARAMETERS, SHARES, Framework, Spread
+from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
 DEVICE = "device"
 """Name of the doubt about a device's own factor."""
 NOISE = "noise"
 """Name of what remains of runs that are known exactly."""
-BUSY = ("matrix", "attention")
-"""Parameters that a device's own factor multiplies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +29,7 @@ class StepBand:
     """Share of the variance by what is in doubt, largest first."""
 
 
-def moved(value: float, doubt: float, name: str) -> float:
-    """A parameter moved by one standard deviation on the scale on which it is doubted.
-
-    >>> moved(2.0, 0.0, "matrix"), moved(0.25, 0.0, "data_exposed")
-    (2.0, 0.25)
-    """
-    if name not in SHARES:
-        return value * math.exp(doubt)
-    odds = value / (1 - value) * math.exp(doubt)
-    return odds / (1 + odds)
-
-
-def band_of(e: Evaluation, settings_doubt: float = 0.0) -> StepBand | None:
+def band_of(e: Evaluation) -> StepBand | None:
     r"""Band around the step time of one plan; None for a framework without residuals.
 
     $$\sigma^2 = \sum_k \left(\ln \frac{T(\theta_k + \sigma_k)}{T}\right)^2 + \sigma_n^2, \qquad
@@ -54,15 +40,12 @@ def band_of(e: Evaluation, settings_doubt: float = 0.0) -> StepBand | None:
 
     Args:
         e: evaluation of one plan.
-        settings_doubt: standard deviation of the logarithm of time over settings that are not known.
     """
     spread, framework = e.job.framework.spread, e.job.framework
     if spread is None:
         return None
     changes = _changes(e, framework, spread)
     variances = {name: change**2 for name, change in changes.items()} | {NOISE: spread.noise**2}
-    if settings_doubt:
-        variances["settings"] = settings_doubt**2
     total = sum(variances.values())
     deviation, step_s = math.sqrt(total), float(e.step_time_s)
     largest = sorted(variances.items(), key=lambda pair: -pair[1])
@@ -79,7 +62,7 @@ def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, f
     for i, name in enumerate(PARAMETERS):
         value = float(getattr(framework, name))
         columns[name] = np.full(count, value)
-        columns[name][i] = moved(value, spread.doubts[name], name)
+        columns[name][i] = from_fitted_scale(name, to_fitted_scale(name, value) + spread.doubts[name])
         if name in BUSY:
             columns[name][-2] = value * math.exp(spread.device_doubt)
     many = replace(framework, **columns)

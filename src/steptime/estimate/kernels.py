@@ -77,7 +77,8 @@ Models = Mapping[str, KernelModel]
 
 
 @lru_cache(maxsize=64)
-def _profile(device: str) -> Profile | None:
+def profile_of(device: str) -> Profile | None:
+    """The profile of a device of the catalogue, read once."""
     return load_profile(device)
 
 
@@ -86,7 +87,7 @@ def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
     if device.curves is not None:
         found = curves_of(device.curves, precision)
         return {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in found.items()}
-    profile = _profile(device.name)
+    profile = profile_of(device.name)
     if profile is None:
         return {}
     out = {}

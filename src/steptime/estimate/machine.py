@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from steptime.errors import UserError
 from steptime.estimate.fabrics import FabricModel, fabric_model
-from steptime.estimate.kernels import Models, models_of
+from steptime.estimate.kernels import Models, models_of, profile_of
 from steptime.estimate.measured_groups import Groups, groups_of
 from steptime.estimate.memory_kernels import memory_models
-from steptime.hardware.profile import Curve, Profile
-from steptime.hardware.profiles import load_profile
+from steptime.hardware.profile import Curve
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 from steptime.num import Num, where
 from steptime.plan.job import Precision
@@ -118,15 +116,10 @@ def machine_of(
     return _calibrated(machine, cluster, gpus, precision) if calibrated else machine
 
 
-@lru_cache(maxsize=64)
-def _profile(device: str) -> Profile | None:
-    return load_profile(device)
-
-
 def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precision) -> Machine:
     """The machine with its fitted models, as far as it has any."""
     device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
-    models = {**memory_models(device, _profile(device.name)), **models_of(device, precision)}
+    models = {**memory_models(device, profile_of(device.name)), **models_of(device, precision)}
     groups = groups_of(device.curves)
     fabric = fabric_model(cluster, slow, gpus) if groups is None else None
     if not models and fabric is None and groups is None:

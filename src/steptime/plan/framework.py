@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+import numpy as np
+
 from steptime.num import Num
 
 
@@ -78,6 +80,25 @@ AXIS_LINKS = {
 PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "spread"))
 SHARES = frozenset({"data_exposed"})
 """Parameters between 0 and 1; all others are positive."""
+BUSY = ("matrix", "attention")
+"""Parameters that a device's own factor multiplies: its clock under load."""
+
+
+def to_fitted_scale(name: str, value: float) -> float:
+    """A parameter on the scale on which it is fitted and doubted: logarithm, of a share the logit.
+
+    >>> to_fitted_scale("matrix", 1.0), to_fitted_scale("data_exposed", 0.5)
+    (0.0, 0.0)
+    """
+    return float(np.log(value / (1 - value)) if name in SHARES else np.log(value))
+
+
+def from_fitted_scale(name: str, fitted: Num) -> Num:
+    """The inverse of :func:`to_fitted_scale`, of one value or of many."""
+    out: Num = 1 / (1 + np.exp(-fitted)) if name in SHARES else np.exp(fitted)
+    return out
+
+
 IDEAL = Framework()
 
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from steptime.calibrate.frameworks.bands import Band, Predicted, band_of, honest_coverage, left_out, source_weights
 from steptime.calibrate.frameworks.fit import Fitted
-from steptime.calibrate.frameworks.parameters import BUSY, PARAMETERS
+from steptime.calibrate.frameworks.parameters import PARAMETERS
 from steptime.calibrate.frameworks.save import packaged, to_toml
 from steptime.errors import UserError
 from steptime.num import Array
+from steptime.plan.framework import BUSY
 from steptime.plan.framework_library import GENERIC
 from steptime.study.measured import Reading
 from steptime.study.measured.predict import fit_to, usable

@@ -22,7 +22,7 @@ from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, 
 from steptime.study.measured.aggregate import timed
 from steptime.study.measured.predict import EACH, Scores, score_left_out, score_packaged
 from steptime.study.measured.read import Row
-from steptime.study.measured.samples import Progress
+from steptime.study.measured.samples import Modelled, Progress, modelled
 
 SPLITS: Final = (EACH, "source_and_model", "model")
 """What ``--leave-out`` takes beside the key of a source."""
@@ -87,12 +87,17 @@ def score_runs(
 
 
 def score_reading(
-    reading: Reading, *, leave_out: str | None = None, named: bool = True, progress: Progress | None = None
+    reading: Reading,
+    *,
+    leave_out: str | None = None,
+    named: bool = True,
+    progress: Progress | None = None,
+    found: Modelled | None = None,
 ) -> RunScore:
-    """As :func:`score_runs`, of runs that are read already."""
+    """As :func:`score_runs`, of runs that are read already, and with ``found`` evaluated for fits without a group."""
     asked, unasked = _asked(reading, leave_out)
     fit = fit_provenance()  # before the work, so that an unusable file of frameworks is told at once
-    scores = _scores(reading.runs, leave_out, named, progress)
+    scores = _scores(reading.runs, leave_out, named, progress, found)
     refused = {run.row_id: reason for run, reason in scores.refused}
     missing = [_missing(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
     missing += [_missing(run, NOT_ASKED, "") for run in unasked]
@@ -123,21 +128,23 @@ def _asked(reading: Reading, leave_out: str | None) -> tuple[list[MeasuredRun], 
             [run for run in reading.runs if run.source_key != leave_out])  # fmt: skip
 
 
-def _scores(runs: Sequence[MeasuredRun], leave_out: str | None, named: bool, progress: Progress | None) -> Scores:
+def _scores(
+    runs: Sequence[MeasuredRun], leave_out: str | None, named: bool, progress: Progress | None, found: Modelled | None
+) -> Scores:
     if not runs:
         return Scores(scored=(), refused=(), how="")
     if leave_out is not None:
-        return score_left_out(runs, leave_out, named=named, progress=progress)
+        return score_left_out(found or modelled(runs), leave_out, named=named, progress=progress)
     try:
         if named:
             return score_packaged(runs, progress)
         own = {run.row_id: run for run in runs}
-        found = score_packaged([replace(run, framework=UNTOLD) for run in runs], progress)
+        untold = score_packaged([replace(run, framework=UNTOLD) for run in runs], progress)
     except UserError as error:  # none of the runs can be modelled
         return Scores(scored=(), refused=tuple((run, str(error)) for run in runs), how="")
     return replace(
-        found, scored=tuple(replace(s, run=own[s.run.row_id]) for s in found.scored),
-        refused=tuple((own[run.row_id], reason) for run, reason in found.refused),
+        untold, scored=tuple(replace(s, run=own[s.run.row_id]) for s in untold.scored),
+        refused=tuple((own[run.row_id], reason) for run, reason in untold.refused),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from steptime.plan.framework_file import framework_path
 from steptime.study.measured import Reading
-from steptime.study.measured.samples import Progress
+from steptime.study.measured.samples import Progress, modelled
 from steptime.study.measured.targets import Reached, reached
 from steptime.surface.measured_scoring import RunScore, score_reading
 
@@ -53,8 +53,9 @@ def board_of(reading: Reading, begun: Callable[[str], Progress | None] = lambda 
         reading: the runs.
         begun: called with the title of each way when it begins; gives the callback for its progress.
     """
+    found = modelled(reading.runs)
     scores = {
-        key: score_reading(reading, leave_out=way.leave_out, named=way.named, progress=begun(way.title))
+        key: score_reading(reading, leave_out=way.leave_out, named=way.named, progress=begun(way.title), found=found)
         for key, way in WAYS.items()
     }
     return Board(

@@ -87,11 +87,20 @@ def band_of(scaled: Array, weights: Array) -> Band:
     return Band(low=float(low), high=float(high))
 
 
+def other_bands(scaled: Array, source: Array, used: Array) -> tuple[Array, Array]:
+    """Ends of the band that all other sources give each run; NaN where no other source has a used run."""
+    low, high = np.full(len(source), np.nan), np.full(len(source), np.nan)
+    for name in np.unique(source):
+        own = source == name
+        rest = ~own & used
+        if rest.any():
+            band = band_of(scaled[rest], source_weights(source[rest]))
+            low[own], high[own] = band.low, band.high
+    return low, high
+
+
 def honest_coverage(scaled: Array, source: Array) -> Array:
     """Whether each run lies in the band that all other sources give."""
-    inside = np.zeros(len(scaled), dtype=bool)
-    weights = source_weights(source)
-    for name in np.unique(source):
-        out = source == name
-        inside[out] = band_of(scaled[~out], weights[~out]).holds(scaled[out])
+    low, high = other_bands(scaled, source, np.ones(len(source), dtype=bool))
+    inside: Array = (scaled >= low) & (scaled <= high)
     return inside

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from steptime.calibrate.frameworks.parameters import BUSY, DEVICE_SPREAD, PARAMETERS, framework_of
+from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, framework_of
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
 from steptime.num import Array
+from steptime.plan.framework import BUSY
 
 NOISE = 0.15
 """Spread of runs around a good model (logarithm of time)."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steptime.num import Array
-from steptime.plan.framework import Framework
+from steptime.plan.framework import Framework, from_fitted_scale, to_fitted_scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,6 @@ class Parameter:
     """One field of :class:`~steptime.plan.framework.Framework`, fitted on a scale without limits."""
 
     name: str
-    share: bool = False
-    """Between 0 and 1 (fitted as a logit); else positive (fitted as a logarithm)."""
     prior: float
     """What is believed before."""
     doubt: float
@@ -28,12 +26,12 @@ class Parameter:
 
     def inward(self, value: float) -> float:
         """From the field to the fitted scale."""
-        return float(np.log(value / (1 - value)) if self.share else np.log(value))
+        return to_fitted_scale(self.name, value)
 
     def outward(self, fitted: Array) -> Array:
         """From the fitted scale to the field."""
-        out: Array = 1 / (1 + np.exp(-fitted)) if self.share else np.exp(fitted)
-        return out
+        out: Any = from_fitted_scale(self.name, fitted)
+        return np.asarray(out)
 
 
 PARAMETERS: Sequence[Parameter] = (
@@ -46,7 +44,7 @@ PARAMETERS: Sequence[Parameter] = (
     Parameter(name="context_links", prior=1.0, doubt=0.5, spread=0.30),
     Parameter(name="expert_links", prior=1.0, doubt=0.5, spread=0.30),
     Parameter(name="data_links", prior=1.4, doubt=0.5, spread=0.30),
-    Parameter(name="data_exposed", share=True, prior=0.3, doubt=1.0, spread=0.70),
+    Parameter(name="data_exposed", prior=0.3, doubt=1.0, spread=0.70),
     Parameter(name="stage_links", prior=1.0, doubt=0.5, spread=0.30),
     Parameter(name="stage_s", prior=2e-4, doubt=1.0, spread=0.60),
     Parameter(name="optimizer", prior=1.3, doubt=0.5, spread=0.30),
@@ -54,10 +52,8 @@ PARAMETERS: Sequence[Parameter] = (
     Parameter(name="growth", prior=0.01, doubt=0.7, spread=0.40),
 )
 """The order of the columns of a fit."""
-BUSY = ("matrix", "attention")
-"""Parameters that a device's own factor multiplies: its clock under load."""
 DEVICE_SPREAD = 0.12
-"""Standard deviation of the logarithm of that factor."""
+"""Standard deviation of the logarithm of a device's own factor."""
 
 
 def framework_of(fitted: Array, name: str) -> Framework:

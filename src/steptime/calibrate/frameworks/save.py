@@ -9,8 +9,9 @@ import numpy as np
 
 from steptime.calibrate.frameworks.bands import Band
 from steptime.calibrate.frameworks.fit import Fitted, noise
-from steptime.calibrate.frameworks.parameters import BUSY, DEVICE_SPREAD, PARAMETERS
+from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS
 from steptime.num import Array
+from steptime.plan.framework import BUSY
 from steptime.plan.framework_library import framework_table
 
 DIGITS = 5

@@ -11,14 +11,13 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine, machine_of
 from steptime.hardware.library import cluster_names, load_cluster
 from steptime.hardware.records import Cluster
-from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
 from steptime.plan.job import PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.study.measured.candidates import Candidate, candidates
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import PRECISION, job_of, plans_of
+from steptime.study.measured.setting import PRECISION, job_of, plans_of, used_domain
 
 LARGEST_NODE: Final = 8
 """Domains up to this size are nodes, whose number of devices a run may state."""
@@ -99,9 +98,4 @@ def _setting(run: MeasuredRun, found: Candidate) -> Setting:
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
     return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,
-                   plans=plans_of(found, _used_domain(run.gpus, cluster.fast_domain)))  # fmt: skip
-
-
-def _used_domain(gpus: int, domain: int) -> int:
-    """Devices of a fast domain that a job of so many uses: as many as divide it (64 of 72 for 256)."""
-    return max(used for used in divisors(gpus) if used <= domain)
+                   plans=plans_of(found, used_domain(run.gpus, cluster.fast_domain)))  # fmt: skip

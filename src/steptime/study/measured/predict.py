@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.calibrate.frameworks.bands import Band, Predicted, band_of, left_out, source_weights
+from steptime.calibrate.frameworks.bands import Predicted, left_out, other_bands
 from steptime.calibrate.frameworks.fit import Fitted
 from steptime.calibrate.frameworks.save import packaged
 from steptime.num import Array
@@ -56,22 +56,19 @@ def _predicted(found: Modelled, fitted: Fitted) -> Predicted:
     return Predicted(residual=residual, deviation=found.fit.deviations(fitted))
 
 
-def score_left_out(
-    runs: Sequence[MeasuredRun], leave_out: str, *, named: bool = True, progress: Progress | None = None
-) -> Scores:
+def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progress: Progress | None = None) -> Scores:
     """Predictions of every run by frameworks fitted without its group; bands from the other sources' residuals.
 
     Args:
-        runs: the runs.
+        found: the runs, evaluated.
         leave_out: ``each`` source in turn, ``source_and_model`` or ``model`` (dealt out to ten parts), or the key of
             one source, which alone is then predicted.
         named: whether the framework of a run is told to the model.
         progress: called with fits done and all fits.
     """
-    found = modelled(runs)
     group = _groups(found, leave_out)
     predicted = left_out(found.fit, group, named=named, progress=progress, used=usable(found))
-    low, high = _other_bands(found, predicted)
+    low, high = other_bands(predicted.scaled, found.fit.runs.source, usable(found))
     scores = _scores(found, predicted, low, high, f"fitted without its {leave_out}, framework {_told(named)}")
     if leave_out in (EACH, "source_and_model", "model"):
         return scores
@@ -90,18 +87,6 @@ def _groups(found: Modelled, leave_out: str) -> Array:
             group[fold.kept_aside] = fold.name
         return group
     return np.array([run.source_key for run in found.runs], dtype=object)
-
-
-def _other_bands(found: Modelled, predicted: Predicted) -> tuple[Array, Array]:
-    """For each run the band that the residuals of all other sources give."""
-    source, scaled, used = found.fit.runs.source, predicted.scaled, usable(found)
-    low, high = np.full(len(source), math.nan), np.full(len(source), math.nan)
-    for name in np.unique(source):
-        rest = (source != name) & used
-        if rest.any():
-            band: Band = band_of(scaled[rest], source_weights(source[rest]))
-            low[source == name], high[source == name] = band.low, band.high
-    return low, high
 
 
 def _scores(found: Modelled, predicted: Predicted, low: Array, high: Array, how: str) -> Scores:

@@ -27,8 +27,6 @@ class Modelled:
     fit: FrameworkFit
     memory_bytes: Array
     """Geometric mean of the peak memory over the settings of each run."""
-    memory_deviation: Array
-    """Standard deviation of its logarithm over them."""
     refused: tuple[tuple[MeasuredRun, str], ...]
 
 
@@ -42,7 +40,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     samples: list[Sample] = []
     used: list[MeasuredRun] = []
     refused: list[tuple[MeasuredRun, str]] = []
-    memory: list[tuple[float, float]] = []
+    log_memory: list[float] = []
     for done, run in enumerate(runs, start=1):
         try:
             found = _evaluated(run)
@@ -52,7 +50,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
         for weight, evaluation in found:
             factor = kernel_factor_of(run, evaluation.job.attention)
             samples.append(Sample.of(len(used), weight, evaluation, factor))
-        memory.append(_moments([(w, math.log(predicted_bytes(run, e))) for w, e in found]))
+        log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e in found))
         used.append(run)
         if progress:
             progress(done, len(runs))
@@ -65,7 +63,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     )  # fmt: skip
     return Modelled(
         runs=tuple(used), fit=FrameworkFit(samples, columns), refused=tuple(refused),
-        memory_bytes=np.exp([mean for mean, _ in memory]), memory_deviation=np.array([d for _, d in memory]),
+        memory_bytes=np.exp(log_memory),
     )  # fmt: skip
 
 
@@ -77,8 +75,3 @@ def _evaluated(run: MeasuredRun) -> list[tuple[float, Evaluation]]:
         raise UserError("no plausible setting gives a finite time")
     total = sum(weight for weight, _ in found)
     return [(weight / total, evaluation) for weight, evaluation in found]
-
-
-def _moments(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    mean = sum(w * x for w, x in pairs)
-    return mean, math.sqrt(sum(w * (x - mean) ** 2 for w, x in pairs))

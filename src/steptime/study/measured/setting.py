@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
+from steptime.num import divisors
 from steptime.plan.framework import habits_of
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
@@ -55,6 +56,15 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
         memory=profile_of(run), adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
     )  # fmt: skip
+
+
+def used_domain(gpus: int, domain: int) -> int:
+    """Devices of a fast domain that a job of so many uses: as many as divide it.
+
+    >>> used_domain(256, 72)
+    64
+    """
+    return max(used for used in divisors(gpus) if used <= domain)
 
 
 def plans_of(found: Candidate, domain: int) -> Plans:

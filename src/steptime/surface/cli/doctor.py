@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from steptime.surface.cli import options as o
-from steptime.surface.cli.estimate import DEGREES, SETTINGS
+from steptime.surface.cli.estimate import SETTINGS, plan_given
 
 if TYPE_CHECKING:
     from steptime.estimate.result import Estimate
@@ -72,11 +72,7 @@ def command(
 def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
     settings = o.given(**{name: given[name] for name in SETTINGS if name in given})
-    plan = o.given(**{name: given[name] for name in DEGREES if name in given})
-    if given["placement"] is not None:
-        from steptime.surface.cli.constraints import parse_placement
-
-        plan["placement"] = parse_placement(given["placement"])
+    plan = plan_given(given)
     diagnosis = diagnose(given["file"], given["model"], given["cluster"], settings, plan, given["steps"])
     if given["json"]:
         from steptime.surface.cli.output import document, print_json

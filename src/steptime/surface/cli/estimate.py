@@ -152,11 +152,7 @@ def _run(given: Mapping[str, Any]) -> None:
     from steptime.surface.cli.job import estimate_of, job_from, ledger_of
 
     settings = o.given(**{name: given[name] for name in SETTINGS}) | o.lora_of(given)
-    plan = o.given(**{name: given[name] for name in DEGREES})
-    if given["placement"] is not None:
-        from steptime.surface.cli.constraints import parse_placement
-
-        plan["placement"] = parse_placement(given["placement"])
+    plan = plan_given(given)
     if given["plan"] is not None:
         from steptime.surface.formats.estimate_json import read_plan
 
@@ -172,6 +168,16 @@ def _run(given: Mapping[str, Any]) -> None:
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
     _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
+
+
+def plan_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user gave of the plan, among the options that the command has."""
+    plan = o.given(**{name: given[name] for name in DEGREES if name in given})
+    if given["placement"] is not None:
+        from steptime.surface.cli.constraints import parse_placement
+
+        plan["placement"] = parse_placement(given["placement"])
+    return plan
 
 
 def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
