@@ -1,0 +1,24 @@
+"""Capture: real models become graphs. Modules need the extra ``torch``, ONNX files the extra ``onnx``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steptime.workload.capture.optional import require_torch
+from steptime.workload.graph import Program
+
+__all__ = ["capture"]
+
+
+def capture(module: Any, inputs: Sequence[Any] | Mapping[str, Any], **options: Any) -> Program:
+    """Record one training step of a module; :func:`steptime.workload.capture.step.capture` has the options.
+
+    Raises:
+        UserError: PyTorch is not installed.
+        CaptureError: the module raises, or its control flow or shapes depend on data.
+    """
+    require_torch()
+    from steptime.workload.capture import step
+
+    return step.capture(module, inputs, **options)

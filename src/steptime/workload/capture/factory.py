@@ -1,0 +1,194 @@
+"""A module from the user's own code: ``pkg.module:factory`` or ``file.py:factory``. This imports, and so runs, it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steptime.errors import InputFileError, UserError, did_you_mean, shorten
+from steptime.workload.capture.inputs import InputSpec
+from steptime.workload.capture.optional import require_torch
+
+TARGET = re.compile(r"(?P<module>[A-Za-z_][\w.]*|.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+
+#: Words by which a factory may ask for a size.
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "batch": ("batch", "batch_size", "micro_batch", "micro_batch_size"),
+    "seq": ("seq", "seq_len", "sequence_length", "tokens", "block_size"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a factory gave: a module, inputs of its forward, a loss."""
+
+    module: Any
+    inputs: Any
+    loss: Any = None
+    name: str = ""
+
+
+def is_target(text: str) -> bool:
+    """Whether a text is written as ``pkg.module:factory`` or ``file.py:factory``.
+
+    >>> is_target("my_pkg.models:gpt"), is_target("./train.py:build"), is_target("llama3-8b"), is_target("model.onnx")
+    (True, True, False, False)
+    """
+    return TARGET.fullmatch(text) is not None
+
+
+def load_target(text: str, *, sizes: Mapping[str, int], dtype: str | None, inputs: tuple[InputSpec, ...]) -> Target:
+    """Import a factory, call it without memory for weights, and make the inputs.
+
+    The factory may take `batch` and `seq` (by any of their usual names) and returns a module, or a module with its
+    inputs (a tensor, a tuple, a dict of them), or these two and a loss function. A module or a class of modules in its
+    place will do.
+
+    Raises:
+        UserError: PyTorch is missing, the import or the call fails, no module came out, or no inputs are known.
+    """
+    require_torch()
+    match = TARGET.fullmatch(text)
+    if match is None:
+        raise UserError(f"{shorten(text)!r} is no factory", hint="write pkg.module:factory or file.py:factory")
+    factory = _found(match["module"], match["name"])
+    with _errors_of_user(text), contextlib.redirect_stdout(sys.stderr):
+        given = _called(factory, sizes, dtype)
+    return _target(given, text, inputs, dtype)
+
+
+def _found(module: str, name: str) -> Any:
+    with _errors_of_user(f"importing {module}"), contextlib.redirect_stdout(sys.stderr):
+        found: Any = _from_file(Path(module)) if module.endswith(".py") else _from_path(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [n for n in dir(found) if not n.startswith("_")]
+            raise UserError(f"{module} has no {shorten(name)!r}", hint=did_you_mean(part, names))
+        found = getattr(found, part)
+    return found
+
+
+def _from_path(module: str) -> Any:
+    """Import as Python would from the working directory."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise UserError(
+                f"there is no Python module {shorten(module)!r}", hint="run from its folder, or set PYTHONPATH"
+            ) from None
+        raise
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise InputFileError(str(path), "there is no such file")
+    spec = importlib.util.spec_from_file_location(f"_steptime_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputFileError(str(path), "is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def _called(factory: Any, sizes: Mapping[str, int], dtype: str | None) -> Any:
+    import torch
+
+    from steptime.workload.capture.fake import build
+
+    if isinstance(factory, torch.nn.Module):
+        return factory
+    if not callable(factory):
+        raise UserError(f"{factory!r} is neither a module nor a function that makes one")
+    wanted = _accepted(factory, sizes)
+    before = torch.get_default_dtype()
+    try:
+        if dtype is not None:
+            torch.set_default_dtype(_torch_dtype(dtype))
+        return build(lambda: factory(**wanted))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _torch_dtype(name: str) -> Any:
+    import torch
+
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+    if name not in kinds:
+        raise UserError(f"weights of type {name!r} cannot be captured", hint=f"one of {', '.join(kinds)}")
+    return kinds[name]
+
+
+def _accepted(factory: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Those sizes that the factory has a parameter for."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return {}
+    out = {}
+    for size, value in sizes.items():
+        name = next((word for word in SIZES.get(size, (size,)) if word in parameters), None)
+        if name is not None:
+            out[name] = value
+    return out
+
+
+def _target(given: Any, text: str, specs: tuple[InputSpec, ...], dtype: str | None) -> Target:
+    import torch
+
+    from steptime.workload.capture.inputs import made
+
+    module, inputs, loss = given, None, None
+    if isinstance(given, (tuple, list)) and given and isinstance(given[0], torch.nn.Module):
+        module, inputs, loss = (*given, None, None)[:3]
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(
+            f"{text} returned {type(given).__name__}, no torch.nn.Module",
+            hint="return a module, or (module, inputs), or (module, inputs, loss)",
+        )
+    if specs:
+        inputs = made(specs, dtype)
+    if inputs is None:
+        raise UserError(
+            f"{text}: the inputs of {type(module).__name__}.forward are not known",
+            hint="let the factory return (module, inputs), or give --input 8x1024:int64 for each",
+        )
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    return Target(module, inputs, loss, type(module).__name__)
+
+
+@contextlib.contextmanager
+def _errors_of_user(what: str) -> Iterator[None]:
+    """Whatever the user's code raises, as one message that names its line."""
+    from steptime.workload.capture.problems import explained
+
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        raise UserError(f"{what}: the code called sys.exit({error.code!r})") from None
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{what}: it needs a file that is not there: {error.filename}",
+            hint="let the factory build the module without data",
+        ) from None
+    except BaseException as error:
+        raise explained(error, what) from None

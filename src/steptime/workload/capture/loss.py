@@ -1,0 +1,57 @@
+"""Losses by name, and the loss that a module returns itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils import _pytree
+
+#: A function from the module's output to a scalar, or the name of one of `LOSSES`.
+Loss = str | Callable[[Any], torch.Tensor]
+
+
+def main_output(output: Any) -> torch.Tensor:
+    """The tensor that a loss is taken of: the output, its ``logits``, or its first floating-point tensor."""
+    if isinstance(output, torch.Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, torch.Tensor):
+        return logits
+    found = [t for t in _pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    if not found:
+        raise ValueError("the module returns no floating-point tensor to take a loss of")
+    return found[0]
+
+
+def own_loss(output: Any) -> torch.Tensor:
+    """The loss a module returns itself (a scalar, ``.loss``, ``["loss"]``, last scalar), else the sum of its output."""
+    if isinstance(output, torch.Tensor):
+        return output if output.numel() == 1 else output.sum()
+    given = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(given, torch.Tensor):
+        return given
+    leaves = [t for t in _pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    scalars = [t for t in leaves if t.numel() == 1 and t.requires_grad]
+    return scalars[-1] if scalars else main_output(output).sum()
+
+
+def cross_entropy(output: Any) -> torch.Tensor:
+    """Cross entropy of the last dim against one class a row, all rows counted."""
+    logits = main_output(output)
+    rows = logits.reshape(-1, logits.shape[-1])
+    return functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.int64))
+
+
+def mean_square(output: Any) -> torch.Tensor:
+    """Mean squared error against a target of the same shape."""
+    values = main_output(output)
+    return functional.mse_loss(values, torch.empty_like(values))
+
+
+LOSSES: Mapping[str, Callable[[Any], torch.Tensor]] = {
+    "own": own_loss, "cross-entropy": cross_entropy, "mse": mean_square,
+    "sum": lambda output: main_output(output).sum(), "mean": lambda output: main_output(output).mean(),
+}  # fmt: skip

@@ -1,0 +1,55 @@
+"""Why a module could not be captured, in one message that names the user's line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from steptime.errors import UserError, shorten
+
+_OURS = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+
+
+class CaptureError(UserError):
+    """The module could not be run under fake tensors."""
+
+
+def user_line(error: BaseException) -> str:
+    """The last line of the traceback that belongs neither to PyTorch nor to us, as ``file:line: code``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if _TORCH not in path.parents and _OURS not in path.parents and not frame.filename.startswith("<"):
+            return f"{frame.filename}:{frame.lineno}: {frame.line or ''}".rstrip(": ")
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shorten(lines[0], 300) if lines else ""
+
+
+def explained(error: BaseException, what: str) -> CaptureError:
+    """The error that the user sees."""
+    place = user_line(error)
+    at = f"\n  at {place}" if place else ""
+    if isinstance(error, (DynamicOutputShapeException, GuardOnDataDependentSymNode)):
+        problem = "the shape of a result depends on the data" + at
+        hint = "say how much of a mask is true with --nonzero-share (experts: experts per token / experts), or use a \
+formulation with static shapes"
+        return CaptureError(f"{what}: {problem}", hint=hint)
+    if isinstance(error, DataDependentOutputException):
+        problem = "Python code reads the value of a tensor (.item(), .tolist(), int(), if tensor: ...)" + at
+        hint = (
+            "capture runs without data; take that branch by a Python value, or capture the part that has no such line"
+        )
+        return CaptureError(f"{what}: {problem}", hint=hint)
+    if "fake" in str(error).lower() and "device" in str(error).lower():
+        hint = "capture runs on the CPU whatever the target: do not call .cuda() or .to('cuda') inside the module"
+        return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}", hint=hint)
+    return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}")

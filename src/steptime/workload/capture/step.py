@@ -1,0 +1,240 @@
+"""Capture of one training step: forward, loss, backward, optimiser, under fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from steptime.errors import UserError
+from steptime.workload.capture.fake import Replaced, without_weights
+from steptime.workload.capture.fold import runs, shortened
+from steptime.workload.capture.loss import LOSSES, Loss, own_loss
+from steptime.workload.capture.optimizers import Optimizers, optimizer_of
+from steptime.workload.capture.paths import Paths
+from steptime.workload.capture.problems import CaptureError, explained
+from steptime.workload.capture.recorder import Recorder
+from steptime.workload.graph import Parameter, Program
+from steptime.workload.graph.segments import Run
+from steptime.workload.graph.unroll import unroll
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """How the step is run."""
+
+    optimizer: Optimizers = "adamw"
+    loss: Loss | None = None
+    autocast: str | None = None
+    """Element type of automatic mixed precision, ``bf16`` or ``fp16``."""
+    training: bool = True
+    """False: forward only, without gradients."""
+    keep_output: bool = True
+    """The loop holds the module's output until the step ends, as most training loops do."""
+    nonzero_share: float | None = None
+    """Share of a mask that is taken to be true where a result's shape depends on it."""
+    fold: bool = True
+    """Record a few blocks of each run of equal ones and unroll them."""
+    name: str = ""
+
+
+def capture(
+    module: torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    optimizer: Optimizers = "adamw",
+    loss: Loss | None = None,
+    autocast: str | None = None,
+    training: bool = True,
+    keep_output: bool = True,
+    nonzero_share: float | None = None,
+    fold: bool = True,
+    name: str = "",
+) -> Program:
+    """Record one step of a module without running it: no weights, no data, no GPU.
+
+    Args:
+        module: any module; its weights are not read, and it is unchanged afterwards.
+        inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
+        optimizer: ``adamw``, ``adamw-loop``, ``adamw-fused``, ``sgd``, ... , an optimiser of this module's parameters,
+            a function from parameters to an optimiser, or None for none. Its states are there from the start: the
+            step is any but the first.
+        loss: function from the module's output to a scalar, or the name of one; None: the loss that the module
+            returns, else the sum of its output.
+        autocast: ``bf16`` or ``fp16`` for automatic mixed precision.
+        training: False records the forward pass only, without gradients.
+        keep_output: whether the training loop still holds the module's output in the backward pass.
+        nonzero_share: share of a mask's elements to take as true where a shape depends on data.
+        fold: record four blocks of each run of equal ones and unroll the program, where comparing two of them shows
+            that this gives the same; False records every block.
+        name: for reports.
+
+    Returns:
+        The recorded program: calls, storages and how long each lives.
+
+    Raises:
+        CaptureError: the module raises, or its control flow or shapes depend on data; the message names the line.
+    """
+    options = StepOptions(
+        optimizer=optimizer, loss=loss, autocast=autocast, training=training, keep_output=keep_output,
+        nonzero_share=nonzero_share, fold=fold, name=name or type(module).__name__,
+    )  # fmt: skip
+    return record(module, inputs, options)
+
+
+def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], options: StepOptions) -> Program:
+    """:func:`capture` with its options in one record."""
+    if options.autocast not in (None, "bf16", "fp16"):
+        raise UserError(f"autocast {options.autocast!r} is unknown", hint="bf16 or fp16")
+    found = runs(module) if options.fold else []
+    if found:
+        whole = _unrolled(module, inputs, options, found)
+        if whole is not None:
+            return whole
+    return _recorded(module, inputs, options)
+
+
+def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | None:
+    """Record the shortened module and unroll it; None where the module needs all its blocks or they differ."""
+    try:
+        with shortened(module, found):
+            program: Program | None = _recorded(module, inputs, options)
+    except CaptureError:
+        return None
+    for run in found:
+        program = unroll(program, run) if program is not None else None
+    return program
+
+
+def _recorded(module: torch.nn.Module, inputs: Any, options: StepOptions) -> Program:
+    replaced = Replaced()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    quiet = torch.random.fork_rng(devices=[])
+    eager = torch.compiler.set_stance("force_eager")
+    with (
+        eager,
+        _set_to(module, options.training),
+        mode,
+        quiet,
+        _explaining(options.name),
+        without_weights(module, replaced),
+    ):
+        arguments = replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
+        return _run(module, arguments, replaced, options)
+
+
+@contextmanager
+def _set_to(module: torch.nn.Module, training: bool) -> Iterator[None]:
+    """Training or evaluation mode for a while."""
+    before = [(child, child.training) for child in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for child, value in before:
+            child.training = value
+
+
+@contextmanager
+def _explaining(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise explained(error, name) from None
+
+
+def _run(module: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions) -> Program:
+    optimizer = optimizer_of(options.optimizer, module, replaced) if options.training else None
+    paths = Paths(module)
+    recorder = Recorder(paths, options.nonzero_share)
+    parameters = _named(recorder, module, arguments, optimizer)
+    with paths.watching(), recorder:
+        _step(recorder, module, arguments, optimizer, options)
+    return Program(
+        name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
+        modules={path: type(child).__name__ for path, child in module.named_modules()},
+        source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
+    )  # fmt: skip
+
+
+def _named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any) -> tuple[Parameter, ...]:
+    """Tell the recorder what exists before the step."""
+    found = []
+    for name, weight in module.named_parameters():
+        number = recorder.name(weight, "parameter", name)
+        found.append(
+            Parameter(
+                name=name, storage=number, elements=weight.numel(), size_bytes=weight.untyped_storage().nbytes(),
+                trained=weight.requires_grad, dtype=recorder.dtype(weight),
+            )
+        )  # fmt: skip
+    for name, buffer in module.named_buffers():
+        recorder.name(buffer, "buffer", name)
+    for number, tensor in enumerate(torch.utils._pytree.tree_leaves(arguments)):
+        if isinstance(tensor, torch.Tensor):
+            recorder.name(tensor, "input", f"input.{number}")
+    names = {id(weight): name for name, weight in module.named_parameters()}
+    for weight, states in optimizer.state.items() if optimizer is not None else ():
+        for key, state in states.items():
+            if isinstance(state, torch.Tensor):
+                recorder.name(state, "state", f"{names.get(id(weight), 'parameter')}.{key}")
+    return tuple(found)
+
+
+def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, options: StepOptions) -> None:
+    automatic: AbstractContextManager[Any] = nullcontext()
+    if options.autocast is not None:
+        kind = torch.bfloat16 if options.autocast == "bf16" else torch.float16
+        automatic = torch.autocast("cpu", dtype=kind)
+    with torch.set_grad_enabled(options.training):
+        with automatic:
+            output = module(**arguments) if isinstance(arguments, dict) else module(*arguments)
+            if not options.training:
+                return
+            loss = _loss(output, options.loss)
+        if not options.keep_output:
+            del output
+        with recorder.in_phase("backward"):
+            loss.backward()
+    _name_gradients(recorder, module, optimizer)
+    if optimizer is not None:
+        with recorder.in_phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    else:
+        module.zero_grad(set_to_none=True)
+
+
+def _loss(output: Any, loss: Loss | None) -> torch.Tensor:
+    function: Callable[[Any], Any] = own_loss if loss is None else LOSSES[loss] if isinstance(loss, str) else loss
+    value = function(output)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise CaptureError(
+            "the loss is not a scalar tensor", hint="give --loss, a function from the output to a scalar"
+        )
+    if not value.requires_grad:
+        raise CaptureError("the loss does not depend on any trained parameter", hint="capture with training=False")
+    return value
+
+
+def _name_gradients(recorder: Recorder, module: torch.nn.Module, optimizer: Any) -> None:
+    """Name the gradients; a parameter that gets none has no optimiser states either."""
+    for name, weight in module.named_parameters():
+        if weight.grad is not None:
+            recorder.name(weight.grad, "gradient", f"{name}.grad")
+        elif optimizer is not None:
+            for state in optimizer.state.pop(weight, {}).values():
+                if isinstance(state, torch.Tensor):
+                    recorder.never_made(state)
+
+
+def _batch(arguments: Any) -> int | None:
+    """First dim of the first input tensor."""
+    tensors = [t for t in torch.utils._pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim()]
+    return int(tensors[0].shape[0]) if tensors else None
