@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from steptime.search.result import PlanResult as PlanResult
     from steptime.surface import api as api
     from steptime.surface.models import load_model as load_model
+    from steptime.surface.profiling import profile as profile
     from steptime.terms import Terms as Terms
+    from steptime.workload.capture import capture as capture
 
 
 #: Public name -> module that defines it; an empty attribute is the module itself.
@@ -35,9 +37,11 @@ _EXPORTS = {
     "Terms": ("steptime.terms", "Terms"),
     "UserError": ("steptime.errors", "UserError"),
     "api": ("steptime.surface.api", ""),
+    "capture": ("steptime.workload.capture", "capture"),
     "load_cluster": ("steptime.hardware", "load_cluster"),
     "load_device": ("steptime.hardware", "load_device"),
     "load_model": ("steptime.surface.models", "load_model"),
+    "profile": ("steptime.surface.profiling", "profile"),
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS)]

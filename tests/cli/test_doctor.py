@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from fake_api import Run
 from typer.testing import CliRunner
 
+from steptime.surface.cli import doctor, estimate, options
 from steptime.surface.cli.main import app
 
 DATA = Path(__file__).resolve().parents[1] / "data/doctor"
@@ -43,6 +45,27 @@ def test_what_is_given_wins_and_is_held_against_the_log(run):
     assert first["code"] == "inputs"
     assert "tp is given as 4, but the run says 2" in first["evidence"]
     assert "llama2-13b has layers 40, but the run says 32" in first["evidence"]
+
+
+def test_doctor_takes_every_option_of_a_job_that_estimate_takes():
+    """One set for both; each of its members is read."""
+    both = [set(inspect.signature(module.command).parameters) for module in (doctor, estimate)]
+    assert all(set(options.JOB) <= parameters for parameters in both)
+    read = {*estimate.SETTINGS, *estimate.DEGREES, "cluster", "placement", "lora_rank", "lora_targets", "qlora", "plan"}
+    assert read == set(options.JOB)
+
+
+def test_newer_options_reach_the_prediction(run, tmp_path):
+    job = ("--cluster", "dgx-h100", "--framework", "ideal", "--gradient-dtype", "bf16", "--offload", "optimizer",
+           "--lora-rank", "16", "--qlora")  # fmt: skip
+    predicted = document(run, MEGATRON, *job)["predicted"]
+    assert predicted["workload"]["framework"] == "ideal" and predicted["workload"]["lora"]["qlora"] is True
+    assert (predicted["plan"]["gradient_dtype"], predicted["plan"]["offload"]) == ("bf16", ["optimizer"])
+    path = tmp_path / "plan.json"
+    path.write_text(run("estimate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64",
+                        "--zero", "3", "--recompute", "full", "--json").stdout)  # fmt: skip
+    plan = document(run, MEGATRON, "--cluster", "dgx-h100", "--plan", str(path))["predicted"]["plan"]
+    assert plan["recompute"] == "full"
 
 
 def test_a_run_toml_is_taken_as_the_job(run, tmp_path):

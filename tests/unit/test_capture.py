@@ -157,6 +157,19 @@ def test_inputs_by_name_and_a_loss_by_name() -> None:
     assert "_log_softmax" in {c.node.op for c in program.calls}
 
 
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_an_exported_program_is_the_module(name: str) -> None:
+    module, inputs = models.FACTORIES[name]()
+    plain = capture(module, inputs, fold=False)
+    exported = capture(torch.export.export(module, inputs), inputs)
+    assert Counter(c.node.op for c in exported.calls if not c.view) == Counter(
+        c.node.op for c in plain.calls if not c.view
+    )
+    assert Liveness(exported).peak().size_bytes == Liveness(plain).peak().size_bytes
+    assert {c.module for c in exported.calls} <= {c.module for c in plain.calls}
+    assert [p.name for p in exported.parameters] == [p.name for p in plain.parameters]
+
+
 # -- folding ----------------------------------------------------------------------------------------------------------
 
 
@@ -315,3 +328,57 @@ def test_wrong_options_are_named() -> None:
 def test_every_call_has_a_known_phase() -> None:
     program = capture(mlp(), [X])
     assert {call.phase for call in program.calls} == set(PHASES)
+
+
+# -- kernels of the target --------------------------------------------------------------------------------------------
+
+
+def operators(program: Program) -> Counter[str]:
+    return Counter(call.node.op for call in program.calls)
+
+
+def test_cuda_drops_out_with_a_mask_of_one_byte() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 8))
+    here, there = (capture(module, [X], target=target, optimizer=None) for target in ("cpu", "cuda"))
+    assert "native_dropout" not in operators(here)
+    assert operators(there)["native_dropout"] == operators(there)["native_dropout_backward"] == 1
+    assert any(s.category == "activation" and s.size_bytes == 5 * 8 for s in there.storages)
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "flash"), (torch.float32, "efficient")])
+def test_cuda_attention_depends_on_the_type(dtype: Any, kernel: str) -> None:
+    module, inputs = models.gpt(layers=1)
+    found = operators(capture(module.to(dtype), inputs, target="cuda"))
+    assert found[f"_scaled_dot_product_{kernel}_attention"] == 1
+    assert found[f"_scaled_dot_product_{kernel}_attention_backward"] == 1
+
+
+def test_kernels_are_found_inside_pytorchs_own_functions() -> None:
+    attention = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, x: Any) -> Any:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    program = capture(Own(), [torch.empty(2, 4, 16)], target="cuda")
+    assert operators(program)["_scaled_dot_product_efficient_attention"] == 1
+
+
+def test_cuda_has_one_kernel_for_an_rms_norm() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8), nn.Linear(8, 8))
+    found = capture(module, [X], target="cuda", optimizer=None)
+    assert operators(found)["_fused_rms_norm"] == operators(found)["_fused_rms_norm_backward"] == 1
+    assert "pow" not in operators(found)
+    assert any(s.category == "activation" and s.size_bytes == 4 * 5 for s in found.storages)
+
+
+def test_the_functions_are_as_before() -> None:
+    before = nn.functional.dropout, nn.functional.scaled_dot_product_attention
+    capture(mlp(), [X], target="cuda")
+    assert (nn.functional.dropout, nn.functional.scaled_dot_product_attention) == before
+    with pytest.raises(UserError, match="tpu"):
+        capture(mlp(), [X], target="tpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from steptime.calibrate.frameworks.bands import Band, band_of, honest_coverage, left_out, source_weights
 from steptime.calibrate.frameworks.fit import Fitted, FrameworkFit
-from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, framework_of
+from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, device_spread, framework_of
 from steptime.calibrate.frameworks.save import packaged, to_toml
 from steptime.errors import FieldError, UserError
 from steptime.estimate.band import band_of as step_band
@@ -58,7 +59,7 @@ def truth(fit: FrameworkFit, seed: int) -> Fitted:
     none = np.zeros(len(PARAMETERS))
     return Fitted(
         common=common, frameworks=own, common_doubt=none, framework_doubts=dict.fromkeys(fit.names, none),
-        devices={name: DEVICE_SPREAD * draw.uniform(-1, 1, len(BUSY)) for name in fit.device_names},
+        devices={name: device_spread(name) * draw.uniform(-1, 1, len(BUSY)) for name in fit.device_names},
         device_doubts=dict.fromkeys(fit.device_names, 0.0), rounds=0,
     )  # fmt: skip
 
@@ -119,6 +120,18 @@ def test_unknown_frameworks_and_devices_add_nothing_and_are_doubted_more(runs: M
     assert np.mean(unnamed > named) > 0.95
 
 
+def test_texts_of_the_file_are_escaped(runs: Modelled) -> None:
+    fitted, band = runs.fit.fit(everything(runs.fit)), Band(low=-1.5, high=2.25)
+    source, odd = 'runs of "A"\\B,\nboth', 'my "own" C:\\stack'
+    fitted = replace(
+        fitted, frameworks={odd: fitted.common}, framework_doubts={odd: fitted.common_doubt},
+        devices={odd: np.zeros(len(BUSY))}, device_doubts={odd: 0.1},
+    )  # fmt: skip
+    table = tomllib.loads(to_toml(fitted, named=band, generic=band, provenance={"source": source}, runs={odd: 1}))
+    assert table["provenance"]["source"] == source
+    assert list(table["framework"]) == [odd] == list(table["device"]) and "doubts" in table["framework"][odd]
+
+
 def test_the_file_holds_the_fit(runs: Modelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written, found on the search path and read, to the digits of the file; each framework as the fit has it."""
     fitted = runs.fit.fit(everything(runs.fit))
@@ -159,7 +172,7 @@ def test_the_file_of_the_package_is_whole() -> None:
 def test_a_file_from_before_a_parameter_has_it_without_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[Setting]
 ) -> None:
-    later = ("growth", "stage_links", "data_exposed")
+    later = ("growth", "stage_links", "data_exposed", "narrow")
     text = PACKAGED.read_text()
     assert text.count("growth = ") > 4
     kept = [line for line in text.splitlines() if line.partition(" = ")[0] not in later]
@@ -233,6 +246,23 @@ def test_no_parameter_makes_a_step_faster(settings: list[Setting], name: str) ->
     ])  # fmt: skip
     assert change.min() >= 1 - 1e-12 and change.max() > 1 + 1e-6
     assert change.max() <= 2.2, "twice one part of a step is at most twice the step"
+
+
+def test_narrow_products_alone_are_narrow(settings: list[Setting]) -> None:
+    """A factor on them leaves runs in 16 bits as they are, and costs the others at most what their products take."""
+    for setting in settings:
+        e = setting.evaluate()
+        slow = float(setting.evaluate(replace(IDEAL, narrow=3.0)).step_time_s) / float(e.step_time_s)
+        work = e.works["layer"]["forward"]
+        assert 0 <= float(work.narrow_s) <= float(work.matrix_s) * (1 + 1e-12)
+        if setting.job.precision.matrix_dtype in ("fp8", "fp4"):
+            assert float(work.narrow_s) > 0 and 1 < slow < 3
+        else:
+            assert float(work.narrow_s) == 0 and slow == 1
+
+
+def test_a_device_without_measured_products_is_doubted_more() -> None:
+    assert device_spread("h100-sxm") == DEVICE_SPREAD < device_spread("gaudi2") == device_spread("unheard-of")
 
 
 def test_the_ideal_framework_has_no_band(settings: list[Setting]) -> None:

@@ -22,6 +22,9 @@ LLAMA = {
     "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 256, "hidden_act": "silu",
 }  # fmt: skip
 
+#: Models whose configuration has layers that predict further tokens; the catalogue has the main models alone.
+FURTHER_TOKENS = {"deepseek-v3": 1, "glm4.5": 1, "glm4.5-air": 1}
+
 
 def write(folder: Path, config: Any, name: str = "config.json") -> Path:
     path = folder / name
@@ -32,7 +35,8 @@ def write(folder: Path, config: Any, name: str = "config.json") -> Path:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_import_equals_the_catalogue(path: Path) -> None:
     spec, report = read_huggingface(path)
-    known = load_catalogue_model(path.stem)
+    known = replace(load_catalogue_model(path.stem), mtp_depth=FURTHER_TOKENS.get(path.stem, 0))
+    assert ("num_nextn_predict_layers" in report.assumed) == (path.stem in FURTHER_TOKENS)
     assert replace(spec, source=known.source, weight_bytes=None) == known
     assert [key for key, reason in report.ignored.items() if reason == UNKNOWN_KEY] == []
 
@@ -49,7 +53,7 @@ def test_every_key_is_used_or_reported(tmp_path: Path) -> None:
         "bos_token_id": "does not change the cost",
         "model_type": "does not change the cost",
         "wings": UNKNOWN_KEY,
-        "num_nextn_predict_layers": "multi-token prediction layers are not modelled",
+        "num_nextn_predict_layers": "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only",
     }
     assert "tie_word_embeddings" in report.assumed
 
@@ -246,6 +250,30 @@ def test_clip_projection_counts(tmp_path: Path) -> None:
     inner |= {"architectures": ["CLIPVisionModelWithProjection"], "projection_dim": 768}
     bare = parameter_terms(load_catalogue_model("clip-vit-l14")).total
     assert parameter_terms(read_huggingface(write(tmp_path, inner))[0]).total == bare + 1024 * 768
+
+
+@pytest.mark.parametrize(
+    ("given", "depth"),
+    [
+        ({"num_nextn_predict_layers": 2}, 2),
+        ({"num_mtp_layers": 3}, 3),
+        ({"num_nextn_predict_layers": None}, 0),
+        ({}, 0),
+    ],
+)
+def test_layers_that_predict_further_tokens(tmp_path: Path, given: dict[str, Any], depth: int) -> None:
+    config = json.loads((FOLDER / "deepseek-v3.json").read_text(encoding="utf-8"))
+    del config["num_nextn_predict_layers"]
+    spec, report = read_huggingface(write(tmp_path, config | given))
+    assert spec.mtp_depth == depth
+    assert report.assumed.get("num_nextn_predict_layers", "").startswith(f"mtp_depth = {depth}") == (depth > 0)
+    assert not {"num_nextn_predict_layers", "num_mtp_layers"} & report.ignored.keys()
+
+
+def test_no_negative_number_of_further_tokens(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "deepseek-v3.json").read_text(encoding="utf-8"))
+    with pytest.raises(FieldError, match="num_nextn_predict_layers: is -1"):
+        read_huggingface(write(tmp_path, config | {"num_nextn_predict_layers": -1}))
 
 
 def test_report_of_a_catalogue_name_is_empty() -> None:

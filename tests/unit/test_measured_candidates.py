@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from steptime.calibrate.frameworks.fit import Sample
 from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_by_definition
 from steptime.study.data_root import require_data
 from steptime.study.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
-from steptime.study.measured.engine import settings_of
+from steptime.study.measured.engine import settings_of, tensor_factor_of
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.read import Row, read_rows
+from steptime.study.measured.setting import fed_length, unhidden
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 
@@ -88,6 +91,40 @@ def test_what_does_not_fit_loses_its_weight():
     assert weights(found, "recompute")[Recomputation(kind="full")] > 0.8
 
 
+def test_layers_are_recomputed_only_as_memory_asks():
+    """Megatron recomputes nothing, or some layers, or all: the more, the less would have fitted."""
+    small = weights(candidates(one(recompute="", framework="NeMo")), "recompute")
+    assert set(small) >= {Recomputation(kind="full", share=share) for share in (0.25, 0.5, 1.0)}
+    assert small[Recomputation(kind="none")] > 0.8, "recomputing would save memory that is not needed"
+    changes = {"seq_len": "32768", "global_batch_sequences": "8", "tp": "1", "micro_batch": "1", "recompute": ""}
+    large = candidates(one(framework="NeMo", **changes))
+    assert not any(c.fits for c in large if c.recompute.kind == "none")
+    assert large[0].recompute.kind == "full" and large[0].fits
+
+
+def test_sequences_in_bins_of_like_lengths():
+    """BERT of 512 tokens reads 256 of them and half a bin of 64; of 128 tokens, all; other models all, always."""
+    bert = one(recompute="none", model="BERT-Large", source_key="dlexamples-bert")
+    assert bert.model_kind == "encoder" and bert.framework == "ddp"
+    assert [fed_length(replace(bert, seq_len=s)) for s in (128, 512, 1024)] == [128, 288, 1024]
+    assert fed_length(replace(bert, seq_len=512, framework="megatron")) == 512
+    assert fed_length(replace(bert, seq_len=512, model_kind="dense")) == 512
+    assert settings_of(replace(bert, seq_len=512))[0].job.seq_len == 288
+
+
+def test_a_run_that_says_it_hides_nothing():
+    """Its transfers over tp show whole, where its framework hides 0.4 of them; its gradients hide nowhere."""
+    plain = one(recompute="none", framework="NeMo")
+    stated = replace(plain, notes="8 layers; no TP/DP overlap; x")
+    assert unhidden(plain) == frozenset() and unhidden(stated) == {"tp", "dp"}
+    assert tensor_factor_of(plain) == 1.0 and tensor_factor_of(stated) == pytest.approx(1 / 0.6)
+    assert tensor_factor_of(replace(stated, framework="megatron")) == 1.0
+    assert "dp" in settings_of(plain)[0].job.overlap and "dp" not in settings_of(stated)[0].job.overlap
+    (one_sample, other) = (Sample.of(0, 1.0, settings_of(plain)[0].evaluate(), tensor=t) for t in (1.0, 2.0))
+    links = [s.works["layer"]["forward"].links_s["tp"] for s in (one_sample, other)]
+    assert links[1] == pytest.approx(2 * links[0]) and links[0] > 0
+
+
 def test_dtype_that_is_not_stated():
     assert weights(candidates(one("tokens", source_key="vtrain")), "precision") == {"fp16": 1.0}
     assert set(weights(candidates(one("guess", dtype="", source_key="mosaic")), "precision")) == {"fp16"}
@@ -105,6 +142,14 @@ def test_virtual_stages_that_are_not_stated():
     assert {c.degrees.vpp for c in woven} == {2, 8}
     either = candidates(one(**changes, schedule=""))
     assert {c.degrees.vpp for c in either} == {1, 2, 8}
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"), [("1F1B", "1f1b"), ("ZB-1p", "zb-h1"), ("ZB-H1", "zb-h1"), ("ZB-2p", "zb-h2")]
+)
+def test_schedules_with_a_closed_form(text: str, schedule: str):
+    jobs = [setting.job for setting in settings_of(one("tokens", schedule=text, gpu="A100-SXM-80GB"))]
+    assert jobs and {job.schedule for job in jobs} == {schedule}
 
 
 def test_degrees_that_are_not_stated():

@@ -85,6 +85,9 @@ def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(pub
     wider = [math.log(b.high_s / b.low_s) - math.log(a.high_s / a.low_s)
              for a, b in zip(published.scored, untold.scored, strict=True) if a.run.time]  # fmt: skip
     assert sum(wider) > 0
+    assert [s.memory_bytes for s in untold.scored] == [s.memory_bytes for s in published.scored], (
+        "as are their settings"
+    )
 
 
 def test_a_row_is_not_predicted_by_a_fit_to_itself():
@@ -118,7 +121,8 @@ def test_an_unknown_source_is_refused():
 def test_a_refused_run_keeps_its_reason(monkeypatch: pytest.MonkeyPatch):
     reading = runs_of(of_sources("sc21"))
 
-    def packaged(runs: list[MeasuredRun], progress: object) -> Scores:
+    def packaged(runs: list[MeasuredRun], progress: object, *, named: bool) -> Scores:
+        assert named
         scored = tuple(ScoredRun(run=run, step_time_s=1.0, memory_bytes=1e9) for run in runs[1:])
         return Scores(scored=scored, refused=((runs[0], "too odd"),), how="")
 

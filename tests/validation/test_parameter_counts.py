@@ -7,10 +7,14 @@ with steptime.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from steptime.surface.formats.huggingface import read_huggingface
 from steptime.workload import active_parameter_terms, load_catalogue_model, parameter_terms
 
+CONFIGS = Path(__file__).parent.parent / "data" / "huggingface"
 KERAS = "keras-hub 0.32.0, preset"
 HUB = "Hub safetensors.total of"
 
@@ -113,6 +117,14 @@ def test_extra_block_of_glm_is_one_more_layer_with_experts() -> None:
         moe = terms.group("layers/experts") / spec.experts.moe_layers
         rest = (terms.group("layers/attention") + terms.group("layers/norms")) / spec.layers
         assert int(moe + rest) == block
+
+
+@pytest.mark.parametrize("name", ["glm4.5", "glm4.5-air"])
+def test_checkpoints_with_their_multi_token_layer(name: str) -> None:
+    """The published total is that of the imported model and the layer's own copies of embedding and head."""
+    spec, _ = read_huggingface(CONFIGS / f"{name}.json")
+    published = {row[0]: row[1] for row in WITH_EXTRAS}[name]
+    assert int(parameter_terms(spec).total) + 2 * spec.vocab * spec.hidden == published
 
 
 @pytest.mark.parametrize(

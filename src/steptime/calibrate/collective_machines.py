@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -181,8 +181,3 @@ def _all() -> Iterator[Machine]:
 
 
 MACHINES: Final = tuple(_all())
-
-
-def machines_of(gpu: str, library: str, machines: Iterable[Machine] = MACHINES) -> list[Machine]:
-    """Machines with that spelling of the GPU and that library."""
-    return [m for m in machines if gpu in m.gpus and m.library == library]

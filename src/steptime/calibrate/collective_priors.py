@@ -20,8 +20,6 @@ US: Final = 1e-6
 TREE_HOPS: Final = 2.5
 #: Largest datasheet bandwidth of a device on PCIe (5.0 x16); faster links are NVLink or xGMI.
 PCIE_BPS: Final = 64e9
-#: Share of the datasheet link that a plain message reaches (protocol Simple).
-MESSAGE_SHARE: Final = 0.76
 
 
 class Prior(NamedTuple):

@@ -66,12 +66,6 @@ def usable(rows: Rows) -> Array:
     return good
 
 
-def domain_of(machine: Machine, table: Table) -> Array:
-    """Devices in one inner domain, per row: an NVLink domain of several hosts counts as one."""
-    node = table.number("gpus_per_node")
-    return np.full(table.rows, float(machine.domain)) if machine.domain > 8 else np.fmin(node, machine.domain)
-
-
 def covered(machine: Machine, table: Table, library: Array | None = None) -> Array:
     """Rows that a machine is fitted to."""
     library = libraries(table) if library is None else library

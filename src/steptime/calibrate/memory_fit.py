@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime.estimate.memory_definitions import DEFINITIONS, MemoryConstants, exceeding
+from steptime.hardware.profiles import toml_text
 from steptime.num import Array
 
 SLACKS = tuple(0.01 * i for i in range(41))
@@ -132,9 +133,10 @@ def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
     """The file that :mod:`steptime.estimate.memory_definitions` reads."""
     lines = [
         "# Written by `benchmarks/bench_memory.py --write`; edits are lost when it runs again.", "",
-        "[provenance]", f'source = "{constants.source}"', f"rows = {rows}", f'fitted = "{fitted}"', "",
+        "[provenance]", f"source = {toml_text(constants.source)}", f"rows = {rows}",
+        f"fitted = {toml_text(fitted)}", "",
         "[slack]", f"value = {constants.slack:.5g}", 'kind = "fitted"', "",
-        "[slack.framework]", *(f'"{name}" = {value:.5g}' for name, value in constants.slacks.items()), "",
+        "[slack.framework]", *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.slacks.items()), "",
         "[context_bytes]", f"value = {constants.context_bytes:.5g}", 'kind = "assumed"', "",
         "[communicator_bytes]", f"value = {constants.communicator_bytes:.5g}", 'kind = "fitted"', "",
         "[deviation]", *(f"{name} = {value:.5g}" for name, value in constants.deviation.items()),

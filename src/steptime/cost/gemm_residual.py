@@ -69,7 +69,7 @@ def gemm_residual(m: Num, n: Num, k: Num, batch: Num, sm_count: Num, table: Arra
         lines = []
         for along_tiles in (0, _PADDED[2]):
             at = corner + (along_k + along_tiles)
-            lines.append(_between(table[at], table[at + 1], z))
+            lines.append(_between(_at(table, at), _at(table, at + 1), z))
         planes.append(_between(lines[0], lines[1], y))
     total = _between(planes[0], planes[1], x)
     return total if isinstance(total, np.ndarray) else float(total)
@@ -80,6 +80,12 @@ def _place(value: Num, first: float, step: float, count: int) -> tuple[Any, Num]
     at = minimum(maximum((value - first) / step + 1, 0.0), count + 1.0)
     low = np.minimum(at.astype(np.intp), count) if isinstance(at, np.ndarray) else min(int(at), count)
     return low, at - low
+
+
+def _at(table: Array, index: Any) -> Num:
+    """Entries of the table; one of them as a Python number."""
+    entry: Num = table[index] if isinstance(index, np.ndarray) else table.item(index)
+    return entry
 
 
 def _between(low: Num, high: Num, share: Num) -> Num:

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from steptime.num import Num
+from steptime.num import Num, maximum
 
 HOST_ADAM_PER_S = 3.9e9
 """Parameters per second that vectorised Adam updates on a host of two sockets (ZeRO-Offload, arXiv 2101.06840, table 4:
 10 billion in about 2.6 s)."""
 HOST_LINK_BPS = 20e9
 """Sustained bandwidth between a device and its host: PCIe 4.0 x16 at 0.65 of 32 GB/s; assumed."""
+
+HELD_LAYERS = 2
+"""Layers whose activations are on the device when all go to the host: one computes while the other is on its way."""
+
+
+def host_copy_s(kept_bytes: Num) -> Num:
+    r"""Copy of activations between a device and its host, in one direction.
+
+    $$t = A / \beta_h$$
+
+    where $A$ = `kept_bytes` (bytes) and $\beta_h$ = :data:`HOST_LINK_BPS`.
+
+    Source: count of bytes.
+
+    >>> host_copy_s(4e9)
+    0.2
+    """
+    return kept_bytes / HOST_LINK_BPS
+
+
+def exposed_copies_s(copy_s: Num, forward_s: Num, backward_s: Num, hides: Num) -> Num:
+    r"""Time that a layer waits for its activations to go to the host and to come back, for one micro-batch.
+
+    $$t = \max(t_c - h\,t_f,\ 0) + \max(t_c - h\,t_b,\ 0)$$
+
+    where $t_c$ = `copy_s` (s) is the copy in one direction, which runs behind the forward pass $t_f$ = `forward_s` of
+    the next layer on its way to the host and behind the backward pass $t_b$ = `backward_s` on its way back; $h$ =
+    `hides` is 1 where copies and computation overlap, else 0.
+
+    Source: vDNN, Rhu et al., arXiv 1602.08124, section 3: offloading and prefetching behind a neighbour's computation.
+
+    >>> exposed_copies_s(3.0, 1.0, 2.0, 1.0), exposed_copies_s(3.0, 1.0, 2.0, 0.0)
+    (3.0, 6.0)
+    """
+    return maximum(copy_s - hides * forward_s, 0.0) + maximum(copy_s - hides * backward_s, 0.0)
 
 
 def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num) -> Num:

@@ -40,6 +40,67 @@ def pipeline_bubble_s(all_stages_s: Num, slowest_stage_s: Num, virtual_stages: N
     return (all_stages_s - slowest_stage_s) / virtual_stages
 
 
+def zero_bubble_s(
+    all_stages_s: Num,
+    slowest_stage_s: Num,
+    all_weights_s: Num,
+    slowest_weights_s: Num,
+    lifted: Num,
+    virtual_stages: Num,
+) -> Num:
+    r"""Bubble of schedules that move the gradients of weights out of the way of the other stages.
+
+    $$t = \max\left(\frac{\sum_i (t_i - l\,w_i) - (t_{\max} - l\,w_{\max})}{v},\ 0\right)$$
+
+    where $\sum_i t_i$ = `all_stages_s` and $t_{\max}$ = `slowest_stage_s` are those of :func:`pipeline_bubble_s`,
+    $\sum_i w_i$ = `all_weights_s` and $w_{\max}$ = `slowest_weights_s` the parts of them that make gradients of
+    weights, $l$ = `lifted` (:func:`lifted_passes`), $v$ = `virtual_stages`. With $l$ = 0 it is
+    :func:`pipeline_bubble_s`; with equal stages and enough micro-batches $(p-1)(T_F + T_B - T_W)$ for ZB-H1 ($l$ = 2)
+    and $(p-1)(T_F + T_B - 2 T_W)$ for ZB-H2 ($l$ = 3).
+
+    Source: Qi et al., arXiv 2401.10241, table 1; unequal stages by the same argument.
+
+    >>> [zero_bubble_s(12.0, 3.0, 4.0, 1.0, lifted, 1) for lifted in (0, 2, 3)]   # four stages, F = B = W = 1
+    [9.0, 3.0, 0.0]
+    """
+    all_s, slowest_s = all_stages_s - lifted * all_weights_s, slowest_stage_s - lifted * slowest_weights_s
+    return maximum(pipeline_bubble_s(all_s, slowest_s, virtual_stages), 0.0)
+
+
+def lifted_passes(fills: Num, stages: Num, micro_batches: Num) -> Num:
+    r"""Passes for gradients of weights, per stage but one, that the bubble of 1F1B has and that of a schedule has not.
+
+    $$l = 1 + \min\left(k,\ \frac{n_m - 1}{p - 1}\right)\Big|_{k>0}$$
+
+    The pass of a micro-batch no longer holds up the stage before, and $k$ = `fills` of them per stage fill the bubble
+    (ZB-H1: 1, ZB-H2: 2), but no more than there are: of the $n_m$ = `micro_batches` of a step all but the last, whose
+    backward pass ends the step on the first of $p$ = `stages`.
+
+    Source: Qi et al., arXiv 2401.10241, table 1; few micro-batches by the longest path: forward to the last stage, its
+    $n_m$ passes, and back.
+
+    >>> [lifted_passes(fills, 5, 64) for fills in (0.0, 1.0, 2.0)], lifted_passes(2.0, 5, 5)
+    ([0.0, 2.0, 3.0], 2.0)
+    """
+    return where(fills > 0, 1.0 + minimum(fills, (micro_batches - 1) / maximum(stages - 1, 1)), 0.0)
+
+
+def zero_bubble_in_flight(stages: Num, micro_batches: Num, depths: Num) -> Num:
+    r"""Micro-batches whose activations a stage holds under ZB-H1 and ZB-H2.
+
+    $$m = \min\left(n_m,\ d\,p - (d - 1)\right)$$
+
+    where $p$ = `stages`, $n_m$ = `micro_batches` of a step and $d$ = `depths`: 1 for ZB-H1 ($p$), 2 for ZB-H2
+    ($2p - 1$), on every stage.
+
+    Source: Qi et al., arXiv 2401.10241, table 1 and section 2.
+
+    >>> zero_bubble_in_flight(8, 64, 1), zero_bubble_in_flight(8, 64, 2), zero_bubble_in_flight(8, 4, 2)
+    (8, 15, 4)
+    """
+    return minimum(micro_batches, depths * stages - (depths - 1))
+
+
 def micro_batches_in_flight(stages: Num, micro_batches: Num, virtual_stages: Num, stage: Num) -> Num:
     r"""Micro-batches whose activations a stage holds at the peak of (interleaved) 1F1B.
 

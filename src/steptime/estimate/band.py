@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,15 +58,21 @@ def band_of(e: Evaluation) -> StepBand | None:
 
 def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, float]:
     """Change of the logarithm of time when each doubt moves by one standard deviation."""
-    count = len(PARAMETERS) + 2
+    many = _doubted(framework, tuple(spread.doubts.items()), spread.device_doubt)
+    logs = np.log(compose(e.inputs, passes_of(e.works, many), many).total_s)
+    names = (*PARAMETERS, DEVICE)
+    return {name: float(logs[i] - logs[-1]) for i, name in enumerate(names)}
+
+
+@lru_cache(maxsize=256)
+def _doubted(framework: Framework, doubts: tuple[tuple[str, float], ...], device_doubt: float) -> Framework:
+    """Frameworks in columns: each parameter moved by its doubt, then the device, then nothing."""
+    count, by_name = len(PARAMETERS) + 2, dict(doubts)
     columns: dict[str, Any] = {}
     for i, name in enumerate(PARAMETERS):
         value = float(getattr(framework, name))
         columns[name] = np.full(count, value)
-        columns[name][i] = from_fitted_scale(name, to_fitted_scale(name, value) + spread.doubts[name])
+        columns[name][i] = from_fitted_scale(name, to_fitted_scale(name, value) + by_name[name])
         if name in BUSY:
-            columns[name][-2] = value * math.exp(spread.device_doubt)
-    many = replace(framework, **columns)
-    logs = np.log(compose(e.inputs, passes_of(e.works, many), many).total_s)
-    names = (*PARAMETERS, DEVICE)
-    return {name: float(logs[i] - logs[-1]) for i, name in enumerate(names)}
+            columns[name][-2] = value * math.exp(device_doubt)
+    return replace(framework, **columns)

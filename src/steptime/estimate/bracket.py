@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from steptime.estimate.evaluate import Evaluation, composed, part_times
-from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseTime, Work, device_s, kind_of, paced_s
+import numpy as np
+
+from steptime.cost.roofline import memory_s, roofline_compute_s
+from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseTime, Work, device_s, kind_of, links_busy_s, paced_s
 from steptime.estimate.machine import Machine
-from steptime.estimate.step import Passes, Step
+from steptime.estimate.operators import OPERATORS
+from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
+from steptime.estimate.traffic import Stage
 from steptime.num import Num, maximum, minimum
 from steptime.plan.framework import IDEAL, Framework
+from steptime.plan.plans import Plans
 
-Times = dict[str, tuple[PhaseTime, ...]]
+Resources = tuple[Num, Num, Num]
+"""Seconds that some rows keep arithmetic, memory and links busy."""
 
 
-def _resources(times: Iterable[PhaseTime], forward: bool, framework: Framework) -> tuple[Num, Num, Num]:
+def _resources(times: Iterable[PhaseTime], forward: bool, framework: Framework) -> Resources:
     compute: Num = 0.0
     memory: Num = 0.0
     links: Num = 0.0
@@ -31,14 +39,32 @@ def _resources(times: Iterable[PhaseTime], forward: bool, framework: Framework) 
     return compute, memory, links
 
 
-def _fastest(times: Iterable[PhaseTime]) -> Pass:
-    """Each part takes as long as its busiest resource."""
-    rows = list(times)
-    each = []
-    for forward in (True, False):
-        compute, memory, links = _resources(rows, forward, IDEAL)
-        each.append(maximum(maximum(compute, memory), links))
-    return Pass(forward_s=each[0], backward_s=each[1])
+def _bound_resources(times: Iterable[PhaseTime], forward: bool, plans: Plans, bound: Machine) -> Resources:
+    """As :func:`_resources` on a machine without latencies and fitted models, which times a sum as its parts."""
+    matrix: Num = 0.0
+    attention: Num = 0.0
+    vector: Num = 0.0
+    moved: Num = 0.0
+    links: Num = 0.0
+    for time in times:
+        if (time.phase == FORWARD) == forward:
+            if OPERATORS[time.row.operator].attention_rate:
+                attention = attention + time.matrix_flops
+            else:
+                matrix = matrix + time.matrix_flops
+            vector, moved = vector + time.vector_flops, moved + time.moved_bytes
+            if time.transfers:
+                links = links + links_busy_s(time, plans, bound)
+    vector_rate = bound.vector_flops_per_s
+    compute = roofline_compute_s(matrix, vector, bound.matrix_flops_per_s, vector_rate, 0.0)
+    compute = compute + roofline_compute_s(attention, 0.0, bound.attention_flops_per_s, vector_rate, 0.0)
+    return compute, memory_s(moved, bound.memory_Bps), links
+
+
+def _fastest(forward: Resources, backward: Resources) -> Pass:
+    """Each part takes as long as its busiest resource; half of the backward pass makes gradients of weights at most."""
+    each = [maximum(maximum(compute, memory), links) for compute, memory, links in (forward, backward)]
+    return Pass(forward_s=each[0], backward_s=each[1], weights_s=each[1] / 2)
 
 
 def _slowest(times: Iterable[PhaseTime], works: Mapping[str, Work], framework: Framework) -> Pass:
@@ -51,37 +77,55 @@ def _slowest(times: Iterable[PhaseTime], works: Mapping[str, Work], framework: F
     return Pass(forward_s=each[0], backward_s=each[1])
 
 
-def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: frozenset[str], framework: Framework) -> Step:
-    job = replace(e.job, overlap=overlap, framework=framework)
-    return composed(e.method, e.strategy, job, machine, e.plans, e.sizes, passes)
+def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:
+    """A step of which all traffic overlaps or none."""
+    layout, hides = e.inputs.layout, float(overlap)
+    stage = critical_stage(layout, passes)
+    inputs = e.inputs
+    if machine is not e.machine or not _same_parts(stage, e.step.stage):
+        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout)
+    return compose(replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides), passes, framework)
+
+
+def _same_parts(one: Stage, other: Stage) -> bool:
+    """Whether two critical stages hold the same, wherever there are several."""
+    same: Any = (one.layers == other.layers) & (one.first == other.first) & (one.last == other.last)
+    return bool(same.all() if isinstance(same, np.ndarray) else same)
 
 
 def bracket_s(e: Evaluation) -> tuple[Num, Num]:
     r"""Lower and upper bound of the step time under any overlap.
 
     Low: per micro-batch the busiest of arithmetic, memory and links, everything else hidden behind it, the pipeline
-    still filling and draining; but no less than the data-parallel traffic of the step; under the ideal framework. Where
-    fitted models time the step, that is at the rates of the datasheet and without latencies. High: arithmetic, memory
-    traffic and communication one after the other, each as much slower as the framework makes it.
+    still filling and draining; but no less than the data-parallel traffic of the step and than the copies of
+    activations to the host; under the ideal framework. Where fitted models time the step, that is at the rates of the
+    datasheet and without latencies. High: arithmetic, memory traffic and communication one after the other, each as
+    much slower as the framework makes it.
 
     Source: the two bounds of a roofline, max and sum of the times.
     """
     bound = e.machine.bound
     highest_s = _highest_s(e)
     if bound is None:
-        return _lowest_s(e, e.machine, e.times), highest_s
-    least_s = _lowest_s(e, bound, part_times(e.block, e.plans, bound))
-    return minimum(least_s, e.step.total_s), maximum(highest_s, e.step.total_s)
+        passes = {
+            part: _fastest(*(_resources(rows, way, IDEAL) for way in (True, False))) for part, rows in e.times.items()
+        }
+        return _lowest_s(e, e.machine, Passes(**passes)), highest_s
+    least = {
+        part: _fastest(*(_bound_resources(rows, way, e.plans, bound) for way in (True, False)))
+        for part, rows in e.times.items()
+    }
+    return minimum(_lowest_s(e, bound, Passes(**least)), e.step.total_s), maximum(highest_s, e.step.total_s)
 
 
-def _lowest_s(e: Evaluation, machine: Machine, times: Times) -> Num:
-    passes = Passes(**{part: _fastest(rows) for part, rows in times.items()})
-    low = _compose(e, machine, passes, frozenset({"dp", "pp"}), IDEAL)
+def _lowest_s(e: Evaluation, machine: Machine, passes: Passes) -> Num:
+    low = _compose(e, machine, passes, True, IDEAL)
     hidden = low.steady_s + low.bubble_s - (e.plans.pp - 1) * 2 * low.stage_link_s + low.optimizer_s
-    return maximum(hidden, low.gradient_busy_s + low.weight_gather_busy_s + low.backward_gather_busy_s)
+    data_s = low.gradient_busy_s + low.weight_gather_busy_s + low.backward_gather_busy_s
+    return maximum(maximum(hidden, data_s), low.copies_busy_s / 2)
 
 
 def _highest_s(e: Evaluation) -> Num:
     framework = e.job.framework
     passes = Passes(**{part: _slowest(times, e.works[part], framework) for part, times in e.times.items()})
-    return _compose(e, e.machine, passes, frozenset(), framework).total_s
+    return _compose(e, e.machine, passes, False, framework).total_s

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
+from typing import Any
 
 from steptime.cost.collective import point_to_point_s
 from steptime.cost.collective_algorithms import collective_s, least_s
@@ -21,7 +20,12 @@ from steptime.plan.plans import Plans
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
 ROTATED = "exchange.rotated_s"
+_FITTED_LEAF, _ROTATED_LEAF = "collective_s", "rotated_s"
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
+
+
+How = Callable[[], tuple[Mapping[str, Num], str]]
+"""Makes the arguments of a formula, and the text that says what it rests on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +36,18 @@ class Call:
     """Dotted name below ``steptime.cost``."""
     leaf: str
     """End of its path in a ledger."""
-    arguments: Mapping[str, Num]
-    basis: str
-    """What kind of number it rests on; of a fitted one the algorithm that it chose too."""
+    how: How
+    """Arguments and basis; made when somebody asks."""
+
+    @property
+    def arguments(self) -> Mapping[str, Num]:
+        """What the function was called with."""
+        return self.how()[0]
+
+    @property
+    def basis(self) -> str:
+        """What kind of number it rests on; of a fitted one the algorithm that it chose too."""
+        return self.how()[1]
 
 
 def group_of(plans: Plans, axes: Iterable[str]) -> tuple[Num, Num]:
@@ -46,12 +59,8 @@ def group_of(plans: Plans, axes: Iterable[str]) -> tuple[Num, Num]:
     return ranks, inside
 
 
-def ring_arguments(plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> dict[str, Num]:
-    """Arguments of a textbook ring over the product of some mesh axes."""
-    return _ring(machine, size_bytes, *group_of(plans, axes))
-
-
 def _ring(machine: Machine, size_bytes: Num, ranks: Num, inside: Num) -> dict[str, Num]:
+    """Arguments of a textbook ring."""
     return {
         "size_bytes": size_bytes, "ranks": ranks, "inside": inside,
         "fast_Bps": machine.fast_Bps, "slow_Bps": machine.slow_link_Bps(inside),
@@ -85,10 +94,11 @@ def collective_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: Num, 
 
 def _least_s(kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, **shared: Num) -> Num:
     """The fastest algorithm's time; that of numbers is kept."""
-    arrays = any(isinstance(value, np.ndarray) for value in shared.values())
-    if arrays or isinstance(size_bytes, np.ndarray) or isinstance(ranks, np.ndarray) or isinstance(inside, np.ndarray):
+    key: Any = (kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
+    try:
+        return _known_least_s(*key)
+    except TypeError:  # an array among them has no hash
         return least_s(kind, size_bytes, ranks, inside, fabric, **shared)
-    return _known_least_s(kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -102,24 +112,36 @@ def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[st
     """How :func:`collective_time_s` computes the time for one plan."""
     model = machine.fabric
     if model is None:
-        formula = COLLECTIVES[kind]
-        arguments = ring_arguments(plans, machine, axes, size_bytes)
-        own = machine.groups and machine.groups.find(kind, float(arguments["ranks"]), float(arguments["inside"]))
+        formula, (ranks, inside) = COLLECTIVES[kind], group_of(plans, axes)
+        own = machine.groups and machine.groups.find(kind, float(ranks), float(inside))
         if own:
             return Call(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}",
-                        arguments=own.arguments(size_bytes), basis=own.text)  # fmt: skip
-        return Call(function=formula.name, leaf=_leaf(formula), arguments=arguments, basis=TEXTBOOK)
-    ranks, inside = map(float, group_of(plans, axes))
+                        how=lambda: (own.arguments(size_bytes), own.text))  # fmt: skip
+        return Call(function=formula.name, leaf=_leaf(formula),
+                    how=lambda: (_ring(machine, size_bytes, ranks, inside), TEXTBOOK))  # fmt: skip
     if kind == RING_EXCHANGE:
-        near_s, far_s = message_time_s(machine, size_bytes)
-        rotated = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
-        basis = _bases(model, inside=inside > 1, between=ranks > inside)
-        return Call(function=ROTATED, leaf=ROTATED.rsplit(".", 1)[1], arguments=rotated, basis=basis)
+        return Call(function=ROTATED, leaf=_ROTATED_LEAF,
+                    how=lambda: _rotated_how(machine, model, size_bytes, *group_of(plans, axes)))  # fmt: skip
+    return Call(function=FITTED, leaf=f"{kind}/{_FITTED_LEAF}",
+                how=lambda: _fitted_how(kind, model, size_bytes, *group_of(plans, axes)))  # fmt: skip
+
+
+def _rotated_how(
+    machine: Machine, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num
+) -> tuple[Mapping[str, Num], str]:
+    near_s, far_s = message_time_s(machine, size_bytes)
+    rotated = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
+    return rotated, _bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside))
+
+
+def _fitted_how(
+    kind: str, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num
+) -> tuple[Mapping[str, Num], str]:
+    ranks, inside = float(ranks), float(inside)
     shared = _shared(model, inside)
     algorithm, protocol = _chosen(kind, float(size_bytes), ranks, inside, model.fabric, tuple(shared.items()))
     basis = f"{algorithm}, protocol {protocol}: the fastest; {_bases(model, inside=inside > 1, between=ranks > inside)}"
-    numbers = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
-    return Call(function=FITTED, leaf=f"{kind}/{FITTED.rsplit('.', 1)[1]}", arguments=numbers, basis=basis)
+    return {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}, basis
 
 
 @lru_cache(maxsize=1 << 14)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from steptime.estimate.layer import Pass, PhaseTime, Work, pass_of, phase_times, work_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import peak_bytes
+from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.estimate.step import Passes, Step, StepInputs, compose, critical_stage, inputs_of, layout_of
 from steptime.num import Num
@@ -15,6 +16,7 @@ from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block
+from steptime.plan.schedules import ZERO_BUBBLE
 
 PARTS = ("layer", "first", "last")
 Works = dict[str, dict[str, Work]]
@@ -37,6 +39,8 @@ class Evaluation:
     inputs: StepInputs
     passes: Passes
     step: Step
+    memory: Mapping[str, StageMemory]
+    """By pipeline stage."""
     peak_bytes: Num
 
     @property
@@ -50,9 +54,10 @@ def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[
     return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
 
 
-def works_of(times: dict[str, tuple[PhaseTime, ...]]) -> Works:
+def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job) -> Works:
     """Work of each part for one micro-batch, by direction."""
-    return {part: work_of(times[part]) for part in PARTS}
+    splits = job.schedule in ZERO_BUBBLE
+    return {part: work_of(times[part], splits=splits) for part in PARTS}
 
 
 def passes_of(works: Works, framework: Framework) -> Passes:
@@ -75,13 +80,14 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     """Time and memory of the plans on the machine."""
     block = strategy.block(job, plans)
     sizes = sizes_of(block)
+    memory = memory_of(method, strategy, job, plans, sizes)
     times = part_times(block, plans, machine)
-    works = works_of(times)
+    works = works_of(times, job)
     passes, layout = passes_of(works, job.framework), layout_of(method, job, plans)
     stage = critical_stage(layout, passes)
     inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
     return Evaluation(
         method=method, strategy=strategy, job=job, machine=machine, plans=plans, block=block, sizes=sizes,
         times=times, works=works, inputs=inputs, passes=passes, step=compose(inputs, passes, job.framework),
-        peak_bytes=peak_bytes(method, strategy, job, plans, sizes),
+        memory=memory, peak_bytes=fullest_bytes(memory),
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.evaluate import Evaluation, composed, part_times, passes_of, works_of
+from steptime.estimate.machine import Machine
 from steptime.terms import Terms
 
 #: What a what-if multiplies: name -> factors of the machine's rates.
@@ -28,7 +29,10 @@ def bottleneck_of(time: Terms) -> str:
 
 def what_if(e: Evaluation) -> dict[str, float]:
     """Step time of the same plan on a machine that is better in one respect."""
-    return {
-        name: float(evaluate(e.method, e.strategy, e.job, e.machine.faster(**factors), e.plans).step_time_s)
-        for name, factors in WHAT_IF.items()
-    }
+    return {name: step_time_on(e, e.machine.faster(**factors)) for name, factors in WHAT_IF.items()}
+
+
+def step_time_on(e: Evaluation, machine: Machine) -> float:
+    """Step time of the same plan on another machine."""
+    passes = passes_of(works_of(part_times(e.block, e.plans, machine), e.job), e.job.framework)
+    return float(composed(e.method, e.strategy, e.job, machine, e.plans, e.sizes, passes).total_s)

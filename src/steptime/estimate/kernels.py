@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from steptime.cost.attention_time import tiled_attention_s
 from steptime.cost.gemm import gemm_s
@@ -41,20 +42,44 @@ RATES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Residual:
+    """What a model of products misses, by shape; one table is equal to itself only, so that its values can be kept."""
+
+    table: Array
+    """Table of :func:`steptime.cost.gemm_residual.residual_table`."""
+
+    def at(self, m: Num, n: Num, k: Num, batch: Num, sm_count: float) -> Num:
+        """Logarithm of measured over modelled time of a product."""
+        key: Any = (self, m, n, k, batch, sm_count)
+        try:
+            return _known_residual(*key)
+        except TypeError:  # an array among them has no hash
+            return gemm_residual(m, n, k, batch, sm_count, self.table)
+
+
+@lru_cache(maxsize=1 << 14)
+def _known_residual(residual: Residual, m: float, n: float, k: float, batch: float, sm_count: float) -> Num:
+    return gemm_residual(m, n, k, batch, sm_count, residual.table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelModel:
-    """A formula with everything put in but the shape."""
+    """A formula with everything put in but the shape; equal to itself only, so that its values can be kept."""
 
     formula: Formula
     fixed: Mapping[str, float]
     """Datasheet numbers of the device and fitted coefficients."""
     curve: Curve
-    residual: Array | None = None
-    """Table of :func:`steptime.cost.gemm_residual.residual_table`."""
+    residual: Residual | None = None
 
     def seconds(self, shape: Mapping[str, Num]) -> Num:
         """Time of one call."""
-        return self.formula.remembered({**self.fixed, **shape})
+        calls: Any = tuple(shape.items())
+        try:
+            return _known_seconds(self, calls)
+        except TypeError:  # an array among them has no hash
+            return self.formula.remembered({**self.fixed, **shape})
 
     @property
     def basis(self) -> str:
@@ -71,6 +96,12 @@ class KernelModel:
                 if name in fixed:
                     fixed[name] *= factor
         return replace(self, fixed=fixed)
+
+
+@lru_cache(maxsize=1 << 14)
+def _known_seconds(model: KernelModel, shape: tuple[tuple[str, float], ...]) -> Num:
+    """Other models of the same numbers share the value."""
+    return model.formula.remembered({**model.fixed, **dict(shape)})
 
 
 Models = Mapping[str, KernelModel]
@@ -94,7 +125,8 @@ def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
     gemm = _curve(profile, "gemm", precision.matrix_dtype)
     if gemm is not None and precision.matrix_dtype in device.matrix_flops_per_s:
         fixed, table = _gemm_numbers(device, precision, gemm), residual_table(gemm.coefficients)
-        out["matmul"] = KernelModel(formula=GEMM, fixed=fixed, curve=gemm, residual=table)
+        residual = None if table is None else Residual(table)
+        out["matmul"] = KernelModel(formula=GEMM, fixed=fixed, curve=gemm, residual=residual)
         if precision.quantised_bytes is not None and precision.attention_dtype != precision.matrix_dtype:
             unquantised = replace(precision, matrix_dtype=precision.attention_dtype, quantised_bytes=None)
             others = models_of(device, unquantised)
@@ -163,7 +195,9 @@ def _product(model: KernelModel, m: Num, n: Num, k: Num, batch: Num = 1.0) -> di
         shape["batch"] = batch
     if "residual" not in model.formula.arguments:
         return shape
-    return {**shape, "residual": gemm_residual(m, n, k, batch, model.fixed["sm_count"], model.residual)}
+    residual = model.residual
+    shape["residual"] = 0.0 if residual is None else residual.at(m, n, k, batch, model.fixed["sm_count"])
+    return shape
 
 
 def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool, bool]) -> Timed:
@@ -182,11 +216,16 @@ def _dimensions(m: Num, n: Num, k: Num, gradients: tuple[bool, bool]) -> tuple[t
     return ((m, k, n),) if frozen else ((m, k, n), (k, n, m))
 
 
-def timed(models: Models, operator: str, shape: Mapping[str, Num], *, backward: bool) -> Timed | None:
-    """The model calls of a row, or None where the roofline has to do."""
+def timed(
+    models: Models, operator: str, shape: Mapping[str, Num], work: Mapping[str, Num], *, backward: bool
+) -> Timed | None:
+    """The model calls of a row, or None where the roofline has to do.
+
+    ``work``: ``matrix_flops``, ``vector_flops`` and ``moved_bytes`` of the row.
+    """
     measured = models.get(measured_name(operator, backward))
     if measured is not None:
-        return Timed(model=measured, shapes=(work_of(measured.curve, shape),))
+        return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
     if operator in OTHER_PRODUCTS and "matmul" in models:
         frozen = operator.startswith("frozen")
         if "grouped" in operator:
@@ -202,10 +241,18 @@ def timed(models: Models, operator: str, shape: Mapping[str, Num], *, backward: 
         return Timed(model=model, shapes=tuple(_product(model, *dims) for dims in products), times=panels)
     name = "attention_backward" if backward else "attention"
     if operator == "fused_attention" and name in models and "queries" in shape:
-        work, traffic = (BACKWARD_PAIRS, BACKWARD_TRAFFIC) if backward else (1.0, 1.0)
+        pairs, traffic = (BACKWARD_PAIRS, BACKWARD_TRAFFIC) if backward else (1.0, 1.0)
         q, element = shape["head_dim"], shape["element_bytes"]
         moved = 2 * (shape["rows"] + shape["kv_rows"]) * q * element * traffic
         call = {name: shape[name] for name in ("batch", "heads", "kv_heads", "queries", "causal", "window")}
-        call |= {"keys": shape["seen_keys"], "pair_flops": 4 * q * work, "moved_bytes": moved}
+        call |= {"keys": shape["seen_keys"], "pair_flops": 4 * q * pairs, "moved_bytes": moved}
         return Timed(model=models[name], shapes=(call,))
     return None
+
+
+def further_timed(model: KernelModel, shape: Mapping[str, Num]) -> Timed | None:
+    """One call of a model under its own name (convolutions, recurrent layers); None where the shape lacks a size."""
+    wanted = [name for name in model.formula.arguments if name not in model.fixed]
+    if any(name not in shape for name in wanted):
+        return None
+    return Timed(model=model, shapes=({name: shape[name] for name in wanted},))

@@ -9,15 +9,20 @@ from steptime.cost.collective import panel_overlap_s
 from steptime.cost.host import issued_s, router_wait_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import collective_time_s
-from steptime.estimate.kernels import Timed, timed
+from steptime.estimate.kernels import Timed, further_timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import OPERATORS
 from steptime.num import Num, minimum
 from steptime.plan.framework import Framework
 from steptime.plan.plans import Plans
+from steptime.plan.quantise import NARROW
 from steptime.plan.rows import Row, Transfer
 
+WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
+"""Operators whose backward pass has a product for the gradient of the input and one for that of the weights."""
+RECORDED_WEIGHTS = "captured_weights_backward"
+"""A recorded product of its own for the gradient of weights."""
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 
 
@@ -50,6 +55,10 @@ class PhaseTime:
     transfers: tuple[TransferTime, ...]
     issued: Num = 1.0
     """Operators that the host issues for it."""
+    narrow: bool = False
+    """A product in a format narrower than 16 bits."""
+    times: Num = 1.0
+    """How often a layer has it; everything above counts it so often."""
 
     @property
     def total_s(self) -> Num:
@@ -66,8 +75,7 @@ def _transfer_times(row: Row, transfers: tuple[Transfer, ...], busy_s: Num, plan
     panels = 1 if row.panels is None else row.panels
     each = [collective_time_s(t.collective, plans, machine, (t.axis,), t.size_bytes / panels) for t in transfers]
     if row.panels is None:
-        behind_s = row.overlaps * busy_s
-        return tuple(_behind(transfers, each, behind_s if transfers else 0.0))
+        return tuple(_behind(transfers, each, row.overlaps * busy_s))
     one_panel_s: Num = sum(each)
     exposed_s = panel_overlap_s(one_panel_s, panels, busy_s)
     share = exposed_s / (one_panel_s + (one_panel_s == 0))
@@ -85,59 +93,77 @@ def _behind(transfers: tuple[Transfer, ...], each: list[Num], behind_s: Num) -> 
         yield TransferTime(transfer=transfer, busy_s=busy_s, exposed_s=busy_s - hidden_s)
 
 
-def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTime:
-    """Time of one row in one direction; recomputation is a forward without its transfers."""
+def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
+    """Time that the transfers of a row keep the links of another machine busy."""
+    panels = time.row.panels
+    parts, passes = (1, 1) if panels is None else (panels, panels + 1)
+    total: Num = 0.0
+    for each in time.transfers:
+        transfer = each.transfer
+        one_s = collective_time_s(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / parts)
+        total = total + one_s * passes
+    return total * time.times
+
+
+def phase_time(row: Row, phase: str, plans: Plans, machine: Machine, times: Num = 1.0) -> PhaseTime:
+    """Time of one row in one direction, which a layer has so often; recomputation is a forward without transfers."""
     operator = OPERATORS[row.operator]
     formulas = operator.backward if phase == BACKWARD else operator.forward
-    flops = [0.0 if f is None else f(row.shape) for f in (formulas.matrix_flops, formulas.vector_flops)]
-    moved = 0.0 if formulas.moved_bytes is None else formulas.moved_bytes(row.shape)
-    rate = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
+    matrix: Num = 0.0 if formulas.matrix_flops is None else formulas.matrix_flops(row.shape)
+    vector: Num = 0.0 if formulas.vector_flops is None else formulas.vector_flops(row.shape)
+    moved: Num = 0.0 if formulas.moved_bytes is None else formulas.moved_bytes(row.shape)
     works = formulas.matrix_flops or formulas.vector_flops or formulas.moved_bytes
-    launch_s = machine.kernel_latency_s if works else 0.0
-    compute = roofline_compute_s(flops[0], flops[1], rate, machine.vector_flops_per_s, launch_s)
-    exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
-    work = {"matrix_flops": flops[0], "vector_flops": flops[1], "moved_bytes": moved}
-    fitted = timed(machine.models, row.operator, {**row.shape, **work}, backward=phase == BACKWARD)
-    if fitted is None and machine.models:
-        fitted = memory_timed(machine.models, row.operator, row.shape, backward=phase == BACKWARD)
-    if fitted is not None:
+    fitted = _fitted(row, phase, machine, matrix, vector, moved)
+    if fitted is None:
+        rate = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
+        launch_s = machine.kernel_latency_s if works else 0.0
+        compute = roofline_compute_s(matrix, vector, rate, machine.vector_flops_per_s, launch_s)
+        exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
+    else:
         compute, exposed = fitted.seconds, 0.0 * moved
-    transfers = row.backward if phase == BACKWARD else row.forward
+    busy: Num = memory_s(moved, machine.memory_Bps)
+    issued: Num = 1.0 if works else 0.0
+    sent = row.backward if phase == BACKWARD else row.forward
+    transfers = _transfer_times(row, sent, compute + exposed, plans, machine) if sent else ()
+    if not isinstance(times, float) or times != 1.0:
+        matrix, vector, moved, issued = matrix * times, vector * times, moved * times, issued * times
+        compute, exposed, busy = compute * times, exposed * times, busy * times
+        transfers = tuple(
+            [
+                TransferTime(transfer=t.transfer, busy_s=t.busy_s * times, exposed_s=t.exposed_s * times)
+                for t in transfers
+            ]
+        )
     return PhaseTime(
-        row=row, phase=phase, matrix_flops=flops[0], vector_flops=flops[1], moved_bytes=moved, compute_s=compute,
-        timed=fitted,
-        memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
-        transfers=_transfer_times(row, transfers, compute + exposed, plans, machine), issued=1.0 if works else 0.0,
+        row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute,
+        timed=fitted, memory_busy_s=busy, exposed_memory_s=exposed, transfers=transfers, issued=issued, times=times,
+        narrow=machine.narrow and row.operator in NARROW,
     )  # fmt: skip
+
+
+def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, moved: Num) -> Timed | None:
+    """The calls of fitted models that stand for a row, where the machine has them."""
+    if not machine.models:
+        return None
+    operator, shape, backward = row.operator, row.shape, phase == BACKWARD
+    if row.timing is not None:
+        if getattr(OPERATORS[operator], BACKWARD if backward else FORWARD).moved_bytes is None:
+            return None
+        operator, shape, backward = row.timing.operator, row.timing.shape, row.timing.backward
+        if operator in machine.models and operator not in ("matmul", "attention"):
+            return further_timed(machine.models[operator], shape)
+    work = {"matrix_flops": matrix, "vector_flops": vector, "moved_bytes": moved}
+    found = timed(machine.models, operator, shape, work, backward=backward)
+    return found or memory_timed(machine.models, operator, shape, backward=backward)
 
 
 def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator[PhaseTime]:
     """Every row forward and backward, and once more forward where it is recomputed."""
     for row in rows:
-        yield _counted(phase_time(row, FORWARD, plans, machine), row.share)
-        yield _counted(phase_time(row, BACKWARD, plans, machine), row.share)
+        yield phase_time(row, FORWARD, plans, machine, row.share)
+        yield phase_time(row, BACKWARD, plans, machine, row.share)
         if not isinstance(row.recomputed, float) or row.recomputed:
-            again = _scaled(phase_time(row, RECOMPUTE, plans, machine), row.recomputed)
-            yield _counted(again, row.share)
-
-
-def _counted(time: PhaseTime, share: Num) -> PhaseTime:
-    """A phase of a row that a layer has ``share`` times."""
-    return time if isinstance(share, float) and share == 1.0 else _scaled(time, share)
-
-
-def _scaled(time: PhaseTime, share: Num) -> PhaseTime:
-    """A phase that runs only where ``share`` is 1."""
-    transfers = tuple(
-        TransferTime(transfer=t.transfer, busy_s=t.busy_s * share, exposed_s=t.exposed_s * share)
-        for t in time.transfers
-    )
-    return PhaseTime(
-        row=time.row, phase=time.phase, matrix_flops=time.matrix_flops * share, vector_flops=time.vector_flops * share,
-        moved_bytes=time.moved_bytes * share, compute_s=time.compute_s * share, timed=time.timed,
-        memory_busy_s=time.memory_busy_s * share, exposed_memory_s=time.exposed_memory_s * share, transfers=transfers,
-        issued=time.issued * share,
-    )  # fmt: skip
+            yield phase_time(row, RECOMPUTE, plans, machine, row.recomputed * row.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +172,8 @@ class Work:
 
     matrix_s: Num
     """Matrix products."""
+    narrow_s: Num
+    """Those of them in formats narrower than 16 bits."""
     attention_s: Num
     """Products of the attention core."""
     vector_s: Num
@@ -156,6 +184,8 @@ class Work:
     """Routers of experts, at which the host waits for the device."""
     links_s: Mapping[str, Num]
     """Exposed transfers by axis."""
+    weights_s: Num = 0.0
+    """Part of the products that makes gradients of weights; 0 where nobody asks for it."""
 
 
 def kind_of(row: Row) -> str:
@@ -163,17 +193,36 @@ def kind_of(row: Row) -> str:
     operator = OPERATORS[row.operator]
     if operator.attention_rate:
         return "attention"
-    return "matrix" if operator.forward.matrix_flops is not None else "vector"
+    products = operator.forward.matrix_flops or operator.backward.matrix_flops
+    return "vector" if products is None else "matrix"
 
 
-def work_of(times: Iterable[PhaseTime]) -> dict[str, Work]:
-    """Work forward and backward; recomputation belongs to the backward pass."""
+def weights_s(time: PhaseTime) -> Num:
+    """Time of a row's product that makes the gradient of weights: of two products with as many FLOPs the second."""
+    if time.row.operator == RECORDED_WEIGHTS and time.phase == BACKWARD:
+        return time.compute_s + time.exposed_memory_s
+    if time.phase != BACKWARD or not time.row.trained or time.row.operator not in WEIGHT_PRODUCTS:
+        return 0.0
+    if time.timed is None:
+        return (time.compute_s + time.exposed_memory_s) / 2
+    return time.timed.model.seconds(time.timed.shapes[-1]) * time.timed.times * time.times
+
+
+def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, Work]:
+    """Work forward and backward; recomputation belongs to the backward pass.
+
+    ``splits``: also the part that makes gradients of weights.
+    """
     sums: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
     links: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
     for time in times:
         phase = FORWARD if time.phase == FORWARD else BACKWARD
         into, kind = sums[phase], kind_of(time.row)
         into[kind] = into.get(kind, 0.0) + (time.compute_s + time.exposed_memory_s)
+        if time.narrow:
+            into["narrow"] = into.get("narrow", 0.0) + (time.compute_s + time.exposed_memory_s)
+        if splits and phase == BACKWARD:
+            into["weights"] = into.get("weights", 0.0) + weights_s(time)
         into["operators"] = into.get("operators", 0.0) + time.issued
         if time.row.operator == "top_k":
             into["routers"] = into.get("routers", 0.0) + time.issued
@@ -182,8 +231,10 @@ def work_of(times: Iterable[PhaseTime]) -> dict[str, Work]:
             links[phase][axis] = links[phase].get(axis, 0.0) + each.exposed_s
     return {
         phase: Work(
-            matrix_s=into.get("matrix", 0.0), attention_s=into.get("attention", 0.0), vector_s=into.get("vector", 0.0),
+            matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0),
+            attention_s=into.get("attention", 0.0), vector_s=into.get("vector", 0.0),
             operators=into.get("operators", 0.0), routers=into.get("routers", 0.0), links_s=links[phase],
+            weights_s=into.get("weights", 0.0),
         )
         for phase, into in sums.items()
     }  # fmt: skip
@@ -195,6 +246,8 @@ class Pass:
 
     forward_s: Num
     backward_s: Num
+    weights_s: Num = 0.0
+    """Part of the backward pass that makes gradients of weights."""
 
     @property
     def both_s(self) -> Num:
@@ -204,7 +257,8 @@ class Pass:
 
 def device_s(work: Work, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
-    total = work.matrix_s * framework.matrix + work.attention_s * framework.attention + work.vector_s * framework.vector
+    products = work.matrix_s + work.narrow_s * (framework.narrow - 1.0)
+    total = products * framework.matrix + work.attention_s * framework.attention + work.vector_s * framework.vector
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
     return total
@@ -218,4 +272,7 @@ def paced_s(work: Work, framework: Framework) -> Num:
 
 def pass_of(work: Mapping[str, Work], framework: Framework) -> Pass:
     """Both directions."""
-    return Pass(forward_s=paced_s(work[FORWARD], framework), backward_s=paced_s(work[BACKWARD], framework))
+    return Pass(
+        forward_s=paced_s(work[FORWARD], framework), backward_s=paced_s(work[BACKWARD], framework),
+        weights_s=work[BACKWARD].weights_s * framework.matrix,
+    )  # fmt: skip

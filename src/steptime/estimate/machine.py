@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from steptime.errors import UserError
@@ -14,6 +14,7 @@ from steptime.hardware.profile import Curve
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 from steptime.num import Num, where
 from steptime.plan.job import Precision
+from steptime.plan.quantise import NARROW_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class Machine:
     """Fitted collectives; without them transfers are textbook rings."""
     groups: Groups | None = None
     """Collectives that were measured on this machine itself."""
+    narrow: bool = False
+    """Products run in a format narrower than 16 bits."""
     bound: Machine | None = None
     """The datasheet's rates, without latencies and fitted models: no step is faster. Only of a calibrated machine."""
 
@@ -112,6 +115,7 @@ def machine_of(
         lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
         slow_latency_s=slow.latency_s,
         fast_domain=cluster.fast_domain,
+        narrow=precision.matrix_dtype in NARROW_DTYPES,
     )
     return _calibrated(machine, cluster, gpus, precision) if calibrated else machine
 
@@ -222,6 +226,6 @@ def slow_level(cluster: Cluster, gpus: int) -> Level:
     return cluster.outer_level(max(gpus, cluster.fast_domain + 1))
 
 
-def weakest(constants: list[Constant]) -> Kind:
+def weakest(constants: Iterable[Constant]) -> Kind:
     """The weakest kind of number among them."""
     return max((c.source.kind for c in constants), key=lambda kind: kind.weakness, default=Kind.ASSUMED)

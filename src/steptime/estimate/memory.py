@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +14,15 @@ from steptime.cost.memory import (
     largest_temporary_bytes,
     parameter_bytes,
 )
-from steptime.cost.pipeline import micro_batches_in_flight
+from steptime.cost.offload import HELD_LAYERS
+from steptime.cost.pipeline import micro_batches_in_flight, zero_bubble_in_flight
 from steptime.estimate.operators import Formula
 from steptime.estimate.sizes import Part, Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.schedules import SCHEDULES
 
 STAGES = ("first", "middle", "last")
 PHASES = ("backward", "loss")
@@ -156,7 +158,7 @@ def _buffer_calls(job: Job, sizes: Sizes, stage: Stage) -> Calls:
 def phase_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Calls:
     """What a stage holds beside that in one phase: kept activations, temporaries, gathered weights."""
     full = is_set(plans.recompute, FULL_RECOMPUTE)
-    kept = _kept_bytes(job, plans, sizes, stage, full)
+    kept = _kept_bytes(job, plans, sizes, stage)
     exists = stage.exists if phase == "backward" else stage.last
     ends = sizes.first.kept_bytes * stage.first * stage.in_flight
     temporary, recomputed = sizes.working_bytes * exists, where(full, _largest(sizes).kept_bytes, 0.0) * exists
@@ -164,7 +166,7 @@ def phase_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage, phase: str) 
         ends = ends + sizes.last.kept_bytes * stage.last
         temporary, recomputed = sizes.loss_bytes * exists, 0.0 * recomputed
     return {
-        LAYERS_TERM: _activations(kept, stage.layers, stage.in_flight),
+        LAYERS_TERM: _activations(kept, *_on_device(job, stage)),
         "activations/ends/activation_bytes": _activations(ends, 1, 1),
         f"working/{phase}/largest_temporary_bytes": Call(
             TEMPORARY, {"temporary_bytes": temporary, "recomputed_bytes": recomputed}
@@ -178,14 +180,24 @@ def _largest(sizes: Sizes) -> Part:
     return sizes.layer if sizes.later is None else sizes.later
 
 
-def _kept_bytes(job: Job, plans: Plans, sizes: Sizes, stage: Stage, full: Num) -> Num:
-    """Kept bytes of a layer per micro-batch, the mean over layers where only some are recomputed."""
-    if "activations" in job.offload:
-        return 0.0 * sizes.layer.kept_bytes
+def _kept_bytes(job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Num:
+    """Kept bytes of a layer of a stage per micro-batch."""
     whole: Num = sizes.layer.kept_bytes
     if sizes.later is not None:
         whole = stage.of_layers(sizes, "kept_bytes", job.model.layers) / maximum(stage.layers, 1)
-    kept = where(full, minimum(sizes.boundary_bytes, whole), whole)
+    return kept_of_layer(whole, sizes.boundary_bytes, plans)
+
+
+def _on_device(job: Job, stage: Stage) -> tuple[Num, Num]:
+    """Layers and micro-batches whose activations the device holds."""
+    if "activations" not in job.offload:
+        return stage.layers, stage.in_flight
+    return minimum(stage.layers, HELD_LAYERS), minimum(stage.in_flight, 1.0)
+
+
+def kept_of_layer(whole: Num, boundary_bytes: Num, plans: Plans) -> Num:
+    """What a layer keeps of its activations, the mean over layers where only some are recomputed."""
+    kept = where(is_set(plans.recompute, FULL_RECOMPUTE), minimum(boundary_bytes, whole), whole)
     if isinstance(plans.recompute_every, np.ndarray) or plans.recompute_every != 1:
         kept = (kept + (plans.recompute_every - 1) * whole) / plans.recompute_every
     return kept
@@ -264,62 +276,86 @@ def gathered_parameters(part: Part) -> Num:
 def _in_flight(method: Method, job: Job, plans: Plans, stage: str) -> Num:
     """Micro-batches in flight on the first, the second (the fullest of the middle) or the last stage."""
     index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
-    return micro_batches_in_flight(plans.pp, method.micro_batches(job, plans), plans.vpp, index)
+    micro_batches, depths = method.micro_batches(job, plans), SCHEDULES[job.schedule].depths
+    if depths:
+        return zero_bubble_in_flight(plans.pp, micro_batches, depths)
+    return micro_batches_in_flight(plans.pp, micro_batches, plans.vpp, index)
 
 
-def stage_calls(
-    method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str, phase: str | None = None
-) -> Calls:
-    """Memory terms of one stage in one phase, by default the fullest of a single plan, as calls of formulas."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Memory of one stage as calls of formulas."""
+
+    held: Calls
+    phases: Mapping[str, Calls]
+    """What comes on top of that in each phase that can need most."""
+    totals: Mapping[str, Num]
+    """Bytes of the stage by phase."""
+
+    @property
+    def fullest_phase(self) -> str:
+        """Phase in which a single plan needs most."""
+        return max(self.totals, key=lambda name: _largest_of(self.totals[name]))
+
+    def calls(self, phase: str | None = None) -> Calls:
+        """Terms of one phase, by default the fullest of a single plan."""
+        return {**self.held, **self.phases[self.fullest_phase if phase is None else phase]}
+
+
+def _largest_of(value: Num) -> float:
+    return float(value.max() if isinstance(value, np.ndarray) else value)
+
+
+def stage_memory(
+    method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str, phases: Sequence[str] = PHASES
+) -> StageMemory:
+    """Memory of one stage."""
     found = stage_of(method, job, plans, stage)
     held = held_calls(strategy, job, plans, sizes, found)
-    phases = {name: phase_calls(job, plans, sizes, found, name) for name in PHASES}
-    if phase is None:
-        phase = max(PHASES, key=lambda name: float(np.max(total_bytes(phases[name]))))
-    return {**held, **phases[phase]}
+    beside = {name: phase_calls(job, plans, sizes, found, name) for name in phases}
+    held_bytes = total_bytes(held)
+    totals = {name: total_bytes(calls, held_bytes) for name, calls in beside.items()}
+    return StageMemory(held=held, phases=beside, totals=totals)
 
 
-def total_bytes(calls: Mapping[str, Call]) -> Num:
-    """Sum of some calls."""
-    return stage_total({path: call.value for path, call in calls.items()})
+def total_bytes(calls: Mapping[str, Call], beside: Num = 0.0) -> Num:
+    """Sum of some calls, and of what is there beside."""
+    total = beside
+    for call in calls.values():
+        total = total + call.value
+    return total
 
 
 def stage_terms(
     method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str, phase: str | None = None
 ) -> dict[str, Num]:
-    """Memory terms of one stage in bytes."""
-    calls = stage_calls(method, strategy, job, plans, sizes, stage, phase)
+    """Memory terms of one stage in bytes, in its fullest phase unless another is named."""
+    calls = stage_memory(method, strategy, job, plans, sizes, stage).calls(phase)
     return {path: call.value for path, call in calls.items()}
 
 
-def stage_total(terms: Mapping[str, Num]) -> Num:
-    """Sum of a stage's terms."""
-    total: Num = 0.0
-    for value in terms.values():
-        total = total + value
-    return total
+def memory_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> dict[str, StageMemory]:
+    """Memory of the stages that can be the fullest, in the phases that can."""
+    out = {}
+    for name in STAGES:
+        if name == "first" or isinstance(plans.pp, np.ndarray) or plans.pp > (name == "middle") + 1:
+            phases = PHASES[:1] if name == "middle" or _no_loss(sizes) else PHASES
+            out[name] = stage_memory(method, strategy, job, plans, sizes, name, phases)
+    return out
 
 
-def fullest_phase(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str) -> str:
-    """Phase in which one stage of a single plan needs most."""
-    found = stage_of(method, job, plans, stage)
-    return max(PHASES, key=lambda name: float(total_bytes(phase_calls(job, plans, sizes, found, name))))
+def fullest_bytes(memory: Mapping[str, StageMemory]) -> Num:
+    """Memory of the fullest stage in its fullest phase."""
+    peak: Num = 0.0
+    for stage in memory.values():
+        for total in stage.totals.values():
+            peak = maximum(peak, total)
+    return peak
 
 
 def peak_bytes(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> Num:
     """Memory of the fullest stage in its fullest phase."""
-    peak: Num = 0.0
-    for name in STAGES:
-        stage = stage_of(method, job, plans, name)
-        held = total_bytes(held_calls(strategy, job, plans, sizes, stage))
-        for phase in PHASES:
-            if phase == "loss" and (name == "middle" or _no_loss(sizes)):
-                continue
-            total = held
-            for call in phase_calls(job, plans, sizes, stage, phase).values():
-                total = total + call.value
-            peak = maximum(peak, total)
-    return peak
+    return fullest_bytes(memory_of(method, strategy, job, plans, sizes))
 
 
 def _no_loss(sizes: Sizes) -> bool:

@@ -23,15 +23,17 @@ def _row_flops(row: Row) -> float:
 
 def _part_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
     """How often each part of the model runs, and its rows: on one device, no tokens dropped or counted twice."""
-    return _plain_rows(replace(
-        job, gpus=1, global_batch=1, attention="fused", expert_imbalance=1.0, expert_capacity=None, framework=IDEAL,
-        gradient_dtype=None,
-    ))  # fmt: skip
+    return _plain_rows(_plain(replace(job, attention="fused", expert_imbalance=1.0, expert_capacity=None)), 0)
+
+
+def _plain(job: Job) -> Job:
+    """The job without what its rows do not depend on."""
+    return replace(job, gpus=1, global_batch=1, framework=IDEAL, gradient_dtype=None)
 
 
 @lru_cache(maxsize=64)
-def _plain_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
-    block = CORRECTED.strategies["1d"].block(job, Plans())
+def _plain_rows(job: Job, recompute: int) -> dict[str, tuple[float, tuple[Row, ...]]]:
+    block = CORRECTED.strategies["1d"].block(job, Plans(recompute=recompute))
     parts = {"layers": (float(job.model.layers), block.layer)}
     return parts | {name: (1.0, rows) for name, rows in (("embedding", block.first), ("head", block.last)) if rows}
 
@@ -43,6 +45,8 @@ def forward_flops_per_sequence(job: Job) -> dict[str, float]:
     difference; of experts those count that a token chooses. These are model FLOPs: they depend on neither plan nor
     machine. The head of a model that predicts several tokens has the further layers too.
     """
+    if job.captured is not None:
+        return {name: float(flops.at(0, 1)) for name, flops in job.captured.forward_flops.items()}
     return {name: count * _flops(rows) for name, (count, rows) in _part_rows(job).items()}
 
 
@@ -52,6 +56,8 @@ def _flops(rows: Iterable[Row]) -> float:
 
 def model_flops_per_step(job: Job) -> float:
     """Forward and backward (twice forward, once for frozen weights) of the whole global batch."""
+    if job.captured is not None:
+        return float(job.captured.model_flops.at(0, job.global_batch))
     if job.adapter is None:
         return 3.0 * job.global_batch * sum(forward_flops_per_sequence(job).values())
     total = sum(count * sum(_passes(row) * _row_flops(row) for row in rows)
@@ -68,11 +74,10 @@ def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float
     """Matrix operations that recomputation of every so many-th layer, or of parts of all layers, adds to a step."""
     if recompute & FULL_RECOMPUTE:
         return job.global_batch * forward_flops_per_sequence(job)["layers"] / every
-    if not recompute:
+    if not recompute or job.captured is not None:
         return 0.0
-    rows = CORRECTED.strategies["1d"].block(job, Plans(recompute=recompute)).layer
-    again = sum(float(row.recomputed) * _row_flops(row) for row in rows)
-    return float(job.global_batch * job.model.layers * again)
+    count, rows = _plain_rows(_plain(job), recompute)["layers"]
+    return float(job.global_batch * count * sum(float(row.recomputed) * _row_flops(row) for row in rows))
 
 
 def utilisation(flops: float, step_time_s: float, gpus: int, peak_flops_per_s: float) -> float:

@@ -9,11 +9,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
-from steptime.cost import attention, collective, elementwise, exchange, experts, matmul
+from steptime.cost import attention, collective, counted, elementwise, exchange, experts, matmul
 from steptime.num import Num
 
 
@@ -28,18 +27,25 @@ class Formula:
         """Names that the function takes."""
         return tuple(inspect.signature(self.function).parameters)
 
+    @cached_property
+    def taken(self) -> Callable[[Mapping[str, Num]], tuple[Num, ...]]:
+        """Picks the arguments from a shape, in order."""
+        names = self.arguments
+        return itemgetter(*names) if len(names) > 1 else lambda shape: tuple([shape[name] for name in names])
+
     def __call__(self, shape: Mapping[str, Num]) -> Num:
         """Value for a row's shape."""
-        return self.function(*[shape[name] for name in self.arguments])
+        return self.function(*self.taken(shape))
 
     def remembered(self, shape: Mapping[str, Num]) -> Num:
         """As a call; the values of numbers are kept, which pays for formulas that try many alternatives."""
-        arguments = tuple([shape[name] for name in self.arguments])
-        if any(isinstance(value, np.ndarray) for value in arguments):
+        arguments = self.taken(shape)
+        try:
+            return _remembered(self.function, arguments)
+        except TypeError:  # an array has no hash; asking each argument for its type costs more
             return self.function(*arguments)
-        return _remembered(self.function, arguments)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Dotted name below ``steptime.cost``."""
         return f"{self.function.__module__.removeprefix('steptime.cost.')}.{self.function.__name__}"
@@ -77,7 +83,17 @@ def _phase(matrix: Any = None, vector: Any = None, moved: Any = None) -> Phase:
 _A, _E, _M, _X = attention, elementwise, matmul, experts
 _MOVE = _phase(None, None, _X.moved_bytes)
 
+_COUNTED = _phase(counted.counted_matrix_flops, counted.counted_vector_flops, counted.counted_bytes)
+_COUNTED_PASS = _phase(None, counted.counted_vector_flops, counted.counted_bytes)
+
 OPERATORS: Mapping[str, Operator] = {
+    "captured_product_forward": Operator(forward=_COUNTED, backward=_phase()),
+    "captured_product_backward": Operator(forward=_phase(), backward=_COUNTED),
+    "captured_weights_backward": Operator(forward=_phase(), backward=_COUNTED),
+    "captured_attention_forward": Operator(forward=_COUNTED, backward=_phase(), attention_rate=True),
+    "captured_attention_backward": Operator(forward=_phase(), backward=_COUNTED, attention_rate=True),
+    "captured_pass_forward": Operator(forward=_COUNTED_PASS, backward=_phase()),
+    "captured_pass_backward": Operator(forward=_phase(), backward=_COUNTED_PASS),
     "matmul": Operator(
         forward=_phase(_M.matmul_flops, None, _M.matmul_bytes),
         backward=_phase(_M.matmul_backward_flops, None, _M.matmul_backward_bytes),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from steptime.estimate.band import StepBand, band_of
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import bottleneck_of, what_if
-from steptime.estimate.machine import Machine, constants_of, curve_constants, machine_of, weakest
-from steptime.estimate.memory import fullest_phase
+from steptime.estimate.graph.kernels import with_further_models
+from steptime.estimate.machine import Constant, Machine, constants_of, curve_constants, machine_of, weakest
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import model_flops_per_step, recomputed_flops_per_step, utilisation
 from steptime.estimate.result import Estimate, Provenance
@@ -33,7 +34,7 @@ from steptime.plan.recompute import recompute_text
 from steptime.version import __version__
 
 ASSUMPTIONS = (
-    "every pipeline stage and every micro-batch takes the same time from step to step (no stragglers, no failures)",
+    "every pipeline stage and every micro-batch takes the same time from step to step, and nothing fails",
     "data-parallel traffic does not slow down other traffic on the same links",
     "peak memory is what live tensors hold; memory_by_definition adds the allocator, communicators and the driver",
     "memory capacity is the datasheet's decimal figure",
@@ -44,9 +45,9 @@ LARGEST_SHARES = 5
 Statistics = Callable[[Evaluation], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What stays the same for all plans of a job: method, job, cluster."""
+    """What stays the same for all plans of a job: method, job, cluster, and what follows from them."""
 
     method: Method
     job: Job
@@ -54,13 +55,31 @@ class Setting:
     statistics: Statistics | None = None
     """Statistics under the names of a reproduced paper."""
 
-    @property
+    @cached_property
     def machine(self) -> Machine:
         """Numbers of the cluster for this job."""
-        return machine_of(
+        machine = machine_of(
             self.cluster, self.job.gpus, self.job.precision,
             lone_rank_has_all_links=self.method.lone_rank_has_all_links, calibrated=self.method.calibrated,
         )  # fmt: skip
+        return machine if self.job.captured is None else with_further_models(machine, self.cluster, self.job.precision)
+
+    @cached_property
+    def constants(self) -> tuple[Constant, ...]:
+        """Numbers that every estimate of the job rests on."""
+        fitted = self.machine.fabric is not None
+        stated = constants_of(self.cluster, self.job.gpus, self.job.precision, fitted_links=fitted)
+        return (*stated, *curve_constants(self.machine))
+
+    @cached_property
+    def sources(self) -> Mapping[str, Mapping[str, Any]]:
+        """Value, source and kind of them by name."""
+        return {c.name: {"value": c.value, "source": c.source.text, "kind": str(c.source.kind)} for c in self.constants}
+
+    @cached_property
+    def weakest_kind(self) -> str:
+        """The weakest kind among them."""
+        return str(weakest(self.constants))
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -105,8 +124,8 @@ def estimate_plan(
         feasible=mask == 0,
         reasons=names_of(mask),
         bottleneck=bottleneck_of(time),
-        plan=plan_record(e, stage) | {"fullest_phase": fullest_phase(e.method, e.strategy, job, plans, e.sizes, stage)},
-        provenance=_provenance(setting, machine, band),
+        plan=plan_record(e, stage) | {"fullest_phase": e.memory[stage].fullest_phase},
+        provenance=_provenance(setting, band),
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
@@ -129,7 +148,7 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         "recompute": recompute_text(int(p.recompute)),
         "recompute_every": int(p.recompute_every),
         "zero": int(p.zero),
-        "schedule": "interleaved" if p.vpp > 1 else "1f1b",
+        "schedule": "interleaved" if p.vpp > 1 else job.schedule,
         "attention": job.attention,
         "overlap": sorted(job.overlap),
         **({"offload": sorted(job.offload)} if job.offload else {}),
@@ -176,11 +195,7 @@ def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]
     return {"domains": domains, "idle_devices": idle}
 
 
-def _provenance(setting: Setting, machine: Machine, band: StepBand | None) -> Provenance:
-    constants = constants_of(
-        setting.cluster, setting.job.gpus, setting.job.precision, fitted_links=machine.fabric is not None
-    )
-    constants += curve_constants(machine)
+def _provenance(setting: Setting, band: StepBand | None) -> Provenance:
     return Provenance(
         steptime_version=__version__,
         mode=setting.method.name,
@@ -188,8 +203,8 @@ def _provenance(setting: Setting, machine: Machine, band: StepBand | None) -> Pr
         model_source=setting.job.model.source,
         cluster=setting.cluster.name,
         device=setting.cluster.device.name,
-        weakest_kind=str(weakest(constants)),
-        constants={c.name: {"value": c.value, "source": c.source.text, "kind": str(c.source.kind)} for c in constants},
+        weakest_kind=setting.weakest_kind,
+        constants=setting.sources,
         assumptions=(*ASSUMPTIONS, *_assumed(setting.job)),
         framework=setting.job.framework.name,
         band=_band_source(setting.job, band),
@@ -204,7 +219,9 @@ def _band_source(job: Job, band: StepBand | None) -> str:
 def _assumed(job: Job) -> tuple[str, ...]:
     """What is assumed of this job in particular."""
     dtype = job.gradient_dtype or f"the dtype of the run ({job.precision.gradient_bytes:g} bytes)"
-    out = [f"gradients are kept and reduced in {dtype}"]
+    stragglers = "ranks that lag and links that others share slow a step by the framework's fitted growth with devices"
+    out = [stragglers if job.framework.growth else "no rank lags, and no others use the links"]
+    out.append(f"gradients are kept and reduced in {dtype}")
     if job.model.experts is not None and job.expert_capacity is None and job.expert_imbalance == 1.0:
         out.append("every expert rank has the same number of tokens, and none is dropped")
     return tuple(out)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from steptime.num import Num
 from steptime.plan.rows import Block, Row
@@ -46,7 +46,7 @@ class Sizes:
     """Those first layers."""
 
 
-def part_of(rows: Iterable[Row]) -> Part:
+def part_of(rows: Iterable[Row], count: Callable[[Row], Num] = lambda row: row.share) -> Part:
     """Sums over rows, each counted as often as a layer has it."""
     sums: dict[str, Num] = {"weights": 0.0, "replicated": 0.0, "kept_bytes": 0.0}
     for row in rows:
@@ -55,8 +55,9 @@ def part_of(rows: Iterable[Row]) -> Part:
             parts["replicated"] = row.replicated
         else:
             parts[_BYTES[row.expert]] = row.weights * row.weight_bytes
+        share = count(row)
         for name, value in parts.items():
-            counted = value if isinstance(row.share, float) and row.share == 1.0 else value * row.share
+            counted = value if isinstance(share, float) and share == 1.0 else value * share
             sums[name] = sums.get(name, 0.0) + counted
         if row.trained and row.operator in PRODUCTS:
             sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
@@ -72,19 +73,21 @@ POOLS = {
 _BYTES = {False: "frozen_bytes", True: "frozen_expert_bytes"}
 
 
-def _later(row: Row) -> Row | None:
-    """A row as a layer with experts has it."""
-    if row.block == "experts":
-        return replace(row, share=1.0)
-    dense = row.block == "mlp" and not (isinstance(row.share, float) and row.share == 1.0)
-    return None if dense else row
+def _dense(row: Row) -> bool:
+    """Whether a layer with experts lacks the row."""
+    return row.block == "mlp" and not (isinstance(row.share, float) and row.share == 1.0)
+
+
+def _later_count(row: Row) -> Num:
+    """How often a layer with experts has a row."""
+    return 1.0 if row.block == "experts" else row.share
 
 
 def sizes_of(block: Block) -> Sizes:
     """Sums over all parts of a block."""
-    later = [row for row in map(_later, block.layer) if row is not None] if block.leading_dense else []
+    later = [row for row in block.layer if not _dense(row)] if block.leading_dense else []
     return Sizes(
-        later=part_of(later) if later else None, leading=block.leading_dense,
+        later=part_of(later, _later_count) if later else None, leading=block.leading_dense,
         layer=part_of(block.layer), first=part_of(block.first), last=part_of(block.last),
         boundary_bytes=block.boundary_bytes, working_bytes=block.working_bytes, loss_bytes=block.loss_bytes,
     )  # fmt: skip

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from steptime.cost.data_parallel import exposed_layerwise_s, partly_hidden_s
 from steptime.cost.host import stage_issue_s, step_overhead_s
-from steptime.cost.pipeline import mean_stage_link_s, pipeline_bubble_s
+from steptime.cost.offload import exposed_copies_s
+from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import message_time_s
 from steptime.estimate.layer import Pass
@@ -15,6 +16,7 @@ from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
     Stage,
     Traffic,
+    layer_copy_s,
     optimizer_bytes_of,
     optimizer_time_s,
     replicated_s,
@@ -25,6 +27,7 @@ from steptime.plan.framework import Framework
 from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.schedules import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +62,15 @@ class StepInputs:
     layout: Layout
     devices: Num
     micro_batches: Num
+    lifted: Num
+    """Passes for gradients of weights that the schedule takes out of the bubble."""
     hides_data: Num
     """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
     hides_stages: Num
+    hides_copies: Num
+    """Likewise copies of activations to the host and back."""
+    copy_s: Num
+    """Copy of a layer's activations in one direction, for one micro-batch."""
     fast_link_s: Num
     """One message to a stage in the same fast domain; below to one in another; their mean over the pipeline."""
     slow_link_s: Num
@@ -108,6 +117,9 @@ class Step:
     optimizer_s: Num
     optimizer_bytes: Num
     """Memory traffic of the optimiser."""
+    copies_s: Num
+    """Waits for activations on their way to the host and back, filling and draining of the pipeline included."""
+    copies_busy_s: Num
     overhead_s: Num
     """Fixed time of a step that no work explains."""
     growth_s: Num
@@ -129,6 +141,7 @@ def _work_s(step: Step) -> Num:
     return (
         step.steady_s + step.pipeline_comm_s + step.bubble_s + step.gradient_s + step.backward_gather_s
         + step.weight_gather_s + step.replicated_s + step.optimizer_s + step.stage_host_s
+        + step.copies_s
     )  # fmt: skip
 
 
@@ -154,10 +167,14 @@ def critical_stage(layout: Layout, passes: Passes) -> Stage:
     slowest_s = maximum(first_s, maximum(middle_s, last_s))
     is_first = first_s >= slowest_s
     is_last = (last_s >= slowest_s) & (first_s < slowest_s)
+    layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
+    first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
+    ends = passes.first.weights_s, passes.last.weights_s
     return Stage(
-        layers=where(is_first, layout.first, where(is_last, layout.last, layout.middle)),
-        first=where(is_first, 1.0, 0.0), last=where(is_last, 1.0, where(is_first & alone, 1.0, 0.0)),
-        all_stages_s=layout.whole * one_layer_s + passes.first.both_s + passes.last.both_s, slowest_s=slowest_s,
+        layers=layers, first=first, last=last, slowest_s=slowest_s,
+        all_stages_s=layout.whole * one_layer_s + passes.first.both_s + passes.last.both_s,
+        all_weights_s=layout.whole * passes.layer.weights_s + ends[0] + ends[1],
+        slowest_weights_s=layers * passes.layer.weights_s + first * ends[0] + last * ends[1],
     )  # fmt: skip
 
 
@@ -172,7 +189,9 @@ def inputs_of(
     optimizer_bytes = optimizer_bytes_of(method, strategy, job, plans, sizes, stage)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
+        lifted=lifted_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
+        hides_copies=float("offload" in job.overlap), copy_s=layer_copy_s(job, plans, sizes),
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
         traffic=traffic_of(strategy, job, machine, plans, sizes, stage, micro_batches),
         replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, stage),
@@ -196,19 +215,36 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         fast_link_s=inputs.fast_link_s * links,
         slow_link_s=inputs.slow_link_s * links,
         pipeline_comm_s=(1.0 - inputs.hides_stages) * 2 * inputs.micro_batches * link_s * chunks,
-        bubble_s=pipeline_bubble_s(stage.all_stages_s, stage.slowest_s, chunks) + (stages - 1) * 2 * link_s,
+        bubble_s=_bubble_s(inputs, stage) + (stages - 1) * 2 * link_s,
         bubble_links_s=(stages - 1) * 2 * link_s,
         stage_host_s=stage_issue_s(inputs.micro_batches, chunks, stages, framework.stage_s),
         replicated_s=inputs.replicated_s,
         optimizer_bytes=inputs.optimizer_bytes,
         optimizer_s=inputs.optimizer_s * framework.optimizer,
         overhead_s=step_overhead_s(framework.step_s),
+        copies_s=copies_s(inputs, stage, passes.layer.forward_s, backward_s),
+        copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
         growth_s=0.0,
         behind_forward_s=passes.layer.forward_s,
         behind_backward_s=backward_s,
         **_data_parallel(inputs, traffic, stage, framework, passes.layer.forward_s, backward_s),
     )
     return _grown(step, inputs, framework)
+
+
+def _bubble_s(inputs: StepInputs, stage: Stage) -> Num:
+    return zero_bubble_s(
+        stage.all_stages_s, stage.slowest_s, stage.all_weights_s, stage.slowest_weights_s, inputs.lifted,
+        inputs.layout.virtual_stages,
+    )  # fmt: skip
+
+
+def copies_s(inputs: StepInputs, stage: Stage, forward_s: Num, backward_s: Num) -> Num:
+    """Waits for copied activations: of all micro-batches on the critical stage, and of one on the others."""
+    layout = inputs.layout
+    one_s = exposed_copies_s(inputs.copy_s, forward_s, backward_s, inputs.hides_copies)
+    own_s = one_s * stage.layers
+    return inputs.micro_batches * own_s + pipeline_bubble_s(one_s * layout.whole, own_s, layout.virtual_stages)
 
 
 def _grown(step: Step, inputs: StepInputs, framework: Framework) -> Step:

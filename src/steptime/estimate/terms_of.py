@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from steptime.cost.host import router_wait_s
-from steptime.estimate.communication import collective_call
+from steptime.estimate.communication import Call, collective_call
 from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.kernels import Timed
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, device_s, kind_of, paced_s
-from steptime.estimate.memory import LAYERS_TERM, STAGES, stage_calls, stage_terms, stage_total
+from steptime.estimate.memory import LAYERS_TERM
 from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import Detail
-from steptime.estimate.step_terms import Line, leaf, numbers, step_lines
+from steptime.estimate.step_terms import Line, known, leaf, numbers, step_lines
+from steptime.num import Num
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
@@ -24,33 +27,43 @@ ROUTER = "host.router_wait_s"
 
 def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> Iterator[Line]:
     """Lines of one row in one phase, ``count`` times per step."""
-    name, framework = f"{phase}/{time.row.name}", e.job.framework
-    factor = float(getattr(framework, kind_of(time.row)))
-    times = {"times_per_step": count} | ({"framework_factor": factor} if factor != 1.0 else {})
+    if not (time.compute_s or time.exposed_memory_s or time.transfers):
+        return
+    name = f"{phase}/{time.row.name}"
+    factor = float(getattr(e.job.framework, kind_of(time.row)))
     if time.timed is not None:
         function = time.timed.model.formula.name
-        arguments = {**time.timed.model.fixed, **time.timed.shapes[0]}
         group = "memory_bound" if function == MEMORY_BOUND.name else "compute"
         yield Line(path=f"{group}/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count * factor),
-                   function=function, arguments=numbers(arguments) | times, basis=time.timed.model.basis)  # fmt: skip
+                   function=function, how=partial(_timed_how, time.timed, count, factor))  # fmt: skip
     else:
-        yield from _roofline_lines(time, name, count * factor, times, e)
-    yield from _transfer_lines(time, name, count, e)
+        yield from _roofline_lines(time, name, count, factor, e)
+    if time.transfers:
+        yield from _transfer_lines(time, name, count, e)
 
 
-def _roofline_lines(time: PhaseTime, name: str, count: float, times: dict[str, float], e: Evaluation) -> Iterator[Line]:
-    machine = e.machine
+def _times(count: float, factor: float) -> dict[str, float]:
+    return {"times_per_step": count} | ({"framework_factor": factor} if factor != 1.0 else {})
+
+
+def _timed_how(timed: Timed, count: float, factor: float) -> tuple[Mapping[str, Num], str]:
+    return {**timed.model.fixed, **timed.shapes[0], **_times(count, factor)}, timed.model.basis
+
+
+def _roofline_lines(time: PhaseTime, name: str, count: float, factor: float, e: Evaluation) -> Iterator[Line]:
+    machine, total = e.machine, count * factor
     rate = machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
     compute = {
         "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
         "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
     }  # fmt: skip
     traffic = {"moved_bytes": time.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": time.compute_s}
-    yield Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * count), function=COMPUTE,
-               arguments=numbers(compute) | times)  # fmt: skip
+    times = _times(count, factor)
+    yield Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * total), function=COMPUTE,
+               how=known(compute | times))  # fmt: skip
     hidden = time.memory_busy_s - time.exposed_memory_s
-    yield Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * count),
-               hidden_s=float(hidden * count), function=EXPOSED_MEMORY, arguments=numbers(traffic) | times)  # fmt: skip
+    yield Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * total),
+               hidden_s=float(hidden * total), function=EXPOSED_MEMORY, how=known(traffic | times))  # fmt: skip
 
 
 def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation) -> Iterator[Line]:
@@ -58,13 +71,18 @@ def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation) -> 
     for each in time.transfers:
         axis, kind = each.transfer.axis, each.transfer.collective
         factor = float(e.job.framework.links(axis))
-        times = {"times_per_step": count} | ({"framework_factor": factor} if factor != 1.0 else {})
         call = collective_call(kind, e.plans, e.machine, (axis,), each.transfer.size_bytes / panels)
+        times = {**_times(count, factor), "panels": float(panels)}
         yield Line(
             path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(each.exposed_s * count * factor),
             hidden_s=float((each.busy_s - each.exposed_s) * count), function=call.function,
-            arguments=numbers(call.arguments) | times | {"panels": float(panels)}, basis=call.basis,
+            how=partial(_call_how, call, times),
         )  # fmt: skip
+
+
+def _call_how(call: Call, times: Mapping[str, float]) -> tuple[Mapping[str, Num], str]:
+    arguments, basis = call.how()
+    return {**arguments, **times}, basis
 
 
 def _part_lines(e: Evaluation) -> Iterator[Line]:
@@ -72,6 +90,8 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
     counts = {"layer": stage.layers, "first": stage.first, "last": stage.last}
     for part, times in e.times.items():
         count = float(counts[part] * e.step.micro_batches)
+        if not count:
+            continue
         for time in times:
             yield from _phase_lines(time, time.phase, count, e)
             if part == "layer" and again and time.phase == FORWARD:
@@ -90,10 +110,10 @@ def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str =
     arguments = {"device_s": device, "operators": work.operators, "host_s": framework.host_s, "times_per_step": count}
     path = f"host/{named or phase}/{part}"
     yield Line(path=f"{path}/{leaf(ISSUED)}", exposed_s=float((paced - device) * count), function=ISSUED,
-               arguments=numbers(arguments))  # fmt: skip
+               how=known(arguments))  # fmt: skip
     waits = {"routers": work.routers, "wait_s": framework.router_s, "times_per_step": count}
     yield Line(path=f"{path}/{leaf(ROUTER)}", exposed_s=float(waited * count), function=ROUTER,
-               arguments=numbers(waits))  # fmt: skip
+               how=known(waits))  # fmt: skip
 
 
 def lines_of(e: Evaluation) -> list[Line]:
@@ -113,17 +133,13 @@ def hidden_terms(lines: list[Line]) -> Terms:
 
 def details_of(lines: list[Line]) -> tuple[Detail, ...]:
     """How each line was computed: exposed and hidden ones, and those that others are made of."""
-    return tuple(
-        Detail(
-            path=line.path,
-            function=line.function,
-            value=line.exposed_s or line.part_s,
-            arguments=line.arguments,
-            basis=line.basis,
-        )
-        for line in lines
-        if line.exposed_s or line.part_s or line.hidden_s > 1e-15
-    )
+    return tuple(map(_detail, (line for line in lines if line.exposed_s or line.part_s or line.hidden_s > 1e-15)))
+
+
+def _detail(line: Line) -> Detail:
+    arguments, basis = line.how()
+    return Detail(path=line.path, function=line.function, value=line.exposed_s or line.part_s,
+                  arguments=numbers(arguments), basis=basis)  # fmt: skip
 
 
 def _summed(pairs: Iterable[tuple[str, float]]) -> Terms:
@@ -135,14 +151,14 @@ def _summed(pairs: Iterable[tuple[str, float]]) -> Terms:
 
 def fullest_stage(e: Evaluation) -> str:
     """The pipeline stage that needs most memory."""
-    totals = {s: stage_total(stage_terms(e.method, e.strategy, e.job, e.plans, e.sizes, s)) for s in STAGES}
-    return max(STAGES, key=lambda stage: float(totals[stage]))
+    fullest = {name: max(map(float, stage.totals.values())) for name, stage in e.memory.items()}
+    return max(fullest, key=lambda name: fullest[name])
 
 
 def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
     """Memory terms of one stage, the activations of the layers split by row, and how each was computed."""
     out = []
-    for path, call in stage_calls(e.method, e.strategy, e.job, e.plans, e.sizes, stage).items():
+    for path, call in e.memory[stage].calls().items():
         detail = Detail(path=path, function=call.formula.name, value=float(call.value),
                         arguments=numbers(call.arguments))  # fmt: skip
         split = path == LAYERS_TERM and not is_set(e.plans.recompute, FULL_RECOMPUTE)

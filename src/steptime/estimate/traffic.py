@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime.cost.data_parallel import adam_step_bytes
-from steptime.cost.offload import host_adam_s
+from steptime.cost.offload import host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, collective_time_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import gradient_ranks, sharing_ranks
+from steptime.estimate.memory import gradient_ranks, kept_of_layer, sharing_ranks
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.sizes import Part, Sizes
 from steptime.num import Num, maximum, minimum, where
@@ -34,6 +34,9 @@ class Stage:
     """One micro-batch through all stages, forward and backward."""
     slowest_s: Num
     """The part of it that is spent on this stage."""
+    all_weights_s: Num
+    """Parts of both that make gradients of weights."""
+    slowest_weights_s: Num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,13 @@ def offloaded_arguments(job: Job, optimizer_bytes: Num, machine: Machine) -> dic
         "parameters": owned, "ranks": float(min(NODE, machine.fast_domain, job.gpus)),
         "moved_bytes": owned * (job.gradient_bytes + precision.element_bytes),
     }  # fmt: skip
+
+
+def layer_copy_s(job: Job, plans: Plans, sizes: Sizes) -> Num:
+    """Time of a layer's activations to the host, or back, for one micro-batch; 0 where they stay on the device."""
+    if "activations" not in job.offload:
+        return 0.0
+    return host_copy_s(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, plans))
 
 
 def optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> Num:

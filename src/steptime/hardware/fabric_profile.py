@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError
 from steptime.hardware.load import parse_toml
+from steptime.hardware.profiles import toml_text
 
 _FOLDER: Final = Path(__file__).parent / "catalogue" / "fabrics"
 Value = float | tuple[float, ...]
@@ -144,8 +145,7 @@ def _tuple(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return toml_text(value)
     if isinstance(value, Sequence):
         return "[" + ", ".join(_text(v) for v in value) + "]"
     if isinstance(value, bool):

@@ -110,17 +110,17 @@ def save_curves(device: str, curves: Iterable[Curve], folder: str | Path) -> Pat
 
 def profile_toml(profile: Profile) -> str:
     """The text of a profile file; :func:`profile_from` reads it back."""
-    parts = [f"device = {_quoted(profile.device)}"]
+    parts = [f"device = {toml_text(profile.device)}"]
     for curve in profile.curves:
         lines = ["[[curves]]"]
-        lines += [f"{name} = {_quoted(getattr(curve, name))}" for name in _TEXTS]
+        lines += [f"{name} = {toml_text(getattr(curve, name))}" for name in _TEXTS]
         lines += [f"points = {curve.points}"]
         lines += [f"{name} = {float(getattr(curve, name))!r}" for name in _NUMBERS]
         lines += [f"band = [{float(curve.band[0])!r}, {float(curve.band[1])!r}]"]
-        lines += ["[curves.coefficients]", *(f"{_name(k)} = {float(v)!r}" for k, v in curve.coefficients.items())]
+        lines += ["[curves.coefficients]", *(f"{toml_key(k)} = {float(v)!r}" for k, v in curve.coefficients.items())]
         if curve.ranges:
             lines += ["[curves.ranges]"]
-            lines += [f"{_name(k)} = [{float(a)!r}, {float(b)!r}]" for k, (a, b) in curve.ranges.items()]
+            lines += [f"{toml_key(k)} = [{float(a)!r}, {float(b)!r}]" for k, (a, b) in curve.ranges.items()]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -228,11 +228,20 @@ def _pair(value: object, where: str, at: str) -> tuple[float, float]:
     return _number(value[0], where, at), _number(value[1], where, at)
 
 
-def _name(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _quoted(key)
+def toml_key(key: str) -> str:
+    """A key of TOML: bare where it may be, else quoted.
+
+    >>> toml_key("l2_bytes"), toml_key("a.b")
+    ('l2_bytes', '"a.b"')
+    """
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else toml_text(key)
 
 
-def _quoted(text: str) -> str:
+def toml_text(text: str) -> str:
+    """A basic string of TOML.
+
+    Source: TOML 1.0, section String: a quote, a backslash and control characters are escaped.
+    """
     return '"' + "".join(_escaped(c) for c in text) + '"'
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -37,8 +37,11 @@ class Framework:
     name: str = "ideal"
     matrix: Num = 1.0
     """Time of matrix products in a running step over their time measured alone (clocks under load, layouts)."""
+    narrow: Num = 1.0
+    """Time of products in formats narrower than 16 bits over what :attr:`matrix` makes of them: scales, casts and
+    layouts that a measurement of the product alone leaves out."""
     attention: Num = 1.0
-    """Likewise of the attention core."""
+    """Likewise, as :attr:`matrix`, of the attention core."""
     vector: Num = 1.0
     """Likewise of operators bound by memory: what is not fused costs more than once."""
     host_s: Num = 0.0
@@ -80,8 +83,8 @@ AXIS_LINKS = {
 PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "spread"))
 SHARES = frozenset({"data_exposed"})
 """Parameters between 0 and 1; all others are positive."""
-BUSY = ("matrix", "attention")
-"""Parameters that a device's own factor multiplies: its clock under load."""
+BUSY = ("matrix", "narrow", "attention")
+"""Parameters that a device's own factors multiply: its clock under load, and how well its kernels are known."""
 
 
 def to_fitted_scale(name: str, value: float) -> float:
@@ -114,6 +117,12 @@ class Habits:
     """Traffic that runs behind computation where it can."""
     kernel: str = "newest"
     """Fused attention kernel, of :data:`KERNELS`."""
+    tensor_exposed: float = 1.0
+    """Share of the transfers over ``tp`` that shows; the rest runs behind products."""
+
+    def overlap_with(self, offload: frozenset[str]) -> frozenset[str]:
+        """What hides where so much is kept on the host: activations are copied while the device computes."""
+        return self.overlap | ({"offload"} if "activations" in offload else set())
 
 
 #: Fused attention kernel -> its time over that of the newest one, on devices whose name begins so.
@@ -139,15 +148,16 @@ def kernel_factor(kernel: str, device: str) -> float:
 
 _MEGATRON = Habits(gradient_dtype="fp32", context="ring", overlap=frozenset({"dp"}))
 HABITS: Mapping[str, Habits] = {
-    "megatron": _MEGATRON, "megatron-core": _MEGATRON, "megatron-2021": _MEGATRON,
+    "megatron": _MEGATRON, "megatron-core": replace(_MEGATRON, tensor_exposed=0.6), "megatron-2021": _MEGATRON,
     "megatron-deepspeed": Habits(kernel="flash2"),
     "torchtitan": Habits(gradient_dtype="fp32", context="ring", kernel="flash2"),
     **dict.fromkeys(("torchtune", "fms-fsdp", "automodel", "deepspeed", "colossalai"), Habits(kernel="flash2")),
     "composer-fsdp": Habits(kernel="flash1"),
 }  # fmt: skip
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
-fp32; both pass keys and values round a ring. PyTorch's own fused attention is FlashAttention-2; MPT under Composer used
-the Triton kernel of the first. Others as :class:`Habits` says."""
+fp32; both pass keys and values round a ring. NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`);
+that 0.4 of them hide is assumed. PyTorch's own fused attention is FlashAttention-2; MPT under Composer used the Triton
+kernel of the first. Others as :class:`Habits` says."""
 
 
 def habits_of(name: str) -> Habits:

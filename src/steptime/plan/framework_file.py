@@ -16,14 +16,14 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError
 from steptime.hardware.load import parse_toml
-from steptime.plan.framework import IDEAL, PARAMETERS, SHARES
+from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, SHARES
 
 NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
 NOTHING: Final = 1e-12
 """Stands for no seconds, no share and no doubt, whose logarithm must be finite."""
 #: Parameters that a device's own factor multiplies, and its doubt.
-DEVICE_FIELDS: Final = ("matrix", "attention", "doubt")
+DEVICE_FIELDS: Final = (*BUSY, "doubt")
 
 
 def framework_path() -> Path:
@@ -72,6 +72,9 @@ def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:
         part |= doubts if part is tables.get("doubts") else values
         if isinstance(part.get("doubts"), dict):
             part["doubts"] |= doubts
+    devices = tables["device"].values() if isinstance(tables["device"], dict) else ()
+    for part in (part for part in devices if isinstance(part, dict)):
+        part |= {name: 1.0 for name in BUSY if name in later}
     return tables
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steptime.cost.quantisation import element_bytes
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.memory_profile import PLAIN, MemoryProfile
 from steptime.registry import Registry
+from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
 
 
@@ -62,11 +64,13 @@ for _precision in (
         ),
         Precision(
             name="mxfp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=1 + 1 / 32, transposed_copy=True,
+            element_bytes=2, gradient_bytes=2, master_weights=True,
+            quantised_bytes=float(element_bytes(8, 32, 1.0)), transposed_copy=True,
         ),
         Precision(
             name="nvfp4", matrix_dtype="fp4", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=0.5 + 1 / 16, transposed_copy=True,
+            element_bytes=2, gradient_bytes=2, master_weights=True,
+            quantised_bytes=float(element_bytes(4, 16, 1.0)), transposed_copy=True,
         ),
     ):  # fmt: skip
     PRECISIONS.add(_precision.name, _precision)
@@ -114,8 +118,7 @@ TARGETS = ("linear", "attention")
 GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
-SCHEDULES = ("1f1b", "interleaved")
-OVERLAPS = ("dp", "pp")
+OVERLAPS = ("dp", "pp", "offload")
 OFFLOADS = ("optimizer", "activations")
 
 
@@ -134,6 +137,8 @@ class Job:
     """``fused`` (flash), ``unfused``, or ``summa`` (scores blocked over both tensor axes)."""
     overlap: frozenset[str] = frozenset({"dp"})
     """Traffic that runs behind computation where it can: of :data:`OVERLAPS`."""
+    schedule: str = "1f1b"
+    """Order of the pipeline without virtual stages, of :data:`~steptime.plan.schedules.SCHEDULES`."""
     offload: frozenset[str] = frozenset()
     """What is kept on the host: of :data:`OFFLOADS`."""
     framework: Framework = IDEAL
@@ -151,6 +156,8 @@ class Job:
     """Adapters that are trained instead of the weights."""
     memory: MemoryProfile = PLAIN
     """What the training software makes of memory."""
+    captured: CapturedModel | None = None
+    """The module that ``model`` is a summary of; its operators are the rows."""
 
     @property
     def gradient_bytes(self) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from steptime.num import Num, ceil_div, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.schedules import ZERO_BUBBLE
 
 Broken = Callable[[Job, Plans], Any]
 
@@ -84,10 +85,45 @@ RULES: tuple[Rule, ...] = (
          broken=lambda job, p: p.dp % where(p.shard > 0, p.shard, 1) != 0),
     Rule(name="recompute_every", meaning="recomputing every so many-th layer needs full recomputation",
          broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE)),
+    Rule(name="zero_bubble", meaning="a zero-bubble schedule without stages, or with virtual ones",
+         broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2))),
 )  # fmt: skip
 
-NAMES: tuple[str, ...] = (MEMORY, *(rule.name for rule in RULES))
-MEANING: dict[str, str] = {MEMORY: "does not fit into device memory"} | {rule.name: rule.meaning for rule in RULES}
+
+def _whole(job: Job) -> bool:
+    return job.captured is not None and not job.captured.repeats
+
+
+def _pairless(job: Job, p: Plans) -> Any:
+    return (p.tp > 1) & (job.captured is not None and len(job.captured.ranks) < 2)
+
+
+def _uncut(job: Job, p: Plans) -> Any:
+    ranks = () if job.captured is None else job.captured.ranks
+    known = np.isin(p.tp, ranks) if isinstance(p.tp, np.ndarray) else p.tp in ranks
+    return (p.tp > 1) & ~np.asarray(known) & (len(ranks) > 1)
+
+
+CAPTURED_RULES: tuple[Rule, ...] = (
+    Rule(name="no_blocks", meaning="a pipeline needs a run of equal blocks, which the module has not",
+         broken=lambda job, p: (p.pp > 1) & _whole(job)),
+    Rule(name="no_pairs", meaning="tensor ranks need pairs of products with weights, which the module has not",
+         broken=_pairless),
+    Rule(name="tensor_width", meaning="tp does not divide the heads or widths that tensor ranks cut", broken=_uncut),
+    Rule(name="token_shares", meaning="fewer tokens in a sequence than tensor ranks that share it",
+         broken=lambda job, p: (p.tp > 1) & (p.sp > 0) & (p.micro_batch * job.seq_len < p.tp)
+         & (job.captured is not None and job.captured.sequence_parallel and job.seq_len > 1)),
+    Rule(name="recompute_blocks", meaning="recomputing layers needs a run of equal blocks, which the module has not",
+         broken=lambda job, p: is_set(p.recompute, FULL_RECOMPUTE) & _whole(job)),
+    Rule(name="uncaptured_axes", meaning="context, second tensor and expert axes are unknown to a captured module",
+         broken=lambda job, p: p.cp * p.tp2 * p.ep * p.etp > 1),
+)  # fmt: skip
+"""Further rules for captured modules."""
+
+NAMES: tuple[str, ...] = (MEMORY, *(rule.name for rule in (*RULES, *CAPTURED_RULES)))
+MEANING: dict[str, str] = {MEMORY: "does not fit into device memory"} | {
+    rule.name: rule.meaning for rule in (*RULES, *CAPTURED_RULES)
+}
 BIT: dict[str, int] = {name: 1 << i for i, name in enumerate(NAMES)}
 
 

@@ -14,6 +14,9 @@ from steptime.plan.job import Precision
 from steptime.plan.rows import Row, move
 
 NARROW = ("matmul", "grouped_matmul", "frozen_matmul", "frozen_grouped_matmul")
+"""Products that take operands in a narrow format."""
+NARROW_DTYPES = frozenset({"fp8", "fp4"})
+"""Formats of matrix units narrower than 16 bits."""
 
 
 def quantised(rows: Iterable[Row], precision: Precision) -> list[Row]:
@@ -36,10 +39,10 @@ def _passes(row: Row, precision: Precision, narrow: float) -> list[Row]:
     element = precision.element_bytes
     copies = 2 if precision.transposed_copy else 1
     forward = move(f"{row.name}_quantise", row.block, m * k * element, m * k * narrow * copies,
-                   operator="move_forward")  # fmt: skip
+                   operator="move_forward", share=row.share)  # fmt: skip
     backward = move(f"{row.name}_quantise_gradient", row.block, m * n * element, m * n * narrow * copies,
-                    operator="move_backward")  # fmt: skip
-    return [replace(each, share=row.share) for each in (forward, backward)]
+                    operator="move_backward", share=row.share)  # fmt: skip
+    return [forward, backward]
 
 
 def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:

@@ -29,15 +29,15 @@ class Part:
     """Rows whose forward runs once more."""
     dropped: Callable[[Row], bool]
     """Rows whose kept bytes are the output of those."""
-    left: Callable[[Row], Num] | None = None
-    """Bytes that a row keeps instead; None: nothing of the dropped ones, all of the others."""
+    left: Callable[[Row, Num], Num] | None = None
+    """Bytes that a row keeps instead of so many; None: nothing of the dropped ones, all of the others."""
 
 
 def _named(*names: str) -> Callable[[Row], bool]:
     return lambda row: row.name in names
 
 
-def _alternate_outputs(row: Row) -> Num:
+def _alternate_outputs(row: Row, kept_bytes: Num) -> Num:
     """Kept bytes where a layer keeps its input, the output of every second product and of attention.
 
     In the order query, key, value, out, gate, up, down these are query, value, gate and down. Keys, the stream after
@@ -45,12 +45,12 @@ def _alternate_outputs(row: Row) -> Num:
     """
     element = row.shape.get("element_bytes", 0.0)
     if row.operator == "fused_attention":
-        return row.kept_bytes - row.shape["kv_rows"] * row.shape["head_dim"] * element
+        return kept_bytes - row.shape["kv_rows"] * row.shape["head_dim"] * element
     if row.operator == "gated_activation":
         return row.shape["elements"] * element
     if row.name in ("mlp_out", "expert_out", "shared_out"):
         return row.shape["m"] * row.shape["n"] * element
-    return 0.0 * row.kept_bytes if row.name in ("mlp_norm", "qkv", "mlp_in", "router") else row.kept_bytes
+    return 0.0 * kept_bytes if row.name in ("mlp_norm", "qkv", "mlp_in", "router") else kept_bytes
 
 
 #: Name of a bit -> rows. Fused attention keeps its inputs; its statistics are too small to be worth a rule.
@@ -83,19 +83,23 @@ def recomputed(rows: Iterable[Row], codes: Num) -> list[Row]:
 
 
 def _any_set(codes: Num, bit: int) -> bool:
-    return bool(np.any(is_set(codes, bit)))
+    found = is_set(codes, bit)
+    return bool(found.any()) if isinstance(found, np.ndarray) else bool(found)
 
 
 def _marked(row: Row, names: list[str], codes: Num) -> Row:
+    again, kept = row.recomputed, row.kept_bytes
     for name in names:
         part, chosen = PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & ~is_set(codes, FULL_RECOMPUTE)
         if part.again(row):
-            row = replace(row, recomputed=where(chosen, 1.0, row.recomputed))
+            again = where(chosen, 1.0, again)
         if part.dropped(row):
-            row = replace(row, kept_bytes=where(chosen, 0.0, row.kept_bytes))
+            kept = where(chosen, 0.0, kept)
         if part.left is not None:
-            row = replace(row, kept_bytes=where(chosen, part.left(row), row.kept_bytes))
-    return row
+            kept = where(chosen, part.left(row, kept), kept)
+    if again is row.recomputed and kept is row.kept_bytes:
+        return row
+    return replace(row, recomputed=again, kept_bytes=kept)
 
 
 def recompute_code(text: str) -> int:

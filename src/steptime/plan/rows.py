@@ -26,6 +26,15 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How a fitted model times a row that is in no table: as which operator, in which direction, with which sizes."""
+
+    operator: str
+    backward: bool
+    shape: Mapping[str, Num]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One operator of a block, as one device sees it."""
 
@@ -57,6 +66,8 @@ class Row:
     """False for frozen weights: no gradient of them, no optimiser states."""
     weight_bytes: float = 0.0
     """Bytes of one frozen weight as it is stored."""
+    timing: Timing | None = None
+    """None: it is timed by its own operator and shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +122,12 @@ def grouped_matmul(
 
 def move(
     name: str, block: str, read_bytes: Num, written_bytes: Num, *, kept_bytes: Num = 0.0, operator: str = "move",
-    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+    share: Num = 1.0, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
 ) -> Row:  # fmt: skip
     """Row of a pass that rearranges or converts: ``move`` in both directions, ``move_forward``, ``move_backward``."""
     shape = {"read_bytes": read_bytes, "written_bytes": written_bytes}
-    return Row(name=name, block=block, operator=operator, shape=shape, kept_bytes=kept_bytes, forward=forward,
-               backward=backward)  # fmt: skip
+    return Row(name=name, block=block, operator=operator, shape=shape, kept_bytes=kept_bytes, share=share,
+               forward=forward, backward=backward)  # fmt: skip
 
 
 def bias(name: str, block: str, tokens: Num, width: Num, *, element_bytes: float, replicated: bool = False) -> Row:

@@ -126,7 +126,7 @@ class LayerTable:
         index = self.row[shape, inner]
 
         def one(p: Pass) -> Pass:
-            return Pass(forward_s=_taken(p.forward_s, index), backward_s=_taken(p.backward_s, index))
+            return Pass(**{f.name: _taken(getattr(p, f.name), index) for f in fields(Pass)})
 
         return Passes(layer=one(self.passes.layer), first=one(self.passes.first), last=one(self.passes.last))
 
@@ -148,7 +148,7 @@ def layer_table(
     ))  # fmt: skip
     block, (costed, shape_at) = strategy.block(job, plans), np.unique(shape_of, return_inverse=True)
     if len(shape_of) < SEVERAL * len(costed):
-        works = works_of(part_times(block, plans, machine))
+        works = works_of(part_times(block, plans, machine), job)
     else:
         works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, block, plans)
     return LayerTable(passes=passes_of(works, job.framework), row=row, count=len(shape_of))
@@ -158,8 +158,8 @@ def _shared_works(
     strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, block: Block, plans: Plans
 ) -> Works:
     """Work of every placement: that of its shape, computed once, and its own transfers."""
-    device = works_of(part_times(_without_transfers(strategy.block(job, shapes)), shapes, machine))
-    links = works_of(part_times(_only_transfers(block), plans, machine))
+    device = works_of(part_times(_without_transfers(strategy.block(job, shapes)), shapes, machine), job)
+    links = works_of(part_times(_only_transfers(block), plans, machine), job)
     return {
         part: {phase: _joined(work, shape_at, links[part][phase]) for phase, work in phases.items()}
         for part, phases in device.items()

@@ -20,8 +20,10 @@ from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans
 from steptime.search.result import PlanResult
 from steptime.study.modes import MODES, Mode
+from steptime.surface.captured import check_strategy, mode_of
 from steptime.surface.difference import Difference as Difference
 from steptime.surface.difference import diff as diff
+from steptime.surface.fitting import fit as fit
 from steptime.surface.jobs import MAX_GPUS, Request, check_model
 from steptime.surface.ledger import Ledger as Ledger
 from steptime.surface.ledger import ledger as ledger
@@ -35,21 +37,23 @@ from steptime.surface.request import (
     strategy_of,
 )
 from steptime.surface.values import text, whole
+from steptime.workload.captured.record import CapturedModel
 
 _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard", "sp", "ep", "etp")
 """Columns of a plan beside its mesh, with the engine's own defaults."""
 
 
 def plan(
-    model: str, cluster: str, *, gpus: int, global_batch: int, seq: int | None = None, dtype: str = "bf16",
-    optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected", framework: str | None = None,
-    lora: Mapping[str, Any] | None = None, fix: Mapping[str, Any] | None = None, limit: Sequence[str] = (),
-    top: int = 10, progress: Callable[[int, int], None] | None = None,
+    model: str | CapturedModel, cluster: str, *, gpus: int, global_batch: int, seq: int | None = None,
+    dtype: str = "bf16", optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected",
+    framework: str | None = None, lora: Mapping[str, Any] | None = None, fix: Mapping[str, Any] | None = None,
+    limit: Sequence[str] = (), top: int = 10, progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:  # fmt: skip
     """Ranks every parallel plan of a model on so many devices.
 
     Args:
-        model: catalogue name, ``config.json``, or TOML file.
+        model: catalogue name, ``config.json``, TOML file, ``pkg.module:factory`` of a torch module, or a module that
+            was captured (:func:`steptime.surface.captured.captured_model`).
         cluster: catalogue name or TOML file.
         gpus: devices to use.
         global_batch: sequences per optimiser step.
@@ -63,7 +67,7 @@ def plan(
             ``ideal``.
         lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
         fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates:
-            ``attention overlap context gradient_dtype expert_imbalance expert_capacity``.
+            ``attention schedule overlap offload context gradient_dtype expert_imbalance expert_capacity``.
         limit: bounds, as ``["pp<=16"]``.
         top: number of plans to return.
         progress: called with candidates done and candidates known so far.
@@ -76,6 +80,8 @@ def plan(
     request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype, optimizer=optimizer, mode=chosen,
                       framework=framework, lora=lora)  # fmt: skip
     setting = request.setting(gpus, global_batch, choices)
+    chosen = mode_of(setting, chosen)
+    check_strategy(setting, text("strategy", strategy))
     constraints = constraints_of(columns, [limit] if isinstance(limit, str) else limit)
     fixed = {c.column: c.value for c in constraints if c.relation == "="}
     check_mode({**choices, **fixed}, chosen)
@@ -102,9 +108,10 @@ def _table(field: str, value: Any) -> dict[str, Any]:
 
 
 def estimate(
-    model: str, cluster: str, *, gpus: int | None = None, global_batch: int | None = None, seq: int | None = None,
-    dtype: str = "bf16", optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected",
-    framework: str | None = None, lora: Mapping[str, Any] | None = None, plan: Mapping[str, Any] | None = None,
+    model: str | CapturedModel, cluster: str, *, gpus: int | None = None, global_batch: int | None = None,
+    seq: int | None = None, dtype: str = "bf16", optimizer: str = "adam", strategy: str = "auto",
+    mode: str = "corrected", framework: str | None = None, lora: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | None = None,
 ) -> Estimate:  # fmt: skip
     """Explains one plan.
 
@@ -135,6 +142,8 @@ def estimate(
     request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype, optimizer=optimizer, mode=chosen,
                       framework=framework, lora=lora)  # fmt: skip
     setting = request.setting(devices, batch, {key: checked[key] for key in JOB_KEYS if key in checked})
+    chosen = mode_of(setting, chosen)
+    check_strategy(setting, name)
     check_model(setting.job.model, name, checked)
     _check_share(setting.job, degrees["dp"], micro_batch, chosen)
     hidden, longer = setting.job.model.hidden, max(degrees["tp"], degrees["tp2"])

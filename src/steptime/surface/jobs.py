@@ -9,13 +9,16 @@ from typing import Any
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
+from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision
 from steptime.plan.memory_profile import memory_profile_of
 from steptime.study.modes import Mode
-from steptime.surface.models import load_model
+from steptime.surface.captured import check_captured
+from steptime.surface.models import load_workload
 from steptime.surface.values import choice, switch, text, whole
+from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
 
 MAX_GPUS, MAX_BATCH, MAX_SEQ = 10**7, 10**9, 10**8
@@ -27,7 +30,7 @@ EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity")
 class Request:
     """A job as the user gives it."""
 
-    model: str
+    model: str | CapturedModel
     cluster: str
     seq: int | None
     dtype: str
@@ -44,16 +47,20 @@ class Request:
         """
         for field, value in (("dtype", self.dtype), ("optimizer", self.optimizer)):
             text(field, value)
-        spec, precision = load_model(text("model", self.model)), PRECISIONS[self.dtype]
+        precision = PRECISIONS[self.dtype]
+        spec, captured = load_workload(self.model, dtype=self.dtype, seq=self.seq)
         cluster = load_cluster(text("cluster", self.cluster))
         framework = framework_of(self.framework, self.mode, cluster.device.name)
         adapter = adapter_of(self.lora)
         _check_modelled(spec, precision, adapter, self.mode)
+        if captured is not None:
+            check_captured(captured, precision, seq=self.seq, adapter=adapter, mode=self.mode)
         job = Job(
             model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS),
             global_batch=whole("global_batch", global_batch, 1, MAX_BATCH),
             seq_len=spec.seq_len if self.seq is None else whole("seq", self.seq, 1, MAX_SEQ),
             precision=precision, optimizer=OPTIMIZERS[self.optimizer], adapter=adapter, framework=framework,
+            captured=captured,
         )  # fmt: skip
         job = with_choices(job, chosen)
         outermost = cluster.levels[-1]
@@ -63,16 +70,17 @@ class Request:
                 f"not {job.gpus}",
                 hint="add a level without devices that joins any number, or ask for fewer GPUs",
             )
-        return Setting(method=self.mode.method, job=job, cluster=cluster, statistics=self.mode.statistics)
+        method = self.mode.method if captured is None else CAPTURED
+        return Setting(method=method, job=job, cluster=cluster, statistics=self.mode.statistics)
 
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     """The job with the habits of its framework, but where the user chose otherwise."""
     habits = habits_of(job.framework.name)
-    narrow = job.precision.element_bytes < 4
+    narrow, offload = job.precision.element_bytes < 4, chosen.get("offload", frozenset())
     return replace(
-        job, attention=chosen.get("attention", "fused"), overlap=chosen.get("overlap", habits.overlap),
-        offload=chosen.get("offload", frozenset()),
+        job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"), offload=offload,
+        overlap=chosen.get("overlap", habits.overlap_with(offload)),
         context=chosen.get("context", habits.context),
         gradient_dtype=chosen.get("gradient_dtype", habits.gradient_dtype if narrow else None),
         memory=memory_profile_of(job.framework.name),

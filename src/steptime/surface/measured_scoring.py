@@ -7,7 +7,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +28,6 @@ SPLITS: Final = (EACH, "source_and_model", "model")
 """What ``--leave-out`` takes beside the key of a source."""
 NOT_ASKED: Final = "not of the source that is left out"
 REFUSED: Final = "no plausible setting of the run can be modelled"
-UNTOLD: Final = "not told"
-"""Name of no framework: settings that a row does not state, and parameters, are then those of an unknown one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +134,9 @@ def _scores(
     if leave_out is not None:
         return score_left_out(found or modelled(runs), leave_out, named=named, progress=progress)
     try:
-        if named:
-            return score_packaged(runs, progress)
-        own = {run.row_id: run for run in runs}
-        untold = score_packaged([replace(run, framework=UNTOLD) for run in runs], progress)
+        return score_packaged(runs, progress, named=named)
     except UserError as error:  # none of the runs can be modelled
         return Scores(scored=(), refused=tuple((run, str(error)) for run in runs), how="")
-    return replace(
-        untold, scored=tuple(replace(s, run=own[s.run.row_id]) for s in untold.scored),
-        refused=tuple((own[run.row_id], reason) for run, reason in untold.refused),
-    )  # fmt: skip
 
 
 def _missing(run: MeasuredRun, reason: str, detail: str) -> Missing:

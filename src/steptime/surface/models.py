@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from steptime.errors import InputFileError, UnknownNameError, UserError, shorten
+from steptime.surface.captured import captured_target, summary_of
 from steptime.surface.formats.record import ImportReport
+from steptime.surface.values import text
+from steptime.workload.capture.factory import is_target
+from steptime.workload.captured.record import CapturedModel
 from steptime.workload.library import catalogue_names, in_catalogue, load_catalogue_model, read_model_toml
 from steptime.workload.spec import ModelSpec
-
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> ModelSpec:
     """The model of that name or file; see :func:`read_model`."""
     return read_model(name_or_path)[0]
+
+
+def load_workload(given: str | CapturedModel, *, dtype: str, seq: int | None) -> tuple[ModelSpec, CapturedModel | None]:
+    """Specification of a model; of a captured module its summary, and the module's operators.
+
+    Args:
+        given: as for :func:`read_model`, a factory ``pkg.module:name`` of a torch module, or a captured module.
+        dtype: training recipe for which a factory's module is captured.
+        seq: tokens of a sample, for a factory that takes them.
+
+    Raises:
+        UserError: as :func:`read_model`, or the module cannot be captured.
+    """
+    if isinstance(given, CapturedModel):
+        return summary_of(given), given
+    if is_target(text("model", given)) and not in_catalogue(given):
+        captured = captured_target(given, dtype, seq)
+        return summary_of(captured), captured
+    return load_model(given), None
 
 
 def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportReport]:
@@ -46,9 +66,9 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
         return read_huggingface(given)
     if ending == "file":
         raise InputFileError(given, "is neither a .toml nor a .json file", hint="rename it, or give another file")
-    if _FACTORY.fullmatch(given):
-        hint = "give a name of the catalogue, a .toml, or a Hugging Face config.json"
-        raise UserError(f"{shorten(given)!r}: capturing a torch module is not available in this version", hint=hint)
+    if is_target(given):
+        hint = "give --cluster to plan or estimate it, or use steptime profile"
+        raise UserError(f"{shorten(given)!r}: a torch module has no specification", hint=hint)
     raise _unknown(given)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, shorten
 from steptime.plan.constraints import OPERATORS, Constraint
-from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS, OVERLAPS, SCHEDULES
+from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS, OVERLAPS
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
+from steptime.plan.schedules import SCHEDULES
 from steptime.study.modes import Mode
 from steptime.surface.values import choice, number, some_of, switch, text, whole
 
@@ -18,7 +19,7 @@ DEGREES = ("tp", "tp2", "cp", "pp", "dp", "vpp", "ep", "etp")
 COUNTS = (*DEGREES, "micro_batch", "panels", "zero", "shard", "recompute_every")
 """Columns that are whole numbers."""
 CHOICES = {
-    "schedule": SCHEDULES, "attention": ATTENTIONS, "context": CONTEXTS, "gradient_dtype": tuple(GRADIENT_BYTES),
+    "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "context": CONTEXTS, "gradient_dtype": tuple(GRADIENT_BYTES),
 }  # fmt: skip
 SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
 """Choices of which several may hold."""
@@ -36,7 +37,7 @@ CONSTRAINED = (
     "recompute_every",
 )  # fmt: skip
 """Columns that a search can keep at a value or bound."""
-JOB_KEYS = ("attention", *SETS, "context", "gradient_dtype", *NUMBERS)
+JOB_KEYS = ("attention", "schedule", *SETS, "context", "gradient_dtype", *NUMBERS)
 """Keys of a plan that are the same for all candidates of a search."""
 WORDS = ("sp", "recompute")
 """Columns that the user gives in words; they have no order."""
@@ -110,12 +111,12 @@ def _check_schedule(out: Mapping[str, Any]) -> None:
     if "schedule" in out and (out["schedule"] == "interleaved") != interleaved:
         raise PlanError(
             f"schedule {out['schedule']} contradicts vpp {out.get('vpp', 1)}",
-            hint="interleaved needs vpp of at least 2, 1f1b needs vpp 1",
+            hint=f"interleaved needs vpp of at least 2; {', '.join(n for n in SCHEDULES if n != 'interleaved')} need 1",
         )
 
 
 _NEUTRAL = {"vpp": 1, "zero": 1, "ep": 1, "etp": 1, "sp": 1, "shard": 0, "recompute_every": 1, "context": "all_gather",
-            "gradient_dtype": None, "expert_imbalance": 1.0, "expert_capacity": None,
+            "gradient_dtype": None, "schedule": "1f1b", "expert_imbalance": 1.0, "expert_capacity": None,
             "offload": frozenset()}  # fmt: skip
 
 
@@ -245,4 +246,6 @@ def job_choices(fix: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         UserError: a choice is wrong.
     """
     chosen = {key: _checked(key, value) for key, value in fix.items() if key in JOB_KEYS}
+    if chosen.get("schedule") == "interleaved":
+        raise PlanError("schedule interleaved follows from vpp", hint="give --limit 'vpp>=2'")
     return chosen, {key: value for key, value in fix.items() if key not in JOB_KEYS}

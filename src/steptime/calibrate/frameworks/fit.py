@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, framework_of
+from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, device_spread, framework_of
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
+from steptime.estimate.layer import Work
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
 from steptime.num import Array
@@ -45,12 +46,22 @@ class Sample:
     inputs: StepInputs
 
     @staticmethod
-    def of(run: int, weight: float, evaluation: Evaluation, attention: float = 1.0) -> Sample:
-        """What a fit needs of an evaluation; ``attention``: time of its fused kernel over that of the newest."""
-        works = {
-            part: {phase: replace(w, attention_s=w.attention_s * attention) for phase, w in each.items()}
-            for part, each in evaluation.works.items()
-        }
+    def of(run: int, weight: float, evaluation: Evaluation, attention: float = 1.0, tensor: float = 1.0) -> Sample:
+        """What a fit needs of an evaluation.
+
+        Args:
+            run: position of the run.
+            weight: share of belief in this setting of it.
+            evaluation: the setting, evaluated.
+            attention: time of its fused attention kernel over that of the newest.
+            tensor: what it shows of transfers over ``tp``, over what its framework shows as a rule.
+        """
+
+        def own(work: Work) -> Work:
+            links_s = {axis: s * tensor if axis == "tp" else s for axis, s in work.links_s.items()}
+            return replace(work, attention_s=work.attention_s * attention, links_s=links_s)
+
+        works = {part: {phase: own(w) for phase, w in each.items()} for part, each in evaluation.works.items()}
         return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs)
 
 
@@ -177,7 +188,7 @@ class FrameworkFit:
         belief = np.array([p.inward(p.prior) for p in PARAMETERS])
         spread = np.concatenate([
             [p.doubt for p in PARAMETERS], np.tile([p.spread for p in PARAMETERS], f),
-            np.full(len(self.device_names) * len(BUSY), DEVICE_SPREAD),
+            np.repeat([device_spread(name) for name in self.device_names], len(BUSY)),
         ])  # fmt: skip
         centre = np.concatenate([belief, np.zeros(len(spread) - n)])
         theta, weights, rounds = centre.copy(), self._run_weights(used), 0

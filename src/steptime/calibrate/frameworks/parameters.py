@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.estimate.kernels import profile_of
 from steptime.num import Array
 from steptime.plan.framework import Framework, from_fitted_scale, to_fitted_scale
 
@@ -36,6 +37,7 @@ class Parameter:
 
 PARAMETERS: Sequence[Parameter] = (
     Parameter(name="matrix", prior=1.1, doubt=0.3, spread=0.12),
+    Parameter(name="narrow", prior=1.0, doubt=0.2, spread=0.10),
     Parameter(name="attention", prior=1.1, doubt=0.4, spread=0.20),
     Parameter(name="vector", prior=1.3, doubt=0.5, spread=0.25),
     Parameter(name="host_s", prior=4e-5, doubt=0.7, spread=0.60),
@@ -54,6 +56,19 @@ PARAMETERS: Sequence[Parameter] = (
 """The order of the columns of a fit."""
 DEVICE_SPREAD = 0.12
 """Standard deviation of the logarithm of a device's own factor."""
+UNMEASURED_SPREAD = 0.25
+"""Likewise of a device whose matrix products have no curve: a share of the datasheet's peak stands for them."""
+
+
+def device_spread(device: str) -> float:
+    """What is believed of a device's own factors before any run of it is seen, as a standard deviation.
+
+    >>> device_spread("h100-sxm"), device_spread("gaudi2")
+    (0.12, 0.25)
+    """
+    profile = profile_of(device)
+    known = profile is not None and any(curve.family == "gemm" for curve in profile.curves)
+    return DEVICE_SPREAD if known else UNMEASURED_SPREAD
 
 
 def framework_of(fitted: Array, name: str) -> Framework:

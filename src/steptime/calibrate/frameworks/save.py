@@ -10,6 +10,7 @@ import numpy as np
 from steptime.calibrate.frameworks.bands import Band
 from steptime.calibrate.frameworks.fit import Fitted, noise
 from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS
+from steptime.hardware.profiles import toml_key, toml_text
 from steptime.num import Array
 from steptime.plan.framework import BUSY
 from steptime.plan.framework_library import framework_table
@@ -27,23 +28,23 @@ def to_toml(
     runs: Mapping[str, int] | None = None,
 ) -> str:
     """The file: common values, each framework's and device's own, doubts, bands, and where all of it comes from."""
-    parts = [HEADER, "[provenance]", *(f"{name} = {_value(value)}" for name, value in provenance.items()), ""]
+    parts = [HEADER, "[provenance]", *(f"{toml_key(name)} = {_value(value)}" for name, value in provenance.items()), ""]
     parts += ["[common]", *_values(fitted.common), "", "[doubts]", *_doubts(fitted.common_doubt), ""]
     for title, band in (("named", named), ("generic", generic)):
         parts += [f"[band.{title}]", f"low = {_number(band.low)}", f"high = {_number(band.high)}", ""]
     parts += ["[band.model]", f"noise = {_number(noise())}", f"unknown_device = {DEVICE_SPREAD}", ""]
     for name, own in fitted.frameworks.items():
         counted = [f"runs = {runs[name]}"] if runs and name in runs else []
-        parts += [f'[framework."{name}"]', *counted, *_values(fitted.common + own), ""]
-        parts += [f'[framework."{name}".doubts]', *_doubts(fitted.framework_doubts[name]), ""]
+        parts += [f"[framework.{toml_text(name)}]", *counted, *_values(fitted.common + own), ""]
+        parts += [f"[framework.{toml_text(name)}.doubts]", *_doubts(fitted.framework_doubts[name]), ""]
     for name, factors in fitted.devices.items():
         each = [f"{p} = {_number(math.exp(f))}" for p, f in zip(BUSY, factors, strict=True)]
-        parts += [f'[device."{name}"]', *each, f"doubt = {_number(fitted.device_doubts[name])}", ""]
+        parts += [f"[device.{toml_text(name)}]", *each, f"doubt = {_number(fitted.device_doubts[name])}", ""]
     return "\n".join(parts)
 
 
 def _value(value: str | float) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return toml_text(value) if isinstance(value, str) else str(value)
 
 
 def _number(value: float) -> str:

@@ -23,6 +23,14 @@ _LAYOUTS: Final = 4
 """Most degrees that are kept where none are stated, so that the other settings have room."""
 #: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
 _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
+#: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
+_BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
+#: Recomputation that is not full -> about how much of the forward pass it repeats.
+_AGAIN: Final = {"none": 0.0, "norms": 0.02, "attention": 0.1, "ops": 0.15}
+AVOIDED: Final = 0.7
+"""Chance that a recomputation which memory does not ask for is left out."""
+PARTS: Final = (0.25, 0.5, 1.0)
+"""Shares of the layers that such a framework may recompute where the row does not say how many."""
 #: Frameworks that shard over all devices where no degrees are stated.
 _SHARDED: Final = frozenset({"maxtext", "paxml", "fms-fsdp", "composer-fsdp", "torchtitan", "torchtune", "automodel"})
 
@@ -104,12 +112,35 @@ def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Deg
 
 def _weighed(run: MeasuredRun, device: Device, found: list[Candidate]) -> list[Candidate]:
     needed = needed_bytes(run, found) if found else ()
-    return [
+    weighed = [
         replace(
             c, weight=c.weight * fit_weight(float(size), device.memory_bytes), fits=bool(size <= device.memory_bytes)
         )
         for c, size in zip(found, needed, strict=True)
     ]
+    return _needed(found, weighed) if run.recompute is None and run.framework in _BY_LAYER else weighed
+
+
+def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
+    """Less belief in a recomputation where less of it would have fitted: it is a remedy for want of memory."""
+    chance: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+    for one, other in zip(before, after, strict=True):
+        chance.setdefault(_otherwise(one), []).append((_again(one), other.weight / one.weight))
+    out = []
+    for c in after:
+        spare = max((p for again, p in chance[_otherwise(c)] if again < _again(c)), default=0.0)
+        out.append(replace(c, weight=c.weight * (1.0 - AVOIDED * spare)))
+    return out
+
+
+def _otherwise(c: Candidate) -> tuple[object, ...]:
+    """All settings of a candidate but its recomputation."""
+    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention)
+
+
+def _again(c: Candidate) -> float:
+    """About how much of the forward pass runs again."""
+    return c.recompute.share if c.recompute.kind == "full" else _AGAIN[c.recompute.kind]
 
 
 def _layouts(run: MeasuredRun) -> Iterator[tuple[float, Degrees]]:
@@ -193,8 +224,11 @@ def _micro_batches(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]
 def _recomputes(run: MeasuredRun) -> list[tuple[Recomputation, float]]:
     if run.recompute is not None:
         return [(run.recompute, 1.0)]
-    choices = _normal(framework_default(run.framework, "recompute"))
-    return [(Recomputation(kind=name), weight) for name, weight in choices]
+    found = []
+    for name, weight in _normal(framework_default(run.framework, "recompute")):
+        shares = PARTS if name == "full" and run.framework in _BY_LAYER else (1.0,)
+        found += [(Recomputation(kind=name, share=share), weight / len(shares)) for share in shares]
+    return found
 
 
 def _zeros(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:

@@ -266,6 +266,8 @@ def offloaded(text: str) -> frozenset[str]:
 
 
 _RATE: Final = re.compile(r"(?<!\d)(\d{2,4})\s*G(?:b/s|bps|b/[Ss]ec|bit|bE)")
+_TWO_NETWORKS: Final = re.compile(r"\d\s*GbE\s+InfiniBand", re.IGNORECASE)
+"""One rate for two kinds of network, of which it holds for one at most."""
 _OTHER_TRAFFIC: Final = re.compile(r"management|storage:|nvlink|pcie|north", re.IGNORECASE)
 
 
@@ -276,13 +278,15 @@ def network_Bps(text: str, per_node: int) -> float | None:
 
     >>> network_Bps("4x Omni-Path 100 Gb/s per node", 4), network_Bps("400 Gb/s RDMA per GPU", 8)
     (12500000000.0, 50000000000.0)
+    >>> network_Bps("100GbE InfiniBand", 8) is None
+    True
     >>> network_Bps("Storage: 2x NDR 400Gb/s, Compute: 8x NDR 400Gb/s", 8), network_Bps("InfiniBand", 8)
     (50000000000.0, None)
     """
     best = 0.0
     for part in re.split(r"[,;+]|\band\b", text[:400]):
         found = _RATE.search(part)
-        if found is None or _OTHER_TRAFFIC.search(part[: found.end()]):
+        if found is None or _OTHER_TRAFFIC.search(part[: found.end()]) or _TWO_NETWORKS.search(part):
             continue
         cards = re.search(r"(?<!\d)(\d{1,2})\s*x", part[: found.start()])
         total = int(cards.group(1) if cards else 1) * int(found.group(1)) * 1e9 / 8

@@ -17,7 +17,7 @@ from steptime.plan.job import PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.study.measured.candidates import Candidate, candidates
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import PRECISION, job_of, plans_of, used_domain
+from steptime.study.measured.setting import PRECISION, job_of, plans_of, unhidden, used_domain
 
 LARGEST_NODE: Final = 8
 """Domains up to this size are nodes, whose number of devices a run may state."""
@@ -73,6 +73,11 @@ def kernel_factor_of(run: MeasuredRun, attention: str) -> float:
     if attention != "fused":
         return 1.0
     return kernel_factor(run.kernel or habits_of(run.framework).kernel, run.device)
+
+
+def tensor_factor_of(run: MeasuredRun) -> float:
+    """What a run shows of its transfers over ``tp``, over what its framework shows where it may hide them."""
+    return 1.0 / habits_of(run.framework).tensor_exposed if "tp" in unhidden(run) else 1.0
 
 
 def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:

@@ -41,19 +41,22 @@ def usable(runs: Modelled) -> Array:
     return np.array([run.time is not None and run.supports_claim for run in runs.runs])
 
 
-def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> Scores:
-    """Predictions with the frameworks that the package brings; rows of its own fit are seen rows."""
+def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None, *, named: bool = True) -> Scores:
+    """Predictions with the frameworks that the package brings; rows of its own fit are seen rows.
+
+    Args:
+        runs: measured runs.
+        progress: called with runs done and all runs.
+        named: whether the framework of a run is told to the model; else the common values predict it.
+    """
     found = modelled(runs, progress)
     fitted, bands = packaged()
-    named = np.array([run.framework in fitted.frameworks for run in found.runs])
-    predicted = _predicted(found, fitted)
-    return _scores(found, predicted, np.where(named, bands[0].low, bands[1].low),
-                   np.where(named, bands[0].high, bands[1].high), "frameworks of the package")  # fmt: skip
-
-
-def _predicted(found: Modelled, fitted: Fitted) -> Predicted:
-    residual = found.fit.log_s(fitted) - found.fit.log_measured
-    return Predicted(residual=residual, deviation=found.fit.deviations(fitted))
+    own = np.array([named and run.framework in fitted.frameworks for run in found.runs])
+    residual = found.fit.log_s(fitted, named=named) - found.fit.log_measured
+    predicted = Predicted(residual=residual, deviation=found.fit.deviations(fitted, named=named))
+    return _scores(found, predicted, np.where(own, bands[0].low, bands[1].low),
+                   np.where(own, bands[0].high, bands[1].high),
+                   f"frameworks of the package, framework {_told(named)}")  # fmt: skip
 
 
 def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progress: Progress | None = None) -> Scores:

@@ -24,8 +24,14 @@ RECOMPUTE: Final = {
 }  # fmt: skip
 #: Precision of a measured run -> recipe: fp8 without further words is that of Transformer Engine.
 PRECISION: Final = {"fp8": "fp8-te"}
+#: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
+BINNED: Final = frozenset({"ddp"})
+BIN: Final = 64
+#: Longest sequence -> share of its tokens that are not padding, in Wikipedia.
+FILLED: Final = {128: 1 / 1.21, 384: 1 / 1.742, 512: 1 / 2.001}
 QUANTISED_BYTES: Final = 0.5 + 0.127 / 8
 _DATED: Final = re.compile(r"(20\d\d)[-_]?(0[1-9]|1[0-2])")
+_NO_OVERLAP: Final = re.compile(r"\bno ((?:[a-z]{2}/)*[a-z]{2}) overlap", re.IGNORECASE)
 LOSS_COMPILED: Final = 202502
 """Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
 
@@ -40,9 +46,34 @@ def profile_of(run: MeasuredRun) -> MemoryProfile:
     return found
 
 
+ZERO_BUBBLE = {"zb-1p": "zb-h1", "zb-2p": "zb-h2"}
+"""Schedule of a row -> the closed form with its memory: ZB-1p and ZB-2p are searched for within $p$ and $2p$
+micro-batches of activations (arXiv 2401.10241, section 4)."""
+
+
+def fed_length(run: MeasuredRun) -> int:
+    r"""Tokens per sequence that the devices work on: all, or with bins of like lengths the mean with its padding.
+
+    $$s' = \min(s, \bar s + b / 2)$$
+
+    for the mean length $\bar s$ = :data:`FILLED` $\cdot s$ of Wikipedia's articles cut to $s$ tokens, and bins $b$ =
+    :data:`BIN` wide, in which a sequence is padded by half a bin on average.
+
+    Source: arXiv 2107.02027, figure 1 (lengths); DeepLearningExamples, PyTorch BERT, `bin_size_64` (bins).
+    """
+    share = FILLED.get(run.seq_len) if run.model_kind == "encoder" and run.framework in BINNED else None
+    return run.seq_len if share is None else min(run.seq_len, round(share * run.seq_len) + BIN // 2)
+
+
+def unhidden(run: MeasuredRun) -> frozenset[str]:
+    """Axes whose traffic nothing hides, where the row says so: of ``tp`` and ``dp``."""
+    said = _NO_OVERLAP.search(run.notes)
+    return frozenset(said.group(1).lower().split("/")) & {"tp", "dp"} if said else frozenset()
+
+
 def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
     """The job of a run under one setting; ``precision`` is the name of its recipe."""
-    habits = habits_of(run.framework)
+    habits, interleaved = habits_of(run.framework), (found.degrees.vpp or 1) > 1
     optimizer = run.optimizer if run.optimizer in OPTIMIZERS else "adam"
     adapter = None
     if run.adapter is not None:
@@ -50,9 +81,11 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         weight_bytes = QUANTISED_BYTES if run.quantised_base else None
         adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
     return Job(
-        model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=run.seq_len,
+        model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
         precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
-        overlap=habits.overlap | ({"pp"} if (found.degrees.vpp or 1) > 1 else set()), context=habits.context,
+        overlap=(habits.overlap_with(run.offload) | ({"pp"} if interleaved else set())) - unhidden(run),
+        context=habits.context,
+        schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
         gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
         memory=profile_of(run), adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from steptime.surface.cli import options as o
-from steptime.surface.cli.estimate import SETTINGS, plan_given
+from steptime.surface.cli.estimate import plan_given, settings_given
 
 if TYPE_CHECKING:
     from steptime.estimate.result import Estimate
@@ -25,6 +25,7 @@ VARIANTS: Final = (
 CLOSE: Final = 0.04
 
 
+@o.describes_job(after="model")
 def command(
     file: Annotated[
         str, typer.Argument(metavar="LOG|TRACE", help="Log of Megatron-LM, DeepSpeed or torchtitan, or a trace.")
@@ -33,46 +34,23 @@ def command(
         str | None,
         typer.Option("--model", metavar="MODEL|RUN.toml", help="Model or run; default: what the log's sizes fit."),
     ] = None,
-    cluster: o.Cluster = None,
-    gpus: o.Gpus = None,
-    global_batch: o.GlobalBatch = None,
-    seq: o.Seq = None,
-    dtype: o.Dtype = None,
-    optimizer: o.Optimizer = None,
-    strategy: o.StrategyOption = None,
-    mode: o.ModeOption = None,
-    dp: o.Dp = None,
-    tp: o.Tp = None,
-    tp2: o.Tp2 = None,
-    cp: o.Cp = None,
-    pp: o.Pp = None,
-    vpp: o.Vpp = None,
-    ep: o.Ep = None,
-    micro_batch: o.MicroBatch = None,
-    recompute: o.Recompute = None,
-    zero: o.Zero = None,
-    schedule: o.Schedule = None,
-    overlap: o.Overlap = None,
-    attention: o.Attention = None,
-    panels: o.Panels = None,
-    placement: o.Placement = None,
     steps: Annotated[
         int | None, o.number("--steps", "N", "Steps in a trace without ProfilerStep annotations; default 1.", 1, 10**6)
     ] = None,
     json: o.Json = False,
+    **job: Any,
 ) -> None:
     """Say where the time of a run goes that should not, and what to try.
 
     What the log states of its job fills what is not given; contradictions are named. Without a cluster only what was
     measured is shown.
     """
-    _run(locals())
+    _run({"file": file, "model": model, "steps": steps, "json": json, **job})
 
 
 def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
-    settings = o.given(**{name: given[name] for name in SETTINGS if name in given})
-    plan = plan_given(given)
+    settings, plan = settings_given(given), plan_given(given)
     diagnosis = diagnose(given["file"], given["model"], given["cluster"], settings, plan, given["steps"])
     if given["json"]:
         from steptime.surface.cli.output import document, print_json

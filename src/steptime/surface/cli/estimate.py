@@ -82,55 +82,12 @@ def fill_explain(args: Sequence[str], flags: set[str]) -> list[str]:
     return out
 
 
+@o.describes_job(after="model")
 def command(
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL|RUN.toml", help="Model (catalogue name, config.json, TOML) or run."),
     ],
-    cluster: o.Cluster = None,
-    gpus: o.Gpus = None,
-    global_batch: o.GlobalBatch = None,
-    seq: o.Seq = None,
-    dtype: o.Dtype = None,
-    optimizer: o.Optimizer = None,
-    strategy: o.StrategyOption = None,
-    mode: o.ModeOption = None,
-    dp: o.Dp = None,
-    tp: o.Tp = None,
-    tp2: o.Tp2 = None,
-    cp: o.Cp = None,
-    pp: o.Pp = None,
-    vpp: o.Vpp = None,
-    ep: o.Ep = None,
-    etp: o.Etp = None,
-    sp: o.Sp = None,
-    micro_batch: o.MicroBatch = None,
-    recompute: o.Recompute = None,
-    recompute_every: o.RecomputeEvery = None,
-    zero: o.Zero = None,
-    shard: o.Shard = None,
-    schedule: o.Schedule = None,
-    overlap: o.Overlap = None,
-    offload: o.Offload = None,
-    attention: o.Attention = None,
-    context: o.Context = None,
-    gradient_dtype: o.GradientDtype = None,
-    expert_imbalance: o.ExpertImbalance = None,
-    expert_capacity: o.ExpertCapacity = None,
-    panels: o.Panels = None,
-    placement: o.Placement = None,
-    framework: o.Framework = None,
-    lora_rank: o.LoraRank = None,
-    lora_targets: o.LoraTargets = None,
-    qlora: o.Qlora = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE.json",
-            help="Start from the plan that estimate or plan wrote with --json (its first).",
-        ),
-    ] = None,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -139,24 +96,20 @@ def command(
     ] = None,
     show_all: o.All = False,
     json: o.Json = False,
+    **job: Any,
 ) -> None:
     """Explain one plan: step time, MFU, memory, and the terms of each.
 
     Without a cluster: parameters, FLOPs, bytes of the model. Options win over RUN.toml.
     """
-    _run(locals())
+    _run({"model": model, "explain": explain, "show_all": show_all, "json": json, **job})
 
 
 def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
     from steptime.surface.cli.job import estimate_of, job_from, ledger_of
 
-    settings = o.given(**{name: given[name] for name in SETTINGS}) | o.lora_of(given)
-    plan = plan_given(given)
-    if given["plan"] is not None:
-        from steptime.surface.formats.estimate_json import read_plan
-
-        plan = over_plan(read_plan(given["plan"]), plan)
+    settings, plan = settings_given(given), plan_given(given)
     explain: str | None = given["explain"]
     job = job_from(given["model"], given["cluster"], settings, plan)
     if job.cluster is None:
@@ -170,14 +123,23 @@ def _run(given: Mapping[str, Any]) -> None:
     _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
 
 
+def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user gave of the job beside its plan."""
+    return o.given(**{name: given[name] for name in SETTINGS}) | o.lora_of(given)
+
+
 def plan_given(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user gave of the plan, among the options that the command has."""
-    plan = o.given(**{name: given[name] for name in DEGREES if name in given})
+    """What the user gave of the plan, over the plan of a file."""
+    plan = o.given(**{name: given[name] for name in DEGREES})
     if given["placement"] is not None:
         from steptime.surface.cli.constraints import parse_placement
 
         plan["placement"] = parse_placement(given["placement"])
-    return plan
+    if given["plan"] is None:
+        return plan
+    from steptime.surface.formats.estimate_json import read_plan
+
+    return over_plan(read_plan(given["plan"]), plan)
 
 
 def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMMANDS: Final = {
     "plan": "Rank every parallel plan of a model on so many devices.",
     "estimate": "Explain one plan: step time, MFU, memory; or a model's ledger.",
+    "profile": "Capture a real PyTorch or ONNX model: cost of each operator, peak memory.",
+    "fit": "The cheapest way to make a training step fit on one device.",
     "diff": "Compare two estimates term by term.",
     "reproduce": "Check the published mode; show what each corrected defect changes.",
     "doctor": "Read a run's log or trace: where time is lost, and what to try.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
@@ -117,11 +118,14 @@ Recompute = Annotated[
 RecomputeEvery = Annotated[
     int | None, number("--recompute-every", "N", "Recompute every N-th layer in full; default 1: all.")
 ]
-Schedule = Annotated[str | None, typer.Option("--schedule", help="1f1b, or interleaved where vpp is more than 1.")]
+Schedule = Annotated[
+    str | None, typer.Option("--schedule", help="1f1b, zb-h1, zb-h2; interleaved where vpp is more than 1.")
+]
 Overlap = Annotated[
     str | None,
     typer.Option(
-        "--overlap", help="Traffic that hides behind compute: dp, pp, 'dp,pp' or none; default the framework's."
+        "--overlap",
+        help="What hides behind compute: of dp, pp, offload, joined by commas, or none; default the framework's.",
     ),
 ]
 Offload = Annotated[
@@ -163,6 +167,47 @@ Placement = Annotated[
         "--placement", metavar="AXIS=N,...", help="Devices of each axis inside the fast domain; default best."
     ),
 ]
+
+PlanFile = Annotated[
+    str | None,
+    typer.Option(
+        "--plan", metavar="FILE.json", help="Start from the plan that estimate or plan wrote with --json (its first)."
+    ),
+]
+#: What describes a job, by parameter: where it runs, how it is parallelised, with which software.
+JOB: dict[str, Any] = {
+    "cluster": Cluster, "gpus": Gpus, "global_batch": GlobalBatch, "seq": Seq, "dtype": Dtype, "optimizer": Optimizer,
+    "strategy": StrategyOption, "mode": ModeOption,
+    "dp": Dp, "tp": Tp, "tp2": Tp2, "cp": Cp, "pp": Pp, "vpp": Vpp, "ep": Ep, "etp": Etp, "sp": Sp,
+    "micro_batch": MicroBatch, "recompute": Recompute, "recompute_every": RecomputeEvery, "zero": Zero, "shard": Shard,
+    "schedule": Schedule, "overlap": Overlap, "offload": Offload, "attention": Attention, "context": Context,
+    "gradient_dtype": GradientDtype, "expert_imbalance": ExpertImbalance, "expert_capacity": ExpertCapacity,
+    "panels": Panels, "placement": Placement, "framework": Framework, "lora_rank": LoraRank,
+    "lora_targets": LoraTargets, "qlora": Qlora, "plan": PlanFile,
+}  # fmt: skip
+
+
+def describes_job(after: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of :data:`JOB`, in place of its keyword arguments and after one of its own."""
+
+    def extended(function: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        at = 1 + [p.name for p in own].index(after)
+        shared = [
+            Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+            for name, kind in JOB.items()
+        ]
+        every = [*own[:at], *shared, *own[at:]]
+
+        def command(**given: Any) -> None:
+            function(**given)
+
+        command.__doc__, command.__module__ = function.__doc__, function.__module__
+        command.__annotations__ = {p.name: p.annotation for p in every}
+        command.__signature__ = Signature(every)  # type: ignore[attr-defined]
+        return command
+
+    return extended
 
 
 def lora_of(values: Mapping[str, Any]) -> dict[str, Any]:

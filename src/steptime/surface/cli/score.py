@@ -31,7 +31,7 @@ def command(
         ),
     ] = None,
     unknown: Annotated[
-        bool, typer.Option("--framework-unknown", help="Predict runs as if nobody said which framework ran them.")
+        bool, typer.Option("--framework-unknown", help="Predict runs by the values common to all frameworks.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write every row.")] = None,
     json: o.Json = False,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.plan.framework import PARAMETERS, SHARES
+from steptime.plan.framework import BUSY, PARAMETERS, SHARES
 from steptime.surface.report.text import console, grid, heading, percent, printable
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ LISTED: Final = {
 }  # fmt: skip
 #: What each parameter is, in a few words.
 MEANING: Final = {
-    "matrix": "time of matrix products, in a step over alone", "attention": "likewise attention",
+    "matrix": "time of matrix products, in a step over alone",
+    "narrow": "that of products below 16 bits over it", "attention": "likewise attention",
     "vector": "likewise operators bound by memory", "host_s": "host per operator, s",
     "router_s": "wait for the host at a router of experts, s",
     "tensor_links": "exposed tp traffic over free links", "context_links": "likewise cp",
@@ -72,9 +73,10 @@ def _value(name: str, *, value: float, doubt: float) -> str:
 
 def _devices(screen: Console, devices: Mapping[str, Any]) -> None:
     heading(screen, "Factors of devices")
-    table = grid(("", "runs", "matrix", "attention", "doubt"))
+    columns = (*BUSY, "doubt")
+    table = grid(("", "runs", *columns))
     for name, own in devices.items():
-        table.add_row(name, str(own["runs"]), f"{own['matrix']:.3f}", f"{own['attention']:.3f}", f"{own['doubt']:.3f}")
+        table.add_row(name, str(own["runs"]), *(f"{own[column]:.3f}" for column in columns))
     screen.print(table)
 
 

@@ -149,7 +149,8 @@ def plan_label(plan: Mapping[str, Any]) -> str:
     for name, usual in _USUAL.items():
         value = plan.get(name, usual)
         if value != usual:
-            words.append(f"{_CHOICE.get(name, name)} {number(value) or 'none'}")
+            several = "+".join(value) if isinstance(value, (list, tuple)) else number(value)
+            words.append(f"{_CHOICE.get(name, name)} {several or 'none'}")
     words += _unusual(plan)
     placement = plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()
@@ -160,7 +161,8 @@ def plan_label(plan: Mapping[str, Any]) -> str:
 def _unusual(plan: Mapping[str, Any]) -> list[str]:
     """Choices that mean something only beside certain degrees."""
     out = ["sp off"] if plan.get("tp", 1) != 1 and not plan.get("sp", 1) else []
-    context = plan.get("context", "all_gather")
+    schedule, context = plan.get("schedule", "1f1b"), plan.get("context", "all_gather")
+    out += [str(schedule)] if schedule not in ("1f1b", "interleaved") else []
     return out + ([str(context)] if plan.get("cp", 1) != 1 and context != "all_gather" else [])
 
 

@@ -152,11 +152,15 @@ def _accepted(factory: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str
 def _target(given: Any, text: str, specs: tuple[InputSpec, ...], dtype: str | None) -> Target:
     import torch
 
+    from steptime.workload.capture.exported import as_module
     from steptime.workload.capture.inputs import made
 
-    module, inputs, loss = given, None, None
-    if isinstance(given, (tuple, list)) and given and isinstance(given[0], torch.nn.Module):
-        module, inputs, loss = (*given, None, None)[:3]
+    module, inputs, loss = as_module(given), None, None
+    if isinstance(given, (tuple, list)) and given:
+        first, inputs, loss = (*given, None, None)[:3]
+        module = as_module(first)
+    elif isinstance(given, torch.export.ExportedProgram) and given.example_inputs is not None:
+        inputs = given.example_inputs[0]
     if not isinstance(module, torch.nn.Module):
         raise UserError(
             f"{text} returned {type(given).__name__}, no torch.nn.Module",

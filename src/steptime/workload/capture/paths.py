@@ -55,6 +55,17 @@ class Paths:
         if self._stack:
             self._stack.pop()
 
+    @contextmanager
+    def inside_of(self, path: str) -> Iterator[None]:
+        """What runs belongs to that path."""
+        self.note()
+        self._stack.append(path)
+        try:
+            yield
+        finally:
+            self.note()
+            self._stack.pop()
+
     def note(self) -> None:
         """Give the nodes that autograd has made since the last note to the module that runs."""
         now = sequence_number()

@@ -45,7 +45,8 @@ def signature(overload: Any) -> Signature:
     plain = name.removesuffix("_") if not name.startswith("__") else name
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     return Signature(
-        plain if space == "aten" else f"{space}::{plain}", tuple(a.name for a in schema.arguments), written,
+        plain if space in ("aten", "steptime_cuda") else f"{space}::{plain}",
+        tuple(a.name for a in schema.arguments), written,
         RANDOM.search(name) is not None and "backward" not in name,
     )  # fmt: skip
 

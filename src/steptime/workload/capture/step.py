@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from steptime.errors import UserError
+from steptime.errors import UnknownNameError, UserError
+from steptime.workload.capture.exported import Exported, as_module
 from steptime.workload.capture.fake import Replaced, without_weights
 from steptime.workload.capture.fold import runs, shortened
 from steptime.workload.capture.loss import LOSSES, Loss, own_loss
@@ -18,6 +19,7 @@ from steptime.workload.capture.optimizers import Optimizers, optimizer_of
 from steptime.workload.capture.paths import Paths
 from steptime.workload.capture.problems import CaptureError, explained
 from steptime.workload.capture.recorder import Recorder
+from steptime.workload.capture.target import check_target, cuda_kernels
 from steptime.workload.graph import Parameter, Program
 from steptime.workload.graph.segments import Run
 from steptime.workload.graph.unroll import unroll
@@ -37,13 +39,15 @@ class StepOptions:
     """The loop holds the module's output until the step ends, as most training loops do."""
     nonzero_share: float | None = None
     """Share of a mask that is taken to be true where a result's shape depends on it."""
+    target: str = "cpu"
+    """Whose kernels: ``cpu`` as PyTorch runs here, ``cuda`` as it would on an NVIDIA GPU."""
     fold: bool = True
     """Record a few blocks of each run of equal ones and unroll them."""
     name: str = ""
 
 
 def capture(
-    module: torch.nn.Module,
+    module: torch.nn.Module | torch.export.ExportedProgram,
     inputs: Sequence[Any] | Mapping[str, Any],
     *,
     optimizer: Optimizers = "adamw",
@@ -52,13 +56,14 @@ def capture(
     training: bool = True,
     keep_output: bool = True,
     nonzero_share: float | None = None,
+    target: str = "cpu",
     fold: bool = True,
     name: str = "",
 ) -> Program:
     """Record one step of a module without running it: no weights, no data, no GPU.
 
     Args:
-        module: any module; its weights are not read, and it is unchanged afterwards.
+        module: any module, or a program of ``torch.export``; its weights are not read, and it is unchanged afterwards.
         inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
         optimizer: ``adamw``, ``adamw-loop``, ``adamw-fused``, ``sgd``, ... , an optimiser of this module's parameters,
             a function from parameters to an optimiser, or None for none. Its states are there from the start: the
@@ -69,6 +74,7 @@ def capture(
         training: False records the forward pass only, without gradients.
         keep_output: whether the training loop still holds the module's output in the backward pass.
         nonzero_share: share of a mask's elements to take as true where a shape depends on data.
+        target: ``cpu`` records the operators that run here; ``cuda`` takes CUDA's for dropout and fused attention.
         fold: record four blocks of each run of equal ones and unroll the program, where comparing two of them shows
             that this gives the same; False records every block.
         name: for reports.
@@ -81,13 +87,16 @@ def capture(
     """
     options = StepOptions(
         optimizer=optimizer, loss=loss, autocast=autocast, training=training, keep_output=keep_output,
-        nonzero_share=nonzero_share, fold=fold, name=name or type(module).__name__,
+        nonzero_share=nonzero_share, target=target, fold=fold, name=name or type(module).__name__,
     )  # fmt: skip
-    return record(module, inputs, options)
+    return record(as_module(module), inputs, options)
 
 
 def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], options: StepOptions) -> Program:
     """:func:`capture` with its options in one record."""
+    check_target(options.target)
+    if isinstance(options.loss, str) and options.loss not in LOSSES:
+        raise UnknownNameError("loss", options.loss, LOSSES)
     if options.autocast not in (None, "bf16", "fp16"):
         raise UserError(f"autocast {options.autocast!r} is unknown", hint="bf16 or fp16")
     found = runs(module) if options.fold else []
@@ -151,14 +160,17 @@ def _explaining(name: str) -> Iterator[None]:
 
 def _run(module: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions) -> Program:
     optimizer = optimizer_of(options.optimizer, module, replaced) if options.training else None
-    paths = Paths(module)
+    named = module.graph if isinstance(module, Exported) else module
+    paths = Paths(named)
+    if isinstance(module, Exported):
+        module.paths = paths
     recorder = Recorder(paths, options.nonzero_share)
-    parameters = _named(recorder, module, arguments, optimizer)
+    parameters = _named(recorder, named, arguments, optimizer)
     with paths.watching(), recorder:
         _step(recorder, module, arguments, optimizer, options)
     return Program(
         name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
-        modules={path: type(child).__name__ for path, child in module.named_modules()},
+        modules={path: type(child).__name__ for path, child in named.named_modules()},
         source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
     )  # fmt: skip
 
@@ -192,7 +204,8 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
     if options.autocast is not None:
         kind = torch.bfloat16 if options.autocast == "bf16" else torch.float16
         automatic = torch.autocast("cpu", dtype=kind)
-    with torch.set_grad_enabled(options.training):
+    kernels: AbstractContextManager[Any] = cuda_kernels() if options.target == "cuda" else nullcontext()
+    with torch.set_grad_enabled(options.training), kernels:
         with automatic:
             output = module(**arguments) if isinstance(arguments, dict) else module(*arguments)
             if not options.training:

@@ -84,7 +84,8 @@ class _Unrolled:
         """Calls first, since storages are born and freed at their new numbers."""
         self._emit_calls()
         storages = self._storages()
-        members = f"{self.run.container}.{self.run.first}-{self.run.first + self.run.count - 1}"
+        prefix = f"{self.run.container}." if self.run.container else ""
+        members = f"{prefix}{self.run.first}-{self.run.first + self.run.count - 1}"
         return replace(
             self.old, calls=tuple(self.calls), storages=storages, parameters=self._parameters(),
             modules=self._modules(), folded=(*self.old.folded, members),

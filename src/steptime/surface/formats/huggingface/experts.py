@@ -8,6 +8,8 @@ from steptime.surface.formats.huggingface.fields import Fields
 from steptime.workload.check import LIMITS
 from steptime.workload.spec import Experts, LatentAttention
 
+_NEXT_TOKENS = "num_nextn_predict_layers"
+
 
 def _mixtral(f: Fields) -> Values:
     values = gated_rms(f)
@@ -117,11 +119,24 @@ def _deepseek_v2(f: Fields) -> Values:
 
 
 def _deepseek_v3(f: Fields) -> Values:
-    return _deepseek(f, router_bias=True)
+    return _deepseek(f, router_bias=True) | _further_tokens(f)
+
+
+def _further_tokens(f: Fields) -> Values:
+    """Multi-token prediction (arXiv 2412.19437, section 2.2): layers that predict further tokens, trained beside."""
+    depth = f.optional(_NEXT_TOKENS, low=0, high=LIMITS["mtp_depth"]) or 0
+    if depth:
+        f.assume(
+            _NEXT_TOKENS,
+            f"mtp_depth = {depth}: further layers with their projections and norms are trained beside the main model "
+            "and share its embedding and head; mtp_depth = 0 is the main model alone",
+        )
+    return {"mtp_depth": depth}
 
 
 def _glm4_moe(f: Fields) -> Values:
     values = gated_rms(f) | {"out_bias": False, "qk_norm": "head" if f.flag("use_qk_norm") else "none"}
+    values |= _further_tokens(f)
     return _with_experts(f, values, _deepseek_experts(f, values["layers"], router_bias=True))
 
 
@@ -166,7 +181,7 @@ _QWEN = _LLAMA | {
 _DEEPSEEK = _LLAMA | {"first_k_dense_replace": 0, "moe_layer_freq": 1, "vocab_size": 102400}
 _DEEPSEEK_V2 = _DEEPSEEK | {"max_position_embeddings": 2048}
 _DEEPSEEK_V3 = _DEEPSEEK | {"first_k_dense_replace": 3, "max_position_embeddings": 4096, "vocab_size": 129280}
-_DEEPSEEK_NAMES = {"n_routed_experts": ("num_experts", "num_local_experts")}
+_DEEPSEEK_NAMES = {"n_routed_experts": ("num_experts", "num_local_experts"), _NEXT_TOKENS: ("num_mtp_layers",)}
 
 #: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
 EXPERTS: dict[str, Family] = {

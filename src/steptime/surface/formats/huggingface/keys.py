@@ -41,7 +41,9 @@ _KEYS_BY_REASON = {
     ),
     "layers dropped at random are counted as run": ("layerdrop", "layer_dropout"),
     _GENERATION: ("use_cache", "generation_config", "max_length", "temperature", "top_k", "top_p", "max_new_tokens"),
-    "multi-token prediction layers are not modelled": ("num_nextn_predict_layers", "num_mtp_layers"),
+    "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only": (
+        "num_nextn_predict_layers", "num_mtp_layers",
+    ),
     "only the language model is read": (
         "vision_config", "audio_config", "vision_feature_layer", "vision_feature_select_strategy",
     ),

@@ -1,0 +1,91 @@
+"""CPU time and memory of capturing whole training steps: forward, backward, AdamW; nothing is allocated.
+
+    python benchmarks/bench_capture.py            prints the table
+    python benchmarks/bench_capture.py --write    also writes it to benchmarks/capture.md
+
+Each case runs in a process of its own, since the largest resident size is that of a process. The first capture of a
+process also pays for PyTorch's own warm-up; it is made with a tiny model and shown apart, as is the import.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import report
+
+#: Name -> layers, width, heads, key heads, inner width, vocabulary, tokens; folded or every block.
+CASES: dict[str, tuple[tuple[int, int, int, int, int, int, int], bool]] = {
+    "7B, 32 layers": ((32, 4096, 32, 32, 11008, 32000, 2048), True),
+    "7B, 32 layers, every block": ((32, 4096, 32, 32, 11008, 32000, 2048), False),
+    "7B width, 96 layers": ((96, 4096, 32, 32, 11008, 32000, 2048), True),
+    "7B width, 96 layers, every block": ((96, 4096, 32, 32, 11008, 32000, 2048), False),
+    "70B, 80 layers": ((80, 8192, 64, 8, 28672, 128256, 4096), True),
+    "405B, 126 layers": ((126, 16384, 128, 8, 53248, 128256, 8192), True),
+}
+
+
+def measure(name: str) -> dict[str, Any]:
+    """One case in this process."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    start = time.process_time()
+    import torch
+
+    from models.llama import llama
+    from steptime.workload.capture import capture
+    from steptime.workload.graph.liveness import Liveness
+
+    torch.set_num_threads(1)
+    imported = time.process_time()
+    module, inputs = llama(layers=1)
+    capture(module, inputs)
+    warm = time.process_time()
+    (layers, width, heads, keys, inner, vocabulary, tokens), fold = CASES[name]
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("meta"):
+        module, inputs = llama(
+            layers=layers, width=width, heads=heads, kv_heads=keys, hidden=inner, vocabulary=vocabulary,
+            tokens=tokens, batch=1,
+        )  # fmt: skip
+    built = time.process_time()
+    program = capture(module, inputs, loss="cross-entropy", fold=fold)
+    captured = time.process_time()
+    peak = Liveness(program).peak().size_bytes
+    return {
+        "parameters": program.parameter_count, "calls": len(program.calls), "import_s": imported - start,
+        "warm_up_s": warm - imported, "capture_s": captured - built, "liveness_s": time.process_time() - captured,
+        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "peak_bytes": peak,
+    }  # fmt: skip
+
+
+def main() -> None:
+    lines = [
+        "| model | parameters | calls | capture | liveness | resident | import | warm-up | predicted peak |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in CASES:
+        done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
+        r = json.loads(done.stdout.splitlines()[-1])
+        lines.append(
+            f"| {name} | {r['parameters'] / 1e9:.2f} B | {r['calls']:,} | {r['capture_s']:.2f} s | "
+            f"{r['liveness_s']:.2f} s | {r['resident_bytes'] / 1e6:.0f} MB | {r['import_s']:.1f} s | "
+            f"{r['warm_up_s']:.1f} s | {r['peak_bytes'] / 2**30:.1f} GiB |"
+        )
+    notes = (
+        "CPU seconds of one process, one thread. Forward, cross entropy, backward and AdamW (foreach) in bf16 of a\n"
+        "Llama as in tests/models/llama.py, batch 1. Rows without `every block` record four blocks and unroll the\n"
+        "rest, which gives the same program; import and first-call warm-up of PyTorch are not part of the capture.\n"
+    )
+    report("capture", "Capturing a training step", "\n".join(lines), notes)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] in CASES:
+        print(json.dumps(measure(sys.argv[1])))
+    else:
+        main()

@@ -1,0 +1,48 @@
+"""Arithmetic intensity and what a roofline allows."""
+
+from __future__ import annotations
+
+from steptime.num import Num, minimum
+
+
+def arithmetic_intensity(flops: Num, moved_bytes: Num) -> Num:
+    r"""Operations per byte: $I = F / M$, with $F$ = `flops` and $M$ = `moved_bytes`.
+
+    Source: roofline model, Williams et al. 2009.
+
+    >>> arithmetic_intensity(8e12, 4e9)
+    2000.0
+    """
+    return flops / moved_bytes
+
+
+def attainable_flops_per_s(intensity: Num, flops_per_s: Num, memory_Bps: Num) -> Num:
+    r"""Rate that a device can reach: $\min(R,\ I\,\beta)$.
+
+    where $I$ = `intensity` (FLOP per byte), $R$ = `flops_per_s` and $\beta$ = `memory_Bps`.
+
+    Source: roofline model, Williams et al. 2009.
+
+    >>> attainable_flops_per_s(100.0, 1e15, 2e12), attainable_flops_per_s(1000.0, 1e15, 2e12)
+    (200000000000000.0, 1000000000000000.0)
+    """
+    return minimum(flops_per_s, intensity * memory_Bps)
+
+
+def weighted_cost(
+    flops: Num, moved_bytes: Num, launches: Num, peak_bytes: Num, seconds: Num,
+    per_flop: Num, per_byte: Num, per_launch: Num, per_peak_byte: Num, per_second: Num,
+) -> Num:  # fmt: skip
+    r"""Cost of a graph as a weighted sum: $C = w_F F + w_M M + w_n n + w_P P + w_t t$.
+
+    $F$ = `flops`, $M$ = `moved_bytes`, $n$ = `launches`, $P$ = `peak_bytes`, $t$ = `seconds`, each with its weight.
+
+    Source: the cost model of MetaFlow (Jia et al., MLSys 2019, section 4): sums of static and measured metrics.
+
+    >>> weighted_cost(10, 4, 1, 100, 2.0, 0, 1, 0, 0, 3)
+    10.0
+    """
+    return (
+        per_flop * flops + per_byte * moved_bytes + per_launch * launches + per_peak_byte * peak_bytes
+        + per_second * seconds
+    )  # fmt: skip

@@ -1,0 +1,162 @@
+"""The machine that an operator runs on: its rates and fitted time models for the element type of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from steptime.cost.convolution import convolution_s
+from steptime.cost.recurrent import recurrent_s
+from steptime.errors import UserError
+from steptime.estimate.graph.work import KernelCall
+from steptime.estimate.kernels import GEMM, KernelModel, Timed, _gemm_numbers, profile_of, timed
+from steptime.estimate.machine import Machine, machine_of
+from steptime.estimate.memory_kernels import memory_timed
+from steptime.estimate.operators import Formula
+from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.records import Cluster, Device, Level
+from steptime.num import Num
+from steptime.plan.job import PRECISIONS, Precision
+
+#: Element type -> those at whose rate it runs where a device has no rate of its own for it.
+INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
+    "bf16": ("fp32", "fp16"), "fp16": ("fp32", "bf16"), "tf32": ("fp32", "bf16", "fp16"),
+    "fp32": ("tf32", "bf16", "fp16"), "fp64": ("fp32", "bf16"), "fp8_e5m2": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+}  # fmt: skip
+
+CONVOLUTION, RECURRENT = Formula(convolution_s), Formula(recurrent_s)
+#: Operator -> formula and curves that can time it, the best first.
+CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
+    "conv_fwd": (CONVOLUTION, ("conv_fwd",)),
+    "conv_bwd_data": (CONVOLUTION, ("conv_bwd_data", "conv_fwd")),
+    "conv_bwd_weight": (CONVOLUTION, ("conv_bwd_weight", "conv_fwd")),
+    "rnn_fwd": (RECURRENT, ("rnn_fwd",)),
+    "rnn_bwd_data": (RECURRENT, ("rnn_bwd_data", "rnn_fwd")),
+    "rnn_bwd_weight": (RECURRENT, ("rnn_bwd_weight", "rnn_fwd")),
+}
+
+SIXTEEN_BITS: Final = ("fp16", "bf16", "tf32")
+#: Vendor and kind of unit -> device and element type whose convolutions stand for those of devices without curves.
+SIMILAR: Final = {("NVIDIA", "fp32"): ("v100-sxm2-16gb", "fp32"), ("NVIDIA", "matrix"): ("v100-sxm2-16gb", "fp16")}
+SLOWER: Final = 1.8
+"""How much slower than carried-over coefficients say convolutions are on matrix units newer than V100's; fitted to
+VGG-16 with 12 images on an A100, in TF32 and fp16, inference and training."""
+CARRIED_BAND: Final = (0.5, 2.0)
+"""Band of a curve on a device that it was not fitted to, as a factor; assumed."""
+
+
+def rate_dtype(device: Device, dtype: str) -> str:
+    """Element type at whose rate products of another run on a device.
+
+    Raises:
+        UserError: the device has no rate that could stand for it.
+    """
+    for candidate in (dtype, *INSTEAD.get(dtype, ())):
+        if candidate in device.matrix_flops_per_s:
+            return candidate
+    known = ", ".join(device.matrix_flops_per_s)
+    raise UserError(f"{device.name} has no matrix rate for {dtype}", hint=f"it has {known}")
+
+
+def alone(device: Device) -> Cluster:
+    """A cluster of one device, which sends nothing."""
+    level = Level(name="alone", devices=1, link_Bps=1.0, efficiency=1.0, latency_s=0.0)
+    return Cluster(name=device.name, title=device.title, device=device, levels=(level,), sources={})
+
+
+def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
+    """One device with the rates and the fitted models of an element type."""
+    precision = PRECISIONS[rate_dtype(device, dtype)]
+    machine = machine_of(alone(device), 1, precision, lone_rank_has_all_links=True, calibrated=calibrated)
+    if not calibrated or device.curves is not None:
+        return machine
+    profile = profile_of(device.name)
+    if profile is None:
+        return machine
+    further = {
+        **_host_timed_products(device, profile, precision),
+        **further_models(device, profile, precision.matrix_dtype),
+    }
+    return replace(machine, models={**further, **machine.models})
+
+
+def _host_timed_products(device: Device, profile: Profile, precision: Precision) -> dict[str, KernelModel]:
+    """Products whose curve was timed with the launch from the host, for devices without another."""
+    curve = profile.curve("gemm", precision.matrix_dtype, "eager")
+    if curve is None or precision.matrix_dtype not in device.matrix_flops_per_s:
+        return {}
+    fixed = _gemm_numbers(device, precision, curve)
+    fixed["latency_s"] = min(fixed["latency_s"], device.kernel_latency_s)
+    return {"matmul": KernelModel(formula=GEMM, fixed=fixed, curve=curve)}
+
+
+def with_further_models(machine: Machine, cluster: Cluster, precision: Precision) -> Machine:
+    """A machine of a cluster that can also time operators which no strategy table has."""
+    device = cluster.device
+    profile = None if device.curves is not None else profile_of(device.name)
+    if profile is None or not machine.models:
+        return machine
+    return replace(machine, models={**machine.models, **further_models(device, profile, precision.matrix_dtype)})
+
+
+def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, KernelModel]:
+    """Models of operators that the strategy tables do not have: convolutions and recurrent layers.
+
+    Their curves were timed with the launch from the host, which a step issues ahead.
+    """
+    numbers = {
+        "matrix_flops_per_s": device.matrix_flops_per_s.get(dtype, 0.0), "memory_Bps": device.memory_Bps,
+        "sm_count": float(device.sm_count or 1),
+    }  # fmt: skip
+    out = {}
+    for operator, (formula, families) in CURVES.items():
+        found = (_curve(profile, family, dtype) for family in families)
+        curve = next((c for c in found if c is not None), None) or _carried(device, families[0], dtype)
+        if curve is not None:
+            launch_s = min(curve.coefficients["launch_s"], device.kernel_latency_s)
+            fixed = {**numbers, **curve.coefficients, "launch_s": launch_s}
+            out[operator] = KernelModel(formula=formula, fixed=fixed, curve=curve)
+    return out
+
+
+def _carried(device: Device, family: str, dtype: str) -> Curve | None:
+    """The curve of a similar device: its coefficients are shares of the rates of whatever device they are used on."""
+    key = (device.vendor, "fp32" if dtype == "fp32" else "matrix")
+    if key not in SIMILAR or (key[1] == "matrix" and dtype not in SIXTEEN_BITS):
+        return None
+    name, like = SIMILAR[key]
+    profile = profile_of(name)
+    curve = None if profile is None else profile.curve(family, like, "eager")
+    if curve is None:
+        return None
+    low, high = curve.band
+    factor = SLOWER if key[1] == "matrix" else 1.0
+    coefficients = {**curve.coefficients, "efficiency": curve.coefficients["efficiency"] / factor}
+    return replace(
+        curve, coefficients=coefficients, points=0, kind="assumed", source=f"carried over from {name}", dtype=dtype,
+        band=(min(low, CARRIED_BAND[0]), max(high, CARRIED_BAND[1])),
+    )  # fmt: skip
+
+
+def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
+    """The two 16-bit formats stand for each other."""
+    alike = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
+    found = (profile.curve(family, name, timer) for name in (dtype, alike) for timer in ("kernel", "eager"))
+    return next((curve for curve in found if curve is not None), None)
+
+
+def fitted(machine: Machine, call: KernelCall, work: Mapping[str, Num]) -> Timed | None:
+    """The model of a kernel, or None where the roofline has to do."""
+    if not machine.models:
+        return None
+    shape = {name: float(value) for name, value in call.shape.items()}
+    if call.operator in CURVES:
+        model = machine.models.get(call.operator)
+        if model is None:
+            return None
+        return Timed(model=model, shapes=({name: shape[name] for name in model.formula.arguments if name in shape},))
+    counts = {name: float(value) for name, value in work.items()}
+    found = timed(machine.models, call.operator, shape, counts, backward=call.backward)
+    return found or memory_timed(machine.models, call.operator, shape, backward=call.backward)

@@ -1,0 +1,31 @@
+"""Pipeline schedules as a table: what each takes out of the bubble, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A schedule whose step and memory have a closed form."""
+
+    name: str
+    fills: float = 0.0
+    """Passes for gradients of weights that fill the bubble, per stage but one; 0: backward passes are whole."""
+    depths: float = 0.0
+    """Every stage holds at most $d\\,p - (d - 1)$ micro-batches for $d$ of these; 0: fewer on later stages, as 1F1B."""
+
+
+_ROWS = (
+    Schedule(name="1f1b"),
+    Schedule(name="interleaved"),
+    Schedule(name="zb-h1", fills=1.0, depths=1.0),
+    Schedule(name="zb-h2", fills=2.0, depths=2.0),
+)
+#: Schedule by name; 1F1B and interleaved: Narayanan et al., arXiv 2104.04473; ZB-H1 and ZB-H2: Qi et al., arXiv
+#: 2401.10241, table 1: bubbles of $(p-1)(T_F + T_B - T_W)$ and $(p-1)(T_F + T_B - 2 T_W)$, activations of $p$ and
+#: $2p - 1$ micro-batches.
+SCHEDULES: Mapping[str, Schedule] = {row.name: row for row in _ROWS}
+ZERO_BUBBLE = tuple(name for name, row in SCHEDULES.items() if row.fills)
+"""Schedules that part the backward pass in two."""

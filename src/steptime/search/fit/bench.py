@@ -1,0 +1,228 @@
+"""Captures of one module in its variants, each recorded once: programs, costs, memory of their phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from steptime.cost.host import issued_s
+from steptime.cost.quantisation import dequantised_bytes, nf4_element_bytes
+from steptime.errors import UserError
+from steptime.estimate.graph import CostTable, KernelCall, Timer, Work, cost_table
+from steptime.hardware.records import Device
+from steptime.num import Array
+from steptime.search.fit.layout import Layout, layout_of
+from steptime.search.fit.programs import accumulating, state_bytes, widened, with_narrow_weights
+from steptime.workload.capture.factory import load_target
+from steptime.workload.capture.inputs import InputSpec
+from steptime.workload.graph import Program
+from steptime.workload.graph.checkpoints import Tree, plain, text
+from steptime.workload.graph.liveness import Liveness
+
+Saves = Literal["all", "products", "8bit"]
+WIDE_BYTES: Final = 2
+"""Bytes of an element in which products with narrow weights are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How a precision is captured and timed."""
+
+    weights: str | None = None
+    """Element type of the weights; None: as the factory makes them."""
+    autocast: str | None = None
+    tf32: Literal["convolutions", "all"] = "convolutions"
+    adapters: int = 0
+    """Rank of adapters beside frozen weights in NF4; 0: the weights are trained."""
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    "fp32": Format(), "tf32": Format(tf32="all"), "bf16": Format(autocast="bf16"), "fp16": Format(autocast="fp16"),
+    "pure-bf16": Format(weights="bf16"), "qlora": Format(weights="bf16", adapters=16),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """Work of one part of a step: time of the device, and kernels that the host issues."""
+
+    device_s: float
+    launches: float
+
+    def seconds(self, host_s: float) -> float:
+        """Time with the host beside the device."""
+        return float(issued_s(self.device_s, self.launches, host_s)) if self.device_s else self.launches * host_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Peaks of live tensors of a step, with fp32 states on the device."""
+
+    passes_bytes: float
+    """Forward and backward."""
+    optimizer_bytes: float
+    state_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One captured variant."""
+
+    program: Program
+    """A step without accumulation."""
+    table: CostTable
+    layout: Layout | None = None
+    more_s: Array | None = None
+    """Time of each call beside that of its operator: weights that it widens."""
+    _footprints: dict[bool, Footprint] = field(default_factory=dict, repr=False, compare=False)
+
+    def part(self, *phases: str) -> Issued:
+        """Work of some phases."""
+        chosen = [call.phase in phases for call in self.program.calls]
+        device_s, launches = float(self.table.seconds[chosen].sum()), float(self.table.launches[chosen].sum())
+        if self.more_s is not None:
+            device_s += float(self.more_s[chosen].sum())
+            launches += float((self.more_s[chosen] > 0).sum())
+        return Issued(device_s=device_s, launches=launches)
+
+    def footprint(self, accumulate: bool) -> Footprint:
+        """Memory of a step, or of a later micro-step and the optimiser after it."""
+        if accumulate not in self._footprints:
+            program = accumulating(self.program) if accumulate else self.program
+            peaks = {phase: peak.size_bytes for phase, peak in Liveness(program).peaks().items()}
+            optimizer = peaks.pop("optimizer", 0)
+            self._footprints[accumulate] = Footprint(
+                passes_bytes=max(peaks.values()), optimizer_bytes=optimizer, state_bytes=state_bytes(program)
+            )
+        return self._footprints[accumulate]
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A module that is captured in its variants."""
+
+    text: str
+    """``pkg.module:factory`` or ``file.py:factory``."""
+    device: Device
+    optimizer: str = "adamw"
+    seq: int | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    ran: Callable[[], None] = lambda: None
+    """Called after each capture."""
+    captures: int = 0
+    _targets: dict[tuple[str | None, int | None, int], Any] = field(default_factory=dict)
+    _programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
+    _runs: dict[tuple[object, ...], Run] = field(default_factory=dict)
+    _timers: dict[str, Timer] = field(default_factory=dict)
+    _frozen: tuple[str, ...] = ()
+
+    def target(self, weights: str | None, batch: int | None, adapters: int = 0) -> Any:
+        """The module with inputs of a batch; None: that of the factory."""
+        key = (weights, batch, adapters)
+        if key not in self._targets:
+            sizes = {} if batch is None else {"batch": batch}
+            sizes |= {} if self.seq is None else {"seq": self.seq}
+            found = load_target(self.text, sizes=sizes, dtype=weights, inputs=self.inputs)
+            if adapters:
+                from steptime.workload.capture.variants import adapt
+
+                self._frozen = adapt(found.module, self.paths, adapters)
+            self._targets[key] = found
+        return self._targets[key]
+
+    def own_batch(self) -> int:
+        """Batch of the factory's own inputs.
+
+        Raises:
+            UserError: no input has a dim.
+        """
+        from steptime.workload.capture.variants import batch_of
+
+        found = batch_of(self.target(None, None).inputs)
+        if found is None:
+            raise UserError(
+                f"{self.text}: no input has a batch dim", hint="give --batch, and a factory that takes batch"
+            )
+        return found
+
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """Paths of its blocks, by the list that they stand in."""
+        from steptime.workload.capture.variants import blocks_of
+
+        return blocks_of(self.target(None, None).module)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All blocks in order."""
+        return tuple(path for group in self.blocks() for path in group)
+
+    def timer(self, precision: str) -> Timer:
+        """Times operators in a precision."""
+        tf32 = FORMATS[precision].tf32
+        if tf32 not in self._timers:
+            self._timers[tf32] = Timer(device=self.device, tf32=tf32)
+        return self._timers[tf32]
+
+    @property
+    def has_fused(self) -> bool:
+        """Whether the optimiser has a fused implementation."""
+        from steptime.workload.capture.variants import FUSED
+
+        return self.optimizer in FUSED
+
+    def run(
+        self, precision: str, batch: int, tree: Tree | None = None, saves: Saves = "all", *, fused: bool = True
+    ) -> Run:
+        """One variant: captured the first time that it is asked for.
+
+        Raises:
+            UserError: the module cannot be captured this way.
+        """
+        tree = plain(len(self.paths)) if tree is None else tree
+        fused = fused and self.has_fused
+        key = (precision, batch, text(tree), saves, fused)
+        if key not in self._runs:
+            program = self._program(FORMATS[precision], batch, tree, saves, fused=fused)
+            table = cost_table(program, self.timer(precision))
+            whole = saves == "all" and tree == plain(len(self.paths)) and len(self.blocks()) == 1
+            layout = layout_of(program, table, self.paths) if whole else None
+            more_s = self._widening_s(program, precision) if FORMATS[precision].adapters else None
+            self._runs[key] = Run(program=program, table=table, layout=layout, more_s=more_s)
+        return self._runs[key]
+
+    def _program(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
+        key = (form.weights, form.autocast, form.adapters, batch, text(tree), saves, fused)
+        if key not in self._programs:
+            self._programs[key] = self._captured(form, batch, tree, saves, fused=fused)
+            self.captures += 1
+            self.ran()
+        return self._programs[key]
+
+    def _captured(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
+        from steptime.workload.capture import capture
+        from steptime.workload.capture.variants import FUSED, arranged, batch_of, resized
+
+        target = self.target(form.weights, batch, form.adapters)
+        inputs = resized(target.inputs, batch, batch_of(target.inputs))
+        optimizer = FUSED[self.optimizer] if fused else self.optimizer
+        with arranged(target.module, self.paths, tree, saves):
+            program = capture(
+                target.module, inputs, optimizer=optimizer, autocast=form.autocast,
+                loss=target.loss, name=target.name,
+            )  # fmt: skip
+        if form.adapters:
+            program = with_narrow_weights(program, self._frozen, nf4_element_bytes(), WIDE_BYTES)
+        return program
+
+    def _widening_s(self, program: Program, precision: str) -> Array:
+        """Time of widening the weights that each call reads."""
+        timer, known = self.timer(precision), {0: 0.0}
+        counts = widened(program, self._frozen)
+        for count in set(counts) - {0}:
+            moved = float(dequantised_bytes(count, nf4_element_bytes(), WIDE_BYTES))
+            call = KernelCall(operator="move", shape={"read_bytes": moved, "written_bytes": 0.0})
+            known[count] = timer.time("dequantize", Work(moved_bytes=moved, launches=1, kernels=(call,))).seconds
+        return np.array([known[count] for count in counts])

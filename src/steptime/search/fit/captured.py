@@ -1,0 +1,344 @@
+"""What every combination costs on a module that is captured: proposed from few captures, then captured itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from steptime.cost.offload import host_adam_s
+from steptime.cost.optimiser_step import adam_flops
+from steptime.errors import UserError
+from steptime.estimate.graph import KernelCall, Work
+from steptime.estimate.memory_definitions import exceeding, memory_constants
+from steptime.search.fit.arrangements import Arranged, arrangements
+from steptime.search.fit.bench import Bench, Footprint, Issued, Run
+from steptime.search.fit.choice import Checkpoints, Choice, Point
+from steptime.search.fit.layout import Layout
+from steptime.search.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
+from steptime.search.fit.techniques import Change
+from steptime.search.rematerialisation.chain import Action, Kind
+from steptime.search.rematerialisation.solution import Infeasible
+from steptime.search.rematerialisation.swap import choose_places
+from steptime.search.rematerialisation.swap_timeline import HostLink, Place
+from steptime.workload.graph.allocator import AllocatorSettings
+from steptime.workload.graph.checkpoints import plain
+from steptime.workload.graph.placement import place
+
+SWAPS: Final = (0.25, 0.5, 0.75)
+"""Shares of the activations above the least possible that are swapped."""
+HOST_KINDS: Final = ("paged", "offload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Forward and backward of one micro-batch under some checkpoints."""
+
+    work: Issued
+    footprint: Footprint
+    stall_s: float = 0.0
+    captured: bool = False
+
+
+@dataclass(kw_only=True)
+class Captured:
+    """Evaluates combinations on captures of one module."""
+
+    bench: Bench
+    batch: int
+    host_Bps: float
+    allow: Change = Change.ROUNDING
+
+    # -- the space ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions that the device has rates for and that are allowed."""
+        rates = self.bench.device.matrix_flops_per_s
+        found = ["fp32"]
+        self.plain_run("fp32")
+        if self.allow.rank >= Change.ROUNDING.rank:
+            found += ["tf32"] if "tf32" in rates else []
+            found += ["bf16"] if "bf16" in rates else ["fp16"] if "fp16" in rates else []
+        if self.allow is Change.TRAINING and "bf16" in rates:
+            found.append("pure-bf16")
+        return tuple(name for name in found if self._can(name))
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Precisions that the module cannot be captured in -> why."""
+        return {}
+
+    def plain_run(self, precision: str) -> Run:
+        """The whole batch in a precision, captured."""
+        return self.bench.run(precision, self.batch)
+
+    @cached_property
+    def _can_adapt(self) -> bool:
+        return "bf16" in self.precisions and bool(self.bench.paths) and self._can("qlora")
+
+    def _can(self, precision: str) -> bool:
+        try:
+            self.plain_run(precision)
+        except UserError as error:
+            self.refused[precision] = str(error).partition("\n")[0]
+            return False
+        return True
+
+    @cached_property
+    def micro_batches(self) -> tuple[int, ...]:
+        """The batch and its halves, as long as they divide it."""
+        out = [self.batch]
+        while out[-1] % 2 == 0:
+            out.append(out[-1] // 2)
+        return tuple(out if out[-1] == 1 or self.batch == 1 else [*out, 1])
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """Kinds of optimiser states that are allowed; fused ones replace the default."""
+        if not self.bench.has_fused:
+            return ("default",)
+        kinds = ["fused"]
+        if self.bench.optimizer in ("adam", "adamw"):
+            kinds += ["8bit"] if self.allow.rank >= Change.ROUNDING.rank else []
+            kinds += HOST_KINDS
+        return tuple(kinds)
+
+    @cached_property
+    def worthwhile(self) -> tuple[str, ...]:
+        """Precisions that no other beats in both time and memory, without any further technique."""
+        first = {name: self.proposed(self.plain(name)) for name in self.precisions}
+        return tuple(
+            name for name, one in first.items()
+            if not any(o.step_s < one.step_s and o.memory_bytes <= one.memory_bytes for o in first.values())
+        )  # fmt: skip
+
+    def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
+        """The whole batch, and nothing but a precision and an optimiser."""
+        return Choice(precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch)
+
+    def choices(self) -> Iterator[Choice]:
+        """Every combination that is weighed."""
+        adapters = ("qlora",) if self.allow is Change.TRAINING and self._can_adapt else ()
+        for precision in (*self.worthwhile, *adapters):
+            frozen = precision == "qlora"
+            for micro in self.micro_batches:
+                chain = self.bench.run(precision, micro).layout is not None
+                for checkpoints in self.checkpoints(precision, micro):
+                    for swapped in (0.0, *SWAPS) if chain and checkpoints.key == "none" else (0.0,):
+                        for optimizer in self.optimizers[:1] if frozen else self.optimizers:
+                            yield Choice(
+                                precision="bf16" if frozen else precision, optimizer=optimizer, batch=self.batch,
+                                micro_batch=micro, checkpoints=checkpoints, swapped=swapped,
+                                weights="qlora" if frozen else "trained",
+                            )  # fmt: skip
+
+    def checkpoints(self, precision: str, micro: int) -> tuple[Checkpoints, ...]:
+        """Ways to make activations again, the simple ones first."""
+        return tuple(self._arrangements(precision, micro))
+
+    def _arrangements(self, precision: str, micro: int) -> dict[Checkpoints, Arranged]:
+        key = (precision, micro)
+        if key not in self._known:
+            layout = self.bench.run(precision, micro).layout if len(self.bench.blocks()) == 1 else None
+            self._known[key] = arrangements(
+                len(self.bench.paths), layout, groups=len(self.bench.blocks()) == 1,
+                narrow=self.allow.rank >= Change.ROUNDING.rank,
+            )  # fmt: skip
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int], dict[Checkpoints, Arranged]]:
+        return {}
+
+    # -- one combination ----------------------------------------------------------------------------------------------
+
+    def proposed(self, choice: Choice) -> Point:
+        """From the captures that are there, or few more."""
+        return self._point(choice, self._passes(choice), verify=False)
+
+    def verified(self, choice: Choice, proposed: Point | None = None) -> Point:
+        """From a capture of this very combination; what cannot be captured stays a proposal."""
+        arranged = self._arrangements(form_of(choice), choice.micro_batch)[choice.checkpoints]
+        if choice.swapped:
+            return self._point(choice, self._passes(choice), verify=False)
+        try:
+            run = self.bench.run(form_of(choice), choice.micro_batch, *arranged)
+        except UserError:
+            return self.proposed(choice)
+        passes = Passes(
+            work=run.part("forward", "backward"), footprint=run.footprint(choice.accumulation > 1), captured=True
+        )
+        before = proposed if proposed is not None else self.proposed(choice)
+        return replace(self._point(choice, passes, verify=True), proposed_bytes=before.memory_bytes)
+
+    def _passes(self, choice: Choice) -> Passes:
+        key = (form_of(choice), choice.micro_batch, choice.checkpoints, choice.swapped)
+        if key not in self._weighed:
+            self._weighed[key] = self._weigh(choice)
+        return self._weighed[key]
+
+    @cached_property
+    def _weighed(self) -> dict[tuple[str, int, Checkpoints, float], Passes]:
+        return {}
+
+    def _weigh(self, choice: Choice) -> Passes:
+        arranged = self._arrangements(form_of(choice), choice.micro_batch)[choice.checkpoints]
+        if arranged.saves != "all" or (choice.checkpoints.key != "none" and self._layout(choice) is None):
+            return self._interpolated(choice, arranged)
+        base = self.bench.run(form_of(choice), choice.micro_batch)
+        work, footprint = base.part("forward", "backward"), base.footprint(choice.accumulation > 1)
+        if choice.checkpoints.key == "none" and not choice.swapped:
+            return Passes(work=work, footprint=footprint, captured=True)
+        layout = self._layout(choice)
+        if layout is None:
+            return Passes(work=work, footprint=footprint)
+        if choice.swapped:
+            return self._swapped(choice, layout, work, footprint)
+        weighed = layout.weigh((*arranged.tree, layout.blocks))
+        extra = gradient_bytes(base.program) if choice.accumulation > 1 else 0
+        limit = footprint.passes_bytes
+        return Passes(
+            work=Issued(
+                device_s=work.device_s + weighed.recomputed_s, launches=work.launches + weighed.relaunches
+            ),
+            footprint=replace(footprint, passes_bytes=min(weighed.passes_bytes + extra, limit)),
+        )  # fmt: skip
+
+    def _layout(self, choice: Choice) -> Layout | None:
+        return self.bench.run(form_of(choice), choice.micro_batch).layout
+
+    def _interpolated(self, choice: Choice, arranged: Arranged) -> Passes:
+        """From captures of the largest and the smallest micro-batch: what checkpoints change is affine in it."""
+        micro, accumulate = choice.micro_batch, choice.accumulation > 1
+        ends = (self.micro_batches[0], self.micro_batches[-1])
+        rows = []
+        for end in dict.fromkeys(ends):
+            run, base = self.bench.run(form_of(choice), end, *arranged), self.bench.run(form_of(choice), end)
+            one, other = run.part("forward", "backward"), base.part("forward", "backward")
+            saved = run.footprint(accumulate).passes_bytes - base.footprint(accumulate).passes_bytes
+            rows.append((end, one.device_s - other.device_s, one.launches - other.launches, saved))
+        (high, *top), (low, *bottom) = rows[0], rows[-1]
+        share = (micro - low) / (high - low) if high > low else 1.0
+        device_s, launches, saved = (b + share * (t - b) for t, b in zip(top, bottom, strict=True))
+        base = self.bench.run(form_of(choice), micro)
+        work, footprint = base.part("forward", "backward"), base.footprint(accumulate)
+        return Passes(
+            work=Issued(device_s=work.device_s + device_s, launches=work.launches + launches),
+            footprint=replace(footprint, passes_bytes=footprint.passes_bytes + saved),
+        )
+
+    def _swapped(self, choice: Choice, layout: Layout, work: Issued, footprint: Footprint) -> Passes:
+        chain = layout.chain
+        link = HostLink(out_Bps=self.host_Bps, in_Bps=self.host_Bps)
+        everything, least = self._swap_range(choice, layout)
+        limit = everything - choice.swapped * (everything - least)
+        found = choose_places(chain, limit, link, allowed=(Place.KEEP, Place.SWAP))
+        if isinstance(found, Infeasible):
+            return Passes(work=work, footprint=footprint)
+        extra = footprint.passes_bytes - layout.weigh(plain(layout.blocks + 1)).passes_bytes
+        peak = layout.beside_bytes + found.best.peak_bytes + layout.left_total_bytes + extra
+        return Passes(
+            work=work, footprint=replace(footprint, passes_bytes=min(peak, footprint.passes_bytes)),
+            stall_s=found.best.stall_s,
+        )  # fmt: skip
+
+    def _swap_range(self, choice: Choice, layout: Layout) -> tuple[float, float]:
+        from steptime.search.rematerialisation.simulate import simulate
+        from steptime.search.rematerialisation.swap import least_bytes
+
+        chain = layout.chain
+        keep = [Action(Kind.SAVE, i) for i in range(len(chain))]
+        keep += [Action(Kind.BACKWARD, i) for i in reversed(range(len(chain)))]
+        return simulate(chain, keep).peak_bytes, least_bytes(chain)
+
+    # -- time and memory of a step ------------------------------------------------------------------------------------
+
+    def _point(self, choice: Choice, passes: Passes, *, verify: bool) -> Point:
+        base = self.bench.run(form_of(choice), choice.micro_batch)
+        host_s, count = self.bench.timer(form_of(choice)).host_s, choice.accumulation
+        micro_s = passes.work.seconds(host_s) + passes.stall_s
+        update_s = self._update_s(choice, base)
+        step_s = count * micro_s + (count - 1) * self._adding_s(choice, base) + update_s
+        totals = base.table.totals
+        scale = step_s / totals.step_s
+        memory, phases = self._memory(choice, passes.footprint, base)
+        reserved, fits = self._reserved(choice, memory, verify=verify)
+        context = memory_constants().context_bytes
+        return Point(
+            choice=choice, step_s=step_s, memory_bytes=memory, reserved_bytes=reserved, fits=fits,
+            bracket_s=(min(totals.bracket_s[0] * scale, step_s), max(totals.bracket_s[1] * scale, step_s)),
+            band_s=(totals.band_s[0] * scale, totals.band_s[1] * scale), device_bytes=reserved + context,
+            oom_probability=exceeding(reserved + context, self.bench.device.memory_bytes,
+                                      memory_constants().deviation["device"]),
+            basis="capture" if passes.captured else "simulation", phases_bytes=phases,
+        )  # fmt: skip
+
+    def _memory(self, choice: Choice, footprint: Footprint, base: Run) -> tuple[float, dict[str, float]]:
+        """Peak of live tensors with the states where the optimiser has them."""
+        states = state_bytes(base.program, choice.optimizer) - footprint.state_bytes
+        temporaries = 0.0
+        if choice.optimizer == "default" and self.bench.has_fused:
+            run = self.bench.run(form_of(choice), self.batch, fused=False)
+            temporaries = (
+                run.footprint(False).optimizer_bytes
+                - self.bench.run(form_of(choice), self.batch).footprint(False).optimizer_bytes
+            )
+        phases = {
+            "passes": footprint.passes_bytes + states, "optimizer": footprint.optimizer_bytes + states + temporaries
+        }  # fmt: skip
+        return max(phases.values()), phases
+
+    def _reserved(self, choice: Choice, memory: float, *, verify: bool) -> tuple[float, bool]:
+        """What the allocator takes, and whether it finds that much beside the context."""
+        constants = memory_constants()
+        room = self.bench.device.memory_bytes - constants.context_bytes
+        if not verify:
+            reserved = memory * (1 + constants.slack)
+            return reserved, reserved <= room
+        arranged = self._arrangements(form_of(choice), choice.micro_batch)[choice.checkpoints]
+        fused = choice.optimizer != "default"
+        program = self.bench.run(form_of(choice), choice.micro_batch, *arranged, fused=fused).program
+        program = with_states(accumulating(program) if choice.accumulation > 1 else program, choice.optimizer)
+        placed = place(program)
+        if placed.peak_reserved_bytes <= room or room <= 0:
+            return float(placed.peak_reserved_bytes), placed.peak_reserved_bytes <= room
+        tight = place(program, AllocatorSettings(capacity_bytes=int(room)))
+        reserved = placed.peak_reserved_bytes if tight.shortage else tight.peak_reserved_bytes
+        return float(reserved), tight.shortage is None
+
+    def _adding_s(self, choice: Choice, base: Run) -> float:
+        """Adding the gradients of a micro-step to those that are there."""
+        size = gradient_bytes(base.program)
+        count = sum(one.category == "gradient" for one in base.program.storages)
+        return self._streamed_s(form_of(choice), "add", 3.0 * size, size / 4, count)
+
+    def _update_s(self, choice: Choice, base: Run) -> float:
+        """The optimiser's step."""
+        host_s = self.bench.timer(form_of(choice)).host_s
+        kind, program = choice.optimizer, base.program
+        if kind == "default" and self.bench.has_fused:
+            base = self.bench.run(form_of(choice), self.batch, fused=False)
+        update_s = base.part("optimizer").seconds(host_s)
+        trained = [one for one in program.parameters if one.trained]
+        elements, weights = sum(one.elements for one in trained), sum(one.size_bytes for one in trained)
+        if kind == "8bit":
+            moved = 2.0 * weights + gradient_bytes(program) + 2.0 * state_bytes(program, "8bit")
+            return self._streamed_s(form_of(choice), "adamw8bit", moved, float(adam_flops(elements)), len(trained))
+        if kind == "paged":
+            return update_s + 2.0 * state_bytes(program) / self.host_Bps
+        if kind == "offload":
+            return float(host_adam_s(elements, 1, 0.0)) + (gradient_bytes(program) + weights) / self.host_Bps
+        return update_s
+
+    def _streamed_s(self, precision: str, name: str, moved: float, flops: float, launches: float) -> float:
+        timer = self.bench.timer(precision)
+        call = KernelCall(operator="move", shape={"read_bytes": moved, "written_bytes": 0.0})
+        work = Work(moved_bytes=moved, vector_flops=flops, launches=launches, kernels=(call,), family="optimiser")
+        return Issued(device_s=timer.time(name, work).seconds, launches=launches).seconds(timer.host_s)
+
+
+def form_of(choice: Choice) -> str:
+    """The format that a choice is captured in."""
+    return "qlora" if choice.weights == "qlora" else choice.precision

@@ -1,0 +1,185 @@
+r"""A chain of segments, and the actions that a schedule of its forward and backward pass is made of.
+
+Segment $i$ of $N$ reads the boundary activation $a_i$ and makes $a_{i+1}$; its backward reads the gradient
+$\delta_{i+1}$ and makes $\delta_i$. A segment that runs *without saving* leaves only $a_{i+1}$; one that runs
+*saving* also leaves $s_i$, what its backward reads besides its input. Five actions move the state:
+
+======== ==================== ===================================== ===================================================
+name     needs                bytes at its peak, beyond what lives  leaves
+======== ==================== ===================================== ===================================================
+``Fn``   $a_i$                $x_{i+1} + f_i$                       $a_{i+1}$; $a_i$ is released
+``Fck``  $a_i$                $x_{i+1} + f_i$                       $a_{i+1}$, $a_i$
+``Fall`` $a_i$                $x_{i+1} + s_i + g_i$                 $a_{i+1}$, $a_i$, $s_i$
+``B``    $a_i$, $s_i$,        $d_i + b_i$ (and $d_N$ if it is the   $\delta_i$; $a_i$, $s_i$, $\delta_{i+1}$ and
+         $\delta_{i+1}$       first backward)                       $a_{i+1}$ are released
+``D``    $a_i$                0                                     nothing of $a_i$
+======== ==================== ===================================== ===================================================
+
+$x_i$ are the bytes of $a_i$, $d_i$ those of $\delta_i$, $f_i, g_i, b_i$ the transient bytes of a forward without
+saving, of a saving forward and of the backward. Six rules complete the table:
+
+* The input $a_0$ belongs to the caller: it counts at all times and is never released.
+* $\delta_N$ exists from the first backward on, not before.
+* Saved activations hold the input that they were made from: $a_i$ stays as long as $s_i$.
+* Where ``output_in_backward`` of segment $i$ is set (its backward reads its output, as that of ReLU or softmax),
+  $a_{i+1}$ stays as long as $s_i$; else it is released before the backward of segment $i$ begins, if it still lives.
+* The output of a segment that runs again is a new tensor; a copy that lived is released after the run.
+* Parameters, their gradients and the optimizer's state are no part of a chain: subtract them from the limit.
+
+The model is that of Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal checkpointing for heterogeneous
+chains", arXiv 1911.13214, with three refinements: a segment need not keep its output for its backward, the transient
+of a saving forward is a number of its own, and $\delta_N$ does not live during the first forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import reduce
+from numbers import Real
+from typing import NamedTuple
+
+from steptime.errors import FieldError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One segment: times in seconds, sizes in bytes.
+
+    Raises :class:`~steptime.errors.FieldError` where a number is negative or not finite.
+    """
+
+    forward_s: float
+    """Time of one forward run; saving or not takes the same time."""
+    backward_s: float
+    input_bytes: float
+    """Bytes of the boundary activation that it reads, $x_i$."""
+    saved_bytes: float
+    """Bytes that its backward reads besides its input, and besides its output, $s_i$."""
+    gradient_bytes: float = 0.0
+    """Bytes of the gradient of its input, $d_i$; 0 for a first segment whose input needs none."""
+    forward_transient_bytes: float = 0.0
+    """Bytes at the peak of a forward without saving, beyond its input and its output, $f_i$."""
+    saving_transient_bytes: float = 0.0
+    """Bytes at the peak of a saving forward, beyond its input, its output and what it saves, $g_i$."""
+    backward_transient_bytes: float = 0.0
+    """Bytes at the peak of the backward, beyond what it reads and the gradient that it makes, $b_i$."""
+    output_in_backward: bool = False
+    """Whether its backward reads its output."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if item.name != "output_in_backward":
+                check_number("segment", item.name, getattr(self, item.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Segments in forward order, and the sizes at the end of the last.
+
+    Raises :class:`~steptime.errors.FieldError` where there is no segment, or a size is negative or not finite.
+
+    >>> chain = Chain(segments=(Segment(forward_s=1, backward_s=2, input_bytes=10, saved_bytes=30),) * 3)
+    >>> len(chain), chain.boundary_bytes, chain.base_s
+    (3, (10, 10, 10, 0.0), 9)
+    """
+
+    segments: tuple[Segment, ...]
+    output_bytes: float = 0.0
+    """Bytes of the last output, $x_N$; nearly 0 where the last segment is the loss."""
+    output_gradient_bytes: float = 0.0
+    """Bytes of its gradient, $d_N$."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "segments", tuple(self.segments))
+        if not self.segments:
+            raise FieldError("chain", "segments", "is empty", hint="give at least one segment")
+        check_number("chain", "output_bytes", self.output_bytes)
+        check_number("chain", "output_gradient_bytes", self.output_gradient_bytes)
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    @property
+    def boundary_bytes(self) -> tuple[float, ...]:
+        r"""$x_0 \dots x_N$."""
+        return (*(one.input_bytes for one in self.segments), self.output_bytes)
+
+    @property
+    def gradient_bytes(self) -> tuple[float, ...]:
+        r"""$d_0 \dots d_N$."""
+        return (*(one.gradient_bytes for one in self.segments), self.output_gradient_bytes)
+
+    @property
+    def base_s(self) -> float:
+        """Time of one forward and one backward of every segment: that of a schedule without recomputation."""
+        return sum(one.forward_s + one.backward_s for one in self.segments)
+
+
+class Kind(StrEnum):
+    """The five actions; the value is the name that a schedule is printed with."""
+
+    FORWARD = "Fn"
+    """Forward; nothing is saved and the input is released."""
+    CHECKPOINT = "Fck"
+    """Forward; nothing is saved but the input."""
+    SAVE = "Fall"
+    """Forward; all that the backward needs is saved."""
+    BACKWARD = "B"
+    DISCARD = "D"
+    """The boundary activation before the segment is released."""
+
+
+class Action(NamedTuple):
+    """One action on one segment, or for :attr:`Kind.DISCARD` on one boundary."""
+
+    kind: Kind
+    segment: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.segment}"
+
+
+Schedule = tuple[Action, ...]
+
+
+def described(schedule: Iterable[Action]) -> str:
+    """A schedule in one line.
+
+    >>> described(keep_all(2))
+    'Fall0 Fall1 B1 B0'
+    """
+    return " ".join(map(str, schedule))
+
+
+def keep_all(count: int) -> Schedule:
+    """The schedule of ``count`` segments that saves everything and runs nothing twice."""
+    forward = tuple(Action(Kind.SAVE, i) for i in range(count))
+    return forward + tuple(Action(Kind.BACKWARD, i) for i in reversed(range(count)))
+
+
+def check_number(where: str, field: str, value: object, *, positive: bool = False) -> None:
+    """Refuse what is no finite number of at least 0, or above 0 if ``positive``."""
+    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
+        allowed = "a finite number above 0" if positive else "a finite number of at least 0"
+        raise FieldError(where, field, f"is {value!r}; allowed is {allowed}")
+
+
+def check_limit(limit_bytes: float) -> None:
+    """Refuse a limit that is negative or no number; infinity is allowed."""
+    if limit_bytes != math.inf:
+        check_number("limit", "limit_bytes", limit_bytes)
+
+
+def common_divisor(sizes: Sequence[float]) -> float:
+    """Largest whole number of which every size is a multiple; 0 if there is none, or all are 0.
+
+    >>> common_divisor([8, 12.0, 0]), common_divisor([0.5, 2])
+    (4.0, 0.0)
+    """
+    if not all(float(size).is_integer() for size in sizes):
+        return 0.0
+    return float(reduce(math.gcd, map(int, sizes), 0))

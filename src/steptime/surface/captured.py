@@ -1,0 +1,107 @@
+"""A captured module as the model of a job: what it needs in place of a specification, a mode, a space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from steptime.errors import PlanError
+from steptime.estimate.captured import BATCHES
+from steptime.estimate.captured import captured_model as captured_model
+from steptime.estimate.single import Setting
+from steptime.plan.captured import CAPTURED
+from steptime.plan.corrected_space import CorrectedSpace
+from steptime.plan.job import Precision
+from steptime.plan.plans import RECOMPUTE_CODES
+from steptime.study.modes import Mode
+from steptime.workload.captured.record import CapturedModel
+from steptime.workload.spec import ModelSpec
+
+CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "bf16"}
+"""Training recipe -> element type in which a module is captured for it."""
+
+InputsOfBatch = Callable[[int], Any]
+
+
+def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
+    """The module that a factory makes, as a workload.
+
+    The factory is called for each of three batches where it takes one; else the first dim of its inputs is the batch.
+
+    Args:
+        target: ``pkg.module:factory`` or ``file.py:factory``.
+        dtype: training recipe; the module is captured in the element type of its activations.
+        seq: tokens of a sample, for a factory that takes them.
+
+    Raises:
+        UserError: the factory fails, or its module cannot be captured.
+    """
+    from steptime.workload.capture.factory import load_target
+    from steptime.workload.capture.variants import batch_of, resized
+
+    element = CAPTURED_DTYPES.get(dtype)
+    more = {} if seq is None else {"seq": seq}
+    first = load_target(target, sizes={"batch": BATCHES[0], **more}, dtype=element, inputs=())
+
+    def inputs_of_batch(batch: int) -> Any:
+        if batch == BATCHES[0]:
+            return resized(first.inputs, batch, batch_of(first.inputs))
+        again = load_target(target, sizes={"batch": batch, **more}, dtype=element, inputs=()).inputs
+        return resized(again, batch, batch_of(again))
+
+    return captured_model(first.module, inputs_of_batch, name=first.name, dtype=element, loss=first.loss)
+
+
+def summary_of(model: CapturedModel) -> ModelSpec:
+    """The few facts of a specification that the rest of a job asks for; the operators are in the captured model."""
+    return ModelSpec(
+        name=model.name, family="captured", source=model.source, layers=model.layers, hidden=1, heads=max(model.ranks),
+        kv_heads=max(model.ranks), head_dim=1, ffn_hidden=1, gated_mlp=False, activation="captured", norm="layernorm",
+        causal=True, seq_len=model.seq_len, vocab=0, position="none",
+        tied_embeddings=any(one.tied for one in (*model.head, *model.tail)),
+    )  # fmt: skip
+
+
+def mode_of(setting: Setting, mode: Mode) -> Mode:
+    """The mode of a job: that of captured modules where it has one."""
+    model = setting.job.captured
+    if model is None:
+        return mode
+    every = (RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"])
+    space = CorrectedSpace(
+        zero=(1, 2, 3), sp=(int(model.sequence_parallel),), recompute=every if model.repeats else every[:1]
+    )
+    return Mode(method=CAPTURED, space=space, auto={"1d": ()}, attentions=("fused",))
+
+
+def check_captured(model: CapturedModel, precision: Precision, *, seq: int | None, adapter: Any, mode: Mode) -> None:
+    """Refuses what a captured module cannot be asked for.
+
+    Raises:
+        PlanError: names it, and says what to do instead.
+    """
+    if not mode.method.calibrated:
+        raise PlanError(f"mode {mode.method.name} has no captured modules", hint="drop --mode")
+    if adapter is not None:
+        raise PlanError(f"{model.name} is captured as it is", hint="put the adapters into the module, and drop --lora")
+    if seq not in (None, model.seq_len):
+        raise PlanError(f"{model.name} was captured with {model.seq_len} tokens a sample, not {seq}",
+                        hint="capture it with inputs of that length")  # fmt: skip
+    wanted = CAPTURED_DTYPES.get(precision.name)
+    if wanted is None:
+        raise PlanError(f"dtype {precision.name} is not modelled for captured modules",
+                        hint=f"one of {', '.join(CAPTURED_DTYPES)}")  # fmt: skip
+    if model.dtype != wanted:
+        raise PlanError(f"{model.name} was captured in {model.dtype}, dtype {precision.name} needs {wanted}",
+                        hint=f"captured_model(..., dtype={wanted!r}), or another --dtype")  # fmt: skip
+
+
+def check_strategy(setting: Setting, strategy: str) -> None:
+    """Refuses strategies that need to know what the operators mean.
+
+    Raises:
+        PlanError: it is not 1d.
+    """
+    if setting.job.captured is not None and strategy not in ("auto", "1d"):
+        raise PlanError(f"strategy {strategy}: a captured module has data, pipeline and 1D tensor parallelism only",
+                        hint="give --strategy 1d")  # fmt: skip

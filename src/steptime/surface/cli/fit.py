@@ -1,0 +1,105 @@
+"""``steptime fit``: the cheapest way to make a training step fit on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from steptime.surface.cli import options as o
+
+#: Parameters of the command that are handed to the API where they are given.
+OPTIONS: Final = ("batch", "seq", "optimizer", "allow")
+MAX_BATCH, MAX_SEQ = 10**6, 10**7
+
+
+class Allow(StrEnum):
+    """Strongest change of the numbers."""
+
+    NONE = "none"
+    ROUNDING = "rounding"
+    TRAINING = "training"
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="pkg.module:factory or file.py:factory, whose code is imported and so run; or a catalogue name, "
+            "config.json or TOML file.",
+        ),
+    ],
+    device: Annotated[str, typer.Option("--device", help="Catalogue name or TOML file of the device.")],
+    batch: Annotated[
+        int | None, o.number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_BATCH)
+    ] = None,
+    seq: Annotated[
+        int | None, o.number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_SEQ)
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, ...")
+    ] = None,
+    host_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--host-bandwidth", metavar="'N GB/s'", help="Between device and host, each way; default 20 GB/s."
+        ),
+    ] = None,
+    allow: Annotated[
+        Allow | None,
+        typer.Option(
+            "--allow",
+            help="Strongest change of the numbers: none, rounding (default: fewer bits somewhere), training (what is "
+            "learned may differ: fp8, bf16 weights, adapters on 4-bit weights).",
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SHAPE", help="Input of a captured module, as ids=8x1024:int64. Repeatable."),
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every point of the front.")] = False,
+    json: o.Json = False,
+) -> None:
+    """The cheapest way to make a training step fit on one device, and what each technique saves and costs.
+
+    A factory (pkg.module:factory, file.py:factory) is imported, which runs its code, and its module is captured without
+    weights or data: memory is exact. Other models are estimated by their dimensions.
+    """
+    _run(locals())
+
+
+def _run(given: Mapping[str, Any]) -> None:
+    """What :func:`command` does with the values of its parameters, by name."""
+    from steptime.surface import fitting
+    from steptime.surface.cli.job import refuse_run
+    from steptime.surface.cli.progress import Progress
+
+    refuse_run(given["model"])
+    options = o.given(**{name: given[name] for name in OPTIONS})
+    if given["host_bandwidth"] is not None:
+        options["host_bandwidth_Bps"] = _bandwidth(given["host_bandwidth"])
+    with Progress("captures") as progress:
+        result = fitting.fit(
+            given["model"], given["device"], inputs=tuple(given["inputs"] or ()), progress=progress, **options
+        )
+    if given["json"]:
+        from steptime.surface.cli.output import print_json
+
+        print_json(result.to_json())
+        return
+    from steptime.surface.report.fit import print_fit
+
+    print_fit(result, show_all=given["show_all"])
+
+
+def _bandwidth(text: str) -> float:
+    from steptime.errors import FieldError, UserError
+    from steptime.units import parse
+
+    try:
+        return parse(text, "Bps")
+    except UserError as error:
+        raise FieldError("", "--host-bandwidth", str(error)) from None

@@ -1,0 +1,174 @@
+"""``steptime profile``: capture a real model and show what each operator costs, and what makes its peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steptime.errors import UserError, shorten
+from steptime.surface.cli import options as o
+
+MAX_DEPTH = 20
+ENDINGS = {
+    "snapshot": (".pickle", ".pkl"),
+    "trace": (".pftrace", ".perfetto-trace", ".json"),
+    "roofline": (".svg", ".png"),
+}
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
+    ],
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device of the catalogue, or a TOML file.")],
+    batch: Annotated[int | None, o.number("--batch", "N", "Samples, if the factory takes them.")] = None,
+    seq: o.Seq = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; once for each."
+        ),
+    ] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights.")
+    ] = None,
+    autocast: Annotated[
+        str | None, typer.Option("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="NAME", help="adamw, adamw-loop, adamw-fused, sgd, ..., none.")
+    ] = "adamw",
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", metavar="NAME", help="own, cross-entropy, mse, sum, mean; or let the factory give one."),
+    ] = None,
+    inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone.")] = False,
+    nonzero_share: Annotated[
+        float | None,
+        o.real("--nonzero-share", "SHARE", "Share of a mask to take as true where shapes depend on data."),
+    ] = None,
+    whole: Annotated[bool, typer.Option("--no-fold", help="Record every block of a run of equal ones.")] = False,
+    depth: Annotated[int, o.number("--depth", "N", "Levels of modules to show.", high=MAX_DEPTH)] = 3,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option("--snapshot", metavar="FILE.pickle", help="Memory snapshot for pytorch.org/memory_viz."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE.pftrace|.json", help="Trace for Perfetto, or Chrome JSON.")
+    ] = None,
+    roofline: Annotated[Path | None, typer.Option("--roofline", metavar="FILE.svg|.png", help="Roofline plot.")] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="FILE.pickle", help="A measured memory snapshot beside the prediction."),
+    ] = None,
+    show_all: o.All = False,
+    json: o.Json = False,
+) -> None:
+    """Capture one training step of a real model and cost it: time, memory, operators, modules.
+
+    The factory returns a torch.nn.Module, or (module, inputs), or (module, inputs, loss). Importing it runs its code:
+    use it on code that you trust. Weights are never allocated, no GPU is needed.
+    """
+    _run(locals())
+
+
+def _run(given: Mapping[str, Any]) -> None:
+    from steptime.surface.profiling import profile
+
+    _check_outputs(given)
+    share = given["nonzero_share"]
+    if share is not None and not 0 < share <= 1:
+        raise UserError(f"--nonzero-share {share} is out of range", hint="more than 0, at most 1")
+    found = profile(
+        given["model"], given["device"], batch=given["batch"], seq=given["seq"], dtype=given["dtype"],
+        inputs=given["inputs"] or (), optimizer=given["optimizer"], loss=given["loss"], autocast=given["autocast"],
+        training=not given["inference"], fold=not given["whole"], nonzero_share=share,
+        dims=parse_dims(given["dim"] or []),
+    )  # fmt: skip
+    _write(found, given)
+    compared = _compared(found, given["measured"])
+    if given["json"]:
+        from steptime.surface.cli.output import document, print_json
+
+        print_json(document(**found.to_json(given["depth"]), **({"measured": compared} if compared else {})))
+        return
+    from steptime.surface.report.captured_memory import print_captured_memory
+    from steptime.surface.report.profile import print_profile
+
+    print_profile(found.table, depth=given["depth"], show_all=given["show_all"])
+    print_captured_memory(found)
+    if compared:
+        from steptime.surface.report.text import console, memory
+
+        console().print(
+            f"measured peak {memory(compared['peak_bytes'])}, predicted {memory(compared['predicted_bytes'])}"
+        )
+
+
+def parse_dims(texts: list[str]) -> dict[str, int]:
+    """``NAME=N`` pairs.
+
+    Raises:
+        UserError: one is written otherwise.
+
+    >>> parse_dims(["batch=8"])
+    {'batch': 8}
+    """
+    out = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value.isascii() or not value.isdigit() or not 0 < int(value) <= o.MAX_SEQ:
+            raise UserError(f"--dim {shorten(text)!r} is no size", hint="write NAME=N, for example batch=8")
+        out[name] = int(value)
+    return out
+
+
+def _check_outputs(given: Mapping[str, Any]) -> None:
+    """Before the work: suffixes and folders of the files to write."""
+    endings = {
+        "snapshot": (".pickle", ".pkl"),
+        "trace": (".pftrace", ".perfetto-trace", ".json"),
+        "roofline": (".svg", ".png"),
+    }
+    for name, allowed in endings.items():
+        path: Path | None = given[name]
+        if path is None:
+            continue
+        if path.suffix not in allowed:
+            raise UserError(f"--{name} {path}: the name must end in {' or '.join(allowed)}")
+        if not path.parent.is_dir():
+            raise UserError(f"--{name} {path}: there is no folder {path.parent}")
+
+
+def _write(found: Any, given: Mapping[str, Any]) -> None:
+    """The files that were asked for."""
+    seconds = found.table.seconds.tolist()
+    if given["snapshot"] is not None:
+        from steptime.surface.formats.memory_snapshot import write_memory_snapshot
+
+        write_memory_snapshot(found.program, given["snapshot"], seconds=seconds, placement=found.placement)
+    if given["trace"] is not None:
+        from steptime.surface.formats.chrome_trace import write_chrome_trace
+        from steptime.surface.formats.perfetto import write_perfetto
+
+        writer = write_chrome_trace if given["trace"].suffix == ".json" else write_perfetto
+        writer(found.program, given["trace"], seconds=seconds)
+    if given["roofline"] is not None:
+        from steptime.surface.report.roofline import write_roofline
+
+        write_roofline(found.table, given["roofline"])
+
+
+def _compared(found: Any, path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    from steptime.surface.formats.snapshot_reader import read_snapshot
+
+    peak, predicted = read_snapshot(path).device().peak_allocated_bytes, found.memory["allocated"]
+    return {"peak_bytes": peak, "predicted_bytes": predicted, "error": predicted / peak - 1 if peak else None}

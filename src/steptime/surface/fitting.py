@@ -1,0 +1,177 @@
+"""The cheapest way to make a training step fit on one device, for a module or for a model that is known by its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from steptime.cost.offload import HOST_LINK_BPS
+from steptime.errors import FieldError, UnknownNameError
+from steptime.estimate.memory_definitions import memory_constants
+from steptime.estimate.single import Setting
+from steptime.hardware import load_device
+from steptime.hardware.records import Cluster, Device, Level
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.search.fit.driver import Found, search
+from steptime.search.fit.estimated import OFFLOADS, Estimated, Kind
+from steptime.search.fit.result import FitResult
+from steptime.search.fit.techniques import Change
+from steptime.study.modes import MODES
+from steptime.surface.jobs import adapter_of, framework_of, with_choices
+from steptime.surface.models import load_model
+from steptime.surface.values import choice, number, text, whole
+from steptime.version import __version__
+from steptime.workload.capture.factory import is_target
+from steptime.workload.capture.inputs import parse_input
+
+MAX_BATCH, MAX_SEQ, DEFAULT_BATCH = 10**6, 10**7, 8
+LORA_RANK: Final = 16
+#: Optimisers of a captured module; the first two have all kinds of states.
+OPTIMIZER_NAMES: Final = ("adamw", "adam", "sgd", "sgd-momentum", "adagrad", "rmsprop", "adafactor")
+Progress = Callable[[int, int], None]
+
+
+def fit(
+    model: str, device: str, *, batch: int | None = None, seq: int | None = None, optimizer: str = "adamw",
+    host_bandwidth_Bps: float = HOST_LINK_BPS, allow: str = "rounding", inputs: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> FitResult:  # fmt: skip
+    """The cheapest way to make a training step fit on one device.
+
+    Args:
+        model: ``pkg.module:factory`` or ``file.py:factory``, which is imported and captured; or a catalogue name, a
+            ``config.json`` or a TOML file, which is estimated by its dimensions.
+        device: catalogue name or TOML file.
+        batch: samples of an optimiser step; None: that of the factory's inputs, of other models 8.
+        seq: tokens of a sample; None: the model's own.
+        optimizer: of a captured module ``adamw``, ``adam``, ``sgd``, ``sgd-momentum``, ``adagrad``, ``rmsprop`` or
+            ``adafactor``; of other models one of :func:`steptime.api.plan`.
+        host_bandwidth_Bps: bytes per second between device and host, each way.
+        allow: strongest change of the numbers: ``none``, ``rounding`` (fewer bits somewhere), or ``training`` (what is
+            learned may differ).
+        inputs: shapes of a captured module's inputs, as ``8x1024:int64``, where the factory gives none.
+        progress: called with captures done and captures known so far.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    change = Change(choice("allow", allow, tuple(Change)))
+    machine = load_device(text("device", device))
+    host_Bps = number("host_bandwidth", host_bandwidth_Bps, 1e6, 1e15, "bytes per second between device and host")
+    sizes = {
+        "batch": None if batch is None else whole("batch", batch, 1, MAX_BATCH),
+        "seq": None if seq is None else whole("seq", seq, 1, MAX_SEQ),
+    }
+    given = text("model", model)
+    if is_target(given):
+        return _captured(given, machine, sizes, optimizer, host_Bps, change, tuple(inputs), progress)
+    if inputs:
+        raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
+    return _estimated(given, machine, sizes, optimizer, host_Bps, change)
+
+
+def _captured(
+    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, host_Bps: float, allow: Change,
+    inputs: tuple[str, ...], progress: Progress | None,
+) -> FitResult:  # fmt: skip
+    from steptime.search.fit.bench import Bench
+    from steptime.search.fit.captured import Captured
+
+    if optimizer not in OPTIMIZER_NAMES:
+        raise UnknownNameError("optimizer", str(optimizer), OPTIMIZER_NAMES)
+    bench = Bench(
+        text=given, device=device, optimizer=optimizer, seq=sizes["seq"],
+        inputs=tuple(parse_input(one) for one in inputs),
+    )  # fmt: skip
+    batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
+    engine = Captured(bench=bench, batch=batch, host_Bps=host_Bps, allow=allow)
+    counter = _Counter(progress, len(engine.precisions) + 2 * len(engine.micro_batches) + 4)
+    bench.ran = counter.one
+    found = search(engine, counter.more)
+    unknown = bench.run("fp32", batch).table.coverage.unknown
+    notes = [f"{one.op} is timed by its bytes only: it is in no table" for one in unknown[:3]]
+    notes += [f"{name} is left out: {why}" for name, why in engine.refused.items()]
+    if not bench.paths:
+        notes.append("no list of equal blocks was found in the module: checkpoints were not tried")
+    return _result(
+        found, given, device, batch, sizes["seq"], optimizer, host_Bps, allow, captures=bench.captures, notes=notes
+    )
+
+
+class _Counter:
+    """Captures done, and those known so far."""
+
+    def __init__(self, progress: Progress | None, expected: int) -> None:
+        self.progress, self.done, self.total = progress, 0, expected
+
+    def one(self) -> None:
+        """One more is done."""
+        self.done += 1
+        self.total = max(self.total, self.done)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def more(self, captures: int) -> None:
+        """So many are to come."""
+        self.total = max(self.total, self.done + captures)
+
+
+def _estimated(
+    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, host_Bps: float, allow: Change
+) -> FitResult:
+    spec = load_model(given)
+    if optimizer not in OPTIMIZERS:
+        raise UnknownNameError("optimizer", str(optimizer), tuple(OPTIMIZERS))
+    batch = DEFAULT_BATCH if sizes["batch"] is None else sizes["batch"]
+    cluster, mode = alone(device), MODES["corrected"]
+
+    framework = framework_of(None, mode, device.name)
+
+    def make(kind: Kind) -> Setting:
+        name = "adam8bit" if kind.optimizer == "8bit" else optimizer
+        adapter = adapter_of({"rank": LORA_RANK, "qlora": True}) if kind.weights == "qlora" else None
+        job = Job(
+            model=spec, gpus=1, global_batch=batch, seq_len=sizes["seq"] or spec.seq_len,
+            precision=PRECISIONS[kind.precision], optimizer=OPTIMIZERS[name], adapter=adapter, framework=framework,
+        )  # fmt: skip
+        offload = {OFFLOADS[kind.optimizer]} if kind.optimizer in OFFLOADS else set()
+        offload |= {"activations"} if kind.swapped else set()
+        job = with_choices(job, {"offload": frozenset(offload)} if offload else {})
+        return Setting(method=mode.method, job=job, cluster=cluster, statistics=mode.statistics)
+
+    engine = Estimated(
+        make=make, strategy=mode.method.strategies["1d"], batch=batch, rates=frozenset(device.matrix_flops_per_s),
+        allow=allow,
+    )  # fmt: skip
+    found = search(engine)
+    notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
+    if host_Bps != HOST_LINK_BPS:
+        notes.append("the estimate of a model by its dimensions knows one host bandwidth only: 20 GB/s")
+    return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, HOST_LINK_BPS, allow,
+                   captures=0, notes=notes)  # fmt: skip
+
+
+def alone(device: Device) -> Cluster:
+    """A cluster of one device, without anything to talk to."""
+    level = Level(name="device", devices=1, link_Bps=1e12, efficiency=1.0, latency_s=0.0)
+    return Cluster(name=device.name, title=device.title, device=device, levels=(level,))
+
+
+def _result(
+    found: Found, model: str, device: Device, batch: int, seq: int | None, optimizer: str, host_Bps: float,
+    allow: Change, *, captures: int, notes: Sequence[str],
+) -> FitResult:  # fmt: skip
+    constants = memory_constants()
+    provenance: dict[str, Any] = {
+        "steptime_version": __version__, "memory_constants": constants.source,
+        "memory": {"capture": "live tensors of a captured step, placed by a model of PyTorch's caching allocator",
+                   "simulation": "the recorded chain of blocks under a schedule, and the allocator's usual slack",
+                   "estimate": "the estimate of the model's dimensions, and the allocator's usual slack"},
+        "host_bandwidth": "given" if host_Bps != HOST_LINK_BPS else "assumed: PCIe 4.0 x16 at 0.65 of 32 GB/s",
+    }  # fmt: skip
+    return FitResult(
+        model=model, device=device.name, batch=batch, seq=seq, optimizer=optimizer, allow=str(allow),
+        host_Bps=host_Bps, capacity_bytes=device.memory_bytes, context_bytes=constants.context_bytes,
+        baseline=found.baseline, cheapest=found.cheapest, least=found.least, front=found.front, guide=found.guide,
+        candidates=found.candidates, captures=captures, provenance=provenance, notes=tuple(notes),
+    )  # fmt: skip

@@ -1,0 +1,254 @@
+"""What a captured model costs on one device: operators, time, and memory by liveness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.errors import InputFileError, UserError, shorten
+from steptime.estimate.graph import CostTable, Metrics, Timer, cost_table, table_metrics
+from steptime.estimate.memory_definitions import exceeding, memory_constants
+from steptime.hardware import load_device
+from steptime.hardware.records import Device
+from steptime.workload.capture.factory import Target, is_target, load_target
+from steptime.workload.capture.inputs import parse_input
+from steptime.workload.graph import Parameter, Program
+from steptime.workload.graph.arena import arena_of
+from steptime.workload.graph.liveness import Held, Liveness, Peak
+from steptime.workload.graph.placement import Placement, place
+
+CUDA_ROUNDING_BYTES: Final = 512
+"""CUDA's caching allocator gives multiples of this (c10/cuda/CUDACachingAllocator.cpp, `kMinBlockSize`)."""
+WORKSPACE_BYTES: Final = {"hopper": 32 * 2**20, "other": 4096 * 1024 * 2 + 16 * 1024 * 8}
+"""cuBLAS workspace of one handle (aten/src/ATen/cuda/CublasHandlePool.cpp, `getChosenWorkspaceSize`)."""
+HOPPER: Final = ("h100", "h200", "h20", "h800", "gh200")
+HANDLES: Final = 2
+"""Threads with a cuBLAS handle of their own: the one of the forward and the one of the backward pass."""
+LISTED: Final = 8
+"""Tensors listed at a peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A captured program, and what it costs on a device."""
+
+    program: Program
+    device: Device
+    table: CostTable
+    cuda: bool
+    """The device's memory is managed by CUDA's caching allocator."""
+
+    @cached_property
+    def live(self) -> Liveness:
+        """Memory in use at every call."""
+        if self.cuda:
+            return Liveness(self.program, rounding=CUDA_ROUNDING_BYTES, scratch=False)
+        return Liveness(self.program)
+
+    @cached_property
+    def placement(self) -> Placement | None:
+        """The storages as CUDA's caching allocator places them; None on other devices."""
+        return place(without_scratch(self.program)) if self.cuda else None
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        """Peak memory in bytes by definition, and what lies between them."""
+        peak = float(self.live.peak().size_bytes)
+        if self.placement is None:
+            return {"allocated": peak}
+        kind = "hopper" if self.device.name.startswith(HOPPER) else "other"
+        workspace = float(HANDLES * WORKSPACE_BYTES[kind])
+        context = memory_constants().context_bytes
+        reserved = self.placement.peak_reserved_bytes + workspace
+        return {
+            "allocated": self.placement.peak_allocated_bytes + workspace, "workspace": workspace, "reserved": reserved,
+            "context": context, "device": reserved + context,
+        }  # fmt: skip
+
+    @cached_property
+    def arena_bytes(self) -> int | None:
+        """Memory of the activations of a forward pass in a static plan, None where the program trains."""
+        if any(call.phase != "forward" for call in self.program.calls):
+            return None
+        return arena_of(self.program).size_bytes
+
+    @property
+    def metrics(self) -> Metrics:
+        """Static and dynamic metrics, as a rewriter weighs them."""
+        return table_metrics(self.table, peak_bytes=self.memory["allocated"])
+
+    @property
+    def needed_bytes(self) -> float:
+        """Memory that the device must have."""
+        return self.memory.get("device", self.memory["allocated"])
+
+    @property
+    def oom_probability(self) -> float:
+        """Chance that it does not fit, from residuals of measured memory."""
+        return exceeding(self.needed_bytes, self.device.memory_bytes, memory_constants().deviation["device"])
+
+    def to_json(self, depth: int = 3) -> dict[str, Any]:
+        """Plain values, SI units."""
+        s = self.table.totals
+        return {
+            "model": self.program.name, "device": self.device.name, "parameters": self.program.parameter_count,
+            "trained_parameters": sum(p.elements for p in _distinct(self.program) if p.trained),
+            "folded": list(self.program.folded), "batch": self.program.batch,
+            "step_time_s": s.step_s, "step_time_bracket_s": list(s.bracket_s), "step_time_band_s": list(s.band_s),
+            "mfu": s.mfu, "hfu": s.hfu, "model_flops": s.model_flops, "executed_flops": s.executed_flops,
+            "flops_convention": "2mnk, a causal mask counted once", "vector_flops": s.vector_flops,
+            "moved_bytes": s.moved_bytes, "launches": s.launches, "device_time_s": s.device_s, "host_time_s": s.host_s,
+            "peak_memory_bytes": self.memory["allocated"], "memory_by_definition_bytes": self.memory,
+            "memory_capacity_bytes": self.device.memory_bytes, "oom_probability": self.oom_probability,
+            "feasible": self.needed_bytes <= self.device.memory_bytes,
+            "memory": dict(self.live.peak().by_category), "peaks": self._peaks(), "arena_bytes": self.arena_bytes,
+            "by_phase": _groups(self.table.by_phase()), "by_operator": _groups(self.table.by_operator()),
+            "by_module": _groups(self.table.by_module(depth, folded=True)), "by_bound": _groups(self.table.by_bound()),
+            "coverage": asdict(self.table.coverage), "metrics": asdict(self.metrics), "provenance": self._provenance(),
+        }  # fmt: skip
+
+    def _peaks(self) -> dict[str, Any]:
+        return {phase: self._peak(peak) for phase, peak in self.live.peaks().items()}
+
+    def _peak(self, peak: Peak) -> dict[str, Any]:
+        return {
+            "size_bytes": peak.size_bytes, "operator": peak.operator, "module": peak.module, "call": peak.call,
+            "by_category": dict(peak.by_category),
+            "tensors": [
+                {"size_bytes": held.storage.size_bytes, "category": held.storage.category, "made_by": held.made_by}
+                for held in self.largest(peak)
+            ],
+        }  # fmt: skip
+
+    def largest(self, peak: Peak, count: int = LISTED) -> list[Held]:
+        """The largest storages that are alive at a peak."""
+        return self.live.alive(peak.call)[:count]
+
+    def _provenance(self) -> dict[str, Any]:
+        bases = [group for group in self.table.by_basis() if group.seconds]
+        whole = sum(group.seconds for group in bases) or 1.0
+        return {
+            "captured_by": self.program.source, "device_source": self.device.title,
+            "time_rests_on": {group.name: group.seconds / whole for group in bases},
+            "band": "errors of the fitted curves",
+            "memory": "liveness of recorded storages" + (", CUDA caching allocator simulated" if self.cuda else ""),
+        }  # fmt: skip
+
+
+def profile(
+    model: str | Program,
+    device: str,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    inputs: Sequence[str] = (),
+    optimizer: str | None = "adamw",
+    loss: str | None = None,
+    autocast: str | None = None,
+    training: bool = True,
+    fold: bool = True,
+    nonzero_share: float | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Profile:
+    """Capture a model and cost it on a device; no weights, no data, no GPU.
+
+    Args:
+        model: ``pkg.module:factory``, ``file.py:factory`` (importing runs its code), an ``.onnx`` file, or a program
+            that was captured before.
+        device: catalogue name or file of the device.
+        batch: samples; handed to the factory if it takes it.
+        seq: tokens of a sequence, likewise.
+        dtype: element type of the weights: ``fp32`` (PyTorch's default), ``bf16``, ``fp16``.
+        inputs: shapes of the forward's arguments, as ``8x1024:int64``; the factory's own where none is given.
+        optimizer: name of an optimiser, ``none`` for none.
+        loss: ``own``, ``cross-entropy``, ``mse``, ``sum``, ``mean``.
+        autocast: element type of automatic mixed precision.
+        training: False: the forward pass alone.
+        fold: record a few blocks of each run of equal ones.
+        nonzero_share: share of a mask to take as true where shapes depend on data.
+        dims: sizes of the named dims of an ONNX file.
+
+    Raises:
+        UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
+    """
+    target = load_device(device)
+    program = model
+    if isinstance(program, str):
+        settings = {
+            "optimizer": None if optimizer == "none" else optimizer, "loss": loss, "autocast": autocast,
+            "training": training, "fold": fold, "nonzero_share": nonzero_share,
+            "target": "cuda" if on_cuda(target) else "cpu",
+        }  # fmt: skip
+        program = captured(program, batch=batch, seq=seq, dtype=dtype, inputs=inputs, settings=settings, dims=dims)
+    table = cost_table(program, Timer(device=target))
+    return Profile(program=program, device=target, table=table, cuda=on_cuda(target))
+
+
+def on_cuda(device: Device) -> bool:
+    """Whether PyTorch runs its CUDA kernels and allocator on the device."""
+    return device.vendor.lower() == "nvidia"
+
+
+def captured(
+    model: str,
+    *,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    inputs: Sequence[str],
+    settings: Mapping[str, Any],
+    dims: Mapping[str, int] | None = None,
+) -> Program:
+    """The program of a model given as text.
+
+    Raises:
+        UserError: it is neither a factory nor an ONNX file, or cannot be captured.
+    """
+    if model.lower().endswith(".onnx"):
+        return _from_onnx(model, dims or {}, training=bool(settings.get("training", True)))
+    if not is_target(model):
+        if Path(model).exists():
+            raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory")
+        hint = "write pkg.module:factory, file.py:factory or FILE.onnx; `steptime estimate` takes names and configs"
+        raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
+    found = target_of(model, batch=batch, seq=seq, dtype=dtype, inputs=inputs)
+    from steptime.workload.capture import capture
+
+    given = dict(settings)
+    if given.get("loss") is None:
+        given["loss"] = found.loss
+    return capture(found.module, found.inputs, name=found.name, **given)
+
+
+def target_of(
+    model: str, *, batch: int | None, seq: int | None, dtype: str | None, inputs: Sequence[str]
+) -> Target:  # fmt: skip
+    """Import a factory and call it with the sizes that were given."""
+    sizes = {name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None}
+    return load_target(model, sizes=sizes, dtype=dtype, inputs=tuple(parse_input(text) for text in inputs))
+
+
+def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> Program:
+    from steptime.workload.capture.onnx import program_of_file
+
+    return program_of_file(path, dims=dims, training=training)
+
+
+def without_scratch(program: Program) -> Program:
+    """The program without the scratch of CPU kernels."""
+    if not any(call.scratch_bytes for call in program.calls):
+        return program
+    return replace(program, calls=tuple(replace(call, scratch_bytes=0) for call in program.calls))
+
+
+def _distinct(program: Program) -> list[Parameter]:
+    """Parameters, shared ones once."""
+    return list({parameter.storage: parameter for parameter in program.parameters}.values())
+
+
+def _groups(groups: Sequence[Any]) -> list[dict[str, Any]]:
+    return [asdict(group) for group in groups]

@@ -1,0 +1,151 @@
+"""The report of what makes a step fit: the guide step by step, the cheapest way with its settings, the front."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from steptime.search.fit.choice import Point
+from steptime.search.fit.result import FitResult, GuideStep
+from steptime.search.fit.techniques import TECHNIQUES
+from steptime.surface.report import text as t
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHOWN: Final = 10
+"""Points of the front to show unless all are wanted."""
+RISKY: Final = 0.1
+"""Chance of running out of memory from which a roomier way is named."""
+
+
+def print_fit(result: FitResult, *, show_all: bool = False) -> None:
+    """Write the report to standard output."""
+    out = t.console()
+    _print_header(out, result)
+    _print_guide(out, result)
+    _print_answer(out, result)
+    _print_front(out, result, show_all=show_all)
+    for note in result.notes:
+        out.print(t.printable(f"note: {note}"))
+
+
+def _print_header(out: Console, result: FitResult) -> None:
+    words = [f"{result.model} on {result.device}", f"batch {t.count(result.batch)}"]
+    words += [f"{t.count(result.seq)} tokens"] if result.seq else []
+    out.print(t.printable(", ".join([*words, result.optimizer, f"changes allowed: {result.allow}"])), style="bold")
+    room = f"{t.memory(result.capacity_bytes)}, of which the driver's context takes {t.memory(result.context_bytes)}"
+    out.print(f"device memory {room}")
+    captured = f", {t.count(result.captures)} captured" if result.captures else ""
+    out.print(f"{t.count(result.candidates)} combinations weighed{captured}")
+
+
+def _print_guide(out: Console, result: FitResult) -> None:
+    t.heading(out, "step by step")
+    first = result.baseline
+    out.print(f"  as it is: {t.memory(first.memory_bytes)}, {t.seconds(first.step_s)} per step: {_verdict(first)}")
+    for number, one in enumerate(result.guide, 1):
+        t.indented(out, f"{number} {_guide_text(one)}", by=2)
+    last = len(result.guide) + 1
+    if result.fits:
+        t.indented(out, f"{last} parallelism: not needed to fit; if a step takes too long, data parallelism (steptime "
+                        "plan) shares the batch among devices", by=2)  # fmt: skip
+    else:
+        t.indented(out, f"{last} parallelism: needed, as nothing on one device is enough: intra-operator, pipeline or "
+                        "sharded data parallelism (steptime plan)", by=2)  # fmt: skip
+
+
+def _guide_text(one: GuideStep) -> str:
+    after = one.after
+    if after is None:
+        return f"{one.step}: " + ("nothing to gain" if one.needed else "not needed")
+    added = ", ".join(title for title in _titles(after, one.added) if title != one.step)
+    gone = [key for key in one.before.choice.keys if key not in after.choice.keys]
+    words = f"{one.step} ({added}): " if added else f"{one.step}: "
+    words += f"{t.memory(one.before.memory_bytes)} -> {t.memory(after.memory_bytes)}, {_factor(one.time_factor)}"
+    if gone:
+        words += f", without {', '.join(TECHNIQUES[key].title for key in gone)}"
+    changes = after.choice.changes
+    words += f"; changes {changes}" if changes.rank > one.before.choice.changes.rank else ""
+    if one.needed:
+        return f"{words}: {_verdict(after)}"
+    return f"{words}" if one.added and one.time_factor < 1 and after.fits else f"not needed: {words}"
+
+
+def _titles(point: Point, keys: tuple[str, ...]) -> list[str]:
+    """Techniques in words, with what was chosen of them."""
+    out = []
+    for key in keys:
+        title = TECHNIQUES[key].title
+        if key == "accumulation":
+            title = f"{point.choice.accumulation} micro-batches of {point.choice.micro_batch}"
+        elif key == point.choice.checkpoints.key:
+            title = point.choice.checkpoints.name
+        out.append(title)
+    return out
+
+
+def _factor(factor: float) -> str:
+    """A change of time in words.
+
+    >>> _factor(0.5), _factor(1.25), _factor(1.001)
+    ('2.00x faster', '1.25x slower', 'as fast')
+    """
+    if abs(factor - 1) < 5e-3:
+        return "as fast"
+    return f"{1 / factor:.2f}x faster" if factor < 1 else f"{factor:.2f}x slower"
+
+
+def _verdict(point: Point) -> str:
+    if not point.fits:
+        return f"does not fit (needs {t.memory(point.device_bytes)})"
+    risk = f", chance of running out {t.percent(point.oom_probability)}" if point.oom_probability >= RISKY else ""
+    return f"fits (needs {t.memory(point.device_bytes)}{risk})"
+
+
+def _print_answer(out: Console, result: FitResult) -> None:
+    best = result.cheapest
+    if best is None:
+        t.heading(out, f"nothing fits: {t.memory(result.missing_bytes)} are missing")
+        out.print(t.printable(f"least memory: {_describe(result.least)}"))
+        _print_settings(out, result.least)
+        return
+    t.heading(out, t.printable(f"cheapest that fits: {_describe(best)}"))
+    if best.oom_probability >= RISKY:
+        roomier = [p for p in result.front if p.fits and p.oom_probability < RISKY]
+        note = f"; with more room: {_describe(roomier[0])}" if roomier else ""
+        t.indented(out, f"chance of running out {t.percent(best.oom_probability)}{note}", by=2)
+    _print_settings(out, best)
+
+
+def _describe(point: Point) -> str:
+    used = ", ".join(_titles(point, point.choice.keys)) or "nothing needed"
+    return f"{used}: {t.memory(point.device_bytes)} on the device, {t.seconds(point.step_s)} per step"
+
+
+def _print_settings(out: Console, point: Point) -> None:
+    for key, settings in point.choice.settings().items():
+        technique = TECHNIQUES[key]
+        out.print(t.printable(f"  {technique.title} ({technique.numerics})"))
+        for framework, setting in settings.items():
+            t.indented(out, f"{framework}: {setting}", by=6)
+
+
+def _print_front(out: Console, result: FitResult, *, show_all: bool) -> None:
+    t.heading(out, "less memory for more time")
+    shown = list(result.front)
+    if not show_all and len(shown) > SHOWN:
+        shown = [result.front[round(i * (len(result.front) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
+    table = t.grid(("step", "band 90 %", "tensors", "device", "fits", "techniques"), left=(5,))
+    for point in shown:
+        band = "" if point.band_s is None else f"{t.seconds(point.band_s[0])} .. {t.seconds(point.band_s[1])}"
+        mark = "yes" if point.fits else "no"
+        table.add_row(
+            t.seconds(point.step_s), band, t.memory(point.memory_bytes), t.memory(point.device_bytes), mark,
+            t.printable(", ".join(_titles(point, point.choice.keys)) or "none"),
+        )  # fmt: skip
+    out.print(table)
+    simulated = sum(point.basis == "simulation" for point in shown)
+    if simulated:
+        out.print(f"{simulated} of these {'is' if simulated == 1 else 'are'} simulated on the captured chain of blocks")
+    if len(shown) < len(result.front):
+        out.print(f"{len(result.front) - len(shown)} more points with --all")

@@ -1,0 +1,110 @@
+"""The report of a recorded program on one device: where the time goes by module, operator and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from steptime.estimate.graph import CostTable, Group
+from steptime.surface.report import text as t
+from steptime.units import format_si
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+#: Operators that are listed by name unless all are wanted.
+SHOWN: Final = 12
+NAMED_UNKNOWN: Final = 5
+BASES: Final = 4
+#: Modules below this share of the step are left out unless all are wanted.
+FOLD: Final = 0.005
+
+
+def print_profile(table: CostTable, *, depth: int = 3, show_all: bool = False) -> None:
+    """Write the profile to standard output.
+
+    Args:
+        table: costs of the program.
+        depth: levels of modules.
+        show_all: every module and operator, layers one by one.
+    """
+    out, device_s = t.console(), table.totals.device_s
+    out.print(t.printable(f"{table.program.name} on {table.timer.device.title}"), style="bold")
+    for line in total_lines(table):
+        t.indented(out, line, 2)
+    modules = table.by_module(depth, folded=not show_all)
+    kept = [group for group in modules if show_all or group.seconds >= FOLD * device_s]
+    _section(out, "module", kept, device_s, (group.depth for group in kept))
+    operators = table.by_operator()
+    shown = operators if show_all else operators[:SHOWN]
+    _section(out, "operator", [*shown, *_rest(operators[len(shown) :])], device_s)
+    _section(out, "phase", table.by_phase(), device_s)
+    _section(out, "bound by", table.by_bound(), device_s)
+    out.print()
+    t.indented(out, coverage_line(table), 0)
+    t.indented(out, basis_line(table), 0)
+
+
+def total_lines(table: CostTable) -> list[str]:
+    """Step time with its bounds, work, utilisation."""
+    s = table.totals
+    low, high = s.bracket_s
+    band = " .. ".join(t.seconds(value) for value in s.band_s)
+    return [
+        f"step {t.seconds(s.step_s)} (90 %: {band}; device {t.seconds(s.device_s)}, host {t.seconds(s.host_s)} for "
+        f"{t.count(s.launches)} launches; {t.seconds(low)} side by side, {t.seconds(high)} one after the other)",
+        f"MFU {t.percent(s.mfu)}, HFU {t.percent(s.hfu)}: {format_si(s.model_flops, 'FLOP')} of the model, "
+        f"{format_si(s.executed_flops, 'FLOP')} run (a causal mask counted once)",
+        f"{t.memory(s.moved_bytes)} moved, {t.number(s.intensity)} FLOP per byte",
+    ]
+
+
+def coverage_line(table: CostTable) -> str:
+    """What is known of the operators, and which are not."""
+    c = table.coverage
+    line = (
+        f"coverage: {t.percent(c.known_share_of_calls)} of {t.count(c.calls)} calls and "
+        f"{t.percent(c.known_share_of_bytes)} of the traffic are operators with a formula"
+    )
+    if not c.unknown:
+        return line
+    named = [f"{u.op} ({u.calls} calls, {t.percent(u.share_of_bytes)} of the traffic)" for u in c.unknown]
+    more = [] if len(named) <= NAMED_UNKNOWN else [f"{len(named) - NAMED_UNKNOWN} more"]
+    return f"{line}; by their inputs and outputs alone: {', '.join([*named[:NAMED_UNKNOWN], *more])}"
+
+
+def basis_line(table: CostTable) -> str:
+    """What the times rest on, largest share first."""
+    bases = [group for group in table.by_basis() if group.seconds]
+    whole = sum(group.seconds for group in bases)
+    named = [f"{t.share(group.seconds, whole)} {group.name}" for group in bases[:BASES]]
+    rest = sum(group.seconds for group in bases[BASES:])
+    return "times rest on: " + "; ".join([*named, *([f"{t.share(rest, whole)} others"] if rest else [])])
+
+
+def _section(out: Console, title: str, groups: Iterable[Group], whole_s: float, depths: Iterable[int] = ()) -> None:
+    rows = list(groups)
+    if rows:
+        out.print()
+        out.print(_table(title, rows, whole_s, list(depths) or [0] * len(rows)))
+
+
+def _table(title: str, groups: list[Group], whole_s: float, depths: list[int]) -> Table:
+    table = t.grid((title, "calls", "FLOP", "moved", "FLOP/B", "time", "share"))
+    for group, depth in zip(groups, depths, strict=True):
+        flops = format_si(group.flops, "") if group.flops else ""
+        table.add_row(
+            t.printable("  " * depth + group.name), t.count(group.calls), flops.strip(), t.memory(group.moved_bytes),
+            t.number(round(group.intensity, 1)), t.seconds(group.seconds), t.share(group.seconds, whole_s),
+        )  # fmt: skip
+    return table
+
+
+def _rest(groups: tuple[Group, ...]) -> list[Group]:
+    """What is not listed, in one line."""
+    if not groups:
+        return []
+    names = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "seconds")
+    sums = {name: sum(getattr(group, name) for group in groups) for name in names}
+    return [Group(name=f"({len(groups)} others)", **sums)]

@@ -1,0 +1,74 @@
+"""Reading an ONNX file into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptime.workload.capture.onnx.dims import Dims
+from steptime.workload.capture.onnx.load import load_model
+from steptime.workload.graph.node import Graph, Node, Nodes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxModel:
+    """A model read from an ONNX file."""
+
+    name: str
+    graph: Graph
+    nodes: Nodes
+    """The table of its nodes, for what is derived from it."""
+    modules: tuple[str, ...]
+    """Module path of each node, by the number of the node; empty where the exporter has not written it."""
+    constants: Mapping[str, NDArray[Any]]
+    """Numbers of constants that were known while reading, by the name of the source."""
+    source: str
+    """What made the file, for provenance."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all weights that the graph uses, shared ones once; running statistics are no weights."""
+        return sum(node.outputs[0].elements for node in self.graph.sources("parameter"))
+
+    @property
+    def opaque(self) -> tuple[Node, ...]:
+        """Nodes of operators without a row, which carry types and no meaning."""
+        return tuple(node for node in self.graph.nodes() if node.op.startswith("onnx"))
+
+    def module(self, node: Node) -> str:
+        """Module path of a node."""
+        return self.modules[node.number] if node.number < len(self.modules) else ""
+
+
+def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None) -> OnnxModel:
+    """Read an ONNX file.
+
+    Every operator that has a row in the table becomes the ATen operators that PyTorch runs for it; another one stays
+    as ``onnx::Name`` with its output types. Sums on shapes are done while reading. Weights become parameters with
+    their types only; running statistics of batch normalisation are buffers.
+
+    Args:
+        path: the file.
+        dims: sizes for what the file leaves open, by symbol, for instance ``{"batch": 8}``; a size without a name is
+            called ``input.dim``, for instance ``pixels.0``.
+
+    Raises:
+        InputFileError: the file is damaged, too large, hostile, or has an operator whose output types are unknown.
+        UserError: sizes are open and not given, or the ``onnx`` library is not installed.
+    """
+    path = Path(path)
+    model = load_model(path)
+    from steptime.workload.capture.onnx.reader import Reader
+
+    reader = Reader(str(path), model, Dims(str(path), dims))
+    outputs = reader.read()
+    source = f"{model.producer_name} {model.producer_version}".strip()
+    return OnnxModel(
+        name=path.stem, graph=Graph(outputs), nodes=reader.nodes, modules=tuple(reader.modules),
+        constants=reader.constants(), source=source,
+    )  # fmt: skip

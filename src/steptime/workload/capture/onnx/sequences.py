@@ -1,0 +1,75 @@
+"""Rows of sequences of tensors whose length is known: they leave no trace in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from steptime.workload.aten import views
+from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.tensor import Tensor
+from steptime.workload.graph.node import Value
+from steptime.workload.graph.types import TensorType
+
+
+def _sequence(call: Call, parts: Sequence[Tensor]) -> Tensor:
+    return Tensor(call.outputs[0], TensorType((len(parts),), "int64"), parts=list(parts))
+
+
+def _parts(call: Call) -> list[Tensor]:
+    parts = call.tensor(0).parts
+    if parts is None:
+        raise ValueError(f"{call.tensor(0).name!r} is no sequence")
+    return parts
+
+
+@row("SplitToSequence")
+def _split(call: Call) -> Result:
+    axis, given = call.axis(0), call.maybe_known(1)
+    size = call.type().shape[axis]
+    if given is None or given.ndim == 0:
+        each = 1 if given is None else int(given)
+        if each < 1:
+            raise ValueError(f"parts cannot have {each} elements")
+        sizes = [min(each, size - start) for start in range(0, size, each)]
+    else:
+        sizes = [int(n) for n in given]
+    made: Sequence[Value] = views.split_with_sizes(call.nodes, call.value(), sizes, axis)
+    if given is None and not call.get("keepdims", 1):
+        made = [views.squeeze(call.nodes, part, (axis,)) for part in made]
+    return _sequence(call, [Tensor.of_value(f"{call.outputs[0]}.{n}", part) for n, part in enumerate(made)])
+
+
+@row("SequenceConstruct")
+def _construct(call: Call) -> Result:
+    return _sequence(call, [call.tensor(n) for n in range(len(call.inputs))])
+
+
+@row("SequenceEmpty")
+def _empty(call: Call) -> Result:
+    return _sequence(call, [])
+
+
+@row("SequenceInsert")
+def _insert(call: Call) -> Result:
+    parts, place = list(_parts(call)), call.maybe_known(2)
+    parts.insert(len(parts) if place is None else int(place.reshape(-1)[0]), call.tensor(1))
+    return _sequence(call, parts)
+
+
+@row("SequenceAt")
+def _at(call: Call) -> Result:
+    return _parts(call)[int(call.known(1).reshape(-1)[0])]
+
+
+@row("SequenceLength")
+def _length(call: Call) -> Result:
+    return np.array(len(_parts(call)), dtype=np.int64)
+
+
+@row("ConcatFromSequence")
+def _concat(call: Call) -> Result:
+    parts = [part.of(call.nodes) for part in _parts(call)]
+    join = views.stack if call.get("new_axis") else views.cat
+    return join(call.nodes, parts, int(call.get("axis", 0)))

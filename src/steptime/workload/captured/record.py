@@ -1,0 +1,154 @@
+"""What is left of a recorded module for planning: its operators and sizes as lines over the micro-batch.
+
+A *way* is a number of tensor ranks, with or without sequence parallelism between the products. Every size is
+$c_w + s_w b$ for way $w$ and micro-batch $b$ (samples).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from steptime.num import Num
+
+NOISE = 1e-9
+Way = tuple[int, int]
+"""Tensor ranks, and 1 where they share the tokens out between products."""
+Group = Literal["product", "weights", "attention", "pass", "nothing"]
+"""Kind of an operator: which rate it runs at; ``weights`` are products that make gradients of weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    r"""A size $c_w + s_w b$ by way; one entry stands for all ways.
+
+    >>> Line((0.0,), (2.0,)).at(0, 3)
+    6.0
+    """
+
+    constant: tuple[float, ...]
+    slope: tuple[float, ...]
+
+    def at(self, way: Num, micro_batch: Num) -> Num:
+        """Size of a micro-batch under a way."""
+        return _entry(self.constant, way) + _entry(self.slope, way) * micro_batch
+
+    def plus(self, other: Line, factor: float = 1.0) -> Line:
+        """Sum with another one, so often."""
+        ways = max(len(self.constant), len(other.constant))
+        return line(
+            (_entry(self.constant, w) + factor * _entry(other.constant, w) for w in range(ways)),
+            (_entry(self.slope, w) + factor * _entry(other.slope, w) for w in range(ways)),
+        )
+
+
+def _entry(values: tuple[float, ...], way: Num) -> Num:
+    if len(values) == 1:
+        return values[0]
+    return np.array(values)[np.asarray(way, dtype=np.int64)] if isinstance(way, np.ndarray) else values[int(way)]
+
+
+def line(constant: Iterable[Any], slope: Iterable[Any]) -> Line:
+    """A line by way, shorter where all ways are alike; a constant that is rounding noise is nothing."""
+    s = tuple(float(value) for value in slope)
+    c = tuple(0.0 if abs(v) < NOISE * abs(w) else v for v, w in zip(map(float, constant), s, strict=True))
+    return Line(c[:1], s[:1]) if len(set(c)) == 1 and len(set(s)) == 1 else Line(c, s)
+
+
+NOTHING = Line((0.0,), (0.0,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """How a fitted model times an operator: as which operator of a strategy table, and with which sizes."""
+
+    operator: str
+    backward: bool
+    shape: Mapping[str, Line]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """A sum over the tensor ranks."""
+
+    size_bytes: Line
+    tokens: bool
+    """Whether it is of activations, so that ranks which share the tokens out scatter and gather it instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator of a part, or several equal ones."""
+
+    name: str
+    group: Group
+    backward: bool
+    times: int = 1
+    matrix_flops: Line = NOTHING
+    vector_flops: Line = NOTHING
+    moved_bytes: Line = NOTHING
+    kernel: Kernel | None = None
+    kept_bytes: Line = NOTHING
+    """Storages that it makes and that live into the backward pass."""
+    weights: Line = NOTHING
+    """Trained parameters that it is the first to read; below those that every tensor rank has, and frozen ones."""
+    replicated: Line = NOTHING
+    frozen: Line = NOTHING
+    tied: bool = False
+    """Its weights are also those of another part: they are counted where the parts are on different stages."""
+    reductions: tuple[Reduction, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CapturedModel:
+    """A module as a workload: head, one block that repeats, tail."""
+
+    name: str
+    source: str
+    layers: int
+    """Equal blocks; without such a run the slices into which everything is shared out."""
+    repeats: bool
+    """Whether there is a run of equal blocks."""
+    ways: tuple[Way, ...]
+    sequence_parallel: bool
+    """Whether all that is between pairs of products works on single tokens."""
+    seq_len: int
+    """Tokens of a sample; 1 where samples are no sequences."""
+    head: tuple[Operator, ...]
+    block: tuple[Operator, ...]
+    tail: tuple[Operator, ...]
+    boundary_bytes: Line
+    """What one block hands to the next."""
+    working_bytes: tuple[Line, ...]
+    """Candidates for the largest temporary in the backward pass of a block, and at the loss, beside what is kept."""
+    loss_bytes: tuple[Line, ...]
+    model_flops: Line
+    """Matrix operations of a step of a micro-batch, none of them repeated."""
+    forward_flops: Mapping[str, Line]
+    """Forward matrix operations of ``embedding``, ``layers`` (all) and ``head``."""
+    parameters: int
+    dtype: str
+    """Element type of most of its parameters."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Operators that are in no table -> calls; they are timed by their bytes."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of tensor ranks that can cut it."""
+        return tuple(sorted({tp for tp, _ in self.ways}))
+
+    def way(self, tp: Num, sp: Num) -> Num:
+        """Index of the way of a plan; of one that cannot be, that of a single rank."""
+        shared = self.sequence_parallel
+        if not isinstance(tp, np.ndarray) and not isinstance(sp, np.ndarray):
+            wanted = (int(tp), int(sp > 0) if shared and tp > 1 else 0)
+            return self.ways.index(wanted) if wanted in self.ways else 0
+        ranks, shares = np.broadcast_arrays(np.asarray(tp), np.asarray(sp))
+        out = np.zeros(ranks.shape, dtype=np.int64)
+        for index, (degree, share) in enumerate(self.ways):
+            fits = (ranks == degree) & (((shares > 0) & shared & (ranks > 1)) == bool(share))
+            out = np.where(fits, index, out)
+        return out

@@ -1,0 +1,102 @@
+"""The full record of one estimate does its work once, and what it leaves for later is what it would have made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steptime.estimate import communication, explain, kernels
+from steptime.estimate.bracket import _bound_resources, _resources
+from steptime.estimate.evaluate import Evaluation, evaluate, part_times
+from steptime.estimate.kernels import Residual
+from steptime.estimate.memory import fullest_bytes, memory_of, stage_terms
+from steptime.estimate.single import Setting, estimate_plan
+from steptime.estimate.sizes import sizes_of
+from steptime.estimate.terms_of import details_of, fullest_stage, lines_of
+from steptime.hardware import load_cluster
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.framework import IDEAL
+from steptime.plan.framework_library import load_framework
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.surface.models import load_model
+
+CASES = (
+    ("llama3.1-70b", "dgx-h100", "1d", Plans(tp=8, pp=4, dp=16, in_tp=8)),
+    ("llama3.1-70b", "dgx-h100", "2d", Plans(tp=4, tp2=4, panels=8, dp=32, in_tp=4, in_tp2=2)),
+    ("deepseek-v3", "hgx-h800", "1d", Plans(pp=16, dp=128, ep=64, in_dp=8, recompute=RECOMPUTE_CODES["norm"])),
+)
+
+
+def made(model: str, cluster: str, strategy: str, plans: Plans) -> tuple[Setting, Any, Evaluation]:
+    machines = load_cluster(cluster)
+    job = Job(model=load_model(model), gpus=int(plans.ranks), global_batch=1024, seq_len=4096,
+              precision=PRECISIONS["fp8"], optimizer=OPTIMIZERS["adam"],
+              framework=load_framework("generic", machines.device.name))  # fmt: skip
+    setting, how = Setting(method=CORRECTED, job=job, cluster=machines), CORRECTED.strategies[strategy]
+    return setting, how, evaluate(CORRECTED, how, job, setting.machine, plans)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bound_of_sums_is_the_sum_of_bounds(case: Any) -> None:
+    """Times of all rows at once on a machine without latencies are those of the rows, one by one."""
+    _, _, e = made(*case)
+    bound = e.machine.bound
+    assert bound is not None
+    rows = part_times(e.block, e.plans, bound)
+    for part, times in e.times.items():
+        for forward in (True, False):
+            at_once = _bound_resources(times, forward, e.plans, bound)
+            assert at_once == pytest.approx(_resources(rows[part], forward, IDEAL), rel=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_if_is_the_step_on_the_better_machine(case: Any) -> None:
+    setting, how, e = made(*case)
+    for name, factors in explain.WHAT_IF.items():
+        better = evaluate(CORRECTED, how, setting.job, setting.machine.faster(**factors), e.plans)
+        assert explain.what_if(e)[name] == pytest.approx(float(better.step_time_s), rel=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_is_listed_once(case: Any) -> None:
+    _, how, e = made(*case)
+    peaks = {name: sum(stage_terms(CORRECTED, how, e.job, e.plans, e.sizes, name).values()) for name in e.memory}
+    assert max(peaks.values()) == e.peak_bytes == peaks[fullest_stage(e)]
+    block = replace(e.plans, micro_batch=np.array([1.0, 2.0]), pp=np.array([float(e.plans.pp), 1.0]))
+    many = memory_of(CORRECTED, how, e.job, block, sizes_of(how.block(e.job, block)))
+    assert set(many) == {"first", "middle", "last"} and np.asarray(fullest_bytes(many))[0] == e.peak_bytes
+
+
+def test_how_a_term_came_about_is_made_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, how, e = made(*CASES[0])
+    asked: list[str] = []
+    chosen = communication._chosen
+    monkeypatch.setattr(communication, "_chosen", lambda kind, *rest: asked.append(kind) or chosen(kind, *rest))
+    short = estimate_plan(setting, how, e.plans, what_ifs=False)
+    assert not asked and not short.details
+    whole = estimate_plan(setting, how, e.plans, what_ifs=False, explain=True)
+    assert asked and replace(whole, details=()) == short
+    details = details_of(lines_of(e))
+    assert details == whole.details[: len(details)]
+    assert all(isinstance(value, float) for detail in details for value in detail.arguments.values())
+
+
+def test_constants_of_a_job_are_collected_once() -> None:
+    setting, how, e = made(*CASES[0])
+    first, second = (estimate_plan(setting, how, e.plans, what_ifs=False).provenance for _ in range(2))
+    assert first.constants is second.constants and first == second
+    assert setting.machine is setting.machine
+
+
+def test_values_that_are_kept_are_those_of_their_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    made_once = kernels.gemm_residual
+    monkeypatch.setattr(kernels, "gemm_residual", lambda *shape: calls.append(shape[0]) or made_once(*shape))
+    one, other = (Residual(np.full(10_000, value)) for value in (0.25, 0.5))
+    assert [table.at(512.0, 512.0, 512.0, 1.0, 132.0) for table in (one, other, one)] == [0.25, 0.5, 0.25]
+    assert calls == [512.0, 512.0]
+    assert one.at(np.array([512.0]), 512.0, 512.0, 1.0, 132.0) == np.array([0.25])

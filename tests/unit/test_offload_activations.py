@@ -1,0 +1,104 @@
+"""Activations on the host: what stays on the device, and what their copies cost, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steptime import api
+from steptime.cost.offload import HOST_LINK_BPS
+from steptime.estimate.bracket import bracket_s
+from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.memory import LAYERS_TERM, stage_terms
+from steptime.estimate.single import Setting
+from steptime.estimate.terms_of import exposed_terms, hidden_terms, lines_of
+from steptime.hardware import load_cluster
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.plans import FULL_RECOMPUTE, Plans
+from steptime.surface.models import load_model
+
+STRATEGY = CORRECTED.strategies["1d"]
+TERM = "offload/activations/exposed_copies_s"
+HIDDEN, SHOWN = frozenset({"dp", "offload"}), frozenset({"dp"})
+
+
+def evaluated(plans: Plans, *, offload: bool = True, overlap: frozenset[str] = HIDDEN, **changes: Any) -> Evaluation:
+    kept = frozenset({"activations"}) if offload else frozenset()
+    job = Job(model=load_model("llama3-8b"), gpus=int(np.max(plans.ranks)), global_batch=64, seq_len=8192,
+              precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"], offload=kept, overlap=overlap)  # fmt: skip
+    job = replace(job, **changes)
+    return evaluate(
+        CORRECTED, STRATEGY, job, Setting(method=CORRECTED, job=job, cluster=load_cluster("dgx-h100")).machine, plans
+    )
+
+
+def test_two_layers_of_one_micro_batch_stay_on_the_device() -> None:
+    for plans, in_flight in ((Plans(dp=8), 1), (Plans(pp=4, dp=2), 4)):
+        away, here = evaluated(plans), evaluated(plans, offload=False)
+        layers = 32 // int(plans.pp)
+        terms = [stage_terms(CORRECTED, STRATEGY, e.job, plans, e.sizes, "first")[LAYERS_TERM] for e in (away, here)]
+        assert terms[1] == here.sizes.layer.kept_bytes * layers * in_flight
+        assert terms[0] == away.sizes.layer.kept_bytes * 2
+
+
+@pytest.mark.parametrize("recompute", [0, FULL_RECOMPUTE])
+def test_copies_in_full_view(recompute: int) -> None:
+    """Every layer's activations go down and up once per micro-batch, at the rate of the host link."""
+    e = evaluated(Plans(dp=8, recompute=recompute), overlap=SHOWN)
+    kept = e.sizes.boundary_bytes if recompute else e.sizes.layer.kept_bytes
+    assert float(e.step.copies_s) == pytest.approx(2 * 8 * 32 * kept / HOST_LINK_BPS)
+    without = evaluated(Plans(dp=8, recompute=recompute), offload=False)
+    assert float(e.step_time_s - without.step_time_s) == pytest.approx(float(e.step.copies_s))
+
+
+def test_copies_hide_behind_the_layer_as_far_as_they_fit() -> None:
+    e = evaluated(Plans(dp=8))
+    layer, copy_s = e.passes.layer, e.sizes.layer.kept_bytes / HOST_LINK_BPS
+    assert copy_s > layer.backward_s > layer.forward_s
+    assert float(e.step.copies_s) == pytest.approx(8 * 32 * (2 * copy_s - layer.forward_s - layer.backward_s))
+    full = evaluated(Plans(dp=8, recompute=FULL_RECOMPUTE))
+    assert full.sizes.boundary_bytes / HOST_LINK_BPS < full.passes.layer.forward_s
+    assert full.step.copies_s == 0
+
+
+def test_the_pipeline_waits_too_while_it_fills_and_drains() -> None:
+    e = evaluated(Plans(pp=4, dp=2), overlap=SHOWN)
+    one_layer_s = 2 * e.sizes.layer.kept_bytes / HOST_LINK_BPS
+    assert float(e.step.copies_s) == pytest.approx((32 * 8 + 3 * 8) * one_layer_s)
+
+
+@pytest.mark.parametrize("overlap", [HIDDEN, SHOWN])
+@pytest.mark.parametrize("plans", [Plans(dp=8), Plans(pp=4, dp=2), Plans(tp=8, recompute=2), Plans(dp=8, recompute=4)])
+def test_terms_add_up_and_the_bracket_holds(plans: Plans, overlap: frozenset[str]) -> None:
+    e = evaluated(plans, overlap=overlap)
+    lines = lines_of(e)
+    assert exposed_terms(lines).total == pytest.approx(float(e.step_time_s), rel=1e-12)
+    both = exposed_terms(lines).get(TERM, 0.0) + hidden_terms(lines).get(TERM, 0.0)
+    assert both >= float(e.step.copies_busy_s) * (1 - 1e-12) > 0
+    low, high = bracket_s(e)
+    assert float(e.step.copies_busy_s) / 2 <= low <= e.step_time_s <= high
+
+
+def test_a_block_of_plans_is_each_of_them() -> None:
+    columns = {"dp": np.array([8.0, 2.0]), "pp": np.array([1.0, 4.0]), "recompute": np.array([2.0, 0.0])}
+    both = evaluated(Plans(**columns))
+    for i, plans in enumerate((Plans(dp=8, recompute=2), Plans(dp=2, pp=4))):
+        one = evaluated(plans)
+        assert np.broadcast_to(both.step.copies_s, 2)[i] == pytest.approx(float(one.step.copies_s), rel=1e-12)
+        assert both.peak_bytes[i] == pytest.approx(float(one.peak_bytes), rel=1e-12)
+
+
+def test_copies_overlap_unless_the_user_says_otherwise() -> None:
+    def run(**plan: Any) -> Any:
+        return api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=64, plan={"recompute": "full", **plan})
+
+    assert run(offload="activations").plan["overlap"] == ["dp", "offload"]
+    assert run().plan["overlap"] == ["dp"] == run(offload="optimizer").plan["overlap"]
+    shown, none = run(offload="activations", overlap="dp"), run(offload="activations", overlap="none")
+    assert shown.plan["overlap"] == ["dp"] and none.plan["overlap"] == []
+    assert shown.time[TERM] > run(offload="activations").time.get(TERM, 0.0)
+    assert TERM not in run().time

@@ -1,0 +1,147 @@
+"""Zero-bubble schedules: bubble and memory by hand, what a search makes of them, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steptime import api
+from steptime.errors import PlanError
+from steptime.estimate.bracket import bracket_s
+from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.layer import BACKWARD, weights_s
+from steptime.estimate.memory import LAYERS_TERM, stage_terms
+from steptime.estimate.single import Setting
+from steptime.estimate.terms_of import exposed_terms, lines_of
+from steptime.hardware import load_cluster
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.legality import broken_rules, names_of
+from steptime.plan.plans import Plans
+from steptime.plan.schedules import SCHEDULES, ZERO_BUBBLE
+from steptime.search.exhaustive import Task, search
+from steptime.study.measured.setting import ZERO_BUBBLE as MAPPED
+from steptime.study.modes import MODES
+from steptime.surface.models import load_model
+
+STRATEGY = CORRECTED.strategies["1d"]
+
+
+def evaluated(schedule: str, plans: Plans, *, batch: int = 64, fitted: bool = True) -> Evaluation:
+    job = Job(model=load_model("llama3-8b"), gpus=int(np.max(plans.ranks)), global_batch=batch, seq_len=2048,
+              precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"], schedule=schedule)  # fmt: skip
+    machine = Setting(method=CORRECTED, job=job, cluster=load_cluster("dgx-h100")).machine
+    return evaluate(CORRECTED, STRATEGY, job, machine if fitted else replace(machine, models={}), plans)
+
+
+@pytest.mark.parametrize(("schedule", "lifted"), [("1f1b", 0), ("zb-h1", 2), ("zb-h2", 3)])
+def test_the_bubble_of_equal_stages(schedule: str, lifted: int) -> None:
+    """Layers alone, without embedding and head, make equal stages: (p - 1)(F + B - (l - 1) W)."""
+    plans = Plans(pp=8)
+    e, whole = evaluated(schedule, plans), evaluated("1f1b", plans)
+    layer, first, last = e.passes.layer, e.passes.first, e.passes.last
+    ends_s = sum(end.both_s - lifted * end.weights_s for end in (first, last))
+    held = float(e.step.stage.first), float(e.step.stage.last)
+    own_s = sum(has * (end.both_s - lifted * end.weights_s) for has, end in zip(held, (first, last), strict=True))
+    expected = 7 * 4 * (layer.both_s - lifted * layer.weights_s) + ends_s - own_s
+    assert float(e.step.bubble_s - e.step.bubble_links_s) == pytest.approx(expected)
+    assert layer.both_s == whole.passes.layer.both_s and (layer.weights_s > 0) == (lifted > 0)
+
+
+def test_few_micro_batches_fill_no_more_than_they_are() -> None:
+    """Forward to the last stage, its passes, and back; then the last gradient of weights."""
+    for count in (1, 2, 5):
+        e = evaluated("zb-h2", Plans(pp=8), batch=count)
+        layer, first = e.passes.layer, e.passes.first
+        assert float(e.step.stage.last) == 1
+        lifted = 1 + (count - 1) / 7
+        others = 28 * (layer.both_s - lifted * layer.weights_s) + first.both_s - lifted * first.weights_s
+        assert float(e.step.bubble_s - e.step.bubble_links_s) == pytest.approx(others)
+    h1, h2 = (evaluated(name, Plans(pp=8), batch=8) for name in ZERO_BUBBLE)
+    assert h1.step.bubble_s == pytest.approx(float(h2.step.bubble_s)), "seven passes fill either"
+
+
+def test_gradients_of_weights_are_the_second_product() -> None:
+    for fitted in (True, False):
+        e = evaluated("zb-h1", Plans(pp=4), fitted=fitted)
+        rows = [time for time in e.times["layer"] if time.phase == BACKWARD and time.row.operator == "matmul"]
+        assert e.works["layer"][BACKWARD].weights_s == pytest.approx(sum(map(weights_s, rows)))
+        for time in rows:
+            assert 0.4 < weights_s(time) / time.total_s < 0.6
+            if time.timed is not None:
+                (of_weights,) = (shape for shape in time.timed.shapes if shape["k"] == time.row.shape["m"])
+                assert weights_s(time) == time.timed.model.seconds(of_weights)
+            assert fitted or weights_s(time) == pytest.approx((time.compute_s + time.exposed_memory_s) / 2)
+        others = [time for time in e.times["layer"] if time not in rows]
+        assert not any(map(weights_s, others))
+
+
+@pytest.mark.parametrize(("schedule", "first", "last"), [("1f1b", 8, 1), ("zb-h1", 8, 8), ("zb-h2", 15, 15)])
+def test_activations_held(schedule: str, first: int, last: int) -> None:
+    plans = Plans(pp=8)
+    e = evaluated(schedule, plans)
+    for stage, count in (("first", first), ("last", last)):
+        terms = stage_terms(CORRECTED, STRATEGY, e.job, plans, e.sizes, stage)
+        assert terms[LAYERS_TERM] == pytest.approx(4 * count * e.sizes.layer.kept_bytes)
+    few = evaluated(schedule, plans, batch=2)
+    assert stage_terms(CORRECTED, STRATEGY, few.job, plans, few.sizes, "first")[LAYERS_TERM] == pytest.approx(
+        4 * 2 * few.sizes.layer.kept_bytes
+    )
+
+
+@pytest.mark.parametrize("schedule", ZERO_BUBBLE)
+@pytest.mark.parametrize("batch", [2, 64])
+def test_terms_add_up_and_the_bracket_holds(schedule: str, batch: int) -> None:
+    e = evaluated(schedule, Plans(pp=8), batch=batch)
+    terms, whole = (exposed_terms(lines_of(each)) for each in (e, evaluated("1f1b", Plans(pp=8), batch=batch)))
+    assert terms.total == pytest.approx(float(e.step_time_s), rel=1e-12)
+    assert 0 < terms["bubble/zero_bubble_s"] < whole["bubble/pipeline_bubble_s"]
+    low, high = bracket_s(e)
+    assert 0 < low <= e.step_time_s <= high
+    assert low < bracket_s(evaluated("1f1b", Plans(pp=8), batch=batch))[0]
+
+
+def test_only_where_there_are_stages_and_no_virtual_ones() -> None:
+    job = evaluated("zb-h1", Plans(pp=4)).job
+    for plans, broken in ((Plans(pp=4), False), (Plans(dp=4), True), (Plans(pp=4, vpp=2), True)):
+        assert ("zero_bubble" in names_of(int(broken_rules(replace(job, gpus=4), plans)))) == broken
+        assert "zero_bubble" not in names_of(int(broken_rules(replace(job, schedule="1f1b"), plans)))
+
+
+def run(**plan: Any) -> Any:
+    return api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=64, seq=4096, plan=plan)
+
+
+def test_a_search_with_a_schedule_finds_what_the_estimate_says() -> None:
+    found = api.plan("llama3-8b", "dgx-h100", gpus=8, global_batch=64, seq=4096, fix={"schedule": "zb-h1"}, top=3)
+    assert found.plans and found.reasons["zero_bubble"] > 0
+    for each in found.plans:
+        assert each.plan["schedule"] == "zb-h1" and each.plan["pp"] > 1 == each.plan["vpp"]
+        assert run(**each.plan).step_time_s == pytest.approx(each.step_time_s, rel=1e-9)
+
+
+def test_the_times_that_a_search_ranks_by_are_those_of_the_schedule() -> None:
+    mode, job = MODES["corrected"], replace(evaluated("zb-h2", Plans(pp=8)).job, gpus=8)
+    setting = Setting(method=mode.method, job=job, cluster=load_cluster("dgx-h100"))
+    (found,) = search([Task(setting=setting, strategy=STRATEGY, space=mode.space)], 5)
+    assert len(found.best_s) == 5
+    for i, ranked_s in enumerate(found.best_s):
+        plans = found.best.row(i)
+        assert float(evaluate(CORRECTED, STRATEGY, job, setting.machine, plans).step_time_s) == pytest.approx(ranked_s)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(PlanError, match="schedule zb-h2 contradicts vpp 2"):
+        run(pp=4, vpp=2, schedule="zb-h2")
+    with pytest.raises(PlanError, match="follows from vpp"):
+        api.plan("llama3-8b", "dgx-h100", gpus=8, global_batch=64, fix={"schedule": "interleaved"})
+    with pytest.raises(PlanError, match="no schedule zb-h1"):
+        api.estimate("gpt3_1T", "published-b200-nvs8", gpus=64, global_batch=64, mode="published",
+                     plan={"pp": 8, "tp": 8, "schedule": "zb-h1"})  # fmt: skip
+
+
+def test_measured_rows_name_schedules_of_the_table() -> None:
+    assert set(MAPPED.values()) == set(ZERO_BUBBLE) < set(SCHEDULES)

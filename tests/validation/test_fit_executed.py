@@ -1,0 +1,104 @@
+"""Ways to make a step fit, executed on the CPU: the allocator's peak is the one that `steptime fit` says."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from measured_memory import _highest  # noqa: E402
+from steptime.hardware import load_device  # noqa: E402
+from steptime.search.fit.bench import FORMATS, Bench  # noqa: E402
+from steptime.search.fit.captured import Captured  # noqa: E402
+from steptime.search.fit.choice import Choice  # noqa: E402
+from steptime.search.fit.techniques import Change  # noqa: E402
+from steptime.workload.capture.variants import FUSED, arranged  # noqa: E402
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
+TOLERANCE = 0.01
+BATCH = 8
+
+#: The profiler itself warns of events that ended before it began.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: Name -> precision, micro-batch, start of the name of the checkpoints.
+CASES = {
+    "as it is": ("fp32", 8, "none"),
+    "bf16, all blocks": ("bf16", 8, "all blocks"),
+    "two micro-batches, groups": ("fp32", 4, "groups of 3"),
+    "bf16, four micro-batches, optimal": ("bf16", 2, "optimal"),
+    "two micro-batches, selective": ("fp32", 4, "selective"),
+    "8-bit activations": ("fp32", 8, "saved activations in 8 bits"),
+    "bf16 weights, every 2nd block, accumulated": ("pure-bf16", 4, "every 2nd block"),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Captured:
+    bench = Bench(text=f"{EXAMPLE}:tiny", device=load_device("rtx-3090"))
+    return Captured(bench=bench, batch=BATCH, host_Bps=20e9, allow=Change.TRAINING)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def chosen(engine: Captured, precision: str, micro: int, name: str) -> Choice:
+    """The choice whose checkpoints begin with that name."""
+    found = [one for one in engine.checkpoints(precision, micro) if one.name.startswith(name)]
+    assert found, [one.name for one in engine.checkpoints(precision, micro)]
+    return Choice(precision=precision, optimizer="fused", batch=BATCH, micro_batch=micro, checkpoints=found[-1])
+
+
+def executed(engine: Captured, choice: Choice) -> int:
+    """Most bytes in use in the second step of a loop with real tensors."""
+    sys.path.insert(0, str(EXAMPLE.parent))
+    import gpt
+
+    sys.path.remove(str(EXAMPLE.parent))
+    form = FORMATS[choice.precision]
+    tree, saves = engine._arrangements(choice.precision, choice.micro_batch)[choice.checkpoints]
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
+            torch.manual_seed(0)
+            module, tokens, loss = gpt.tiny(batch=choice.micro_batch)
+            module = module.bfloat16() if form.weights == "bf16" else module
+            optimizer = FUSED["adamw"](module.parameters())
+            with arranged(module, engine.bench.paths, tree, saves):
+                for step in range(2):
+                    with torch.profiler.record_function(f"step {step}"):
+                        for _ in range(choice.accumulation):
+                            automatic = torch.autocast("cpu", dtype=torch.bfloat16)
+                            with automatic if form.autocast else contextlib.nullcontext():
+                                output = module(tokens)
+                                value = loss(output)
+                            value.backward()
+                        optimizer.step()
+                        optimizer.zero_grad(set_to_none=True)
+    finally:
+        gc.enable()
+    return _highest(recorded.profiler.kineto_results.experimental_event_tree())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_is_the_allocators(engine: Captured, name: str) -> None:
+    choice = chosen(engine, *CASES[name])
+    said = engine.verified(choice)
+    assert said.basis == "capture"
+    measured = executed(engine, choice)
+    print(
+        f"{name:45} executed {measured:>12,} said {said.memory_bytes:>14,.0f} ({said.memory_bytes / measured - 1:+.3%})"
+    )
+    assert said.memory_bytes == pytest.approx(measured, rel=TOLERANCE)
