@@ -114,7 +114,9 @@ def test_files_for_viewers_are_written(run: Run, file: Path, tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert all((tmp_path / name).stat().st_size > 1000 for name in names.values())
     again = run("profile", f"{file}:build", "--device", "h100-sxm", "--compare", str(tmp_path / "s.pickle"), "--json")
-    assert abs(json.loads(again.stdout)["measured"]["peak_bytes"]) > 0
+    found = json.loads(again.stdout)
+    assert found["memory_by_definition_bytes"]["workspace"] == 64 * 2**20
+    assert found["measured"]["peak_bytes"] == found["measured"]["predicted_bytes"] == found["peak_memory_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -167,3 +169,154 @@ def test_wrong_options_are_named(run: Run, file: Path, options: list[str], messa
 
 def test_help_says_that_importing_runs_code(run: Run) -> None:
     assert "runs its code" in " ".join(run("profile", "--help").stdout.split())
+
+
+WORDY = """
+import torch
+from torch import nn
+
+class Wordy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(16, 16)
+        self.line.bias.requires_grad_(False)
+    def forward(self, x, scale=None):
+        print("noise of a forward")
+        return self.line(x)
+
+class Own(Wordy):
+    def forward(self, x):
+        return {"loss": self.line(x).mean(), "logits": x}
+
+def plain():
+    return Wordy(), {"x": torch.empty(4, 16), "scale": torch.empty(2, dtype=torch.int64)}
+
+def own():
+    return Own(), torch.empty(4, 16)
+
+def given():
+    return Wordy(), torch.empty(4, 16), lambda output: output.mean()
+
+def empty(width=16):
+    return nn.Sequential(nn.Linear(width, 16), nn.LayerNorm(16), nn.Softmax(-1)), torch.empty(0, width)
+
+def no_width():
+    return empty(0)[0], torch.empty(4, 0)
+
+def images():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), torch.empty(0, 3, 16, 16)
+
+def attends():
+    return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), torch.empty(0, 8, 32)
+
+def huge():
+    return nn.Linear(2**30, 2**30, bias=False), torch.empty(2, 2**30)
+"""
+
+
+@pytest.fixture
+def wordy(tmp_path: Path) -> Path:
+    path = tmp_path / "wordy.py"
+    path.write_text(WORDY)
+    return path
+
+
+def test_the_report_says_what_was_profiled(run: Run, wordy: Path) -> None:
+    result = run("profile", f"{wordy}:plain", "--device", "h100-sxm", "--autocast", "bf16", "--optimizer", "sgd")
+    text = " ".join(result.stdout.split())
+    assert "272 parameters (256 trained); inputs x=4x16:fp32, scale=2:int64; batch 4 (" in text, text
+    words = "training; optimizer: sgd; loss: sum of the output (give --loss); autocast: bf16; cuda kernels"
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "optimizer"),
+    [
+        (["plain"], "sum of the output (give --loss)", "adamw"),
+        (["own"], "the module's own", "adamw"),
+        (["given"], "the factory's", "adamw"),
+        (["given", "--loss", "mse"], "mse", "adamw"),
+        (["plain", "--inference"], "none", "none"),
+    ],
+)
+def test_json_says_what_was_profiled_and_prints_of_a_forward_stay_out(
+    run: Run, wordy: Path, options: list[str], loss: str, optimizer: str
+) -> None:
+    result = run("profile", f"{wordy}:{options[0]}", "--device", "h100-sxm", *options[1:], "--json")
+    found = json.loads(result.stdout)
+    assert (found["loss"], found["optimizer"], found["autocast"]) == (loss, optimizer, "none")
+    assert found["inputs"][0].endswith("4x16:fp32")
+    assert (found["trained_parameters"], found["parameters"]) == (256, 272)
+    assert found["samples_per_s"] == pytest.approx(4 / found["step_time_s"])
+    assert found["kernels"] == "cuda"
+    assert ("noise of a forward" in result.stderr) == (options[0] != "own")
+
+
+def test_a_program_that_was_captured_before_says_its_inputs() -> None:
+    import torch
+    from torch import nn
+
+    import steptime
+
+    program = steptime.capture(nn.Bilinear(4, 5, 6), [torch.empty(8, 4), torch.empty(8, 5)])
+    settings = steptime.profile(program, "h100-sxm").settings
+    assert settings.inputs == ("8x4:fp32", "8x5:fp32")
+    assert (settings.training, settings.loss, settings.optimizer) == (True, None, None)
+
+
+@pytest.fixture
+def onnx_file(tmp_path: Path) -> Path:
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    x = helper.make_tensor_value_info("x", kind, ["rows", 8])
+    y = helper.make_tensor_value_info("y", kind, ["rows", 4])
+    w = helper.make_tensor("w", kind, [8, 4], [0.0] * 32)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    path = tmp_path / "line.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--dtype=bf16", "--autocast=bf16", "--optimizer=adamw", "--loss=mse", "--batch=2", "--seq=2", "--input=2x8",
+     "--no-fold"],
+)  # fmt: skip
+def test_options_that_an_onnx_file_would_ignore_are_refused(run: Run, onnx_file: Path, option: str) -> None:
+    result = run("profile", str(onnx_file), "--device", "h100-sxm", "--dim", "rows=2", option)
+    assert result.exit_code == 2, result.output
+    assert f"an ONNX file cannot be captured with {option.partition('=')[0]}" in result.stderr
+
+
+def test_training_of_an_onnx_file_says_what_it_is(run: Run, onnx_file: Path) -> None:
+    result = run("profile", str(onnx_file), "--device", "h100-sxm", "--dim", "rows=2")
+    text = " ".join(result.stdout.split())
+    assert "forward and derived backward, no optimiser" in text, result.output
+    assert "inputs x=2x8:fp32; batch 2" in text
+
+
+def test_open_sizes_are_asked_for_as_the_command_takes_them(run: Run, onnx_file: Path) -> None:
+    result = run("profile", str(onnx_file), "--device", "h100-sxm")
+    assert "--dim rows=SIZE" in " ".join(result.stderr.split())
+
+
+def test_dims_of_a_factory_are_refused(run: Run, file: Path) -> None:
+    result = run("profile", f"{file}:build", "--device", "h100-sxm", "--dim", "rows=2")
+    assert result.exit_code == 2
+    assert "--dim sets open sizes of ONNX files" in result.stderr
+
+
+@pytest.mark.parametrize("factory", ["empty", "no_width", "images", "attends"])
+def test_operators_without_elements_are_no_defect(run: Run, wordy: Path, factory: str) -> None:
+    result = run("profile", f"{wordy}:{factory}", "--device", "h100-sxm", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["model_flops"] == 0
+    launched = {group["name"] for group in found["by_operator"]}
+    assert launched.isdisjoint({"addmm", "convolution", "relu"} if factory != "no_width" else set()), launched
+
+
+def test_sums_beyond_64_bits_are_named(run: Run, wordy: Path) -> None:
+    result = run("profile", f"{wordy}:huge", "--device", "h100-sxm")
+    assert result.exit_code == 2, result.output
+    assert "more than 2^63 bytes" in result.stderr

@@ -99,7 +99,9 @@ def test_accumulation_adds_to_gradients_that_are_there(bench: Bench) -> None:
                 super().zero_grad(set_to_none)
 
     target = bench.target(None, 8)
-    real = capture(target.module, target.inputs, optimizer=lambda p: Keeping(p, fused=True), loss=target.loss)
+    real = capture(
+        target.module, target.inputs, optimizer=lambda p: Keeping(p, fused=True), loss=target.loss, target="cuda"
+    )
     program = bench.run("fp32", 8).program
     ours, theirs = Liveness(accumulating(program)).peaks(), Liveness(real).peaks()
     assert {k: p.size_bytes for k, p in ours.items()} == {k: p.size_bytes for k, p in theirs.items()}

@@ -16,9 +16,10 @@ from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, 
 from steptime.calibrate.frameworks.save import packaged, to_toml
 from steptime.errors import FieldError, UserError
 from steptime.estimate.band import band_of as step_band
+from steptime.estimate.communication import boundary_times_s, collective_over_s, message_time_s
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Array
-from steptime.plan.framework import BUSY, IDEAL, SHARES, Framework, habits_of, kernel_factor
+from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, habits_of, kernel_factor, widening
 from steptime.plan.framework import PARAMETERS as NAMES
 from steptime.plan.framework_file import PACKAGED, check_tables
 from steptime.plan.framework_library import framework_names, framework_table, load_framework
@@ -186,6 +187,12 @@ def test_a_file_from_before_a_parameter_has_it_without_effect(
         assert times[0] == pytest.approx(times[1], rel=1e-9)
         assert width(setting.evaluate(old)) > 0
     assert np.isfinite(packaged()[0].common).all()
+    counts = [
+        line for line in text.splitlines() if not line.startswith(("sources = ", "unknown_sources", "experts = "))
+    ]
+    (tmp_path / "frameworks.toml").write_text("\n".join([*counts, ""]))
+    spread = load_framework("megatron-core", UNKNOWN).spread
+    assert spread is not None and spread.widening == 1 and spread.experts < 1e-9
 
 
 def test_a_framework_that_is_not_there() -> None:
@@ -217,9 +224,52 @@ def test_a_band_is_wider_for_what_is_doubted_more(settings: list[Setting]) -> No
         plain = width(setting.evaluate(framework))
         assert width(setting.evaluate(doubted(framework, device_doubt=2 * spread.device_doubt))) > plain
         assert width(setting.evaluate(doubted(framework, noise=2 * spread.noise))) > plain
+        assert width(setting.evaluate(doubted(framework, widening=2 * spread.widening))) == pytest.approx(2 * plain)
+        mixed = width(setting.evaluate(doubted(framework, experts=2 * spread.experts)))
+        assert mixed == plain if setting.job.model.experts is None else mixed > plain
         for name in NAMES:
             more = dict(spread.doubts) | {name: 2 * spread.doubts[name]}
             assert width(setting.evaluate(doubted(framework, doubts=more))) >= plain * (1 - 1e-9)
+
+
+def test_a_band_is_wider_where_few_sources_have_measured(runs: Modelled, settings: list[Setting]) -> None:
+    """As Student's quantile beside the normal one, in the fit's own deviations as in the band of an estimate."""
+    assert [round(NORMAL_95 * widening(n), 2) for n in (0, 1, 4)] == [2.88, 2.35, 1.94]  # t: 2.92, 2.35, 1.94
+    fit, source = runs.fit, runs.fit.runs.source
+    device = str(fit.runs.device[0])
+    fitted = fit.fit(everything(fit))
+    assert fitted.device_sources[device] == len(set(source[fit.runs.device == device]))
+    assert fit.fit(source == source[0]).device_sources[device] == 1
+    alone = replace(fitted, device_sources=dict(fitted.device_sources) | {device: 0.0})
+    ratio = fit.deviations(alone) / fit.deviations(fitted)
+    own = fit.runs.device == device
+    assert np.allclose(ratio[own], widening(0) / widening(fitted.device_sources[device])) and (ratio[~own] == 1).all()
+    known, unknown = (load_framework("megatron-core", d).spread for d in ("h100-sxm", UNKNOWN))
+    assert known is not None and unknown is not None and 1 < known.widening < unknown.widening == widening(0)
+
+
+def test_models_with_experts_are_doubted_more(runs: Modelled) -> None:
+    fitted = runs.fit.fit(everything(runs.fit))
+    plain = FrameworkFit(runs.fit.samples, replace(runs.fit.runs, experts=np.zeros(runs.fit.count, dtype=bool)))
+    mixed = np.array([run.model.experts is not None for run in runs.runs])
+    assert 0 < mixed.sum() < len(mixed) and np.array_equal(runs.fit.runs.experts, mixed)
+    more = runs.fit.deviations(fitted) > plain.deviations(fitted)
+    assert np.array_equal(more, mixed)
+
+
+def test_messages_between_stages_are_scattered_without_sequence_shards(settings: list[Setting]) -> None:
+    """Each of 8 ranks sends an eighth, and 8 ranks gather the whole; with sequence shards each has its part already."""
+    s = next(s for s in settings if s.machine.fabric is not None and s.machine.fast_domain >= 8)
+    plans, size = replace(s.plans, tp=8, in_tp=8, sp=0), 64e6
+    whole, parts = (replace(s.job, scattered_messages=scattered) for scattered in (False, True))
+    gather_s = collective_over_s("all_gather", s.machine, size, 8, 8)
+    near_s, far_s = message_time_s(s.machine, size / 8)
+    assert boundary_times_s(whole, s.machine, plans, size) == message_time_s(s.machine, size)
+    assert boundary_times_s(parts, s.machine, plans, size) == pytest.approx((near_s + gather_s, far_s + gather_s))
+    assert far_s + gather_s < message_time_s(s.machine, size)[1]
+    shards = replace(plans, sp=1)
+    assert boundary_times_s(parts, s.machine, shards, size) == message_time_s(s.machine, size)
+    assert habits_of("megatron").scattered_messages and not habits_of("torchtitan").scattered_messages
 
 
 def test_a_band_is_wider_without_a_known_framework_or_device(settings: list[Setting]) -> None:

@@ -125,6 +125,13 @@ def test_a_run_that_says_it_hides_nothing():
     assert links[1] == pytest.approx(2 * links[0]) and links[0] > 0
 
 
+@pytest.mark.parametrize(
+    ("notes", "error"), [("+/-40% (shared)", 0.4), ("noise \u00b1 2.5 %; x", 0.025), ("40 % slower", 0.0), ("", 0.0)]
+)
+def test_an_error_that_the_row_states(notes: str, error: float):
+    assert replace(one(), notes=notes).stated_error == pytest.approx(error)
+
+
 def test_dtype_that_is_not_stated():
     assert weights(candidates(one("tokens", source_key="vtrain")), "precision") == {"fp16": 1.0}
     assert set(weights(candidates(one("guess", dtype="", source_key="mosaic")), "precision")) == {"fp16"}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from steptime.calibrate.frameworks.save import packaged
 from steptime.errors import FieldError, InputFileError
 from steptime.store import write_table
 from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
-from steptime.study.measured.predict import Scores
+from steptime.study.measured.predict import Scores, score_packaged
 from steptime.study.measured.published import COLUMNS, citation, published_rows, spread
 from steptime.study.measured.read import Row, read_rows
 from steptime.study.measured.samples import modelled
@@ -73,6 +76,16 @@ def test_published_runs_are_predicted(published: RunScore):
         if s.run.time:
             assert 0 < s.low_s < s.step_time_s < s.high_s < math.inf
         assert 0 < s.memory_bytes < math.inf
+
+
+def test_the_band_holds_the_error_that_a_row_states():
+    """Nine of ten within +/-40 %: a normal error of ln 1.4 / 1.645 beside that of the prediction."""
+    run = next(run for run in read_any(SMALL).timed if run.stated_error == 0)
+    plain, stated = score_packaged([run, replace(run, notes="+/-40%")]).scored
+    widths = [np.log(s.high_s / s.low_s) for s in (plain, stated)]
+    (deviation,) = modelled([run]).fit.deviations(packaged()[0])
+    assert stated.step_time_s == plain.step_time_s
+    assert widths[1] / widths[0] == pytest.approx(np.hypot(deviation, np.log(1.4) / 1.6449) / deviation, rel=1e-6)
 
 
 def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(published: RunScore):

@@ -34,10 +34,12 @@ def band_of(e: Evaluation) -> StepBand | None:
     r"""Band around the step time of one plan; None for a framework without residuals.
 
     $$\sigma^2 = \sum_k \left(\ln \frac{T(\theta_k + \sigma_k)}{T}\right)^2 + \sigma_n^2, \qquad
-      \left[T e^{q_{5} \sigma},\ T e^{q_{95} \sigma}\right]$$
+      \left[T e^{q_{5} w \sigma},\ T e^{q_{95} w \sigma}\right]$$
 
     where $\theta_k$ are the parameters of the framework with standard deviations $\sigma_k$, $\sigma_n$ the noise of
-    runs that are known exactly, and $q$ the quantiles of residuals of runs whose source had no part in the fit.
+    runs that are known exactly (more of it with experts), $q$ the quantiles of residuals of runs whose source had no
+    part in the fit, and $w$ the widening for a device that few sources have measured
+    (:func:`steptime.plan.framework.widening`).
 
     Args:
         e: evaluation of one plan.
@@ -46,9 +48,10 @@ def band_of(e: Evaluation) -> StepBand | None:
     if spread is None:
         return None
     changes = _changes(e, framework, spread)
-    variances = {name: change**2 for name, change in changes.items()} | {NOISE: spread.noise**2}
+    noise_variance = spread.noise**2 + (0.0 if e.job.model.experts is None else spread.experts**2)
+    variances = {name: change**2 for name, change in changes.items()} | {NOISE: noise_variance}
     total = sum(variances.values())
-    deviation, step_s = math.sqrt(total), float(e.step_time_s)
+    deviation, step_s = spread.widening * math.sqrt(total), float(e.step_time_s)
     largest = sorted(variances.items(), key=lambda pair: -pair[1])
     return StepBand(
         low_s=step_s * math.exp(spread.low * deviation), high_s=step_s * math.exp(spread.high * deviation),

@@ -14,7 +14,8 @@ from steptime.cost.exchange import rotated_s
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import COLLECTIVES, Formula
-from steptime.num import Num
+from steptime.num import Num, minimum, where
+from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 
 FITTED = "collective_algorithms.collective_s"
@@ -170,6 +171,25 @@ def message_time_s(machine: Machine, size_bytes: Num) -> tuple[Num, Num]:
     if model.between is None:
         return near, near
     return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(model, 1.0))
+
+
+def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) -> tuple[Num, Num]:
+    r"""A message between stages: to a rank of the same fast domain, and to one in another.
+
+    $$t = t_1(S / n) + t_g(S, n), \qquad t_g(S, 1) = 0$$
+
+    where $t_1$ is the time of a message of one rank, $S$ = `size_bytes` what a rank holds of the residual stream, $n$
+    the tensor-parallel ranks that hold the same and each send a part of it (1 with sequence shards, or where the
+    framework does not scatter messages), and $t_g$ the time in which they gather it again.
+
+    Source: arXiv 2104.04473, section 4.1 (scatter and gather).
+    """
+    if not job.scattered_messages:
+        return message_time_s(machine, size_bytes)
+    parts = where(plans.sp > 0, 1, plans.tp)
+    gather_s = collective_over_s("all_gather", machine, size_bytes, parts, minimum(parts, plans.in_tp))
+    near_s, far_s = message_time_s(machine, size_bytes / parts)
+    return near_s + gather_s, far_s + gather_s
 
 
 def message_basis(machine: Machine, stages: float, inside: float) -> str:

@@ -9,7 +9,7 @@ from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.offload import exposed_copies_s
 from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
 from steptime.cost.scaling import growth_s
-from steptime.estimate.communication import message_time_s
+from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.layer import Pass
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Sizes
@@ -183,7 +183,7 @@ def inputs_of(
     layout: Layout,
 ) -> StepInputs:  # fmt: skip
     """Everything about a step that its critical stage and the machine's links determine."""
-    fast_s, slow_s = message_time_s(machine, sizes.boundary_bytes)
+    fast_s, slow_s = boundary_times_s(job, machine, plans, sizes.boundary_bytes)
     slow_s = slow_s * method.slow_link_share(plans)
     micro_batches = method.micro_batches(job, plans)
     optimizer_bytes = optimizer_bytes_of(method, strategy, job, plans, sizes, stage)

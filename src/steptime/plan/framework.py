@@ -24,6 +24,36 @@ class Spread:
     """Quantiles of residuals in units of the standard deviation that all doubts make: of 5 % and of 95 %."""
     high: float
     source: str
+    experts: float = 0.0
+    """What models with experts add to the noise, as a standard deviation."""
+    widening: float = 1.0
+    """Factor on the band of a device that few sources have measured, of :func:`widening`."""
+
+
+NORMAL_95 = 1.6449
+"""95 % quantile of the normal distribution."""
+PRIOR_SOURCES = 2
+"""What is believed of a device before any source measured it counts as much as so many sources."""
+
+
+def widening(sources: float) -> float:
+    r"""How much wider a band is for a device that only so many sources have measured.
+
+    $$w = \frac{t_\nu}{z}, \qquad t_\nu = z + \frac{z^3+z}{4\nu} + \frac{5z^5+16z^3+3z}{96\nu^2} +
+      \frac{3z^7+19z^5+17z^3-15z}{384\nu^3}, \qquad \nu = n + n_0$$
+
+    where $n$ = `sources`, $n_0$ = :data:`PRIOR_SOURCES`, and $t_\nu$ is the 95 % quantile of Student's distribution
+    by its expansion around that of the normal, $z$: the spread between sources is itself known from $\nu$ of them.
+
+    Source: Fisher and Cornish, The percentile points of distributions having known cumulants, Technometrics 2, 1960.
+
+    >>> round(widening(0), 2), round(widening(3), 3), widening(1e9) == 1.0   # t: 2.92, 2.015, 1.645
+    (1.75, 1.225, True)
+    """
+    z, nu = NORMAL_95, sources + PRIOR_SOURCES
+    t = z + (z**3 + z) / (4 * nu) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * nu**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * nu**3)
+    return round(t / z, 6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +150,9 @@ class Habits:
     tensor_exposed: float = 1.0
     """Share of the transfers over ``tp`` that shows; the rest runs behind products."""
 
+    scattered_messages: bool = False
+    """Tensor-parallel ranks each send their part of a message between stages, and gather it where it arrives."""
+
     def overlap_with(self, offload: frozenset[str]) -> frozenset[str]:
         """What hides where so much is kept on the host: activations are copied while the device computes."""
         return self.overlap | ({"offload"} if "activations" in offload else set())
@@ -146,10 +179,11 @@ def kernel_factor(kernel: str, device: str) -> float:
     return table[max(fitting, key=len)] if fitting else 1.0
 
 
-_MEGATRON = Habits(gradient_dtype="fp32", context="ring", overlap=frozenset({"dp"}))
+_MEGATRON = Habits(gradient_dtype="fp32", context="ring", overlap=frozenset({"dp"}), scattered_messages=True)
 HABITS: Mapping[str, Habits] = {
     "megatron": _MEGATRON, "megatron-core": replace(_MEGATRON, tensor_exposed=0.6), "megatron-2021": _MEGATRON,
-    "megatron-deepspeed": Habits(kernel="flash2"),
+    "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
+    "megascale": Habits(scattered_messages=True),
     "torchtitan": Habits(gradient_dtype="fp32", context="ring", kernel="flash2"),
     **dict.fromkeys(("torchtune", "fms-fsdp", "automodel", "deepspeed", "colossalai"), Habits(kernel="flash2")),
     "composer-fsdp": Habits(kernel="flash1"),
@@ -157,7 +191,9 @@ HABITS: Mapping[str, Habits] = {
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
 fp32; both pass keys and values round a ring. NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`);
 that 0.4 of them hide is assumed. PyTorch's own fused attention is FlashAttention-2; MPT under Composer used the Triton
-kernel of the first. Others as :class:`Habits` says."""
+kernel of the first. Megatron-LM scatters messages between stages over the tensor-parallel ranks and gathers them on the
+fast links (arXiv 2104.04473, section 4.1), as does DeepSpeed's pipeline (`pipe_partitioned`). Others
+as :class:`Habits` says."""
 
 
 def habits_of(name: str) -> Habits:

@@ -22,6 +22,8 @@ NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
 NOTHING: Final = 1e-12
 """Stands for no seconds, no share and no doubt, whose logarithm must be finite."""
+MANY: Final = 1e9
+"""Stands for sources enough that their number says nothing."""
 #: Parameters that a device's own factor multiplies, and its doubt.
 DEVICE_FIELDS: Final = (*BUSY, "doubt")
 
@@ -75,6 +77,11 @@ def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:
     devices = tables["device"].values() if isinstance(tables["device"], dict) else ()
     for part in (part for part in devices if isinstance(part, dict)):
         part |= {name: 1.0 for name in BUSY if name in later}
+        part.setdefault("sources", MANY)
+    band = tables.get("band")
+    model = band.get("model") if isinstance(band, dict) else None
+    if isinstance(model, dict):
+        model |= {"experts": NOTHING, "unknown_sources": MANY} | model
     return tables
 
 
@@ -88,7 +95,8 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
         raise FieldError(where, "provenance.source", "is missing or no text")
     _values(tables, "common", where)
     _positive(tables, "doubts", PARAMETERS, where)
-    _positive(tables, "band.model", ("noise", "unknown_device"), where)
+    _positive(tables, "band.model", ("noise", "experts", "unknown_device"), where)
+    _count(tables, "band.model", "unknown_sources", where)
     for title in ("named", "generic"):
         low, high = (_number(tables, f"band.{title}", end, where) for end in ("low", "high"))
         if low > high:
@@ -98,6 +106,7 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
         _positive(tables["framework"][name], "doubts", PARAMETERS, where, f"framework.{name}.")
     for name in _table(tables, "device", where):
         _positive(tables["device"], name, DEVICE_FIELDS, where, "device.")
+        _count(tables["device"], name, "sources", where, "device.")
 
 
 def _values(tables: Mapping[str, Any], path: str, where: str, before: str = "") -> None:
@@ -115,6 +124,12 @@ def _positive(
         if value <= 0:
             raise FieldError(where, f"{before}{path}.{name}", f"{value:g} is not positive")
     return found
+
+
+def _count(tables: Mapping[str, Any], path: str, name: str, where: str, before: str = "") -> None:
+    value = _number(tables, path, name, where, before)
+    if value < 0:
+        raise FieldError(where, f"{before}{path}.{name}", f"{value:g} is negative")
 
 
 def _number(tables: Mapping[str, Any], path: str, name: str, where: str, before: str = "") -> float:

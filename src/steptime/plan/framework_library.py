@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from steptime.errors import UserError
-from steptime.plan.framework import IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor
+from steptime.plan.framework import IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor, widening
 from steptime.plan.framework_file import framework_tables
 
 GENERIC = "generic"
@@ -62,4 +62,5 @@ def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[st
         doubts={p: float(doubts[p]) for p in PARAMETERS},
         device_doubt=float(device.get("doubt", model["unknown_device"])), noise=float(model["noise"]),
         low=float(band["low"]), high=float(band["high"]), source=str(table["provenance"]["source"]),
+        experts=float(model["experts"]), widening=widening(float(device.get("sources", model["unknown_sources"]))),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.cost.quantisation import element_bytes
+from steptime.cost.quantisation import element_bytes, nf4_element_bytes, state_8bit_element_bytes
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.memory_profile import PLAIN, MemoryProfile
 from steptime.registry import Registry
@@ -92,7 +92,7 @@ OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "steptime.optimizers")
 for _optimizer in (
     Optimizer(name="adam", state_bytes=8.0),
     Optimizer(name="adamw", state_bytes=8.0),
-    Optimizer(name="adam8bit", state_bytes=2.0),
+    Optimizer(name="adam8bit", state_bytes=2.0 * float(state_8bit_element_bytes())),
     Optimizer(name="sgd", state_bytes=0.0),
     Optimizer(name="momentum", state_bytes=4.0),
 ):
@@ -111,7 +111,7 @@ class Adapter:
 
 
 #: Bytes of a frozen weight of QLoRA: 4 bits and, with doubly quantised scales of blocks of 64, 0.127 bits.
-QLORA_BYTES = 0.5 + 0.127 / 8
+QLORA_BYTES = nf4_element_bytes()
 #: Products that may have adapters.
 TARGETS = ("linear", "attention")
 #: Bytes of a gradient by the name of its dtype.
@@ -154,6 +154,9 @@ class Job:
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None
     """Adapters that are trained instead of the weights."""
+    scattered_messages: bool = False
+    """Tensor-parallel ranks without sequence shards each send their part of a message to the next stage, which gathers
+    it; without it each sends all of it."""
     memory: MemoryProfile = PLAIN
     """What the training software makes of memory."""
     captured: CapturedModel | None = None

@@ -31,7 +31,8 @@ class FrameworkRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         habits = {"gradient_dtype": self.habits.gradient_dtype, "context": self.habits.context,
-                  "overlap": sorted(self.habits.overlap)}  # fmt: skip
+                  "overlap": sorted(self.habits.overlap),
+                  "scattered_messages": self.habits.scattered_messages}  # fmt: skip
         parameters = {name: {"value": value, "doubt": self.doubts.get(name)} for name, value in self.parameters.items()}
         return {"name": self.name, "title": self.title, "runs": self.runs, "source": self.source,
                 "habits": habits, "parameters": parameters}  # fmt: skip

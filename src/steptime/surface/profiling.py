@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +15,16 @@ from steptime.estimate.graph import CostTable, Metrics, Timer, cost_table, table
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import load_device
 from steptime.hardware.records import Device
+from steptime.surface.profile_settings import (
+    OF_FACTORY,
+    OF_ONNX,
+    OPTIMIZER,
+    NotedLoss,
+    Settings,
+    check_onnx,
+    input_texts,
+    texts_of_tensors,
+)  # fmt: skip
 from steptime.workload.capture.factory import Target, is_target, load_target
 from steptime.workload.capture.inputs import parse_input
 from steptime.workload.graph import Parameter, Program
@@ -36,6 +48,8 @@ class Profile:
     """A captured program, and what it costs on a device."""
 
     program: Program
+    settings: Settings
+    """How it was captured."""
     device: Device
     table: CostTable
     cuda: bool
@@ -44,14 +58,22 @@ class Profile:
     @cached_property
     def live(self) -> Liveness:
         """Memory in use at every call."""
-        if self.cuda:
-            return Liveness(self.program, rounding=CUDA_ROUNDING_BYTES, scratch=False)
-        return Liveness(self.program)
+        with _of_countable_sizes():
+            if self.cuda:
+                return Liveness(self.program, rounding=CUDA_ROUNDING_BYTES, scratch=False)
+            return Liveness(self.program)
 
     @cached_property
     def placement(self) -> Placement | None:
         """The storages as CUDA's caching allocator places them; None on other devices."""
-        return place(without_scratch(self.program)) if self.cuda else None
+        with _of_countable_sizes():
+            return place(without_scratch(self.program)) if self.cuda else None
+
+    @cached_property
+    def workspaces(self) -> tuple[int, ...]:
+        """Sizes in bytes of the cuBLAS workspaces, which stay from the first product on."""
+        kind = "hopper" if self.device.name.startswith(HOPPER) else "other"
+        return (WORKSPACE_BYTES[kind],) * HANDLES if self.cuda else ()
 
     @cached_property
     def memory(self) -> dict[str, float]:
@@ -59,8 +81,7 @@ class Profile:
         peak = float(self.live.peak().size_bytes)
         if self.placement is None:
             return {"allocated": peak}
-        kind = "hopper" if self.device.name.startswith(HOPPER) else "other"
-        workspace = float(HANDLES * WORKSPACE_BYTES[kind])
+        workspace = float(sum(self.workspaces))
         context = memory_constants().context_bytes
         reserved = self.placement.peak_reserved_bytes + workspace
         return {
@@ -92,11 +113,11 @@ class Profile:
 
     def to_json(self, depth: int = 3) -> dict[str, Any]:
         """Plain values, SI units."""
-        s = self.table.totals
+        s, settings = self.table.totals, asdict(self.settings)
         return {
             "model": self.program.name, "device": self.device.name, "parameters": self.program.parameter_count,
-            "trained_parameters": sum(p.elements for p in _distinct(self.program) if p.trained),
-            "folded": list(self.program.folded), "batch": self.program.batch,
+            "trained_parameters": self.trained_parameters, **settings, "inputs": list(self.settings.inputs),
+            "folded": list(self.program.folded), "batch": self.program.batch, "samples_per_s": self.samples_per_s,
             "step_time_s": s.step_s, "step_time_bracket_s": list(s.bracket_s), "step_time_band_s": list(s.band_s),
             "mfu": s.mfu, "hfu": s.hfu, "model_flops": s.model_flops, "executed_flops": s.executed_flops,
             "flops_convention": "2mnk, a causal mask counted once", "vector_flops": s.vector_flops,
@@ -109,6 +130,17 @@ class Profile:
             "by_module": _groups(self.table.by_module(depth, folded=True)), "by_bound": _groups(self.table.by_bound()),
             "coverage": asdict(self.table.coverage), "metrics": asdict(self.metrics), "provenance": self._provenance(),
         }  # fmt: skip
+
+    @property
+    def trained_parameters(self) -> int:
+        """Elements of the parameters that are trained, shared ones once."""
+        return sum(p.elements for p in _distinct(self.program) if p.trained)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        r"""Throughput $b / t$ of batch $b$ in a step of $t$ seconds; None where the batch is not known."""
+        batch, step_s = self.program.batch, self.table.totals.step_s
+        return None if batch is None or not step_s else batch / step_s
 
     def _peaks(self) -> dict[str, Any]:
         return {phase: self._peak(peak) for phase, peak in self.live.peaks().items()}
@@ -146,7 +178,7 @@ def profile(
     seq: int | None = None,
     dtype: str | None = None,
     inputs: Sequence[str] = (),
-    optimizer: str | None = "adamw",
+    optimizer: str | None = OPTIMIZER,
     loss: str | None = None,
     autocast: str | None = None,
     training: bool = True,
@@ -176,16 +208,20 @@ def profile(
         UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
     """
     target = load_device(device)
-    program = model
-    if isinstance(program, str):
-        settings = {
+    kernels = "cuda" if on_cuda(target) else "cpu"
+    if isinstance(model, Program):
+        known = any(call.phase != "forward" for call in model.calls)
+        program, settings = model, Settings(inputs=input_texts(model), training=known)
+    else:
+        options = {
             "optimizer": None if optimizer == "none" else optimizer, "loss": loss, "autocast": autocast,
-            "training": training, "fold": fold, "nonzero_share": nonzero_share,
-            "target": "cuda" if on_cuda(target) else "cpu",
+            "training": training, "fold": fold, "nonzero_share": nonzero_share, "target": kernels,
         }  # fmt: skip
-        program = captured(program, batch=batch, seq=seq, dtype=dtype, inputs=inputs, settings=settings, dims=dims)
+        program, settings = captured(
+            model, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
+        )  # fmt: skip
     table = cost_table(program, Timer(device=target))
-    return Profile(program=program, device=target, table=table, cuda=on_cuda(target))
+    return Profile(program=program, settings=settings, device=target, table=table, cuda=on_cuda(target))
 
 
 def on_cuda(device: Device) -> bool:
@@ -200,28 +236,48 @@ def captured(
     seq: int | None,
     dtype: str | None,
     inputs: Sequence[str],
-    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
     dims: Mapping[str, int] | None = None,
-) -> Program:
-    """The program of a model given as text.
+) -> tuple[Program, Settings]:
+    """The program of a model given as text, and how it was captured; what its code prints goes to standard error.
 
     Raises:
-        UserError: it is neither a factory nor an ONNX file, or cannot be captured.
+        UserError: it is neither a factory nor an ONNX file, or cannot be captured, or an option does not apply to it.
     """
     if model.lower().endswith(".onnx"):
-        return _from_onnx(model, dims or {}, training=bool(settings.get("training", True)))
+        optimizer = options.get("optimizer")
+        check_onnx({
+            "batch": batch, "seq": seq, "dtype": dtype, "input": inputs, "loss": options.get("loss"),
+            "autocast": options.get("autocast"), "nonzero-share": options.get("nonzero_share"),
+            "optimizer": None if optimizer == OPTIMIZER else optimizer,
+        })  # fmt: skip
+        return _from_onnx(model, dims or {}, training=bool(options.get("training", True)))
     if not is_target(model):
         if Path(model).exists():
             raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory")
         hint = "write pkg.module:factory, file.py:factory or FILE.onnx; `steptime estimate` takes names and configs"
         raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
-    found = target_of(model, batch=batch, seq=seq, dtype=dtype, inputs=inputs)
+    if dims:
+        raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
+    with contextlib.redirect_stdout(sys.stderr):
+        return _from_factory(target_of(model, batch=batch, seq=seq, dtype=dtype, inputs=inputs), options)
+
+
+def _from_factory(found: Target, options: Mapping[str, Any]) -> tuple[Program, Settings]:
     from steptime.workload.capture import capture
 
-    given = dict(settings)
-    if given.get("loss") is None:
-        given["loss"] = found.loss
-    return capture(found.module, found.inputs, name=found.name, **given)
+    loss, noted, training = options.get("loss"), NotedLoss(), bool(options.get("training", True))
+    given = noted if loss in (None, "own") else loss
+    if loss is None and found.loss is not None:
+        given = found.loss
+    program = capture(found.module, found.inputs, name=found.name, **{**options, "loss": given})
+    text = noted.text if given is noted else found.loss if isinstance(found.loss, str) else OF_FACTORY
+    return program, Settings(
+        inputs=texts_of_tensors(found.inputs), training=training, kernels=options.get("target"),
+        optimizer=(options.get("optimizer") or "none") if training else "none",
+        loss=(loss if loss not in (None, "own") else text) if training else "none",
+        autocast=options.get("autocast") or "none",
+    )  # fmt: skip
 
 
 def target_of(
@@ -232,10 +288,23 @@ def target_of(
     return load_target(model, sizes=sizes, dtype=dtype, inputs=tuple(parse_input(text) for text in inputs))
 
 
-def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> Program:
+def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[Program, Settings]:
     from steptime.workload.capture.onnx import program_of_file
 
-    return program_of_file(path, dims=dims, training=training)
+    program = program_of_file(path, dims=dims, training=training)
+    loss = OF_ONNX if training else "none"
+    return program, Settings(
+        inputs=input_texts(program), training=training, optimizer="none", loss=loss, autocast="none"
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _of_countable_sizes() -> Iterator[None]:
+    """Sums of sizes are integers of 64 bits."""
+    try:
+        yield
+    except OverflowError:
+        raise UserError("the step needs more than 2^63 bytes of memory", hint="is a size a slip of the pen?") from None
 
 
 def without_scratch(program: Program) -> Program:

@@ -6,7 +6,7 @@ at once. A run whose settings are not all stated is the weighted geometric mean 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,12 +17,14 @@ from steptime.estimate.layer import Work
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
 from steptime.num import Array
-from steptime.plan.framework import BUSY
+from steptime.plan.framework import BUSY, widening
 
 NOISE = 0.15
 """Spread of runs around a good model (logarithm of time)."""
 SOURCE = 0.12
 """Spread of whole sources around a good model of their framework: builds, containers, data, clocks."""
+EXPERTS = 0.15
+"""Likewise around models with experts, whose balance and kernels no source states: assumed."""
 OUTLIER = 0.15
 """Residual from which a run counts less (pseudo-Huber)."""
 FULL_COUNT = 20
@@ -73,6 +75,8 @@ class Runs:
     source: Array
     framework: Array
     device: Array
+    experts: Array
+    """Whether the model has experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,8 @@ class Fitted:
     """Of the values of each framework."""
     device_doubts: dict[str, float]
     rounds: int
+    device_sources: Mapping[str, float] = field(default_factory=dict)
+    """Sources that have measured each device."""
 
     def columns(self, framework: str | None, device: str) -> Array:
         """Values for a run; an unknown framework or device adds nothing."""
@@ -205,7 +211,12 @@ class FrameworkFit:
             theta = theta - move
             if np.abs(move).max() < DONE:
                 break
-        return self._fitted(theta, np.linalg.inv(curvature), rounds)
+        fitted = self._fitted(theta, np.linalg.inv(curvature), rounds)
+        return replace(fitted, device_sources=self._sources(used))
+
+    def _sources(self, used: Array) -> dict[str, float]:
+        pairs = set(zip(self.runs.device[used], self.runs.source[used], strict=True))
+        return {name: float(sum(device == name for device, _ in pairs)) for name in self.device_names}
 
     def _fitted(self, theta: Array, covariance: Array, rounds: int) -> Fitted:
         n, f = len(PARAMETERS), len(self.names)
@@ -229,7 +240,8 @@ class FrameworkFit:
         """Standard deviation of the logarithm of every run's time that all doubts together make.
 
         As :func:`steptime.estimate.band.band_of`, with slopes in place of differences; the settings that a run does
-        not state add the spread of the predictions over them.
+        not state add the spread of the predictions over them. A device that few sources have measured has more
+        (:func:`steptime.plan.framework.widening`).
         """
         known = [self.runs.framework[r] if named else None for r in range(self.count)]
         devices = self.runs.device
@@ -242,5 +254,6 @@ class FrameworkFit:
         mean = self._by_run(base)
         settings = self._by_run((base - mean[self.run]) ** 2)
         variance = ((by_run * np.array([own for own, _ in pairs])) ** 2).sum(axis=1) + of_device**2 + settings
-        out: Array = np.sqrt(variance + noise() ** 2)
+        scarce = np.array([widening(fitted.device_sources.get(device, 0.0)) for device in devices])
+        out: Array = scarce * np.sqrt(variance + noise() ** 2 + self.runs.experts * EXPERTS**2)
         return out

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from steptime.calibrate.frameworks.bands import Band
-from steptime.calibrate.frameworks.fit import Fitted, noise
+from steptime.calibrate.frameworks.fit import EXPERTS, Fitted, noise
 from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS
 from steptime.hardware.profiles import toml_key, toml_text
 from steptime.num import Array
@@ -32,14 +32,17 @@ def to_toml(
     parts += ["[common]", *_values(fitted.common), "", "[doubts]", *_doubts(fitted.common_doubt), ""]
     for title, band in (("named", named), ("generic", generic)):
         parts += [f"[band.{title}]", f"low = {_number(band.low)}", f"high = {_number(band.high)}", ""]
-    parts += ["[band.model]", f"noise = {_number(noise())}", f"unknown_device = {DEVICE_SPREAD}", ""]
+    parts += ["[band.model]", f"noise = {_number(noise())}", f"experts = {EXPERTS}",
+              f"unknown_device = {DEVICE_SPREAD}", "unknown_sources = 0", ""]  # fmt: skip
     for name, own in fitted.frameworks.items():
         counted = [f"runs = {runs[name]}"] if runs and name in runs else []
         parts += [f"[framework.{toml_text(name)}]", *counted, *_values(fitted.common + own), ""]
         parts += [f"[framework.{toml_text(name)}.doubts]", *_doubts(fitted.framework_doubts[name]), ""]
     for name, factors in fitted.devices.items():
         each = [f"{p} = {_number(math.exp(f))}" for p, f in zip(BUSY, factors, strict=True)]
-        parts += [f"[device.{toml_text(name)}]", *each, f"doubt = {_number(fitted.device_doubts[name])}", ""]
+        known = [f"doubt = {_number(fitted.device_doubts[name])}",
+                 f"sources = {fitted.device_sources.get(name, 0.0):.0f}"]  # fmt: skip
+        parts += [f"[device.{toml_text(name)}]", *each, *known, ""]
     return "\n".join(parts)
 
 
@@ -70,6 +73,7 @@ def packaged() -> tuple[Fitted, tuple[Band, Band]]:
         common_doubt=_plain(table["doubts"]),
         framework_doubts={name: _plain(own["doubts"]) for name, own in frameworks.items()},
         device_doubts={name: float(own["doubt"]) for name, own in devices.items()}, rounds=0,
+        device_sources={name: float(own["sources"]) for name, own in devices.items()},
     )  # fmt: skip
     named, generic = (Band(low=float(b["low"]), high=float(b["high"])) for b in
                       (table["band"]["named"], table["band"]["generic"]))  # fmt: skip

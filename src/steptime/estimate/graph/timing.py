@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.graph.kernels import fitted, machine_for, rate_dtype
-from steptime.estimate.graph.operators import work_of
+from steptime.estimate.graph.operators import NOTHING, work_of
 from steptime.estimate.graph.work import Work
 from steptime.estimate.kernels import Timed
 from steptime.estimate.machine import Machine
@@ -56,6 +56,13 @@ class OperatorCost:
 
 
 NO_COST: Final = ("", (1.0, 1.0))
+MATRIX: Final = ("product", "convolution", "recurrent", "attention")
+"""Families whose time models know no product without operations."""
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether it has outputs and none of them has an element: PyTorch launches no kernel for it."""
+    return bool(node.outputs) and not any(output.elements for output in node.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +95,8 @@ class Timer:
                len(set(node.inputs)))  # fmt: skip
         found = self._costs.get(key)
         if found is None:
-            found = self._costs[key] = self.time(node.op, work_of(node, inplace=inplace))
+            work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)
+            found = self._costs[key] = self.time(node.op, work)
         return found
 
     def time(self, op: str, work: Work) -> OperatorCost:
@@ -119,7 +127,8 @@ class Timer:
 
     def _seconds(self, machine: Machine, work: Work, rate: float) -> tuple[float, str, tuple[float, float]]:
         counts = {n: getattr(work, n) for n in ("matrix_flops", "vector_flops", "moved_bytes")}
-        models = [fitted(machine, call, counts) for call in work.kernels]
+        calls = () if work.family in MATRIX and not work.matrix_flops else work.kernels  # k = 0: a fill
+        models = [fitted(machine, call, counts) for call in calls]
         known = [model for model in models if model is not None]
         if known and len(known) == len(models):
             more_s = machine.kernel_latency_s * max(float(work.launches) - len(known), 0.0)

@@ -211,7 +211,7 @@ class Bench:
         with arranged(target.module, self.paths, tree, saves):
             program = capture(
                 target.module, inputs, optimizer=optimizer, autocast=form.autocast,
-                loss=target.loss, name=target.name,
+                loss=target.loss, name=target.name, target="cuda" if self.device.vendor == "NVIDIA" else "cpu",
             )  # fmt: skip
         if form.adapters:
             program = with_narrow_weights(program, self._frozen, nf4_element_bytes(), WIDE_BYTES)

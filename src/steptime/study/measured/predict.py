@@ -12,6 +12,7 @@ from steptime.calibrate.frameworks.bands import Predicted, left_out, other_bands
 from steptime.calibrate.frameworks.fit import Fitted
 from steptime.calibrate.frameworks.save import packaged
 from steptime.num import Array
+from steptime.plan.framework import NORMAL_95
 from steptime.study.measured.aggregate import ScoredRun
 from steptime.study.measured.folds import folds
 from steptime.study.measured.run import MeasuredRun
@@ -79,6 +80,13 @@ def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progr
     return Scores(scored=own, refused=scores.refused, how=scores.how)
 
 
+def _deviations(found: Modelled, predicted: Array) -> Array:
+    """Deviations with the errors that rows state of their own figures, taken as what nine of ten lie within."""
+    stated = np.array([math.log1p(run.stated_error) for run in found.runs]) / NORMAL_95
+    out: Array = np.hypot(predicted, stated)
+    return out
+
+
 def _told(named: bool) -> str:
     return "named" if named else "not named"
 
@@ -94,11 +102,12 @@ def _groups(found: Modelled, leave_out: str) -> Array:
 
 def _scores(found: Modelled, predicted: Predicted, low: Array, high: Array, how: str) -> Scores:
     step_s = np.exp(predicted.residual + found.fit.log_measured)
+    deviation = _deviations(found, predicted.deviation)
     scored = tuple(
         ScoredRun(
             run=run, step_time_s=float(step_s[i]) if run.time else math.nan,
-            low_s=float(step_s[i] * math.exp(low[i] * predicted.deviation[i])) if run.time else math.nan,
-            high_s=float(step_s[i] * math.exp(high[i] * predicted.deviation[i])) if run.time else math.nan,
+            low_s=float(step_s[i] * math.exp(low[i] * deviation[i])) if run.time else math.nan,
+            high_s=float(step_s[i] * math.exp(high[i] * deviation[i])) if run.time else math.nan,
             memory_bytes=float(found.memory_bytes[i]),
         )
         for i, run in enumerate(found.runs)

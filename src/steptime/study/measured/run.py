@@ -34,6 +34,8 @@ from steptime.study.measured.reasons import NO_CLAIM, Flag, Reason, RowProblem
 from steptime.study.measured.tables import framework_default, framework_of, table
 from steptime.workload.spec import ModelSpec
 
+_STATED_ERROR = re.compile(r"(?:\+/-|\u00b1)\s*(\d{1,3}(?:\.\d+)?)\s*%")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterName:
@@ -99,6 +101,12 @@ class MeasuredRun:
     def supports_claim(self) -> bool:
         """Whether nothing speaks against resting a claim on the row."""
         return not self.flags & NO_CLAIM
+
+    @property
+    def stated_error(self) -> float:
+        """Relative error that the row states of its own figures, as in "+/-40%"; 0 where it states none."""
+        said = _STATED_ERROR.search(self.notes)
+        return float(said.group(1)) / 100 if said else 0.0
 
     @property
     def step_time_s(self) -> float | None:

@@ -60,6 +60,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
         measured_s=np.array([run.step_time_s or 1.0 for run in used]),
         source=np.array([run.source_key for run in used]),
         framework=np.array([run.framework for run in used]), device=np.array([run.device for run in used]),
+        experts=np.array([run.model.experts is not None for run in used]),
     )  # fmt: skip
     return Modelled(
         runs=tuple(used), fit=FrameworkFit(samples, columns), refused=tuple(refused),

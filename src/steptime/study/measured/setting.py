@@ -59,7 +59,8 @@ def fed_length(run: MeasuredRun) -> int:
     for the mean length $\bar s$ = :data:`FILLED` $\cdot s$ of Wikipedia's articles cut to $s$ tokens, and bins $b$ =
     :data:`BIN` wide, in which a sequence is padded by half a bin on average.
 
-    Source: arXiv 2107.02027, figure 1 (lengths); DeepLearningExamples, PyTorch BERT, `bin_size_64` (bins).
+    Source: arXiv 2107.02027, figure 1 (lengths); DeepLearningExamples, PyTorch BERT, `bin_size_64` (bins). That a run
+    of the framework was fed so is assumed: rows do not say it.
     """
     share = FILLED.get(run.seq_len) if run.model_kind == "encoder" and run.framework in BINNED else None
     return run.seq_len if share is None else min(run.seq_len, round(share * run.seq_len) + BIN // 2)
@@ -84,7 +85,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
         precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
         overlap=(habits.overlap_with(run.offload) | ({"pp"} if interleaved else set())) - unhidden(run),
-        context=habits.context,
+        context=habits.context, scattered_messages=habits.scattered_messages,
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
         gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
         memory=profile_of(run), adapter=adapter, offload=run.offload & frozenset(OFFLOADS),

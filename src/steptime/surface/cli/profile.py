@@ -42,8 +42,9 @@ def command(
         str | None, typer.Option("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="NAME", help="adamw, adamw-loop, adamw-fused, sgd, ..., none.")
-    ] = "adamw",
+        str | None,
+        typer.Option("--optimizer", metavar="NAME", help="adamw (default), adamw-loop, adamw-fused, sgd, ..., none."),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option("--loss", metavar="NAME", help="own, cross-entropy, mse, sum, mean; or let the factory give one."),
@@ -79,16 +80,20 @@ def command(
 
 
 def _run(given: Mapping[str, Any]) -> None:
+    from steptime.surface.profile_settings import NOT_OF_ONNX, OPTIMIZER, check_onnx
     from steptime.surface.profiling import profile
 
     _check_outputs(given)
+    if given["model"].lower().endswith(".onnx"):
+        names = {"input": "inputs", "no-fold": "whole"}
+        check_onnx({name: given[names.get(name, name.replace("-", "_"))] for name in NOT_OF_ONNX})
     share = given["nonzero_share"]
     if share is not None and not 0 < share <= 1:
         raise UserError(f"--nonzero-share {share} is out of range", hint="more than 0, at most 1")
     found = profile(
         given["model"], given["device"], batch=given["batch"], seq=given["seq"], dtype=given["dtype"],
-        inputs=given["inputs"] or (), optimizer=given["optimizer"], loss=given["loss"], autocast=given["autocast"],
-        training=not given["inference"], fold=not given["whole"], nonzero_share=share,
+        inputs=given["inputs"] or (), optimizer=given["optimizer"] or OPTIMIZER, loss=given["loss"],
+        autocast=given["autocast"], training=not given["inference"], fold=not given["whole"], nonzero_share=share,
         dims=parse_dims(given["dim"] or []),
     )  # fmt: skip
     _write(found, given)
@@ -99,9 +104,9 @@ def _run(given: Mapping[str, Any]) -> None:
         print_json(document(**found.to_json(given["depth"]), **({"measured": compared} if compared else {})))
         return
     from steptime.surface.report.captured_memory import print_captured_memory
-    from steptime.surface.report.profile import print_profile
+    from steptime.surface.report.profile import print_profile, settings_lines
 
-    print_profile(found.table, depth=given["depth"], show_all=given["show_all"])
+    print_profile(found.table, head=settings_lines(found), depth=given["depth"], show_all=given["show_all"])
     print_captured_memory(found)
     if compared:
         from steptime.surface.report.text import console, memory
@@ -131,12 +136,7 @@ def parse_dims(texts: list[str]) -> dict[str, int]:
 
 def _check_outputs(given: Mapping[str, Any]) -> None:
     """Before the work: suffixes and folders of the files to write."""
-    endings = {
-        "snapshot": (".pickle", ".pkl"),
-        "trace": (".pftrace", ".perfetto-trace", ".json"),
-        "roofline": (".svg", ".png"),
-    }
-    for name, allowed in endings.items():
+    for name, allowed in ENDINGS.items():
         path: Path | None = given[name]
         if path is None:
             continue
@@ -152,7 +152,9 @@ def _write(found: Any, given: Mapping[str, Any]) -> None:
     if given["snapshot"] is not None:
         from steptime.surface.formats.memory_snapshot import write_memory_snapshot
 
-        write_memory_snapshot(found.program, given["snapshot"], seconds=seconds, placement=found.placement)
+        write_memory_snapshot(
+            found.program, given["snapshot"], seconds=seconds, placement=found.placement, workspaces=found.workspaces
+        )  # fmt: skip
     if given["trace"] is not None:
         from steptime.surface.formats.chrome_trace import write_chrome_trace
         from steptime.surface.formats.perfetto import write_perfetto

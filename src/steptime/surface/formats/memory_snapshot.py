@@ -34,6 +34,7 @@ def write_memory_snapshot(
     steps: int = 2,
     seconds: Sequence[float] | None = None,
     placement: Placement | None = None,
+    workspaces: Sequence[int] = (),
 ) -> Placement:
     """Write a snapshot and return the placement that it shows.
 
@@ -44,22 +45,25 @@ def write_memory_snapshot(
         steps: how many steps to run, see :func:`~steptime.workload.graph.placement.place`.
         seconds: predicted time of each call; None: every call takes 1 µs.
         placement: if it was made before; then `settings` and `steps` are not read.
+        workspaces: sizes in bytes of the cuBLAS workspaces, which stay.
 
     Raises:
         UserError: `seconds` is not one time for each call, or `steps` is out of range.
         InputFileError: the file cannot be written.
     """
     placed = placement if placement is not None else place(program, settings, steps=steps)
-    document = memory_snapshot(placed, seconds=seconds)
+    document = memory_snapshot(placed, seconds=seconds, workspaces=workspaces)
     write_bytes(path, pickle.dumps(document, protocol=PROTOCOL))
     return placed
 
 
-def memory_snapshot(placement: Placement, *, seconds: Sequence[float] | None = None) -> dict[str, Any]:
-    """The snapshot as a document of dictionaries, lists, texts and numbers."""
+def memory_snapshot(
+    placement: Placement, *, seconds: Sequence[float] | None = None, workspaces: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The snapshot as a document of dictionaries, lists, texts and numbers; workspaces are segments of their own."""
     writer = _Writer(placement, Clock(placement.program, seconds))
     return {
-        "segments": [writer.segment(segment) for segment in placement.segments],
+        "segments": [*(writer.segment(segment) for segment in placement.segments), *_workspaces(placement, workspaces)],
         "device_traces": [[*(writer.event(event) for event in placement.events), writer.end()]],
         "allocator_settings": _settings(placement.settings),
     }
@@ -149,6 +153,30 @@ class _Writer:
             found.append(_frame(self.program.name, 0, phase))
             self._modules[module, phase] = found
         return found
+
+
+def _workspaces(placement: Placement, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Segments of one block behind all others."""
+    address = max((segment.address + segment.size_bytes for segment in placement.segments), default=2**32)
+    address = max([address, *(event.address + event.size_bytes for event in placement.events)])
+    out = []
+    for size in sizes:
+        address = -(-address // 2**21) * 2**21
+        frames = [_frame("cuBLAS", 0, "workspace")]
+        block = {
+            "address": address,
+            "size": size,
+            "requested_size": size,
+            "state": "active_allocated",
+            "frames": frames,
+        }
+        out.append({
+            "device": 0, "address": address, "total_size": size, "allocated_size": size, "active_size": size,
+            "requested_size": size, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0),
+            "is_expandable": False, "frames": [], "blocks": [block],
+        })  # fmt: skip
+        address += size
+    return out
 
 
 def _frame(filename: str, line: int, name: str) -> dict[str, Any]:

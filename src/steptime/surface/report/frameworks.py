@@ -111,8 +111,9 @@ def print_framework(record: FrameworkRecord) -> None:
     screen.print(printable(f"source: {record.source}"))
     habits = record.habits
     overlap = ", ".join(sorted(habits.overlap)) or "nothing"
+    messages = "scattered over tp" if habits.scattered_messages else "whole"
     screen.print(f"habits: gradients {habits.gradient_dtype or 'in the dtype of the run'}, context {habits.context}, "
-                 f"overlaps {overlap}")  # fmt: skip
+                 f"overlaps {overlap}, messages {messages}")  # fmt: skip
     screen.print()
     table = grid(("parameter", "value", "meaning"), left=(0, 2))
     for name, value in record.parameters.items():

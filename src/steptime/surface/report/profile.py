@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from steptime.estimate.graph import CostTable, Group
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from steptime.surface.profiling import Profile
+
 #: Operators that are listed by name unless all are wanted.
 SHOWN: Final = 12
 NAMED_UNKNOWN: Final = 5
@@ -21,17 +23,20 @@ BASES: Final = 4
 FOLD: Final = 0.005
 
 
-def print_profile(table: CostTable, *, depth: int = 3, show_all: bool = False) -> None:
+def print_profile(
+    table: CostTable, *, head: Sequence[str] = (), depth: int = 3, show_all: bool = False
+) -> None:  # fmt: skip
     """Write the profile to standard output.
 
     Args:
         table: costs of the program.
+        head: lines that say what was profiled, see :func:`settings_lines`.
         depth: levels of modules.
         show_all: every module and operator, layers one by one.
     """
     out, device_s = t.console(), table.totals.device_s
     out.print(t.printable(f"{table.program.name} on {table.timer.device.title}"), style="bold")
-    for line in total_lines(table):
+    for line in (*head, *total_lines(table)):
         t.indented(out, line, 2)
     modules = table.by_module(depth, folded=not show_all)
     kept = [group for group in modules if show_all or group.seconds >= FOLD * device_s]
@@ -44,6 +49,24 @@ def print_profile(table: CostTable, *, depth: int = 3, show_all: bool = False) -
     out.print()
     t.indented(out, coverage_line(table), 0)
     t.indented(out, basis_line(table), 0)
+
+
+def settings_lines(profile: Profile) -> list[str]:
+    """What was profiled: weights, inputs, loss, optimiser, whose kernels, what was folded."""
+    program, s = profile.program, profile.settings
+    weights = f"{t.big(program.parameter_count)} parameters"
+    if profile.trained_parameters != program.parameter_count:
+        weights += f" ({t.big(profile.trained_parameters)} trained)"
+    words = [weights, f"inputs {', '.join(s.inputs) or 'none'}"]
+    if program.batch is not None:
+        rate = "" if profile.samples_per_s is None else f" ({profile.samples_per_s:.4g} samples/s)"
+        words.append(f"batch {t.count(program.batch)}{rate}")
+    how = ["training" if s.training else "inference"]
+    for name, value in (("optimizer", s.optimizer), ("loss", s.loss), ("autocast", s.autocast)):
+        how += [f"{name}: {value}"] if (value is not None and s.training) or value not in (None, "none") else []
+    how += [f"{s.kernels} kernels"] if s.kernels is not None else []
+    how += [f"blocks {', '.join(program.folded)} folded"] if program.folded else []
+    return [t.printable("; ".join(words)), t.printable("; ".join(how))]
 
 
 def total_lines(table: CostTable) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -37,15 +38,25 @@ def convolution_scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
 
 
 def _by_onednn(x: Any, weight: Any, stride: Any, dilation: Any, transposed: bool, groups: int) -> bool:
-    if transposed or x.dim() != 4 or x.dtype != torch.float32 or weight.dtype != torch.float32:
+    if (
+        transposed
+        or x.dim() not in (3, 4, 5)
+        or _channels_last(x)
+        or x.dtype != torch.float32
+        or weight.dtype != torch.float32
+    ):
         return False
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     kernel = tuple(weight.shape[2:])
     many = torch.get_num_threads() > 1 or x.shape[0] >= 16
-    worth = max(stride) > 1 or max(dilation) > 1 or kernel != (1, 1) or many
+    worth = max(stride) > 1 or max(dilation) > 1 or max(kernel) > 1 or many
     large = groups > 1 or min(kernel) > 3 or x.shape[0] > 1 or x.numel() > PIXELS_FOR_ONE
     return worth and large
+
+
+def _channels_last(x: Any) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _block() -> int:
@@ -59,7 +70,7 @@ def _blocked(channels: int, others: int) -> int:
 
 
 def _weight_bytes(weight: Any, groups: int) -> int:
-    taps = weight.shape[2] * weight.shape[3]
+    taps = math.prod(weight.shape[2:])
     if groups > 1:
         return 4 * int(weight.numel())
     return _blocked(weight.shape[0], -(-weight.shape[1] // _block()) * _block() * taps)
@@ -68,7 +79,7 @@ def _weight_bytes(weight: Any, groups: int) -> int:
 def _forward_bytes(x: Any, weight: Any, rest: Any, groups: int) -> int:
     stride, padding, dilation = rest[0], rest[1], rest[2]
     pixels = 1
-    for n in (0, 1):
+    for n in range(x.dim() - 2):
         reach = dilation[n] * (weight.shape[2 + n] - 1)
         pixels *= (x.shape[2 + n] + 2 * padding[n] - reach - 1) // stride[n] + 1
     plain = 4 * x.shape[0] * weight.shape[0] * pixels

@@ -44,5 +44,7 @@ class _Walk(Interpreter):
 
 
 def as_module(given: Any) -> Any:
-    """A module for an exported program; anything else as it is."""
-    return Exported(given) if isinstance(given, torch.export.ExportedProgram) else given
+    """A module for an exported program, the eager module of a compiled one; anything else as it is."""
+    if isinstance(given, torch.export.ExportedProgram):
+        return Exported(given)
+    return getattr(given, "_orig_mod", given) if isinstance(given, torch.nn.Module) else given

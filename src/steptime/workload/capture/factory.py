@@ -113,6 +113,8 @@ def _called(factory: Any, sizes: Mapping[str, int], dtype: str | None) -> Any:
     from steptime.workload.capture.fake import build
 
     if isinstance(factory, torch.nn.Module):
+        if sizes:
+            raise UserError(f"a module takes no {' or '.join(sizes)}", hint="give --input, or a function that makes it")
         return factory
     if not callable(factory):
         raise UserError(f"{factory!r} is neither a module nor a function that makes one")
@@ -136,16 +138,24 @@ def _torch_dtype(name: str) -> Any:
 
 
 def _accepted(factory: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Those sizes that the factory has a parameter for."""
+    """The sizes by the names of the factory's parameters.
+
+    Raises:
+        UserError: it has none for one of them.
+    """
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return {}
     out = {}
     for size, value in sizes.items():
-        name = next((word for word in SIZES.get(size, (size,)) if word in parameters), None)
-        if name is not None:
-            out[name] = value
+        words = SIZES.get(size, (size,))
+        name = next((word for word in words if word in parameters), None)
+        if name is None:
+            takes = f"it takes {', '.join(parameters)}" if parameters else "it takes nothing"
+            hint = f"give the factory a parameter {' or '.join(words[:2])}; {takes}"
+            raise UserError(f"the factory takes no {size}", hint=hint)
+        out[name] = value
     return out
 
 
@@ -156,6 +166,10 @@ def _target(given: Any, text: str, specs: tuple[InputSpec, ...], dtype: str | No
     from steptime.workload.capture.inputs import made
 
     module, inputs, loss = as_module(given), None, None
+    if isinstance(given, (tuple, list)) and len(given) > 3:
+        raise UserError(
+            f"{text} returned {len(given)} things", hint="return (module, inputs) or (module, inputs, loss)"
+        )
     if isinstance(given, (tuple, list)) and given:
         first, inputs, loss = (*given, None, None)[:3]
         module = as_module(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from steptime.errors import UserError
+
 
 class Replaced:
     """Makes fake twins of tensors, one for each tensor however often it is met (tied weights stay tied).
@@ -19,14 +22,15 @@ class Replaced:
     cannot run a fake CUDA backward.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake twin; a parameter stays a parameter."""
         found = self._twins.get(id(tensor))
         if found is None:
-            with torch.device("cpu"):
+            with torch.device(self._device):
                 made = torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype)
             if isinstance(tensor, torch.nn.Parameter):
                 made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
@@ -37,7 +41,52 @@ class Replaced:
 
     def of_tree(self, tree: Any) -> Any:
         """The same nest of lists, tuples, dicts (and registered classes) with every tensor replaced."""
-        return _pytree.tree_map_only(torch.Tensor, self.twin, tree)
+        return _pytree.tree_map(self._leaf, tree)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.twin(leaf)
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = [field.name for field in dataclasses.fields(leaf) if field.init]
+            return dataclasses.replace(leaf, **{name: self.of_tree(getattr(leaf, name)) for name in fields})
+        return leaf
+
+
+def all_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """A module's own, and those that stand unregistered in its lists, tuples and dicts."""
+    found: dict[int, torch.nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        for child in waiting.pop().modules():
+            if id(child) in found:
+                continue
+            found[id(child)] = child
+            for value in child.__dict__.values():
+                members = (
+                    value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+                )
+                waiting += [each for each in members if isinstance(each, torch.nn.Module)]
+    return list(found.values())
+
+
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
+"""Classes that split a module among devices."""
+
+
+def check_module(module: torch.nn.Module, name: str) -> None:
+    """Modules that cannot be captured as they are.
+
+    Raises:
+        UserError: the shape of a weight is not known before the first run, or the module is split among devices.
+    """
+    for child in module.modules():
+        wrapper = next((base.__name__ for base in type(child).__mro__ if base.__name__ in WRAPPERS), None)
+        if wrapper is not None:
+            hint = "return the module itself; `steptime plan` splits it among devices"
+            raise UserError(f"{name} is wrapped in {wrapper}", hint=hint)
+    for path, weight in module.named_parameters():
+        if torch.nn.parameter.is_lazy(weight):
+            raise UserError(f"{name}: the shape of {path} is not known yet", hint="run the module once before")
 
 
 @contextmanager
@@ -45,7 +94,7 @@ def without_weights(module: torch.nn.Module, replaced: Replaced) -> Iterator[Non
     """Put twins in place of all tensors that the module holds; the module is as before when it ends."""
     undo: list[tuple[dict[str, Any], str, Any]] = []
     try:
-        for child in module.modules():
+        for child in all_modules(module):
             tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
             for table in tables:
                 for name, held in list(table.items()):
@@ -86,6 +135,12 @@ def build(factory: Callable[[], Any]) -> Any:
     try:
         with torch.device("meta"):
             return factory()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError) as error:
+        first = error
+    try:
         with _LargeWithoutMemory():
             return factory()
+    except RuntimeError as error:
+        if str(error) == str(first):
+            raise
+        raise RuntimeError(f"{error} (and on the meta device: {first})") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,11 +25,20 @@ def runs(module: torch.nn.Module) -> list[Run]:
         if any(path.startswith(f"{outer}.") for outer in inside):
             continue
         if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)) and type(child).forward in _PLAIN:
-            run = _longest(path, [_signature(block) for block in child.children()])
-            if run is not None:
+            blocks = list(child._modules.values())
+            run = _longest(path, [_signature(block) for block in blocks if block is not None])
+            if run is not None and not _shares(module, blocks):
                 found.append(run)
                 inside.append(path)
     return found
+
+
+def _shares(module: torch.nn.Module, blocks: Sequence[torch.nn.Module | None]) -> bool:
+    """Whether blocks share weights with each other or with the rest, or one stands there twice."""
+    if len(set(map(id, blocks))) != len(blocks):
+        return True
+    uses = Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
+    return any(uses[id(weight)] > 1 for block in blocks if block is not None for weight in block.parameters())
 
 
 _PLAIN = (torch.nn.ModuleList.forward, torch.nn.Sequential.forward)
@@ -52,24 +62,38 @@ def _longest(path: str, signatures: list[Any]) -> Run | None:
 
 
 def _signature(module: torch.nn.Module) -> Any:
-    """What two blocks share when they are equal: classes, shapes, settings."""
+    """What two blocks share when they are equal: classes, shapes, settings, hooks."""
     tensors = [
         (name, None if t is None else (tuple(t.shape), t.dtype, t.requires_grad))
         for table in (module._parameters, module._buffers)
         for name, t in table.items()
     ]
-    settings = tuple(sorted((name, _setting(value)) for name, value in module.__dict__.items() if _counts(name, value)))
+    settings = [(name, _setting(name, value)) for name, value in module.__dict__.items()
+                if name not in _PLUMBING and name not in NUMBERED]  # fmt: skip
+    hooks = tuple(len(getattr(module, name)) for name in _HOOKS)
     children = tuple((name, _signature(child)) for name, child in module.named_children())
-    return type(module), tuple(tensors), settings, children
+    return type(module), tuple(tensors), tuple(sorted(settings)), hooks, children
 
 
-def _counts(name: str, value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str, tuple, type(None))) and name not in NUMBERED and name[0] != "_"
+_PLUMBING = frozenset(torch.nn.Module().__dict__) - {"forward"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _setting(value: Any) -> str:
-    """A setting as text; a rate (of dropout, of stochastic depth) only counts as zero or not."""
-    return str(bool(value)) if isinstance(value, float) else repr(value)
+def _setting(name: str, value: Any) -> str:
+    """A setting as text; a rate of dropout or stochastic depth only counts as zero or not.
+
+    Objects count by their class, functions by their code: what they do is compared when the blocks run.
+    """
+    if isinstance(value, float) and (name == "p" or "drop" in name):
+        return str(bool(value))
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return str([type(value).__name__, *(_setting(name, each) for each in value)])
+    if isinstance(value, dict):
+        return str([(str(key), _setting(name, each)) for key, each in value.items()])
+    code = getattr(getattr(value, "__func__", value), "__code__", None)
+    return f"{type(value).__qualname__} {'' if code is None else id(code)} {getattr(value, '__qualname__', '')}"
 
 
 @contextmanager

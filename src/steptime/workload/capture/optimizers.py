@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from steptime.errors import UnknownNameError
+from steptime.errors import UnknownNameError, UserError
 from steptime.workload.capture.fake import Replaced
 
 Factory = Callable[[Any], torch.optim.Optimizer]
@@ -42,16 +45,44 @@ def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced)
         return None
     if isinstance(given, torch.optim.Optimizer):
         groups = [{**group, "params": [replaced.twin(p) for p in group["params"]]} for group in given.param_groups]
-        optimizer = type(given)(groups, **given.defaults)
+        optimizer = type(given)(groups, **_settings(given))
     elif isinstance(given, str):
         if given not in OPTIMIZERS:
-            raise UnknownNameError("optimiser", given, OPTIMIZERS)
+            raise UnknownNameError("optimiser", given, [*OPTIMIZERS, "none"])
         optimizer = OPTIMIZERS[given](trained)
     else:
         optimizer = given(trained)
     for group in optimizer.param_groups:
         for weight in group["params"]:
             weight.grad = torch.empty_like(weight)
-    optimizer.step()
+    try:
+        with ScalarsRead():
+            optimizer.step()
+    except TypeError as error:
+        hint = "an optimiser whose step needs a closure cannot be captured; take another, or none"
+        raise UserError(f"{type(optimizer).__name__}: {error}", hint=hint) from None
     optimizer.zero_grad(set_to_none=True)
     return optimizer
+
+
+def _settings(given: torch.optim.Optimizer) -> dict[str, Any]:
+    """Those of its defaults that its constructor takes; some classes add others themselves."""
+    taken = inspect.signature(type(given).__init__).parameters
+    return {name: value for name, value in given.defaults.items() if name in taken}
+
+
+class ScalarsRead(TorchDispatchMode):
+    """Values that an optimiser reads from tensors (norms, step counts) are one: they change no shape."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return scalar_read(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def scalar_read(func: Any, args: Any) -> Any:
+    """The value of a scalar tensor where it is known, else one."""
+    try:
+        return func(*args)
+    except DataDependentOutputException:
+        return 1.0

@@ -29,8 +29,15 @@ def user_line(error: BaseException) -> str:
     return ""
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     return shorten(lines[0], 300) if lines else ""
 
 
@@ -49,7 +56,15 @@ formulation with static shapes"
             "capture runs without data; take that branch by a Python value, or capture the part that has no such line"
         )
         return CaptureError(f"{what}: {problem}", hint=hint)
-    if "fake" in str(error).lower() and "device" in str(error).lower():
-        hint = "capture runs on the CPU whatever the target: do not call .cuda() or .to('cuda') inside the module"
-        return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}", hint=hint)
-    return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}")
+    words = _text(error).lower()
+    found = next((advice for marks, advice in ADVICE if all(mark in words for mark in marks)), None)
+    return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}", hint=found)
+
+
+#: Words in an error -> what to do.
+ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("cuda",), "capture runs on the CPU whatever the target: create tensors on the device of the inputs, no .cuda()"),
+    (("fake", "device"), "create tensors on the device of the inputs, and pass tensors as arguments of forward"),
+    (("process group",), "return the module without DistributedDataParallel or FSDP; `steptime plan` splits it"),
+    (("sparsetensorimpl",), "sparse gradients cannot be captured: take sparse=False"),
+)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from steptime.workload.capture.optimizers import scalar_read
 from steptime.workload.capture.paths import Paths
 from steptime.workload.capture.signature import Signature, attribute, dtype_name, signature
 from steptime.workload.capture.workspace import filled, scratch_bytes
@@ -156,6 +157,8 @@ class Recorder(TorchDispatchMode):
             mask = args[0]
             rows = max(round(self._nonzero_share * mask.numel()), 1)
             return torch.empty((rows, mask.dim()), dtype=torch.int64)
+        if self.phase == "optimizer" and func is torch.ops.aten._local_scalar_dense.default:
+            return scalar_read(func, args)
         return filled(func, args, func(*args, **kwargs))
 
     def _arguments(self, known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:

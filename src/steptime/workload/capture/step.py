@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from steptime.errors import UnknownNameError, UserError
+from steptime.workload.capture.environment import capturing
 from steptime.workload.capture.exported import Exported, as_module
-from steptime.workload.capture.fake import Replaced, without_weights
+from steptime.workload.capture.fake import Replaced, check_module
 from steptime.workload.capture.fold import runs, shortened
 from steptime.workload.capture.loss import LOSSES, Loss, own_loss
 from steptime.workload.capture.optimizers import Optimizers, optimizer_of
 from steptime.workload.capture.paths import Paths
-from steptime.workload.capture.problems import CaptureError, explained
+from steptime.workload.capture.problems import CaptureError
 from steptime.workload.capture.recorder import Recorder
 from steptime.workload.capture.target import check_target, cuda_kernels
+from steptime.workload.capture.uniform import repeats
 from steptime.workload.graph import Parameter, Program
 from steptime.workload.graph.segments import Run
 from steptime.workload.graph.unroll import unroll
@@ -62,6 +63,9 @@ def capture(
 ) -> Program:
     """Record one step of a module without running it: no weights, no data, no GPU.
 
+    A program that is folded was compared with the whole module in one forward pass of both, so equal blocks that do
+    different things are recorded one by one.
+
     Args:
         module: any module, or a program of ``torch.export``; its weights are not read, and it is unchanged afterwards.
         inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
@@ -99,16 +103,20 @@ def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], o
         raise UnknownNameError("loss", options.loss, LOSSES)
     if options.autocast not in (None, "bf16", "fp16"):
         raise UserError(f"autocast {options.autocast!r} is unknown", hint="bf16 or fp16")
+    check_module(module, options.name)
+    given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     found = runs(module) if options.fold else []
     if found:
-        whole = _unrolled(module, inputs, options, found)
+        whole = _unrolled(module, given, options, found)
         if whole is not None:
             return whole
-    return _recorded(module, inputs, options)
+    return _recorded(module, given, options)
 
 
 def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | None:
     """Record the shortened module and unroll it; None where the module needs all its blocks or they differ."""
+    if not repeats(module, inputs, found, name=options.name, training=options.training):
+        return None
     try:
         with shortened(module, found):
             program: Program | None = _recorded(module, inputs, options)
@@ -120,42 +128,8 @@ def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found:
 
 
 def _recorded(module: torch.nn.Module, inputs: Any, options: StepOptions) -> Program:
-    replaced = Replaced()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    quiet = torch.random.fork_rng(devices=[])
-    eager = torch.compiler.set_stance("force_eager")
-    with (
-        eager,
-        _set_to(module, options.training),
-        mode,
-        quiet,
-        _explaining(options.name),
-        without_weights(module, replaced),
-    ):
-        arguments = replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
+    with capturing(module, inputs, name=options.name, training=options.training) as (arguments, replaced):
         return _run(module, arguments, replaced, options)
-
-
-@contextmanager
-def _set_to(module: torch.nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode for a while."""
-    before = [(child, child.training) for child in module.modules()]
-    module.train(training)
-    try:
-        yield
-    finally:
-        for child, value in before:
-            child.training = value
-
-
-@contextmanager
-def _explaining(name: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise explained(error, name) from None
 
 
 def _run(module: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions) -> Program:

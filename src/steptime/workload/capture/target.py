@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 from steptime.errors import UserError
 from steptime.workload.capture.rms_norm import fused_rms_norm
@@ -59,7 +60,32 @@ class _CudaKernels(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func is _RMS_NORM:
             return fused_rms_norm(*args, **kwargs)
+        if torch.is_autocast_enabled("cpu"):
+            args, kwargs = _as_cuda_casts(getattr(func, "__name__", ""), args, kwargs)
         return func(*args, **kwargs)
+
+
+WIDE = frozenset({
+    "__pow__", "__rpow__", "pow", "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
+    "reciprocal", "rsqrt", "sinh", "tan", "softplus", "layer_norm", "group_norm", "norm", "nuclear_norm", "kl_div",
+    "cosine_similarity", "dist", "pdist", "cdist", "renorm", "logsumexp", "nll_loss", "multilabel_margin_loss",
+    "multi_margin_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
+})  # fmt: skip
+"""Functions that run in fp32 under automatic mixed precision on CUDA (aten/src/ATen/autocast_mode.h)."""
+SUMMED_WIDE = frozenset({"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"})
+"""Functions that take and give fp32 there unless they are told a type."""
+
+
+def _as_cuda_casts(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments as CUDA's autocast would cast them; on the CPU most of these run in half precision."""
+    if name not in WIDE and (name not in SUMMED_WIDE or kwargs.get("dtype") is not None):
+        return args, kwargs
+
+    def widened(tensor: Any) -> Any:
+        return tensor.to(torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+    args, kwargs = _pytree.tree_map_only(torch.Tensor, widened, (args, kwargs))
+    return args, kwargs
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

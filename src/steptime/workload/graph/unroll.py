@@ -51,6 +51,8 @@ class _Unrolled:
         self.lists = Lists(program, template, self.copied, self.copies)
         self.calls: list[Call] = []
         self.new_call: dict[int, int] = {}
+        self.taken: dict[tuple[str, int], set[int]] = {}
+        """(phase, group) -> inner periods whose storages calls outside the blocks take."""
         self.start: dict[tuple[int, int], int] = {}
         """(stretch, new period) -> first call."""
 
@@ -104,6 +106,14 @@ class _Unrolled:
             number += 1
 
     def _keep(self, number: int, call: Call) -> None:
+        """A call outside the blocks; where such calls take what both inner blocks made, they would take more."""
+        for storage in () if is_wide(call) else (*call.reads, *call.writes):
+            home = self.template.home.get(storage)
+            if home is not None and home.period in (1, 2):
+                taken = self.taken.setdefault((call.phase, home.group), set())
+                taken.add(home.period)
+                if len(taken) > 1:
+                    raise Unlike
         self.new_call[number] = len(self.calls)
         call = replace(call, module=self._path(call.module))
         self.calls.append(self.lists.longer(call) if is_wide(call) else call)

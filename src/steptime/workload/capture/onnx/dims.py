@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,12 @@ class Dims:
         """
         missing = [f"{symbol!r} (of {name!r})" for symbol, name in self.symbols.items() if symbol not in self.given]
         if missing:
-            asked = ", ".join(f'"{symbol}": SIZE' for symbol in self.symbols if symbol not in self.given)
-            raise UserError(f"{self.path}: sizes are open: {', '.join(missing)}", hint=f"give dims={{{asked}}}")
+            names = [symbol for symbol in self.symbols if symbol not in self.given]
+            options = " ".join(f"--dim {shlex.quote(name)}=SIZE" for name in names)
+            asked = ", ".join(f'"{name}": SIZE' for name in names)
+            raise UserError(
+                f"{self.path}: sizes are open: {', '.join(missing)}", hint=f"give {options}, in Python dims={{{asked}}}"
+            )
         for name in self.given:
             if name not in self.symbols:
                 raise UnknownNameError("open size", name, self.symbols, where=self.path)

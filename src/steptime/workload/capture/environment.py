@@ -1,0 +1,123 @@
+"""Where a module is run: under fake tensors, with everything that it may change put back afterwards."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules import transformer
+
+from steptime.errors import UserError
+from steptime.workload.capture.fake import Replaced, all_modules, without_weights
+from steptime.workload.capture.problems import CaptureError, explained
+
+_CONTAINERS = (dict, OrderedDict, list, set)
+
+
+@contextmanager
+def capturing(
+    module: torch.nn.Module, inputs: Any, *, name: str, training: bool, meta: bool = False
+) -> Iterator[tuple[Any, Replaced]]:
+    """The arguments of the module's forward without memory, and what stands for its tensors.
+
+    Args:
+        module: its weights are replaced, and it is as before when this ends.
+        inputs: positional arguments, or keyword arguments as a mapping.
+        name: for messages.
+        training: training or evaluation mode.
+        meta: tensors of the meta device instead of fake ones: faster, and less like a CPU.
+
+    Raises:
+        CaptureError: whatever the module raises, with its line.
+    """
+    replaced = Replaced("meta" if meta else "cpu")
+    with ExitStack() as stack:
+        stack.enter_context(_explaining(name))
+        stack.enter_context(_settings_kept())
+        stack.enter_context(_state_kept(module))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(_masks_not_read())
+        if meta:
+            stack.enter_context(torch.device("meta"))
+        else:
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            mode.cache_enabled = False  # A hit may forget that two results share a storage.
+            stack.enter_context(mode)
+        stack.enter_context(without_weights(module, replaced))
+        module.train(training)
+        yield replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)), replaced
+
+
+@contextmanager
+def _explaining(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except SystemExit as error:
+        raise CaptureError(f"{name}: the code called sys.exit({error.code!r})") from None
+    except BaseException as error:
+        raise explained(error, name) from None
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Settings of the process that a forward pass may change."""
+    dtype, threads, gradients = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
+    exact, device = torch.are_deterministic_algorithms_enabled(), torch.get_default_device()
+    automatic = torch.is_autocast_enabled("cpu")
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(gradients)
+        torch.use_deterministic_algorithms(exact)
+        torch.set_autocast_enabled("cpu", automatic)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+
+
+@contextmanager
+def _state_kept(module: torch.nn.Module) -> Iterator[None]:
+    """What the modules hold: a forward pass may store fake tensors, caches, new submodules."""
+    held = [(child, {key: (value, _copied(value)) for key, value in child.__dict__.items()})
+            for child in all_modules(module)]  # fmt: skip
+    try:
+        yield
+    finally:
+        for child, before in held:
+            for key in set(child.__dict__) - set(before):
+                del child.__dict__[key]
+            for key, (value, content) in before.items():
+                child.__dict__[key] = value
+                _refill(value, content)
+
+
+def _copied(value: Any) -> Any:
+    return copy.copy(value) if type(value) in _CONTAINERS else None
+
+
+def _refill(value: Any, content: Any) -> None:
+    if content is None or (len(value) == len(content) and value == content):
+        return
+    value.clear()
+    value.extend(content) if isinstance(value, list) else value.update(content)
+
+
+@contextmanager
+def _masks_not_read() -> Iterator[None]:
+    """`nn.Transformer` compares a mask with the causal one by value; here it is what the caller says it is."""
+    place: Any = transformer
+    before = place._detect_is_causal_mask
+    place._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+    try:
+        yield
+    finally:
+        place._detect_is_causal_mask = before

@@ -1,0 +1,204 @@
+"""Equal blocks are recorded a few times and unrolled; what only looks equal is recorded as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import models  # noqa: E402
+from steptime.workload.capture import capture  # noqa: E402
+from steptime.workload.capture.fold import runs  # noqa: E402
+from steptime.workload.graph import Program  # noqa: E402
+from steptime.workload.graph.liveness import Liveness  # noqa: E402
+
+
+def mlp() -> Any:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4))
+
+
+X = torch.empty(5, 8)
+
+
+# -- folding ----------------------------------------------------------------------------------------------------------
+
+
+class Stack(nn.Module):
+    """Blocks of a kind, each recomputed on request."""
+
+    def __init__(self, blocks: list[Any], keep: bool = True) -> None:
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(8, 8), nn.ModuleList(blocks), nn.Linear(8, 8)
+        self.keep = keep
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + (block(x) if self.keep else checkpoint(block, x, use_reentrant=False))
+        return self.last(x)
+
+
+def block(width: int = 16) -> Any:
+    return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, width), nn.GELU(), nn.Linear(width, 8))
+
+
+def same(a: Program, b: Program) -> None:
+    """Two programs are equal call by call and byte by byte."""
+    assert [(c.node.op, c.module, c.phase, c.recomputed, c.view) for c in a.calls] == [
+        (c.node.op, c.module, c.phase, c.recomputed, c.view) for c in b.calls
+    ]
+    assert [c.node.outputs for c in a.calls] == [c.node.outputs for c in b.calls]
+    assert (Liveness(a).in_use_bytes == Liveness(b).in_use_bytes).all()
+    assert [p.name for p in a.parameters] == [p.name for p in b.parameters]
+    assert dict(a.modules) == dict(b.modules)
+    records = [
+        Counter((s.size_bytes, s.born, s.freed, s.category, s.name) for s in each.storages if s.size_bytes)
+        for each in (a, b)
+    ]
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "adamw-loop", "adamw-fused", "sgd-momentum", "adagrad", "rmsprop", None]
+)
+@pytest.mark.parametrize("keep", [True, False])
+def test_folded_is_the_whole(optimizer: str | None, keep: bool) -> None:
+    module = Stack([block() for _ in range(9)], keep)
+    folded, whole = (capture(module, [X], optimizer=optimizer, fold=fold) for fold in (True, False))
+    assert folded.folded == ("blocks.0-8",)
+    same(folded, whole)
+
+
+def test_a_pattern_of_two_blocks_is_folded() -> None:
+    module = Stack([block(16 if n % 2 else 32) for n in range(14)])
+    folded, whole = (capture(module, [X], fold=fold) for fold in (True, False))
+    assert folded.folded == ("blocks.0-13",)
+    same(folded, whole)
+
+
+def test_a_run_may_start_later_and_end_earlier() -> None:
+    module = Stack([block(24), *(block() for _ in range(8)), block(40)])
+    folded, whole = (capture(module, [X], fold=fold) for fold in (True, False))
+    assert folded.folded == ("blocks.1-8",)
+    same(folded, whole)
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt_eager", "llama", "bert", "vit", "moe"])
+def test_models_fold_exactly(name: str) -> None:
+    module, inputs = models.FACTORIES[name](layers=8)
+    folded, whole = (capture(module, inputs, fold=fold) for fold in (True, False))
+    same(folded, whole)
+    if name not in ("moe",):
+        assert folded.folded
+
+
+def test_blocks_that_the_forward_counts_are_recorded_one_by_one() -> None:
+    class Counted(Stack):
+        def forward(self, x: Any) -> Any:
+            for number in range(9):
+                x = self.blocks[number](x)
+            return x
+
+    program = capture(Counted([block() for _ in range(9)]), [X])
+    assert not program.folded
+    assert sum(c.node.op == "gelu" for c in program.calls) == 9
+
+
+def test_blocks_that_do_different_things_are_recorded_one_by_one() -> None:
+    class Uneven(Stack):
+        def forward(self, x: Any) -> Any:
+            for number, each in enumerate(self.blocks):
+                x = each(x) if number % 2 else each(x).tanh()
+            return x
+
+    module = Uneven([block() for _ in range(9)])
+    program = capture(module, [X])
+    assert not program.folded
+    assert sum(c.node.op == "tanh" for c in program.calls) == 5
+
+
+def test_few_blocks_are_no_run() -> None:
+    assert runs(Stack([block() for _ in range(5)])) == []
+
+
+# -- what looks equal and is not ---------------------------------------------------------------------------------------
+
+
+class Sixth(Stack):
+    """Every sixth block is followed by something else; only the index says so."""
+
+    def forward(self, x: Any) -> Any:
+        for number, each in enumerate(self.blocks):
+            x = each(x)
+            x = x.tanh() if number % 6 == 5 else x
+        return x
+
+
+class Hidden(Stack):
+    """All hidden states are used at the end."""
+
+    def forward(self, x: Any) -> Any:
+        states = []
+        for each in self.blocks:
+            x = each(x)
+            states.append(x)
+        return torch.stack(states).mean(0)
+
+
+class Exit(Stack):
+    """Leaves after the seventh block."""
+
+    def forward(self, x: Any) -> Any:
+        for number, each in enumerate(self.blocks):
+            x = each(x)
+            if number == 6:
+                break
+        return self.last(x)
+
+
+class Counts(Stack):
+    """Does as much again after the blocks as there are blocks."""
+
+    def forward(self, x: Any) -> Any:
+        for each in self.blocks:
+            x = each(x)
+        for _ in range(len(self.blocks)):
+            x = x.tanh()
+        return x
+
+
+class Late(Stack):
+    """The last blocks are recomputed, the first ones are not."""
+
+    def forward(self, x: Any) -> Any:
+        for number, each in enumerate(self.blocks):
+            x = each(x) if number < 7 else checkpoint(each, x, use_reentrant=False)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("kind", [Sixth, Hidden, Exit, Counts, Late])
+def test_equal_blocks_that_are_used_unequally_are_recorded_one_by_one(kind: Any) -> None:
+    module = kind([block() for _ in range(12)])
+    folded, whole = (capture(module, [X], fold=fold) for fold in (True, False))
+    same(folded, whole)
+    assert not folded.folded
+
+
+def test_weights_shared_by_late_blocks_count_once() -> None:
+    module = Stack([block() for _ in range(12)])
+    module.blocks[9][1].weight = module.blocks[8][1].weight
+    folded, whole = (capture(module, [X], fold=fold) for fold in (True, False))
+    same(folded, whole)
+
+
+def test_a_hook_on_one_block_is_seen() -> None:
+    module = Stack([block() for _ in range(12)])
+    module.blocks[7].register_forward_hook(lambda _m, _a, output: output.tanh())
+    program = capture(module, [X])
+    assert sum(c.node.op == "tanh" for c in program.calls) == 1
