@@ -94,6 +94,12 @@ def test_nothing_fits_is_data(run: Run) -> None:
 def test_help_says_that_code_is_run(run: Run) -> None:
     text = " ".join(run("fit", "--help").stdout.split())
     assert "imported, which runs its code" in text
+    assert "there is no --dtype and no --autocast" in text
+
+
+def test_a_loss_by_name(run: Run, factory: Path) -> None:
+    done = run("fit", f"{factory}:net", "--device", "rtx-4090", "--batch", "2", "--allow", "none", "--loss", "mse")
+    assert done.exit_code == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -107,6 +113,8 @@ def test_help_says_that_code_is_run(run: Run) -> None:
         (("{factory}:nets", "--device", "rtx-4090"), "net"),
         (("{factory}:broken", "--device", "rtx-4090"), "no such corpus"),
         (("gpt2", "--device", "rtx-4090", "--input", "8x4"), "inputs"),
+        (("gpt2", "--device", "rtx-4090", "--loss", "sum"), "loss"),
+        (("{factory}:net", "--device", "rtx-4090", "--loss", "mses"), "mse"),
     ],
 )
 def test_wrong_input_exits_2(run: Run, factory: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -164,3 +164,10 @@ def test_an_exported_program_is_the_module(name: str) -> None:
     assert Liveness(exported).peak().size_bytes == Liveness(plain).peak().size_bytes
     assert {c.module for c in exported.calls} <= {c.module for c in plain.calls}
     assert [p.name for p in exported.parameters] == [p.name for p in plain.parameters]
+
+
+def test_a_loss_may_have_its_targets_from_around_it() -> None:
+    targets = torch.empty(5, 4, device="meta")
+    program = capture(mlp(), [X], loss=lambda output: nn.functional.mse_loss(output, targets))
+    assert "mse_loss" in {c.node.op for c in program.calls}
+    assert targets.is_meta

@@ -5,9 +5,10 @@ import re
 import pytest
 
 from steptime.errors import UserError
-from steptime.estimate.graph import Timer, cost_table
+from steptime.estimate.graph import Group, Timer, cost_table
 from steptime.hardware.library import load_device
-from steptime.surface.report.profile import basis_line, coverage_line, print_profile, total_lines
+from steptime.surface.report.profile import basis_line, coverage_line, folded, print_profile, total_lines
+from steptime.surface.report.short_names import short_operator, short_path
 from steptime.workload.graph import Call, Nodes, Program, TensorType
 
 
@@ -41,6 +42,61 @@ def test_profile_lists_modules_operators_and_phases(table, capsys):
     assert next(words for words in lines if words[:1] == ["mm"])[1] == "2"
     print_profile(table, show_all=True)
     assert "h.0.fc" in capsys.readouterr().out
+
+
+def _group(name, depth, seconds):
+    return Group(name=name, depth=depth, calls=1, flops=0, vector_flops=0, moved_bytes=0, launches=1, seconds=seconds)
+
+
+def test_small_members_of_a_module_are_one_row_and_nothing_is_lost():
+    tree = [
+        _group("(model)", 0, 10.0), _group("a", 1, 9.97), _group("a.x", 2, 9.9), _group("a.x.deep", 3, 0.02),
+        _group("a.y", 2, 0.04), _group("a.y.deep", 3, 0.04), _group("a.z", 2, 0.03), _group("b", 1, 0.03),
+        _group("(loss)", 0, 5.0),
+    ]  # fmt: skip
+    rows = [(group.name, group.depth, round(group.seconds, 9)) for group in folded(tree, 0.05)]
+    assert rows == [
+        ("(model)", 0, 10.0), ("a", 1, 9.97), ("a.x", 2, 9.9), ("a.x.deep", 3, 0.02), ("(2 others)", 2, 0.07),
+        ("b", 1, 0.03), ("(loss)", 0, 5.0),
+    ]  # fmt: skip
+
+
+def test_calls_outside_modules_are_told_apart_by_where_they_run():
+    nodes = Nodes()
+    x = nodes.source("input", "x", TensorType((64, 64), "fp32"))
+    relu = nodes.apply("relu", {"self": x}, outputs=[TensorType((64, 64), "fp32")])
+    places = [
+        ("forward", ""), ("forward", "layers.0.attn.q"), ("forward", ""), ("backward", ""),
+        ("backward", "layers.0.attn.q"), ("backward", ""), ("optimizer", ""),
+    ]  # fmt: skip
+    calls = tuple(Call(relu, phase, module, (), ()) for phase, module in places)
+    timer = Timer(device=load_device("h100-sxm"))
+    groups = cost_table(Program(name="p", calls=calls, storages=()), timer).by_module(2, folded=True)
+    assert [(group.name, group.calls, group.depth) for group in groups] == [
+        ("(model)", 2, 0), ("layers", 2, 1), ("layers.*", 2, 2), ("layers.*.attn", 2, 3),
+        ("(loss)", 2, 0), ("(optimizer)", 1, 0), ("(outside modules)", 2, 0),
+    ]  # fmt: skip
+    forward = cost_table(Program(name="p", calls=calls[:3], storages=()), timer).by_module()
+    assert [group.name for group in forward][-1] == "(outside modules)"
+    bare = tuple(Call(relu, phase, "", (), ()) for phase in ("forward", "backward", "optimizer"))
+    groups = cost_table(Program(name="p", calls=bare, storages=()), timer).by_module()
+    assert [(group.name, group.calls) for group in groups] == [("(model)", 2), ("(optimizer)", 1)]
+
+
+def test_long_names_stay_on_one_line(capsys):
+    nodes = Nodes()
+    x = nodes.source("input", "x", TensorType((64, 64), "fp32"))
+    name = "_a_very_long_operator_name_of_some_library_without_an_end_backward"
+    call = nodes.apply(name, {"self": x}, outputs=[TensorType((64, 64), "fp32")])
+    path = "the_model.with_a_tower.of_many_layers.self_attention.query_projection"
+    program = Program(name="p", calls=(Call(call, "forward", path, (), ()),), storages=())
+    print_profile(cost_table(program, Timer(device=load_device("h100-sxm"))), depth=9)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith("%")]
+    named = [line.split()[0] for line in rows]
+    assert any(word.endswith(".._backward") for word in named)
+    assert "..query_projection" in named
+    for room in range(12, 60):
+        assert len(short_operator(name, room)) <= room and len(short_path(path, room)) <= room
 
 
 def test_totals_line_has_mfu_and_hfu(table):

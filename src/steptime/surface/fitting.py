@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.cost.offload import HOST_LINK_BPS
 from steptime.errors import FieldError, UnknownNameError
@@ -24,17 +24,23 @@ from steptime.version import __version__
 from steptime.workload.capture.factory import is_target
 from steptime.workload.capture.inputs import parse_input
 
+if TYPE_CHECKING:
+    from steptime.search.fit.captured import Captured
+
 MAX_BATCH, MAX_SEQ, DEFAULT_BATCH = 10**6, 10**7, 8
 LORA_RANK: Final = 16
-#: Optimisers of a captured module; the first two have all kinds of states.
-OPTIMIZER_NAMES: Final = ("adamw", "adam", "sgd", "sgd-momentum", "adagrad", "rmsprop", "adafactor")
+#: Optimisers of a captured module: all that can be captured.
+OPTIMIZER_NAMES: Final = (
+    "adamw", "adamw-loop", "adamw-fused", "adam", "adam-loop", "adam-fused", "sgd", "sgd-loop", "sgd-momentum",
+    "sgd-momentum-loop", "adagrad", "rmsprop", "adafactor",
+)  # fmt: skip
 Progress = Callable[[int, int], None]
 
 
 def fit(
     model: str, device: str, *, batch: int | None = None, seq: int | None = None, optimizer: str = "adamw",
     host_bandwidth_Bps: float = HOST_LINK_BPS, allow: str = "rounding", inputs: Sequence[str] = (),
-    progress: Progress | None = None,
+    loss: str | None = None, progress: Progress | None = None,
 ) -> FitResult:  # fmt: skip
     """The cheapest way to make a training step fit on one device.
 
@@ -42,14 +48,17 @@ def fit(
         model: ``pkg.module:factory`` or ``file.py:factory``, which is imported and captured; or a catalogue name, a
             ``config.json`` or a TOML file, which is estimated by its dimensions.
         device: catalogue name or TOML file.
-        batch: samples of an optimiser step; None: that of the factory's inputs, of other models 8.
+        batch: samples of an optimiser step; None: the factory's default, of other models 8. A factory that takes
+            ``batch`` is called for each micro-batch; of one that does not, the leading dim of the inputs is resized.
         seq: tokens of a sample; None: the model's own.
-        optimizer: of a captured module ``adamw``, ``adam``, ``sgd``, ``sgd-momentum``, ``adagrad``, ``rmsprop`` or
-            ``adafactor``; of other models one of :func:`steptime.api.plan`.
+        optimizer: of a captured module ``adamw``, ``adam``, ``sgd``, ``sgd-momentum`` (any of them with ``-loop``, the
+            first two with ``-fused``), ``adagrad``, ``rmsprop`` or ``adafactor``; of other models one of
+            :func:`steptime.api.plan`.
         host_bandwidth_Bps: bytes per second between device and host, each way.
         allow: strongest change of the numbers: ``none``, ``rounding`` (fewer bits somewhere), or ``training`` (what is
             learned may differ).
         inputs: shapes of a captured module's inputs, as ``8x1024:int64``, where the factory gives none.
+        loss: of a captured module ``own``, ``cross-entropy``, ``mse``, ``sum`` or ``mean``; None: the factory's.
         progress: called with captures done and captures known so far.
 
     Raises:
@@ -64,15 +73,17 @@ def fit(
     }
     given = text("model", model)
     if is_target(given):
-        return _captured(given, machine, sizes, optimizer, host_Bps, change, tuple(inputs), progress)
+        return _captured(given, machine, sizes, optimizer, loss, host_Bps, change, tuple(inputs), progress)
     if inputs:
         raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
+    if loss is not None:
+        raise FieldError("", "loss", "is for a module that is captured; this model has its own")
     return _estimated(given, machine, sizes, optimizer, host_Bps, change)
 
 
 def _captured(
-    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, host_Bps: float, allow: Change,
-    inputs: tuple[str, ...], progress: Progress | None,
+    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, loss: str | None, host_Bps: float,
+    allow: Change, inputs: tuple[str, ...], progress: Progress | None,
 ) -> FitResult:  # fmt: skip
     from steptime.search.fit.bench import Bench
     from steptime.search.fit.captured import Captured
@@ -80,22 +91,32 @@ def _captured(
     if optimizer not in OPTIMIZER_NAMES:
         raise UnknownNameError("optimizer", str(optimizer), OPTIMIZER_NAMES)
     bench = Bench(
-        text=given, device=device, optimizer=optimizer, seq=sizes["seq"],
+        text=given, device=device, optimizer=optimizer, loss=loss, batch=sizes["batch"], seq=sizes["seq"],
         inputs=tuple(parse_input(one) for one in inputs),
     )  # fmt: skip
-    batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
+    batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
     engine = Captured(bench=bench, batch=batch, host_Bps=host_Bps, allow=allow)
     counter = _Counter(progress, len(engine.precisions) + 2 * len(engine.micro_batches) + 4)
     bench.ran = counter.one
     found = search(engine, counter.more)
-    unknown = bench.run("fp32", batch).table.coverage.unknown
+    return _result(
+        found, given, device, batch, sizes["seq"], optimizer, host_Bps, allow, captures=bench.captures,
+        notes=_notes(engine),
+    )  # fmt: skip
+
+
+def _notes(engine: Captured) -> list[str]:
+    """What a reader of the result has to know."""
+    bench = engine.bench
+    unknown = bench.run("fp32", engine.batch).table.coverage.unknown
     notes = [f"{one.op} is timed by its bytes only: it is in no table" for one in unknown[:3]]
     notes += [f"{name} is left out: {why}" for name, why in engine.refused.items()]
+    notes += [f"{name} could not be captured and is simulated: {why}" for name, why in engine.unverified.items()]
+    if bench.resizes:
+        notes.append("the leading dim of the inputs is taken for the batch: no factory makes them for a batch")
     if not bench.paths:
         notes.append("no list of equal blocks was found in the module: checkpoints were not tried")
-    return _result(
-        found, given, device, batch, sizes["seq"], optimizer, host_Bps, allow, captures=bench.captures, notes=notes
-    )
+    return notes
 
 
 class _Counter:

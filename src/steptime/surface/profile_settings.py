@@ -81,18 +81,18 @@ def tensor_text(type: TensorType, name: str = "") -> str:
 
 
 def input_texts(program: Program) -> tuple[str, ...]:
-    """Inputs of a program that some call reads, by its storages; those without a name in order."""
-    names = {s.name for s in program.storages if s.category == "input" and s.born == BEFORE} or None
+    """Inputs of a program that some call reads, in the order of its storages; numbered ones have no name."""
     found: dict[str, TensorType] = {}
     for call in program.calls:
         for value in call.node.inputs:
             name = value.node.attribute("name")
-            if value.node.op == "input" and isinstance(name, str) and (names is None or name in names):
+            if value.node.op == "input" and isinstance(name, str) and not name.startswith("outside."):
                 found[name] = value.type
-    kept = sorted(name for name in found if not name.startswith("outside."))
-    numbered = [name for name in kept if name.startswith("input.")]
-    kept = sorted(numbered, key=lambda name: (len(name), name)) if len(numbered) == len(kept) else kept
-    return tuple(tensor_text(found[name], "" if name.startswith("input.") else name) for name in kept)
+    stored = [s.name for s in program.storages if s.category == "input" and s.born == BEFORE and s.name in found]
+    return tuple(
+        tensor_text(found[name], "" if name.startswith("input.") else name)
+        for name in dict.fromkeys([*stored, *found])
+    )  # fmt: skip
 
 
 def texts_of_tensors(inputs: Any) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class Profile:
     @cached_property
     def live(self) -> Liveness:
         """Memory in use at every call."""
-        with _of_countable_sizes():
+        with countable_sizes():
             if self.cuda:
                 return Liveness(self.program, rounding=CUDA_ROUNDING_BYTES, scratch=False)
             return Liveness(self.program)
@@ -66,7 +66,7 @@ class Profile:
     @cached_property
     def placement(self) -> Placement | None:
         """The storages as CUDA's caching allocator places them; None on other devices."""
-        with _of_countable_sizes():
+        with countable_sizes():
             return place(without_scratch(self.program)) if self.cuda else None
 
     @cached_property
@@ -116,7 +116,8 @@ class Profile:
         s, settings = self.table.totals, asdict(self.settings)
         return {
             "model": self.program.name, "device": self.device.name, "parameters": self.program.parameter_count,
-            "trained_parameters": self.trained_parameters, **settings, "inputs": list(self.settings.inputs),
+            "trained_parameters": self.trained_parameters, "parameter_dtypes": self.parameter_dtypes,
+            **settings, "inputs": list(self.settings.inputs),
             "folded": list(self.program.folded), "batch": self.program.batch, "samples_per_s": self.samples_per_s,
             "step_time_s": s.step_s, "step_time_bracket_s": list(s.bracket_s), "step_time_band_s": list(s.band_s),
             "mfu": s.mfu, "hfu": s.hfu, "model_flops": s.model_flops, "executed_flops": s.executed_flops,
@@ -135,6 +136,11 @@ class Profile:
     def trained_parameters(self) -> int:
         """Elements of the parameters that are trained, shared ones once."""
         return sum(p.elements for p in _distinct(self.program) if p.trained)
+
+    @property
+    def parameter_dtypes(self) -> list[str]:
+        """Element types of the parameters."""
+        return sorted({parameter.dtype for parameter in self.program.parameters})
 
     @property
     def samples_per_s(self) -> float | None:
@@ -299,7 +305,7 @@ def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[P
 
 
 @contextlib.contextmanager
-def _of_countable_sizes() -> Iterator[None]:
+def countable_sizes() -> Iterator[None]:
     """Sums of sizes are integers of 64 bits."""
     try:
         yield

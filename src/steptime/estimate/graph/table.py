@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,15 +10,13 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from steptime.cost.host import issued_s
+from steptime.estimate.graph.modules import NUMBER, ancestors, labels, tree_order
 from steptime.estimate.graph.operators import NOTHING, UNKNOWN
 from steptime.estimate.graph.timing import BOUNDS, HOST_BAND, NO_COST, STEP_BAND, OperatorCost, Timer
 from steptime.num import Array
 from steptime.workload.graph import PHASES, Call, Program
 
 Causal = Literal["full", "half"]
-OUTSIDE: Final = "(outside modules)"
-WHOLE: Final = "(model)"
-_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
 _FREE: Final = OperatorCost(
     op="view",
@@ -205,14 +202,15 @@ class CostTable:
     def by_module(self, depth: int = 2, *, folded: bool = False) -> tuple[Group, ...]:
         """Sums by module with all its members, in the order of the tree, down to a depth.
 
+        Numbers of members do not count as levels. What runs outside modules is the loss, the optimiser, or neither.
         ``folded``: modules that differ only in a number (the layers of a stack) are one.
         """
         sums: dict[str, Group] = {}
-        for group in self._grouped([call.module for call in self.program.calls]):
-            path = _NUMBER.sub("*", group.name) if folded else group.name
-            for level, name in enumerate(_ancestors(path, depth)):
+        for group in self._grouped(labels(self.program.calls)):
+            path = NUMBER.sub("*", group.name) if folded else group.name
+            for level, name in enumerate(ancestors(path, depth)):
                 sums[name] = _joined(sums.get(name), group, name, level)
-        return tuple(_tree_order(sums))
+        return tuple(tree_order(sums))
 
     def _grouped(self, labels: Sequence[str]) -> list[Group]:
         """Sums by label in the order of first appearance."""
@@ -329,18 +327,6 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _ancestors(path: str, depth: int) -> list[str]:
-    """A path and what is above it, from the root, down to a depth.
-
-    >>> _ancestors("layers.0.attn.q", 2)
-    ['(model)', 'layers', 'layers.0']
-    """
-    words = path.split(".") if path else []
-    if not path:
-        return [OUTSIDE]
-    return [WHOLE, *(".".join(words[: level + 1]) for level in range(min(depth, len(words))))]
-
-
 def _joined(before: Group | None, more: Group, name: str, depth: int) -> Group:
     old: Mapping[str, float] = {} if before is None else {n: getattr(before, n) for n in _SUMMED}
     sums = {n: old.get(n, 0) + getattr(more, n) for n in _SUMMED}
@@ -348,22 +334,3 @@ def _joined(before: Group | None, more: Group, name: str, depth: int) -> Group:
 
 
 _SUMMED: Final = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "seconds")
-
-
-def _tree_order(groups: Mapping[str, Group]) -> list[Group]:
-    """Parents before their members, members in the order in which they came."""
-    members: dict[str, list[str]] = {}
-    for name in groups:
-        if name not in (WHOLE, OUTSIDE):
-            members.setdefault(name.rpartition(".")[0] or WHOLE, []).append(name)
-    out: list[Group] = []
-
-    def visit(name: str) -> None:
-        out.append(groups[name])
-        for member in members.get(name, ()):
-            visit(member)
-
-    for top in (WHOLE, OUTSIDE):
-        if top in groups:
-            visit(top)
-    return out

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import Parameter
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -18,6 +21,7 @@ from steptime.search.fit.layout import Layout, layout_of
 from steptime.search.fit.programs import accumulating, state_bytes, widened, with_narrow_weights
 from steptime.workload.capture.factory import load_target
 from steptime.workload.capture.inputs import InputSpec
+from steptime.workload.capture.optional import require_torch
 from steptime.workload.graph import Program
 from steptime.workload.graph.checkpoints import Tree, plain, text
 from steptime.workload.graph.liveness import Liveness
@@ -108,6 +112,10 @@ class Bench:
     """``pkg.module:factory`` or ``file.py:factory``."""
     device: Device
     optimizer: str = "adamw"
+    loss: str | None = None
+    """None: the factory's, else that which the module returns, else the sum of its output."""
+    batch: int | None = None
+    """With which the module is looked at; None: the factory's."""
     seq: int | None = None
     inputs: tuple[InputSpec, ...] = ()
     ran: Callable[[], None] = lambda: None
@@ -116,11 +124,25 @@ class Bench:
     _targets: dict[tuple[str | None, int | None, int], Any] = field(default_factory=dict)
     _programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
     _runs: dict[tuple[object, ...], Run] = field(default_factory=dict)
+    _failed: dict[tuple[object, ...], UserError] = field(default_factory=dict)
     _timers: dict[str, Timer] = field(default_factory=dict)
     _frozen: tuple[str, ...] = ()
 
+    @cached_property
+    def _batch_parameter(self) -> Parameter | None:
+        require_torch()
+        from steptime.workload.capture.variants import batch_parameter
+
+        return batch_parameter(self.text)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether inputs of another batch are made from those that are there: the factory gives none."""
+        return bool(self.inputs) or self._batch_parameter is None
+
     def target(self, weights: str | None, batch: int | None, adapters: int = 0) -> Any:
-        """The module with inputs of a batch; None: that of the factory."""
+        """The module, made for a batch where the factory takes one; None: as the factory makes it."""
+        batch = batch if self._batch_parameter is not None else None
         key = (weights, batch, adapters)
         if key not in self._targets:
             sizes = {} if batch is None else {"batch": batch}
@@ -134,25 +156,29 @@ class Bench:
         return self._targets[key]
 
     def own_batch(self) -> int:
-        """Batch of the factory's own inputs.
+        """Default of the factory's batch; where it takes none, the leading dim of its inputs.
 
         Raises:
-            UserError: no input has a dim.
+            UserError: there is no default, or the batch is not known.
         """
-        from steptime.workload.capture.variants import batch_of
+        if self.resizes:
+            return self._leading(self.target(None, None))
+        parameter = self._batch_parameter
+        default = None if parameter is None else parameter.default
+        if not isinstance(default, int) or default < 1:
+            raise UserError(f"{self.text}: its batch has no default", hint="give --batch")
+        return default
 
-        found = batch_of(self.target(None, None).inputs)
-        if found is None:
-            raise UserError(
-                f"{self.text}: no input has a batch dim", hint="give --batch, and a factory that takes batch"
-            )
-        return found
+    def _leading(self, target: Any) -> int:
+        from steptime.workload.capture.variants import leading_batch
+
+        return leading_batch(self.text, target.module, target.inputs)
 
     def blocks(self) -> tuple[tuple[str, ...], ...]:
         """Paths of its blocks, by the list that they stand in."""
         from steptime.workload.capture.variants import blocks_of
 
-        return blocks_of(self.target(None, None).module)
+        return blocks_of(self.target(None, self.batch).module)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -171,7 +197,14 @@ class Bench:
         """Whether the optimiser has a fused implementation."""
         from steptime.workload.capture.variants import FUSED
 
-        return self.optimizer in FUSED
+        return self.family in FUSED
+
+    @property
+    def family(self) -> str:
+        """The optimiser without its implementation."""
+        from steptime.workload.capture.variants import family_of
+
+        return family_of(self.optimizer)
 
     def run(
         self, precision: str, batch: int, tree: Tree | None = None, saves: Saves = "all", *, fused: bool = True
@@ -195,27 +228,48 @@ class Bench:
 
     def _program(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
         key = (form.weights, form.autocast, form.adapters, batch, text(tree), saves, fused)
+        if key in self._failed:
+            raise self._failed[key] from None
         if key not in self._programs:
-            self._programs[key] = self._captured(form, batch, tree, saves, fused=fused)
+            try:
+                self._programs[key] = self._captured(form, batch, tree, saves, fused=fused)
+            except UserError as error:
+                self._failed[key] = error
+                raise
             self.captures += 1
             self.ran()
         return self._programs[key]
 
     def _captured(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
         from steptime.workload.capture import capture
-        from steptime.workload.capture.variants import FUSED, arranged, batch_of, resized
+        from steptime.workload.capture.variants import FUSED, arranged
 
         target = self.target(form.weights, batch, form.adapters)
-        inputs = resized(target.inputs, batch, batch_of(target.inputs))
-        optimizer = FUSED[self.optimizer] if fused else self.optimizer
-        with arranged(target.module, self.paths, tree, saves):
+        optimizer = FUSED[self.family] if fused else self.optimizer
+        with self._inputs(target, batch) as inputs, arranged(target.module, self.paths, tree, saves):
             program = capture(
                 target.module, inputs, optimizer=optimizer, autocast=form.autocast,
-                loss=target.loss, name=target.name, target="cuda" if self.device.vendor == "NVIDIA" else "cpu",
+                loss=target.loss if self.loss is None else self.loss,
+                name=target.name, target="cuda" if self.device.vendor == "NVIDIA" else "cpu",
             )  # fmt: skip
         if form.adapters:
             program = with_narrow_weights(program, self._frozen, nf4_element_bytes(), WIDE_BYTES)
         return program
+
+    @contextmanager
+    def _inputs(self, target: Any, batch: int) -> Iterator[Any]:
+        """Inputs of a batch; what fails with inputs that were resized says so."""
+        from steptime.workload.capture.variants import TAKE_BATCH, resized
+
+        given = self._leading(target) if self.resizes else batch
+        try:
+            yield resized(target.inputs, batch, given)
+        except UserError as error:
+            if given == batch:
+                raise
+            problem, _, rest = str(error).partition("\n")
+            problem += f" (the leading dim of its inputs, {given}, was made {batch})"
+            raise UserError("\n".join(filter(None, (problem, rest))), hint=TAKE_BATCH) from None
 
     def _widening_s(self, program: Program, precision: str) -> Array:
         """Time of widening the weights that each call reads."""

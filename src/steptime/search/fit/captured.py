@@ -17,7 +17,7 @@ from steptime.search.fit.bench import Bench, Footprint, Issued, Run
 from steptime.search.fit.choice import Checkpoints, Choice, Point
 from steptime.search.fit.layout import Layout
 from steptime.search.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
-from steptime.search.fit.techniques import Change
+from steptime.search.fit.techniques import TECHNIQUES, Change
 from steptime.search.rematerialisation.chain import Action, Kind
 from steptime.search.rematerialisation.solution import Infeasible
 from steptime.search.rematerialisation.swap import choose_places
@@ -67,7 +67,12 @@ class Captured:
 
     @cached_property
     def refused(self) -> dict[str, str]:
-        """Precisions that the module cannot be captured in -> why."""
+        """Precisions, micro-batches and checkpoints that the module cannot be captured in -> why."""
+        return {}
+
+    @cached_property
+    def unverified(self) -> dict[str, str]:
+        """Checkpoints that are simulated only, as their capture fails -> why."""
         return {}
 
     def plain_run(self, precision: str) -> Run:
@@ -78,13 +83,19 @@ class Captured:
     def _can_adapt(self) -> bool:
         return "bf16" in self.precisions and bool(self.bench.paths) and self._can("qlora")
 
-    def _can(self, precision: str) -> bool:
+    def _can(self, precision: str, micro: int | None = None, label: str = "", arranged: Arranged | None = None) -> bool:
+        """Whether a variant can be captured; if not, why is noted."""
         try:
-            self.plain_run(precision)
+            self.bench.run(precision, micro or self.batch, *(arranged or ()))
         except UserError as error:
-            self.refused[precision] = str(error).partition("\n")[0]
+            self.refused.setdefault(label or precision, _first_line(error))
             return False
         return True
+
+    def _micro_batches(self, precision: str) -> tuple[int, ...]:
+        """Those that can be captured."""
+        rest = (one for one in self.micro_batches[1:] if self._can(precision, one, f"a micro-batch of {one}"))
+        return (self.micro_batches[0], *rest)
 
     @cached_property
     def micro_batches(self) -> tuple[int, ...]:
@@ -100,7 +111,7 @@ class Captured:
         if not self.bench.has_fused:
             return ("default",)
         kinds = ["fused"]
-        if self.bench.optimizer in ("adam", "adamw"):
+        if self.bench.family in ("adam", "adamw"):
             kinds += ["8bit"] if self.allow.rank >= Change.ROUNDING.rank else []
             kinds += HOST_KINDS
         return tuple(kinds)
@@ -123,7 +134,7 @@ class Captured:
         adapters = ("qlora",) if self.allow is Change.TRAINING and self._can_adapt else ()
         for precision in (*self.worthwhile, *adapters):
             frozen = precision == "qlora"
-            for micro in self.micro_batches:
+            for micro in self._micro_batches(precision):
                 chain = self.bench.run(precision, micro).layout is not None
                 for checkpoints in self.checkpoints(precision, micro):
                     for swapped in (0.0, *SWAPS) if chain and checkpoints.key == "none" else (0.0,):
@@ -135,8 +146,25 @@ class Captured:
                             )  # fmt: skip
 
     def checkpoints(self, precision: str, micro: int) -> tuple[Checkpoints, ...]:
-        """Ways to make activations again, the simple ones first."""
-        return tuple(self._arrangements(precision, micro))
+        """Ways to make activations again, the simple ones first; without those that cannot be captured."""
+        found = self._arrangements(precision, micro).items()
+        return tuple(one for one, arranged in found if self._can_arrange(precision, micro, one, arranged))
+
+    def _can_arrange(self, precision: str, micro: int, one: Checkpoints, arranged: Arranged) -> bool:
+        if self._simulates(precision, micro, one, arranged):
+            return True
+        return all(self._can(precision, end, _label(one), arranged) for end in self._ends(precision))
+
+    def _simulates(self, precision: str, micro: int, one: Checkpoints, arranged: Arranged) -> bool:
+        """Whether the captures without checkpoints tell what they save and cost."""
+        if one == Checkpoints():
+            return True
+        return arranged.saves == "all" and self.bench.run(precision, micro).layout is not None
+
+    def _ends(self, precision: str) -> tuple[int, ...]:
+        """The largest and the smallest micro-batch."""
+        sizes = self._micro_batches(precision)
+        return tuple(dict.fromkeys((sizes[0], sizes[-1])))
 
     def _arrangements(self, precision: str, micro: int) -> dict[Checkpoints, Arranged]:
         key = (precision, micro)
@@ -165,7 +193,8 @@ class Captured:
             return self._point(choice, self._passes(choice), verify=False)
         try:
             run = self.bench.run(form_of(choice), choice.micro_batch, *arranged)
-        except UserError:
+        except UserError as error:
+            self.unverified.setdefault(_label(choice.checkpoints), _first_line(error))
             return self.proposed(choice)
         passes = Passes(
             work=run.part("forward", "backward"), footprint=run.footprint(choice.accumulation > 1), captured=True
@@ -185,7 +214,7 @@ class Captured:
 
     def _weigh(self, choice: Choice) -> Passes:
         arranged = self._arrangements(form_of(choice), choice.micro_batch)[choice.checkpoints]
-        if arranged.saves != "all" or (choice.checkpoints.key != "none" and self._layout(choice) is None):
+        if not self._simulates(form_of(choice), choice.micro_batch, choice.checkpoints, arranged):
             return self._interpolated(choice, arranged)
         base = self.bench.run(form_of(choice), choice.micro_batch)
         work, footprint = base.part("forward", "backward"), base.footprint(choice.accumulation > 1)
@@ -212,9 +241,8 @@ class Captured:
     def _interpolated(self, choice: Choice, arranged: Arranged) -> Passes:
         """From captures of the largest and the smallest micro-batch: what checkpoints change is affine in it."""
         micro, accumulate = choice.micro_batch, choice.accumulation > 1
-        ends = (self.micro_batches[0], self.micro_batches[-1])
         rows = []
-        for end in dict.fromkeys(ends):
+        for end in self._ends(form_of(choice)):
             run, base = self.bench.run(form_of(choice), end, *arranged), self.bench.run(form_of(choice), end)
             one, other = run.part("forward", "backward"), base.part("forward", "backward")
             saved = run.footprint(accumulate).passes_bytes - base.footprint(accumulate).passes_bytes
@@ -337,6 +365,15 @@ class Captured:
         call = KernelCall(operator="move", shape={"read_bytes": moved, "written_bytes": 0.0})
         work = Work(moved_bytes=moved, vector_flops=flops, launches=launches, kernels=(call,), family="optimiser")
         return Issued(device_s=timer.time(name, work).seconds, launches=launches).seconds(timer.host_s)
+
+
+def _first_line(error: UserError) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _label(one: Checkpoints) -> str:
+    """What checkpoints are called in a note."""
+    return TECHNIQUES[one.key].title if one.key in TECHNIQUES else one.name
 
 
 def form_of(choice: Choice) -> str:

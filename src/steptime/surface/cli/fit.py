@@ -11,7 +11,7 @@ import typer
 from steptime.surface.cli import options as o
 
 #: Parameters of the command that are handed to the API where they are given.
-OPTIONS: Final = ("batch", "seq", "optimizer", "allow")
+OPTIONS: Final = ("batch", "seq", "optimizer", "loss", "allow")
 MAX_BATCH, MAX_SEQ = 10**6, 10**7
 
 
@@ -42,6 +42,10 @@ def command(
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, ...")
     ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", metavar="NAME", help="own, cross-entropy, mse, sum, mean; or let the factory give one."),
+    ] = None,
     host_bandwidth: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +70,8 @@ def command(
     """The cheapest way to make a training step fit on one device, and what each technique saves and costs.
 
     A factory (pkg.module:factory, file.py:factory) is imported, which runs its code, and its module is captured without
-    weights or data: memory is exact. Other models are estimated by their dimensions.
+    weights or data: memory is exact. Other models are estimated by their dimensions. Precision is one of the
+    techniques that are tried, so there is no --dtype and no --autocast: the start is the module as it is made.
     """
     _run(locals())
 

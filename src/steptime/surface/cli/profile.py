@@ -151,10 +151,13 @@ def _write(found: Any, given: Mapping[str, Any]) -> None:
     seconds = found.table.seconds.tolist()
     if given["snapshot"] is not None:
         from steptime.surface.formats.memory_snapshot import write_memory_snapshot
+        from steptime.surface.profiling import countable_sizes
 
-        write_memory_snapshot(
-            found.program, given["snapshot"], seconds=seconds, placement=found.placement, workspaces=found.workspaces
-        )  # fmt: skip
+        with countable_sizes():
+            write_memory_snapshot(
+                found.program, given["snapshot"], seconds=seconds, placement=found.placement,
+                workspaces=found.workspaces,
+            )  # fmt: skip
     if given["trace"] is not None:
         from steptime.surface.formats.chrome_trace import write_chrome_trace
         from steptime.surface.formats.perfetto import write_perfetto

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from steptime.estimate.graph import CostTable, Group
 from steptime.surface.report import text as t
+from steptime.surface.report.short_names import short_operator, short_path
 from steptime.units import format_si
 
 if TYPE_CHECKING:
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 SHOWN: Final = 12
 NAMED_UNKNOWN: Final = 5
 BASES: Final = 4
-#: Modules below this share of the step are left out unless all are wanted.
+#: Modules below this share of the step are added up unless all are wanted.
 FOLD: Final = 0.005
+#: Columns of a terminal that the numbers of a table take.
+NUMBERS: Final = 52
 
 
 def print_profile(
@@ -39,8 +43,7 @@ def print_profile(
     for line in (*head, *total_lines(table)):
         t.indented(out, line, 2)
     modules = table.by_module(depth, folded=not show_all)
-    kept = [group for group in modules if show_all or group.seconds >= FOLD * device_s]
-    _section(out, "module", kept, device_s, (group.depth for group in kept))
+    _section(out, "module", modules if show_all else folded(modules, FOLD * device_s), device_s)
     operators = table.by_operator()
     shown = operators if show_all else operators[:SHOWN]
     _section(out, "operator", [*shown, *_rest(operators[len(shown) :])], device_s)
@@ -54,7 +57,8 @@ def print_profile(
 def settings_lines(profile: Profile) -> list[str]:
     """What was profiled: weights, inputs, loss, optimiser, whose kernels, what was folded."""
     program, s = profile.program, profile.settings
-    weights = f"{t.big(program.parameter_count)} parameters"
+    dtypes = "/".join(profile.parameter_dtypes)
+    weights = f"{t.big(program.parameter_count)} parameters{' in ' if dtypes else ''}{dtypes}"
     if profile.trained_parameters != program.parameter_count:
         weights += f" ({t.big(profile.trained_parameters)} trained)"
     words = [weights, f"inputs {', '.join(s.inputs) or 'none'}"]
@@ -65,7 +69,7 @@ def settings_lines(profile: Profile) -> list[str]:
     for name, value in (("optimizer", s.optimizer), ("loss", s.loss), ("autocast", s.autocast)):
         how += [f"{name}: {value}"] if (value is not None and s.training) or value not in (None, "none") else []
     how += [f"{s.kernels} kernels"] if s.kernels is not None else []
-    how += [f"blocks {', '.join(program.folded)} folded"] if program.folded else []
+    how += [f"folded: {', '.join(program.folded)}"] if program.folded else []
     return [t.printable("; ".join(words)), t.printable("; ".join(how))]
 
 
@@ -106,22 +110,47 @@ def basis_line(table: CostTable) -> str:
     return "times rest on: " + "; ".join([*named, *([f"{t.share(rest, whole)} others"] if rest else [])])
 
 
-def _section(out: Console, title: str, groups: Iterable[Group], whole_s: float, depths: Iterable[int] = ()) -> None:
+def folded(groups: Sequence[Group], least_s: float) -> list[Group]:
+    """A tree of modules in which members of one module that take less are one row; one such member stays."""
+    out: list[Group] = []
+    start = 0
+    while start < len(groups):
+        depth = groups[start].depth
+        starts = [n for n in range(start, len(groups)) if groups[n].depth == depth]
+        end = next((n for n in range(start, len(groups)) if groups[n].depth < depth), len(groups))
+        starts = [n for n in starts if n < end]
+        small = [n for n in starts if groups[n].seconds < least_s]
+        small = small if len(small) > 1 else []
+        for first, last in zip(starts, [*starts[1:], end], strict=True):
+            if first not in small:
+                out += [groups[first], *folded(groups[first + 1 : last], least_s)]
+        out += [replace(rest, depth=depth) for rest in _rest(tuple(groups[n] for n in small))]
+        start = end
+    return out
+
+
+def _section(out: Console, title: str, groups: Iterable[Group], whole_s: float) -> None:
     rows = list(groups)
     if rows:
         out.print()
-        out.print(_table(title, rows, whole_s, list(depths) or [0] * len(rows)))
+        out.print(_table(title, rows, whole_s, out.width - NUMBERS))
 
 
-def _table(title: str, groups: list[Group], whole_s: float, depths: list[int]) -> Table:
+def _table(title: str, groups: list[Group], whole_s: float, room: int) -> Table:
     table = t.grid((title, "calls", "FLOP", "moved", "FLOP/B", "time", "share"))
-    for group, depth in zip(groups, depths, strict=True):
+    for group in groups:
         flops = format_si(group.flops, "") if group.flops else ""
         table.add_row(
-            t.printable("  " * depth + group.name), t.count(group.calls), flops.strip(), t.memory(group.moved_bytes),
+            t.printable(_name(title, group, room)), t.count(group.calls), flops.strip(), t.memory(group.moved_bytes),
             t.number(round(group.intensity, 1)), t.seconds(group.seconds), t.share(group.seconds, whole_s),
         )  # fmt: skip
     return table
+
+
+def _name(title: str, group: Group, room: int) -> str:
+    """Shortened, so that it does not wrap."""
+    before = "  " * group.depth
+    return before + (short_path if title == "module" else short_operator)(group.name, room - len(before))
 
 
 def _rest(groups: tuple[Group, ...]) -> list[Group]:

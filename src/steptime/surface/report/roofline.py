@@ -13,6 +13,7 @@ from steptime.cost.intensity import attainable_flops_per_s
 from steptime.errors import UserError
 from steptime.estimate.graph import CostTable, Group
 from steptime.surface.report import text as t
+from steptime.surface.report.short_names import short_operator
 
 SIZE: Final = (7.2, 4.8)
 NAMED: Final = 12
@@ -103,16 +104,7 @@ def _points(axes: Any, table: CostTable, groups: list[Group], rates: list[float]
         free = all(side != left or abs(np.log(rate / other)) > APART for side, other in named)
         if free and len(named) < NAMED:
             named.append((left, rate))
-            label = f"{_short(group.name)} {t.share(group.seconds, whole_s)}"
+            label = f"{short_operator(group.name)} {t.share(group.seconds, whole_s)}"
             away = 3 + np.sqrt(area) / 2
             axes.annotate(label, (group.intensity, rate), (-away if left else away, -2), textcoords="offset points",
                           fontsize=6, ha="right" if left else "left")  # fmt: skip
-
-
-def _short(name: str) -> str:
-    """The name of an operator as it fits into a plot.
-
-    >>> _short("_scaled_dot_product_flash_attention_for_cpu_backward")
-    'sdpa_flash_backward'
-    """
-    return name.replace("_scaled_dot_product_", "sdpa_").replace("_attention", "").replace("_for_cpu", "")

@@ -107,6 +107,21 @@ def without_weights(module: torch.nn.Module, replaced: Replaced) -> Iterator[Non
             table[name] = held
 
 
+@contextmanager
+def without_closed_over(function: Any, replaced: Replaced) -> Iterator[None]:
+    """Put twins in place of tensors that a function has from around it (targets of a loss)."""
+    undo: list[tuple[Any, Any]] = []
+    try:
+        for cell in getattr(function, "__closure__", None) or ():
+            if isinstance(cell.cell_contents, torch.Tensor):
+                undo.append((cell, cell.cell_contents))
+                cell.cell_contents = replaced.twin(cell.cell_contents)
+        yield
+    finally:
+        for cell, held in undo:
+            cell.cell_contents = held
+
+
 SMALL_ELEMENTS = 2**20
 """Tensors up to this size have values while a module is built, larger ones do not."""
 

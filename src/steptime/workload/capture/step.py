@@ -12,7 +12,7 @@ import torch
 from steptime.errors import UnknownNameError, UserError
 from steptime.workload.capture.environment import capturing
 from steptime.workload.capture.exported import Exported, as_module
-from steptime.workload.capture.fake import Replaced, check_module
+from steptime.workload.capture.fake import Replaced, check_module, without_closed_over
 from steptime.workload.capture.fold import runs, shortened
 from steptime.workload.capture.loss import LOSSES, Loss, own_loss
 from steptime.workload.capture.optimizers import Optimizers, optimizer_of
@@ -128,7 +128,8 @@ def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found:
 
 
 def _recorded(module: torch.nn.Module, inputs: Any, options: StepOptions) -> Program:
-    with capturing(module, inputs, name=options.name, training=options.training) as (arguments, replaced):
+    whole = capturing(module, inputs, name=options.name, training=options.training)
+    with whole as (arguments, replaced), without_closed_over(options.loss, replaced):
         return _run(module, arguments, replaced, options)
 
 

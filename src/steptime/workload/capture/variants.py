@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, Literal
 
 import torch
 from torch.utils import checkpoint as recompute
 
+from steptime.errors import UserError
+from steptime.workload.capture.factory import SIZES, TARGET, _found
 from steptime.workload.graph.checkpoints import Checkpoint, Tree, leaves
 
 Saves = Literal["all", "products", "8bit"]
@@ -44,7 +47,8 @@ def arranged(module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: S
     """Run blocks under the checkpoints of a tree.
 
     A checkpoint over several blocks runs all of them when the first is called, with its arguments; the others then
-    hand on what they get. So these blocks must follow each other, and take the same further arguments.
+    hand on what they get. So these blocks must follow each other, and take the same further arguments. A cache of keys
+    and values that the module's configuration asks for is switched off meanwhile.
     """
     blocks = [module.get_submodule(path) for path in paths]
     runs = [block.forward for block in blocks]
@@ -57,7 +61,9 @@ def arranged(module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: S
                 _set(blocks[numbers[0]], wrapped, (len(numbers), repr(_shape(item, numbers[0])), saves))
             for number in numbers[1:]:
                 _set(blocks[number], _handed_on, (0, number - numbers[0]))
-        yield
+        again = any(isinstance(item, Checkpoint) for item in tree)
+        with _without_cache(module) if again else nullcontext():
+            yield
     finally:
         for block, own in zip(blocks, before, strict=True):
             block.__dict__.pop("steptime_checkpoint", None)
@@ -65,6 +71,23 @@ def arranged(module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: S
                 block.__dict__.pop("forward", None)
             else:
                 block.__dict__["forward"] = own
+
+
+@contextmanager
+def _without_cache(module: torch.nn.Module) -> Iterator[None]:
+    """`config.use_cache` of the modules is False: a block that runs again would add to the cache again.
+
+    Hugging Face transformers do so themselves when they checkpoint.
+    """
+    configs = {id(held): held for child in module.modules() if (held := getattr(child, "config", None)) is not None}
+    asking = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    try:
+        for config in asking:
+            config.use_cache = False
+        yield
+    finally:
+        for config in asking:
+            config.use_cache = True
 
 
 def _set(block: torch.nn.Module, forward: Callable[..., Any], mark: tuple[Any, ...]) -> None:
@@ -200,6 +223,57 @@ def batch_of(inputs: Any) -> int | None:
     return int(tensors[0].shape[0]) if tensors else None
 
 
+def batch_parameter(text: str) -> inspect.Parameter | None:
+    """The parameter by which a factory takes the batch, if it has one.
+
+    Args:
+        text: ``pkg.module:factory`` or ``file.py:factory``; its file is imported.
+
+    Raises:
+        UserError: the import fails.
+    """
+    match = TARGET.fullmatch(text)
+    if match is None:
+        return None
+    factory = _found(match["module"], match["name"])
+    if isinstance(factory, torch.nn.Module):
+        return None
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return None
+    return next((parameters[word] for word in SIZES["batch"] if word in parameters), None)
+
+
+def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
+    """The leading dim of the inputs, where nothing speaks against its being the batch.
+
+    Args:
+        text: what made the module, for messages.
+        module: no part of it may say that its batch is elsewhere (``batch_first=False``).
+        inputs: their leading dims must be the same, or 1.
+
+    Raises:
+        UserError: no input has a dim, or the batch may be elsewhere.
+    """
+    tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
+    sizes = {int(tensor.shape[0]) for tensor in tensors}
+    if not sizes:
+        raise UserError(f"{text}: no input has a batch dim", hint=TAKE_BATCH)
+    if len(sizes - {1}) > 1:
+        several = ", ".join(map(str, sorted(sizes)))
+        raise UserError(f"{text}: which dim is the batch is not known: the leading dims of the inputs are {several}",
+                        hint=TAKE_BATCH)  # fmt: skip
+    for path, child in module.named_modules():
+        if getattr(child, "batch_first", None) is False:
+            kind = f"{path or 'it'} ({type(child).__name__})"
+            raise UserError(f"{text}: which dim is the batch is not known: {kind} has batch_first=False",
+                            hint=TAKE_BATCH)  # fmt: skip
+    return max(sizes)
+
+
+TAKE_BATCH: Final = "let the factory take `batch`, and make its inputs for it"
+
 #: Optimisers that have a fused implementation -> it.
 FUSED: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
     "adamw": lambda p: torch.optim.AdamW(p, fused=True),
@@ -207,3 +281,12 @@ FUSED: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
 }
+
+
+def family_of(optimizer: str) -> str:
+    """The optimiser without its implementation.
+
+    >>> family_of("adamw-loop"), family_of("sgd-momentum"), family_of("adam-fused")
+    ('adamw', 'sgd-momentum', 'adam')
+    """
+    return optimizer.removesuffix("-loop").removesuffix("-fused")
