@@ -327,3 +327,20 @@ def test_sums_beyond_64_bits_are_named(run: Run, wordy: Path) -> None:
         result = run("profile", f"{wordy}:huge", "--device", device, "--snapshot", str(written))
         assert result.exit_code == 2, result.output
         assert "more than 2^63 bytes" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["profile", "{file}:build", "--device", "h100-sxm"],
+        ["plan", "{file}:build", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64"],
+        ["fit", "{file}:build", "--device", "h100-sxm"],
+    ],
+)
+def test_without_pytorch_it_is_said_how_to_install_it(
+    run: Run, file: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steptime.workload.capture.optional.find_spec", lambda _name: None)
+    result = run(*(word.format(file=file) for word in command))
+    assert result.exit_code == 2, result.output
+    assert "steptime[torch]" in result.stderr

@@ -14,6 +14,7 @@ from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.job import Precision
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.study.modes import Mode
+from steptime.workload.capture.optional import require_torch
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
 
@@ -26,7 +27,8 @@ InputsOfBatch = Callable[[int], Any]
 def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
     """The module that a factory makes, as a workload.
 
-    The factory is called for each of three batches where it takes one; else the first dim of its inputs is the batch.
+    The factory is called for each of three batches where it takes one; else the leading dim of its inputs is the batch,
+    unless something speaks against that.
 
     Args:
         target: ``pkg.module:factory`` or ``file.py:factory``.
@@ -34,20 +36,26 @@ def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
         seq: tokens of a sample, for a factory that takes them.
 
     Raises:
-        UserError: the factory fails, or its module cannot be captured.
+        UserError: PyTorch is missing, the factory fails, its module cannot be captured, or its batch is not known.
     """
+    require_torch()
     from steptime.workload.capture.factory import load_target
-    from steptime.workload.capture.variants import batch_of, resized
+    from steptime.workload.capture.variants import batch_parameter, leading_batch, resized
 
     element = CAPTURED_DTYPES.get(dtype)
     more = {} if seq is None else {"seq": seq}
-    first = load_target(target, sizes={"batch": BATCHES[0], **more}, dtype=element, inputs=())
+    takes = batch_parameter(target) is not None
+
+    def made(batch: int) -> Any:
+        sizes = {"batch": batch, **more} if takes else more
+        return load_target(target, sizes=sizes, dtype=element, inputs=())
+
+    first = made(BATCHES[0])
 
     def inputs_of_batch(batch: int) -> Any:
-        if batch == BATCHES[0]:
-            return resized(first.inputs, batch, batch_of(first.inputs))
-        again = load_target(target, sizes={"batch": batch, **more}, dtype=element, inputs=()).inputs
-        return resized(again, batch, batch_of(again))
+        if takes:
+            return first.inputs if batch == BATCHES[0] else made(batch).inputs
+        return resized(first.inputs, batch, leading_batch(target, first.module, first.inputs))
 
     return captured_model(first.module, inputs_of_batch, name=first.name, dtype=element, loss=first.loss)
 

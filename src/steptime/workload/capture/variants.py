@@ -217,12 +217,6 @@ def resized(inputs: Any, batch: int, given: int | None) -> Any:
     return torch.utils._pytree.tree_map_only(torch.Tensor, other, inputs)
 
 
-def batch_of(inputs: Any) -> int | None:
-    """Leading dim of the first input that has one."""
-    tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
-    return int(tensors[0].shape[0]) if tensors else None
-
-
 def batch_parameter(text: str) -> inspect.Parameter | None:
     """The parameter by which a factory takes the batch, if it has one.
 
