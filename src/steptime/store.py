@@ -232,21 +232,29 @@ def write_whole(path: str | Path, text: str) -> None:
     target = Path(path)
     if target.exists() and not target.is_file():
         raise InputFileError(str(path), "is not a plain file")
-    target = target.resolve()
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(target.resolve(), text.encode())
     except OSError as error:
         raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
+
+
+def replace_file(target: Path, data: bytes) -> None:
+    """Replaces a file by a complete new one with its mode, or leaves it as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:

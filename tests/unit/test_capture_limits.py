@@ -181,6 +181,22 @@ def test_nothing_of_a_capture_stays() -> None:
     assert float(module.line(torch.ones(5, 8)).sum().detach()) < 1e9
 
 
+def test_what_a_list_held_is_put_back() -> None:
+    class Caches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.cache = nn.Linear(8, 8), [torch.zeros(3)]
+
+        def forward(self, x: Any) -> Any:
+            self.cache[0] = torch.ones(3)
+            return self.line(x)
+
+    module = Caches()
+    (held,) = module.cache
+    capture(module, [X])
+    assert module.cache[0] is held
+
+
 def test_a_real_optimiser_is_taken_with_its_settings() -> None:
     module = mlp()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.5, amsgrad=True, foreach=False)

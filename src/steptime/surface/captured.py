@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from steptime.errors import PlanError
@@ -20,8 +19,6 @@ from steptime.workload.spec import ModelSpec
 
 CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "bf16"}
 """Training recipe -> element type in which a module is captured for it."""
-
-InputsOfBatch = Callable[[int], Any]
 
 
 def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:

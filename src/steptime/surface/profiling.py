@@ -60,7 +60,7 @@ class Profile:
         """Memory in use at every call."""
         with countable_sizes():
             if self.cuda:
-                return Liveness(self.program, rounding=CUDA_ROUNDING_BYTES, scratch=False)
+                return Liveness(without_scratch(self.program), rounding=CUDA_ROUNDING_BYTES)
             return Liveness(self.program)
 
     @cached_property

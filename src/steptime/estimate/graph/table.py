@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from steptime.cost.host import issued_s
+from steptime.cost.intensity import arithmetic_intensity
 from steptime.estimate.graph.modules import NUMBER, ancestors, labels, tree_order
 from steptime.estimate.graph.operators import NOTHING, UNKNOWN
 from steptime.estimate.graph.timing import BOUNDS, HOST_BAND, NO_COST, STEP_BAND, OperatorCost, Timer
@@ -50,7 +51,7 @@ class Group:
     @property
     def intensity(self) -> float:
         """Operations of all kinds per byte; 0 where nothing moves."""
-        return (self.flops + self.vector_flops) / self.moved_bytes if self.moved_bytes else 0.0
+        return _intensity(self.flops + self.vector_flops, self.moved_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +259,7 @@ class CostTable:
         vector = float(self.vector_flops.sum())
         return Totals(
             model_flops=float(self.model_flops.sum()), executed_flops=flops, vector_flops=vector, moved_bytes=moved,
-            launches=launches, intensity=_share(flops + vector, moved), device_s=device_s, host_s=host_s,
+            launches=launches, intensity=_intensity(flops + vector, moved), device_s=device_s, host_s=host_s,
             step_s=step_s, bracket_s=(max(device_s, host_s), device_s + host_s), band_s=self._band(step_s, host_s),
             mfu=_share(float((self.model_flops / peak).sum()), step_s),
             hfu=_share(float((self.flops / peak).sum()), step_s),
@@ -321,6 +322,10 @@ def cost_table(program: Program, timer: Timer) -> CostTable:
             known[key] = number
         numbers.append(number)
     return CostTable(program=program, timer=timer, kinds=tuple(costs), kind=np.array(numbers, np.int64))
+
+
+def _intensity(flops: float, moved_bytes: float) -> float:
+    return float(arithmetic_intensity(flops, moved_bytes)) if moved_bytes else 0.0
 
 
 def _share(part: float, whole: float) -> float:

@@ -16,8 +16,8 @@ import numpy as np
 from steptime.errors import FieldError
 from steptime.num import Array
 from steptime.search.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, check_limit
-from steptime.search.rematerialisation.simulate import Simulation, simulate
-from steptime.search.rematerialisation.solution import Infeasible, Solution, pareto, solution
+from steptime.search.rematerialisation.simulate import simulate
+from steptime.search.rematerialisation.solution import Infeasible, Ran, Solution, pareto, solution
 
 #: Partial choices that :func:`choose_blocks` keeps beside each other; more are thinned, each still exact in itself.
 MOST_LABELS = 20_000
@@ -103,23 +103,12 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSolution:
+class BlockSolution(Ran):
     """One choice per block and what it costs."""
 
     choices: tuple[Choice, ...]
-    run: Simulation
     extra_s: float
     """Time beyond that of no recomputation at all."""
-
-    @property
-    def peak_bytes(self) -> float:
-        """Largest number of bytes that live at once."""
-        return self.run.peak_bytes
-
-    @property
-    def time_s(self) -> float:
-        """Time of all forward and backward runs."""
-        return self.run.time_s
 
     @property
     def counts(self) -> dict[Choice, int]:

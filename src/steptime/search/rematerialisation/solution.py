@@ -23,10 +23,9 @@ Cost = TypeVar("Cost", bound=Costed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """A schedule and what it costs."""
+class Ran:
+    """Something that was simulated."""
 
-    schedule: Schedule
     run: Simulation
 
     @property
@@ -38,6 +37,13 @@ class Solution:
     def time_s(self) -> float:
         """Time of all forward and backward runs."""
         return self.run.time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution(Ran):
+    """A schedule and what it costs."""
+
+    schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

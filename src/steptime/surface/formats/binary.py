@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from steptime.errors import InputFileError
+from steptime.store import replace_file
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -20,18 +19,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(data)
             return
-        target = target.resolve()
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            mask = os.umask(0o077)
-            os.umask(mask)
-            Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~mask)
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(target.resolve(), data)
     except OSError as error:
         raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
     except ValueError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from steptime.workload.aten.layout import is_contiguous, strides_of, tensor_type, view_strides
+from steptime.workload.aten.layout import strides_of, tensor_type, view_strides
 from steptime.workload.graph.node import Attribute, Nodes, Value
 from steptime.workload.graph.types import TensorType
 
@@ -29,11 +29,6 @@ def clone(nodes: Nodes, x: Value) -> Value:
     """A contiguous copy."""
     attributes = {"memory_format": "torch.contiguous_format"}
     return nodes.apply("clone", {"self": x}, attributes, outputs=[TensorType(x.type.shape, x.type.dtype)]).value()
-
-
-def contiguous(nodes: Nodes, x: Value) -> Value:
-    """The tensor itself where it is contiguous, else a copy that is."""
-    return x if is_contiguous(x.type) else clone(nodes, x)
 
 
 def reshape(nodes: Nodes, x: Value, shape: Sequence[int]) -> Value:

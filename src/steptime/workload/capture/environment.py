@@ -12,9 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import transformer
 
-from steptime.errors import UserError
-from steptime.workload.capture.fake import Replaced, all_modules, without_weights
-from steptime.workload.capture.problems import CaptureError, explained
+from steptime.workload.capture.fake import Replaced, all_modules, take_weights
+from steptime.workload.capture.problems import explaining
 
 _CONTAINERS = (dict, OrderedDict, list, set)
 
@@ -37,7 +36,7 @@ def capturing(
     """
     replaced = Replaced("meta" if meta else "cpu")
     with ExitStack() as stack:
-        stack.enter_context(_explaining(name))
+        stack.enter_context(explaining(name))
         stack.enter_context(_settings_kept())
         stack.enter_context(_state_kept(module))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -49,21 +48,9 @@ def capturing(
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             mode.cache_enabled = False  # A hit may forget that two results share a storage.
             stack.enter_context(mode)
-        stack.enter_context(without_weights(module, replaced))
+        take_weights(module, replaced)
         module.train(training)
         yield replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)), replaced
-
-
-@contextmanager
-def _explaining(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (UserError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except SystemExit as error:
-        raise CaptureError(f"{name}: the code called sys.exit({error.code!r})") from None
-    except BaseException as error:
-        raise explained(error, name) from None
 
 
 @contextmanager
@@ -86,7 +73,7 @@ def _settings_kept() -> Iterator[None]:
 
 @contextmanager
 def _state_kept(module: torch.nn.Module) -> Iterator[None]:
-    """What the modules hold: a forward pass may store fake tensors, caches, new submodules."""
+    """What the modules hold: weights are taken away, and a forward pass may store fake tensors, caches, submodules."""
     held = [(child, {key: (value, _copied(value)) for key, value in child.__dict__.items()})
             for child in all_modules(module)]  # fmt: skip
     try:
@@ -105,10 +92,9 @@ def _copied(value: Any) -> Any:
 
 
 def _refill(value: Any, content: Any) -> None:
-    if content is None or (len(value) == len(content) and value == content):
-        return
-    value.clear()
-    value.extend(content) if isinstance(value, list) else value.update(content)
+    if content is not None:
+        value.clear()
+        value.extend(content) if isinstance(value, list) else value.update(content)
 
 
 @contextmanager

@@ -19,6 +19,9 @@ from steptime.workload.capture.optional import require_torch
 
 TARGET = re.compile(r"(?P<module>[A-Za-z_][\w.]*|.+\.py):(?P<name>[A-Za-z_][\w.]*)")
 
+#: Element types that a module may be built in.
+WEIGHT_DTYPES = ("fp32", "bf16", "fp16", "fp64")
+
 #: Words by which a factory may ask for a size.
 SIZES: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch", "batch_size", "micro_batch", "micro_batch_size"),
@@ -129,12 +132,11 @@ def _called(factory: Any, sizes: Mapping[str, int], dtype: str | None) -> Any:
 
 
 def _torch_dtype(name: str) -> Any:
-    import torch
+    from steptime.workload.capture.signature import TORCH_DTYPES
 
-    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-    if name not in kinds:
-        raise UserError(f"weights of type {name!r} cannot be captured", hint=f"one of {', '.join(kinds)}")
-    return kinds[name]
+    if name not in WEIGHT_DTYPES:
+        raise UserError(f"weights of type {name!r} cannot be captured", hint=f"one of {', '.join(WEIGHT_DTYPES)}")
+    return TORCH_DTYPES[name]
 
 
 def _accepted(factory: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str, int]:
@@ -194,19 +196,14 @@ def _target(given: Any, text: str, specs: tuple[InputSpec, ...], dtype: str | No
 
 @contextlib.contextmanager
 def _errors_of_user(what: str) -> Iterator[None]:
-    """Whatever the user's code raises, as one message that names its line."""
-    from steptime.workload.capture.problems import explained
+    """Whatever a factory raises, as one message; a missing file is data that it should not need."""
+    from steptime.workload.capture.problems import explaining
 
-    try:
-        yield
-    except (UserError, KeyboardInterrupt):
-        raise
-    except SystemExit as error:
-        raise UserError(f"{what}: the code called sys.exit({error.code!r})") from None
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{what}: it needs a file that is not there: {error.filename}",
-            hint="let the factory build the module without data",
-        ) from None
-    except BaseException as error:
-        raise explained(error, what) from None
+    with explaining(what):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{what}: it needs a file that is not there: {error.filename}",
+                hint="let the factory build the module without data",
+            ) from None

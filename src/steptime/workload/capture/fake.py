@@ -62,10 +62,9 @@ def all_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
                 continue
             found[id(child)] = child
             for value in child.__dict__.values():
-                members = (
-                    value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-                )
-                waiting += [each for each in members if isinstance(each, torch.nn.Module)]
+                if isinstance(value, (dict, list, tuple)):
+                    members = value.values() if isinstance(value, dict) else value
+                    waiting += [each for each in members if isinstance(each, torch.nn.Module)]
     return list(found.values())
 
 
@@ -89,22 +88,14 @@ def check_module(module: torch.nn.Module, name: str) -> None:
             raise UserError(f"{name}: the shape of {path} is not known yet", hint="run the module once before")
 
 
-@contextmanager
-def without_weights(module: torch.nn.Module, replaced: Replaced) -> Iterator[None]:
-    """Put twins in place of all tensors that the module holds; the module is as before when it ends."""
-    undo: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for child in all_modules(module):
-            tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
-            for table in tables:
-                for name, held in list(table.items()):
-                    if isinstance(held, torch.Tensor):
-                        undo.append((table, name, held))
-                        table[name] = replaced.twin(held)
-        yield
-    finally:
-        for table, name, held in undo:
-            table[name] = held
+def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
+    """Put twins in place of all tensors that the module holds; whoever calls it keeps what was there."""
+    for child in all_modules(module):
+        tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
+        for table in tables:
+            for name, held in list(table.items()):
+                if isinstance(held, torch.Tensor):
+                    table[name] = replaced.twin(held)
 
 
 @contextmanager

@@ -55,13 +55,14 @@ def made(specs: tuple[InputSpec, ...], dtype: str | None) -> Any:
     """
     import torch
 
-    from steptime.workload.capture.signature import DTYPES
+    from steptime.workload.capture.signature import TORCH_DTYPES
 
-    kinds = {name: kind for kind, name in reversed(list(DTYPES.items()))}
     named = [spec for spec in specs if spec.name is not None]
     if named and len(named) != len(specs):
         raise UserError("some inputs have a name and some have none", hint="name all of them, or none")
-    tensors = [torch.empty(spec.shape, dtype=kinds[spec.dtype or dtype or "fp32"], device="meta") for spec in specs]
+    tensors = [
+        torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype or dtype or "fp32"], device="meta") for spec in specs
+    ]
     if named:
         return {str(spec.name): tensor for spec, tensor in zip(specs, tensors, strict=True)}
     return tuple(tensors)

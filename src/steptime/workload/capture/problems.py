@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -59,6 +61,23 @@ formulation with static shapes"
     words = _text(error).lower()
     found = next((advice for marks, advice in ADVICE if all(mark in words for mark in marks)), None)
     return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}", hint=found)
+
+
+@contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Whatever the user's code raises, as one message that names its line.
+
+    Raises:
+        CaptureError: it raised something, or called ``sys.exit``.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except SystemExit as error:
+        raise CaptureError(f"{what}: the code called sys.exit({error.code!r})") from None
+    except BaseException as error:
+        raise explained(error, what) from None
 
 
 #: Words in an error -> what to do.

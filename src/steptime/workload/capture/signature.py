@@ -20,6 +20,9 @@ DTYPES = {
     torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "uint64", torch.bool: "bool",
 }  # fmt: skip
 
+TORCH_DTYPES = {name: kind for kind, name in reversed(DTYPES.items())}
+"""Our name -> PyTorch's type: of two with one name, the first."""
+
 RANDOM = re.compile(r"dropout|bernoulli|rand|normal|uniform|exponential|multinomial|geometric|cauchy")
 """Names of operators that give something else at every call."""
 

@@ -19,6 +19,7 @@ from steptime.workload.capture.optimizers import Optimizers, optimizer_of
 from steptime.workload.capture.paths import Paths
 from steptime.workload.capture.problems import CaptureError
 from steptime.workload.capture.recorder import Recorder
+from steptime.workload.capture.signature import TORCH_DTYPES
 from steptime.workload.capture.target import check_target, cuda_kernels
 from steptime.workload.capture.uniform import repeats
 from steptime.workload.graph import Parameter, Program
@@ -177,8 +178,7 @@ def _named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any) -> t
 def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, options: StepOptions) -> None:
     automatic: AbstractContextManager[Any] = nullcontext()
     if options.autocast is not None:
-        kind = torch.bfloat16 if options.autocast == "bf16" else torch.float16
-        automatic = torch.autocast("cpu", dtype=kind)
+        automatic = torch.autocast("cpu", dtype=TORCH_DTYPES[options.autocast])
     kernels: AbstractContextManager[Any] = cuda_kernels() if options.target == "cuda" else nullcontext()
     with torch.set_grad_enabled(options.training), kernels:
         with automatic:

@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 
 from steptime.num import Array
 from steptime.workload.graph.program import BEFORE, PHASES, Category, Phase, Program, Storage
-
-STATIC: Final[tuple[Category, ...]] = ("parameter", "buffer", "state", "input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +48,12 @@ class Liveness:
     Args:
         program: a recorded step.
         rounding: bytes to which an allocator rounds each storage up (1: none; 512 for CUDA's caching allocator).
-        scratch: whether the scratch of kernels counts, which is that of the CPU.
 
     Source: definition; liveness as in register allocation.
     """
 
-    def __init__(self, program: Program, rounding: int = 1, *, scratch: bool = True) -> None:
+    def __init__(self, program: Program, rounding: int = 1) -> None:
         self.program = program
-        self._scratch = scratch
         sizes = [-(-storage.size_bytes // rounding) * rounding for storage in program.storages]
         self.sizes: Array = np.array(sizes, dtype=np.int64)
         last = len(program.calls) - 1
@@ -70,7 +65,7 @@ class Liveness:
     @cached_property
     def in_use_bytes(self) -> Array:
         """Bytes in use while each call runs; entry 0 is the state before the first call."""
-        scratch = [0, *(call.scratch_bytes * self._scratch for call in self.program.calls)]
+        scratch = [0, *(call.scratch_bytes for call in self.program.calls)]
         total: Array = self._sum(np.ones(len(self.sizes), dtype=bool)) + np.array(scratch, dtype=np.int64)
         return total
 

@@ -24,17 +24,17 @@ class Lists:
         self._program = program
         self._copied = copied
         self._copies = copies
-        self._home: dict[int, Home] = dict(template.home)
+        self._home = template.home
         self._template = template
         self._next = max(copied.values(), default=len(program.storages) - 1) + 1
-        self._register(program)
+        self._register()
 
-    def _register(self, program: Program) -> None:
+    def _register(self) -> None:
         """Give the results of list operators a home: as many copies of theirs as of the parameter they stem from."""
-        for group, call in enumerate(program.calls):
+        for group, call in enumerate(self._program.calls):
             if not is_wide(call):
                 continue
-            fresh = [s for s in call.writes if program.storages[s].born == group]
+            fresh = [s for s in call.writes if self._program.storages[s].born == group]
             if not fresh:
                 continue
             aligned = next((names for names in _groups(call) if len(names) == len(call.writes)), None)
@@ -51,7 +51,7 @@ class Lists:
                 continue
             local = counts.get(home.period, 0)
             counts[home.period] = local + 1
-            self._home[storage] = self._template.home[storage] = Home(group, home.period, local)
+            self._home[storage] = Home(group, home.period, local)
             self._template.storages.setdefault((group, home.period), []).append(storage)
             if home.period == 1:
                 self._template.ends[group, local] = self._program.storages[storage].freed
