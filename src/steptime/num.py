@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 Array: TypeAlias = npt.NDArray[Any]
 #: A number or an array of numbers; formulas take and return these.
@@ -27,7 +28,7 @@ def maximum(a: Num, b: Num) -> Num:
     >>> maximum(1.0, 2.0)
     2.0
     """
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+    if isinstance(a, ndarray) or isinstance(b, ndarray):
         return np.maximum(a, b)
     return a if a >= b else b
 
@@ -38,7 +39,7 @@ def minimum(a: Num, b: Num) -> Num:
     >>> minimum(1.0, 2.0)
     1.0
     """
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+    if isinstance(a, ndarray) or isinstance(b, ndarray):
         return np.minimum(a, b)
     return a if a <= b else b
 
@@ -46,13 +47,13 @@ def minimum(a: Num, b: Num) -> Num:
 def where(condition: Any, yes: Num, no: Num) -> Num:
     """``yes`` where the condition holds, else ``no``.
 
-    Both sides are evaluated, so neither may fail where it is not chosen.
+    Both sides are evaluated, so neither may fail where it is not chosen. One condition for all chooses a whole side,
+    be it a number or an array.
 
     >>> where(3 > 2, 1.0, 0.0)
     1.0
     """
-    # Written out: a generator costs more than all that follows it, and this is called thousands of times a step.
-    if isinstance(condition, np.ndarray) or isinstance(yes, np.ndarray) or isinstance(no, np.ndarray):
+    if isinstance(condition, ndarray):
         return np.where(condition, yes, no)
     return yes if condition else no
 
@@ -63,7 +64,7 @@ def floor_div(a: Num, b: Num) -> Num:
     >>> floor_div(7, 2)
     3
     """
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+    if isinstance(a, ndarray) or isinstance(b, ndarray):
         return np.floor_divide(a, b)
     return a // b
 
@@ -92,7 +93,7 @@ def greatest_common_divisor(a: Num, b: Num) -> Num:
     >>> greatest_common_divisor(12, 8.0)
     4
     """
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+    if isinstance(a, ndarray) or isinstance(b, ndarray):
         return np.gcd(np.asarray(a).astype(np.int64), np.asarray(b).astype(np.int64)).astype(np.float64)
     return math.gcd(int(a), int(b))
 

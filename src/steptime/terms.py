@@ -76,7 +76,7 @@ class Terms(Mapping[str, float]):
         """Sums by the first ``depth`` parts of the path, in order of first appearance."""
         out: dict[str, float] = {}
         for path, value in self._values.items():
-            head = SEPARATOR.join(path.split(SEPARATOR)[:depth])
+            head = SEPARATOR.join(path.split(SEPARATOR, depth)[:depth])
             out[head] = out.get(head, 0.0) + value
         return out
 

@@ -18,7 +18,6 @@ from steptime.estimate.terms_of import (
     fullest_stage,
     hidden_terms,
     lines_of,
-    memory_details,
     memory_terms,
 )
 from steptime.hardware import load_cluster
@@ -53,7 +52,7 @@ def test_terms_add_up_and_none_is_negative(data):
     e = case.evaluate(data.draw(legal_plans(case)))
     time, hidden = (of(lines_of(e)) for of in (exposed_terms, hidden_terms))
     assert close(time.total, float(e.step_time_s))
-    memory = memory_terms(memory_details(e, fullest_stage(e)))
+    memory = memory_terms(e, fullest_stage(e))
     assert close(memory.total, float(e.peak_bytes))
     for path, value in (*time.items(), *memory.items(), *hidden.items()):
         assert value > 0, path

@@ -12,7 +12,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.memory import stage_terms
 from steptime.estimate.metrics import model_flops_per_step
 from steptime.estimate.single import Setting, estimate_plan, occupancy
-from steptime.estimate.terms_of import fullest_stage, memory_details, memory_terms
+from steptime.estimate.terms_of import fullest_stage, memory_terms
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
@@ -111,7 +111,7 @@ def test_bytes_per_parameter(dtype, optimizer, each):
     In 8 bits two states of one byte and an fp32 scale for 256 elements.
     """
     e = _evaluated(Plans(zero=0), _job(dtype=dtype, optimizer=optimizer))
-    memory = memory_terms(memory_details(e, fullest_stage(e)))
+    memory = memory_terms(e, fullest_stage(e))
     states = sum(value for path, value in memory.items() if path.endswith("parameter_bytes"))
     assert states == each * parameter_terms(GPT).total
 
@@ -119,7 +119,7 @@ def test_bytes_per_parameter(dtype, optimizer, each):
 def test_zero_1_on_64_replicas():
     """ZeRO-1 (P_os): 4 + 12 / N bytes per parameter."""
     e = _evaluated(Plans(dp=64), _job(batch=64))
-    memory = memory_terms(memory_details(e, fullest_stage(e)))
+    memory = memory_terms(e, fullest_stage(e))
     states = sum(value for path, value in memory.items() if path.endswith("parameter_bytes"))
     assert states == pytest.approx((4 + 12 / 64) * parameter_terms(GPT).total, rel=1e-12)
 
@@ -178,6 +178,6 @@ def test_occupancy_of_partly_filled_domains():
 def test_the_memory_terms_of_unfused_attention_with_dropout_add_up():
     e = _evaluated(Plans(), replace(_job(), attention="unfused"))
     names = [row.name for row in e.block.layer]
-    memory = memory_terms(memory_details(e, fullest_stage(e)))
+    memory = memory_terms(e, fullest_stage(e))
     assert memory.total == pytest.approx(float(e.peak_bytes), rel=1e-12)
     assert len(set(names)) == len(names)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from steptime.estimate import communication, explain, kernels
-from steptime.estimate.bracket import _bound_resources, _resources
-from steptime.estimate.evaluate import Evaluation, evaluate, part_times
+from steptime.estimate.band import _doubted, _passes
+from steptime.estimate.bracket import _bound_resources, _directions, _resources
+from steptime.estimate.evaluate import Evaluation, evaluate, part_times, passes_of
 from steptime.estimate.kernels import Residual
+from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
 from steptime.estimate.memory import fullest_bytes, memory_of, stage_terms
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.estimate.sizes import sizes_of
@@ -22,6 +24,7 @@ from steptime.plan.framework import IDEAL
 from steptime.plan.framework_library import load_framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.rows import move
 from steptime.surface.models import load_model
 
 CASES = (
@@ -48,9 +51,44 @@ def test_the_bound_of_sums_is_the_sum_of_bounds(case: Any) -> None:
     assert bound is not None
     rows = part_times(e.block, e.plans, bound)
     for part, times in e.times.items():
-        for forward in (True, False):
-            at_once = _bound_resources(times, forward, e.plans, bound)
-            assert at_once == pytest.approx(_resources(rows[part], forward, IDEAL), rel=1e-12)
+        for of_sums, one_by_one in zip(_directions(times), _directions(rows[part]), strict=True):
+            at_once = _bound_resources(of_sums, e.plans, bound)
+            assert at_once == pytest.approx(_resources(one_by_one, IDEAL), rel=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_timed_in_the_phases_in_which_they_do_something(case: Any) -> None:
+    """Groups of one rank send nothing, and a forward pass that runs again takes as long as the first."""
+    _, _, e = made(*case)
+    times = [time for part in e.times.values() for time in part]
+    assert all(time.issued or time.transfers for time in times)
+    assert all(getattr(e.plans, each.transfer.axis) > 1 for time in times for each in time.transfers)
+    forward = {time.row.name: time for time in times if time.phase == FORWARD}
+    again = [time for time in times if time.phase == RECOMPUTE]
+    assert bool(again) == bool(e.plans.recompute)
+    assert all(time == forward[time.row.name]._replace(phase=RECOMPUTE) for time in again)
+    one_way = move("convert", "mlp", 8.0, 4.0, operator="move_forward")
+    assert [time.phase for time in phase_times([one_way], e.plans, e.machine)] == [FORWARD]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_parts_at_once_take_as_long_as_one_by_one(case: Any) -> None:
+    _, _, e = made(*case)
+    framework, spread = e.job.framework, e.job.framework.spread
+    assert spread is not None
+    many = _doubted(framework, tuple(spread.doubts.items()), spread.device_doubt)
+    at_once, one_by_one = _passes(e.works, many), passes_of(e.works, many)
+    for part in e.times:
+        for name in ("forward_s", "backward_s", "weights_s"):
+            whole, alone = (getattr(getattr(passes, part), name) for passes in (at_once, one_by_one))
+            assert np.allclose(whole, alone, rtol=1e-15, atol=0.0)
+
+
+def test_equal_fabrics_share_what_is_kept_of_them() -> None:
+    fabric = made(*CASES[0])[0].machine.fabric
+    assert fabric is not None
+    one = fabric.fabric
+    assert {one: 1.0}[replace(one)] == 1.0 and hash(replace(one, nics=3.0)) != hash(one)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ PROTOCOLS: Final = ("ll", "ll128", "simple")
 Three = tuple[float, float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Fabric:
     """How a communication library drives one machine; triples stand for `PROTOCOLS`."""
 
@@ -77,6 +78,14 @@ class Fabric:
     """One level of a tree between domains, one way."""
     tree_share: float = 1.0
     """Bandwidth of trees over that of rings."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple([getattr(self, field.name) for field in fields(self)]))
+
+    def __hash__(self) -> int:
+        """Made once: a fabric is part of the key of every time that is kept."""
+        return self._hash
 
 
 def fabric_of(coefficients: Mapping[str, Any]) -> Fabric:

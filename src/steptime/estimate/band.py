@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from steptime.estimate.evaluate import Evaluation, passes_of
-from steptime.estimate.step import compose
+from steptime.estimate.evaluate import PARTS, Evaluation, Works
+from steptime.estimate.layer import BACKWARD, FORWARD, Pass, Work, pass_of
+from steptime.estimate.step import Passes, compose
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
 DEVICE = "device"
@@ -62,9 +64,31 @@ def band_of(e: Evaluation) -> StepBand | None:
 def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, float]:
     """Change of the logarithm of time when each doubt moves by one standard deviation."""
     many = _doubted(framework, tuple(spread.doubts.items()), spread.device_doubt)
-    logs = np.log(compose(e.inputs, passes_of(e.works, many), many).total_s)
-    names = (*PARAMETERS, DEVICE)
-    return {name: float(logs[i] - logs[-1]) for i, name in enumerate(names)}
+    logs = np.log(compose(e.inputs, _passes(e.works, many), many).total_s)
+    return dict(zip((*PARAMETERS, DEVICE), (logs[:-1] - logs[-1]).tolist(), strict=True))
+
+
+def _passes(works: Works, many: Framework) -> Passes:
+    """Time of each part of the model under frameworks in columns, all parts at once as rows of arrays."""
+    rows = {phase: _in_rows([works[part][phase] for part in PARTS]) for phase in (FORWARD, BACKWARD)}
+    each: Any = pass_of(rows, many)
+    layer, first, last = (
+        Pass(forward_s=each.forward_s[i], backward_s=each.backward_s[i], weights_s=each.weights_s[i])
+        for i in range(len(PARTS))
+    )
+    return Passes(layer=layer, first=first, last=last)
+
+
+def _in_rows(works: list[Work]) -> Work:
+    """Several works as one, whose numbers are arrays of one column."""
+    numbers = np.array([_NUMBERS_OF(work) for work in works]).T[:, :, None]
+    axes = dict.fromkeys(axis for work in works for axis in work.links_s)
+    links = {axis: np.array([[work.links_s.get(axis, 0.0)] for work in works]) for axis in axes}
+    return Work(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links)
+
+
+_NUMBERS = tuple(field.name for field in fields(Work) if field.name != "links_s")
+_NUMBERS_OF = attrgetter(*_NUMBERS)
 
 
 @lru_cache(maxsize=256)

@@ -12,34 +12,44 @@ from steptime.cost.roofline import memory_s, roofline_compute_s
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseTime, Work, device_s, kind_of, links_busy_s, paced_s
 from steptime.estimate.machine import Machine
-from steptime.estimate.operators import OPERATORS
+from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
 from steptime.estimate.traffic import Stage
 from steptime.num import Num, maximum, minimum
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.plans import Plans
 
+Directions = tuple[list[PhaseTime], list[PhaseTime]]
+"""Rows forward, and rows of the backward pass."""
 Resources = tuple[Num, Num, Num]
 """Seconds that some rows keep arithmetic, memory and links busy."""
 
 
-def _resources(times: Iterable[PhaseTime], forward: bool, framework: Framework) -> Resources:
+def _directions(times: Iterable[PhaseTime]) -> Directions:
+    """The rows by direction."""
+    forward: list[PhaseTime] = []
+    backward: list[PhaseTime] = []
+    for time in times:
+        (forward if time.phase == FORWARD else backward).append(time)
+    return forward, backward
+
+
+def _resources(times: Iterable[PhaseTime], framework: Framework) -> Resources:
     compute: Num = 0.0
     memory: Num = 0.0
     links: Num = 0.0
+    factors: Mapping[str, Num] = {kind: getattr(framework, kind) for kind in KINDS}
     for time in times:
-        if (time.phase == FORWARD) == forward:
-            factor: Num = getattr(framework, kind_of(time.row))
-            moving_s = time.memory_busy_s
-            if time.timed is not None:
-                moving_s = maximum(moving_s - time.compute_s, 0.0)
-            compute, memory = compute + time.compute_s * factor, memory + moving_s * factor
-            for transfer in time.transfers:
-                links = links + transfer.busy_s * framework.links(transfer.transfer.axis)
+        factor, moving_s = factors[kind_of(time.row)], time.memory_busy_s
+        if time.timed is not None:
+            moving_s = maximum(moving_s - time.compute_s, 0.0)
+        compute, memory = compute + time.compute_s * factor, memory + moving_s * factor
+        for transfer in time.transfers:
+            links = links + transfer.busy_s * framework.links(transfer.transfer.axis)
     return compute, memory, links
 
 
-def _bound_resources(times: Iterable[PhaseTime], forward: bool, plans: Plans, bound: Machine) -> Resources:
+def _bound_resources(times: Iterable[PhaseTime], plans: Plans, bound: Machine) -> Resources:
     """As :func:`_resources` on a machine without latencies and fitted models, which times a sum as its parts."""
     matrix: Num = 0.0
     attention: Num = 0.0
@@ -47,14 +57,13 @@ def _bound_resources(times: Iterable[PhaseTime], forward: bool, plans: Plans, bo
     moved: Num = 0.0
     links: Num = 0.0
     for time in times:
-        if (time.phase == FORWARD) == forward:
-            if OPERATORS[time.row.operator].attention_rate:
-                attention = attention + time.matrix_flops
-            else:
-                matrix = matrix + time.matrix_flops
-            vector, moved = vector + time.vector_flops, moved + time.moved_bytes
-            if time.transfers:
-                links = links + links_busy_s(time, plans, bound)
+        if OPERATORS[time.row.operator].attention_rate:
+            attention = attention + time.matrix_flops
+        else:
+            matrix = matrix + time.matrix_flops
+        vector, moved = vector + time.vector_flops, moved + time.moved_bytes
+        if time.transfers:
+            links = links + links_busy_s(time, plans, bound)
     vector_rate = bound.vector_flops_per_s
     compute = roofline_compute_s(matrix, vector, bound.matrix_flops_per_s, vector_rate, 0.0)
     compute = compute + roofline_compute_s(attention, 0.0, bound.attention_flops_per_s, vector_rate, 0.0)
@@ -67,13 +76,12 @@ def _fastest(forward: Resources, backward: Resources) -> Pass:
     return Pass(forward_s=each[0], backward_s=each[1], weights_s=each[1] / 2)
 
 
-def _slowest(times: Iterable[PhaseTime], works: Mapping[str, Work], framework: Framework) -> Pass:
+def _slowest(directions: Directions, works: Mapping[str, Work], framework: Framework) -> Pass:
     """Each part takes as long as all its resources together, and what it waits for the host."""
-    rows, each = list(times), []
-    for forward in (True, False):
-        work = works[FORWARD if forward else BACKWARD]
-        waited_s = paced_s(work, framework) - device_s(work, framework)
-        each.append(sum(_resources(rows, forward, framework)) + waited_s)
+    each = []
+    for phase, rows in zip((FORWARD, BACKWARD), directions, strict=True):
+        waited_s = paced_s(works[phase], framework) - device_s(works[phase], framework)
+        each.append(sum(_resources(rows, framework)) + waited_s)
     return Pass(forward_s=each[0], backward_s=each[1])
 
 
@@ -84,7 +92,8 @@ def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, fra
     inputs = e.inputs
     if machine is not e.machine or not _same_parts(stage, e.step.stage):
         inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout)
-    return compose(replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides), passes, framework)
+    inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides)
+    return compose(inputs, passes, framework, stage)
 
 
 def _same_parts(one: Stage, other: Stage) -> bool:
@@ -104,16 +113,16 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 
     Source: the two bounds of a roofline, max and sum of the times.
     """
-    bound = e.machine.bound
-    highest_s = _highest_s(e)
+    bound, parts = e.machine.bound, {part: _directions(times) for part, times in e.times.items()}
+    highest_s = _highest_s(e, parts)
     if bound is None:
         passes = {
-            part: _fastest(*(_resources(rows, way, IDEAL) for way in (True, False))) for part, rows in e.times.items()
+            part: _fastest(*(_resources(rows, IDEAL) for rows in directions)) for part, directions in parts.items()
         }
         return _lowest_s(e, e.machine, Passes(**passes)), highest_s
     least = {
-        part: _fastest(*(_bound_resources(rows, way, e.plans, bound) for way in (True, False)))
-        for part, rows in e.times.items()
+        part: _fastest(*(_bound_resources(rows, e.plans, bound) for rows in directions))
+        for part, directions in parts.items()
     }
     return minimum(_lowest_s(e, bound, Passes(**least)), e.step.total_s), maximum(highest_s, e.step.total_s)
 
@@ -125,7 +134,7 @@ def _lowest_s(e: Evaluation, machine: Machine, passes: Passes) -> Num:
     return maximum(maximum(hidden, data_s), low.copies_busy_s / 2)
 
 
-def _highest_s(e: Evaluation) -> Num:
+def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:
     framework = e.job.framework
-    passes = Passes(**{part: _slowest(times, e.works[part], framework) for part, times in e.times.items()})
+    passes = Passes(**{part: _slowest(rows, e.works[part], framework) for part, rows in parts.items()})
     return _compose(e, e.machine, passes, False, framework).total_s

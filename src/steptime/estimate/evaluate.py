@@ -73,7 +73,7 @@ def composed(
     layout = layout_of(method, job, plans)
     stage = critical_stage(layout, passes)
     inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
-    return compose(inputs, passes, job.framework)
+    return compose(inputs, passes, job.framework, stage)
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
@@ -88,6 +88,6 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
     return Evaluation(
         method=method, strategy=strategy, job=job, machine=machine, plans=plans, block=block, sizes=sizes,
-        times=times, works=works, inputs=inputs, passes=passes, step=compose(inputs, passes, job.framework),
+        times=times, works=works, inputs=inputs, passes=passes, step=compose(inputs, passes, job.framework, stage),
         memory=memory, peak_bytes=fullest_bytes(memory),
     )  # fmt: skip

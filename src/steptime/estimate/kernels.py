@@ -6,10 +6,10 @@ coefficients. Operators without a curve keep the roofline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from steptime.cost.attention_time import tiled_attention_s
 from steptime.cost.gemm import gemm_s
@@ -170,8 +170,7 @@ def _attention_numbers(device: Device, precision: Precision) -> dict[str, float]
     }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class Timed(NamedTuple):
     """Calls of a model that one row makes in one phase."""
 
     model: KernelModel
@@ -205,7 +204,7 @@ def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool
     groups = shape["groups"] if "batch" in model.formula.arguments else 1.0
     m, n, k = shape["m"] / groups, shape["n"], shape["k"]
     dims = _dimensions(m, n, k, gradients)
-    return Timed(model=model, shapes=tuple(_product(model, *each, groups) for each in dims))
+    return Timed(model=model, shapes=tuple([_product(model, *each, groups) for each in dims]))
 
 
 def _dimensions(m: Num, n: Num, k: Num, gradients: tuple[bool, bool]) -> tuple[tuple[Num, Num, Num], ...]:
@@ -214,6 +213,47 @@ def _dimensions(m: Num, n: Num, k: Num, gradients: tuple[bool, bool]) -> tuple[t
     if not backward:
         return ((m, n, k),)
     return ((m, k, n),) if frozen else ((m, k, n), (k, n, m))
+
+
+def _other_product(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
+    if "matmul" not in models:
+        return None
+    frozen = operator.startswith("frozen")
+    if "grouped" in operator:
+        return _grouped(models["matmul"], shape, (backward, frozen))
+    model = models.get(operator, models["matmul"])
+    dims = _dimensions(shape["m"], shape["n"], shape["k"], (backward, frozen))
+    return Timed(model=model, shapes=tuple([_product(model, *each) for each in dims]))
+
+
+def _plain_product(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
+    if "matmul" not in models:
+        return None
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    panels = shape["output_passes"] if operator == "blocked_matmul" else 1.0
+    model, part = models["matmul"], k / panels
+    products = ((m, part, n), (part, n, m)) if backward else ((m, n, part),)
+    return Timed(model=model, shapes=tuple([_product(model, *dims) for dims in products]), times=panels)
+
+
+def _attention(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
+    name = "attention_backward" if backward else "attention"
+    if name not in models or "queries" not in shape:
+        return None
+    pairs, traffic = (BACKWARD_PAIRS, BACKWARD_TRAFFIC) if backward else (1.0, 1.0)
+    q, element = shape["head_dim"], shape["element_bytes"]
+    moved = 2 * (shape["rows"] + shape["kv_rows"]) * q * element * traffic
+    call = {name: shape[name] for name in ("batch", "heads", "kv_heads", "queries", "causal", "window")}
+    call |= {"keys": shape["seen_keys"], "pair_flops": 4 * q * pairs, "moved_bytes": moved}
+    return Timed(model=models[name], shapes=(call,))
+
+
+#: Operator -> the calls of fitted models that stand for it.
+CALLS: Mapping[str, Callable[[Models, str, Mapping[str, Num], bool], Timed | None]] = {
+    **dict.fromkeys(OTHER_PRODUCTS, _other_product),
+    **dict.fromkeys(("matmul", "blocked_matmul"), _plain_product),
+    "fused_attention": _attention,
+}
 
 
 def timed(
@@ -226,28 +266,8 @@ def timed(
     measured = models.get(measured_name(operator, backward))
     if measured is not None:
         return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
-    if operator in OTHER_PRODUCTS and "matmul" in models:
-        frozen = operator.startswith("frozen")
-        if "grouped" in operator:
-            return _grouped(models["matmul"], shape, (backward, frozen))
-        model = models.get(operator, models["matmul"])
-        dims = _dimensions(shape["m"], shape["n"], shape["k"], (backward, frozen))
-        return Timed(model=model, shapes=tuple(_product(model, *each) for each in dims))
-    if operator in ("matmul", "blocked_matmul") and "matmul" in models:
-        m, n, k = shape["m"], shape["n"], shape["k"]
-        panels = shape["output_passes"] if operator == "blocked_matmul" else 1.0
-        model, part = models["matmul"], k / panels
-        products = ((m, part, n), (part, n, m)) if backward else ((m, n, part),)
-        return Timed(model=model, shapes=tuple(_product(model, *dims) for dims in products), times=panels)
-    name = "attention_backward" if backward else "attention"
-    if operator == "fused_attention" and name in models and "queries" in shape:
-        pairs, traffic = (BACKWARD_PAIRS, BACKWARD_TRAFFIC) if backward else (1.0, 1.0)
-        q, element = shape["head_dim"], shape["element_bytes"]
-        moved = 2 * (shape["rows"] + shape["kv_rows"]) * q * element * traffic
-        call = {name: shape[name] for name in ("batch", "heads", "kv_heads", "queries", "causal", "window")}
-        call |= {"keys": shape["seen_keys"], "pair_flops": 4 * q * pairs, "moved_bytes": moved}
-        return Timed(model=models[name], shapes=(call,))
-    return None
+    calls = CALLS.get(operator)
+    return None if calls is None else calls(models, operator, shape, backward)
 
 
 def further_timed(model: KernelModel, shape: Mapping[str, Num]) -> Timed | None:

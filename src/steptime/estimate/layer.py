@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from steptime.cost.collective import panel_overlap_s
 from steptime.cost.host import issued_s, router_wait_s
@@ -26,8 +27,7 @@ RECORDED_WEIGHTS = "captured_weights_backward"
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferTime:
+class TransferTime(NamedTuple):
     """One transfer of a row in one phase."""
 
     transfer: Transfer
@@ -37,9 +37,8 @@ class TransferTime:
     """Part that nothing hides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTime:
-    """One row in one phase, per micro-batch."""
+class PhaseTime(NamedTuple):
+    """One row in one phase, per micro-batch; a tuple, because an estimate makes some hundred of them."""
 
     row: Row
     phase: str
@@ -72,6 +71,9 @@ class PhaseTime:
 def _transfer_times(row: Row, transfers: tuple[Transfer, ...], busy_s: Num, plans: Plans, machine: Machine) -> tuple[
     TransferTime, ...
 ]:  # fmt: skip
+    transfers = tuple([t for t in transfers if not plans.is_alone(t.axis)])
+    if not transfers:
+        return ()
     panels = 1 if row.panels is None else row.panels
     each = [collective_time_s(t.collective, plans, machine, (t.axis,), t.size_bytes / panels) for t in transfers]
     if row.panels is None:
@@ -105,39 +107,42 @@ def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
     return total * time.times
 
 
-def phase_time(row: Row, phase: str, plans: Plans, machine: Machine, times: Num = 1.0) -> PhaseTime:
-    """Time of one row in one direction, which a layer has so often; recomputation is a forward without transfers."""
+def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTime:
+    """Time of one row in one phase, as if a layer had it once; recomputation is another forward pass."""
     operator = OPERATORS[row.operator]
-    formulas = operator.backward if phase == BACKWARD else operator.forward
+    formulas, sent = (operator.backward, row.backward) if phase == BACKWARD else (operator.forward, row.forward)
     matrix: Num = 0.0 if formulas.matrix_flops is None else formulas.matrix_flops(row.shape)
     vector: Num = 0.0 if formulas.vector_flops is None else formulas.vector_flops(row.shape)
     moved: Num = 0.0 if formulas.moved_bytes is None else formulas.moved_bytes(row.shape)
-    works = formulas.matrix_flops or formulas.vector_flops or formulas.moved_bytes
     fitted = _fitted(row, phase, machine, matrix, vector, moved)
     if fitted is None:
         rate = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
-        launch_s = machine.kernel_latency_s if works else 0.0
+        launch_s = machine.kernel_latency_s if formulas.works else 0.0
         compute = roofline_compute_s(matrix, vector, rate, machine.vector_flops_per_s, launch_s)
         exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
     else:
         compute, exposed = fitted.seconds, 0.0 * moved
-    busy: Num = memory_s(moved, machine.memory_Bps)
-    issued: Num = 1.0 if works else 0.0
-    sent = row.backward if phase == BACKWARD else row.forward
-    transfers = _transfer_times(row, sent, compute + exposed, plans, machine) if sent else ()
-    if not isinstance(times, float) or times != 1.0:
-        matrix, vector, moved, issued = matrix * times, vector * times, moved * times, issued * times
-        compute, exposed, busy = compute * times, exposed * times, busy * times
-        transfers = tuple(
-            [
-                TransferTime(transfer=t.transfer, busy_s=t.busy_s * times, exposed_s=t.exposed_s * times)
-                for t in transfers
-            ]
-        )
     return PhaseTime(
         row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute,
-        timed=fitted, memory_busy_s=busy, exposed_memory_s=exposed, transfers=transfers, issued=issued, times=times,
-        narrow=machine.narrow and row.operator in NARROW,
+        timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
+        transfers=_transfer_times(row, sent, compute + exposed, plans, machine) if sent else (),
+        issued=1.0 if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
+    )  # fmt: skip
+
+
+def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
+    """A row in a phase that takes as long, and that a layer has so often."""
+    if isinstance(times, float) and times == 1.0 and phase == time.phase:
+        return time
+    transfers = [
+        TransferTime(transfer=t.transfer, busy_s=t.busy_s * times, exposed_s=t.exposed_s * times)
+        for t in time.transfers
+    ]
+    return PhaseTime(
+        row=time.row, phase=phase, matrix_flops=time.matrix_flops * times, vector_flops=time.vector_flops * times,
+        moved_bytes=time.moved_bytes * times, compute_s=time.compute_s * times, timed=time.timed,
+        memory_busy_s=time.memory_busy_s * times, exposed_memory_s=time.exposed_memory_s * times,
+        transfers=tuple(transfers), issued=time.issued * times, narrow=time.narrow, times=times,
     )  # fmt: skip
 
 
@@ -158,12 +163,16 @@ def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, mo
 
 
 def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator[PhaseTime]:
-    """Every row forward and backward, and once more forward where it is recomputed."""
+    """Every row in the phases in which it does something: forward, backward, and forward again where recomputed."""
     for row in rows:
-        yield phase_time(row, FORWARD, plans, machine, row.share)
-        yield phase_time(row, BACKWARD, plans, machine, row.share)
-        if not isinstance(row.recomputed, float) or row.recomputed:
-            yield phase_time(row, RECOMPUTE, plans, machine, row.recomputed * row.share)
+        operator = OPERATORS[row.operator]
+        forward = phase_time(row, FORWARD, plans, machine) if operator.forward.works or row.forward else None
+        if forward is not None:
+            yield _counted(forward, row.share, FORWARD)
+        if operator.backward.works or row.backward:
+            yield _counted(phase_time(row, BACKWARD, plans, machine), row.share, BACKWARD)
+        if forward is not None and (not isinstance(row.recomputed, float) or row.recomputed):
+            yield _counted(forward, row.recomputed * row.share, RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +198,8 @@ class Work:
 
 
 def kind_of(row: Row) -> str:
-    """Kind of a row's work: ``matrix``, ``attention`` or ``vector``."""
-    operator = OPERATORS[row.operator]
-    if operator.attention_rate:
-        return "attention"
-    products = operator.forward.matrix_flops or operator.backward.matrix_flops
-    return "vector" if products is None else "matrix"
+    """Kind of a row's work, of :data:`~steptime.estimate.operators.KINDS`."""
+    return OPERATORS[row.operator].kind
 
 
 def weights_s(time: PhaseTime) -> Num:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from steptime.cost.regression import additive_s, half_size_matmul_s, linear_roofline_s, linear_s, streaming_s
@@ -46,6 +47,7 @@ RAN: Final[Mapping[str, tuple[str, str]]] = {
 PASSES: Final[Mapping[str, float]] = {"column_sum": 1.0}
 
 
+@cache
 def measured_name(operator: str, backward: bool) -> str:
     """Key of the model of an operator in one direction.
 

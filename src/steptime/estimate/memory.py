@@ -60,6 +60,7 @@ class Call:
 
 
 Calls = dict[str, Call]
+States = dict[str, tuple[float, int]]
 PARAMETERS, ACTIVATIONS = Formula(parameter_bytes), Formula(activation_bytes)
 TEMPORARY, GATHERED = Formula(largest_temporary_bytes), Formula(gathered_weights_bytes)
 HELD = Formula(held_buffers_bytes)
@@ -102,7 +103,7 @@ def stage_of(method: Method, job: Job, plans: Plans, name: str) -> Stage:
     exists = where({"first": plans.pp >= 1, "middle": plans.pp > 2, "last": plans.pp > 1}[name], 1.0, 0.0)
     return Stage(
         name=name, exists=exists,
-        layers=exists * {"first": split.first, "middle": split.middle, "last": split.last}[name],
+        layers=exists * getattr(split, name),
         first=exists * float(name == "first"),
         last=exists * (float(name == "last") + float(name == "first") * where(alone, 1.0, 0.0)),
         in_flight=_in_flight(method, job, plans, name),
@@ -121,13 +122,13 @@ def held_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: 
 
     return {
         **{f"{name}/parameter_bytes": states(name) for name in each},
-        **_expert_calls(job, plans, sizes, stage),
+        **_expert_calls(job, plans, sizes, stage, each),
         **_frozen_calls(strategy, job, plans, sizes, stage),
         **_buffer_calls(job, sizes, stage),
     }
 
 
-def state_bytes(job: Job) -> dict[str, tuple[float, int]]:
+def state_bytes(job: Job) -> States:
     """Bytes per trained parameter of weights, gradients and states, and the ZeRO stage from which they are sharded."""
     memory, precision = job.memory, job.precision
     weight = precision.element_bytes if memory.weight_bytes is None else memory.weight_bytes
@@ -232,36 +233,31 @@ def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> Call:
     return Call(PARAMETERS, {"parameters": parameters, "bytes_each": bytes_each, "shards": shards})
 
 
-def _expert_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Calls:
+def _expert_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage, states: States) -> Calls:
     """Weights, gradients and states of routed experts: shared out over the ranks that hold the same ones."""
-    if _absent(sizes, "expert_weights"):
+    if not sizes.has("expert_weights"):
         return {}
     parameters, ranks = _total(sizes, "expert_weights", stage, job), sharing_ranks(plans, plans.edp)
     return {
         f"expert_{name}/parameter_bytes": _parameters(parameters, size, where(plans.zero >= zero, ranks, 1))
-        for name, (size, zero) in state_bytes(job).items()
+        for name, (size, zero) in states.items()
     }
 
 
 def _frozen_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Calls:
     """Weights that are not trained, in the dtype of the run or in their own."""
     out: Calls = {}
-    if _absent(sizes, "frozen") and _absent(sizes, "frozen_experts"):
+    if not sizes.has("frozen") and not sizes.has("frozen_experts"):
         return out
     dense = gradient_ranks(strategy, plans)
     for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", plans.edp)):
-        if _absent(sizes, pool):
+        if not sizes.has(pool):
             continue
         shards = where(plans.zero >= 3, sharing_ranks(plans, ranks), 1)
         parameters, stored = _total(sizes, pool, stage, job), _total(sizes, own, stage, job)
         mean_bytes = stored / where(parameters > 0, parameters, 1)
         out[f"{pool}_weights/parameter_bytes"] = _parameters(parameters, mean_bytes, shards)
     return out
-
-
-def _absent(sizes: Sizes, pool: str) -> bool:
-    parts = [getattr(part, pool) for part in (sizes.layer, sizes.first, sizes.last)]
-    return all(isinstance(value, float) and value == 0.0 for value in parts)
 
 
 def gathered_parameters(part: Part) -> Num:

@@ -51,12 +51,16 @@ class Formula:
         return f"{self.function.__module__.removeprefix('steptime.cost.')}.{self.function.__name__}"
 
 
+KINDS = ("matrix", "attention", "vector")
+"""Kinds of work, which a framework slows down each by a factor of its own."""
+
+
 @lru_cache(maxsize=1 << 14)
 def _remembered(function: Callable[..., Num], arguments: tuple[Num, ...]) -> Num:
     return function(*arguments)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """Formulas of an operator in one direction; None: no such work."""
 
@@ -64,8 +68,13 @@ class Phase:
     vector_flops: Formula | None = None
     moved_bytes: Formula | None = None
 
+    @cached_property
+    def works(self) -> bool:
+        """Whether there is any work."""
+        return not (self.matrix_flops is None and self.vector_flops is None and self.moved_bytes is None)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Operator:
     """Both directions of an operator."""
 
@@ -73,6 +82,14 @@ class Operator:
     backward: Phase
     attention_rate: bool = False
     """Its products run in the dtype of attention."""
+
+    @cached_property
+    def kind(self) -> str:
+        """Kind of its work, of :data:`KINDS`."""
+        if self.attention_rate:
+            return "attention"
+        products = self.forward.matrix_flops or self.backward.matrix_flops
+        return "vector" if products is None else "matrix"
 
 
 def _phase(matrix: Any = None, vector: Any = None, moved: Any = None) -> Phase:

@@ -81,6 +81,11 @@ class Setting:
         """The weakest kind among them."""
         return str(weakest(self.constants))
 
+    @cached_property
+    def model_flops(self) -> float:
+        """Model FLOPs of a step."""
+        return model_flops_per_step(self.job)
+
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules that plans must keep."""
@@ -96,11 +101,10 @@ def estimate_plan(
     lines = lines_of(e)
     time = exposed_terms(lines)
     stage = fullest_stage(e)
-    kept = memory_details(e, stage)
     mask = int(broken_rules(job, plans, setting.rules)) | (BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0)
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
-    band, flops = band_of(e), model_flops_per_step(job)
+    band, flops = band_of(e), setting.model_flops
     hardware_flops = flops + recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
     return Estimate(
         step_time_s=step_time_s,
@@ -115,7 +119,7 @@ def estimate_plan(
         time=time,
         overlapped=hidden_terms(lines),
         peak_memory_bytes=float(e.peak_bytes),
-        memory=memory_terms(kept),
+        memory=memory_terms(e, stage),
         memory_capacity_bytes=e.machine.memory_bytes,
         memory_by_definition={name: float(value) for name, value in memory_by_definition(e).items()}
         if method.calibrated
@@ -129,7 +133,7 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        details=(*details_of(lines), *kept) if explain else (),
+        details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 
 

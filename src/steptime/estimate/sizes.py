@@ -45,20 +45,27 @@ class Sizes:
     leading: int = 0
     """Those first layers."""
 
+    def has(self, pool: str) -> bool:
+        """Whether any part has something of a pool: single plans without it have 0.0 everywhere."""
+        for part in (self.layer, self.first, self.last):
+            value: Num = getattr(part, pool)
+            if not isinstance(value, float) or value:
+                return True
+        return False
+
 
 def part_of(rows: Iterable[Row], count: Callable[[Row], Num] = lambda row: row.share) -> Part:
     """Sums over rows, each counted as often as a layer has it."""
     sums: dict[str, Num] = {"weights": 0.0, "replicated": 0.0, "kept_bytes": 0.0}
     for row in rows:
-        parts = {POOLS[row.expert, bool(row.trained)]: row.weights, "kept_bytes": row.kept_bytes}
-        if row.trained:
-            parts["replicated"] = row.replicated
-        else:
-            parts[_BYTES[row.expert]] = row.weights * row.weight_bytes
         share = count(row)
-        for name, value in parts.items():
-            counted = value if isinstance(share, float) and share == 1.0 else value * share
-            sums[name] = sums.get(name, 0.0) + counted
+        whole = isinstance(share, float) and share == 1.0
+        for name, value in (
+            (POOLS[row.expert, row.trained], row.weights),
+            ("kept_bytes", row.kept_bytes),
+            ("replicated", row.replicated) if row.trained else (_BYTES[row.expert], row.weights * row.weight_bytes),
+        ):
+            sums[name] = sums.get(name, 0.0) + (value if whole else value * share)
         if row.trained and row.operator in PRODUCTS:
             sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
     return Part(**sums)

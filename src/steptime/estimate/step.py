@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from steptime.cost.data_parallel import exposed_layerwise_s, partly_hidden_s
 from steptime.cost.host import stage_issue_s, step_overhead_s
@@ -122,8 +122,9 @@ class Step:
     copies_busy_s: Num
     overhead_s: Num
     """Fixed time of a step that no work explains."""
-    growth_s: Num
-    """Stragglers and shared links of many devices."""
+    devices: Num
+    growth: Num
+    """Relative growth of its work per doubling of the devices."""
     one_reduction_s: Num
     """Reduction of the gradients of one layer; likewise the gathering of its weights."""
     one_gather_s: Num
@@ -132,17 +133,28 @@ class Step:
     behind_backward_s: Num
 
     @property
+    def work_s(self) -> Num:
+        """Everything that grows with the work."""
+        return (
+            self.steady_s + self.pipeline_comm_s + self.bubble_s + self.gradient_s + self.backward_gather_s
+            + self.weight_gather_s + self.replicated_s + self.optimizer_s + self.stage_host_s + self.copies_s
+        )  # fmt: skip
+
+    @property
+    def growth_s(self) -> Num:
+        """Stragglers and shared links of many devices."""
+        return self._growth_s(self.work_s)
+
+    @property
     def total_s(self) -> Num:
         """Time of the step."""
-        return _work_s(self) + self.overhead_s + self.growth_s
+        work_s = self.work_s
+        return work_s + self.overhead_s + self._growth_s(work_s)
 
-
-def _work_s(step: Step) -> Num:
-    return (
-        step.steady_s + step.pipeline_comm_s + step.bubble_s + step.gradient_s + step.backward_gather_s
-        + step.weight_gather_s + step.replicated_s + step.optimizer_s + step.stage_host_s
-        + step.copies_s
-    )  # fmt: skip
+    def _growth_s(self, work_s: Num) -> Num:
+        if isinstance(self.growth, float) and not self.growth:
+            return 0.0
+        return growth_s(work_s, self.devices, self.growth)
 
 
 def layout_of(method: Method, job: Job, plans: Plans) -> Layout:
@@ -199,14 +211,14 @@ def inputs_of(
     )  # fmt: skip
 
 
-def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
-    """One optimiser step from the times of its parts."""
+def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Stage | None = None) -> Step:
+    """One optimiser step from the times of its parts; ``stage``: their critical stage, where it is known."""
     layout, traffic = inputs.layout, inputs.traffic
-    stage = critical_stage(layout, passes)
+    stage = critical_stage(layout, passes) if stage is None else stage
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
     backward_s = passes.layer.backward_s + layout.recomputed * passes.layer.forward_s
-    step = Step(
+    return Step(
         stage=stage,
         micro_batches=inputs.micro_batches,
         repeats=1.0 + layout.recomputed,
@@ -224,12 +236,12 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         overhead_s=step_overhead_s(framework.step_s),
         copies_s=copies_s(inputs, stage, passes.layer.forward_s, backward_s),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
-        growth_s=0.0,
+        devices=inputs.devices,
+        growth=framework.growth,
         behind_forward_s=passes.layer.forward_s,
         behind_backward_s=backward_s,
         **_data_parallel(inputs, traffic, stage, framework, passes.layer.forward_s, backward_s),
     )
-    return _grown(step, inputs, framework)
 
 
 def _bubble_s(inputs: StepInputs, stage: Stage) -> Num:
@@ -245,12 +257,6 @@ def copies_s(inputs: StepInputs, stage: Stage, forward_s: Num, backward_s: Num) 
     one_s = exposed_copies_s(inputs.copy_s, forward_s, backward_s, inputs.hides_copies)
     own_s = one_s * stage.layers
     return inputs.micro_batches * own_s + pipeline_bubble_s(one_s * layout.whole, own_s, layout.virtual_stages)
-
-
-def _grown(step: Step, inputs: StepInputs, framework: Framework) -> Step:
-    if isinstance(framework.growth, float) and not framework.growth:
-        return step
-    return replace(step, growth_s=growth_s(_work_s(step), inputs.devices, framework.growth))
 
 
 def _data_parallel(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from steptime.cost.offload import HOST_LINK_BPS
 from steptime.estimate.communication import How, collective_call, message_basis
@@ -14,19 +15,18 @@ from steptime.num import Num
 from steptime.plan.schedules import ZERO_BUBBLE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of the ledger of a step."""
+class Line(NamedTuple):
+    """One line of the ledger of a step; a tuple, because an estimate makes some hundred of them."""
 
     path: str
-    exposed_s: float = 0.0
-    hidden_s: float = 0.0
-    part_s: float = 0.0
-    """Time of a formula that another line is computed from; it is in no sum."""
     function: str
     """Dotted name below ``steptime.cost``."""
     how: How
     """Arguments and basis; made when somebody asks."""
+    exposed_s: float = 0.0
+    hidden_s: float = 0.0
+    part_s: float = 0.0
+    """Time of a formula that another line is computed from; it is in no sum."""
 
     @property
     def arguments(self) -> Mapping[str, float]:
@@ -49,6 +49,7 @@ def numbers(arguments: Mapping[str, Num]) -> dict[str, float]:
     return {name: float(value) for name, value in arguments.items()}
 
 
+@cache
 def leaf(function: str) -> str:
     """Name of a function without its module."""
     return function.rsplit(".", 1)[1]

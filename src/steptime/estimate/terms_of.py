@@ -10,7 +10,9 @@ from steptime.estimate.communication import Call, collective_call
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, device_s, kind_of, paced_s
+from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM
+from steptime.estimate.memory import Call as MemoryCall
 from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import Detail
@@ -23,23 +25,23 @@ COMPUTE = "roofline.roofline_compute_s"
 EXPOSED_MEMORY = "roofline.roofline_exposed_memory_s"
 ISSUED = "host.issued_s"
 ROUTER = "host.router_wait_s"
+KEPT = "kept_bytes_per_layer"
 
 
-def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> Iterator[Line]:
+def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> list[Line]:
     """Lines of one row in one phase, ``count`` times per step."""
     if not (time.compute_s or time.exposed_memory_s or time.transfers):
-        return
+        return []
     name = f"{phase}/{time.row.name}"
     factor = float(getattr(e.job.framework, kind_of(time.row)))
-    if time.timed is not None:
+    if time.timed is None:
+        lines = _roofline_lines(time, name, count, factor, e)
+    else:
         function = time.timed.model.formula.name
         group = "memory_bound" if function == MEMORY_BOUND.name else "compute"
-        yield Line(path=f"{group}/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count * factor),
-                   function=function, how=partial(_timed_how, time.timed, count, factor))  # fmt: skip
-    else:
-        yield from _roofline_lines(time, name, count, factor, e)
-    if time.transfers:
-        yield from _transfer_lines(time, name, count, e)
+        lines = [Line(path=f"{group}/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count * factor),
+                      function=function, how=partial(_timed_how, time.timed, count, factor))]  # fmt: skip
+    return [*lines, *_transfer_lines(time, name, count, e)] if time.transfers else lines
 
 
 def _times(count: float, factor: float) -> dict[str, float]:
@@ -50,20 +52,29 @@ def _timed_how(timed: Timed, count: float, factor: float) -> tuple[Mapping[str, 
     return {**timed.model.fixed, **timed.shapes[0], **_times(count, factor)}, timed.model.basis
 
 
-def _roofline_lines(time: PhaseTime, name: str, count: float, factor: float, e: Evaluation) -> Iterator[Line]:
-    machine, total = e.machine, count * factor
+def _roofline_lines(time: PhaseTime, name: str, count: float, factor: float, e: Evaluation) -> list[Line]:
+    total, hidden = count * factor, time.memory_busy_s - time.exposed_memory_s
+    return [
+        Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * total), function=COMPUTE,
+             how=partial(_compute_how, time, e.machine, count, factor)),
+        Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * total),
+             hidden_s=float(hidden * total), function=EXPOSED_MEMORY,
+             how=partial(_traffic_how, time, e.machine, count, factor)),
+    ]  # fmt: skip
+
+
+def _compute_how(time: PhaseTime, machine: Machine, count: float, factor: float) -> tuple[Mapping[str, Num], str]:
     rate = machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
-    compute = {
+    return {
         "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
         "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
-    }  # fmt: skip
+        **_times(count, factor),
+    }, ""  # fmt: skip
+
+
+def _traffic_how(time: PhaseTime, machine: Machine, count: float, factor: float) -> tuple[Mapping[str, Num], str]:
     traffic = {"moved_bytes": time.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": time.compute_s}
-    times = _times(count, factor)
-    yield Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * total), function=COMPUTE,
-               how=known(compute | times))  # fmt: skip
-    hidden = time.memory_busy_s - time.exposed_memory_s
-    yield Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * total),
-               hidden_s=float(hidden * total), function=EXPOSED_MEMORY, how=known(traffic | times))  # fmt: skip
+    return {**traffic, **_times(count, factor)}, ""
 
 
 def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation) -> Iterator[Line]:
@@ -72,17 +83,16 @@ def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation) -> 
         axis, kind = each.transfer.axis, each.transfer.collective
         factor = float(e.job.framework.links(axis))
         call = collective_call(kind, e.plans, e.machine, (axis,), each.transfer.size_bytes / panels)
-        times = {**_times(count, factor), "panels": float(panels)}
         yield Line(
             path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(each.exposed_s * count * factor),
             hidden_s=float((each.busy_s - each.exposed_s) * count), function=call.function,
-            how=partial(_call_how, call, times),
+            how=partial(_call_how, call, count, factor, panels),
         )  # fmt: skip
 
 
-def _call_how(call: Call, times: Mapping[str, float]) -> tuple[Mapping[str, Num], str]:
+def _call_how(call: Call, count: float, factor: float, panels: Num) -> tuple[Mapping[str, Num], str]:
     arguments, basis = call.how()
-    return {**arguments, **times}, basis
+    return {**arguments, **_times(count, factor), "panels": float(panels)}, basis
 
 
 def _part_lines(e: Evaluation) -> Iterator[Line]:
@@ -107,10 +117,10 @@ def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str =
     work, framework = e.works[part][phase], e.job.framework
     device, waited = device_s(work, framework), router_wait_s(work.routers, framework.router_s)
     paced = paced_s(work, framework) - waited
-    arguments = {"device_s": device, "operators": work.operators, "host_s": framework.host_s, "times_per_step": count}
+    issued = {"device_s": device, "operators": work.operators, "host_s": framework.host_s, "times_per_step": count}
     path = f"host/{named or phase}/{part}"
     yield Line(path=f"{path}/{leaf(ISSUED)}", exposed_s=float((paced - device) * count), function=ISSUED,
-               how=known(arguments))  # fmt: skip
+               how=known(issued))  # fmt: skip
     waits = {"routers": work.routers, "wait_s": framework.router_s, "times_per_step": count}
     yield Line(path=f"{path}/{leaf(ROUTER)}", exposed_s=float(waited * count), function=ROUTER,
                how=known(waits))  # fmt: skip
@@ -146,7 +156,7 @@ def _summed(pairs: Iterable[tuple[str, float]]) -> Terms:
     out: dict[str, float] = {}
     for path, value in pairs:
         out[path] = out.get(path, 0.0) + value
-    return Terms(out).without_zeros()
+    return Terms({path: value for path, value in out.items() if value})
 
 
 def fullest_stage(e: Evaluation) -> str:
@@ -155,31 +165,34 @@ def fullest_stage(e: Evaluation) -> str:
     return max(fullest, key=lambda name: fullest[name])
 
 
+def memory_terms(e: Evaluation, stage: str) -> Terms:
+    """Bytes of one stage by path, the activations of the layers split by row."""
+    return _summed((path, value) for path, value, _, _ in _memory_shares(e, stage))
+
+
 def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
-    """Memory terms of one stage, the activations of the layers split by row, and how each was computed."""
-    out = []
+    """How each of them was computed."""
+    return tuple(
+        Detail(path=path, function=call.formula.name, value=value, arguments=_shared_arguments(call, share))
+        for path, value, call, share in _memory_shares(e, stage)
+        if value
+    )
+
+
+def _memory_shares(e: Evaluation, stage: str) -> Iterator[tuple[str, float, MemoryCall, float]]:
+    """Path, bytes, and the call with the share of it that they are: of the activations of layers that of a row."""
     for path, call in e.memory[stage].calls().items():
-        detail = Detail(path=path, function=call.formula.name, value=float(call.value),
-                        arguments=numbers(call.arguments))  # fmt: skip
-        split = path == LAYERS_TERM and not is_set(e.plans.recompute, FULL_RECOMPUTE)
-        out += _by_row(e, detail) if split else [detail]
-    return tuple(detail for detail in out if detail.value)
+        value = float(call.value)
+        if path == LAYERS_TERM and not is_set(e.plans.recompute, FULL_RECOMPUTE):
+            kept = float(e.sizes.layer.kept_bytes)
+            for row in e.block.layer:
+                if float(row.kept_bytes):
+                    share = float(row.kept_bytes * row.share) / kept
+                    yield f"activations/{row.name}/activation_bytes", value * share, call, share
+        else:
+            yield path, value, call, 1.0
 
 
-def _by_row(e: Evaluation, whole: Detail) -> list[Detail]:
-    """The activations of a layer, row by row."""
-    return [
-        Detail(
-            path=f"activations/{row.name}/activation_bytes", function=whole.function,
-            value=whole.value * share,
-            arguments={**whole.arguments, "kept_bytes_per_layer": share * whole.arguments["kept_bytes_per_layer"]},
-        )
-        for row in e.block.layer
-        for share in [float(row.kept_bytes * row.share) / float(e.sizes.layer.kept_bytes)]
-        if float(row.kept_bytes)
-    ]  # fmt: skip
-
-
-def memory_terms(details: Iterable[Detail]) -> Terms:
-    """Bytes by path."""
-    return _summed((detail.path, detail.value) for detail in details)
+def _shared_arguments(call: MemoryCall, share: float) -> dict[str, float]:
+    arguments = numbers(call.arguments)
+    return arguments if share == 1.0 else {**arguments, KEPT: share * arguments[KEPT]}

@@ -14,11 +14,14 @@ from steptime.estimate.communication import collective_over_s, collective_time_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import gradient_ranks, kept_of_layer, sharing_ranks
 from steptime.estimate.memory_kernels import streamed
-from steptime.estimate.sizes import Part, Sizes
+from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import Plans
+
+Group = tuple[Num, Num]
+"""Ranks of a group, and how many of them are in each fast domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +64,11 @@ def traffic_of(
     strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage, micro_batches: Num
 ) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
-    pools = [Pool(weights="weights", frozen="frozen_bytes", axes=strategy.gradient_axes)]
-    if _has(sizes, "expert_weights") or _has(sizes, "frozen_expert_bytes"):
-        pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", axes=("edp",)))
+    group = group_of(plans, strategy.gradient_axes)
+    pools = [Pool(weights="weights", frozen="frozen_bytes", group=group)]
+    if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
+        group = group_of(plans, ("edp",))
+        pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group))
     zero = plans.zero
 
     def ends(name: str) -> Num:
@@ -75,7 +80,7 @@ def traffic_of(
         for pool in pools:
             weights, frozen = of(pool)
             move = _reduced_s if name == "reduce" else _gathered_s
-            total = total + move(job, machine, plans, pool.axes, weights, frozen)
+            total = total + move(job, machine, plans, pool.group, weights, frozen)
         return total
 
     def layer(pool: Pool) -> tuple[Num, Num]:
@@ -94,43 +99,38 @@ def traffic_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Parameters that are reduced and shared out together: names of their sums, and the axes of their group."""
+    """Parameters that are reduced and shared out together: names of their sums, ranks of their group, those inside."""
 
     weights: str
     frozen: str
-    axes: tuple[str, ...]
+    group: Group
 
 
-def _has(sizes: Sizes, name: str) -> bool:
-    parts: tuple[Part, ...] = (sizes.layer, sizes.first, sizes.last)
-    return any(not isinstance(getattr(part, name), float) or getattr(part, name) for part in parts)
-
-
-def _reduced_s(job: Job, machine: Machine, plans: Plans, axes: tuple[str, ...], weights: Num, _: Num) -> Num:
+def _reduced_s(job: Job, machine: Machine, plans: Plans, group: Group, weights: Num, _: Num) -> Num:
     """Reduction of gradients: each shard on its ranks, then over the replicas of the shards."""
     size_bytes = weights * job.gradient_bytes
     halves = where(plans.zero >= 1, 1.0, 2.0)
     if not isinstance(plans.shard, np.ndarray) and not plans.shard:
-        return halves * collective_time_s("reduce_scatter", plans, machine, axes, size_bytes)
-    (ranks, inside), (copies, copies_inside) = _shards(plans, axes)
+        return halves * collective_over_s("reduce_scatter", machine, size_bytes, *group)
+    (ranks, inside), (copies, copies_inside) = _shards(plans, group)
     own_s = collective_over_s("reduce_scatter", machine, size_bytes, ranks, inside)
     copies_s = collective_over_s("all_reduce", machine, size_bytes / ranks, copies, copies_inside)
     return halves * own_s + copies_s
 
 
-def _gathered_s(job: Job, machine: Machine, plans: Plans, axes: tuple[str, ...], weights: Num, frozen: Num) -> Num:
+def _gathered_s(job: Job, machine: Machine, plans: Plans, group: Group, weights: Num, frozen: Num) -> Num:
     """Gathering of weights that are shared out; frozen ones only under ZeRO-3."""
     size_bytes = weights * job.precision.element_bytes + frozen * where(plans.zero >= 3, 1.0, 0.0)
     gathered = where(plans.zero >= 1, 1.0, 0.0)
     if not isinstance(plans.shard, np.ndarray) and not plans.shard:
-        return gathered * collective_time_s("all_gather", plans, machine, axes, size_bytes)
-    (ranks, inside), _ = _shards(plans, axes)
+        return gathered * collective_over_s("all_gather", machine, size_bytes, *group)
+    (ranks, inside), _ = _shards(plans, group)
     return gathered * collective_over_s("all_gather", machine, size_bytes, ranks, inside)
 
 
-def _shards(plans: Plans, axes: tuple[str, ...]) -> tuple[tuple[Num, Num], tuple[Num, Num]]:
-    """Ranks and ranks per fast domain of one group of shards, and of the replicas of one shard."""
-    ranks, inside = group_of(plans, axes)
+def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
+    """One group of shards, and the replicas of one shard."""
+    ranks, inside = group
     own = sharing_ranks(plans, ranks)
     own_inside = minimum(own, inside)
     return (own, own_inside), (ranks / own, maximum(inside / own_inside, 1))
@@ -183,7 +183,7 @@ def optimizer_bytes_of(method: Method, strategy: Strategy, job: Job, plans: Plan
     if not method.optimizer_step:
         return 0.0 * plans.dp
     owned = _owned(plans, _on_stage(sizes, stage, "weights"), gradient_ranks(strategy, plans))
-    if _has(sizes, "expert_weights"):
+    if sizes.has("expert_weights"):
         owned = owned + _owned(plans, _on_stage(sizes, stage, "expert_weights"), plans.edp)
     precision = job.precision
     state_bytes = job.optimizer.bytes_per_parameter(precision)

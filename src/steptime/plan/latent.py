@@ -6,8 +6,6 @@ state, are gathered for the up projections, whose columns (heads) are cut. Keys 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from steptime.num import Num
 from steptime.plan.rows import Row, bias, matmul, norm
 from steptime.plan.shapes import Shape
@@ -35,8 +33,8 @@ def latent_rows(s: Shape, latent: LatentAttention, direct_query: Row) -> list[Ro
 def _down(s: Shape, name: str, width: Num, kept: int) -> list[Row]:
     """Whole weights on the sequence shard; both down projections keep the same input, counted once."""
     row = matmul(name, BLOCK, s.sharded_tokens, width, s.hidden, element_bytes=s.element_bytes,
-                 kept_elements=kept * s.sharded_tokens * s.hidden)  # fmt: skip
-    rows = [replace(row, replicated=row.weights)]
+                 kept_elements=kept * s.sharded_tokens * s.hidden, replicated=s.hidden * width)  # fmt: skip
+    rows = [row]
     if s.model.qkv_bias:
         rows.append(bias(f"{name}_bias", BLOCK, s.sharded_tokens, width, element_bytes=s.element_bytes,
                          replicated=True))  # fmt: skip

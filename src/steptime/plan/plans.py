@@ -87,6 +87,11 @@ class Plans:
         picked = {n: int(c[index]) if isinstance(c, np.ndarray) else int(c) for n, c in self.columns().items()}
         return Plans(**picked)
 
+    def is_alone(self, axis: str) -> bool:
+        """Whether an axis has one rank in every plan, which has nobody to send to."""
+        ranks: Num = getattr(self, axis)
+        return not isinstance(ranks, np.ndarray) and ranks == 1
+
     def inside(self, axis: str) -> Num:
         """Ranks of that axis that share a fast domain; a folded axis takes the room that those inside it leave."""
         if axis in FOLDED_AXES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,11 @@ PARTS: dict[str, Part] = {
 def recomputed(rows: Iterable[Row], codes: Num) -> list[Row]:
     """The rows with those of the chosen parts marked, and without what is not kept."""
     names = [name for name in PARTS if _any_set(codes, RECOMPUTE_CODES[name])]
-    return [_marked(row, names, codes) for row in rows] if names else list(rows)
+    if not names:
+        return list(rows)
+    partly = ~is_set(codes, FULL_RECOMPUTE)
+    parts = [(PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly) for name in names]
+    return [_marked(row, parts) for row in rows]
 
 
 def _any_set(codes: Num, bit: int) -> bool:
@@ -87,10 +92,10 @@ def _any_set(codes: Num, bit: int) -> bool:
     return bool(found.any()) if isinstance(found, np.ndarray) else bool(found)
 
 
-def _marked(row: Row, names: list[str], codes: Num) -> Row:
+def _marked(row: Row, parts: Iterable[tuple[Part, Any]]) -> Row:
+    """A row with what each part makes of it in the plans that recompute the part."""
     again, kept = row.recomputed, row.kept_bytes
-    for name in names:
-        part, chosen = PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & ~is_set(codes, FULL_RECOMPUTE)
+    for part, chosen in parts:
         if part.again(row):
             again = where(chosen, 1.0, again)
         if part.dropped(row):

@@ -91,7 +91,7 @@ class Block:
 
 def matmul(
     name: str, block: str, m: Num, n: Num, k: Num, *, element_bytes: float, kept_elements: Num, accumulate: int = 1,
-    weights: Num | None = None, output_passes: Num = 1, panels: Num | None = None,
+    weights: Num | None = None, replicated: Num = 0.0, output_passes: Num = 1, panels: Num | None = None,
     forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
 ) -> Row:  # fmt: skip
     """Row of a product of an activation (m x k) with a weight (k x n)."""
@@ -101,7 +101,7 @@ def matmul(
             "m": m, "n": n, "k": k, "accumulate": accumulate, "element_bytes": element_bytes,
             "output_passes": output_passes,
         },
-        kept_bytes=kept_elements * element_bytes, weights=k * n if weights is None else weights,
+        kept_bytes=kept_elements * element_bytes, weights=k * n if weights is None else weights, replicated=replicated,
         panels=panels, forward=forward, backward=backward,
     )  # fmt: skip
 

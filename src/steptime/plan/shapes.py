@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from steptime.num import Num, ceil_div, where
@@ -43,30 +41,28 @@ class Shape:
 
     def gather(self, size_bytes: Num) -> tuple[Transfer, ...]:
         """Before a column-parallel product; without sequence parallelism its input is whole already."""
-        return self._sequence((over("tp", "all_gather", size_bytes),), ())
+        return self._sequence(size_bytes, ("all_gather",), ())
 
     def gather_again(self, size_bytes: Num) -> tuple[Transfer, ...]:
         """Backward of a column-parallel product: its input once more, and the gradient of the input."""
-        again = (over("tp", "all_gather", size_bytes), over("tp", "reduce_scatter", size_bytes))
-        return self._sequence(again, (over("tp", "all_reduce", size_bytes),))
+        return self._sequence(size_bytes, ("all_gather", "reduce_scatter"), ("all_reduce",))
 
     def scatter(self, size_bytes: Num) -> tuple[Transfer, ...]:
         """After a row-parallel product."""
-        whole = (over("tp", "all_reduce", size_bytes),)
-        return self._sequence((over("tp", "reduce_scatter", size_bytes),), whole)
+        return self._sequence(size_bytes, ("reduce_scatter",), ("all_reduce",))
 
     def gather_gradient(self, size_bytes: Num) -> tuple[Transfer, ...]:
         """Backward of a row-parallel product."""
-        return self._sequence((over("tp", "all_gather", size_bytes),), ())
+        return self._sequence(size_bytes, ("all_gather",), ())
 
-    def _sequence(self, sharded: tuple[Transfer, ...], whole: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+    def _sequence(self, size_bytes: Num, sharded: tuple[str, ...], whole: tuple[str, ...]) -> tuple[Transfer, ...]:
         """The traffic with or without sequence parallelism; in a block of both, each of its size or of none."""
         sp = self.plans.sp
         if not isinstance(sp, np.ndarray):
-            return sharded if sp else whole
+            return tuple([over("tp", kind, size_bytes) for kind in (sharded if sp else whole)])
         return (
-            *(replace(t, size_bytes=t.size_bytes * sp) for t in sharded),
-            *(replace(t, size_bytes=t.size_bytes * (1 - sp)) for t in whole),
+            *(over("tp", kind, size_bytes * sp) for kind in sharded),
+            *(over("tp", kind, size_bytes * (1 - sp)) for kind in whole),
         )
 
     @property

@@ -74,9 +74,10 @@ class Corrected(Strategy):
             forward=s.scatter(s.activation_bytes), backward=s.gather_gradient(s.activation_bytes),
         )  # fmt: skip
         joined = matmul("projection", "mtp", s.sharded_tokens, s.hidden, 2 * s.hidden, element_bytes=s.element_bytes,
-                        kept_elements=2 * s.sharded_tokens * s.hidden)  # fmt: skip
+                        kept_elements=2 * s.sharded_tokens * s.hidden,
+                        replicated=2 * s.hidden * s.hidden)  # fmt: skip
         rows = [token, self.norm(s, "token_norm", "mtp"), self.norm(s, "state_norm", "mtp"),
-                replace(joined, replicated=joined.weights), *self._attention_block(s)]  # fmt: skip
+                joined, *self._attention_block(s)]  # fmt: skip
         rows += self._mlp_block(s, dense_share=1.0 if model.experts is None else 0.0)
         head = [row if row.operator != "matmul" else replace(row, weights=0.0 * row.weights) for row in self._head(s)]
         return [replace(row, name=f"mtp_{row.name}", share=row.share * depth) for row in (*rows, *head)]
@@ -255,11 +256,10 @@ def patch_embedding(s: Shape) -> Row:
     k = vision.channels * vision.patch_size**2
     whole = int(vision.patch_bias) + int(vision.class_token) + s.model.max_positions
     weights = (k + whole) * s.hidden
-    row = matmul(
+    return matmul(
         "patch_embedding", "embedding", s.sharded_tokens, s.hidden, k, element_bytes=s.element_bytes,
-        kept_elements=s.sharded_tokens * k, weights=weights,
+        kept_elements=s.sharded_tokens * k, weights=weights, replicated=weights,
     )  # fmt: skip
-    return replace(row, replicated=weights)
 
 
 def classifier(s: Shape) -> Row:
@@ -269,11 +269,10 @@ def classifier(s: Shape) -> Row:
         raise ValueError("the model has no patches")
     batch, outputs = s.plans.micro_batch, vision.head_outputs
     weights = (s.hidden + int(vision.head_bias)) * outputs
-    row = matmul(
+    return matmul(
         "classifier", "head", batch, outputs, s.hidden, element_bytes=s.element_bytes,
-        kept_elements=batch * s.hidden, weights=weights,
+        kept_elements=batch * s.hidden, weights=weights, replicated=weights,
     )  # fmt: skip
-    return replace(row, replicated=weights)
 
 
 class Tensor1D(Corrected):
