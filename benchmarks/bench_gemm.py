@@ -21,7 +21,7 @@ import steptime.hardware
 from steptime.calibrate.fitting import fit, scores, take
 from steptime.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
 from steptime.calibrate.table import Table, read_table
-from steptime.calibrate.transfer import OTHER_VENDOR, TRANSFER_ERROR, Z90, transferred_curve
+from steptime.calibrate.transfer import OTHER_VENDOR, SCALED_ERROR, Z90, transferred_curve
 from steptime.cost.gemm_residual import NAMES
 from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import save_curves
@@ -153,7 +153,8 @@ def unseen(title: str, measured: list[Truth], curves: Curves) -> None:
         "|---|---|---:|---:|---:|---:|---:|"
     )
     found = [(truth, curve, log_ratio(truth, curve)) for truth, curve in transfers(measured, curves)]
-    means, covers = [], []
+    means: list[float] = []
+    covers: dict[str | None, list[float]] = {}
     for truth, curve, error in found:
         s, roof = (
             scores(truth.measured_s / np.exp(error), truth.measured_s),
@@ -169,12 +170,13 @@ def unseen(title: str, measured: list[Truth], curves: Curves) -> None:
             f"| {100 * roof.mean_ape:.1f} | {100 * s.median_ape:.1f} | {100 * s.mean_ape:.1f} | {100 * s.bias:+.1f} "
             f"| {100 * inside:.0f} |"
         )
-        covers.append(inside)
+        covers.setdefault(own, []).append(inside)
         if not limited:
             means.append(s.mean_ape)
     low, high = pooled_band({t.device.name: e for t, _, e in found if related(t, found)})
     print(f"\nMedian of the means without power-limited parts: {100 * np.median(means):.1f} %.")
-    print(f"Median coverage by the pooled errors of the other architectures: {100 * np.median(covers):.0f} %.")
+    covered = np.mean([np.mean(shares) for shares in covers.values()])
+    print(f"Mean coverage over architectures by the pooled errors of the others: {100 * covered:.0f} %.")
     print(f"Log of measured / predicted, pooled over all that have a relative: {low:+.2f} to {high:+.2f}.")
 
 
@@ -199,7 +201,7 @@ def pooled_band(errors: Mapping[str, Array]) -> tuple[float, float]:
     order = np.argsort(every)
     share = np.cumsum(weight[order]) / weight.sum()
     low, high = np.interp([0.05, 0.95], share, every[order])
-    return min(float(low), -Z90 * TRANSFER_ERROR), max(float(high), Z90 * TRANSFER_ERROR)
+    return min(float(low), -Z90 * SCALED_ERROR), max(float(high), Z90 * SCALED_ERROR)
 
 
 def transfers(measured: list[Truth], curves: Mapping[tuple[str, str, str], Curve]) -> Iterator[tuple[Truth, Curve]]:

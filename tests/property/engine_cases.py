@@ -91,7 +91,8 @@ def cases(
         model=model, gpus=1, global_batch=2 ** draw(st.integers(3, 9)), seq_len=model.seq_len,
         precision=PRECISIONS[draw(st.sampled_from(["bf16", "fp32", "fp8"]))],
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
-        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(["dp", "pp"])))),
+        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(["dp", "pp", "ep"])))),
+        exchange_once=draw(st.booleans()),
     )  # fmt: skip
     strategy = method.strategies[draw(st.sampled_from(names))]
     return Case(method=method, strategy=strategy, job=job, machine=draw(machines()))

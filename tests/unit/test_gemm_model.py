@@ -9,7 +9,16 @@ import pytest
 
 from steptime.calibrate.family import Coefficient
 from steptime.calibrate.fitting import cross_validated, fit, fitted_curve, hashed, pooled, scores, take
-from steptime.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY, gemm_curve, gemm_device, preferred, truths
+from steptime.calibrate.gemm import (
+    BACKWARD,
+    COEFFICIENTS,
+    FAMILY,
+    family_of,
+    gemm_curve,
+    gemm_device,
+    preferred,
+    truths,
+)
 from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s, quantised_waves
 from steptime.errors import UserError
@@ -21,9 +30,9 @@ IDEAL = {
     "split_s": 1.0, "fill_k": 0.0, "step_s": 0.0, "operand_speed": 1e9, "output_cost": 1.0, "cached_cost": 1.0,
     "cache_copies": 1.0, "quantisation": 1.0, "throttle": 0.0, "odd_tile": 1.0,
     "large_tile": 1.0, "batched_tile": 1.0, "epilogue": 0.0,
-    "split_traffic": 0.0, "quantise_s": 0.0, "quantise_row": 0.0, "residual": 0.0,
+    "split_traffic": 0.0, "quantise_s": 0.0, "quantise_row": 0.0, "stride": 0.0, "residual": 0.0,
 }  # fmt: skip
-REAL = {c.name: c.start for c in COEFFICIENTS} | {"residual": 0.0}
+REAL = {c.name: c.start for c in COEFFICIENTS} | {"stride": 0.0, "residual": 0.0}
 DEVICE = {"peak_flops_per_s": 1e14, "memory_Bps": 1e12, "sm_count": 100.0, "l2_bytes": 4e7}
 ELEMENTS = {"a_bytes": 2.0, "b_bytes": 2.0, "out_bytes": 2.0}
 
@@ -75,6 +84,31 @@ def test_narrow_operands_are_converted_first() -> None:
     assert with_ - without == pytest.approx(1e-9 * 2 * 64 * 4000 / 100)
     wide = [gemm_s(**shape, a_bytes=2.0, **DEVICE, **(given | more)) for more in ({}, {"quantise_s": 0.0})]
     assert wide[0] == wide[1]
+
+
+def test_rows_that_lie_far_apart_cost() -> None:
+    near, far = (time_s(1280, 1280, k, given=IDEAL | {"stride": 0.25}, memory_Bps=1e15) for k in (1024, 32768))
+    assert near == pytest.approx((1 + 0.25 / 32) * 2 * 1280 * 1280 * 1024 / 1e14)
+    assert far == pytest.approx(1.25 * 2 * 1280 * 1280 * 32768 / 1e14), "rows of 64 KiB"
+
+
+def test_the_inner_loop_takes_fewer_wide_elements() -> None:
+    slow, wide = IDEAL | {"step_s": 1e-6}, dict.fromkeys(ELEMENTS, 4.0)
+    short, long = (float(gemm_s(128, 128, k, 1, **wide, **DEVICE, **slow)) for k in (3, 9))
+    assert (short, long) == (pytest.approx(8e-6), pytest.approx(16e-6))
+    assert time_s(128, 128, 3, given=slow) == pytest.approx(32e-6)
+
+
+def test_only_single_precision_is_fitted_to_the_distance_of_rows() -> None:
+    wide, narrow = (family_of(dtype) for dtype in ("fp32", "bf16"))
+    assert {c.name for c in wide.coefficients} - {c.name for c in narrow.coefficients} == {"stride"}
+    shape = {"m": 512.0, "n": 512.0, "k": 65536.0, "batch": 1.0, **ELEMENTS}
+    bare = {name: value for name, value in REAL.items() if name not in ("stride", "residual")}
+    assert narrow.predict(shape, DEVICE, bare) == pytest.approx(time_s(512, 512, 65536))
+    assert wide.predict(shape, DEVICE, bare | {"stride": 0.5}) == pytest.approx(
+        time_s(512, 512, 65536, given=REAL | {"stride": 0.5})
+    )
+    assert BACKWARD.predict(shape, DEVICE, bare) < BACKWARD.predict(shape, DEVICE, bare | {"stride": 0.5})
 
 
 def test_batched_products_may_be_held_to_one_tile() -> None:

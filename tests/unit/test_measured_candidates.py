@@ -12,10 +12,11 @@ from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_by_definition
 from steptime.study.data_root import require_data
 from steptime.study.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
+from steptime.study.measured.candidates import _expert_ranks, _recomputes
 from steptime.study.measured.engine import settings_of, tensor_factor_of
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.read import Row, read_rows
-from steptime.study.measured.setting import fed_length, unhidden
+from steptime.study.measured.setting import RECOMPUTE, fed_length, unhidden
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 
@@ -141,6 +142,20 @@ def test_dtype_that_is_not_stated():
     assert weights(candidates(one(dtype="BF16/FP16")), "precision") == {"bf16": 0.5, "fp16": 0.5}
 
 
+def test_eight_bits_of_devices_that_have_integers_only():
+    run = one(dtype="", source_key="mlperf", gpu="TPU v5p")
+    assert weights(candidates(run), "precision")["fp8"] == pytest.approx(0.85)
+    fast, slow = (settings_of(replace(run, precisions=(name,)))[0].machine for name in ("fp8", "bf16"))
+    assert fast.matrix_flops_per_s == 2 * slow.matrix_flops_per_s
+
+
+def test_a_row_that_names_a_dispatcher_of_every_copy():
+    run = replace(one(recompute="none", framework="NeMo"), notes="")
+    assert settings_of(run)[0].job.exchange_once
+    stated = replace(run, notes="MoE: pad to capacity, alltoall dispatcher, 1 dense layer")
+    assert not settings_of(stated)[0].job.exchange_once
+
+
 def test_virtual_stages_that_are_not_stated():
     changes = {"tp": "1", "pp": "4", "dp": "2", "vpp": "", "global_batch_sequences": "64"}
     plain = candidates(one(**changes, schedule="1F1B"))
@@ -157,6 +172,29 @@ def test_virtual_stages_that_are_not_stated():
 def test_schedules_with_a_closed_form(text: str, schedule: str):
     jobs = [setting.job for setting in settings_of(one("tokens", schedule=text, gpu="A100-SXM-80GB"))]
     assert jobs and {job.schedule for job in jobs} == {schedule}
+
+
+def test_ranks_of_experts_that_are_not_stated():
+    """From those of a node to the most, evenly; one that gathers weights may also keep all experts on a rank."""
+    run = replace(one("moe", ep="", recompute="none"), framework="megatron-core", gpus=64)
+    degrees = Degrees(tp=1, pp=1, cp=1, dp=64, vpp=1, ep=None)
+    assert _expert_ranks(run, degrees) == [(8, 0.25), (16, 0.25), (32, 0.25), (64, 0.25)]
+    assert _expert_ranks(replace(run, gpus=4), replace(degrees, dp=4)) == [(4, 1.0)]
+    whole = replace(run, framework="maxtext")
+    assert _expert_ranks(whole, degrees) == [(1, 0.7), (8, 0.3)]
+    assert _expert_ranks(replace(whole, gpus=1), replace(degrees, dp=1)) == [(1, 1.0)]
+
+
+def test_models_with_experts_recompute_modules():
+    """Megatron's recipes for them name modules, hardly ever layers; those without experts are as before."""
+    run = replace(one("moe"), framework="megatron-core", recompute=None)
+    by_kind = dict[str, float]()
+    for recompute, weight in _recomputes(run):
+        by_kind[recompute.kind] = by_kind.get(recompute.kind, 0.0) + weight
+    assert by_kind == pytest.approx({"none": 0.4, "norms": 0.25, "modules": 0.3, "full": 0.05})
+    dense = replace(one(), framework="megatron-core", recompute=None)
+    assert {recompute.kind for recompute, _ in _recomputes(dense)} == {"none", "attention", "full"}
+    assert RECOMPUTE["modules"] == (*RECOMPUTE["norms"], "activation")
 
 
 def test_degrees_that_are_not_stated():

@@ -188,6 +188,9 @@ def test_frameworks():
         "maxtext": Row(1, {"source_key": "dgxc", "model": "MaxText Llama2-70B"}),
         "megatron-core": Row(1, {"source_key": "dgxc", "model": "Llama3.1-8B"}),
         "megatron-deepspeed": Row(1, {"source_key": "mlperf", "source": "Intel-HabanaLabs/results/HLS-Gaudi2"}),
+        "megatron-deepspeed-2021": Row(1, {"source_key": "bigscience", "notes": "ZeRO-3; stage"}),
+        "deepspeed-2021": Row(1, {"source_key": "sc21", "notes": "ZeRO-3; 384 GPUs"}),
+        "megatron-2021": Row(1, {"source_key": "sc21", "notes": "PTD; not ZeRO-3; "}),
         "torchtitan": Row(1, {"framework": "TorchTitan", "source_key": "mlperf"}),
         "generic": Row(1, {"source_key": "never heard of"}),
     }

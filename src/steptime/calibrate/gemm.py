@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -67,6 +67,9 @@ COEFFICIENTS: Final = (
     Coefficient(name="quantise_s", start=2e-10, low=1e-13, high=1e-8),
     Coefficient(name="quantise_row", start=1000.0, low=1.0, high=2e4),
 )
+#: Cost of rows that lie far apart, of dtypes whose measured sums are long enough to tell it; 0 for all others.
+STRIDE: Final = Coefficient(name="stride", start=0.03, low=1e-3, high=2.0)
+STRIDED: Final = ("fp32",)
 
 
 def gemm_dtype(name: str) -> str:
@@ -116,7 +119,7 @@ def _backward(
     compute_efficiency: Num, memory_efficiency: Num, latency_s: Num, overlap: Num, overlap_per_s: Num, split_s: Num,
     fill_k: Num, step_s: Num, operand_speed: Num, output_cost: Num, cached_cost: Num, cache_copies: Num,
     quantisation: Num, throttle: Num, odd_tile: Num, large_tile: Num, batched_tile: Num, epilogue: Num,
-    split_traffic: Num, quantise_s: Num, quantise_row: Num, input_residual: Num, weight_residual: Num,
+    split_traffic: Num, quantise_s: Num, quantise_row: Num, stride: Num, input_residual: Num, weight_residual: Num,
 ) -> Num:  # fmt: skip
     """:func:`steptime.cost.gemm.gemm_backward_s` with its arguments by name."""
     return gemm_backward_s(
@@ -127,8 +130,18 @@ def _backward(
         operand_speed=operand_speed, output_cost=output_cost, cached_cost=cached_cost, cache_copies=cache_copies,
         quantisation=quantisation, throttle=throttle, odd_tile=odd_tile, large_tile=large_tile,
         batched_tile=batched_tile, epilogue=epilogue, split_traffic=split_traffic,
-        quantise_s=quantise_s, quantise_row=quantise_row,
+        quantise_s=quantise_s, quantise_row=quantise_row, stride=stride,
     )  # fmt: skip
+
+
+def _derived(shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return residual_of(shape, device, values) | {STRIDE.name: values.get(STRIDE.name, 0.0)}
+
+
+def _derived_of_gradients(
+    shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    return residuals_of_gradients(shape, device, values) | {STRIDE.name: values.get(STRIDE.name, 0.0)}
 
 
 FAMILY: Final = KernelFamily(
@@ -138,9 +151,11 @@ FAMILY: Final = KernelFamily(
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,
-    derived=residual_of,
+    derived=_derived,
     left_over=fitted_residual,
 )
+#: The same for dtypes that :data:`STRIDED` names: one coefficient more is fitted.
+STRIDED_FAMILY: Final = replace(FAMILY, coefficients=(*COEFFICIENTS, STRIDE))
 #: Both gradients of a product, with the coefficients of :data:`FAMILY`: it has no curves of its own.
 BACKWARD: Final = KernelFamily(
     name="gemm_backward",
@@ -149,7 +164,7 @@ BACKWARD: Final = KernelFamily(
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,
-    derived=residuals_of_gradients,
+    derived=_derived_of_gradients,
 )
 
 
@@ -206,13 +221,22 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
 
 
 #: What is believed of every coefficient beforehand: its start value, within a factor of about e.
-PRIORS: Final = {c.name: Prior(value=c.start, spread=1.0) for c in COEFFICIENTS if c.name != "latency_s"}
+PRIORS: Final = {c.name: Prior(value=c.start, spread=1.0) for c in (*COEFFICIENTS, STRIDE) if c.name != "latency_s"}
+
+
+def family_of(dtype: str) -> KernelFamily:
+    """The family with the coefficients that are fitted for a dtype.
+
+    >>> [family_of(dtype).coefficients[-1].name for dtype in ("fp32", "bf16")]
+    ['stride', 'quantise_row']
+    """
+    return STRIDED_FAMILY if dtype in STRIDED else FAMILY
 
 
 def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
     """The curve of one truth, with errors cross-validated by shape."""
     return fitted_curve(
-        FAMILY, truth.shape, truth.arguments, truth.measured_s, truth.groups,
+        family_of(truth.dtype), truth.shape, truth.arguments, truth.measured_s, truth.groups,
         dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Curves for devices that nobody measured, from the curves of the most alike devices that somebody did.
 
-All coefficients but the latencies are in units of the datasheet. They carry over as they are; the datasheet of
-the new device turns them into seconds.
+Nearly all coefficients are in units of the datasheet, so that they carry over; how they change besides, as far as
+that is known of a family, is in :mod:`steptime.calibrate.scaling`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from steptime.calibrate.family import KernelFamily
+from steptime.calibrate.scaling import EXPONENTS, carried, weighted_median
 from steptime.errors import UserError
 from steptime.hardware.library import load_device
 from steptime.hardware.profile import Curve, Profile
@@ -21,17 +22,21 @@ from steptime.hardware.profiles import distance, load_profile, profile_names
 from steptime.hardware.records import Device
 from steptime.num import Num
 
-#: Devices whose curves are averaged, at most.
+#: Devices whose curves count, at most; and those of families that scale with the datasheet.
 NEIGHBOURS: Final = 5
+SCALED_NEIGHBOURS: Final = 7
 #: Distance over which the weight of a device falls by e.
 REACH: Final = 1.0
-#: Shapes from which on the coefficients of a device count in full; each factor of e less is like a distance of 1.
+#: Distance at which devices are as good as the same, for families that scale with the datasheet.
+CLOSE: Final = 0.05
+#: Shapes from which on the coefficients of a device count in full.
 ENOUGH_SHAPES: Final = 500
-#: Log error (standard deviation) that a transfer adds.
+#: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
+SCALED_ERROR: Final = 0.15
 #: 5th and 95th percentile of log of measured over transferred time by family and timer, pooled over architectures
 #: that were left out, each with the same weight (benchmarks/bench_gemm.py).
-TRANSFER_BANDS: Final = {("gemm", "kernel"): (-0.42, 0.42), ("gemm", "eager"): (-0.40, 0.79)}
+TRANSFER_BANDS: Final = {("gemm", "kernel"): (-0.25, 0.39), ("gemm", "eager"): (-0.25, 0.81)}
 #: Factor on this where no device of the same vendor has a curve.
 OTHER_VENDOR: Final = 3.0
 #: Standard deviations of a 90 % band.
@@ -42,9 +47,10 @@ DTYPES: Final = frozenset(["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"])
 EXTRAPOLATION_ERROR: Final = 0.1
 
 
-def blended(curves: Sequence[Curve], weights: Sequence[float]) -> dict[str, float]:
-    """Coefficients in the middle: weighted geometric means.
+def blended(curves: Sequence[Curve], weights: Sequence[float], *, median: bool = False) -> dict[str, float]:
+    """Coefficients in the middle: weighted geometric means, or weighted medians.
 
+    Medians bear a device whose coefficients are far off, like the throttled clock of a card with a low power limit.
     What a model leaves over on one device says little of another (benchmarks/gemm.md): the names that begin with
     ``residual_`` stay behind.
 
@@ -54,43 +60,49 @@ def blended(curves: Sequence[Curve], weights: Sequence[float]) -> dict[str, floa
     >>> blended([one, two], [1.0, 1.0])
     {'a': 2.0}
     """
-    total = sum(weights)
     shared = [n for n in curves[0].coefficients if all(n in c.coefficients for c in curves)]
-    names = [n for n in shared if not n.startswith("residual_")]
+    middle = weighted_median if median else _mean
     return {
-        name: math.exp(sum(w * math.log(c.coefficients[name]) for c, w in zip(curves, weights, strict=True)) / total)
-        for name in names
+        name: math.exp(middle([math.log(c.coefficients[name]) for c in curves], weights))
+        for name in shared
+        if not name.startswith("residual_")
     }
 
 
-def transferred_curve(
-    device: Device, curves: Mapping[str, Curve], devices: Mapping[str, Device], *, neighbours: int = NEIGHBOURS
-) -> Curve:
-    """A curve for `device` from those of other devices.
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(w * v for v, w in zip(values, weights, strict=True)) / sum(weights)
+
+
+def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapping[str, Device]) -> Curve:
+    r"""A curve for `device` from those of other devices.
+
+    Families that scale with the datasheet (:func:`steptime.calibrate.scaling.carried`) take medians with weights
+    $s / (0.05 + d)$, others geometric means with weights $s\,e^{-d}$, where $d$ is the distance of the devices
+    (:func:`steptime.hardware.profiles.distance`) and $s$ the share of 500 shapes that were measured, at most 1.
 
     Args:
         device: the device without measurements.
         curves: device name to its curve, all of one family, dtype and timer.
         devices: the records of these devices.
-        neighbours: how many of the nearest count.
 
     Raises:
         UserError: there is no curve.
     """
-    away = {name: _distance(device, devices[name], curves[name]) for name in curves if name != device.name}
-    order = sorted(away, key=lambda name: (away[name], name))[:neighbours]
+    scaled = any(curve.family in EXPONENTS for curve in curves.values())
+    weights = {name: _weight(device, devices[name], c, scaled) for name, c in curves.items() if name != device.name}
+    order = sorted(weights, key=lambda name: (-weights[name], name))[: SCALED_NEIGHBOURS if scaled else NEIGHBOURS]
     if not order:
         raise UserError(f"{device.name}: no curve of another device to transfer")
-    weights = [math.exp(-(away[name] - away[order[0]]) / REACH) for name in order]
-    chosen = [curves[name] for name in order]
-    best = chosen[0]
+    best, error = curves[order[0]], SCALED_ERROR if scaled else TRANSFER_ERROR
+    near = [replace(curves[name], coefficients=carried(curves[name], devices[name], device)) for name in order]
+    middle = blended(near, [weights[name] for name in order], median=scaled)
     related = any(devices[name].vendor == device.vendor for name in order)
     return replace(
         best,
-        coefficients={name: float(f"{value:.6g}") for name, value in blended(chosen, weights).items()},
+        coefficients={name: float(f"{value:.6g}") for name, value in middle.items()},
         band=_band(best, 1.0 if related else OTHER_VENDOR),
-        median_ape=round(math.hypot(best.median_ape, 0.67 * TRANSFER_ERROR), 5),
-        mean_ape=round(math.hypot(best.mean_ape, 0.8 * TRANSFER_ERROR), 5),
+        median_ape=round(math.hypot(best.median_ape, 0.67 * error), 5),
+        mean_ape=round(math.hypot(best.mean_ape, 0.8 * error), 5),
         bias=0.0,
         points=0,
         source=f"transferred from {', '.join(order)}",
@@ -98,9 +110,10 @@ def transferred_curve(
     )
 
 
-def _distance(device: Device, other: Device, curve: Curve) -> float:
-    """How little the curve of another device counts: unlike architectures, and few measurements."""
-    return distance(device, other) + max(math.log(ENOUGH_SHAPES / max(curve.points, 1)), 0.0)
+def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
+    """How much the curve of another device counts: less of unlike architectures, and of few measurements."""
+    away, share = distance(device, other), min(max(curve.points, 1) / ENOUGH_SHAPES, 1.0)
+    return share / (CLOSE + away) if scaled else share * math.exp(-away / REACH)
 
 
 def _band(best: Curve, factor: float) -> tuple[float, float]:

@@ -39,16 +39,17 @@ def partly_hidden_s(hidden_s: Num, shown_s: Num, share: Num) -> Num:
 
 
 def adam_step_bytes(parameters: Num, state_bytes: Num, gradient_bytes: Num, weight_bytes: Num) -> Num:
-    r"""Device-memory traffic of an optimiser step over the parameters that a device owns.
+    r"""Device-memory traffic of a clipped optimiser step over the parameters that a device owns.
 
-    $$M = P\,(2 s + g + w)$$
+    $$M = P\,(2 s + 4 g + w)$$
 
-    where $P$ = `parameters`, the states of $s$ = `state_bytes` per parameter are read and written, the gradient of
-    $g$ = `gradient_bytes` read and the weight of $w$ = `weight_bytes` written.
+    where $P$ = `parameters`, the states of $s$ = `state_bytes` per parameter are read and written and the weight of
+    $w$ = `weight_bytes` written. The gradient of $g$ = `gradient_bytes` is read for its norm, read and written to be
+    clipped, and read by the update.
 
-    Source: count of one fused pass over all tensors.
+    Source: count of the passes over all tensors: norm, scaling, one fused update.
 
     >>> adam_step_bytes(1, 12, 2, 2)
-    28
+    34
     """
-    return parameters * (2 * state_bytes + gradient_bytes + weight_bytes)
+    return parameters * (2 * state_bytes + 4 * gradient_bytes + weight_bytes)

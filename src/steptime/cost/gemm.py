@@ -35,13 +35,15 @@ BATCHED_TILE: Final = (128, 128)
 #: Bytes of one partial sum of a split.
 PARTIAL_BYTES: Final = 4
 
-#: Left operands with fewer bytes per element are made from 16-bit activations.
+#: Bytes per element of the wider formats of matrix units. Left operands with fewer are made from such activations.
 WIDE_BYTES: Final = 2
 
-#: Elements of $k$ that one step of the inner loop takes.
-STEP_K: Final = 32
+#: Elements of $k$ that one step of the inner loop takes, of up to `WIDE_BYTES` bytes and of more.
+STEP_K: Final = (32, 8)
 #: A split of $k$ leaves at least so many elements to each part.
 LEAST_K: Final = 128
+#: Distance between rows (bytes) that `stride` counts in.
+PAGE_BYTES: Final = 65536
 #: Sharpness of the maximum of the rates inside one multiprocessor.
 INNER_NORM: Final = 8
 #: Steepness of the transition between products that stay in the last-level cache and those that do not.
@@ -185,6 +187,7 @@ def gemm_s(
     split_traffic: Num,
     quantise_s: Num,
     quantise_row: Num,
+    stride: Num,
     residual: Num,
 ) -> Num:
     r"""Time of `batch` independent products of $m \times k$ by $k \times n$.
@@ -198,7 +201,8 @@ def gemm_s(
     $$c_s = \min_{\mathrm{tiles}} w(sT) \, \big((k/s + k_0)\, \sigma + \epsilon\big) + \frac{4 \lambda s\,b m n}{\beta},
         \quad t_q = \phi\,\frac{b m (k + k_r)}{S}$$
 
-    with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`, $\sigma$ = `tile_step_s`,
+    with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`,
+    $\sigma = (1 + \zeta\, k E / 64\,\mathrm{KiB})$ `tile_step_s` ($E$ bytes per element of both operands),
     $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s = \lfloor S/T \rfloor$ the split of $k$ that fills the
     device (at least 128 elements to each part; only where $T < S$).
 
@@ -237,6 +241,8 @@ def gemm_s(
         quantise_s: $\phi$, time (s) in which a multiprocessor converts one element of a left operand of less than 2
             bytes, in a kernel of its own before the product (0 for wider operands).
         quantise_row: $k_r$, cost of a row of this conversion in elements.
+        stride: $\zeta$, what it costs that rows of $k$ elements lie 64 KiB apart: each is on pages of its own, and
+            their addresses are translated anew.
         residual: $\rho$, see :func:`steptime.cost.gemm_residual.gemm_residual`.
 
     Source: this model; fitted, see the profiles of the catalogue.
@@ -245,7 +251,7 @@ def gemm_s(
     ...     split_s=1.0, fill_k=0.0, step_s=0.0, operand_speed=1e9, output_cost=1.0, cached_cost=1.0,
     ...     cache_copies=1.0, quantisation=1.0, throttle=0.0, odd_tile=1.0, large_tile=1.0, batched_tile=1.0,
     ...     epilogue=0.0, split_traffic=0.0, quantise_s=0.0,
-    ...     quantise_row=0.0, residual=0.0)
+    ...     quantise_row=0.0, stride=0.0, residual=0.0)
     >>> t = gemm_s(1280, 1280, 1024, 1, 2, 2, 2, 1e14, 1e13, 100, 0.0, **ideal)   # 100 tiles of 128 x 128
     >>> round(t * 1e14 / (2 * 1280 * 1280 * 1024), 6)
     1.0
@@ -253,7 +259,7 @@ def gemm_s(
     whole_s, split_compute_s = _fastest_tiles_s(
         m, n, k, batch, (a_bytes + b_bytes) / 2, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency,
         fill_k, step_s, operand_speed, quantisation, odd_tile, large_tile, batched_tile,
-        epilogue, split_traffic,
+        epilogue, split_traffic, stride,
     )  # fmt: skip
     traffic_s = gemm_memory_s(
         m, n, k, batch, a_bytes, b_bytes, out_bytes, memory_Bps, l2_bytes,
@@ -286,12 +292,16 @@ def _fastest_tiles_s(
     batched_tile: Num,
     epilogue: Num,
     split_traffic: Num,
+    stride: Num,
 ) -> tuple[Num, Num]:
     """Compute time of the best tile with whole $k$, and with $k$ split until the device is full."""
     sizes = sorted({size for tile in (*TILES, *ODD_TILES) for size in tile})
     rows = {size: _ceil(m / size) * (batch / sm_count) for size in sizes}
     columns = {size: _ceil(n / size) for size in sizes}
-    whole_k = _ceil(k / STEP_K) * STEP_K + fill_k
+    step_k = where(element_bytes > WIDE_BYTES, STEP_K[1], STEP_K[0])
+    whole_k = _ceil(k / step_k) * step_k + fill_k
+    apart = 1 + stride * k * element_bytes / PAGE_BYTES
+    odd = apart * odd_tile
     most_splits = maximum(k / LEAST_K, 1)
     partial_s = split_traffic * PARTIAL_BYTES * batch * m * n / memory_Bps
     batched = where(batch > 1, batched_tile, 1.0)
@@ -300,14 +310,14 @@ def _fastest_tiles_s(
         sigma = tile_step_s(
             bm, bn, element_bytes, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency, operand_speed, step_s
         )
-        sigma = sigma * (odd_tile if (bm, bn) in ODD_TILES else 1) * (large_tile if bm * bn > LARGE_TILE else 1)
+        sigma = sigma * (odd if (bm, bn) in ODD_TILES else apart) * (large_tile if bm * bn > LARGE_TILE else 1)
         sigma = sigma * (batched if (bm, bn) != BATCHED_TILE else 1)
         end_s = epilogue * bm * bn * sm_count / memory_Bps
         share = rows[bm] * columns[bn]
         whole = quantised_waves(share, 1, quantisation) * (whole_k * sigma + end_s)
         splits = minimum(_floor(1 / share), most_splits)
         filled = share * splits
-        split_k = _ceil(k / maximum(splits, 1) / STEP_K) * STEP_K + fill_k
+        split_k = _ceil(k / maximum(splits, 1) / step_k) * step_k + fill_k
         split = (filled + quantisation * (1 - filled)) * (split_k * sigma + end_s) + partial_s * splits
         split = where(splits > 1, split, whole)
         best = (whole, split) if best is None else (minimum(best[0], whole), minimum(best[1], split))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from steptime.estimate.exchange_overlap import beside_another, hides_exchange
 from steptime.estimate.layer import Pass, PhaseTime, Work, pass_of, phase_times, work_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
@@ -49,9 +50,10 @@ class Evaluation:
         return self.step.total_s
 
 
-def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:
+def part_times(block: Block, plans: Plans, machine: Machine, job: Job) -> dict[str, tuple[PhaseTime, ...]]:
     """Times of the rows of each part for one micro-batch."""
-    return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
+    times = {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
+    return times | {"layer": beside_another(times["layer"], plans)} if hides_exchange(job) else times
 
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job) -> Works:
@@ -81,7 +83,7 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     block = strategy.block(job, plans)
     sizes = sizes_of(block)
     memory = memory_of(method, strategy, job, plans, sizes)
-    times = part_times(block, plans, machine)
+    times = part_times(block, plans, machine, job)
     works = works_of(times, job)
     passes, layout = passes_of(works, job.framework), layout_of(method, job, plans)
     stage = critical_stage(layout, passes)

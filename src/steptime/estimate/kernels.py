@@ -156,7 +156,8 @@ def _gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[st
     return {
         "batch": 1.0, "a_bytes": a_bytes, "b_bytes": b_bytes, "out_bytes": out_bytes,
         "peak_flops_per_s": device.matrix_flops_per_s[precision.matrix_dtype], "memory_Bps": device.memory_Bps,
-        "sm_count": float(units if units >= FEW_UNITS else SPREAD_UNITS), "l2_bytes": 0.0, **fitted,
+        "sm_count": float(units if units >= FEW_UNITS else SPREAD_UNITS), "l2_bytes": 0.0, "stride": 0.0,
+        **fitted,
     }  # fmt: skip
 
 

@@ -75,18 +75,24 @@ class Machine:
         return replace(self, models=models, fabric=fabric, groups=groups, bound=bound, **rates)
 
 
-def _rate(rates: Mapping[str, float], dtype: str, device: Device, what: str) -> float:
-    if dtype in rates:
-        return rates[dtype]
-    if dtype == "fp8" and "int8" in rates:
-        return rates["int8"]
-    raise UserError(f"{device.name} has no {what} rate for {dtype}", hint=f"it has {', '.join(rates)}")
+def _matrix_rate(device: Device, dtype: str) -> float:
+    rate = device.matrix_rate(dtype)
+    if rate is None:
+        raise _no_rate(device.matrix_flops_per_s, dtype, device, "matrix")
+    return rate
+
+
+def _no_rate(rates: Mapping[str, float], dtype: str, device: Device, what: str) -> UserError:
+    return UserError(f"{device.name} has no {what} rate for {dtype}", hint=f"it has {', '.join(rates)}")
 
 
 def _vector_rate(device: Device, dtype: str) -> float:
     """Rate of the dtype, else of fp32, in which the vector units then work."""
     rates = device.vector_flops_per_s
-    return rates[dtype] if dtype in rates else _rate(rates, "fp32", device, "vector")
+    found = rates.get(dtype, rates.get("fp32"))
+    if found is None:
+        raise _no_rate(rates, "fp32", device, "vector")
+    return found
 
 
 def machine_of(
@@ -98,8 +104,8 @@ def machine_of(
         UserError: the device has no rate for the dtype.
     """
     device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
-    matrix = _rate(device.matrix_flops_per_s, precision.matrix_dtype, device, "matrix")
-    attention = _rate(device.matrix_flops_per_s, precision.attention_dtype, device, "matrix")
+    matrix = _matrix_rate(device, precision.matrix_dtype)
+    attention = _matrix_rate(device, precision.attention_dtype)
     one_link_Bps = slow.link_Bps * slow.efficiency / slow.oversubscription
     machine = Machine(
         matrix_flops_per_s=matrix * device.matrix_efficiency,

@@ -50,7 +50,7 @@ RATE: Final = Field(record="", dimension="flops_per_s", low=1e6, high=1e20, exam
 
 #: Table of a device file -> (record field, dtypes that it may hold).
 RATES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "matrix": ("matrix_flops_per_s", ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")),
+    "matrix": ("matrix_flops_per_s", ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")),
     "vector": ("vector_flops_per_s", ("fp32", "fp16", "bf16")),
 }
 

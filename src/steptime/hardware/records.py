@@ -40,7 +40,7 @@ class Device:
     title: str
     vendor: str
     matrix_flops_per_s: Mapping[str, float]
-    """Dense peak of the matrix units by dtype (``fp32 tf32 fp16 bf16 fp8 fp4``); no sparsity."""
+    """Dense peak of the matrix units by dtype (``fp32 tf32 fp16 bf16 fp8 int8 fp4``); no sparsity."""
     vector_flops_per_s: Mapping[str, float]
     """Peak of the vector units by dtype (``fp32``, ``fp16``, ``bf16``)."""
     memory_bytes: float
@@ -62,6 +62,11 @@ class Device:
     """Time models fitted to this very machine; they go before the profile of the catalogue."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Field name (``memory_Bps``, ``matrix_flops_per_s.bf16``) to the source of its number."""
+
+    def matrix_rate(self, dtype: str) -> float | None:
+        """Peak of the matrix units in a dtype (FLOP/s), None where they lack it; int8 stands for fp8."""
+        rates = self.matrix_flops_per_s
+        return rates.get(dtype, rates.get("int8") if dtype == "fp8" else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from steptime.cost.experts import once_share
 from steptime.num import Num
 from steptime.plan.rows import Row, Transfer, activation, bias, grouped_matmul, matmul, move, over, residual
 from steptime.plan.shapes import Shape
@@ -44,6 +45,8 @@ def _router(s: Shape, experts: Experts) -> list[Row]:
 def _exchange(s: Shape) -> tuple[Transfer, ...]:
     """The fullest rank receives more than the mean of what ranks send."""
     size = s.sent_rows * s.job.expert_load * s.hidden * s.element_bytes
+    if s.job.exchange_once:
+        size = size * once_share(s.choices, s.plans.ep, s.plans.inside("ep"))
     return (over("ep", "all_to_all", size),)
 
 

@@ -153,9 +153,13 @@ class Habits:
     scattered_messages: bool = False
     """Tensor-parallel ranks each send their part of a message between stages, and gather it where it arrives."""
 
-    def overlap_with(self, offload: frozenset[str]) -> frozenset[str]:
-        """What hides where so much is kept on the host: activations are copied while the device computes."""
-        return self.overlap | ({"offload"} if "activations" in offload else set())
+    exchange_once: bool = False
+    """Tokens cross to the ranks of their experts by kernels that send no copy twice over the same links."""
+
+    def overlap_with(self, offload: frozenset[str], *, experts: bool) -> frozenset[str]:
+        """What hides where so much is kept on the host, copied while the device computes; without experts no ``ep``."""
+        own = self.overlap if experts else self.overlap - {"ep"}
+        return own | ({"offload"} if "activations" in offload else set())
 
 
 #: Fused attention kernel -> its time over that of the newest one, on devices whose name begins so.
@@ -181,19 +185,25 @@ def kernel_factor(kernel: str, device: str) -> float:
 
 _MEGATRON = Habits(gradient_dtype="fp32", context="ring", overlap=frozenset({"dp"}), scattered_messages=True)
 HABITS: Mapping[str, Habits] = {
-    "megatron": _MEGATRON, "megatron-core": replace(_MEGATRON, tensor_exposed=0.6), "megatron-2021": _MEGATRON,
-    "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
+    "megatron": _MEGATRON, "megatron-2021": _MEGATRON,
+    "megatron-core": replace(_MEGATRON, tensor_exposed=0.6, exchange_once=True, overlap=frozenset({"dp", "ep"})),
+    **dict.fromkeys(
+        ("megatron-deepspeed", "megatron-deepspeed-2021"), Habits(kernel="flash2", scattered_messages=True)
+    ),
     "megascale": Habits(scattered_messages=True),
     "torchtitan": Habits(gradient_dtype="fp32", context="ring", kernel="flash2"),
-    **dict.fromkeys(("torchtune", "fms-fsdp", "automodel", "deepspeed", "colossalai"), Habits(kernel="flash2")),
+    **dict.fromkeys(("torchtune", "fms-fsdp", "deepspeed", "colossalai"), Habits(kernel="flash2")),
+    "automodel": Habits(kernel="flash2", exchange_once=True),
     "composer-fsdp": Habits(kernel="flash1"),
 }  # fmt: skip
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
 fp32; both pass keys and values round a ring. NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`);
 that 0.4 of them hide is assumed. PyTorch's own fused attention is FlashAttention-2; MPT under Composer used the Triton
 kernel of the first. Megatron-LM scatters messages between stages over the tensor-parallel ranks and gathers them on the
-fast links (arXiv 2104.04473, section 4.1), as does DeepSpeed's pipeline (`pipe_partitioned`). Others
-as :class:`Habits` says."""
+fast links (arXiv 2104.04473, section 4.1), as does DeepSpeed's pipeline (`pipe_partitioned`). The
+recipes of Megatron-Core and NeMo Automodel for models with experts dispatch by DeepEP or HybridEP; that a pipeline with
+virtual stages also runs the exchange beside another micro-batch (`overlap_moe_expert_parallel_comm`, in some of the
+recipes) is assumed. Others as :class:`Habits` says."""
 
 
 def habits_of(name: str) -> Habits:

@@ -118,7 +118,7 @@ TARGETS = ("linear", "attention")
 GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
-OVERLAPS = ("dp", "pp", "offload")
+OVERLAPS = ("dp", "pp", "ep", "offload")
 OFFLOADS = ("optimizer", "activations")
 
 
@@ -150,6 +150,9 @@ class Job:
     """Tokens of the fullest expert rank over the mean, where none are dropped."""
     expert_capacity: float | None = None
     """Slots of an expert over the mean tokens of an expert, all of them computed; None: no token is dropped."""
+    exchange_once: bool = False
+    """Tokens cross to their experts once per domain and rank (:func:`steptime.cost.experts.once_share`); else every
+    copy does."""
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None

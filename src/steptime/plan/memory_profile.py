@@ -51,6 +51,7 @@ _CORE = MemoryProfile(
 _MEGATRON = MemoryProfile(
     name="megatron", head_gradient_bytes=2.0, logit_kept_bytes=4.0, logit_peak_bytes=6.0, workspace_bytes=8 * MIB
 )
+_MEGATRON_DEEPSPEED = replace(_MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, bf16_gradient_bytes=4.0)
 _FSDP2 = MemoryProfile(
     name="torchtitan", weight_bytes=4.0, layer_gradient_bytes=6.0, head_gradient_bytes=6.0, logit_kept_bytes=6.0,
     logit_peak_bytes=14.0, workspace_bytes=32 * MIB,
@@ -61,16 +62,15 @@ _DEEPSPEED = MemoryProfile(
 )  # fmt: skip
 PROFILES: Mapping[str, MemoryProfile] = {
     "megatron-core": _CORE, "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
-    "megatron-deepspeed": replace(
-        _MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, bf16_gradient_bytes=4.0
-    ),
+    "megatron-deepspeed": _MEGATRON_DEEPSPEED,
+    "megatron-deepspeed-2021": replace(_MEGATRON_DEEPSPEED, name="megatron-deepspeed-2021"),
     "torchtune": MemoryProfile(
         name="torchtune", pure=True, logit_kept_bytes=2.0, logit_peak_bytes=3.0, layer_gradient_bytes=2.0,
         head_gradient_bytes=2.0, workspace_bytes=8 * MIB,
     ),
     "torchtitan": _FSDP2, "fms-fsdp": replace(_FSDP2, name="fms-fsdp"),
     "composer-fsdp": replace(_FSDP2, name="composer-fsdp"), "automodel": replace(_FSDP2, name="automodel"),
-    "deepspeed": _DEEPSPEED,
+    "deepspeed": _DEEPSPEED, "deepspeed-2021": replace(_DEEPSPEED, name="deepspeed-2021", fused_head=False),
 }  # fmt: skip
 """Sources. Megatron Core with Transformer Engine: its linear layers return a placeholder of the weight's shape and
 dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made anew;

@@ -72,10 +72,14 @@ class Shape:
         return 1.0 if experts is None else (self.model.layers - experts.moe_layers) / self.model.layers
 
     @property
+    def choices(self) -> int:
+        """Experts of a token."""
+        return _experts(self.model).experts_per_token
+
+    @property
     def sent_rows(self) -> Num:
         """Copies of this rank's tokens that it sends to experts."""
-        experts = _experts(self.model)
-        return self.sharded_tokens * experts.experts_per_token
+        return self.sharded_tokens * self.choices
 
     @property
     def expert_rows(self) -> Num:

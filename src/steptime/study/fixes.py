@@ -160,11 +160,11 @@ def variants() -> dict[str, tuple[str, Method, Space]]:
     def published(defects: Defects) -> tuple[Method, Space]:
         return PublishedMethod(defects), PublishedSpace(defects=defects)
 
-    plain = CorrectedSpace(recompute=(RECOMPUTE_CODES["none"],), zero=(1,))
+    plain = CorrectedSpace(recompute=(RECOMPUTE_CODES["none"],), zero=(1,), vpp=(1,))
     return {
         **{name: (fix, *published(Defects().without(name))) for name, fix in FIXES.items()},
         "all_switches": ("all of the above", *published(NONE)),
-        "corrected_mode": ("corrected mode without recomputation, ZeRO-1", CORRECTED, plain),
+        "corrected_mode": ("corrected mode without recomputation and interleaving, ZeRO-1", CORRECTED, plain),
     }
 
 

@@ -80,8 +80,9 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     narrow, offload = job.precision.element_bytes < 4, chosen.get("offload", frozenset())
     return replace(
         job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"), offload=offload,
-        overlap=chosen.get("overlap", habits.overlap_with(offload)),
+        overlap=chosen.get("overlap", habits.overlap_with(offload, experts=job.model.experts is not None)),
         context=chosen.get("context", habits.context), scattered_messages=habits.scattered_messages,
+        exchange_once=habits.exchange_once,
         gradient_dtype=chosen.get("gradient_dtype", habits.gradient_dtype if narrow else None),
         memory=memory_profile_of(job.framework.name),
         expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),

@@ -54,7 +54,7 @@ def _same(name: str, given: Any, said: Any) -> bool:
     if name == "dtype":
         return str(given).startswith(str(said)) or (said == "fp8" and str(given) in ("mxfp8", "nvfp4"))
     if name == "overlap":
-        return set(str(given).split(",")) - {"pp"} == {str(said)}
+        return set(str(given).split(",")) - {"pp", "ep"} == {str(said)}
     return False
 
 

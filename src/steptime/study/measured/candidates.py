@@ -8,11 +8,12 @@ from math import gcd
 from typing import Final
 
 from steptime.hardware.records import Device
+from steptime.num import divisors
 from steptime.study.measured.canonical import Recomputation, catalogue_device
 from steptime.study.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.tables import framework_default, table
+from steptime.study.measured.tables import framework_default, recompute_default, table
 
 MOST: Final = 12
 """Longest list."""
@@ -26,7 +27,7 @@ _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
 #: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
 _BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
 #: Recomputation that is not full -> about how much of the forward pass it repeats.
-_AGAIN: Final = {"none": 0.0, "norms": 0.02, "attention": 0.1, "ops": 0.15}
+_AGAIN: Final = {"none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.15}
 AVOIDED: Final = 0.7
 """Chance that a recomputation which memory does not ask for is left out."""
 PARTS: Final = (0.25, 0.5, 1.0)
@@ -189,8 +190,10 @@ def _expert_ranks(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]
     if run.model.experts is None:
         return [(1, 1.0)]
     most = min(64, gcd(run.model.experts.experts, run.gpus // degrees.pp))
-    wide = most if run.framework not in _WHOLE_BATCH else 1
-    return [(wide, 0.7), (min(8, most), 0.3)] if wide != min(8, most) else [(wide, 1.0)]
+    if run.framework in _WHOLE_BATCH:
+        return [(1, 0.7), (min(8, most), 0.3)] if most > 1 else [(1, 1.0)]
+    sizes = [size for size in divisors(most) if size >= min(8, most)]
+    return [(size, 1.0 / len(sizes)) for size in sizes]
 
 
 def _normal(choices: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -202,7 +205,7 @@ def _precisions(run: MeasuredRun, device: Device) -> list[tuple[str, float]]:
     if run.precisions:
         return [(name, 1.0 / len(run.precisions)) for name in run.precisions]
     choices = table("defaults")["dtype_of_source"].get(run.source_key) or framework_default(run.framework, "dtype")
-    able = {name: weight for name, weight in choices.items() if name in device.matrix_flops_per_s}
+    able = {name: weight for name, weight in choices.items() if device.matrix_rate(name)}
     spare = next((name for name in ("bf16", "fp16", "fp32") if name in device.matrix_flops_per_s), "fp32")
     return _normal(able or {spare: 1.0})
 
@@ -225,7 +228,7 @@ def _recomputes(run: MeasuredRun) -> list[tuple[Recomputation, float]]:
     if run.recompute is not None:
         return [(run.recompute, 1.0)]
     found = []
-    for name, weight in _normal(framework_default(run.framework, "recompute")):
+    for name, weight in _normal(recompute_default(run.framework, experts=run.model.experts is not None)):
         shares = PARTS if name == "full" and run.framework in _BY_LAYER else (1.0,)
         found += [(Recomputation(kind=name, share=share), weight / len(shares)) for share in shares]
     return found

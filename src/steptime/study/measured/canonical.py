@@ -254,13 +254,21 @@ def schedule_name(text: str) -> ScheduleName:
     return ScheduleName(name=name, accumulation=int(count.group(1)) or None if count else None)
 
 
-def offloaded(text: str) -> frozenset[str]:
+def offloaded(text: str, section: str = "") -> frozenset[str]:
     """What is kept in host memory: of ``optimizer``, ``weights``, ``activations``.
+
+    Args:
+        text: what the row says.
+        section: title of its table, which counts where the row says to see there.
 
     >>> sorted(offloaded("optimizer+param")), sorted(offloaded("none"))
     (['optimizer', 'weights'], [])
+    >>> sorted(offloaded("see section", "ZeRO-3 + Full Offload"))
+    ['optimizer', 'weights']
     """
-    low = text.lower()
+    low = (section if "see section" in text.lower() else text).lower()
+    if "full offload" in low:
+        return frozenset({"optimizer", "weights"})
     names = {"optimizer": r"optim|adam", "weights": r"param|weight", "activations": r"activ"}
     return frozenset(name for name, pattern in names.items() if re.search(pattern, low))
 

@@ -161,7 +161,7 @@ def run_of(row: Row) -> MeasuredRun:
         global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
         accumulation=schedule.accumulation, sharding=shard, sequence_parallel=row.flag("sequence_parallel"),
         recompute=recompute, attention=attention, kernel=fused_kernel(row.text("attention_impl")),
-        offload=offloaded(row.text("offload")), time=time, memory=memory,
+        offload=offloaded(row.text("offload"), row.text("source")), time=time, memory=memory,
         flags=frozenset(flags | arch.flags), qc_flags=row.text("qc_flags"), notes=row.text("notes"),
     )  # fmt: skip
 

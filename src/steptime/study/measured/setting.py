@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Recomputation of a measured run -> names of the plan's bits.
 RECOMPUTE: Final = {
     "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
-    "norms": ("norm", "up_projection"),
+    "norms": ("norm", "up_projection"), "modules": ("norm", "up_projection", "activation"),
 }  # fmt: skip
 #: Precision of a measured run -> recipe: fp8 without further words is that of Transformer Engine.
 PRECISION: Final = {"fp8": "fp8-te"}
@@ -31,6 +31,7 @@ BIN: Final = 64
 FILLED: Final = {128: 1 / 1.21, 384: 1 / 1.742, 512: 1 / 2.001}
 QUANTISED_BYTES: Final = 0.5 + 0.127 / 8
 _DATED: Final = re.compile(r"(20\d\d)[-_]?(0[1-9]|1[0-2])")
+_EVERY_COPY: Final = re.compile(r"\balltoall dispatcher\b", re.IGNORECASE)
 _NO_OVERLAP: Final = re.compile(r"\bno ((?:[a-z]{2}/)*[a-z]{2}) overlap", re.IGNORECASE)
 LOSS_COMPILED: Final = 202502
 """Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
@@ -84,8 +85,10 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
     return Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
         precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
-        overlap=(habits.overlap_with(run.offload) | ({"pp"} if interleaved else set())) - unhidden(run),
+        overlap=(habits.overlap_with(run.offload, experts=run.model.experts is not None)
+                 | ({"pp"} if interleaved else set())) - unhidden(run),
         context=habits.context, scattered_messages=habits.scattered_messages,
+        exchange_once=habits.exchange_once and not _EVERY_COPY.search(run.notes),
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
         gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
         memory=profile_of(run), adapter=adapter, offload=run.offload & frozenset(OFFLOADS),

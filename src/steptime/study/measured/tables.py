@@ -19,17 +19,31 @@ def table(name: str) -> Mapping[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
+@cache
+def _named_frameworks() -> frozenset[str]:
+    rules = table("frameworks")
+    return frozenset([*rules["source_key"].values(), *(rule["framework"] for rule in rules["pattern"])])
+
+
 def framework_of(row: Row) -> str:
-    """Framework of a run, ``generic`` where nothing says it.
+    """Framework of a run: by its own name, or by the rules; ``generic`` where nothing says it.
 
     >>> framework_of(Row(1, {"source_key": "vtrain"})), framework_of(Row(1, {"framework": "NeMo 2.0"}))
     ('megatron-deepspeed', 'megatron-core')
+    >>> framework_of(Row(1, {"framework": "Megatron-2021"}))
+    'megatron-2021'
     """
+    named = row.text("framework").lower()
+    if named in _named_frameworks():
+        return named
     rules = table("frameworks")
+    source = row.text("source_key").lower()
     for rule in rules["pattern"]:
-        if any(re.search(rule["match"], row.text(column), re.IGNORECASE) for column in rule["columns"]):
+        if rule.get("source_key", source) == source and any(
+            re.search(rule["match"], row.text(column), re.IGNORECASE) for column in rule["columns"]
+        ):
             return str(rule["framework"])
-    return str(rules["source_key"].get(row.text("source_key").lower(), "generic"))
+    return str(rules["source_key"].get(source, "generic"))
 
 
 def framework_default(framework: str, setting: str) -> dict[str, float]:
@@ -37,3 +51,13 @@ def framework_default(framework: str, setting: str) -> dict[str, float]:
     defaults = table("defaults")
     choices: dict[str, float] = defaults.get(framework, defaults["*"])[setting]
     return choices
+
+
+def recompute_default(framework: str, *, experts: bool) -> dict[str, float]:
+    """Choices of recomputation and their weights; those of models with experts where the framework has their own.
+
+    >>> [recompute_default("megatron-core", experts=experts)["full"] for experts in (True, False)]
+    [0.05, 0.2]
+    """
+    own: dict[str, float] | None = table("defaults").get(framework, {}).get("recompute_experts") if experts else None
+    return framework_default(framework, "recompute") if own is None else own

@@ -125,7 +125,7 @@ Overlap = Annotated[
     str | None,
     typer.Option(
         "--overlap",
-        help="What hides behind compute: of dp, pp, offload, joined by commas, or none; default the framework's.",
+        help="What hides behind compute: of dp, pp, ep, offload, joined by commas, or none; default the framework's.",
     ),
 ]
 Offload = Annotated[

@@ -112,8 +112,9 @@ def print_framework(record: FrameworkRecord) -> None:
     habits = record.habits
     overlap = ", ".join(sorted(habits.overlap)) or "nothing"
     messages = "scattered over tp" if habits.scattered_messages else "whole"
+    tokens = "domain" if habits.exchange_once else "expert"
     screen.print(f"habits: gradients {habits.gradient_dtype or 'in the dtype of the run'}, context {habits.context}, "
-                 f"overlaps {overlap}, messages {messages}")  # fmt: skip
+                 f"overlaps {overlap}, messages {messages}, tokens once per {tokens}")  # fmt: skip
     screen.print()
     table = grid(("parameter", "value", "meaning"), left=(0, 2))
     for name, value in record.parameters.items():

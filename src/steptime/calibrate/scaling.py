@@ -1,0 +1,121 @@
+"""How coefficients of a time model change from one device to another, as far as the datasheets tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from steptime.calibrate.gemm import COEFFICIENTS, FEW_UNITS, STRIDE, gemm_device
+from steptime.errors import UserError
+from steptime.hardware.profile import Curve
+from steptime.hardware.records import Device
+
+#: Operations per clock of a multiprocessor with 128 lanes that multiply and add; those with half of them come next.
+LANES_FLOPS: Final = (256.0, 128.0)
+#: Clock below which a multiprocessor has fewer lanes than assumed (Hz).
+LEAST_CLOCK_HZ: Final = 1e9
+#: Family to coefficient to trait to the exponent with which the one follows the other (see :func:`carried`). Where a
+#: timer is named before the trait, only curves of that timer follow it: a launch from the host does not know the
+#: clock of the device.
+#:
+#: Latencies inside the chip are a number of clocks, and newer chips, which have more bandwidth, need fewer. Wider
+#: matrix units take more of $k$ at a time. The last-level cache serves each multiprocessor a number of bytes per
+#: clock, so that its byte costs the more of one from memory the faster the memory is. Parts with many operations
+#: per joule on their datasheet lower their clock under load.
+EXPONENTS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
+    "gemm": {
+        "latency_s": {"kernel clock": -1.0, "bandwidth": -0.15},
+        "step_s": {"clock": -1.0, "width": -0.5},
+        "cached_cost": {"drain": 1.0},
+        "compute_efficiency": {"per_watt": -0.2},
+    }
+}
+_BOUNDS: Final = {"gemm": {c.name: (c.low, c.high) for c in (*COEFFICIENTS, STRIDE)}}
+
+
+def carried(curve: Curve, source: Device, target: Device) -> dict[str, float]:
+    r"""Coefficients of `source`, as the datasheets say that they would be on `target`.
+
+    $$c' = c \prod_i \left(\frac{x_i'}{x_i}\right)^{e_i}$$
+
+    where $x_i$ are the traits of :func:`traits` and $e_i$ their :data:`EXPONENTS`; a trait that one of the devices
+    lacks is left out. The result is held within the bounds of the fit. Families without exponents carry over as
+    they are.
+
+    Source: the physics is said at :data:`EXPONENTS`; the values were chosen by leaving architectures out
+    (benchmarks/gemm.md).
+    """
+    exponents = EXPONENTS.get(curve.family)
+    if exponents is None:
+        return dict(curve.coefficients)
+    here, there = traits(source, curve.dtype), traits(target, curve.dtype)
+    out = {}
+    for name, value in curve.coefficients.items():
+        low, high = _BOUNDS[curve.family].get(name, (-math.inf, math.inf))
+        for key, exponent in exponents.get(name, {}).items():
+            trait = key.removeprefix(f"{curve.timer} ")
+            if trait in here and trait in there:
+                value *= (there[trait] / here[trait]) ** exponent
+        out[name] = min(max(value, low), high)
+    return out
+
+
+def traits(device: Device, dtype: str) -> dict[str, float]:
+    """What a datasheet says of the inside of a chip.
+
+    ``clock`` (Hz); ``bandwidth`` of the memory (bytes/s); ``drain``, bytes of memory traffic per clock and
+    multiprocessor; ``width``, operations per clock of the matrix unit of one multiprocessor; ``per_watt``, peak
+    operations per joule. Those that it does not say are missing.
+    """
+    clock, units, peak = clock_Hz(device), device.sm_count, _peak(device, dtype)
+    out = {"bandwidth": device.memory_Bps}
+    if clock and units:
+        out |= {"clock": clock, "drain": device.memory_Bps / (units * clock)}
+    if peak and device.power_W:
+        out["per_watt"] = peak / device.power_W
+    if peak and clock and units:
+        out["width"] = peak / (units * clock)
+    return out
+
+
+def _peak(device: Device, dtype: str) -> float | None:
+    try:
+        return gemm_device(device, dtype)["peak_flops_per_s"]
+    except UserError:
+        return None
+
+
+def clock_Hz(device: Device) -> float | None:
+    """Boost clock; where the datasheet does not say it, that at which the vector units reach their peak.
+
+    None for devices without multiprocessors.
+
+    Source: 128 or 64 lanes per multiprocessor, NVIDIA architecture white papers; AMD CDNA white papers.
+    """
+    rate, units = device.vector_flops_per_s.get("fp32"), device.sm_count or 0
+    if units < FEW_UNITS:
+        return None
+    if device.clock_Hz or not rate:
+        return device.clock_Hz
+    clocks = [rate / units / flops for flops in LANES_FLOPS]
+    return next((clock for clock in clocks if clock >= LEAST_CLOCK_HZ), clocks[-1])
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The value in the middle of the weight, linear between the middles of neighbouring weights.
+
+    >>> weighted_median([1.0, 2.0, 9.0], [1.0, 1.0, 1.0]), weighted_median([1.0, 3.0], [1.0, 1.0])
+    (2.0, 2.0)
+    """
+    pairs = sorted(zip(values, weights, strict=True))
+    half, below = 0.5 * sum(weights), 0.0
+    before: tuple[float, float] | None = None
+    for value, weight in pairs:
+        at = below + 0.5 * weight
+        if at >= half:
+            if before is None or at == half:
+                return value
+            return before[0] + (value - before[0]) * (half - before[1]) / (at - before[1])
+        before, below = (value, at), below + weight
+    return pairs[-1][0]

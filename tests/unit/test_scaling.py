@@ -1,0 +1,109 @@
+"""How coefficients follow the datasheet from device to device, and the median that bears an outlier among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from steptime.calibrate.gemm import COEFFICIENTS, STRIDE
+from steptime.calibrate.scaling import carried, clock_Hz, traits, weighted_median
+from steptime.calibrate.transfer import SCALED_NEIGHBOURS, TRANSFER_BANDS, transferred_curve
+from steptime.hardware import device_names, load_device
+from steptime.hardware.profile import Curve
+
+HERE = replace(
+    load_device("h100-sxm"), name="here", clock_Hz=1e9, sm_count=100, memory_Bps=1e12, power_W=500.0,
+    matrix_flops_per_s={"bf16": 1e14}, vector_flops_per_s={"fp32": 2e13},
+)  # fmt: skip
+CURVE = Curve(
+    family="gemm", dtype="bf16", coefficients={c.name: c.start for c in COEFFICIENTS}, points=1000,
+    median_ape=0.05, mean_ape=0.07, bias=0.0, band=(0.9, 1.1), source="made up",
+)  # fmt: skip
+
+
+def factors(curve: Curve = CURVE, **figures: object) -> dict[str, float]:
+    """Coefficients on a device with other figures over those here, where they differ."""
+    there = carried(curve, HERE, replace(HERE, name="there", **figures))  # type: ignore[arg-type]
+    ratios = {name: value / curve.coefficients[name] for name, value in there.items()}
+    return {name: ratio for name, ratio in ratios.items() if ratio != 1}
+
+
+def test_latencies_are_clocks_but_for_the_launch_from_the_host() -> None:
+    twice = factors(clock_Hz=2e9, sm_count=50)  # as wide as before per clock of all: width and drain stay
+    assert twice == {"latency_s": pytest.approx(0.5), "step_s": pytest.approx(0.5)}
+    assert factors(replace(CURVE, timer="eager"), clock_Hz=2e9, sm_count=50) == {"step_s": pytest.approx(0.5)}
+
+
+def test_bandwidth_width_and_power_by_hand() -> None:
+    assert factors(memory_Bps=1.5e12) == {
+        "latency_s": pytest.approx(1.5**-0.15), "cached_cost": pytest.approx(1.5),
+    }  # fmt: skip
+    assert factors(power_W=1000.0) == {"compute_efficiency": pytest.approx(2**0.2)}
+    assert factors(matrix_flops_per_s={"bf16": 2e14}) == {
+        "step_s": pytest.approx(2**-0.5), "compute_efficiency": pytest.approx(2**-0.2),
+    }  # fmt: skip
+
+
+def test_what_a_datasheet_lacks_changes_nothing() -> None:
+    assert factors(power_W=None) == {}
+    assert factors(clock_Hz=None, vector_flops_per_s={}) == {}
+    assert factors(replace(CURVE, family="attention_fwd"), clock_Hz=2e9) == {}
+    assert factors(replace(CURVE, dtype="fp8_block"), clock_Hz=2e9, sm_count=50) == {
+        "latency_s": pytest.approx(0.5), "step_s": pytest.approx(0.5),
+    }, "no peak of the dtype"  # fmt: skip
+
+
+def test_coefficients_stay_within_the_bounds_of_the_fit() -> None:
+    slow = carried(CURVE, HERE, replace(HERE, memory_Bps=1e15, clock_Hz=1e6))
+    for coefficient in COEFFICIENTS:
+        assert coefficient.low <= slow[coefficient.name] <= coefficient.high
+    assert slow["cached_cost"] == next(c.high for c in COEFFICIENTS if c.name == "cached_cost")
+
+
+def test_the_clock_is_that_at_which_the_vector_units_reach_their_peak() -> None:
+    assert clock_Hz(HERE) == 1e9
+    unsaid = replace(HERE, clock_Hz=None)
+    assert clock_Hz(replace(unsaid, vector_flops_per_s={"fp32": 1.5e9 * 100 * 256})) == pytest.approx(1.5e9)
+    assert clock_Hz(replace(unsaid, vector_flops_per_s={"fp32": 1.5e9 * 100 * 128})) == pytest.approx(1.5e9)
+    assert clock_Hz(replace(HERE, sm_count=2)) is None, "few large cores are no multiprocessors"
+    for name in device_names():
+        clock = clock_Hz(load_device(name))
+        assert clock is None or 0.9e9 < clock < 3e9, name
+    assert set(traits(load_device("tpu-v5e"), "bf16")) == {"bandwidth"}
+
+
+def test_the_weighted_median_by_hand() -> None:
+    assert weighted_median([5.0], [0.1]) == 5.0
+    assert weighted_median([1.0, 2.0, 9.0], [1.0, 1.0, 8.0]) == pytest.approx(2 + 7 * 3.5 / 4.5)
+    assert weighted_median([9.0, 1.0], [8.0, 1.0]) == pytest.approx(1 + 8 * 4 / 4.5)
+    assert weighted_median([9.0, 1.0, 10.0], [8.0, 1.0, 1.0]) == 9.0
+    assert weighted_median([1.0, 2.0], [3.0, 1.0]) == pytest.approx(1.25)
+
+
+def test_one_odd_device_does_not_move_a_transferred_product() -> None:
+    names = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm", "gb300")
+    devices = {name: load_device(name) for name in names}
+    target = load_device("b300-sxm")
+    plain = dict.fromkeys(names, CURVE)
+    odd = plain | {"h100-sxm": replace(CURVE, coefficients=CURVE.coefficients | {"throttle": 1.0, "overlap": 20.0})}
+    before, after = (transferred_curve(target, curves, devices).coefficients for curves in (plain, odd))
+    assert after["throttle"] == before["throttle"] == pytest.approx(CURVE.coefficients["throttle"])
+    other = {name: replace(curve, family="attention_fwd") for name, curve in odd.items()}
+    assert transferred_curve(target, other, devices).coefficients["throttle"] > 1.05 * before["throttle"]
+
+
+def test_a_transferred_product_carries_and_says_from_where() -> None:
+    names = [n for n in device_names() if "bf16" in load_device(n).matrix_flops_per_s and n != "b200-sxm"][:9]
+    devices = {name: load_device(name) for name in names}
+    given = replace(CURVE, coefficients=CURVE.coefficients | {STRIDE.name: 0.05, "residual_2_2_0": -0.1})
+    curve = transferred_curve(load_device("b200-sxm"), dict.fromkeys(names, given), devices)
+    assert len(curve.source.split(", ")) == SCALED_NEIGHBOURS
+    assert curve.coefficients[STRIDE.name] == pytest.approx(0.05)
+    assert "residual_2_2_0" not in curve.coefficients
+    assert curve.coefficients["latency_s"] != pytest.approx(CURVE.coefficients["latency_s"], rel=0.01)
+
+
+@pytest.mark.parametrize("band", TRANSFER_BANDS.values())
+def test_the_band_of_a_transfer_holds_the_usual_error(band: tuple[float, float]) -> None:
+    assert band[0] <= -0.24 and band[1] >= 0.24
