@@ -85,6 +85,9 @@ FRAMEWORK_RUNS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
     *(("llama3.1-70b", "dgx-h100", 64, {"framework": name, "plan": {"tp": 4, "pp": 2, "cp": 2}})
       for name in ("megatron-core", "megatron-2021", "torchtitan", "deepspeed")),
     ("deepseek-v3", "dgx-h100", 1024, {"framework": "megatron-core", "plan": {"pp": 16, "ep": 64}, "seq": 4096}),
+    ("deepseek-v3", "dgx-h100", 1024,
+     {"framework": "megatron-core", "plan": {"pp": 16, "vpp": 2, "ep": 64}, "seq": 4096, "dtype": "fp8-te"}),
+    ("llama3.1-70b", "gb200-nvl72", 64, {"framework": "megatron-core", "plan": {"tp": 4, "pp": 2}, "dtype": "mxfp8"}),
     ("llama2-70b", "dgx-a100", 64, {"framework": "torchtune", "lora": {"rank": 16}, "plan": {"zero": 3}}),
 )  # fmt: skip
 PUBLISHED_RUNS: tuple[tuple[int, dict[str, Any]], ...] = (

@@ -17,6 +17,13 @@ def test_no_estimate_moved(now):
     assert not lines, f"{len(lines)} of {len(now)} estimates moved; scripts/golden accepts it\n{shown}"
 
 
+def test_terms_add_up(now):
+    """Whatever the mode, the framework and the dtype."""
+    for name, record in now.items():
+        terms = sum(value for term, value in record.items() if term.startswith("time/"))
+        assert terms == pytest.approx(record["step_time_s"], rel=1e-9), name
+
+
 def test_the_set_is_broad(now):
     stored = golden.stored()
     assert len(stored) > 500

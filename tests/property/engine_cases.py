@@ -13,6 +13,7 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
 from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
+from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
@@ -23,6 +24,13 @@ from steptime.workload.spec import ModelSpec
 settings.register_profile("engine", max_examples=100, deadline=None, derandomize=True)
 ENGINE = settings.get_profile("engine")
 NAMES = ("1d", "context", "2d")
+
+HARSH = Framework(
+    name="harsh", matrix=1.3, narrow=0.7, attention=1.6, vector=1.9, host_s=3e-5, router_s=1e-3, tensor_links=1.2,
+    context_links=0.8, expert_links=2.0, data_links=0.9, data_exposed=0.4, stage_links=1.4, stage_s=2e-4, optimizer=1.1,
+    step_s=0.01, growth=0.01,
+)  # fmt: skip
+"""A framework whose every parameter is another than that of the ideal one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +101,7 @@ def cases(
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
         attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(["dp", "pp", "ep"])))),
         exchange_once=draw(st.booleans()),
+        framework=IDEAL if method is PUBLISHED else draw(st.sampled_from([IDEAL, HARSH])),
     )  # fmt: skip
     strategy = method.strategies[draw(st.sampled_from(names))]
     return Case(method=method, strategy=strategy, job=job, machine=draw(machines()))

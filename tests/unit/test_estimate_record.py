@@ -49,7 +49,7 @@ def test_the_bound_of_sums_is_the_sum_of_bounds(case: Any) -> None:
     _, _, e = made(*case)
     bound = e.machine.bound
     assert bound is not None
-    rows = part_times(e.block, e.plans, bound, e.job)
+    rows = part_times(e.block, e.plans, bound)
     for part, times in e.times.items():
         for of_sums, one_by_one in zip(_directions(times), _directions(rows[part]), strict=True):
             at_once = _bound_resources(of_sums, e.plans, bound)

@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.cost.experts import once_share
+from steptime.cost.experts import once_share, paired_share
+from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.exchange_overlap import hides_exchange
+from steptime.estimate.explain import step_time_on
 from steptime.estimate.machine import machine_of
 from steptime.estimate.single import Setting
+from steptime.estimate.step import hidden_exchanges
 from steptime.estimate.terms_of import exposed_terms, lines_of
 from steptime.hardware.library import load_cluster
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
+from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.plans import Plans
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.search.planner import find
+from steptime.surface.jobs import with_choices
 from steptime.surface.models import load_model
 
 PLANS = Plans(pp=4, vpp=2, dp=64, ep=32, in_dp=8)
@@ -57,18 +61,48 @@ def test_the_share_of_places_in_one_domain_and_in_several() -> None:
     assert once_share(4, 4, 1) == pytest.approx(once_share(4, 4, 4))
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_what_shows_is_longer_than_the_opposite_pass(phase: str) -> None:
-    plain, hidden = made(), made(overlap=frozenset({"dp", "ep"}))
-    other = plain.works["layer"]["backward" if phase == "forward" else "forward"]
-    behind = float(other.matrix_s + other.attention_s + other.vector_s)
-    assert links_s(hidden, phase) == pytest.approx(max(0.0, links_s(plain, phase) - behind))
-    assert links_s(plain, phase) > 0
+BOTH = frozenset({"dp", "ep"})
+SLOW = replace(IDEAL, name="slow", matrix=1.5, narrow=0.8, expert_links=2.0)
+
+
+def test_what_hides_is_no_longer_than_the_opposite_pass() -> None:
+    """With a framework's factors on both; what stays is what an estimate without overlap has, less that."""
+    plain, hidden = made(framework=SLOW), made(framework=SLOW, overlap=BOTH)
+    layer, share = plain.passes.layer, paired_share(16, 2, 4)
+    assert hidden.passes.layer == layer and hidden.inputs.layout.paired == share
+    forward, backward = hidden_exchanges(hidden.inputs.layout, layer)
+    sent = [SLOW.expert_links * links_s(plain, phase) for phase in ("forward", "backward")]
+    assert forward == pytest.approx(share * min(sent[0], layer.backward_s - sent[1]))
+    assert backward == pytest.approx(share * min(sent[1], layer.forward_s - sent[0]))
+    assert hidden.step.stage.slowest_s == pytest.approx(
+        plain.step.stage.slowest_s - plain.step.stage.layers * (forward + backward)
+    )
+
+
+def test_a_faster_device_is_never_slower() -> None:
+    """Each hidden second leaves with the second that hides it, whatever the factors."""
+    times = []
+    for factor in (1.0, 1.3, 2.0, 8.0):
+        e = made(framework=SLOW, overlap=BOTH)
+        times.append(step_time_on(e, e.machine.faster(matrix_flops_per_s=factor, memory_Bps=factor)))
+    assert times == sorted(times, reverse=True) and times[0] > times[-1]
+
+
+def test_few_micro_batches_pair_few_passes() -> None:
+    assert paired_share(4, 4, 4) < 0.07 < 0.9 < paired_share(64, 4, 4)
+    assert np.array_equal(paired_share(8, np.array([1.0, 4.0]), 4), [0.0, paired_share(8, 4, 4)])
+
+
+def test_recomputed_layers_are_not_paired() -> None:
+    full = replace(PLANS, recompute=RECOMPUTE_CODES["full"])
+    assert made(full, overlap=BOTH).step_time_s == made(full).step_time_s
+    part = replace(PLANS, recompute=RECOMPUTE_CODES["experts"])
+    assert made(part, overlap=BOTH).step_time_s < made(part).step_time_s
 
 
 def test_nothing_hides_without_virtual_stages() -> None:
     flat = replace(PLANS, vpp=1)
-    assert made(flat, overlap=frozenset({"dp", "ep"})).step_time_s == made(flat).step_time_s
+    assert made(flat, overlap=BOTH).step_time_s == made(flat).step_time_s
 
 
 def test_a_block_of_plans_is_each_plan_and_the_ledger_adds_up() -> None:
@@ -81,14 +115,30 @@ def test_a_block_of_plans_is_each_plan_and_the_ledger_adds_up() -> None:
 
 
 def test_only_models_with_experts_have_an_exchange_to_hide() -> None:
-    e = made(overlap=frozenset({"dp", "ep"}))
-    assert hides_exchange(e.job) and not hides_exchange(replace(e.job, model=load_model("llama3-8b")))
+    dense = made(overlap=BOTH).job
+    dense = replace(dense, model=load_model("llama3-8b"))
+    with pytest.raises(UserError, match="overlap ep: llama3-8b has no experts"):
+        with_choices(dense, {"overlap": BOTH})
+
+
+def test_what_hides_is_named() -> None:
+    """The hidden part is a line of its own formula, and no part of the sum."""
+    e = made(overlap=BOTH)
+    lines = [line for line in lines_of(e) if line.path.endswith("hidden_exchange_s")]
+    assert [line.path.split("/")[1] for line in lines] == ["forward", "backward"]
+    shown = sum(line.hidden_s for line in lines_of(e) if line.path.startswith("ep_comm"))
+    assert sum(line.part_s for line in lines) == pytest.approx(shown) and shown > 0
+
+
+def test_a_report_of_narrow_products_adds_up() -> None:
+    e = made(framework=SLOW, precision=PRECISIONS["mxfp8"])
+    assert sum(exposed_terms(lines_of(e)).values()) == pytest.approx(float(e.step_time_s), rel=1e-9)
+    assert e.works["layer"]["forward"].narrow_s > 0
 
 
 def test_the_search_hides_what_an_estimate_hides() -> None:
-    """Shapes are told apart by virtual stages, and their placements share no work where exchanges hide behind it."""
     model = replace(load_model("deepseek-v3"), layers=64)
-    job = made(model=model, overlap=frozenset({"dp", "ep"}), exchange_once=True).job
+    job = made(model=model, overlap=BOTH, exchange_once=True).job
     cluster = load_cluster("dgx-h100")
     roomy = replace(cluster, device=replace(cluster.device, memory_bytes=1e13))
     setting = Setting(method=CORRECTED, job=job, cluster=roomy)

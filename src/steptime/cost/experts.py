@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from steptime.cost.matmul import matmul_flops
 from steptime.cost.moe_time import experts_touched
-from steptime.num import Num, maximum, where
+from steptime.num import Num, maximum, minimum, where
 
 
 def grouped_matmul_bytes(m: Num, n: Num, k: Num, groups: Num, element_bytes: Num) -> Num:
@@ -87,19 +87,36 @@ def once_share(choices: Num, ranks: Num, inside: Num) -> Num:
     return experts_touched(places, choices, 1) / choices
 
 
-def exposed_exchange_s(exchange_s: Num, behind_s: Num, virtual_stages: Num) -> Num:
-    r"""Exposed time of the exchange of one pass that runs beside the opposite pass of another micro-batch.
+def paired_share(micro_batches: Num, virtual_stages: Num, stages: Num) -> Num:
+    r"""Share of the passes of an interleaved pipeline that have the opposite pass of another micro-batch beside them.
 
-    $$t = \max(t_x - t_c,\ 0)\big|_{v>1} \qquad t = t_x\big|_{v=1}$$
+    $$s = \max\Big(1 - \frac{(v - 1)\,p + p - 1}{v\,n},\ 0\Big)\Big|_{v>1} \qquad s = 0\big|_{v=1}$$
 
-    where $t_x$ = `exchange_s` is the exchange of a layer in one direction, $t_c$ = `behind_s` what the device computes
-    for the same layer in the other direction, and $v$ = `virtual_stages`: only interleaved stages have the forward pass
-    of one micro-batch and the backward pass of another at hand at once.
+    A rank makes $v\,n$ forward passes, for $n$ = `micro_batches` through its $v$ = `virtual_stages`. Before its first
+    backward pass it makes $(v - 1)\,p + 2\,(p - r - 1)$ of them as rank $r$ of $p$ = `stages`; the mean over the ranks
+    stands for all. Without virtual stages there is no schedule that pairs them.
 
-    Source: arXiv 2412.19437, section 3.2.1; Megatron-Core, `--overlap-moe-expert-parallel-comm`, which wants virtual
-    stages. Filling and draining of the pipeline, where one of the two is missing, are taken to be short.
+    Source: warm-up of the interleaved schedule, arXiv 2104.04473, section 2.2; Megatron-Core,
+    `--overlap-moe-expert-parallel-comm`, which wants virtual stages.
 
-    >>> exposed_exchange_s(5.0, 3.0, 4), exposed_exchange_s(2.0, 3.0, 4), exposed_exchange_s(5.0, 3.0, 1)
-    (2.0, 0.0, 5.0)
+    >>> paired_share(32, 2, 8), paired_share(4, 4, 4) < 0.1, paired_share(64, 1, 4)   # 15 of 64 passes are alone
+    (0.765625, True, 0.0)
     """
-    return where(virtual_stages > 1, maximum(exchange_s - behind_s, 0.0 * exchange_s), exchange_s)
+    alone = (virtual_stages - 1) * stages + stages - 1
+    return where(virtual_stages > 1, maximum(1.0 - alone / (virtual_stages * micro_batches), 0.0), 0.0)
+
+
+def hidden_exchange_s(exchange_s: Num, behind_s: Num, share: Num) -> Num:
+    r"""Hidden time of the exchange of one pass that runs beside the opposite pass of another micro-batch.
+
+    $$t = s\,\min(t_x,\ t_c)$$
+
+    where $t_x$ = `exchange_s` is the exchange of a layer in one direction, $t_c$ = `behind_s` what the same layer takes
+    in the other direction without its exchange, and $s$ = `share` of the passes have one beside them.
+
+    Source: arXiv 2412.19437, section 3.2.1.
+
+    >>> hidden_exchange_s(5.0, 3.0, 1.0), hidden_exchange_s(2.0, 3.0, 0.5)
+    (3.0, 1.0)
+    """
+    return share * minimum(exchange_s, behind_s)

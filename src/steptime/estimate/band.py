@@ -73,10 +73,13 @@ def _passes(works: Works, many: Framework) -> Passes:
     rows = {phase: _in_rows([works[part][phase] for part in PARTS]) for phase in (FORWARD, BACKWARD)}
     each: Any = pass_of(rows, many)
     layer, first, last = (
-        Pass(forward_s=each.forward_s[i], backward_s=each.backward_s[i], weights_s=each.weights_s[i])
-        for i in range(len(PARTS))
+        Pass(**{field.name: _row(getattr(each, field.name), i) for field in fields(Pass)}) for i in range(len(PARTS))
     )
     return Passes(layer=layer, first=first, last=last)
+
+
+def _row(value: Any, index: int) -> Any:
+    return value[index] if isinstance(value, np.ndarray) else value
 
 
 def _in_rows(works: list[Work]) -> Work:

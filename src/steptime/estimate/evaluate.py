@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from steptime.estimate.exchange_overlap import beside_another, hides_exchange
 from steptime.estimate.layer import Pass, PhaseTime, Work, pass_of, phase_times, work_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
@@ -50,10 +49,9 @@ class Evaluation:
         return self.step.total_s
 
 
-def part_times(block: Block, plans: Plans, machine: Machine, job: Job) -> dict[str, tuple[PhaseTime, ...]]:
+def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:
     """Times of the rows of each part for one micro-batch."""
-    times = {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
-    return times | {"layer": beside_another(times["layer"], plans)} if hides_exchange(job) else times
+    return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
 
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job) -> Works:
@@ -83,7 +81,7 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     block = strategy.block(job, plans)
     sizes = sizes_of(block)
     memory = memory_of(method, strategy, job, plans, sizes)
-    times = part_times(block, plans, machine, job)
+    times = part_times(block, plans, machine)
     works = works_of(times, job)
     passes, layout = passes_of(works, job.framework), layout_of(method, job, plans)
     stage = critical_stage(layout, passes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from steptime.cost.collective import panel_overlap_s
@@ -14,7 +14,7 @@ from steptime.estimate.kernels import Timed, further_timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import OPERATORS
-from steptime.num import Num, minimum
+from steptime.num import Num, minimum, where
 from steptime.plan.framework import Framework
 from steptime.plan.plans import Plans
 from steptime.plan.quantise import NARROW
@@ -25,6 +25,7 @@ WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
 RECORDED_WEIGHTS = "captured_weights_backward"
 """A recorded product of its own for the gradient of weights."""
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
+EXPERT_AXIS = "ep"
 
 
 class TransferTime(NamedTuple):
@@ -253,6 +254,9 @@ class Pass:
     backward_s: Num
     weights_s: Num = 0.0
     """Part of the backward pass that makes gradients of weights."""
+    forward_exchange_s: Num = 0.0
+    """What the exchange of experts adds to the forward pass; likewise to the backward pass."""
+    backward_exchange_s: Num = 0.0
 
     @property
     def both_s(self) -> Num:
@@ -260,10 +264,20 @@ class Pass:
         return self.forward_s + self.backward_s
 
 
+def factor_of(time: PhaseTime, framework: Framework) -> Num:
+    """What a framework makes of the work of a row, its transfers apart."""
+    factor: Num = getattr(framework, kind_of(time.row))
+    return factor * framework.narrow if time.narrow else factor
+
+
+def products_s(work: Work, framework: Framework) -> Num:
+    """Time of the products outside attention, each as :func:`factor_of` says."""
+    return (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix
+
+
 def device_s(work: Work, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
-    products = work.matrix_s + work.narrow_s * (framework.narrow - 1.0)
-    total = products * framework.matrix + work.attention_s * framework.attention + work.vector_s * framework.vector
+    total = products_s(work, framework) + work.attention_s * framework.attention + work.vector_s * framework.vector
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
     return total
@@ -275,9 +289,22 @@ def paced_s(work: Work, framework: Framework) -> Num:
     return paced + router_wait_s(work.routers, framework.router_s)
 
 
+def _exchange_s(work: Work, framework: Framework, paced: Num) -> Num:
+    """What the exchange of experts adds to work that takes so long with it."""
+    sent = work.links_s.get(EXPERT_AXIS, 0.0)
+    if isinstance(sent, float) and not sent:
+        return 0.0
+    others = {axis: links_s for axis, links_s in work.links_s.items() if axis != EXPERT_AXIS}
+    return paced - paced_s(replace(work, links_s=others), framework)
+
+
 def pass_of(work: Mapping[str, Work], framework: Framework) -> Pass:
     """Both directions."""
+    forward, backward = (paced_s(work[phase], framework) for phase in (FORWARD, BACKWARD))
+    one = work[BACKWARD]
+    products = one.matrix_s + where(one.matrix_s > 0, 0.0, 1.0)
     return Pass(
-        forward_s=paced_s(work[FORWARD], framework), backward_s=paced_s(work[BACKWARD], framework),
-        weights_s=work[BACKWARD].weights_s * framework.matrix,
+        forward_s=forward, backward_s=backward, weights_s=one.weights_s * products_s(one, framework) / products,
+        forward_exchange_s=_exchange_s(work[FORWARD], framework, forward),
+        backward_exchange_s=_exchange_s(one, framework, backward),
     )  # fmt: skip

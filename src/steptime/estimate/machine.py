@@ -204,8 +204,9 @@ def constants_of(cluster: Cluster, gpus: int, precision: Precision, *, fitted_li
     """
     device = cluster.device
     vector = precision.vector_dtype if precision.vector_dtype in device.vector_flops_per_s else "fp32"
+    matrix = precision.matrix_dtype
     values = {
-        f"matrix_flops_per_s.{precision.matrix_dtype}": device.matrix_flops_per_s.get(precision.matrix_dtype, 0.0),
+        f"matrix_flops_per_s.{device.matrix_dtype(matrix)}": _matrix_rate(device, matrix),
         f"vector_flops_per_s.{vector}": device.vector_flops_per_s.get(vector, 0.0),
         **{
             name: getattr(device, name)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steptime.cost.data_parallel import exposed_layerwise_s, partly_hidden_s
+from steptime.cost.experts import hidden_exchange_s, paired_share
 from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.offload import exposed_copies_s
 from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
-from steptime.estimate.layer import Pass
+from steptime.estimate.layer import EXPERT_AXIS, Pass
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
@@ -53,6 +54,8 @@ class Layout:
     """Layers of all stages."""
     recomputed: Num
     """Share of the layers whose forward runs once more."""
+    paired: Num
+    """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +169,38 @@ def layout_of(method: Method, job: Job, plans: Plans) -> Layout:
     return Layout(
         stages=plans.pp, virtual_stages=plans.vpp, first=split.first, middle=split.middle, last=split.last,
         whole=where(alone, split.first, whole), recomputed=full / plans.recompute_every,
+        paired=_paired(method, job, plans) * (1.0 - full),
     )  # fmt: skip
+
+
+def _paired(method: Method, job: Job, plans: Plans) -> Num:
+    """Share of the passes that are paired; Megatron-Core does not pair them where layers are recomputed in full."""
+    if EXPERT_AXIS not in job.overlap or job.model.experts is None:
+        return 0.0 * plans.pp
+    return paired_share(method.micro_batches(job, plans), plans.vpp, plans.pp)
+
+
+def hidden_exchanges(layout: Layout, layer: Pass) -> tuple[Num, Num]:
+    """Time of the exchange of experts that hides in a layer's forward and in its backward pass."""
+    forward_s, backward_s = layer.forward_exchange_s, layer.backward_exchange_s
+    return (
+        hidden_exchange_s(forward_s, layer.backward_s - backward_s, layout.paired),
+        hidden_exchange_s(backward_s, layer.forward_s - forward_s, layout.paired),
+    )
+
+
+def _shown(layout: Layout, layer: Pass) -> Pass:
+    """A layer's pass without what hides of it."""
+    if isinstance(layer.forward_exchange_s, float) and not layer.forward_exchange_s:
+        return layer
+    forward, backward = hidden_exchanges(layout, layer)
+    return replace(layer, forward_s=layer.forward_s - forward, backward_s=layer.backward_s - backward)
 
 
 def critical_stage(layout: Layout, passes: Passes) -> Stage:
     """Slowest of the first, a middle and the last stage; ties go to the first."""
-    one_layer_s = passes.layer.both_s + layout.recomputed * passes.layer.forward_s
+    layer = _shown(layout, passes.layer)
+    one_layer_s = layer.both_s + layout.recomputed * layer.forward_s
     alone = layout.stages <= 1
     first_s = layout.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
     middle_s = where(layout.stages > 2, layout.middle * one_layer_s, 0.0)
@@ -185,8 +214,8 @@ def critical_stage(layout: Layout, passes: Passes) -> Stage:
     return Stage(
         layers=layers, first=first, last=last, slowest_s=slowest_s,
         all_stages_s=layout.whole * one_layer_s + passes.first.both_s + passes.last.both_s,
-        all_weights_s=layout.whole * passes.layer.weights_s + ends[0] + ends[1],
-        slowest_weights_s=layers * passes.layer.weights_s + first * ends[0] + last * ends[1],
+        all_weights_s=layout.whole * layer.weights_s + ends[0] + ends[1],
+        slowest_weights_s=layers * layer.weights_s + first * ends[0] + last * ends[1],
     )  # fmt: skip
 
 
@@ -217,7 +246,8 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Sta
     stage = critical_stage(layout, passes) if stage is None else stage
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
-    backward_s = passes.layer.backward_s + layout.recomputed * passes.layer.forward_s
+    layer = _shown(layout, passes.layer)
+    backward_s = layer.backward_s + layout.recomputed * layer.forward_s
     return Step(
         stage=stage,
         micro_batches=inputs.micro_batches,
@@ -234,13 +264,13 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Sta
         optimizer_bytes=inputs.optimizer_bytes,
         optimizer_s=inputs.optimizer_s * framework.optimizer,
         overhead_s=step_overhead_s(framework.step_s),
-        copies_s=copies_s(inputs, stage, passes.layer.forward_s, backward_s),
+        copies_s=copies_s(inputs, stage, layer.forward_s, backward_s),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
         devices=inputs.devices,
         growth=framework.growth,
-        behind_forward_s=passes.layer.forward_s,
+        behind_forward_s=layer.forward_s,
         behind_backward_s=backward_s,
-        **_data_parallel(inputs, traffic, stage, framework, passes.layer.forward_s, backward_s),
+        **_data_parallel(inputs, traffic, stage, framework, layer.forward_s, backward_s),
     )
 
 

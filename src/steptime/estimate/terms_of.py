@@ -9,13 +9,23 @@ from steptime.cost.host import router_wait_s
 from steptime.estimate.communication import Call, collective_call
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
-from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, device_s, kind_of, paced_s
+from steptime.estimate.layer import (
+    BACKWARD,
+    EXPERT_AXIS,
+    FORWARD,
+    RECOMPUTE,
+    PhaseTime,
+    device_s,
+    factor_of,
+    paced_s,
+)
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM
 from steptime.estimate.memory import Call as MemoryCall
 from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import Detail
+from steptime.estimate.step import hidden_exchanges
 from steptime.estimate.step_terms import Line, known, leaf, numbers, step_lines
 from steptime.num import Num
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
@@ -25,15 +35,16 @@ COMPUTE = "roofline.roofline_compute_s"
 EXPOSED_MEMORY = "roofline.roofline_exposed_memory_s"
 ISSUED = "host.issued_s"
 ROUTER = "host.router_wait_s"
+HIDDEN = "experts.hidden_exchange_s"
 KEPT = "kept_bytes_per_layer"
 
 
-def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> list[Line]:
-    """Lines of one row in one phase, ``count`` times per step."""
+def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation, shown: float = 1.0) -> list[Line]:
+    """Lines of one row in one phase, ``count`` times per step; ``shown``: share of its exchange that shows."""
     if not (time.compute_s or time.exposed_memory_s or time.transfers):
         return []
     name = f"{phase}/{time.row.name}"
-    factor = float(getattr(e.job.framework, kind_of(time.row)))
+    factor = float(factor_of(time, e.job.framework))
     if time.timed is None:
         lines = _roofline_lines(time, name, count, factor, e)
     else:
@@ -41,7 +52,7 @@ def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation) -> li
         group = "memory_bound" if function == MEMORY_BOUND.name else "compute"
         lines = [Line(path=f"{group}/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count * factor),
                       function=function, how=partial(_timed_how, time.timed, count, factor))]  # fmt: skip
-    return [*lines, *_transfer_lines(time, name, count, e)] if time.transfers else lines
+    return [*lines, *_transfer_lines(time, name, count, e, shown)] if time.transfers else lines
 
 
 def _times(count: float, factor: float) -> dict[str, float]:
@@ -77,22 +88,25 @@ def _traffic_how(time: PhaseTime, machine: Machine, count: float, factor: float)
     return {**traffic, **_times(count, factor)}, ""
 
 
-def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation) -> Iterator[Line]:
+def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation, shown: float) -> Iterator[Line]:
     panels = 1 if time.row.panels is None else time.row.panels
     for each in time.transfers:
         axis, kind = each.transfer.axis, each.transfer.collective
         factor = float(e.job.framework.links(axis))
+        share = shown if axis == EXPERT_AXIS else 1.0
+        total_s, hidden_s = each.exposed_s * count * factor, (each.busy_s - each.exposed_s) * count
         call = collective_call(kind, e.plans, e.machine, (axis,), each.transfer.size_bytes / panels)
         yield Line(
-            path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(each.exposed_s * count * factor),
-            hidden_s=float((each.busy_s - each.exposed_s) * count), function=call.function,
-            how=partial(_call_how, call, count, factor, panels),
+            path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(total_s * share),
+            hidden_s=float(hidden_s + total_s * (1.0 - share)), function=call.function,
+            how=partial(_call_how, call, count, factor, panels, share),
         )  # fmt: skip
 
 
-def _call_how(call: Call, count: float, factor: float, panels: Num) -> tuple[Mapping[str, Num], str]:
+def _call_how(call: Call, count: float, factor: float, panels: Num, share: float) -> tuple[Mapping[str, Num], str]:
     arguments, basis = call.how()
-    return {**arguments, **_times(count, factor), "panels": float(panels)}, basis
+    shown = {} if share == 1.0 else {"shown_share": share}
+    return {**arguments, **_times(count, factor), "panels": float(panels), **shown}, basis
 
 
 def _part_lines(e: Evaluation) -> Iterator[Line]:
@@ -102,14 +116,40 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
         count = float(counts[part] * e.step.micro_batches)
         if not count:
             continue
+        shown = _shown_exchange(e) if part == "layer" else {}
         for time in times:
-            yield from _phase_lines(time, time.phase, count, e)
+            yield from _phase_lines(time, time.phase, count, e, shown.get(_direction(time), 1.0))
             if part == "layer" and again and time.phase == FORWARD:
                 yield from _phase_lines(time, RECOMPUTE, count * again, e)
         for phase in (FORWARD, BACKWARD):
             yield from _host_lines(e, part, phase, count)
+        if shown:
+            yield from _hidden_lines(e, count)
         if part == "layer" and again:
             yield from _host_lines(e, part, FORWARD, count * again, named=RECOMPUTE)
+
+
+def _direction(time: PhaseTime) -> str:
+    return FORWARD if time.phase == FORWARD else BACKWARD
+
+
+def _shown_exchange(e: Evaluation) -> dict[str, float]:
+    """Share of the exchange of experts that shows, by direction; empty where nothing hides."""
+    hidden = dict(zip((FORWARD, BACKWARD), hidden_exchanges(e.inputs.layout, e.passes.layer), strict=True))
+    factor, works = e.job.framework.links(EXPERT_AXIS), e.works["layer"]
+    sent = {phase: works[phase].links_s.get(EXPERT_AXIS, 0.0) * factor for phase in hidden}
+    return {phase: float(1.0 - hidden[phase] / sent[phase]) for phase in hidden if hidden[phase]}
+
+
+def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
+    """What hides of the exchange of experts behind the opposite pass: no part of the step's time, but of its terms."""
+    layer, layout = e.passes.layer, e.inputs.layout
+    forward, backward = layer.forward_exchange_s, layer.backward_exchange_s
+    each = ((FORWARD, forward, layer.backward_s - backward), (BACKWARD, backward, layer.forward_s - forward))
+    for (phase, exchange_s, behind_s), hidden_s in zip(each, hidden_exchanges(layout, layer), strict=True):
+        how = {"exchange_s": exchange_s, "behind_s": behind_s, "share": layout.paired, "times_per_step": count}
+        yield Line(path=f"{EXPERT_AXIS}_comm/{phase}/layer/{leaf(HIDDEN)}", exposed_s=0.0,
+                   part_s=float(hidden_s * count), function=HIDDEN, how=known(how))  # fmt: skip
 
 
 def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Iterator[Line]:

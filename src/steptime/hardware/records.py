@@ -63,10 +63,14 @@ class Device:
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Field name (``memory_Bps``, ``matrix_flops_per_s.bf16``) to the source of its number."""
 
-    def matrix_rate(self, dtype: str) -> float | None:
-        """Peak of the matrix units in a dtype (FLOP/s), None where they lack it; int8 stands for fp8."""
+    def matrix_dtype(self, dtype: str) -> str:
+        """Dtype whose rate the matrix units have for another: where they lack fp8, int8 stands for it."""
         rates = self.matrix_flops_per_s
-        return rates.get(dtype, rates.get("int8") if dtype == "fp8" else None)
+        return "int8" if dtype == "fp8" and dtype not in rates and "int8" in rates else dtype
+
+    def matrix_rate(self, dtype: str) -> float | None:
+        """Peak of the matrix units in a dtype (FLOP/s), None where they lack it."""
+        return self.matrix_flops_per_s.get(self.matrix_dtype(dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

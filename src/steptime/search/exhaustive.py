@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime.estimate.evaluate import composed
-from steptime.estimate.exchange_overlap import hides_exchange
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.single import Setting
@@ -113,10 +112,7 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
 
 
 def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
-    """Leaves out columns that this job's rows do not read.
-
-    Rows of experts depend on ``dp`` too, and exchanges that may hide on ``vpp``.
-    """
+    """Leaves out columns that this job's rows do not read; rows of experts depend on ``dp`` too."""
     unread = set()
     codes = [np.asarray(listing.configurations.recompute) for listing in listings]
     if job.attention == "fused" and all(((code == 0) | (code == FULL_RECOMPUTE)).all() for code in codes):
@@ -126,7 +122,6 @@ def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
     if job.model.experts is None:
         unread.update(("ep", "etp"))
     columns = (*SHAPE_COLUMNS, "dp") if job.model.experts is not None else SHAPE_COLUMNS
-    columns = (*columns, "vpp") if hides_exchange(job) else columns
     return tuple(name for name in columns if name not in unread)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, works_of
-from steptime.estimate.exchange_overlap import hides_exchange
 from steptime.estimate.layer import Pass, Work
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
@@ -148,8 +147,8 @@ def layer_table(
         {name: _taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
     ))  # fmt: skip
     block, (costed, shape_at) = strategy.block(job, plans), np.unique(shape_of, return_inverse=True)
-    if len(shape_of) < SEVERAL * len(costed) or hides_exchange(job):
-        works = works_of(part_times(block, plans, machine, job), job)
+    if len(shape_of) < SEVERAL * len(costed):
+        works = works_of(part_times(block, plans, machine), job)
     else:
         works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, block, plans)
     return LayerTable(passes=passes_of(works, job.framework), row=row, count=len(shape_of))
@@ -159,8 +158,8 @@ def _shared_works(
     strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, block: Block, plans: Plans
 ) -> Works:
     """Work of every placement: that of its shape, computed once, and its own transfers."""
-    device = works_of(part_times(_without_transfers(strategy.block(job, shapes)), shapes, machine, job), job)
-    links = works_of(part_times(_only_transfers(block), plans, machine, job), job)
+    device = works_of(part_times(_without_transfers(strategy.block(job, shapes)), shapes, machine), job)
+    links = works_of(part_times(_only_transfers(block), plans, machine), job)
     return {
         part: {phase: _joined(work, shape_at, links[part][phase]) for phase, work in phases.items()}
         for part, phases in device.items()

@@ -75,8 +75,14 @@ class Request:
 
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
-    """The job with the habits of its framework, but where the user chose otherwise."""
+    """The job with the habits of its framework, but where the user chose otherwise.
+
+    Raises:
+        UserError: the exchange of experts shall hide, and the model has none.
+    """
     habits = habits_of(job.framework.name)
+    if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
+        raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
     narrow, offload = job.precision.element_bytes < 4, chosen.get("offload", frozenset())
     return replace(
         job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"), offload=offload,
