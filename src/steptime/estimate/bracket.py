@@ -10,9 +10,20 @@ import numpy as np
 
 from steptime.cost.roofline import memory_s, roofline_compute_s
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseTime, Work, device_s, factor_of, links_busy_s, paced_s
+from steptime.estimate.layer import (
+    BACKWARD,
+    FORWARD,
+    Pass,
+    PhaseTime,
+    Work,
+    device_s,
+    factor_of,
+    kind_of,
+    links_busy_s,
+    paced_s,
+)
 from steptime.estimate.machine import Machine
-from steptime.estimate.operators import OPERATORS
+from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
 from steptime.estimate.traffic import Stage
 from steptime.num import Num, maximum, minimum
@@ -38,8 +49,9 @@ def _resources(times: Iterable[PhaseTime], framework: Framework) -> Resources:
     compute: Num = 0.0
     memory: Num = 0.0
     links: Num = 0.0
+    factors = {(kind, narrow): factor_of(kind, narrow, framework) for kind in KINDS for narrow in (False, True)}
     for time in times:
-        factor, moving_s = factor_of(time, framework), time.memory_busy_s
+        factor, moving_s = factors[kind_of(time.row), time.narrow], time.memory_busy_s
         if time.timed is not None:
             moving_s = maximum(moving_s - time.compute_s, 0.0)
         compute, memory = compute + time.compute_s * factor, memory + moving_s * factor

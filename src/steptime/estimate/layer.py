@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.cost.collective import panel_overlap_s
@@ -264,10 +264,10 @@ class Pass:
         return self.forward_s + self.backward_s
 
 
-def factor_of(time: PhaseTime, framework: Framework) -> Num:
-    """What a framework makes of the work of a row, its transfers apart."""
-    factor: Num = getattr(framework, kind_of(time.row))
-    return factor * framework.narrow if time.narrow else factor
+def factor_of(kind: str, narrow: bool, framework: Framework) -> Num:
+    """What a framework makes of work of a kind; ``narrow``: in a format narrower than 16 bits."""
+    factor: Num = getattr(framework, kind)
+    return factor * framework.narrow if narrow else factor
 
 
 def products_s(work: Work, framework: Framework) -> Num:
@@ -289,22 +289,22 @@ def paced_s(work: Work, framework: Framework) -> Num:
     return paced + router_wait_s(work.routers, framework.router_s)
 
 
-def _exchange_s(work: Work, framework: Framework, paced: Num) -> Num:
-    """What the exchange of experts adds to work that takes so long with it."""
+def _paced_and_exchange_s(work: Work, framework: Framework) -> tuple[Num, Num]:
+    """As :func:`paced_s`, and what the exchange of experts adds to it."""
+    device, issued = device_s(work, framework), (work.operators, framework.host_s)
+    whole, waited = issued_s(device, *issued), router_wait_s(work.routers, framework.router_s)
     sent = work.links_s.get(EXPERT_AXIS, 0.0)
     if isinstance(sent, float) and not sent:
-        return 0.0
-    others = {axis: links_s for axis, links_s in work.links_s.items() if axis != EXPERT_AXIS}
-    return paced - paced_s(replace(work, links_s=others), framework)
+        return whole + waited, 0.0
+    return whole + waited, whole - issued_s(device - sent * framework.links(EXPERT_AXIS), *issued)
 
 
 def pass_of(work: Mapping[str, Work], framework: Framework) -> Pass:
     """Both directions."""
-    forward, backward = (paced_s(work[phase], framework) for phase in (FORWARD, BACKWARD))
     one = work[BACKWARD]
+    (forward, sent), (backward, returned) = (_paced_and_exchange_s(each, framework) for each in (work[FORWARD], one))
     products = one.matrix_s + where(one.matrix_s > 0, 0.0, 1.0)
     return Pass(
         forward_s=forward, backward_s=backward, weights_s=one.weights_s * products_s(one, framework) / products,
-        forward_exchange_s=_exchange_s(work[FORWARD], framework, forward),
-        backward_exchange_s=_exchange_s(one, framework, backward),
+        forward_exchange_s=sent, backward_exchange_s=returned,
     )  # fmt: skip

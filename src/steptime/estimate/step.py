@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from steptime.cost.data_parallel import exposed_layerwise_s, partly_hidden_s
 from steptime.cost.experts import hidden_exchange_s, paired_share
 from steptime.cost.host import stage_issue_s, step_overhead_s
@@ -191,7 +193,7 @@ def hidden_exchanges(layout: Layout, layer: Pass) -> tuple[Num, Num]:
 
 def _shown(layout: Layout, layer: Pass) -> Pass:
     """A layer's pass without what hides of it."""
-    if isinstance(layer.forward_exchange_s, float) and not layer.forward_exchange_s:
+    if not isinstance(layout.paired, np.ndarray) and not layout.paired:
         return layer
     forward, backward = hidden_exchanges(layout, layer)
     return replace(layer, forward_s=layer.forward_s - forward, backward_s=layer.backward_s - backward)

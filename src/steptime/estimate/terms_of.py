@@ -17,6 +17,7 @@ from steptime.estimate.layer import (
     PhaseTime,
     device_s,
     factor_of,
+    kind_of,
     paced_s,
 )
 from steptime.estimate.machine import Machine
@@ -44,7 +45,7 @@ def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation, shown
     if not (time.compute_s or time.exposed_memory_s or time.transfers):
         return []
     name = f"{phase}/{time.row.name}"
-    factor = float(factor_of(time, e.job.framework))
+    factor = float(factor_of(kind_of(time.row), time.narrow, e.job.framework))
     if time.timed is None:
         lines = _roofline_lines(time, name, count, factor, e)
     else:
