@@ -106,3 +106,16 @@ def divisors(n: int) -> list[int]:
     """
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return low + [n // d for d in reversed(low) if d * d != n]
+
+
+def weighted_quantiles(values: Any, weights: Any, levels: Any) -> Array:
+    """Values at levels of the weight, linear between the middles of neighbouring weights.
+
+    >>> weighted_quantiles([3.0, 1.0, 2.0], [1.0, 1.0, 2.0], [0.0, 0.5]).tolist()
+    [1.0, 2.0]
+    """
+    found, weight = np.asarray(values), np.asarray(weights)
+    order = np.argsort(found)
+    rank = (np.cumsum(weight[order]) - weight[order] / 2) / weight.sum()
+    out: Array = np.interp(levels, rank, found[order])
+    return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -134,14 +134,16 @@ def _backward(
     )  # fmt: skip
 
 
-def _derived(shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    return residual_of(shape, device, values) | {STRIDE.name: values.get(STRIDE.name, 0.0)}
+Derived = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
-def _derived_of_gradients(
-    shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]
-) -> dict[str, Any]:
-    return residuals_of_gradients(shape, device, values) | {STRIDE.name: values.get(STRIDE.name, 0.0)}
+def _with_stride(of: Derived) -> Derived:
+    """What is derived from shape, device and coefficients, and the cost of a stride, which not all curves have."""
+
+    def derived(shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        return of(shape, device, values) | {STRIDE.name: values.get(STRIDE.name, 0.0)}
+
+    return derived
 
 
 FAMILY: Final = KernelFamily(
@@ -151,7 +153,7 @@ FAMILY: Final = KernelFamily(
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,
-    derived=_derived,
+    derived=_with_stride(residual_of),
     left_over=fitted_residual,
 )
 #: The same for dtypes that :data:`STRIDED` names: one coefficient more is fitted.
@@ -164,7 +166,7 @@ BACKWARD: Final = KernelFamily(
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,
-    derived=_derived_of_gradients,
+    derived=_with_stride(residuals_of_gradients),
 )
 
 

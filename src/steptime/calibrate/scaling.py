@@ -10,6 +10,7 @@ from steptime.calibrate.gemm import COEFFICIENTS, FEW_UNITS, STRIDE, gemm_device
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
+from steptime.num import weighted_quantiles
 
 #: Operations per clock of a multiprocessor with 128 lanes that multiply and add; those with half of them come next.
 LANES_FLOPS: Final = (256.0, 128.0)
@@ -108,14 +109,4 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     >>> weighted_median([1.0, 2.0, 9.0], [1.0, 1.0, 1.0]), weighted_median([1.0, 3.0], [1.0, 1.0])
     (2.0, 2.0)
     """
-    pairs = sorted(zip(values, weights, strict=True))
-    half, below = 0.5 * sum(weights), 0.0
-    before: tuple[float, float] | None = None
-    for value, weight in pairs:
-        at = below + 0.5 * weight
-        if at >= half:
-            if before is None or at == half:
-                return value
-            return before[0] + (value - before[0]) * (half - before[1]) / (at - before[1])
-        before, below = (value, at), below + weight
-    return pairs[-1][0]
+    return float(weighted_quantiles(values, weights, 0.5))

@@ -41,7 +41,7 @@ def _directions(times: Iterable[PhaseTime]) -> Directions:
     forward: list[PhaseTime] = []
     backward: list[PhaseTime] = []
     for time in times:
-        (forward if time.phase == FORWARD else backward).append(time)
+        (forward if time.direction == FORWARD else backward).append(time)
     return forward, backward
 
 

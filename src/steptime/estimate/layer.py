@@ -61,6 +61,11 @@ class PhaseTime(NamedTuple):
     """How often a layer has it; everything above counts it so often."""
 
     @property
+    def direction(self) -> str:
+        """Pass that it belongs to: recomputation is part of the backward pass."""
+        return FORWARD if self.phase == FORWARD else BACKWARD
+
+    @property
     def total_s(self) -> Num:
         """Exposed time of the row."""
         total = self.compute_s + self.exposed_memory_s
@@ -222,7 +227,7 @@ def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, Wo
     sums: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
     links: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
     for time in times:
-        phase = FORWARD if time.phase == FORWARD else BACKWARD
+        phase = time.direction
         into, kind = sums[phase], kind_of(time.row)
         into[kind] = into.get(kind, 0.0) + (time.compute_s + time.exposed_memory_s)
         if time.narrow:
@@ -285,18 +290,21 @@ def device_s(work: Work, framework: Framework) -> Num:
 
 def paced_s(work: Work, framework: Framework) -> Num:
     """Time of some work under a framework: what the device needs, or the host if it is slower."""
-    paced = issued_s(device_s(work, framework), work.operators, framework.host_s)
+    return _paced_s(device_s(work, framework), work, framework)
+
+
+def _paced_s(device: Num, work: Work, framework: Framework) -> Num:
+    paced = issued_s(device, work.operators, framework.host_s)
     return paced + router_wait_s(work.routers, framework.router_s)
 
 
 def _paced_and_exchange_s(work: Work, framework: Framework) -> tuple[Num, Num]:
     """As :func:`paced_s`, and what the exchange of experts adds to it."""
-    device, issued = device_s(work, framework), (work.operators, framework.host_s)
-    whole, waited = issued_s(device, *issued), router_wait_s(work.routers, framework.router_s)
-    sent = work.links_s.get(EXPERT_AXIS, 0.0)
+    device, sent = device_s(work, framework), work.links_s.get(EXPERT_AXIS, 0.0)
+    whole = _paced_s(device, work, framework)
     if isinstance(sent, float) and not sent:
-        return whole + waited, 0.0
-    return whole + waited, whole - issued_s(device - sent * framework.links(EXPERT_AXIS), *issued)
+        return whole, 0.0
+    return whole, whole - _paced_s(device - sent * framework.links(EXPERT_AXIS), work, framework)
 
 
 def pass_of(work: Mapping[str, Work], framework: Framework) -> Pass:

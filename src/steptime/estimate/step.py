@@ -13,7 +13,7 @@ from steptime.cost.offload import exposed_copies_s
 from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
-from steptime.estimate.layer import EXPERT_AXIS, Pass
+from steptime.estimate.layer import BACKWARD, EXPERT_AXIS, FORWARD, Pass
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
@@ -182,13 +182,23 @@ def _paired(method: Method, job: Job, plans: Plans) -> Num:
     return paired_share(method.micro_batches(job, plans), plans.vpp, plans.pp)
 
 
+def exchanges_of(layout: Layout, layer: Pass) -> dict[str, dict[str, Num]]:
+    """Arguments of :func:`steptime.cost.experts.hidden_exchange_s` for a layer's forward and backward pass."""
+    forward_s, backward_s = layer.forward_exchange_s, layer.backward_exchange_s
+    return {
+        FORWARD: {
+            "exchange_s": forward_s, "behind_s": layer.backward_s - backward_s, "share": layout.paired,
+        },
+        BACKWARD: {
+            "exchange_s": backward_s, "behind_s": layer.forward_s - forward_s, "share": layout.paired,
+        },
+    }  # fmt: skip
+
+
 def hidden_exchanges(layout: Layout, layer: Pass) -> tuple[Num, Num]:
     """Time of the exchange of experts that hides in a layer's forward and in its backward pass."""
-    forward_s, backward_s = layer.forward_exchange_s, layer.backward_exchange_s
-    return (
-        hidden_exchange_s(forward_s, layer.backward_s - backward_s, layout.paired),
-        hidden_exchange_s(backward_s, layer.forward_s - forward_s, layout.paired),
-    )
+    each = exchanges_of(layout, layer)
+    return hidden_exchange_s(**each[FORWARD]), hidden_exchange_s(**each[BACKWARD])
 
 
 def _shown(layout: Layout, layer: Pass) -> Pass:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
+from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import router_wait_s
 from steptime.estimate.communication import Call, collective_call
 from steptime.estimate.evaluate import Evaluation
@@ -26,7 +27,7 @@ from steptime.estimate.memory import Call as MemoryCall
 from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import Detail
-from steptime.estimate.step import hidden_exchanges
+from steptime.estimate.step import exchanges_of, hidden_exchanges
 from steptime.estimate.step_terms import Line, known, leaf, numbers, step_lines
 from steptime.num import Num
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
@@ -119,7 +120,7 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
             continue
         shown = _shown_exchange(e) if part == "layer" else {}
         for time in times:
-            yield from _phase_lines(time, time.phase, count, e, shown.get(_direction(time), 1.0))
+            yield from _phase_lines(time, time.phase, count, e, shown.get(time.direction, 1.0))
             if part == "layer" and again and time.phase == FORWARD:
                 yield from _phase_lines(time, RECOMPUTE, count * again, e)
         for phase in (FORWARD, BACKWARD):
@@ -128,10 +129,6 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
             yield from _hidden_lines(e, count)
         if part == "layer" and again:
             yield from _host_lines(e, part, FORWARD, count * again, named=RECOMPUTE)
-
-
-def _direction(time: PhaseTime) -> str:
-    return FORWARD if time.phase == FORWARD else BACKWARD
 
 
 def _shown_exchange(e: Evaluation) -> dict[str, float]:
@@ -144,13 +141,10 @@ def _shown_exchange(e: Evaluation) -> dict[str, float]:
 
 def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
     """What hides of the exchange of experts behind the opposite pass: no part of the step's time, but of its terms."""
-    layer, layout = e.passes.layer, e.inputs.layout
-    forward, backward = layer.forward_exchange_s, layer.backward_exchange_s
-    each = ((FORWARD, forward, layer.backward_s - backward), (BACKWARD, backward, layer.forward_s - forward))
-    for (phase, exchange_s, behind_s), hidden_s in zip(each, hidden_exchanges(layout, layer), strict=True):
-        how = {"exchange_s": exchange_s, "behind_s": behind_s, "share": layout.paired, "times_per_step": count}
+    for phase, how in exchanges_of(e.inputs.layout, e.passes.layer).items():
         yield Line(path=f"{EXPERT_AXIS}_comm/{phase}/layer/{leaf(HIDDEN)}", exposed_s=0.0,
-                   part_s=float(hidden_s * count), function=HIDDEN, how=known(how))  # fmt: skip
+                   part_s=float(hidden_exchange_s(**how) * count), function=HIDDEN,
+                   how=known(how | {"times_per_step": count}))  # fmt: skip
 
 
 def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Iterator[Line]:

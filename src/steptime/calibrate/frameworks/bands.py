@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime.calibrate.frameworks.fit import FULL_COUNT, Fitted, FrameworkFit
-from steptime.num import Array
+from steptime.num import Array, weighted_quantiles
 
 LEVEL = 0.9
 """Share of measured runs that a band is to hold."""
@@ -81,9 +81,7 @@ def source_weights(source: Array) -> Array:
 
 def band_of(scaled: Array, weights: Array) -> Band:
     """The central :data:`LEVEL` of weighted residuals."""
-    order = np.argsort(scaled)
-    rank = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    low, high = np.interp([(1 - LEVEL) / 2, (1 + LEVEL) / 2], rank, scaled[order])
+    low, high = weighted_quantiles(scaled, weights, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Band(low=float(low), high=float(high))
 
 
