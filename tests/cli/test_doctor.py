@@ -37,6 +37,36 @@ def test_the_log_alone_says_what_the_job_is(run):
     assert any("tp 2" in warning for warning in d["warnings"])
 
 
+def test_the_framework_of_the_log_is_that_of_the_prediction(run):
+    """Without --framework the fit of the software that wrote the log, and the report says so."""
+    job = (MEGATRON, "--cluster", "dgx-h100")
+    own, named, generic = (document(run, *job, *more) for more in (
+        (), ("--framework", "megatron-core"), ("--framework", "generic")))  # fmt: skip
+    assert own["predicted"]["workload"]["framework"] == "megatron-core"
+    assert own["predicted"]["step_time_s"] == named["predicted"]["step_time_s"] != generic["predicted"]["step_time_s"]
+    note = "framework megatron-core: that of the run; --framework names another"
+    assert note in own["warnings"] and note not in named["warnings"]
+    assert not any(f["code"] == "inputs" for f in generic["findings"])
+    assert (
+        note
+        in document(run, TRACE, "--model", "llama2_7b", "--cluster", "dgx-h100", "--global-batch", "32")["warnings"]
+    )
+
+
+def test_memory_that_is_off_comes_with_what_would_explain_it(run, tmp_path):
+    """The peak of the same plan without sharded optimiser states, in a log that says they are."""
+    plan = ("--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "256", "--seq", "4096",
+            "--tp", "2", "--framework", "megatron-core")  # fmt: skip
+    unshared = json.loads(run("estimate", *plan[1:], "--zero", "0", "--json").stdout)["memory_by_definition"][
+        "allocated"
+    ]
+    text = Path(MEGATRON).read_text().replace("max allocated: 24100.25", f"max allocated: {unshared / 2**20}")
+    path = tmp_path / "m.log"
+    path.write_text(text)
+    (found,) = [f for f in document(run, str(path), "--cluster", "dgx-h100")["findings"] if f["code"] == "memory_off"]
+    assert any("nothing shared out over data-parallel ranks it would be" in line for line in found["evidence"])
+
+
 def test_what_is_given_wins_and_is_held_against_the_log(run):
     d = document(run, MEGATRON, "--model", "llama2_13b", "--cluster", "dgx-h100", "--gpus", "32", "--tp", "4")
     assert d["predicted"]["workload"]["gpus"] == 32
@@ -76,8 +106,11 @@ def test_a_run_toml_is_taken_as_the_job(run, tmp_path):
     assert d["findings"][0]["evidence"] == ["zero is given as 2, but the run says 3"]
 
 
-def test_torchtitan_needs_no_more_than_model_and_cluster(run):
-    d = document(run, TITAN, "--model", "llama3-8b", "--cluster", "dgx-h100")
+def test_torchtitan_needs_no_more_than_the_cluster(run):
+    d = document(run, TITAN, "--cluster", "dgx-h100")
+    assert d["predicted"]["model"] == "llama3-8b"
+    assert d["predicted"]["workload"]["framework"] == "torchtitan"
+    assert "model llama3-8b: the log calls it llama3 8B" in d["warnings"]
     assert d["measured"]["step_time_s"] == pytest.approx(1.45, abs=0.01)
     assert d["measured"]["step_time_basis"] == "from throughput"
 
@@ -104,6 +137,13 @@ def test_the_report_fits_the_screen(columns, args):
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     assert max(map(len, lines)) <= columns
     assert not result.stderr
+
+
+def test_a_model_that_the_catalogue_has_not_is_named(run, tmp_path):
+    path = tmp_path / "t.log"
+    path.write_text(Path(TITAN).read_text().replace("llama3 8B", "llama3 debugmodel"))
+    warnings = document(run, str(path), "--cluster", "dgx-h100")["warnings"]
+    assert "no model of the catalogue has name and sizes of the log's llama3 debugmodel: give --model" in warnings
 
 
 def test_without_a_cluster_it_says_what_is_missing(run):

@@ -10,7 +10,7 @@ import pytest
 
 from steptime.estimate.result import Estimate
 from steptime.study.doctor import Diagnosis, diagnose_log, diagnose_trace, read_log, read_trace, trace_times
-from steptime.study.doctor.advice import ADVICE, advice_for
+from steptime.study.doctor.advice import ADVICE, NAMES, advice_for
 from steptime.study.doctor.compare import verdict_of
 from steptime.study.doctor.records import Variant
 from steptime.surface import api
@@ -120,6 +120,38 @@ def test_full_memory_and_allocator_retries(base):
     assert "memory" not in codes(megatron(base))
 
 
+def test_memory_far_from_the_prediction_is_a_finding(base):
+    log = read_log(str(DATA / "megatron.log"))
+    measured = log.peak_memory_bytes
+    assert measured is not None
+
+    def memory(ratio: float, kind: str = "allocated", **more: Any) -> Any:
+        e = changed(
+            base, memory_by_definition={kind: measured / ratio}, memory=Terms({"weights/x": 6e9, "loss/x": 1e9})
+        )
+        d = diagnose_log(log, {}, e, **more)
+        return next((finding for finding in d.findings if finding.code == "memory_off"), None)
+
+    more = memory(1.4)
+    assert more.title == "the run takes 40 % more memory than predicted"
+    assert more.evidence[0] == "measured 23.5 GiB, predicted 16.8 GiB, both allocated: 6.72 GiB more"
+    assert more.evidence[1] == "predicted: weights 5.59 GiB, loss 954 MiB"
+    assert "sequence_parallel" in more.advice[0] and "_record_memory_history" in more.advice[1]
+    assert "30 % less memory" in memory(0.7).title
+    assert memory(1.14) is None and memory(0.76) is None
+    guesses = (Variant(change="full recomputation", step_time_s=1.0, memory={"allocated": measured * 0.99}),
+               Variant(change="other", step_time_s=1.0, memory={"allocated": measured * 2}))  # fmt: skip
+    (line,) = memory(1.4, memory_variants=guesses).evidence[2:]
+    assert line == "with full recomputation it would be 23.3 GiB: a fit, not a proof"
+
+
+def test_reserved_memory_is_held_against_reserved_memory(base):
+    log = dataclasses.replace(read_log(str(DATA / "megatron.log")), memory_kind="reserved")
+    e = changed(base, memory_by_definition={"allocated": 1e9, "reserved": 24100.25 * 2**20})
+    (row,) = [row for row in diagnose_log(log, {}, e).rows if row.name == "peak memory"]
+    assert row.ratio == pytest.approx(1.0)
+
+
 def test_garbage_collection_behind_the_spikes_of_the_torchtitan_sample():
     log = read_log(str(DATA / "torchtitan.log"))
     d = diagnose_log(log, {"gpus": 8, "global_batch": 8, "seq": 8192})
@@ -148,7 +180,7 @@ def test_trace_findings_against_the_prediction(base):
                     "host/x": 0.018}),
     )  # fmt: skip
     d = diagnose_trace(times, e)
-    assert codes(d)[:2] == ["tp_comm", "launch"]
+    assert codes(d)[:2] == ["tp_comm", "stall"]
     assert d.findings[0].lost_s == pytest.approx(0.0188)
     assert any(line.startswith("Megatron-LM: --sequence-parallel") for line in d.findings[0].advice)
     rows = {row.name: row for row in d.rows}
@@ -167,7 +199,7 @@ def test_exposed_traffic_without_a_prediction_is_found():
 
 def test_advice_is_never_said_twice():
     for code in ADVICE:
-        for framework in ("", "megatron", "deepspeed", "torchtitan"):
+        for framework in ("", *NAMES):
             words = advice_for(code, framework)
             assert words, (code, framework)
             assert len(set(words)) == len(words)

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 NAMES: Final[Mapping[str, str]] = {
-    "megatron": "Megatron-LM", "deepspeed": "DeepSpeed", "torchtitan": "torchtitan", "pytorch": "PyTorch",
+    "megatron": "Megatron-LM", "megatron-deepspeed": "Megatron-DeepSpeed", "nemo": "NeMo", "deepspeed": "DeepSpeed",
+    "torchtitan": "torchtitan", "maxtext": "MaxText", "trainer": "Lightning or the Transformers Trainer",
+    "pytorch": "PyTorch",
 }  # fmt: skip
+#: Frameworks that take the options of another.
+_LIKE: Final[Mapping[str, str]] = {"megatron-deepspeed": "megatron"}
 
 #: Code of a finding -> framework (``""``: any) -> what to try.
 ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
@@ -16,6 +20,7 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "--overlap-grad-reduce, with --use-distributed-optimizer also --overlap-param-gather",
             "a larger --ddp-bucket-size if the reductions are many and short",
         ),
+        "nemo": ("MegatronCommOverlapCallback, or ddp with overlap_grad_reduce=True and overlap_param_gather=True",),
         "deepspeed": (
             '"zero_optimization": {"overlap_comm": true, "contiguous_gradients": true}',
             "a larger reduce_bucket_size and allgather_bucket_size; for stage 3 stage3_prefetch_bucket_size, "
@@ -29,6 +34,7 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "tp_comm": {
         "megatron": ("--sequence-parallel with --tp-comm-overlap", "a smaller --tensor-model-parallel-size"),
+        "nemo": ("MegatronCommOverlapCallback(tp_comm_overlap=True) with sequence_parallel=True",),
         "deepspeed": ("a smaller tensor_parallel.autotp_size",),
         "torchtitan": ("parallelism.enable_async_tensor_parallel with compile", "a smaller tensor_parallel_degree"),
         "": ("keep the tensor ranks of a group inside one NVLink domain",),
@@ -68,6 +74,40 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "or a stream that waits for another",
         ),
     },
+    "stall": {
+        "": (
+            "record with with_stack=True: the Python function that runs during the pause is the cause",
+            "usual ones: a data loader without workers, garbage collection (gc.disable() and gc.collect() every few "
+            "hundred steps), .item() or a print of a tensor, a checkpoint, an optimiser on the host",
+            "CUDA graphs and larger micro-batches do not help: the other kernels run back to back",
+        ),
+    },
+    "between_steps": {
+        "megatron": ("a larger --num-workers; --manual-gc; a larger --log-interval",),
+        "torchtitan": ("training.gc_freq, metrics.log_freq; a data loader with workers",),
+        "": (
+            "what runs between two steps: the data loader (workers, prefetching, pinned memory), logging of the loss, "
+            "garbage collection, checkpoints, the learning-rate scheduler",
+            "record with with_stack=True: the Python function that runs during the pause is the cause",
+        ),
+    },
+    "host_sync": {
+        "": (
+            "read losses and norms with .item() or .cpu() once per logging interval, not per step; "
+            "non_blocking=True copies",
+            "what the host does between the read and the next launch is on the critical path: move it behind the "
+            "launches",
+        ),
+    },
+    "host_optimizer": {
+        "megatron": ("--optimizer-cpu-offload off, or --overlap-cpu-optimizer-d2h-h2d",),
+        "deepspeed": ("no offload_optimizer, or more cores for DeepSpeedCPUAdam; FusedAdam on the device",),
+        "torchtitan": ('optimizer.implementation = "fused"',),
+        "": ("a fused optimiser (fused=True) instead of a loop over parameters; clip_grad_norm_ with foreach=True",),
+    },
+    "compile": {
+        "": ("fixed shapes (dynamic=False, padded batches): TORCH_LOGS=recompiles says what changes; warm up first",),
+    },
     "synchronise": {
         "": ("remove .item(), .cpu(), nonzero() and prints of tensors from the step; use non_blocking=True copies",),
     },
@@ -105,7 +145,7 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "checkpoint": {
         "megatron": ("--async-save, a larger --save-interval",),
         "torchtitan": ('checkpoint.async_mode = "async", a larger checkpoint.interval',),
-        "deepspeed": ("save less often; a fast local path first",),
+        "": ("save less often, asynchronously, or to a fast local path first",),
     },
     "evaluation": {
         "megatron": ("a larger --eval-interval, fewer --eval-iters",),
@@ -154,6 +194,31 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "recomputation, a smaller micro-batch, or a higher ZeRO stage",
         ),
     },
+    "memory_more": {
+        "megatron": (
+            "hold the printed arguments against what was predicted: use_distributed_optimizer, recompute_granularity, "
+            "sequence_parallel, accumulate_allreduce_grads_in_fp32, micro_batch_size",
+        ),
+        "deepspeed": (
+            "hold the printed configuration against what was predicted: stage, bucket sizes, "
+            "stage3_max_live_parameters, and whether activation checkpointing is on",
+        ),
+        "torchtitan": (
+            "hold the configuration against what was predicted: activation_checkpoint.mode, "
+            "parallelism.fsdp_reshard_after_forward, training.local_batch_size",
+        ),
+        "": (
+            "torch.cuda.memory._record_memory_history(), then _dump_snapshot() after a step, shows what is alive at "
+            "the peak",
+            "see whether the peak comes with an evaluation or a checkpoint, which allocate beside the step",
+        ),
+    },
+    "memory_less": {
+        "": (
+            "check that the run recomputes, shares out (ZeRO), and keeps its optimiser as predicted",
+            "the log may state the memory of another rank than the fullest, or before the optimiser's first step",
+        ),
+    },
     "inputs": {
         "": ("check model, sequence length, batch, GPUs, dtype and recomputation against the run",),
     },
@@ -177,6 +242,7 @@ def advice_for(code: str, framework: str) -> tuple[str, ...]:
     """
     table = ADVICE.get(code, {})
     if framework:
+        framework = _LIKE.get(framework, framework)
         return (*table.get(framework, ()), *table.get("", ()))
     each = tuple(f"{NAMES[name]}: {'; '.join(words)}" for name, words in table.items() if name)
     return (*table.get("", ()), *each)

@@ -11,12 +11,15 @@ from steptime.units import format_seconds
 
 #: Groups of the estimate that have a row of their own in a trace.
 _ROWED: Final = ("compute", "memory_bound", "optimizer", "pp_comm", "bubble")
+#: Name of the row of the largest memory.
+MEMORY: Final = "peak memory"
 #: Timers of a log -> what is predicted of them: phases of the layers, heads of the term tree, and a note.
 _TIMERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]]] = {
     "forward-backward": (("forward", "backward", "recompute"), ("pp_comm", "bubble"), "with pipeline waits"),
     "forward-compute": (("forward",), (), ""),
     "backward-compute": (("backward", "recompute"), (), ""),
     "all-grads-sync": ((), ("dp_comm/gradients", "dp_comm/replicated_weights"), "what is exposed"),
+    "backward-params-all-reduce": ((), ("dp_comm/gradients", "dp_comm/replicated_weights"), "what is exposed"),
     "params-all-gather": ((), ("dp_comm/weights",), "what is exposed"),
     "optimizer": ((), ("optimizer",), "with clipping and copies"),
     "forward": (("forward",), (), ""),
@@ -60,9 +63,9 @@ def log_rows(log: Log, series: Series, e: Estimate | None) -> tuple[Row, ...]:
         rows.append(Row(name="FLOP/s per GPU", unit="flops_per_s", measured=log.tflops_per_gpu * 1e12,
                         predicted=predicted, note="measured: as the log counts FLOPs"))  # fmt: skip
     if log.peak_memory_bytes is not None:
-        rows.append(Row(name="peak memory", unit="bytes", measured=log.peak_memory_bytes,
-                        predicted=None if e is None else e.peak_memory_bytes,
-                        note=f"measured: {log.memory_kind} by PyTorch"))  # fmt: skip
+        predicted = None if e is None else e.memory_by_definition.get(log.memory_kind, e.peak_memory_bytes)
+        rows.append(Row(name=MEMORY, unit="bytes", measured=log.peak_memory_bytes, predicted=predicted,
+                        note=f"both as {log.memory_kind} by PyTorch"))  # fmt: skip
     for name, (_, most_s) in log.timers.items():
         rows.append(_timer_row(name, most_s, e))
     return tuple(rows)

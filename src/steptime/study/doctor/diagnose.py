@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steptime.estimate.result import Estimate
-from steptime.study.doctor.compare import log_rows, prediction, trace_rows, verdict_of
+from steptime.study.doctor.compare import MEMORY, log_rows, prediction, trace_rows, verdict_of
 from steptime.study.doctor.findings import (
     faster_finding,
     input_findings,
     memory_findings,
+    memory_row_findings,
     ranked,
     unexplained_finding,
     variant_findings,
@@ -23,7 +24,7 @@ from steptime.study.doctor.trace_findings import trace_findings
 
 def diagnose_log(
     log: Log, settings: Mapping[str, Any], estimate: Estimate | None = None, *, contradictions: Sequence[str] = (),
-    variants: Sequence[Variant] = (), notes: Sequence[str] = (),
+    variants: Sequence[Variant] = (), memory_variants: Sequence[Variant] = (), notes: Sequence[str] = (),
 ) -> Diagnosis:  # fmt: skip
     """What a log shows, beside the prediction if there is one.
 
@@ -32,7 +33,8 @@ def diagnose_log(
         settings: ``global_batch``, ``seq`` and ``gpus`` of the job as far as known.
         estimate: the prediction of the same job.
         contradictions: what the user gives against what the log states.
-        variants: predictions with one choice of the plan changed.
+        variants: predictions with one choice of the plan changed, held against the step time.
+        memory_variants: likewise, held against the peak memory.
         notes: what the reader of the report has to know beside.
 
     Raises:
@@ -46,6 +48,10 @@ def diagnose_log(
         *slow_rank_findings(log, series, rank_spread(log, settings)),
         *memory_findings(
             estimate, log.peak_memory_bytes, log.capacity_bytes, log.memory_kind, retries, log.framework
+        ),
+        *memory_row_findings(
+            estimate, next((row for row in rows if row.name == MEMORY), None), log.memory_kind, memory_variants,
+            log.framework,
         ),
     ]  # fmt: skip
     if series.warmup_lines == 0:
@@ -107,6 +113,7 @@ def _trace_measured(t: TraceTimes) -> dict[str, Any]:
             for each in t.traffic
         },
         "idle_s": t.idle_s, "launch_bound_s": t.launch_bound_s, "longest_gap_s": t.longest_gap_s,
+        "long_gaps": [gap.to_json() for gap in t.long_gaps],
         "kernels_per_step": t.kernels_per_step, "streams": t.streams,
         "top_kernels": [
             {"name": k.name, "group": k.group, "calls_per_step": k.calls_per_step, "time_s": k.time_s} for k in t.top

@@ -18,6 +18,10 @@ _VARIANT_BETTER: Final = 0.5
 #: A full memory makes the allocator free and map again.
 _FULL_RESERVED: Final = 0.95
 _FULL_ALLOCATED: Final = 0.90
+#: Measured over predicted peak between which nothing is said: some five times the spread of measured peaks.
+MEMORY_RATIOS: Final = (0.75, 1.15)
+#: A changed plan explains the memory where it leaves so much of the difference.
+_EXPLAINS: Final = 0.35
 #: Order of findings that are not in seconds; the others follow, largest first.
 _FIRST: Final = ("inputs",)
 
@@ -78,6 +82,31 @@ def memory_findings(
             )
         out.append(finding("memory", "memory is close to what there is", None, evidence, framework))
     return out
+
+
+def memory_is_off(ratio: float | None) -> bool:
+    """Whether measured over predicted peak memory is beyond what the model errs by."""
+    return ratio is not None and not MEMORY_RATIOS[0] <= ratio <= MEMORY_RATIOS[1]
+
+
+def memory_row_findings(
+    e: Estimate | None, row: Row | None, kind: str, variants: Sequence[Variant], framework: str
+) -> list[Finding]:
+    """The peak is far from the prediction: a choice of the run is other than given, or something else holds memory."""
+    if e is None or row is None or row.measured is None or row.predicted is None or not memory_is_off(row.ratio):
+        return []
+    measured, change = row.measured, row.measured - row.predicted
+    way = "more" if change > 0 else "less"
+    evidence = [f"measured {format_bytes(measured)}, predicted {format_bytes(row.predicted)}, both {kind}: "
+                f"{format_bytes(abs(change))} {way}"]  # fmt: skip
+    parts = sorted(e.memory.rollup(1).items(), key=lambda item: -item[1])[:4]
+    evidence.append("predicted: " + ", ".join(f"{name.replace('_', ' ')} {format_bytes(v)}" for name, v in parts))
+    near = [v for v in variants if kind in v.memory and abs(v.memory[kind] - measured) < _EXPLAINS * abs(change)]
+    for v in sorted(near, key=lambda v: abs(v.memory[kind] - measured))[:2]:
+        evidence.append(f"with {v.change} it would be {format_bytes(v.memory[kind])}: a fit, not a proof")
+    advice = "memory_more" if change > 0 else "memory_less"
+    title = f"the run takes {abs(change) / row.predicted * 100:.0f} % {way} memory than predicted"
+    return [finding("memory_off", title, None, evidence, framework, advice=advice)]
 
 
 def variant_findings(e: Estimate | None, step_s: float, variants: Sequence[Variant], framework: str) -> list[Finding]:

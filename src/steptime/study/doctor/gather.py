@@ -27,6 +27,11 @@ class Gathered:
     settings: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     model: dict[str, int] = field(default_factory=dict)
+    model_name: str = ""
+    batches: dict[int, int] = field(default_factory=dict)
+    """Global batch -> step lines that state it."""
+    consumed: tuple[int, int] | None = None
+    """Step and samples of the last line that states how many samples went by."""
     flags: dict[str, str] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     """``allocated`` and ``reserved`` peaks, bytes."""
@@ -34,6 +39,8 @@ class Gathered:
     skips: list[tuple[int, int]] = field(default_factory=list)
     """Last step before, optimiser steps skipped since the entry before."""
     tflops: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What the reader of the report has to know about these facts."""
     unusable: int = 0
     """Step lines whose figures are not numbers, zero, or absurd."""
     full: bool = False
@@ -80,6 +87,29 @@ class Gathered:
         """Keep what was printed of a setting."""
         if len(self.flags) < _MAX_FLAGS:
             self.flags[name] = value[:300]
+
+    def add_batch(self, size: int) -> None:
+        """Keep the global batch of a step line."""
+        if size > 0 and (size in self.batches or len(self.batches) < _MAX_FLAGS):
+            self.batches[size] = self.batches.get(size, 0) + 1
+
+    def add_consumed(self, step: int, samples: int) -> None:
+        """The batch from the samples between two lines."""
+        if self.consumed is not None and step > self.consumed[0]:
+            each, rest = divmod(samples - self.consumed[1], step - self.consumed[0])
+            if rest == 0:
+                self.add_batch(each)
+        self.consumed = step, samples
+
+    def settle_batch(self) -> None:
+        """The batch of most step lines is that of the job."""
+        if not self.batches:
+            return
+        usual = max(self.batches, key=lambda size: (self.batches[size], size))
+        self.settings["global_batch"] = usual
+        if len(self.batches) > 1:
+            span = f"{min(self.batches)} to {max(self.batches)}"
+            self.notes.append(f"the global batch goes from {span} over the log; most lines have {usual}")
 
     def add_memory(self, kind: str, value_bytes: float | None) -> None:
         """Keep the largest reading."""

@@ -10,15 +10,21 @@ from typing import Final
 
 from steptime.errors import InputFileError
 from steptime.study.doctor import words as w
+from steptime.study.doctor.behaviour import fitted_framework, written_by
 from steptime.study.doctor.deepspeed import DeepSpeed
 from steptime.study.doctor.gather import MAX_STEPS, Gathered, Parser
+from steptime.study.doctor.maxtext import MaxText
 from steptime.study.doctor.megatron import Megatron
+from steptime.study.doctor.nemo import NeMo
 from steptime.study.doctor.records import Log, Stated, StepLine
 from steptime.study.doctor.source import HINT, Lines
 from steptime.study.doctor.titan import Torchtitan
+from steptime.study.doctor.trainer import Trainer
 
 #: Overflows below this step are a dynamic loss scale that looks for its level.
 _SETTLING_STEPS: Final = 100
+#: Events that count even where the parser that knows them saw no steps to put them between.
+_ANYWHERE: Final = ("allocator_retry", "out_of_memory", "garbage_collection")
 _BROKEN: Final = "\ufffd"
 
 
@@ -28,7 +34,7 @@ def read_log(path: str) -> Log:
     Raises:
         InputFileError: it cannot be read, or has no line with the time of a step.
     """
-    parsers: list[Parser] = [Megatron(), Torchtitan(), DeepSpeed()]
+    parsers: list[Parser] = [Megatron(), NeMo(), Torchtitan(), DeepSpeed(), MaxText(), Trainer()]
     lines, broken = 0, 0
     source = Lines(path)
     for raw in source:
@@ -39,12 +45,18 @@ def read_log(path: str) -> Log:
             parser.feed(rank, line)
     for parser in parsers:
         parser.finish()
-    best = max(parsers, key=lambda p: max(map(len, p.gathered.steps.values()), default=0))
+    best = max(parsers, key=_weight)
     if not best.gathered.steps:
         raise _no_steps(path, lines, broken, parsers)
     others = [parser.gathered for parser in parsers if parser is not best]
     log = _log(path, best.name, best.gathered, others)
     return log if source.cut is None else replace(log, warnings=(*log.warnings, f"the log is cut off: {source.cut}"))
+
+
+def _weight(parser: Parser) -> tuple[bool, int]:
+    """Most step lines win; a progress bar counts only where nothing else does."""
+    lines = max(map(len, parser.gathered.steps.values()), default=0)
+    return lines > 0 and not isinstance(parser, Trainer), lines
 
 
 def _no_steps(path: str, lines: int, broken: int, parsers: Sequence[Parser]) -> InputFileError:
@@ -54,24 +66,30 @@ def _no_steps(path: str, lines: int, broken: int, parsers: Sequence[Parser]) -> 
     if unusable:
         problem = f"has {unusable} step lines, but no usable time in any (zero, NaN, or beyond all measure)"
         return InputFileError(path, problem)
-    wanted = "'elapsed time per iteration (ms)', 'SamplesPerSec=' or 'step: N loss: ... tps:'"
+    wanted = (
+        "'elapsed time per iteration', 'SamplesPerSec=', 'step: N loss: ... tps:', 'train_step_timing in s', "
+        "'completed step: N, seconds:' or a progress bar"
+    )
     return InputFileError(path, f"has {lines} lines, but none with the time of a step ({wanted})", hint=HINT)
 
 
-def _log(path: str, framework: str, g: Gathered, others: Sequence[Gathered]) -> Log:
+def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered]) -> Log:
     main = min(g.steps)
-    kind = "reserved" if framework == "torchtitan" else "allocated"
+    kind = "reserved" if parser == "torchtitan" else "allocated"
     timers = {name: samples for other in (*others, g) for name, samples in other.timers.items()}
     memory = {kind: value for other in (*others, g) for kind, value in other.memory.items()}
     settings = {key: value for other in (*others, g) for key, value in other.settings.items()}
     plan = {key: value for other in (*others, g) for key, value in other.plan.items()}
     flags = {key: value for other in (*others, g) for key, value in other.flags.items()}
+    engine = parser != "deepspeed" and "zero_optimization_stage" in flags
+    framework = written_by(parser, flags, deepspeed=engine)
     return Log(
         path=path, framework=framework, steps=tuple(g.steps[main]),
-        stated=Stated(settings=settings, plan=plan, model=g.model, flags=flags),
+        stated=Stated(settings=settings, plan=plan, model=g.model, flags=flags, model_name=g.model_name,
+                      framework=fitted_framework(framework, flags)),
         timers={name: _middle(samples) for name, samples in timers.items()},
         rank_steps={rank: tuple(s) for rank, s in g.steps.items() if rank >= 0} if len(g.steps) > 1 else {},
-        events=tuple(event for other in (*others, g) for event in other.events),
+        events=(*(event for other in others for event in other.events if event.kind in _ANYWHERE), *g.events),
         peak_memory_bytes=memory.get(kind), memory_kind=kind, capacity_bytes=g.capacity_bytes,
         skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS), restarts=_restarts(g.steps[main]),
         tflops_per_gpu=median(g.tflops) if g.tflops else None, warnings=_warnings(g),
@@ -89,7 +107,7 @@ def _restarts(steps: Sequence[StepLine]) -> int:
 
 
 def _warnings(g: Gathered) -> tuple[str, ...]:
-    out = []
+    out = list(g.notes)
     if g.unusable:
         out.append(f"{g.unusable} step lines have no usable figure (zero, NaN, or beyond all measure)")
     if g.full:

@@ -23,6 +23,7 @@ _INTERVALS: Final[Mapping[str, str]] = {
 #: Timers whose excess has its own advice; the order is that of the search.
 _TIMER_CODES: Final[Mapping[str, str]] = {
     "all-grads-sync": "dp_comm", "params-all-gather": "dp_comm", "backward_allreduce": "dp_comm",
+    "backward-params-all-reduce": "dp_comm",
     "optimizer": "optimizer", "step": "optimizer", "forward-backward": "compute", "forward-compute": "compute",
     "backward-compute": "compute", "forward": "compute", "backward_inner": "compute",
 }  # fmt: skip

@@ -11,7 +11,14 @@ from steptime.study.doctor.gather import Gathered
 from steptime.study.doctor.records import StepLine
 
 _ITERATION: Final = re.compile(r"iteration\s*[:=]?\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
-_ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?\s*[:=]\s*" + w.NUMBER, re.I)
+_ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\)?\s*[:=]\s*" + w.NUMBER, re.I)
+_BATCH: Final = re.compile(r"global batch size\s*[:=]\s*(\d{1,9})\b", re.I)
+_SAMPLES: Final = re.compile(r"consumed samples:\s*(\d{1,15})\b")
+_TOKENS: Final = re.compile(r"consumed tokens:\s*(\d{1,18})\b")
+#: Of Megatron Bridge, on a line of its own.
+_UTILIZATION: Final = re.compile(w.NUMBER + r"\s*MODEL_TFLOP/s/GPU")
+#: ``time (ms) | forward-compute: 92.25 | ...`` of releases before 2023.
+_OLD_TIMER: Final = re.compile(r"\|\s*([a-z][a-z-]{1,63}): " + w.NUMBER)
 _TFLOPS: Final = re.compile(r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs)\s*:\s*" + w.NUMBER)
 _SKIPPED: Final = re.compile(r"number of (?:skipped|nan) iterations:\s*(\d{1,12})")
 _MEMORY: Final = re.compile(r"memory \(MB\) \|.*?max allocated:\s*" + w.NUMBER)
@@ -35,6 +42,10 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
     "num_layers": ("model", "layers"), "hidden_size": ("model", "hidden"), "num_attention_heads": ("model", "heads"),
     "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
 }  # fmt: skip
+_OLD_NAMES: Final = frozenset({
+    "forward-compute", "backward-compute", "backward-params-all-reduce", "optimizer", "batch-generator",
+    "save-checkpoint",
+})  # fmt: skip
 
 
 class Megatron:
@@ -60,6 +71,8 @@ class Megatron:
                 self._timer_line(match[1], match[2], match[3])
         elif self._timers and self._timer_lines(line):
             pass
+        elif "time (ms) |" in line:
+            self._old_timers(line)
         elif match := _ARGUMENT.match(line):
             g.add_flag(match[1], match[2].strip())
         elif "memory (MB)" in line and (match := _MEMORY.search(line)):
@@ -70,20 +83,47 @@ class Megatron:
             g.add_event("checkpoint")
         elif "validation loss at iteration" in line:
             g.add_event("evaluation")
+        elif match := _UTILIZATION.search(line):
+            self._rate(match[1])
 
     def _iteration(self, line: str, step: int) -> None:
         g = self.gathered
         self._timers = False
         match = _ELAPSED.search(line)
-        time_s = w.number(match[1]) if match else None
-        g.add_step(None, StepLine(
-            number=step, time_s=w.step_time_s(None if time_s is None else time_s / 1e3), at_s=w.clock_s(line),
-        ))  # fmt: skip
+        value = w.number(match[2]) if match else None
+        if match and value is not None and match[1].lower() == "ms":
+            value /= 1e3
+        g.add_step(None, StepLine(number=step, time_s=w.step_time_s(value), at_s=w.clock_s(line)))
+        self._batch(line, step)
         skipped = sum(int(n) for n in _SKIPPED.findall(line))
         if skipped:
             g.skips.append((step, skipped))
-        if (match := _TFLOPS.search(line)) and (value := w.rate(w.number(match[1]))):
-            g.tflops.append(value)
+        if match := _TFLOPS.search(line):
+            self._rate(match[1])
+        if "time (ms) |" in line:
+            self._old_timers(line)
+
+    def _rate(self, text: str) -> None:
+        if value := w.rate(w.number(text)):
+            self.gathered.tflops.append(value)
+
+    def _old_timers(self, line: str) -> None:
+        """Timers of one rank on one line; those of DeepSpeed's engine have other names."""
+        for name, text in _OLD_TIMER.findall(line[line.index("time (ms) |") :]):
+            if name in _OLD_NAMES:
+                self._timer_line(name, text, text)
+
+    def _batch(self, line: str, step: int) -> None:
+        """Batch and sequence of one iteration line; the batch may still grow."""
+        samples, tokens = _SAMPLES.search(line), _TOKENS.search(line)
+        if match := _BATCH.search(line):
+            self.gathered.add_batch(int(match[1]))
+        elif samples:
+            self.gathered.add_consumed(step, int(samples[1]))
+        if samples and tokens and int(samples[1]):
+            each, rest = divmod(int(tokens[1]), int(samples[1]))
+            if each and not rest:
+                self.gathered.settings["seq"] = each
 
     def _memory(self, line: str, allocated: str) -> None:
         pairs = [("allocated", allocated)]
@@ -140,7 +180,9 @@ class Megatron:
                 tables[table][name] = value
         if g.flags.get("group_query_attention") == "False":
             g.model.pop("kv_heads", None)
+        g.settle_batch()
         _choices(g)
+        _savings(g)
 
 
 def _choices(g: Gathered) -> None:
@@ -155,9 +197,31 @@ def _choices(g: Gathered) -> None:
         g.settings["optimizer"] = flags["optimizer"]
     if flags.get("use_distributed_optimizer") in ("True", "False"):
         g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
-    if flags.get("recompute_granularity") == "full":
-        g.plan["recompute"] = "full"
+    if flags.get("deepspeed") == "True" and (stage := w.count(flags.get("zero_stage", ""))) is not None and stage <= 3:
+        g.plan["zero"] = stage
+    fp32 = flags.get("accumulate_allreduce_grads_in_fp32")
+    if g.settings.get("dtype") in ("bf16", "fp16", "fp8") and fp32 in ("True", "False"):
+        narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
+        g.plan["gradient_dtype"] = "fp32" if fp32 == "True" else narrow
+    if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in ("True", "False"):
+        g.plan["sp"] = "on" if flags["sequence_parallel"] == "True" else "off"
     if "overlap_grad_reduce" in flags:
         g.plan["overlap"] = "dp" if flags["overlap_grad_reduce"] == "True" else "none"
     if "virtual_pipeline_model_parallel_size" in flags and g.plan.get("vpp") == 1:
         del g.plan["vpp"]
+
+
+def _savings(g: Gathered) -> None:
+    """What is recomputed; the older names of the flags are those of 2021 and 2022."""
+    flags = g.flags
+    whole = flags.get("recompute_granularity") == "full" or flags.get("checkpoint_activations") == "True"
+    if whole or flags.get("activations_checkpoint_method", "None") in ("uniform", "block"):
+        g.plan["recompute"] = "full"
+        each, layers = w.count(flags.get("recompute_num_layers", "")), g.model.get("layers")
+        if flags.get("recompute_method") == "block" and each and layers:
+            done = each * g.plan.get("pp", 1) * g.plan.get("vpp", 1)
+            g.plan["recompute_every"] = max(1, round(layers / done))
+    elif flags.get("recompute_granularity") == "selective" and "core_attn" in flags.get(
+        "recompute_modules", "core_attn"
+    ):
+        g.plan["recompute"] = "attention"

@@ -39,7 +39,11 @@ class Stated:
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Degrees and choices of a plan."""
     model: Mapping[str, int] = field(default_factory=dict)
-    """Fields of a model: ``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``."""
+    """Fields of a model: ``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``, ``vocab``."""
+    model_name: str = ""
+    """What the log calls its model: ``llama3 8B``."""
+    framework: str = ""
+    """Fitted framework to predict with unless the user names one; empty: not to be told."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Whatever else was printed, under the framework's own names."""
 
@@ -50,7 +54,7 @@ class Log:
 
     path: str
     framework: str
-    """``megatron``, ``deepspeed`` or ``torchtitan``."""
+    """``megatron``, ``megatron-deepspeed``, ``nemo``, ``deepspeed``, ``torchtitan``, ``maxtext`` or ``trainer``."""
     steps: tuple[StepLine, ...]
     stated: Stated
     timers: Mapping[str, tuple[float, float]]
@@ -135,6 +139,35 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongGap:
+    """A pause of the device that is longer than any launch, at one place of the steps."""
+
+    time_s: float
+    """Mean length."""
+    per_step: float
+    before: str
+    """Kernel that ran last."""
+    after: str
+    """Kernel that runs next."""
+    between_steps: bool
+    position: float | None = None
+    """Where it begins, as a share of the step; None: between the steps, or at many places."""
+    host: str = ""
+    """What the host did for most of it; empty: nothing that the trace shows."""
+    waits_for_host: bool | None = None
+    """Whether the next kernel had not been launched for most of it; None: no launches in the trace."""
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds per step."""
+        return self.time_s * self.per_step
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {name: getattr(self, name) for name in (*self.__slots__, "lost_s")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceTimes:
     """Where the time of the traced steps went; ``groups``, exposed traffic and idle time add up to ``step_s``."""
 
@@ -150,6 +183,8 @@ class TraceTimes:
     launch_bound_s: float | None
     """Part of the idle time in which the next kernel had not been launched yet; None: no launches in the trace."""
     longest_gap_s: float
+    long_gaps: tuple[LongGap, ...]
+    """Pauses longer than any launch, by place, those that cost most first."""
     kernels_per_step: float
     top: tuple[KernelTotal, ...]
     synchronisations: Mapping[str, tuple[float, float]]
@@ -213,6 +248,8 @@ class Variant:
     change: str
     """For people: ``no overlap of data-parallel traffic``."""
     step_time_s: float
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """Peak memory in bytes by definition: ``allocated``, ``reserved``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

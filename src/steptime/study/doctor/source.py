@@ -12,7 +12,7 @@ from typing import IO, Final
 from steptime.errors import InputFileError
 
 #: Longest line of a log that is looked at; a longer one is cut (progress bars, dumped tensors).
-MAX_LINE: Final = 5_000
+MAX_LINE: Final = 20_000
 #: Characters in which a trace must show itself.
 _HEAD_BYTES: Final = 4096
 #: Characters that are read at a time.
@@ -61,7 +61,8 @@ def kind_of(path: str) -> str:
 
 
 HINT: Final = (
-    "give a log of Megatron-LM, DeepSpeed or torchtitan, or a Chrome trace of torch.profiler (.json, .json.gz)"
+    "give a log of Megatron-LM, NeMo, DeepSpeed, torchtitan, MaxText or a Trainer, or a Chrome trace of torch.profiler "
+    "(.json, .json.gz)"
 )
 
 

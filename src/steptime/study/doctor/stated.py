@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from steptime.plan.framework_library import framework_names
 from steptime.study.doctor.records import Stated
 from steptime.study.doctor.trace import Recording
 from steptime.workload.library import catalogue_names, load_catalogue_model
@@ -13,6 +15,8 @@ from steptime.workload.spec import ModelSpec
 
 #: Degrees whose product is the number of GPUs.
 _SPACE: Final = ("tp", "tp2", "cp", "pp", "dp")
+#: Entry of a plan -> those that it says more about.
+_QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*_SPACE, "zero")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +28,15 @@ class StatedJob:
     filled: tuple[str, ...]
     """What came from the log, as ``tp 2``."""
     contradictions: tuple[str, ...]
+    framework: str = ""
+    """Fitted framework that the run itself names, and that is used; empty: the user's, or none."""
 
 
 def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated) -> StatedJob:
     """What the user gives, filled with what the log states; the user wins.
 
-    ``dp`` is left to follow from the devices and the other degrees.
+    ``dp`` is left to follow from the devices and the other degrees; what qualifies something that the user gives
+    otherwise is left out with it.
     """
     filled: list[str] = []
     contradictions: list[str] = []
@@ -38,13 +45,24 @@ def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated)
         table = dict(given)
         for name, value in said.items():
             if name not in given:
-                if name != "dp":
+                if name != "dp" and not any(other in given for other in _QUALIFIES.get(name, ())):
                     table[name] = value
                     filled.append(f"{name} {value}")
             elif given[name] != value and not _same(name, given[name], value):
                 contradictions.append(f"{name} is given as {given[name]}, but the run says {value}")
         out.append(table)
-    return StatedJob(settings=out[0], plan=out[1], filled=tuple(filled), contradictions=tuple(contradictions))
+    framework = _framework(settings, stated)
+    return StatedJob(
+        settings=out[0] | ({"framework": framework} if framework else {}), plan=out[1], filled=tuple(filled),
+        contradictions=tuple(contradictions), framework=framework,
+    )  # fmt: skip
+
+
+def _framework(settings: Mapping[str, Any], stated: Stated) -> str:
+    """The framework of the run, where it is fitted, and the user neither names one nor reproduces a paper."""
+    if "framework" in settings or settings.get("mode") == "published":
+        return ""
+    return stated.framework if stated.framework in framework_names() else ""
 
 
 def _same(name: str, given: Any, said: Any) -> bool:
@@ -67,19 +85,36 @@ def model_contradictions(model: ModelSpec, stated: Mapping[str, int]) -> tuple[s
     )
 
 
-def catalogue_model(stated: Mapping[str, int]) -> str | None:
+def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
     """The catalogue's model of these dimensions; None: the log does not say enough, or none fits.
+
+    Args:
+        stated: dimensions that the log prints.
+        called: what the log calls its model; it decides between models of equal dimensions, or alone.
 
     >>> catalogue_model({"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden": 11008})
     'llama2-7b'
+    >>> catalogue_model({}, "llama3 405B")
+    'llama3.1-405b'
     """
-    if not {"layers", "hidden", "heads"} <= set(stated):
-        return None
-    for name in catalogue_names():
+    known = {"layers", "hidden", "heads"} <= set(stated)
+    names = [name for name in catalogue_names() if _plain(name) == _plain(called)]
+    names.sort(key=lambda name: _joined(name) != _joined(called))
+    for name in names if not known else (*names, *catalogue_names()):
         model = load_catalogue_model(name)
-        if not model_contradictions(model, stated) and not model.experts:
+        if not model_contradictions(model, stated) and (name in names or not model.experts):
             return name
     return None
+
+
+def _joined(name: str) -> str:
+    """A model's name without what differs between those who write it: case and joints."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
+def _plain(name: str) -> str:
+    """Likewise, without minor versions too: ``llama3 405B`` is Llama 3.1."""
+    return _joined(re.sub(r"(?<=\d)\.\d(?=\D)", "", name))
 
 
 def stated_by_trace(recording: Recording) -> dict[str, int]:

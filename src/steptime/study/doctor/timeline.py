@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steptime.errors import InputFileError
+from steptime.study.doctor.gaps import idle_of, long_gaps
 from steptime.study.doctor.kernels import COMM, GROUPS, UNASSIGNED, axis_of, group_of
 from steptime.study.doctor.records import KernelTotal, TraceTimes, Traffic
 from steptime.study.doctor.trace import Collective, Columns, Recording, columns_of
@@ -69,7 +70,9 @@ def trace_times(recording: Recording, path: str, degrees: Mapping[str, int], ste
     shares, busy = _partition(c, groups, windows)
     total_s = float((windows[:, 1] - windows[:, 0]).sum())
     idle_s = max(total_s - sum(shares.values()), 0.0)
-    launch_s, longest_s = _gaps(c, windows)
+    idle = idle_of(c, windows)
+    launch_s = None if bool(np.all(np.isnan(c.launched_s))) else float(np.nansum(idle.late_s))
+    longest_s = float(np.max(idle.end_s - idle.start_s, initial=0.0))
     inside = np.searchsorted(windows[:, 0], c.start_s, side="right") > 0
     inside &= c.start_s < windows[np.maximum(np.searchsorted(windows[:, 0], c.start_s, side="right") - 1, 0), 1]
     warnings += _notes(recording, c)
@@ -78,6 +81,7 @@ def trace_times(recording: Recording, path: str, degrees: Mapping[str, int], ste
         steps_found=found, groups={name: shares[name] / count for name in GROUPS},
         traffic=_traffic(recording, c, traffic_of, inside, shares, busy, count), idle_s=idle_s / count,
         launch_bound_s=None if launch_s is None else launch_s / count, longest_gap_s=longest_s,
+        long_gaps=long_gaps(recording, c, idle, windows, count),
         kernels_per_step=float(inside.sum()) / count, top=_top(recording, c, groups, inside, count),
         synchronisations=_blocking(recording, c, windows, count), streams=len(np.unique(c.stream)),
         with_stack=recording.with_stack, warnings=tuple(warnings), **_header(recording.header),
@@ -146,24 +150,6 @@ def _partition(c: Columns, groups: NDArray[np.object_], windows: Floats) -> tupl
         if group.endswith("_comm"):
             busy[group] = covered(*union(c.start_s[mine], c.end_s[mine]), windows)
     return shares, busy
-
-
-def _gaps(c: Columns, windows: Floats) -> tuple[float | None, float]:
-    """Idle seconds in which the next kernel was not launched yet (None: unknown), and the longest gap."""
-    starts, ends = union(c.start_s, c.end_s)
-    low, high = ends[:-1], starts[1:]
-    at = np.maximum(np.searchsorted(windows[:, 0], low, side="right") - 1, 0)
-    within = (low >= windows[at, 0]) & (low < windows[at, 1])
-    low, high = low[within], np.minimum(high[within], windows[:, 1].max())
-    if not len(low):
-        return (None if bool(np.all(np.isnan(c.launched_s))) else 0.0), 0.0
-    following = np.searchsorted(c.start_s, starts[1:][within], side="left")
-    launched = c.launched_s[np.minimum(following, len(c.launched_s) - 1)]
-    longest = float(np.max(high - low))
-    if bool(np.all(np.isnan(launched))):
-        return None, longest
-    late = np.clip(np.minimum(launched, high) - low, 0.0, None)
-    return float(np.nansum(late)), longest
 
 
 def _traffic(

@@ -25,7 +25,20 @@ _DEGREE: Final = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep|dp)=(\d{1,7})
 _RETRIES: Final = re.compile(r"(\d{1,9}) \w+ memory allocation retries")
 _GC: Final = re.compile(r"\[GC\].*?(?:took|collection)\D{0,20}([\d.]+)\s*s")
 _SAVED: Final = re.compile(r"(?:Finished saving|Saved) the checkpoint.*? in ([\d.]+) seconds", re.I)
+#: ``Building llama3 8B with TransformerModelArgs(dim=4096, ...)``, or with JSON over many lines.
+_MODEL: Final = re.compile(r"Building ([\w.-]{1,60}) +([\w.-]{1,60}?) ?with (?:[A-Za-z_]{0,60}\(|(\{))(.*)$")
+_SIZED: Final = re.compile(r"Model ([\w.-]{1,60}) ([\w.-]{1,60}) size: [\d,]+ total parameters")
+_FIELD: Final = re.compile(r"""["']?\b([a-z_]{1,40})["']?\s*[=:]\s*([\w.]+)""")
+_OPTION: Final = re.compile(r"""["']selective_ac_option["']: ["'](\w{1,20})["']""")
+#: Value of that option, and what selective checkpointing by operator is here: products keep every second output.
+_PER_OP: Final = "op"
+_PER_OPERATOR: Final = "norm+activation+outputs"
 _AXES: Final[Mapping[str, str]] = {"dp_replicate": "dp", "dp_shard": "dp", "dp": "dp", "dp_shard_cp": "dp"}
+#: Field of the model's arguments -> field here.
+_FIELDS: Final[Mapping[str, str]] = {
+    "dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "head_dim": "head_dim",
+    "vocab_size": "vocab", "hidden_dim": "ffn_hidden",
+}  # fmt: skip
 
 
 class Torchtitan:
@@ -35,6 +48,9 @@ class Torchtitan:
 
     def __init__(self) -> None:
         self.gathered = Gathered()
+        self._fields: dict[str, str] = {}
+        self._open = False
+        self._option = ""
 
     def feed(self, rank: int | None, line: str) -> None:
         """Take one line."""
@@ -44,14 +60,6 @@ class Torchtitan:
                 self._step(rank, line, int(match[1]))
             else:
                 g.add_event("evaluation")
-        elif "device mesh with" in line:
-            self._mesh(line)
-        elif match := _BATCH.search(line):
-            g.plan["micro_batch"], g.settings["global_batch"] = int(match[1]), int(match[2])
-            g.settings["seq"] = int(match[3])
-        elif match := _CAPACITY.search(line):
-            value = w.number(match[1])
-            g.capacity_bytes = value * 2**30 if value else None
         elif match := _RETRIES.search(line):
             g.add_event("allocator_retry")
         elif "OOM errors thrown" in line:
@@ -61,7 +69,31 @@ class Torchtitan:
         elif "the checkpoint" in line.lower():
             match = _SAVED.search(line)
             g.add_event("checkpoint", w.number(match[1]) if match else None)
-        elif "Applied" in line or "Applying" in line:
+        else:
+            self._header(line)
+
+    def _header(self, line: str) -> None:
+        """What is printed before the first step: mesh, batch, model, what was applied to it."""
+        g = self.gathered
+        if self._open:
+            self._model_fields(line)
+        elif "device mesh with" in line:
+            self._mesh(line)
+        elif "Building " in line and (match := _MODEL.search(line)):
+            g.model_name = f"{match[1]} {match[2]}"
+            self._open = match[3] is not None
+            self._model_fields(match[4])
+        elif match := _SIZED.search(line):
+            g.model_name = g.model_name or f"{match[1]} {match[2]}"
+        elif match := _BATCH.search(line):
+            g.plan["micro_batch"], g.settings["global_batch"] = int(match[1]), int(match[2])
+            g.settings["seq"] = int(match[3])
+        elif match := _CAPACITY.search(line):
+            value = w.number(match[1])
+            g.capacity_bytes = value * 2**30 if value else None
+        elif match := _OPTION.search(line):
+            self._option = match[1]
+        elif "Applied" in line or "Applying" in line or "Swapped to Float8Linear" in line:
             self._applied(line)
 
     def _step(self, rank: int | None, line: str, step: int) -> None:
@@ -89,7 +121,10 @@ class Torchtitan:
         else:
             return
         degrees: dict[str, int] = {}
-        for name, size in zip(names, sizes, strict=False):
+        named = dict(zip(names, sizes, strict=False))
+        if named.get("dp_replicate", 1) > 1 and named.get("dp_shard", 1) > 1:
+            self.gathered.plan["shard"] = named["dp_shard"]
+        for name, size in named.items():
             axis = _AXES.get(name, name)
             if axis in ("dp", "tp", "pp", "cp") and size >= 1:
                 degrees[axis] = degrees.get(axis, 1) * size
@@ -97,16 +132,51 @@ class Torchtitan:
             self.gathered.plan.update(degrees)
             self.gathered.settings["gpus"] = math.prod(degrees.values())
 
+    def _model_fields(self, text: str) -> None:
+        """Fields of the model, on one line or on many."""
+        for name, value in _FIELD.findall(text):
+            self._fields.setdefault(name, value)
+        self._open = self._open and not text.rstrip().endswith("}") and len(self._fields) < 200
+
     def _applied(self, line: str) -> None:
         plan = self.gathered.plan
         if "full activation checkpointing" in line:
             plan["recompute"] = "full"
+        elif "selective activation checkpointing" in line:
+            plan["recompute"] = _PER_OPERATOR
         elif "FSDP" in line or "HSDP" in line:
             plan["zero"] = 3
         elif "DDP" in line:
             plan["zero"] = 0
+        elif "Float8Linear" in line:
+            self.gathered.settings["dtype"] = "fp8"
 
     def finish(self) -> None:
-        """With pipeline stages the local batch is no micro-batch."""
-        if self.gathered.plan.get("pp", 1) > 1:
-            self.gathered.plan.pop("micro_batch", None)
+        """With pipeline stages the local batch is no micro-batch, and weights stay gathered over the step."""
+        plan = self.gathered.plan
+        if plan.get("pp", 1) > 1:
+            plan.pop("micro_batch", None)
+            plan["zero"] = min(plan.get("zero", 1), 1)
+        if plan.get("recompute") == _PER_OPERATOR and self._option.isdigit() and int(self._option) >= 1:
+            plan["recompute"], plan["recompute_every"] = "full", int(self._option)
+        elif plan.get("recompute") == _PER_OPERATOR and self._option != _PER_OP:
+            self.gathered.notes.append(
+                "selective activation checkpointing: by operator, as the log does not say otherwise"
+            )
+        self.gathered.model.update(_sizes(self._fields))
+
+
+def _sizes(fields: Mapping[str, str]) -> dict[str, int]:
+    """Dimensions of the model, under the names of :class:`~steptime.workload.spec.ModelSpec`.
+
+    The width of the MLP is 2/3 of four hidden sizes, times a factor, rounded up: that of Llama's published code.
+    """
+    said = {name: w.count(value) for name, value in fields.items()}
+    out = {ours: value for theirs, ours in _FIELDS.items() if (value := said.get(theirs)) and value > 0}
+    if "heads" in out:
+        out.setdefault("kv_heads", out["heads"])
+    multiple, factor = said.get("multiple_of"), w.number(fields.get("ffn_dim_multiplier", "1")) or 1.0
+    if multiple and 0 < factor < 1e3 and "hidden" in out and "ffn_hidden" not in out:
+        width = int(factor * int(8 * out["hidden"] / 3))
+        out["ffn_hidden"] = -(-width // multiple) * multiple
+    return out

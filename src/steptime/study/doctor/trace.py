@@ -20,6 +20,11 @@ _KERNELS: Final = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _RUNTIME: Final = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime"}
 _BLOCKING: Final = ("Synchronize", "cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
 _STEP: Final = "ProfilerStep"
+#: Events of the host that make up most of a trace.
+_MANY: Final = frozenset({"cpu_op", "python_function"})
+_ON_HOST: Final = _RUNTIME | _MANY | {"user_annotation"}
+#: Shorter work of the host (us) is not kept: no pause that is looked at comes from it.
+_LONG_HOST_US: Final = 100.0
 #: Times (us) beyond this are damage.
 _LATEST_US: Final = 1e17
 _LONGEST_US: Final = 1e12
@@ -57,6 +62,13 @@ class Recording:
     host_steps: dict[str, tuple[float, float]] = field(default_factory=dict)
     device_steps: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Step -> start and end (us) on the host, on the device."""
+    host_us: array[float] = field(default_factory=lambda: array("d"))
+    host_length_us: array[float] = field(default_factory=lambda: array("d"))
+    host_name: array[int] = field(default_factory=lambda: array("q"))
+    host_thread: array[int] = field(default_factory=lambda: array("q"))
+    """Long operators, functions, annotations and runtime calls of the host."""
+    host_names: dict[str, int] = field(default_factory=dict)
+    launch_threads: set[int] = field(default_factory=set)
     optimizer_us: list[tuple[float, float]] = field(default_factory=list)
     """Start and end on the device of the optimiser's annotation."""
     header: dict[str, Any] = field(default_factory=dict)
@@ -72,8 +84,8 @@ class Recording:
         if not isinstance(category, str):
             return
         category = category.lower()
-        if category in ("cpu_op", "python_function", "ac2g", "fwdbwd", "trace", "overhead"):
-            self.with_stack |= category == "python_function"
+        self.with_stack |= category == "python_function"
+        if category in ("ac2g", "fwdbwd", "trace", "overhead") or (category in _MANY and _is_short(event.get("dur"))):
             return
         if event.get("ph", "X") != "X":
             return
@@ -87,8 +99,18 @@ class Recording:
             self._kernel(name, start, length, args, event)
         elif category in _RUNTIME:
             self._runtime(name, start, length, args)
+            if "correlation" in args:
+                self.launch_threads.add(_int(event.get("tid")))
         elif category in ("user_annotation", "gpu_user_annotation"):
             self._annotation(category == "gpu_user_annotation", name, start, length)
+        if length >= _LONG_HOST_US and category in _ON_HOST and not name.startswith(_STEP):
+            self._host(name, start, length, _int(event.get("tid")))
+
+    def _host(self, name: str, start: float, length: float, thread: int) -> None:
+        self.host_us.append(start)
+        self.host_length_us.append(length)
+        self.host_thread.append(thread)
+        self.host_name.append(self.host_names.setdefault(name[:200], len(self.host_names)))
 
     def _kernel(self, name: str, start: float, length: float, args: Mapping[str, Any], event: Any) -> None:
         self.start_us.append(start)
@@ -114,6 +136,10 @@ class Recording:
             steps[name] = (min(known[0], start), max(known[1], start + length))
         elif on_device and name.startswith("Optimizer.step"):
             self.optimizer_us.append((start, start + length))
+
+
+def _is_short(length_us: Any) -> bool:
+    return isinstance(length_us, (int, float)) and length_us < _LONG_HOST_US
 
 
 def _time(value: Any) -> float | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
+from steptime.study.doctor.pause_findings import idle_findings
 from steptime.study.doctor.records import Finding, Row, TraceTimes, Traffic
 from steptime.study.doctor.timeline import spread
 from steptime.units import format_seconds
@@ -16,14 +17,12 @@ _TITLES: Final = {
     "memory_bound": "memory-bound kernels take longer than predicted",
     "optimizer": "the optimiser takes longer than predicted",
 }  # fmt: skip
-#: Part of the idle time that counts as waiting for launches.
-_MOSTLY: Final = 0.5
 
 
 def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Row], framework: str) -> list[Finding]:
     """Everything that a trace shows by itself or against the prediction."""
     return [
-        *_traffic_findings(t, e, rows, framework), *_idle_findings(t, framework), *_group_findings(t, rows, framework),
+        *_traffic_findings(t, e, rows, framework), *idle_findings(t, framework), *_group_findings(t, rows, framework),
         *_attention_findings(t, e, framework), *_copy_findings(t, framework), *_blocking_findings(t, framework),
         *_step_findings(t, framework),
     ]  # fmt: skip
@@ -58,36 +57,6 @@ def _traffic_evidence(each: Traffic, t: TraceTimes) -> list[str]:
             f"{format_seconds(each.waiting_s)} of it is beyond the fastest call of the same size: waiting for slower "
             "ranks, or busy links"
         )
-    return out
-
-
-def _idle_findings(t: TraceTimes, framework: str) -> list[Finding]:
-    if t.idle_s < 2 * WORTH * t.step_s:
-        return []
-    each = t.step_s / max(t.kernels_per_step, 1.0)
-    gap = f"longest gap {format_seconds(t.longest_gap_s)}"
-    launch_s = t.launch_bound_s
-    if launch_s is None:
-        evidence = [f"no kernel runs for {share(t.idle_s, t.step_s)}; {gap}",
-                    "the trace has no launches, so it does not say whether the host is late"]  # fmt: skip
-        return [finding("idle", "the device is idle between kernels", t.idle_s, evidence, framework)]
-    out = []
-    if launch_s > WORTH * t.step_s:
-        evidence = [
-            f"no kernel runs for {share(t.idle_s, t.step_s)}; in {launch_s / t.idle_s * 100:.0f} % of that the next "
-            f"kernel had not been launched yet", f"{t.kernels_per_step:.0f} kernels per step, one every "
-            f"{format_seconds(each)}; {gap}",
-        ]  # fmt: skip
-        if t.with_stack:
-            evidence.append("the trace was recorded with stacks, which slows the host: without them it is less")
-        out.append(finding("launch", "the device waits for the host to launch kernels", launch_s, evidence, framework))
-    rest = t.idle_s - launch_s
-    if rest > WORTH * t.step_s and rest > (1 - _MOSTLY) * t.idle_s:
-        evidence = [f"no kernel runs for {share(rest, t.step_s)} although the next one had been launched; {gap}"]
-        out.append(finding("idle", "the device is idle although work is queued", rest, evidence, framework))
-    elif rest > WORTH * t.step_s:
-        evidence = [f"{share(rest, t.step_s)}: from launch to start, or between queued kernels"]
-        out.append(finding("idle", "short pauses between queued kernels", rest, evidence, framework, advice="launch"))
     return out
 
 

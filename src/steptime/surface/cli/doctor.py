@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -12,7 +12,7 @@ from steptime.surface.cli.estimate import plan_given, settings_given
 
 if TYPE_CHECKING:
     from steptime.estimate.result import Estimate
-    from steptime.study.doctor import Diagnosis, Stated, StatedJob, Variant
+    from steptime.study.doctor import Diagnosis, Log, Stated, StatedJob, Variant
     from steptime.surface.formats.run_toml import RunSpec
 
 #: Choices of a plan that a run may have other than stated -> plan entries, and words for them.
@@ -21,6 +21,17 @@ VARIANTS: Final = (
     ("recompute", "full", "full recomputation"),
     ("attention", "unfused", "unfused attention"),
 )
+#: Likewise, of what changes memory.
+MEMORY_VARIANTS: Final = (
+    ("zero", 0, "nothing shared out over data-parallel ranks"),
+    ("zero", 1, "optimiser states shared out over data-parallel ranks (ZeRO-1)"),
+    ("gradient_dtype", "fp32", "gradients in fp32"),
+    ("recompute", "none", "no recomputation"),
+    ("recompute", "full", "full recomputation"),
+    ("attention", "unfused", "unfused attention"),
+    ("sp", "off", "no sequence parallelism"),
+    ("offload", "optimizer", "the optimiser on the host"),
+)
 #: A measured step this close to the prediction needs no other explanation.
 CLOSE: Final = 0.04
 
@@ -28,7 +39,10 @@ CLOSE: Final = 0.04
 @o.describes_job(after="model")
 def command(
     file: Annotated[
-        str, typer.Argument(metavar="LOG|TRACE", help="Log of Megatron-LM, DeepSpeed or torchtitan, or a trace.")
+        str,
+        typer.Argument(
+            metavar="LOG|TRACE", help="Log of Megatron-LM, NeMo, DeepSpeed, torchtitan, MaxText, a Trainer; or a trace."
+        ),
     ],
     model: Annotated[
         str | None,
@@ -81,7 +95,7 @@ def diagnose(
     variants = _variants(prediction, doctor.series_of(log, known).median_s)
     return doctor.diagnose_log(
         log, known, prediction.estimate, contradictions=prediction.contradictions, variants=variants,
-        notes=prediction.notes,
+        memory_variants=_memory_variants(prediction, log), notes=prediction.notes,
     )  # fmt: skip
 
 
@@ -92,13 +106,14 @@ def _trace(
     from steptime.study import doctor
 
     recording = doctor.read_trace(file)
-    stated = doctor.Stated(settings=doctor.stated_by_trace(recording))
+    framework = doctor.framework_of(recording)
+    stated = doctor.Stated(settings=doctor.stated_by_trace(recording), framework=doctor.fitted_framework(framework, {}))
     prediction = _predict(model, cluster, settings, plan, stated)
     times = doctor.trace_times(recording, file, prediction.degrees, steps)
     return doctor.diagnose_trace(
         times, prediction.estimate, contradictions=prediction.contradictions,
         variants=_variants(prediction, times.step_s), notes=prediction.notes,
-        framework=doctor.framework_of(recording),
+        framework=framework,
     )  # fmt: skip
 
 
@@ -135,9 +150,10 @@ def _predict(
     from steptime.surface.cli.job import estimate_of, job_from
 
     notes: list[str] = []
-    if model is None and (found := doctor.catalogue_model(stated.model)):
-        model = found
-        notes.append(f"model {found}: the log's sizes fit it")
+    if model is None and (model := doctor.catalogue_model(stated.model, stated.model_name)):
+        notes.append(f"model {model}: {_why(stated)}")
+    elif model is None and stated.model_name:
+        notes.append(f"no model of the catalogue has name and sizes of the log's {stated.model_name}: give --model")
     base = None if model is None else job_from(model, cluster, settings, plan)
     merged = doctor.merged(settings if base is None else base.settings, plan if base is None else base.plan, stated)
     if merged.filled:
@@ -148,6 +164,8 @@ def _predict(
         notes.append(f"without {' and '.join(missing)} there is no prediction to compare with")
         out = _Prediction(None, merged, None)
     else:
+        if merged.framework:
+            notes.append(f"framework {merged.framework}: that of the run; --framework names another")
         job = job_from(base.model, base.cluster, merged.settings, merged.plan)
         out = _Prediction(job, merged, estimate_of(job))
         from steptime.surface.models import load_model
@@ -157,24 +175,50 @@ def _predict(
     return out
 
 
+def _why(stated: Stated) -> str:
+    """How the model was found."""
+    sizes = "the log's sizes fit it" if stated.model else ""
+    called = f"the log calls it {stated.model_name}" if stated.model_name else ""
+    return ", and ".join(reason for reason in (called, sizes) if reason)
+
+
 def _variants(prediction: _Prediction, step_s: float) -> tuple[Variant, ...]:
     """Predictions of the same job with one choice changed, where the measured step asks for an explanation."""
+    estimate = prediction.estimate
+    if estimate is None or step_s <= (1 + CLOSE) * estimate.step_time_s:
+        return ()
+    return _changed(prediction, VARIANTS)
+
+
+def _memory_variants(prediction: _Prediction, log: Log) -> tuple[Variant, ...]:
+    """Likewise where the measured memory does."""
+    from steptime.study.doctor import memory_is_off
+
+    e, measured = prediction.estimate, log.peak_memory_bytes
+    if e is None or measured is None:
+        return ()
+    off = memory_is_off(measured / e.memory_by_definition.get(log.memory_kind, e.peak_memory_bytes))
+    return _changed(prediction, MEMORY_VARIANTS) if off else ()
+
+
+def _changed(prediction: _Prediction, choices: Sequence[tuple[str, Any, str]]) -> tuple[Variant, ...]:
+    """Predictions with each of these choices, where it is another than the plan's and legal."""
     from dataclasses import replace
 
     from steptime.errors import UserError
     from steptime.study.doctor import Variant
     from steptime.surface.cli.job import estimate_of
 
-    estimate, job = prediction.estimate, prediction.job
-    if estimate is None or job is None or step_s <= (1 + CLOSE) * estimate.step_time_s:
+    job, estimate = prediction.job, prediction.estimate
+    if job is None or estimate is None:
         return ()
     out = []
-    for name, value, change in VARIANTS:
-        if job.plan.get(name) == value:
+    for name, value, change in choices:
+        if value in (job.plan.get(name), estimate.plan.get(name)):
             continue
         try:
             changed = estimate_of(replace(job, plan={**job.plan, name: value}))
         except UserError:
             continue
-        out.append(Variant(change=change, step_time_s=changed.step_time_s))
+        out.append(Variant(change=change, step_time_s=changed.step_time_s, memory=changed.memory_by_definition))
     return tuple(out)

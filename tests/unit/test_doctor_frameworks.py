@@ -1,0 +1,362 @@
+"""Logs of each framework as its releases print them: what is read of the job."""
+
+# ruff: noqa: E501 the lines of logs are long
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steptime.study.doctor import catalogue_model, read_log, series_of
+from steptime.study.doctor.records import Log
+
+
+def log_of(tmp_path: Path, text: str) -> Log:
+    path = tmp_path / "x.log"
+    path.write_text(text)
+    return read_log(str(path))
+
+
+def arguments(**flags: object) -> str:
+    lines = [f"  {name} {'.' * max(48 - len(name), 3)} {value}" for name, value in flags.items()]
+    head, tail = "arguments", "end of arguments"
+    return "\n".join([f"------------------------ {head} ------------------------", *lines,
+                      f"-------------------- {tail} ---------------------", ""])  # fmt: skip
+
+
+def iteration(step: int, ms: float, batch: int = 128) -> str:
+    return (
+        f" [2026-03-01 12:{step // 60:02}:{step % 60:02}.25] iteration {step:8d}/   10000 | consumed samples: "
+        f"{step * batch:12d} | elapsed time per iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): 402.1 | "
+        f"learning rate: 3.000000E-04 | global batch size: {batch:5d} | lm loss: 7.1E+00 | loss scale: 1.0 | "
+        "grad norm: 1.234 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+    )
+
+
+# Megatron-LM
+
+
+def test_the_batch_is_read_from_the_iterations_of_megatron(tmp_path):
+    log = log_of(tmp_path, "".join(iteration(i, 1500.0) for i in range(1, 9)))
+    assert log.stated.settings == {"global_batch": 128}
+    assert log.stated.framework == "megatron-core"
+    assert log.warnings == ()
+
+
+def test_a_batch_that_grows_is_that_of_most_lines_and_is_said(tmp_path):
+    ramp = "".join(iteration(i, 1500.0, 32 if i < 4 else 256 if i < 16 else 512) for i in range(1, 20))
+    log = log_of(tmp_path, arguments(global_batch_size=512) + ramp)
+    assert log.stated.settings["global_batch"] == 256
+    assert log.warnings == ("the global batch goes from 32 to 512 over the log; most lines have 256",)
+
+
+def test_megatron_bridge_states_samples_and_utilisation(tmp_path):
+    text = "".join(
+        f"ain_fp8_mx/0 Step Time : 9.09s GPU utilization: 663.5MODEL_TFLOP/s/GPU\n"
+        f"ain_fp8_mx/0  [2025-12-22 15:18:33] iteration {i * 10:8d}/      50 | consumed samples: {i * 5120:12d} | elapsed "
+        f"time per iteration (ms): 9089.0 | lm loss: 8.1E+00 | grad norm: 0.042 |\n"
+        for i in range(1, 6)
+    )
+    log = log_of(tmp_path, text)
+    assert (log.tflops_per_gpu, log.stated.settings) == (663.5, {"global_batch": 512})
+
+
+@pytest.mark.parametrize("between", ["\n", ""])
+def test_timers_of_megatron_of_2021(tmp_path, between):
+    timers = " time (ms) | forward-compute: 92.25 | forward-recv: 65.68 | backward-compute: 239.82 | optimizer: 42.31 | batch-generator: 2.70"
+    setup = " time (ms) | model-and-optimizer-setup: 111.39 | train/valid/test-data-iterators-setup: 4415.50\n"
+    steps = "".join(iteration(i, 661.3).rstrip("\n") + between + timers + "\n" for i in range(1, 6))
+    timers_s = log_of(tmp_path, setup + steps).timers
+    assert timers_s["forward-compute"] == pytest.approx((0.09225, 0.09225))
+    assert set(timers_s) == {"forward-compute", "backward-compute", "optimizer", "batch-generator"}
+
+
+def test_what_megatron_prints_of_gradients_sequence_parallelism_and_recomputation(tmp_path):
+    flags = {"bf16": True, "tensor_model_parallel_size": 2, "num_layers": 32, "pipeline_model_parallel_size": 2}
+    steps = "".join(iteration(i, 1500.0) for i in range(1, 6))
+
+    def plan(**more: object) -> dict[str, object]:
+        return dict(log_of(tmp_path, arguments(**flags, **more) + steps).stated.plan)
+
+    assert "gradient_dtype" not in plan() and "sp" not in plan() and "recompute" not in plan()
+    assert plan(accumulate_allreduce_grads_in_fp32=True)["gradient_dtype"] == "fp32"
+    assert plan(accumulate_allreduce_grads_in_fp32=False)["gradient_dtype"] == "bf16"
+    assert plan(sequence_parallel=True)["sp"] == "on"
+    assert plan(sequence_parallel=False)["sp"] == "off"
+    assert plan(recompute_granularity="selective", recompute_modules="['core_attn']")["recompute"] == "attention"
+    assert "recompute" not in plan(recompute_granularity="selective", recompute_modules="['moe_act']")
+    assert plan(checkpoint_activations=True)["recompute"] == "full"
+    block = plan(recompute_granularity="full", recompute_method="block", recompute_num_layers=4)
+    assert (block["recompute"], block["recompute_every"]) == ("full", 4)
+    whole = plan(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    assert whole["recompute"] == "full" and "recompute_every" not in whole
+
+
+ODD = (
+    "  Total train batch size (w. parallel, distributed & accumulation) = ,,,",
+    f"{'9' * 30}/{'9' * 30} completed step: 1, seconds: 1e300, TFLOP/s/device: nan, Tokens/s/device: 0, total_weights: 0,",
+    "Building a b with X(dim=4096, multiple_of=1e3, ffn_dim_multiplier=1e308, n_layers=nan, n_heads=-1)",
+    "Building a b with {", '"dim": 99999999999999999999', "}", "Num_devices: 0, shape (0, 0)",
+    " iteration 1/ 9 | consumed samples: 1 | consumed tokens: 0 | elapsed time per iteration (s): 1 | global batch size: 0 |",
+    " 10%|# | 1/50 [::::<02:21,  3.91s/it]", " 10%|# | 2/50 [00:01<02:21,  0.00it/s]", "{'train_runtime': 0, 'train_steps_per_second': 1e9}",
+    "| global_step: 5 | train_step_timing in s: inf | consumed_samples: 0", "'selective_ac_option': '0'",
+    "| global_step: 4 | train_step_timing in s: 1.0 | consumed_samples: 7",
+)  # fmt: skip
+
+
+def test_odd_lines_of_every_framework_do_no_harm(tmp_path):
+    log = log_of(tmp_path, "\n".join(ODD) + "\n" + "".join(iteration(i, 900.0) for i in range(2, 9)))
+    assert series_of(log, {}).median_s == pytest.approx(0.9)
+    assert log.stated.settings == {"global_batch": 128}
+
+
+# Megatron-DeepSpeed
+
+
+BIGSCIENCE = (
+    "[default7]: iteration    {step}/  115311 | consumed samples:      {samples} | consumed tokens:  {tokens} | elapsed "
+    "time per iteration (s): {s:.2f} | learning rate: 5.969E-05 | global batch size:  2048 | lm loss: 2.463556E+00 | "
+    "grad norm: 0.174 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 | samples "
+    "per second: 19.463 | TFLOPs: 149.02 |\n"
+)
+
+
+def test_megatron_deepspeed_in_seconds(tmp_path):
+    steps = "".join(
+        BIGSCIENCE.format(step=i, samples=2048 * i, tokens=2048 * 2048 * i, s=105.22 + 0.01 * i) for i in range(1, 9)
+    )
+    flags = arguments(deepspeed=True, zero_stage=1, deepspeed_config="ds.json", use_flash_attn_v2=False)
+    log = log_of(tmp_path, flags + steps)
+    assert (log.framework, log.stated.framework) == ("megatron-deepspeed", "megatron-deepspeed")
+    assert series_of(log, {}).median_s == pytest.approx(105.26, abs=0.02)
+    assert log.stated.settings == {"global_batch": 2048, "seq": 2048}
+    assert log.stated.plan["zero"] == 1
+    assert log.tflops_per_gpu == 149.02
+
+
+def test_deepspeed_engine_lines_in_a_megatron_log(tmp_path):
+    dump = "[2026-03-01 12:00:00,001] [INFO] [config.py:1003:print]   zero_optimization_stage ...... 2\n"
+    log = log_of(tmp_path, dump + "".join(iteration(i, 900.0) for i in range(1, 6)))
+    assert log.framework == "megatron-deepspeed"
+    assert log.stated.plan["zero"] == 2
+
+
+# NeMo
+
+
+def test_nemo_2_prints_one_line_per_step(tmp_path):
+    lines = "".join(
+        f"[NeMo I 2026-03-01 12:00:{i:02}] Training epoch 0, iteration {i}/249 | lr: 1.961e-06 | global_batch_size: 128 | "
+        f"global_step: {i} | reduced_train_loss: 1.315 | train_step_timing in s: {7.126 if i == 0 else 1.505} | "
+        f"TFLOPS_per_GPU: 512.3 | consumed_samples: {128 * (i + 1)}\n"
+        for i in range(10)
+    )
+    log = log_of(tmp_path, lines)
+    assert (log.framework, log.stated.framework) == ("nemo", "megatron-core")
+    assert series_of(log, {}).median_s == pytest.approx(1.505)
+    assert [step.number for step in log.steps] == list(range(10))
+    assert log.stated.settings == {"global_batch": 128}
+    assert log.tflops_per_gpu == 512.3
+
+
+@pytest.mark.parametrize("end", ["\n", "\r"])
+def test_nemo_in_the_progress_bar_of_lightning(tmp_path, end):
+    bar = "".join(
+        f"Epoch 0: :  {i}%|{'█' * (i // 10)}   | {i}/100 [0{i // 6}:48<00:00, reduced_train_loss=0.0172, "
+        f"global_step={i - 1}.00, consumed_samples={256 * i}.0, train_step_timing in s=3.130]{end}"
+        for i in range(1, 12)
+    )
+    log = log_of(tmp_path, bar)
+    assert log.framework == "nemo"
+    assert (len(log.steps), log.stated.settings) == (11, {"global_batch": 256})
+    assert series_of(log, {}).median_s == pytest.approx(3.13)
+
+
+def test_a_bar_of_nemo_that_counts_only_by_itself(tmp_path):
+    bar = "".join(
+        f"Epoch 0: :  {i}%|#  | {i}/100 [01:48<09:00, v_num=, train_step_timing in s=3.1{i}0]\r" for i in range(1, 9)
+    )
+    assert [step.number for step in log_of(tmp_path, bar).steps] == list(range(1, 9))
+
+
+# torchtitan
+
+
+HEAD = "[rank0]:[titan] 2026-03-01 12:00:00,000 - root - INFO - "
+LLAMA = "dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, vocab_size=128256, multiple_of=1024, ffn_dim_multiplier=1.3, norm_eps=1e-05, rope_theta=500000, max_seq_len=8192, depth_init=True"
+MODELS = {
+    "of 2025": f"{HEAD}Building llama3 8B with ModelArgs({LLAMA}, norm_type='rmsnorm')\n",
+    "with protocol": (
+        f"{HEAD}Building llama3 8B with TransformerModelArgs(_enforced='This field is used to enforce all fields have "
+        f"defaults.', {LLAMA}, use_flex_attn=False, attn_mask_type='causal', eos_id=0)\n"
+    ),
+    "json": (
+        f"{HEAD}Building llama3 8Bwith {{\n  \"dim\": 4096,\n  \"n_layers\": 32,\n  \"n_heads\": 32,\n  \"n_kv_heads\": 8,\n"
+        '  "vocab_size": 128256,\n  "multiple_of": 1024,\n  "ffn_dim_multiplier": 1.3,\n  "rope_scaling_args": {\n'
+        '    "scaling_factor": 8.0\n  },\n  "max_seq_len": 8192\n}\n'
+    ),
+}  # fmt: skip
+STEPS = "".join(
+    f"{HEAD}\x1b[31mstep: {i:2}  \x1b[32mloss:  7.8  \x1b[33mmemory: 40.01GiB(50.58%)  \x1b[34mtps: 5,120  \x1b[36mtflops: 296.1\x1b[39m\n"
+    for i in range(1, 7)
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_torchtitan_names_its_model(tmp_path, name):
+    log = log_of(tmp_path, f"{HEAD}Building 1-D device mesh with ['dp_shard'], [8]\n" + MODELS[name] + STEPS)
+    assert log.stated.model == {
+        "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 128256, "ffn_hidden": 14336,
+    }  # fmt: skip
+    assert log.stated.model_name == "llama3 8B"
+    assert catalogue_model(log.stated.model, log.stated.model_name) == "llama3-8b"
+    assert log.stated.framework == "torchtitan"
+    assert log.stated.settings["gpus"] == 8
+    assert len(log.steps) == 6
+
+
+def test_the_name_alone_is_enough_and_an_unknown_one_is_none(tmp_path):
+    sized = f"{HEAD}\x1b[34mModel llama3 70B \x1b[31msize: 70,553,706,496 total parameters\x1b[39m\n"
+    log = log_of(tmp_path, sized + STEPS)
+    assert (log.stated.model, catalogue_model(log.stated.model, log.stated.model_name)) == ({}, "llama3-70b")
+    assert catalogue_model({}, "llama3 debugmodel") is None
+    assert catalogue_model({"layers": 6, "hidden": 256, "heads": 16}, "llama3 8B") is None
+    assert catalogue_model({}, "qwen2.5-7b") == "qwen2.5-7b"
+    assert catalogue_model({}, "qwen2-7b") == "qwen2-7b"
+    assert catalogue_model({"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}, "meta 8B") == "llama3-8b"
+
+
+@pytest.mark.parametrize(
+    ("lines", "plan", "note"),
+    [
+        ("Applied full activation checkpointing to the model", {"recompute": "full"}, 0),
+        ("Applied selective activation checkpointing to the model", {"recompute": "norm+activation+outputs"}, 1),
+        ("Running with args: {'activation_checkpoint': {'mode': 'selective', 'selective_ac_option': 'op'}}\n"
+         "Applied selective activation checkpointing to the model", {"recompute": "norm+activation+outputs"}, 0),
+        ("  \"selective_ac_option\": \"2\",\nApplied selective activation checkpointing to the model",
+         {"recompute": "full", "recompute_every": 2}, 0),
+    ],
+)  # fmt: skip
+def test_activation_checkpointing_of_torchtitan(tmp_path, lines, plan, note):
+    log = log_of(tmp_path, "".join(HEAD + line + "\n" for line in lines.splitlines()) + STEPS)
+    assert log.stated.plan == plan
+    assert len(log.warnings) == note
+
+
+def test_hybrid_shards_stages_and_float8_of_torchtitan(tmp_path):
+    mesh = (
+        f"{HEAD}Building 2-D device mesh with ['dp_replicate', 'dp_shard'], [4, 8]\n{HEAD}Applied HSDP to the model\n"
+    )
+    plan = log_of(tmp_path, mesh + STEPS).stated.plan
+    assert plan == {"dp": 32, "shard": 8, "zero": 3}
+    mesh = f"{HEAD}Building 2-D device mesh with ['pp', 'dp_shard'], [4, 8]\n{HEAD}Applied FSDP to the model\n"
+    log = log_of(
+        tmp_path, mesh + f"{HEAD}Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=True\n" + STEPS
+    )
+    assert log.stated.plan == {"pp": 4, "dp": 8, "zero": 1}
+    assert log.stated.settings["dtype"] == "fp8"
+
+
+# MaxText
+
+
+MAXTEXT = {
+    "base_emb_dim": 8192, "base_mlp_dim": 28672, "base_num_decoder_layers": 80, "base_num_kv_heads": 8,
+    "base_num_query_heads": 64, "dcn_data_parallelism": 2, "dtype": "bfloat16", "global_batch_size_to_train_on": 896,
+    "max_target_length": 8192, "micro_batch_size_to_train_on": 896, "model_name": "llama2-70b", "opt_type": "adamw",
+    "mesh_axes": "['data', 'stage', 'fsdp', 'fsdp_transpose', 'sequence', 'tensor', 'tensor_sequence', 'expert', 'autoregressive']",
+    "quantization": "", "remat_policy": "full", "vocab_size": 32000,
+}  # fmt: skip
+COMPLETED = "".join(
+    f"completed step: {i}, seconds: {44.923 if i == 0 else 18.5}, TFLOP/s/device: 305.127, Tokens/s/device: 3099.7, "
+    "total_weights: 7340032, loss: 10.565\n"
+    for i in range(8)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["", "I0317 09:59:16.241541 125344476638336 pyconfig.py:413] "])
+def test_maxtext_prints_its_whole_job(tmp_path, before):
+    config = "".join(f"{before}Config param {name}: {value}\n" for name, value in MAXTEXT.items())
+    mesh = f"{before}Num_devices: 128, shape (2, 1, 64, 1, 1, 1, 1, 1, 1)\n"
+    log = log_of(tmp_path, config + mesh + COMPLETED)
+    assert (log.framework, log.stated.framework) == ("maxtext", "maxtext")
+    assert log.stated.settings == {"gpus": 128, "global_batch": 896, "seq": 8192, "dtype": "bf16", "optimizer": "adamw"}
+    assert log.stated.plan == {
+        "tp": 1, "pp": 1, "cp": 1, "dp": 128, "zero": 3, "shard": 64, "micro_batch": 7, "recompute": "full",
+    }  # fmt: skip
+    assert catalogue_model(log.stated.model, log.stated.model_name) == "llama2-70b"
+    assert series_of(log, {}).median_s == pytest.approx(18.5)
+    assert log.tflops_per_gpu == 305.127
+
+
+@pytest.mark.parametrize(
+    ("policy", "recompute"),
+    [("minimal", "attention+norm+activation"), ("minimal_flash", "norm+activation"), ("save_qkv_proj", None)],
+)
+def test_policies_of_maxtext(tmp_path, policy, recompute):
+    log = log_of(
+        tmp_path,
+        f"Config param remat_policy: {policy}\nConfig param quantization: fp8\nConfig param dtype: bfloat16\n"
+        + COMPLETED,
+    )
+    assert log.stated.plan.get("recompute") == recompute
+    assert log.stated.settings["dtype"] == "fp8"
+
+
+def test_maxtext_without_its_configuration_still_has_its_devices(tmp_path):
+    log = log_of(tmp_path, COMPLETED)
+    assert log.stated.settings == {"gpus": 128}
+    assert log.stated.plan == {}
+    older = COMPLETED.replace(" Tokens/s/device: 3099.7, total_weights: 7340032,", "")
+    assert log_of(tmp_path, older).stated.settings == {}
+
+
+# Trainers
+
+
+def test_the_bar_and_the_summary_of_the_transformers_trainer(tmp_path):
+    bars = "\r".join(f" {i * 2:2}%|{'█' * i}         | {i}/50 [00:{i * 3:02}<02:21,  3.91s/it]" for i in range(1, 12))
+    text = (
+        "  Instantaneous batch size per device = 2\n"
+        "  Total train batch size (w. parallel, distributed & accumulation) = 1,024\n"
+        "Map: 100%|██████████| 1000/1000 [00:03<00:00, 312.5 examples/s]\n"
+        "Loading checkpoint shards: 100%|██████████| 4/4 [00:08<00:00,  2.12s/it]\n"
+        f"{bars}\n{{'loss': 1.9, 'grad_norm': 0.7, 'learning_rate': 2e-05, 'epoch': 0.01}}\n"
+        "{'train_runtime': 195.5, 'train_samples_per_second': 261.9, 'train_steps_per_second': 0.256, 'train_loss': 1.7, 'epoch': 1.0}\n"
+    )
+    log = log_of(tmp_path, text)
+    assert (log.framework, log.stated.framework) == ("trainer", "")
+    assert len(log.steps) == 11
+    assert series_of(log, {}).median_s == pytest.approx(3.91)
+    assert log.stated.settings == {"global_batch": 1024}
+    assert log.stated.plan == {"micro_batch": 2}
+
+
+def test_lightning_counts_iterations_per_second(tmp_path):
+    bar = "".join(
+        f"Epoch 3:  {i}%|█▏        | {i}/100 [01:{i:02}<12:01,  2.50it/s, v_num=4, train_loss=1.200]\r"
+        for i in range(1, 9)
+    )
+    assert series_of(log_of(tmp_path, bar), {}).median_s == pytest.approx(0.4)
+
+
+def test_a_summary_alone_is_one_mean_and_says_so(tmp_path):
+    summary = (
+        "{'train_runtime': 195.5, 'train_samples_per_second': 16.384, 'train_steps_per_second': 0.256, 'epoch': 1.0}\n"
+    )
+    log = log_of(tmp_path, summary)
+    assert series_of(log, {}).median_s == pytest.approx(1 / 0.256)
+    assert (log.steps[0].number, log.stated.settings) == (50, {"global_batch": 64})
+    assert "mean over the whole run" in log.warnings[0]
+
+
+def test_a_bar_never_stands_before_the_lines_of_an_engine(tmp_path):
+    engine = "[Rank 0] epoch=0/micro_step={i}/global_step={i}, RunningAvgSamplesPerSec=8.0, CurrSamplesPerSec=8.0, MaxMemAllocated=60.1GB\n"
+    bar = " 10%|█         | {i}/50 [00:12<02:21,  3.91s/it]\n"
+    text = "".join(bar.format(i=i) + (engine.format(i=i) if i % 3 == 0 else "") for i in range(1, 20))
+    saved = "Saving model checkpoint to out/checkpoint-5\nSaving model weights\n"
+    log = log_of(tmp_path, "  Instantaneous batch size per device = 2\n" + text + saved)
+    assert [(event.kind, event.after_step) for event in log.events] == [("checkpoint", 18)]
+    assert (log.framework, log.stated.framework) == ("deepspeed", "deepspeed")
+    assert log.stated.plan == {"micro_batch": 2}
