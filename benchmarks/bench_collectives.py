@@ -32,11 +32,13 @@ from steptime.calibrate.collectives import (  # noqa: E402
 )
 from steptime.calibrate.table import Table, read_table  # noqa: E402
 from steptime.cost.collective_fabric import fabric_of  # noqa: E402
-from steptime.hardware.fabric_profile import load_fabric_profiles, save_fabric_profile  # noqa: E402
+from steptime.hardware.fabric_profile import FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
+from steptime.hardware.search_path import CATALOGUE  # noqa: E402
 from steptime.num import Array  # noqa: E402
 from steptime.study.data_root import require_data  # noqa: E402
 
 Line = tuple[str, ...]
+FABRICS = CATALOGUE / FOLDER
 EXCHANGE_HEAD = (
     "device", "rows", "tokens: median %", "mean %", "bias %", "experts: median %", "hidden size: median %",
     "ranks: median %",
@@ -102,7 +104,7 @@ def exchange_lines(table: Table, names: list[str], save: bool) -> list[Line]:
             parts[name] = np.unique(value, return_inverse=True)[1]
         time = {n: exchange.cross_validated(rows, processors, link, f) for n, f in parts.items() if len(set(f)) > 1}
         if save:
-            save_fabric_profile(exchange.calibrate(device, link, domain, rows, time["tokens"]))
+            save_fabric_profile(exchange.calibrate(device, link, domain, rows, time["tokens"]), FABRICS)
         found = {n: figures(time[n], rows.measured_s) if n in time else ("-",) * 3 for n in parts}
         lines.append((device, str(len(rows.way)), *found["tokens"], *(found[n][0] for n in list(parts)[1:])))
         print(" | ".join(lines[-1]), flush=True)
@@ -120,7 +122,7 @@ def machine_lines(table: Table, names: list[str], save: bool) -> list[Line]:
             continue
         time = cross_validated(machine, rows)
         if save:
-            save_fabric_profile(calibrate(machine, rows, time))
+            save_fabric_profile(calibrate(machine, rows, time), FABRICS)
         kinds = ", ".join(
             f"{k} {figures(time[rows.kind == k], rows.measured_s[rows.kind == k])[0]}" for k in sorted(set(rows.kind))
         )

@@ -18,8 +18,9 @@ import numpy as np
 
 import steptime.errors
 import steptime.hardware
-from steptime.calibrate.fitting import fit, scores, take
+from steptime.calibrate.fitting import fit, take
 from steptime.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
+from steptime.calibrate.score import errors_of
 from steptime.calibrate.table import Table, read_table
 from steptime.calibrate.transfer import OTHER_VENDOR, SCALED_ERROR, Z90, transferred_curve
 from steptime.cost.gemm_residual import NAMES
@@ -79,7 +80,7 @@ def held_out(chosen: list[Truth]) -> Curves:
     for truth in chosen:
         curve = gemm_curve(truth)
         curves[truth.device.name, truth.dtype, truth.timer] = curve
-        roof = scores(roofline_s(truth), truth.measured_s)
+        roof = errors_of(roofline_s(truth), truth.measured_s)
         print(
             f"| {truth.device.name} | {truth.dtype} | {truth.timer} | {truth.source} | {curve.points} "
             f"| {100 * roof.median_ape:.1f} | {100 * curve.median_ape:.1f} | {100 * curve.mean_ape:.1f} "
@@ -100,7 +101,7 @@ def extrapolated(chosen: list[Truth]) -> None:
             values = fit(FAMILY, seen, truth.arguments, truth.measured_s[~test], priors=PRIORS)
             bare = {n: v for n, v in values.items() if n not in NAMES}
             found = [
-                scores(FAMILY.predict(take(truth.shape, test), truth.arguments, v), truth.measured_s[test])
+                errors_of(FAMILY.predict(take(truth.shape, test), truth.arguments, v), truth.measured_s[test])
                 for v in (bare, values)
             ]
             cells = " | ".join(f"{100 * s.median_ape:.1f} / {100 * s.mean_ape:.1f}" for s in found)
@@ -138,7 +139,7 @@ def backward(table: Table, curves: Curves) -> None:
 
 
 def print_row(truth: Truth, predicted_s: object, what: str = "") -> None:
-    s = scores(np.asarray(predicted_s), truth.measured_s)
+    s = errors_of(np.asarray(predicted_s), truth.measured_s)
     print(
         f"| {truth.device.name} | {truth.dtype} | {truth.source}{what} | {s.points} | {100 * s.median_ape:.1f} "
         f"| {100 * s.mean_ape:.1f} | {100 * s.bias:+.1f} |"
@@ -157,8 +158,8 @@ def unseen(title: str, measured: list[Truth], curves: Curves) -> None:
     covers: dict[str | None, list[float]] = {}
     for truth, curve, error in found:
         s, roof = (
-            scores(truth.measured_s / np.exp(error), truth.measured_s),
-            scores(roofline_s(truth), truth.measured_s),
+            errors_of(truth.measured_s / np.exp(error), truth.measured_s),
+            errors_of(roofline_s(truth), truth.measured_s),
         )
         own = ARCHITECTURES.get(truth.device.name)
         rest = {t.device.name: e for t, _, e in found if ARCHITECTURES.get(t.device.name) != own and related(t, found)}

@@ -24,9 +24,9 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from steptime.calibrate.fitting import scores  # noqa: E402
 from steptime.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_curves  # noqa: E402
 from steptime.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
+from steptime.calibrate.score import errors_of  # noqa: E402
 from steptime.calibrate.table import Table, read_table  # noqa: E402
 from steptime.calibrate.training import lacking_curves  # noqa: E402
 from steptime.hardware.profile import Curve  # noqa: E402
@@ -86,7 +86,7 @@ def held_out(cell: Cell, known: Curve | None) -> Array | None:
 
 def line(name: str, predicted: Array, measured: Array, extra: str = "") -> str:
     """One row of a table: points, median, mean, bias."""
-    s = scores(predicted, measured)
+    s = errors_of(predicted, measured)
     figures = " | ".join(f"{100 * x:.1f}" for x in (s.median_ape, s.mean_ape))
     return f"| {name} | {s.points} | {figures} | {100 * s.bias:+.1f} |{extra}"
 
@@ -184,7 +184,7 @@ def left_out(
                 parts.setdefault(cell.device.name, []).append(row)
         for device, found in sorted(parts.items()):
             generic, near, measured = (np.concatenate(column) for column in zip(*found, strict=True))
-            extra = f" {100 * scores(generic, measured).median_ape:.1f} |"
+            extra = f" {100 * errors_of(generic, measured).median_ape:.1f} |"
             lines.append(line(f"{title} | {device}", near, measured, extra))
     return table_of(
         "Devices left out: curve of the most alike device", "families | device", lines, " medians: median % |"

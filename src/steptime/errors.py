@@ -54,6 +54,7 @@ class FieldError(UserError):
     def __init__(self, where: str, field: str, problem: str, *, hint: str | None = None) -> None:
         self.where = where
         self.field = field
+        self.problem = problem
         super().__init__(f"{where}: {field}: {problem}" if where else f"{field}: {problem}", hint=hint)
 
 

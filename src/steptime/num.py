@@ -78,15 +78,6 @@ def ceil_div(a: Num, b: Num) -> Num:
     return -floor_div(-a, b)
 
 
-def is_whole_multiple(a: Num, b: Num) -> Any:
-    """Whether ``b`` divides ``a`` without remainder.
-
-    >>> is_whole_multiple(12, 4)
-    True
-    """
-    return a % b == 0
-
-
 def greatest_common_divisor(a: Num, b: Num) -> Num:
     """Greatest common divisor of whole numbers.
 

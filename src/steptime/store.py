@@ -223,8 +223,13 @@ def _shown(value: object) -> str:
     return shorten(json.dumps(value), 60) if value is not None else "absent"
 
 
-def write_whole(path: str | Path, text: str) -> None:
+def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:
     """Writes a text file so that a reader sees the old file or the new one, never a part.
+
+    Args:
+        path: the file.
+        text: what it holds then.
+        make_folder: make its folder where there is none.
 
     Raises:
         InputFileError: it cannot be written.
@@ -233,6 +238,8 @@ def write_whole(path: str | Path, text: str) -> None:
     if target.exists() and not target.is_file():
         raise InputFileError(str(path), "is not a plain file")
     try:
+        if make_folder:
+            target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target.resolve(), text.encode())
     except OSError as error:
         raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None

@@ -54,10 +54,6 @@ class Terms(Mapping[str, float]):
         """Every term times ``factor``."""
         return Terms({path: value * factor for path, value in self._values.items()})
 
-    def under(self, prefix: str) -> Terms:
-        """The same terms below a new parent."""
-        return Terms({f"{prefix}{SEPARATOR}{path}": value for path, value in self._values.items()})
-
     def without_zeros(self) -> Terms:
         """Only the terms that are not zero."""
         return Terms({path: value for path, value in self._values.items() if value})

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from steptime.errors import UserError
 from steptime.surface.cli.constraints import parse_fix, parse_limits, parse_placement
-from steptime.surface.formats.estimate_json import parse_estimate, read_estimate
-from steptime.surface.formats.run_toml import parse_run, parse_toml, read_run
+from steptime.surface.formats.estimate_json import parse_estimate
+from steptime.surface.formats.run_toml import RunSpec, parse_run, parse_toml
 
 JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")
 PLAN = ("plan", "toy", *JOB)
@@ -171,19 +171,22 @@ def test_estimate_survives_writing_and_reading(tmp_path: Path) -> None:
     ):
         file = tmp_path / "a.json"
         file.write_text(json.dumps(estimate.to_json(explain=True)))
-        assert read_estimate(str(file)) == estimate
+        assert parse_estimate(file.read_text(), str(file)) == estimate
 
 
 def test_paths_of_a_run_are_relative_to_its_file(tmp_path: Path) -> None:
+    def read(path: Path) -> RunSpec:
+        return parse_run(parse_toml(path.read_text(), str(path)), str(path))
+
     file = tmp_path / "run.toml"
     file.write_text('model = "model/config.json"\ncluster = "box"')
-    run = read_run(file)
+    run = read(file)
     assert (run.model, run.cluster) == (str(tmp_path / "model" / "config.json"), "box")
     file.write_text('model = "org/name"\ncluster = "pkg.module:factory"')
-    run = read_run(file)
+    run = read(file)
     assert (run.model, run.cluster) == ("org/name", "pkg.module:factory")
     (tmp_path / "org" / "name").mkdir(parents=True)
-    assert read_run(file).model == str(tmp_path / "org" / "name")
+    assert read(file).model == str(tmp_path / "org" / "name")
 
 
 KEYS = st.sampled_from(

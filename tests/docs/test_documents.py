@@ -1,18 +1,12 @@
 """Every code block of README.md and docs/ does what the reader would do with it.
 
-console   lines that start with ``$ `` are commands; the other lines are output, which is not compared
-bash      the whole block is one script
-python    a script of its own, or a doctest if it has ``>>>``
-toml      with a first line ``# file: name.toml`` (or ``# name.toml``): written before the commands that follow
-
-The blocks of one document share a folder that has a copy of ``examples/`` and the fixtures below.
+What a block is stands in tests/document_blocks.py.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,20 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/guides").glob("*.md"))]
-#: Files that a reader is assumed to have: name in the document's folder -> where it comes from.
-FIXTURES = {
-    "config.json": ROOT / "tests/data/huggingface/llama3-8b.json",
-    "published_runs.csv": ROOT / "tests/data/published_runs.csv",
-}
-#: Commands that get steptime in the first place; running them would change the machine.
-NOT_RUN = ("git clone ", "cd steptime", "pip install ", "python3 -m venv ")
-
-_FENCE = re.compile(
-    r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w-]*)[^\n`]*\n(?P<body>.*?)^ *(?P=ticks) *$", re.M | re.S
-)
-_FILE = re.compile(r"# (?:file: *)?(?P<name>[\w.-]+\.toml) *\n")
+from document_blocks import DOCUMENTS, FENCE, NOT_RUN, ROOT, body_of, commands, prepare, write_named
 
 
 @dataclass(frozen=True)
@@ -47,20 +28,8 @@ class Block:
 
 
 def blocks(text: str, name: str) -> Iterator[Block]:
-    for found in _FENCE.finditer(text):
-        body = re.sub(rf"^{found['indent']}", "", found["body"], flags=re.M)
-        yield Block(f"{name}:{text[: found.start()].count(chr(10)) + 1}", found["language"], body)
-
-
-def commands(console: str) -> Iterator[str]:
-    """The commands of a console block; a backslash at the end of a line continues it."""
-    lines = iter(console.splitlines())
-    for line in lines:
-        if line.startswith("$ "):
-            command = line[2:]
-            while command.endswith("\\"):
-                command = command[:-1] + next(lines).strip()
-            yield command
+    for found in FENCE.finditer(text):
+        yield Block(f"{name}:{text[: found.start()].count(chr(10)) + 1}", found["language"], body_of(found))
 
 
 def make_targets() -> set[str]:
@@ -102,15 +71,8 @@ def run_block(block: Block, folder: Path) -> None:
         script.write_text(block.text if ">>> " not in block.text else f"r'''\n{block.text}\n'''\n")
         doctest = ["-m", "doctest", "-o", "NORMALIZE_WHITESPACE", "-o", "ELLIPSIS"] if ">>> " in block.text else []
         run([sys.executable, *doctest, str(script)], folder, block.where)
-    elif block.language == "toml" and (named := _FILE.match(block.text)):
-        (folder / named["name"]).write_text(block.text)
-
-
-def prepare(folder: Path) -> Path:
-    shutil.copytree(ROOT / "examples", folder / "examples")
-    for name, source in FIXTURES.items():
-        shutil.copyfile(source, folder / name)
-    return folder
+    elif block.language == "toml":
+        write_named(block.text, folder)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

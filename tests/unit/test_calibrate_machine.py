@@ -18,10 +18,11 @@ import pytest
 from steptime.calibrate.machine import cluster_file, collectives, profile, ranks, runner, session, torch_ops, work
 from steptime.calibrate.machine.collectives import Mesh, RankDiedError, Timed
 from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.linear import MODELS, cross_validated_s, errors_of, nonnegative
+from steptime.calibrate.machine.linear import MODELS, cross_validated_s, nonnegative
 from steptime.calibrate.machine.runner import Measured, Settings
 from steptime.calibrate.machine.torch_timer import CpuTimer, summary
 from steptime.calibrate.machine.work import Task
+from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import InputFileError, UserError
 from steptime.hardware import load_cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +137,48 @@ def test_profile_errors_name_the_field(tmp_path: Path) -> None:
     path.write_text('name = "x"\ncolour = 3\n')
     with pytest.raises(FieldError, match="colour"):
         load_fabric_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("median_ape = 0.03605", 'median_ape = "x"', "median_ape"),
+        ("bias = -0.01712", "bias = nan", "bias"),
+        ("bias = -0.01712", f"bias = 1{'0' * 400}", "bias"),
+        ("points = 1656", "points = 1.5", "points"),
+        ("band = [0.9056, 1.19]", "band = [1.19, 0.9056]", "band"),
+        ("band = [0.9056, 1.19]", "band = 1", "band"),
+        ("link_Bps = 450000000000.0", "link_Bps = 0.0", "link_Bps"),
+        ('sources = ["aiconfigurator_nccl"]', "sources = [1]", "sources"),
+        ('kind = "fitted"', 'kind = "guess"', "kind"),
+        ("domain = 8", 'domain = "8"', "coefficients.domain"),
+        ("domain = 8", "", "coefficients.domain"),
+        ("trees = true", "trees = 1", "coefficients.trees"),
+        ("own_steps = 0.3249", "own_steps = [0.3]", "coefficients.own_steps"),
+        ("Bps = [16620000000.0, 153500000000.0, 347800000000.0]\ndirect", "Bps = 1e9\ndirect", "coefficients.Bps"),
+        ("ranks = [2.0, 8.0]", 'ranks = [2.0, "8"]', "ranges.ranks"),
+    ],
+)
+def test_a_malformed_fabric_profile_names_the_field(tmp_path: Path, old: str, new: str, field: str) -> None:
+    text = save_fabric_profile(load_fabric_profile("h100-sxm-nccl"), tmp_path).read_text()
+    assert old in text
+    path = tmp_path / "x.toml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(FieldError, match=re.escape(f"{path}: {field}: ")):
+        load_fabric_profile(path)
+
+
+def test_the_users_fabrics_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = load_fabric_profile("h100-sxm-nccl")
+    for folder, points in (("config/steptime/fabrics", 1), ("lab/fabrics", 2)):
+        save_fabric_profile(replace(known, points=points), tmp_path / folder)
+    save_fabric_profile(replace(known, name="mine"), tmp_path / "config/steptime/fabrics")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STEPTIME_PATH", str(tmp_path / "absent"))
+    assert load_fabric_profile("h100-sxm-nccl").points == 1, "~/.config/steptime goes before the catalogue"
+    assert "mine" in fabric_profile_names()
+    monkeypatch.setenv("STEPTIME_PATH", str(tmp_path / "lab"))
+    assert load_fabric_profile("h100-sxm-nccl").points == 2, "$STEPTIME_PATH goes before the user's folder"
 
 
 @pytest.mark.parametrize("name", fabric_profile_names())

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import itertools
 
+import steptime
 from steptime.errors import UserError
 from steptime.hardware import load_device
 from steptime.search.fit.bench import Bench
@@ -184,10 +185,23 @@ def test_adapters_only_where_training_may_change() -> None:
     assert all_allowed.least.memory_bytes < usual.least.memory_bytes
 
 
+def test_two_names_of_an_optimiser_cost_the_same() -> None:
+    first, second = (fit("llama3-8b", "h100-sxm", batch=1, optimizer=name) for name in ("sgd-momentum", "momentum"))
+    assert first.cheapest == second.cheapest and first.front == second.front
+    plan = {"tp": 8}
+    one, other = (
+        steptime.api.estimate("llama3-8b", "dgx-h100", gpus=8, plan=plan, optimizer=name)
+        for name in ("sgd-momentum", "momentum")
+    )
+    assert one == other
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"batch": 0}, "batch"), ({"allow": "all"}, "allow"), ({"host_bandwidth_Bps": -1.0}, "host_bandwidth"),
+        ({"host_bandwidth_Bps": 60e9}, "host_bandwidth: is for a module that is captured"),
+        ({"optimizer": "adamw-loop"}, "optimizer: adamw-loop is for a module that is captured"),
         ({"optimizer": "adamm"}, "optimizer"), ({"inputs": ["8x4"]}, "inputs"), ({"seq": "x"}, "seq"),
     ],
 )  # fmt: skip

@@ -15,7 +15,8 @@ from steptime.hardware import load_device
 from steptime.search.fit.bench import Bench
 from steptime.search.fit.captured import Captured
 from steptime.search.fit.techniques import Change
-from steptime.surface.fitting import OPTIMIZER_NAMES, fit
+from steptime.surface.fitting import fit
+from steptime.surface.optimizers import CAPTURED, captured_optimizer
 
 FACTORIES = '''
 import torch
@@ -261,10 +262,16 @@ def test_a_loss_by_name_takes_the_place_of_the_factorys(path: Path) -> None:
 def test_every_optimiser_that_can_be_captured_is_accepted() -> None:
     from steptime.workload.capture.optimizers import OPTIMIZERS
 
-    assert set(OPTIMIZER_NAMES) == set(OPTIMIZERS)
+    assert set(CAPTURED) == set(OPTIMIZERS)
+    assert {captured_optimizer(name) for name in (*CAPTURED, "momentum")} == set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_an_optimiser_that_cannot_be_captured_is_told(path: Path) -> None:
+    with pytest.raises(UserError, match="optimizer: adam8bit cannot be captured"):
+        fit(f"{path}:normed", "rtx-3090", optimizer="adam8bit")
+
+
+@pytest.mark.parametrize("name", CAPTURED)
 def test_every_optimiser_is_weighed(path: Path, name: str) -> None:
     one = engine(path, "normed", 4, optimizer=name)
     own = name.removesuffix("-loop").removesuffix("-fused")

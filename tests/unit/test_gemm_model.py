@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steptime.calibrate.family import Coefficient
-from steptime.calibrate.fitting import cross_validated, fit, fitted_curve, hashed, pooled, scores, take
+from steptime.calibrate.fitting import cross_validated, fit, fitted_curve, hashed, pooled, take
 from steptime.calibrate.gemm import (
     BACKWARD,
     COEFFICIENTS,
@@ -19,6 +19,7 @@ from steptime.calibrate.gemm import (
     preferred,
     truths,
 )
+from steptime.calibrate.score import errors_of
 from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s, quantised_waves
 from steptime.errors import UserError
@@ -225,7 +226,7 @@ def test_too_few_rows_are_refused() -> None:
 
 
 def test_helpers_of_the_fit() -> None:
-    result = scores(np.array([1.1, 0.9, 1.0]), np.ones(3))
+    result = errors_of(np.array([1.1, 0.9, 1.0]), np.ones(3))
     assert (result.points, result.bias) == (3, pytest.approx(0.0))
     assert take({"a": np.array([1, 2, 3]), "b": 4.0}, np.array([0, 2]))["b"] == 4.0
     np.testing.assert_array_equal(pooled([{"x": 1.0}, {"x": np.array([2.0, 3.0])}], [1, 2])["x"], [1, 2, 3])

@@ -7,7 +7,7 @@ import pytest
 
 from steptime.cost.host import issued_s
 from steptime.errors import UserError
-from steptime.estimate.graph import Metrics, Timer, Weights, cost_table, graph_metrics, table_metrics, work_of
+from steptime.estimate.graph import Timer, cost_table, table_metrics
 from steptime.estimate.graph.kernels import machine_for
 from steptime.estimate.kernels import timed
 from steptime.estimate.layer import FORWARD, phase_time
@@ -16,7 +16,7 @@ from steptime.hardware.library import load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row
-from steptime.workload.graph import Call, Graph, Nodes, Program, TensorType
+from steptime.workload.graph import Call, Nodes, Program, TensorType
 
 WIDTH, ROWS_ = 4096, 8192
 
@@ -234,20 +234,6 @@ def test_draws_of_random_numbers_are_timed_once():
     for draw in range(3):
         timer.cost(nodes.apply("bernoulli", {"self": x}, {"p": 0.1, "draw": draw}, outputs=[tensor(64, 64)]))
     assert len(timer._costs) == 1
-
-
-def test_metrics_of_a_graph_are_sums_over_its_nodes_and_weigh_as_asked():
-    nodes, timer = Nodes(), Timer(device=H100)
-    made, last = chain(nodes)
-    metrics = graph_metrics(Graph((last,)), timer, peak_bytes=7.0)
-    works = [work_of(node) for pair in made for node in pair]
-    assert metrics.flops == sum(work.matrix_flops + work.vector_flops for work in works)
-    assert metrics.launches == 4
-    assert metrics.seconds == pytest.approx(sum(timer.cost(node).seconds for pair in made for node in pair))
-    assert metrics.cost(Weights()) == metrics.seconds
-    assert metrics.cost(Weights(per_second=0.0, per_launch=2.0, per_peak_byte=3.0)) == 29.0
-    both = metrics + Metrics(flops=1.0, moved_bytes=1.0, launches=1.0, seconds=1.0, peak_bytes=9.0)
-    assert (both.launches, both.peak_bytes, both.seconds) == (5.0, 9.0, metrics.seconds + 1.0)
 
 
 def test_metrics_of_a_program_have_the_time_of_the_step():

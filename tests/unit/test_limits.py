@@ -1,4 +1,4 @@
-"""Data-movement limits: the numbers of the authors' notebook and device table, and the command."""
+"""Data-movement limits: the numbers of the authors' notebook, devices of the catalogue, the API and the command."""
 
 import json
 
@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import steptime
 from steptime.cost import limits, linear_layer, matmul_levels
-from steptime.errors import UnknownNameError
-from steptime.study.limits import H100_SXM5, LimitDevice, LinearLayer, load_matmul_device, load_matmul_devices
+from steptime.errors import FieldError, UnknownNameError
+from steptime.hardware import load_cluster
+from steptime.study.limits import (
+    H100_SXM5,
+    LimitDevice,
+    LinearLayer,
+    limit_device,
+    load_matmul_device,
+    load_matmul_devices,
+)
 
 NOTEBOOK = (16384, 5 * 16384, 2048**2 / 128, 8, 40, 32)
 LAYER = LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2)
@@ -167,6 +176,29 @@ def test_unknown_device_names_the_nearest():
         load_matmul_device("h100-smx")
 
 
+def test_a_device_of_the_catalogue_has_its_figures():
+    cluster = load_cluster("h100-sxm")
+    found = limit_device("h100-sxm")
+    assert (found.name, found.flops_per_s_8bit) == ("h100-sxm", cluster.device.matrix_flops_per_s["fp8"])
+    assert (found.memory_Bps, found.network_Bps) == (cluster.device.memory_Bps, 2 * cluster.levels[0].link_Bps)
+    assert found.utilization == cluster.device.matrix_efficiency
+    assert found.layer_latency_s == pytest.approx(4 * (cluster.device.kernel_latency_s + 5e-6), rel=1e-12)
+    old = load_cluster("v100-sxm2-32gb").device
+    assert limit_device("v100-sxm2-32gb").flops_per_s_8bit == 2 * old.matrix_flops_per_s["fp16"], "no 8-bit rate"
+    with pytest.raises(UnknownNameError, match="h100-sxm"):
+        limit_device("h100-smx")
+
+
+def test_the_api_gives_what_the_command_prints():
+    result = steptime.api.limits(device="h100-sxm", tp_in=4, memory_Bps=1e12)
+    assert result.to_json() == json.loads(run("--device", "h100-sxm", "--tp-in", "4", "--memory-bandwidth", "1 TB/s",
+                                              "--json").stdout)  # fmt: skip
+    assert (result.device.memory_Bps, result.device.name) == (1e12, "h100-sxm, changed")
+    assert result.device.network_Bps == limit_device("h100-sxm").network_Bps
+    with pytest.raises(FieldError, match="tp_in"):
+        steptime.api.limits(tp_in=0)
+
+
 def run(*arguments):
     from steptime.surface.cli.main import app
 
@@ -195,6 +227,7 @@ def test_command_json_is_one_document_with_the_exact_numbers():
 
 
 OTHER = {
+    "--device": ("a100-sxm-80gb", "flop_s"),
     "--d-in": ("1024", "flop_s"),
     "--d-out": ("1024", "flop_s"),
     "--tokens": ("64", "flop_s"),
@@ -220,7 +253,7 @@ def test_every_option_changes_what_it_should(option):
     assert json.loads(run(option, value, "--json").stdout)[field] != json.loads(run("--json").stdout)[field]
 
 
-@pytest.mark.parametrize("option", OTHER)
+@pytest.mark.parametrize("option", [option for option in OTHER if option != "--device"])
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e400", "", "x", "9" * 400])
 def test_bad_values_exit_2_and_name_the_option(option, value):
     result = run(option, value, "--json")

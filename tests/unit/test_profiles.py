@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steptime.calibrate.gemm import FAMILY
-from steptime.calibrate.transfer import outside, predict, transferred_curve, transferred_profile, widened
+from steptime.calibrate.transfer import outside, predict, transferred_curve, widened
 from steptime.errors import FieldError, InputFileError, UserError
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profile import Curve, Profile
@@ -161,13 +161,6 @@ def test_what_a_transfer_rests_on() -> None:
     assert scant.coefficients["latency_s"] < sure.coefficients["latency_s"], "few measurements count less"
     stranger = transferred_curve(target, {"arc-b60": near}, devices)
     assert stranger.band[0] < sure.band[0] and stranger.band[1] > sure.band[1], "no device of the vendor"
-
-
-def test_a_transferred_profile_covers_an_unmeasured_device() -> None:
-    profile = transferred_profile("h100-nvl")
-    curve = profile.curve("gemm", "bf16")
-    assert curve is not None and curve.kind == "assumed"
-    assert not any(c.dtype == "fp4" for c in profile.curves if c.family == "gemm"), "Hopper has no fp4"
 
 
 def test_the_band_widens_outside_the_measured_shapes() -> None:

@@ -8,7 +8,6 @@ import pytest
 from steptime.cost.quantisation import (
     dequantised_bytes,
     doubly_quantised_element_bytes,
-    effective_bits,
     element_bytes,
     groups_of,
     nf4_element_bytes,
@@ -42,8 +41,8 @@ def test_a_last_group_that_is_not_full_has_a_scale_too() -> None:
 
 def test_elements_with_their_share_of_scales() -> None:
     assert element_bytes(8, 128, 4.0, 1.0) == pytest.approx(quantised_bytes(ELEMENTS, 8, 32768, 4.0, 1.0) / ELEMENTS)
-    assert effective_bits(4, 64) == 4.5
-    assert effective_bits(4, 32, 1.0) == 4.25  # one byte per 32: MX formats
+    assert 8 * element_bytes(4, 64) == 4.5
+    assert 8 * element_bytes(4, 32, 1.0) == 4.25  # one byte per 32: MX formats
 
 
 def test_nf4_has_the_bits_of_the_paper() -> None:

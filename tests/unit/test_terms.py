@@ -38,6 +38,5 @@ def test_arithmetic():
     assert (both["bubble"], both["new"], both.total) == (5.0, 2.0, 18.0)
     assert T["bubble"] == 4.0
     assert T.scaled(2).total == 30.0
-    assert list(Terms({"a": 1.0}).under("x")) == ["x/a"]
     assert dict(Terms({"a": 0.0, "b": -1.0}).without_zeros()) == {"b": -1.0}
     assert T.top(2) == [("computed/x_s", 8.0), ("bubble", 4.0)]

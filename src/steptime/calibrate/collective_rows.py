@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,7 +12,16 @@ from steptime.num import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Columns:
+    """Rows as arrays of one length, one per field."""
+
+    def take(self, index: Any) -> Self:
+        """Rows by index or mask."""
+        return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Columns):
     """Measured collectives as arguments of `collective_s`."""
 
     kind: Array
@@ -21,10 +30,6 @@ class Rows:
     size_bytes: Array
     element_bytes: Array
     measured_s: Array
-
-    def take(self, index: Any) -> Rows:
-        """Rows by index or mask."""
-        return Rows(*(getattr(self, f.name)[index] for f in fields(self)))
 
     def merged(self) -> Rows:
         """One row, the median time, for each repetition of the same collective."""

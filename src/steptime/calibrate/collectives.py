@@ -142,7 +142,7 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
     )  # fmt: skip
 
 
-def predict_rows(table: Table, profiles: Iterable[FabricProfile], machines: Sequence[Machine] = MACHINES) -> Predicted:
+def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
     """Predictions for the rows of a table of collectives.
 
     A row takes the profile of its own source, else that of its device and library, else of its device under NCCL,
@@ -151,7 +151,6 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile], machines: Sequ
     Args:
         table: with the columns of ``collectives.parquet``.
         profiles: what :func:`steptime.hardware.fabric_profile.load_fabric_profiles` gives.
-        machines: how rows are recognised.
     """
     known = {p.name: p for p in profiles}
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
@@ -163,7 +162,7 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile], machines: Sequ
     for key, place in _keys(table.take(others)).items():
         index = others[place]
         part = table.take(index)
-        choice = choose(key, known, machines)
+        choice = choose(key, known)
         if isinstance(choice, str):
             reason[index] = choice
             continue
@@ -202,13 +201,11 @@ def _keys(table: Table) -> dict[Key, Array]:
     return {key: np.array(index) for key, index in found.items()}
 
 
-def choose(
-    key: Key, known: Mapping[str, FabricProfile], machines: Sequence[Machine]
-) -> tuple[Machine, FabricProfile] | str:
+def choose(key: Key, known: Mapping[str, FabricProfile]) -> tuple[Machine, FabricProfile] | str:
     """The machine and profile for rows of one kind, or why there is none."""
     source, gpu, place, library, spans = key
     device = _device(gpu)
-    here = [m for m in machines if m.name in known and (gpu in m.gpus or (m.device == device and not m.links_by_group))]
+    here = [m for m in MACHINES if m.name in known and (gpu in m.gpus or (m.device == device and not m.links_by_group))]
     if device is None and not here:
         return "no such device in the catalogue"
     nearest = min(here, key=lambda m: _distance(m, source, gpu, place, library), default=None)

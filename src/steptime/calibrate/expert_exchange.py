@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from steptime.calibrate.collective_rows import Columns
 from steptime.calibrate.table import Table
 from steptime.cost.expert_exchange import Exchange, exchange_of, exchange_s, row_bytes
 from steptime.errors import UserError
@@ -34,7 +35,7 @@ _WORDS: Final = {"tokens": r"(\d+) tokens", "hidden": r"hidden (\d+)", "topk": r
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeRows:
+class ExchangeRows(Columns):
     """Measured exchanges as arguments of `exchange_s`."""
 
     way: Array
@@ -45,10 +46,6 @@ class ExchangeRows:
     ranks: Array
     inside: Array
     measured_s: Array
-
-    def take(self, index: Any) -> ExchangeRows:
-        """Rows by index or mask."""
-        return ExchangeRows(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def is_exchange(table: Table) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from steptime.calibrate.family import Coefficient, KernelFamily
+from steptime.calibrate.score import errors_of
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.num import Array
@@ -18,41 +19,11 @@ LOSS_SCALE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """How far predictions are from measurements."""
-
-    points: int
-    median_ape: float
-    mean_ape: float
-    bias: float
-    """Mean of predicted / measured - 1."""
-    band: tuple[float, float]
-    """5th and 95th percentile of measured / predicted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
     """What is believed of a coefficient before the fit: in log, a value and its standard deviation."""
 
     value: float
     spread: float
-
-
-def scores(predicted_s: Array, measured_s: Array) -> Scores:
-    """Errors of predictions.
-
-    >>> round(scores(np.array([1.1, 0.9]), np.array([1.0, 1.0])).mean_ape, 3)
-    0.1
-    """
-    error = predicted_s / measured_s - 1
-    low, high = np.percentile(measured_s / predicted_s, [5, 95])
-    return Scores(
-        points=len(error),
-        median_ape=float(np.median(np.abs(error))),
-        mean_ape=float(np.mean(np.abs(error))),
-        bias=float(np.mean(error)),
-        band=(float(low), float(high)),
-    )
 
 
 def hashed(columns: Iterable[Array]) -> Array:
@@ -81,14 +52,13 @@ def fit(
     device: Mapping[str, Any],
     measured_s: Array,
     *,
-    weights: Array | None = None,
     start: Mapping[str, float] | None = None,
     fixed: Mapping[str, float] | None = None,
     priors: Mapping[str, Prior] | None = None,
 ) -> dict[str, float]:
     r"""Coefficients that minimise the robust log error.
 
-    $$\min_c \sum_i w_i\, \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \rho_2\Big(\frac{\ln c_j - \ln p_j}{s_j}\Big)$$
+    $$\min_c \sum_i \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \rho_2\Big(\frac{\ln c_j - \ln p_j}{s_j}\Big)$$
 
     with $\rho$ the soft absolute value (quadratic below 5 %, then linear), within the bounds of the family. What the
     model then leaves over is fitted by the family itself, if it has a way to.
@@ -98,7 +68,6 @@ def fit(
         shape: its shape arguments, one value per row.
         device: its device arguments, numbers or one value per row (a fit over several devices).
         measured_s: $y$, measured times (s).
-        weights: $w$; default 1.
         start: where to start; default the family's start values.
         fixed: coefficients that are not fitted.
         priors: $p$ and $s$ of coefficients that are logarithmic.
@@ -116,13 +85,12 @@ def fit(
     if len(measured_s) + len(priors or {}) < len(free):
         raise UserError(f"{family.name}: {len(measured_s)} measurements cannot fix {len(free)} coefficients")
     target = np.log(measured_s)
-    root = np.sqrt(np.ones(len(target)) if weights is None else weights)
     believed = [(c.name, (priors or {})[c.name]) for c in free if c.name in (priors or {})]
 
     def residuals(x: Array) -> Array:
         values = held | {c.name: _value(c, v) for c, v in zip(free, x, strict=True)}
         time = np.broadcast_to(np.asarray(family.predict(shape, device, values)), target.shape)
-        data = root * _soft(np.log(time) - target)
+        data = _soft(np.log(time) - target)
         prior = [(np.log(values[name]) - np.log(p.value)) / p.spread * LOSS_SCALE for name, p in believed]
         return np.concatenate([data, prior]) if prior else data
 
@@ -157,7 +125,6 @@ def cross_validated(
     groups: Array,
     *,
     folds: int = 5,
-    weights: Array | None = None,
     start: Mapping[str, float] | None = None,
     fixed: Mapping[str, float] | None = None,
     priors: Mapping[str, Prior] | None = None,
@@ -178,7 +145,6 @@ def cross_validated(
             take(shape, train),
             take(device, train),
             measured_s[train],
-            weights=None if weights is None else weights[train],
             start=start,
             fixed=fixed,
             priors=priors,
@@ -198,17 +164,16 @@ def fitted_curve(
     source: str,
     timer: str = "kernel",
     folds: int = 5,
-    weights: Array | None = None,
     fixed: Mapping[str, float] | None = None,
     priors: Mapping[str, Prior] | None = None,
 ) -> Curve:
     """Fit on all rows, errors from :func:`cross_validated`, ranges of the shape arguments, ready for a profile."""
-    values = fit(family, shape, device, measured_s, weights=weights, fixed=fixed, priors=priors)
+    values = fit(family, shape, device, measured_s, fixed=fixed, priors=priors)
     predicted = cross_validated(
         family, shape, device, measured_s, groups,
-        folds=folds, weights=weights, start=values, fixed=fixed, priors=priors,
+        folds=folds, start=values, fixed=fixed, priors=priors,
     )  # fmt: skip
-    result = scores(predicted, measured_s)
+    result = errors_of(predicted, measured_s)
     ranges = {name: (float(np.min(column)), float(np.max(column))) for name, column in shape.items()}
     return Curve(
         family=family.name,

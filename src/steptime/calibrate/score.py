@@ -12,6 +12,35 @@ from steptime.num import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far predictions are from measurements, without bands of their own."""
+
+    points: int
+    median_ape: float
+    mean_ape: float
+    bias: float
+    """Mean of predicted / measured - 1."""
+    band: tuple[float, float]
+    """5th and 95th percentile of measured / predicted."""
+
+
+def errors_of(predicted: Array, measured: Array) -> Errors:
+    """Relative errors.
+
+    >>> errors_of(np.array([1.25, 0.75]), np.array([1.0, 1.0]))
+    Errors(points=2, median_ape=0.25, mean_ape=0.25, bias=0.0, band=(0.8266666666666667, 1.3066666666666666))
+    """
+    low, high = np.quantile(measured / predicted, [0.05, 0.95])
+    median, mean, bias = _middles(predicted / measured - 1)
+    return Errors(points=len(measured), median_ape=median, mean_ape=mean, bias=bias, band=(float(low), float(high)))
+
+
+def _middles(relative: Array) -> tuple[float, float, float]:
+    """Median and mean of the magnitude, and the mean."""
+    return float(np.median(np.abs(relative))), float(np.mean(np.abs(relative))), float(np.mean(relative))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
     """Predictions for the rows of a table; NaN where there is none."""
 
@@ -75,10 +104,10 @@ def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[s
     if not len(measured):
         return dict.fromkeys(("mape", "median_ape", "bias", "p90_ape", "coverage90"))
     relative = predicted / measured - 1
+    median, mean, bias = _middles(relative)
     banded = np.isfinite(low) & np.isfinite(high)
     inside = (low <= measured) & (measured <= high)
     return {
-        "mape": float(np.abs(relative).mean()), "median_ape": float(np.median(np.abs(relative))),
-        "bias": float(relative.mean()), "p90_ape": float(np.quantile(np.abs(relative), 0.9)),
+        "mape": mean, "median_ape": median, "bias": bias, "p90_ape": float(np.quantile(np.abs(relative), 0.9)),
         "coverage90": float(inside[banded].mean()) if banded.any() else None,
     }  # fmt: skip

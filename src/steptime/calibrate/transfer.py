@@ -7,7 +7,7 @@ that is known of a family, is in :mod:`steptime.calibrate.scaling`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,9 +16,8 @@ import numpy as np
 from steptime.calibrate.family import KernelFamily
 from steptime.calibrate.scaling import EXPONENTS, carried, weighted_median
 from steptime.errors import UserError
-from steptime.hardware.library import load_device
-from steptime.hardware.profile import Curve, Profile
-from steptime.hardware.profiles import distance, load_profile, profile_names
+from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import distance
 from steptime.hardware.records import Device
 from steptime.num import Num
 
@@ -183,34 +182,3 @@ def outside(curve: Curve, shape: Mapping[str, Num]) -> Num:
             size = np.asarray(value, np.float64)
             total = total + np.maximum(np.maximum(np.log(low / size), np.log(size / high)), 0.0)
     return total
-
-
-def transferred_profile(device: Device | str, measured: Iterable[str] | None = None) -> Profile:
-    """The profile of a device: its own curves, and transferred ones for all that it lacks.
-
-    Args:
-        device: the device, or its name.
-        measured: devices to take curves from; default all with a profile.
-
-    Raises:
-        UnknownNameError: there is no such device.
-        UserError: no device has a profile.
-    """
-    target = load_device(device) if isinstance(device, str) else device
-    own = load_profile(target.name)
-    known = dict.fromkeys(_keys(own.curves), True) if own else {}
-    found = list(own.curves) if own else []
-    others = [p for name in (measured or profile_names()) if name != target.name and (p := load_profile(name))]
-    if not others and not found:
-        raise UserError("no device has a profile", hint="fit one first")
-    devices = {p.device: load_device(p.device) for p in others}
-    for key in sorted({k for p in others for k in _keys(p.curves)} - known.keys()):
-        if key[1] in target.matrix_flops_per_s or key[1] not in DTYPES:
-            curves = {p.device: c for p in others if (c := p.curve(*key)) is not None and c.kind == "fitted"}
-            if curves:
-                found.append(transferred_curve(target, curves, devices))
-    return Profile(device=target.name, curves=tuple(found))
-
-
-def _keys(curves: Iterable[Curve]) -> list[tuple[str, str, str]]:
-    return [(c.family, c.dtype, c.timer) for c in curves]

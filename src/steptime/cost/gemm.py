@@ -195,16 +195,20 @@ def gemm_s(
     $$t = (\tau + t_q + v)\,e^{\rho}, \quad v = u + \theta\,\frac{\min(u, c_1)\, u}{u + 1\,\mathrm{ms}}, \quad
         u = \min\big(K(c_1, t_m),\ K(c_s, t_m) + \tau_s\big)$$
 
-    $$c_1 = \min_{\mathrm{tiles}} w(T) \, \big((k + k_0)\, \sigma + \epsilon\big), \quad
+    $$c_1 = \min_{\mathrm{tiles}} w(T) \, \big((\lceil k \rceil_g + k_0)\, \sigma + \epsilon\big), \quad
         \epsilon = e_0 \frac{b_m b_n S}{\beta}$$
 
-    $$c_s = \min_{\mathrm{tiles}} w(sT) \, \big((k/s + k_0)\, \sigma + \epsilon\big) + \frac{4 \lambda s\,b m n}{\beta},
-        \quad t_q = \phi\,\frac{b m (k + k_r)}{S}$$
+    $$c_s = \min_{\mathrm{tiles}} w(sT) \, \big((\lceil k/s \rceil_g + k_0)\, \sigma + \epsilon\big)
+        + \frac{4 \lambda s\,b m n}{\beta}, \quad t_q = \phi\,\frac{b m (k + k_r)}{S}$$
 
-    with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`,
-    $\sigma = (1 + \zeta\, k E / 64\,\mathrm{KiB})$ `tile_step_s` ($E$ bytes per element of both operands),
-    $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and $s = \lfloor S/T \rfloor$ the split of $k$ that fills the
-    device (at least 128 elements to each part; only where $T < S$).
+    $$\sigma = (1 + \zeta\, k E / 64\,\mathrm{KiB})\; o\, l\, a\; \sigma_0$$
+
+    with $K$ = `knee_s`, $t_m$ = `gemm_memory_s`, $w$ = `quantised_waves`, $\sigma_0$ = `tile_step_s`, $E$ the mean
+    bytes per element of both operands, $T = b\lceil m/b_m \rceil \lceil n/b_n \rceil$ tiles, and
+    $s = \min(\lfloor S/T \rfloor, k/128)$ the split of $k$ that fills the device; a tile with $s \le 1$ is as in $c_1$.
+    The inner loop takes whole steps: $\lceil x \rceil_g$ is $x$ rounded up to a multiple of $g$ = 32 elements, or of 8
+    where $E > 2$. Factors of a tile: $o$ = `odd_tile` for `ODD_TILES`, $l$ = `large_tile` for more than 128 x 256
+    elements, $a$ = `batched_tile` for all but 128 x 128 where $b > 1$; else 1.
 
     Args:
         m: $m$, rows of the result.
@@ -232,10 +236,10 @@ def gemm_s(
         cache_copies: see `gemm_memory_s`.
         quantisation: see `quantised_waves`.
         throttle: $\theta$, slow-down of long products under the power limit.
-        odd_tile: cost of `ODD_TILES` against `TILES`.
-        large_tile: cost of tiles of more than 128 x 256 against others.
-        batched_tile: cost of tiles other than 128 x 128 against it where $b > 1$: some libraries do not choose among
-            tiles for batched products.
+        odd_tile: $o$, cost of `ODD_TILES` against `TILES`.
+        large_tile: $l$, cost of tiles of more than 128 x 256 against others.
+        batched_tile: $a$, cost of tiles other than 128 x 128 against it where $b > 1$: some libraries do not choose
+            among tiles for batched products.
         epilogue: $e_0$, bytes that a multiprocessor could move while it finishes one element of a tile.
         split_traffic: $\lambda$, time of a byte of partial sums against one from memory.
         quantise_s: $\phi$, time (s) in which a multiprocessor converts one element of a left operand of less than 2

@@ -27,22 +27,3 @@ def attainable_flops_per_s(intensity: Num, flops_per_s: Num, memory_Bps: Num) ->
     (200000000000000.0, 1000000000000000.0)
     """
     return minimum(flops_per_s, intensity * memory_Bps)
-
-
-def weighted_cost(
-    flops: Num, moved_bytes: Num, launches: Num, peak_bytes: Num, seconds: Num,
-    per_flop: Num, per_byte: Num, per_launch: Num, per_peak_byte: Num, per_second: Num,
-) -> Num:  # fmt: skip
-    r"""Cost of a graph as a weighted sum: $C = w_F F + w_M M + w_n n + w_P P + w_t t$.
-
-    $F$ = `flops`, $M$ = `moved_bytes`, $n$ = `launches`, $P$ = `peak_bytes`, $t$ = `seconds`, each with its weight.
-
-    Source: the cost model of MetaFlow (Jia et al., MLSys 2019, section 4): sums of static and measured metrics.
-
-    >>> weighted_cost(10, 4, 1, 100, 2.0, 0, 1, 0, 0, 3)
-    10.0
-    """
-    return (
-        per_flop * flops + per_byte * moved_bytes + per_launch * launches + per_peak_byte * peak_bytes
-        + per_second * seconds
-    )  # fmt: skip

@@ -67,17 +67,6 @@ def element_bytes(bits: Num, group: Num, scale_bytes: Num = SCALE_BYTES, zero_po
     return bits / 8 + (scale_bytes + zero_point_bytes) / group
 
 
-def effective_bits(bits: Num, group: Num, scale_bytes: Num = SCALE_BYTES, zero_point_bytes: Num = 0.0) -> Num:
-    r"""Bits of one element with its share of scale and zero point: $8 E$ of :func:`element_bytes`.
-
-    Source: as there.
-
-    >>> effective_bits(4, 64), effective_bits(4, 128, 2.0, 0.5)
-    (4.5, 4.15625)
-    """
-    return 8 * element_bytes(bits, group, scale_bytes, zero_point_bytes)
-
-
 def doubly_quantised_element_bytes(
     bits: Num, group: Num, scale_bits: Num, scale_group: Num, scale_bytes: Num = SCALE_BYTES
 ) -> Num:

@@ -1,1 +1,1 @@
-"""The one place where hardware, workload, cost, schedule and plan meet."""
+"""The one place where hardware, workload, cost and plan meet."""

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError, UnknownNameError
-from steptime.hardware.load import parse_toml
-from steptime.hardware.profiles import toml_text
+from steptime.errors import FieldError, UnknownNameError
+from steptime.hardware.checks import band_in, count_in, number, one_of, pair, refuse_unknown, table_in, text_in
+from steptime.hardware.library import is_path
+from steptime.hardware.load import parse_toml, read_bytes
+from steptime.hardware.profiles import toml_key, toml_text
+from steptime.hardware.search_path import CATALOGUE, named_files
+from steptime.store import write_whole
 
-_FOLDER: Final = Path(__file__).parent / "catalogue" / "fabrics"
+FOLDER: Final = "fabrics"
 Value = float | tuple[float, ...]
+KINDS: Final = ("fitted", "assumed", "measured")
+#: Coefficients that are lists (:class:`steptime.cost.collective_fabric.Fabric`); the rest are single numbers.
+_LISTS: Final = ("links_by_group",)
+_TRIPLES: Final = (
+    "Bps", "start_s", "hop_s", "direct_start_s", "direct_hop_s", "direct_share", "direct_pair_Bps", "outer_start_s",
+    "outer_hop_s", "outer_Bps", "tree_hop_s",
+)  # fmt: skip
+_POSITIVE: Final = ("nics", "dispatch_Bps", "combine_Bps", "dispatch_message_Bps", "combine_message_Bps")
+#: Coefficients that no formula can do without: of collectives, and of each direction of the exchange of experts.
+_OF_FABRIC: Final = ("start_s", "hop_s", "Bps")
+_OF_EXCHANGE: Final = ("start_s", "expert_s", "Bps", "message_s", "message_Bps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,33 +66,33 @@ class FabricProfile:
 
 def fabric_profile_names() -> list[str]:
     """Names that :func:`load_fabric_profile` knows, in order."""
-    return sorted({path.stem for root in _roots() if root.is_dir() for path in root.glob("*.toml")})
+    return sorted(named_files(FOLDER))
 
 
 def load_fabric_profile(name_or_path: str | Path) -> FabricProfile:
-    """The fabric profile of that name (in ``fabrics`` of ``$STEPTIME_PATH``, else in the catalogue) or file.
+    """The fabric profile of that name (in ``fabrics`` of the search path) or file.
 
     Raises:
         UnknownNameError: no such profile.
-        InputFileError: the file is not TOML.
+        InputFileError: the file cannot be read or is not TOML.
         FieldError: a field is missing, unknown or not allowed.
 
     >>> load_fabric_profile("h100-sxm-nccl").device
     'h100-sxm'
     """
     text = str(name_or_path)
-    if text.endswith(".toml"):
+    if is_path(text):
         return read_fabric_profile(Path(text))
-    for root in _roots():
-        path = root / f"{text}.toml"
-        if path.is_file():
-            return read_fabric_profile(path)
-    raise UnknownNameError("fabric profile", text, fabric_profile_names())
+    files = named_files(FOLDER)
+    if text not in files:
+        raise UnknownNameError("fabric profile", text, files)
+    return read_fabric_profile(files[text])
 
 
 def load_fabric_profiles() -> tuple[FabricProfile, ...]:
-    """All profiles of the catalogue and of ``$STEPTIME_PATH``."""
-    return tuple(load_fabric_profile(name) for name in fabric_profile_names())
+    """All profiles of the search path."""
+    files = named_files(FOLDER)
+    return tuple(read_fabric_profile(files[name]) for name in sorted(files))
 
 
 def read_fabric_profile(path: Path) -> FabricProfile:
@@ -88,33 +102,86 @@ def read_fabric_profile(path: Path) -> FabricProfile:
         InputFileError: the file cannot be read or is not TOML.
         FieldError: a field is missing, unknown or not allowed.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be read: {error.strerror}") from error
-    table = parse_toml(raw, str(path))
-    known = {f.name: f for f in fields(FabricProfile)}
-    for name in table:
-        if name not in known:
-            raise FieldError(str(path), name, f"is unknown; known are {', '.join(known)}")
-    needed = ("name", "device", "library", "link_Bps", "coefficients", "points", "band", "source")
-    for name in (*needed, "median_ape", "mean_ape", "bias"):
-        if name not in table:
-            raise FieldError(str(path), name, "is missing")
-    return FabricProfile(**{k: _tuple(v) for k, v in table.items()})
+    where = str(path)
+    table = parse_toml(read_bytes(path), where)
+    refuse_unknown(table, [f.name for f in fields(FabricProfile)], where, "")
+    coefficients = table_in(table, "coefficients", where, "")
+    _refuse_incomplete(coefficients, where)
+    ranges = table_in(table, "ranges", where, "") if "ranges" in table else {}
+    return FabricProfile(
+        name=text_in(table, "name", where, ""),
+        device=text_in(table, "device", where, ""),
+        library=text_in(table, "library", where, ""),
+        sources=_texts(table.get("sources", []), where, "sources"),
+        link_Bps=_rate(table.get("link_Bps"), where, "link_Bps"),
+        nic_Bps=number(table.get("nic_Bps", 0.0), where, "nic_Bps"),
+        coefficients={name: _coefficient(name, value, where) for name, value in coefficients.items()},
+        points=count_in(table, "points", where, ""),
+        ranges={name: pair(value, where, f"ranges.{name}") for name, value in ranges.items()},
+        median_ape=number(table.get("median_ape"), where, "median_ape"),
+        mean_ape=number(table.get("mean_ape"), where, "mean_ape"),
+        bias=number(table.get("bias"), where, "bias"),
+        band=band_in(table, where, ""),
+        source=text_in(table, "source", where, ""),
+        kind=one_of(table, "kind", KINDS, where, "") if "kind" in table else "fitted",
+    )
+
+
+def _refuse_incomplete(coefficients: Mapping[str, Any], where: str) -> None:
+    """Refuses a table without what a formula must have: that of collectives, or that of the exchange of experts."""
+    ways = {name.partition("_")[0] for name in coefficients} & {"dispatch", "combine"}
+    needed = [f"{way}_{name}" for way in sorted(ways) for name in _OF_EXCHANGE] or _OF_FABRIC
+    for name in ("domain", *needed):
+        if name not in coefficients:
+            raise FieldError(where, f"coefficients.{name}", "is missing")
+
+
+def _coefficient(name: str, value: Any, where: str) -> Value:
+    """A switch, a number for each protocol, a list of numbers, or a number, by the name of the coefficient."""
+    at = f"coefficients.{name}"
+    if name == "trees":
+        if not isinstance(value, bool):
+            raise FieldError(where, at, "must be true or false")
+        return value
+    if name in _TRIPLES or name in _LISTS:
+        if not isinstance(value, list) or (name in _TRIPLES and len(value) != 3):
+            raise FieldError(where, at, "must be three numbers" if name in _TRIPLES else "must be a list of numbers")
+        return tuple(_rate(one, where, at) if name == "Bps" else number(one, where, at) for one in value)
+    if name == "domain" and count_in({at: value}, at, where, "") < 1:
+        raise FieldError(where, at, "must be 1 or more")
+    _rate(value, where, at) if name in _POSITIVE else number(value, where, at)
+    kept: float = value  # a whole number stays one
+    return kept
+
+
+def _rate(value: object, where: str, at: str) -> float:
+    found = number(value, where, at)
+    if found <= 0:
+        raise FieldError(where, at, f"{found:g} is not positive")
+    return found
+
+
+def _texts(value: object, where: str, at: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise FieldError(where, at, "must be a list of texts")
+    return tuple(value)
 
 
 @lru_cache(maxsize=1)
 def catalogue_link_sources() -> frozenset[str]:
     """Sources of the efficiencies and latencies that the catalogue assumes for links, and of its defaults."""
-    root = _FOLDER.parent
+    root = CATALOGUE
     tables = [parse_toml(path.read_bytes(), str(path)) for path in sorted((root / "links").glob("*.toml"))]
     tables.append(parse_toml((root / "defaults.toml").read_bytes(), "defaults.toml")["link"])
     return frozenset(entry["source"] for t in tables for entry in (t, *t.get("sources", ())) if "source" in entry)
 
 
-def save_fabric_profile(profile: FabricProfile, folder: Path | None = None) -> Path:
-    """Writes ``NAME.toml``; into the catalogue unless a folder is given."""
+def save_fabric_profile(profile: FabricProfile, folder: str | Path) -> Path:
+    """Writes ``NAME.toml`` into a folder and returns the file.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
     lines = []
     tables: list[tuple[str, Mapping[str, Any]]] = []
     for item in fields(profile):
@@ -124,23 +191,10 @@ def save_fabric_profile(profile: FabricProfile, folder: Path | None = None) -> P
         else:
             lines.append(f"{item.name} = {_text(value)}")
     for name, table in tables:
-        lines += ["", f"[{name}]", *(f"{k} = {_text(v)}" for k, v in table.items())]
-    path = (folder or _FOLDER) / f"{profile.name}.toml"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines += ["", f"[{name}]", *(f"{toml_key(k)} = {_text(v)}" for k, v in table.items())]
+    path = Path(folder) / f"{profile.name}.toml"
+    write_whole(path, "\n".join(lines) + "\n", make_folder=True)
     return path
-
-
-def _roots() -> list[Path]:
-    given = [Path(p).expanduser() / "fabrics" for p in os.environ.get("STEPTIME_PATH", "").split(os.pathsep) if p]
-    return [*given, _FOLDER]
-
-
-def _tuple(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_tuple(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _tuple(v) for k, v in value.items()}
-    return value
 
 
 def _text(value: Any) -> str:

@@ -1,14 +1,12 @@
 """Devices and clusters by name or by file.
 
-A name is looked up in the directories of ``$STEPTIME_PATH``, then in ``~/.config/steptime`` (or
-``$XDG_CONFIG_HOME/steptime``), then in the catalogue of the package; each has the folders ``devices``, ``clusters``
-and ``links``. What contains a path separator or ends in ``.toml`` is a path.
+A name is looked up in the folders ``devices``, ``clusters`` and ``links`` of the directories of
+:mod:`steptime.hardware.search_path`. What contains a path separator or ends in ``.toml`` is a path.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +26,8 @@ from steptime.hardware.load import (
 )
 from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
+from steptime.hardware.search_path import CATALOGUE, named_files
 
-_CATALOGUE: Final = Path(__file__).parent / "catalogue"
 _FOLDERS: Final = {"device": "devices", "cluster": "clusters", "link": "links"}
 
 
@@ -88,27 +86,11 @@ def is_path(name: str) -> bool:
     return name.endswith(".toml") or any(separator in name for separator in separators)
 
 
-def _roots() -> Iterator[Path]:
-    """Directories to search, the most specific first."""
-    for part in os.environ.get("STEPTIME_PATH", "").split(os.pathsep):
-        if part:
-            yield Path(part).expanduser()
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118
-    yield Path(config) / "steptime"
-    yield _CATALOGUE
-
-
 def _files(kind: str) -> dict[str, Path]:
     """Name in lower case -> file; the first directory of the search path that has it wins."""
     found: dict[str, Path] = {}
-    for root in _roots():
-        try:
-            entries = list((root / _FOLDERS[kind]).iterdir())
-        except (OSError, ValueError):
-            continue
-        for path in entries:
-            if path.suffix == ".toml":
-                found.setdefault(path.stem.lower(), path)
+    for name, path in named_files(_FOLDERS[kind]).items():
+        found.setdefault(name.lower(), path)
     return found
 
 
@@ -118,7 +100,7 @@ def _resolve(name: str, kind: str) -> Path | None:
     key = "-".join(name.lower().replace("_", " ").split())
     if key in files:
         return files[key]
-    path = _CATALOGUE / "aliases.toml"
+    path = CATALOGUE / "aliases.toml"
     aliases: dict[str, str] = parse_toml(path.read_bytes(), str(path)).get(_FOLDERS[kind], {})
     return files.get(aliases.get(key, ""))
 
@@ -134,7 +116,7 @@ def _find(name: str, kind: str, *, beside: Document | None = None, field: str = 
             where = f"{beside.where}: {field}" if beside is not None else ""
             raise UnknownNameError(kind, name, _files(kind), where=where)
         path = found
-    return read(path, kind, trusted=not is_path(name) and _CATALOGUE in path.parents)
+    return read(path, kind, trusted=not is_path(name) and CATALOGUE in path.parents)
 
 
 def _own_source(document: Document) -> Source:
@@ -158,7 +140,7 @@ def _chain(document: Document, kind: str) -> list[Document]:
 
 def _defaults(kind: str) -> Layer:
     """What stands where no file says anything: efficiencies and latencies, all assumed."""
-    document = read(_CATALOGUE / "defaults.toml", kind, trusted=True)
+    document = read(CATALOGUE / "defaults.toml", kind, trusted=True)
     return layer(document.table[kind], kind, _own_source(document), where=document.where)
 
 

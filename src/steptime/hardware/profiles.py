@@ -7,16 +7,18 @@ families share a file: :func:`save_curves` replaces the curves that it is given 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError
-from steptime.hardware.library import _roots, is_path
+from steptime.hardware.checks import band_in, count_in, number, one_of, pair, refuse_unknown, table_in, text_in
+from steptime.hardware.library import is_path
 from steptime.hardware.load import parse_toml, read_bytes
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Device
+from steptime.hardware.search_path import named_files, search_roots
+from steptime.store import write_whole
 
 FOLDER: Final = "profiles"
 TIMERS: Final = ("kernel", "eager")
@@ -38,7 +40,7 @@ def load_profile(device: str) -> Profile | None:
     """
     if is_path(device):
         return None
-    for root in _roots():
+    for root in search_roots():
         path = root / FOLDER / f"{device}.toml"
         if path.is_file():
             return read_profile(path)
@@ -47,12 +49,7 @@ def load_profile(device: str) -> Profile | None:
 
 def profile_names() -> list[str]:
     """Devices that have a profile, in order."""
-    found: set[str] = set()
-    for root in _roots():
-        folder = root / FOLDER
-        if folder.is_dir():
-            found |= {path.stem for path in folder.iterdir() if path.suffix == ".toml"}
-    return sorted(found)
+    return sorted(named_files(FOLDER))
 
 
 def read_profile(path: Path) -> Profile:
@@ -72,8 +69,8 @@ def profile_from(table: Mapping[str, Any], where: str) -> Profile:
     Raises:
         FieldError: a field is unknown, missing or not allowed.
     """
-    _refuse_unknown(table, frozenset({"device", "curves"}), where, "")
-    device = _text(table, "device", where, "")
+    refuse_unknown(table, ("device", "curves"), where, "")
+    device = text_in(table, "device", where, "")
     curves = table.get("curves", [])
     if not isinstance(curves, list) or not all(isinstance(c, dict) for c in curves):
         raise FieldError(where, "curves", "must be tables, written [[curves]]")
@@ -96,15 +93,15 @@ def save_curves(device: str, curves: Iterable[Curve], folder: str | Path) -> Pat
 
     Returns:
         The file.
+
+    Raises:
+        UserError: the file that is there is no profile, or it cannot be written.
     """
     path = Path(folder) / f"{device}.toml"
     kept = {_key(c): c for c in read_profile(path).curves} if path.is_file() else {}
     kept |= {_key(c): c for c in curves}
     text = profile_toml(Profile(device=device, curves=tuple(kept[key] for key in sorted(kept))))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, text, make_folder=True)
     return path
 
 
@@ -167,65 +164,23 @@ def _key(curve: Curve) -> tuple[str, str, str]:
 
 
 def _curve(table: Mapping[str, Any], where: str, at: str) -> Curve:
-    _refuse_unknown(table, _KEYS, where, at)
-    timer, kind = _text(table, "timer", where, at), _text(table, "kind", where, at)
-    for name, given, allowed in (("timer", timer, TIMERS), ("kind", kind, KINDS)):
-        if given not in allowed:
-            raise FieldError(where, at + name, f"{given!r} is none of {', '.join(allowed)}")
-    points = table.get("points")
-    if isinstance(points, bool) or not isinstance(points, int) or points < 0:
-        raise FieldError(where, at + "points", "must be a whole number, 0 or more")
-    low, high = _pair(table.get("band"), where, at + "band")
-    if not 0 < low <= high:
-        raise FieldError(where, at + "band", "must be two positive numbers, the smaller first")
-    coefficients = _table(table, "coefficients", where, at)
-    ranges = _table(table, "ranges", where, at) if "ranges" in table else {}
+    refuse_unknown(table, _KEYS, where, at)
+    coefficients = table_in(table, "coefficients", where, at)
+    ranges = table_in(table, "ranges", where, at) if "ranges" in table else {}
     return Curve(
-        family=_text(table, "family", where, at),
-        dtype=_text(table, "dtype", where, at),
-        timer=timer,
-        coefficients={k: _number(v, where, f"{at}coefficients.{k}") for k, v in coefficients.items()},
-        points=points,
-        ranges={k: _pair(v, where, f"{at}ranges.{k}") for k, v in ranges.items()},
-        median_ape=_number(table.get("median_ape"), where, at + "median_ape"),
-        mean_ape=_number(table.get("mean_ape"), where, at + "mean_ape"),
-        bias=_number(table.get("bias"), where, at + "bias"),
-        band=(low, high),
-        source=_text(table, "source", where, at),
-        kind=kind,
+        family=text_in(table, "family", where, at),
+        dtype=text_in(table, "dtype", where, at),
+        timer=one_of(table, "timer", TIMERS, where, at),
+        coefficients={k: number(v, where, f"{at}coefficients.{k}") for k, v in coefficients.items()},
+        points=count_in(table, "points", where, at),
+        ranges={k: pair(v, where, f"{at}ranges.{k}") for k, v in ranges.items()},
+        median_ape=number(table.get("median_ape"), where, at + "median_ape"),
+        mean_ape=number(table.get("mean_ape"), where, at + "mean_ape"),
+        bias=number(table.get("bias"), where, at + "bias"),
+        band=band_in(table, where, at),
+        source=text_in(table, "source", where, at),
+        kind=one_of(table, "kind", KINDS, where, at),
     )
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: frozenset[str], where: str, at: str) -> None:
-    for name in table:
-        if name not in known:
-            raise FieldError(where, at + name, "is unknown", hint=f"known are {', '.join(sorted(known))}")
-
-
-def _text(table: Mapping[str, Any], name: str, where: str, at: str) -> str:
-    value = table.get(name)
-    if not isinstance(value, str) or not value:
-        raise FieldError(where, at + name, "must be a text")
-    return value
-
-
-def _table(table: Mapping[str, Any], name: str, where: str, at: str) -> Mapping[str, Any]:
-    value = table.get(name)
-    if not isinstance(value, dict) or not value:
-        raise FieldError(where, at + name, "must be a table with entries")
-    return value
-
-
-def _number(value: object, where: str, at: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FieldError(where, at, "must be a finite number")
-    return float(value)
-
-
-def _pair(value: object, where: str, at: str) -> tuple[float, float]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise FieldError(where, at, "must be two numbers")
-    return _number(value[0], where, at), _number(value[1], where, at)
 
 
 def toml_key(key: str) -> str:

@@ -1,21 +1,21 @@
 """The file of fitted frameworks: where it is looked for, and what it has to hold.
 
-``frameworks.toml`` is looked for in the directories of ``$STEPTIME_PATH``, then in ``~/.config/steptime`` (or
-``$XDG_CONFIG_HOME/steptime``); without one there, it is that of the package. One file holds all frameworks, since
+``frameworks.toml`` is looked for in the user's directories (:mod:`steptime.hardware.search_path`); without one there,
+it is that of the package. One file holds all frameworks, since
 their doubts and bands come from one fit.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError
 from steptime.hardware.load import parse_toml
+from steptime.hardware.search_path import user_roots
 from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, SHARES
 
 NAME: Final = "frameworks.toml"
@@ -30,15 +30,7 @@ DEVICE_FIELDS: Final = (*BUSY, "doubt")
 
 def framework_path() -> Path:
     """The file in use."""
-    return next((path for path in _own() if path.is_file()), PACKAGED)
-
-
-def _own() -> Iterator[Path]:
-    for part in os.environ.get("STEPTIME_PATH", "").split(os.pathsep):
-        if part:
-            yield Path(part).expanduser() / NAME
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118
-    yield Path(config) / "steptime" / NAME
+    return next((path for root in user_roots() if (path := root / NAME).is_file()), PACKAGED)
 
 
 def framework_tables() -> Mapping[str, Any]:

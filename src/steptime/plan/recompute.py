@@ -17,7 +17,6 @@ from steptime.num import Num, where
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, is_set
 from steptime.plan.rows import Row
 
-NORMS = ("layer_norm", "rms_norm")
 ACTIVATIONS = ("activation", "gated_activation")
 OUTER_NORMS = ("attention_norm", "mlp_norm")
 

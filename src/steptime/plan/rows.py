@@ -108,7 +108,7 @@ def matmul(
 
 def grouped_matmul(
     name: str, block: str, m: Num, n: Num, k: Num, groups: Num, *, element_bytes: float, kept_elements: Num,
-    weights: Num, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
+    weights: Num,
 ) -> Row:  # fmt: skip
     """Row of one product per local expert, ``m`` rows over all of them; its weights are the experts'."""
     return Row(
@@ -116,7 +116,7 @@ def grouped_matmul(
         shape={
             "m": m, "n": n, "k": k, "groups": groups, "accumulate": 1, "element_bytes": element_bytes,
         },
-        kept_bytes=kept_elements * element_bytes, weights=weights, expert=True, forward=forward, backward=backward,
+        kept_bytes=kept_elements * element_bytes, weights=weights, expert=True,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Local shapes of a micro-batch under the corrected strategies, and the rows of the attention core."""
+"""Local sizes of a micro-batch under the corrected strategies, and what its ranks exchange at the ends of a region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers and devices of the data-movement limits: records whose methods only call the formulas."""
+"""Layers, devices and runs of the data-movement limits: records whose methods only call the formulas."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Final
 
 from steptime.cost import limits, linear_layer, matmul_levels
-from steptime.errors import UnknownNameError
+from steptime.errors import FieldError, UnknownNameError
+from steptime.hardware import load_cluster
 from steptime.num import Num
+
+PRODUCTS: Final = 4
+"""Products of a block that follow one another, forward and backward."""
+NETWORK_LATENCY_S: Final = 5e-6
+"""Latency of a reduction; arXiv 2411.01137, the same on every level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,13 @@ class LimitDevice:
     """Both directions together."""
     utilization: float
     """Share of peak and memory bandwidth that throttling leaves."""
+    kernel_latency_s: float = 4.5e-6
+    """Latency of a kernel; the default is what the authors observed."""
+
+    @property
+    def layer_latency_s(self) -> float:
+        """Least time of a block, forward and backward: four products, each with its reduction."""
+        return float(limits.layer_latency_s(PRODUCTS, self.kernel_latency_s, NETWORK_LATENCY_S))
 
     def resources_s(self, layer: LinearLayer, tokens: Num) -> dict[str, Num]:
         """Seconds of each resource for forward and backward over a micro-batch of `tokens`."""
@@ -102,6 +116,60 @@ class LimitDevice:
 H100_SXM5 = LimitDevice(
     name="H100 SXM5", flops_per_s_8bit=1979e12, memory_Bps=3352e9, network_Bps=900e9, utilization=0.8
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """A training run whose length is bounded, and the laws that tie batch and depth to its compute.
+
+    >>> run = TrainingRun(duration_s=7.889e6, layer_latency_s=38e-6, reference_batch_tokens=2048**2,
+    ...     reference_layers=120, tokens_per_parameter=20)
+    >>> f"{run.wall_flops:.3g}"
+    '1.58e+31'
+    """
+
+    duration_s: float
+    layer_latency_s: float
+    reference_batch_tokens: float
+    """Tokens of a step of a run of 1e25 FLOP."""
+    reference_layers: float
+    """Blocks of a run of 1e25 FLOP."""
+    tokens_per_parameter: float
+
+    @property
+    def wall_flops(self) -> float:
+        """`steptime.cost.limits.latency_wall_flops` of this run."""
+        wall = limits.latency_wall_flops(
+            self.duration_s, self.layer_latency_s, self.reference_batch_tokens, self.reference_layers,
+            self.tokens_per_parameter,
+        )  # fmt: skip
+        return float(wall)
+
+
+def limit_device(name: str) -> LimitDevice:
+    """A device of the catalogue with the innermost links of its common node.
+
+    The 8-bit peak of a device that has no 8-bit rate is twice that of 16 bits; the share that throttling leaves is its
+    ``matrix_efficiency``.
+
+    Raises:
+        UserError: there is no such device or cluster, or it has neither an 8-bit nor a 16-bit rate.
+
+    >>> limit_device("h100-sxm").flops_per_s_8bit, limit_device("a100-sxm-80gb").network_Bps
+    (1978900000000000.0, 600000000000.0)
+    """
+    cluster = load_cluster(name)
+    device, level = cluster.device, cluster.levels[0]
+    wide = next((rate for dtype in ("bf16", "fp16") if (rate := device.matrix_rate(dtype))), None)
+    narrow = device.matrix_rate("fp8") or (2 * wide if wide else None)
+    if narrow is None:
+        known = ", ".join(device.matrix_flops_per_s)
+        raise FieldError("", "device", f"{device.name} has neither an 8-bit nor a 16-bit rate", hint=f"it has {known}")
+    return LimitDevice(
+        name=device.name, flops_per_s_8bit=narrow, memory_Bps=device.memory_Bps,
+        network_Bps=2 * level.link_Bps * level.links_per_device, utilization=device.matrix_efficiency,
+        kernel_latency_s=device.kernel_latency_s,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +219,7 @@ class MatmulDevice:
     @property
     def layer_latency_s(self) -> float:
         """Least time of a block, forward and backward: four products, each with its reduction."""
-        return float(limits.layer_latency_s(4, self.kernel_latency_s, self.network_latency_s[0]))
+        return float(limits.layer_latency_s(PRODUCTS, self.kernel_latency_s, self.network_latency_s[0]))
 
     def matmul_s(self, d1: Num, d2: Num, b: Num, *, weight_gradient: bool = False) -> Num:
         """`steptime.cost.matmul_levels.three_level_matmul_s`; 3/4 of registers and L2 are usable."""

@@ -27,6 +27,8 @@ from steptime.surface.fitting import fit as fit
 from steptime.surface.jobs import MAX_GPUS, Request, check_model
 from steptime.surface.ledger import Ledger as Ledger
 from steptime.surface.ledger import ledger as ledger
+from steptime.surface.limits import Limits as Limits
+from steptime.surface.limits import limits as limits
 from steptime.surface.request import (
     JOB_KEYS,
     check_mode,

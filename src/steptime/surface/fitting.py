@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.cost.offload import HOST_LINK_BPS
-from steptime.errors import FieldError, UnknownNameError
+from steptime.errors import FieldError
+from steptime.estimate.graph.kernels import alone
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.single import Setting
 from steptime.hardware import load_device
-from steptime.hardware.records import Cluster, Device, Level
+from steptime.hardware.records import Device
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.search.fit.driver import Found, search
 from steptime.search.fit.estimated import OFFLOADS, Estimated, Kind
@@ -19,6 +20,7 @@ from steptime.search.fit.techniques import Change
 from steptime.study.modes import MODES
 from steptime.surface.jobs import adapter_of, framework_of, with_choices
 from steptime.surface.models import load_model
+from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer, estimated_optimizer
 from steptime.surface.values import choice, number, text, whole
 from steptime.version import __version__
 from steptime.workload.capture.factory import is_target
@@ -29,17 +31,12 @@ if TYPE_CHECKING:
 
 MAX_BATCH, MAX_SEQ, DEFAULT_BATCH = 10**6, 10**7, 8
 LORA_RANK: Final = 16
-#: Optimisers of a captured module: all that can be captured.
-OPTIMIZER_NAMES: Final = (
-    "adamw", "adamw-loop", "adamw-fused", "adam", "adam-loop", "adam-fused", "sgd", "sgd-loop", "sgd-momentum",
-    "sgd-momentum-loop", "adagrad", "rmsprop", "adafactor",
-)  # fmt: skip
 Progress = Callable[[int, int], None]
 
 
 def fit(
-    model: str, device: str, *, batch: int | None = None, seq: int | None = None, optimizer: str = "adamw",
-    host_bandwidth_Bps: float = HOST_LINK_BPS, allow: str = "rounding", inputs: Sequence[str] = (),
+    model: str, device: str, *, batch: int | None = None, seq: int | None = None, optimizer: str = CAPTURED_DEFAULT,
+    host_bandwidth_Bps: float | None = None, allow: str = "rounding", inputs: Sequence[str] = (),
     loss: str | None = None, progress: Progress | None = None,
 ) -> FitResult:  # fmt: skip
     """The cheapest way to make a training step fit on one device.
@@ -51,10 +48,11 @@ def fit(
         batch: samples of an optimiser step; None: the factory's default, of other models 8. A factory that takes
             ``batch`` is called for each micro-batch; of one that does not, the leading dim of the inputs is resized.
         seq: tokens of a sample; None: the model's own.
-        optimizer: of a captured module ``adamw``, ``adam``, ``sgd``, ``sgd-momentum`` (any of them with ``-loop``, the
-            first two with ``-fused``), ``adagrad``, ``rmsprop`` or ``adafactor``; of other models one of
-            :func:`steptime.api.plan`.
-        host_bandwidth_Bps: bytes per second between device and host, each way.
+        optimizer: ``adamw``, ``adam``, ``sgd`` or ``sgd-momentum``; of a captured module also any of them with
+            ``-loop``, the first two with ``-fused``, ``adagrad``, ``rmsprop`` and ``adafactor``; of other models also
+            ``adam8bit``.
+        host_bandwidth_Bps: bytes per second between device and host of a captured module, each way; None: 20e9. The
+            estimate of other models knows this one rate only.
         allow: strongest change of the numbers: ``none``, ``rounding`` (fewer bits somewhere), or ``training`` (what is
             learned may differ).
         inputs: shapes of a captured module's inputs, as ``8x1024:int64``, where the factory gives none.
@@ -66,7 +64,8 @@ def fit(
     """
     change = Change(choice("allow", allow, tuple(Change)))
     machine = load_device(text("device", device))
-    host_Bps = number("host_bandwidth", host_bandwidth_Bps, 1e6, 1e15, "bytes per second between device and host")
+    host_Bps = HOST_LINK_BPS if host_bandwidth_Bps is None else host_bandwidth_Bps
+    number("host_bandwidth", host_Bps, 1e6, 1e15, "bytes per second between device and host")
     sizes = {
         "batch": None if batch is None else whole("batch", batch, 1, MAX_BATCH),
         "seq": None if seq is None else whole("seq", seq, 1, MAX_SEQ),
@@ -78,7 +77,12 @@ def fit(
         raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
     if loss is not None:
         raise FieldError("", "loss", "is for a module that is captured; this model has its own")
-    return _estimated(given, machine, sizes, optimizer, host_Bps, change)
+    if host_Bps != HOST_LINK_BPS:
+        problem = (
+            f"is for a module that is captured; the estimate of other models knows {HOST_LINK_BPS / 1e9:g} GB/s only"
+        )
+        raise FieldError("", "host_bandwidth", problem)
+    return _estimated(given, machine, sizes, optimizer, change)
 
 
 def _captured(
@@ -88,11 +92,9 @@ def _captured(
     from steptime.search.fit.bench import Bench
     from steptime.search.fit.captured import Captured
 
-    if optimizer not in OPTIMIZER_NAMES:
-        raise UnknownNameError("optimizer", str(optimizer), OPTIMIZER_NAMES)
     bench = Bench(
-        text=given, device=device, optimizer=optimizer, loss=loss, batch=sizes["batch"], seq=sizes["seq"],
-        inputs=tuple(parse_input(one) for one in inputs),
+        text=given, device=device, optimizer=captured_optimizer(optimizer), loss=loss, batch=sizes["batch"],
+        seq=sizes["seq"], inputs=tuple(parse_input(one) for one in inputs),
     )  # fmt: skip
     batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
     engine = Captured(bench=bench, batch=batch, host_Bps=host_Bps, allow=allow)
@@ -137,23 +139,20 @@ class _Counter:
         self.total = max(self.total, self.done + captures)
 
 
-def _estimated(
-    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, host_Bps: float, allow: Change
-) -> FitResult:
+def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimizer: str, allow: Change) -> FitResult:
     spec = load_model(given)
-    if optimizer not in OPTIMIZERS:
-        raise UnknownNameError("optimizer", str(optimizer), tuple(OPTIMIZERS))
+    states = estimated_optimizer(optimizer)
     batch = DEFAULT_BATCH if sizes["batch"] is None else sizes["batch"]
     cluster, mode = alone(device), MODES["corrected"]
 
     framework = framework_of(None, mode, device.name)
 
     def make(kind: Kind) -> Setting:
-        name = "adam8bit" if kind.optimizer == "8bit" else optimizer
+        optimizer_states = OPTIMIZERS["adam8bit"] if kind.optimizer == "8bit" else states
         adapter = adapter_of({"rank": LORA_RANK, "qlora": True}) if kind.weights == "qlora" else None
         job = Job(
             model=spec, gpus=1, global_batch=batch, seq_len=sizes["seq"] or spec.seq_len,
-            precision=PRECISIONS[kind.precision], optimizer=OPTIMIZERS[name], adapter=adapter, framework=framework,
+            precision=PRECISIONS[kind.precision], optimizer=optimizer_states, adapter=adapter, framework=framework,
         )  # fmt: skip
         offload = {OFFLOADS[kind.optimizer]} if kind.optimizer in OFFLOADS else set()
         offload |= {"activations"} if kind.swapped else set()
@@ -166,16 +165,8 @@ def _estimated(
     )  # fmt: skip
     found = search(engine)
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
-    if host_Bps != HOST_LINK_BPS:
-        notes.append("the estimate of a model by its dimensions knows one host bandwidth only: 20 GB/s")
     return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, HOST_LINK_BPS, allow,
                    captures=0, notes=notes)  # fmt: skip
-
-
-def alone(device: Device) -> Cluster:
-    """A cluster of one device, without anything to talk to."""
-    level = Level(name="device", devices=1, link_Bps=1e12, efficiency=1.0, latency_s=0.0)
-    return Cluster(name=device.name, title=device.title, device=device, levels=(level,))
 
 
 def _result(

@@ -12,11 +12,12 @@ from steptime.hardware import load_cluster
 from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision
+from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision
 from steptime.plan.memory_profile import memory_profile_of
 from steptime.study.modes import Mode
 from steptime.surface.captured import check_captured
 from steptime.surface.models import load_workload
+from steptime.surface.optimizers import estimated_optimizer
 from steptime.surface.values import choice, switch, text, whole
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
@@ -59,7 +60,7 @@ class Request:
             model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS),
             global_batch=whole("global_batch", global_batch, 1, MAX_BATCH),
             seq_len=spec.seq_len if self.seq is None else whole("seq", self.seq, 1, MAX_SEQ),
-            precision=precision, optimizer=OPTIMIZERS[self.optimizer], adapter=adapter, framework=framework,
+            precision=precision, optimizer=estimated_optimizer(self.optimizer), adapter=adapter, framework=framework,
             captured=captured,
         )  # fmt: skip
         job = with_choices(job, chosen)

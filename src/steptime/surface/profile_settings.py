@@ -9,8 +9,6 @@ from typing import Any, Final
 from steptime.errors import UserError
 from steptime.workload.graph import BEFORE, Program, TensorType
 
-OPTIMIZER: Final = "adamw"
-"""Optimiser where none is named."""
 NO_LOSS: Final = "sum of the output (give --loss)"
 OWN_LOSS: Final = "the module's own"
 OF_FACTORY: Final = "the factory's"

@@ -15,10 +15,10 @@ from steptime.estimate.graph import CostTable, Metrics, Timer, cost_table, table
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import load_device
 from steptime.hardware.records import Device
+from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer
 from steptime.surface.profile_settings import (
     OF_FACTORY,
     OF_ONNX,
-    OPTIMIZER,
     NotedLoss,
     Settings,
     check_onnx,
@@ -184,7 +184,7 @@ def profile(
     seq: int | None = None,
     dtype: str | None = None,
     inputs: Sequence[str] = (),
-    optimizer: str | None = OPTIMIZER,
+    optimizer: str | None = CAPTURED_DEFAULT,
     loss: str | None = None,
     autocast: str | None = None,
     training: bool = True,
@@ -220,8 +220,8 @@ def profile(
         program, settings = model, Settings(inputs=input_texts(model), training=known)
     else:
         options = {
-            "optimizer": None if optimizer == "none" else optimizer, "loss": loss, "autocast": autocast,
-            "training": training, "fold": fold, "nonzero_share": nonzero_share, "target": kernels,
+            "optimizer": None if optimizer in (None, "none") else captured_optimizer(optimizer), "loss": loss,
+            "autocast": autocast, "training": training, "fold": fold, "nonzero_share": nonzero_share, "target": kernels,
         }  # fmt: skip
         program, settings = captured(
             model, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
@@ -255,7 +255,7 @@ def captured(
         check_onnx({
             "batch": batch, "seq": seq, "dtype": dtype, "input": inputs, "loss": options.get("loss"),
             "autocast": options.get("autocast"), "nonzero-share": options.get("nonzero_share"),
-            "optimizer": None if optimizer == OPTIMIZER else optimizer,
+            "optimizer": None if optimizer == CAPTURED_DEFAULT else optimizer,
         })  # fmt: skip
         return _from_onnx(model, dims or {}, training=bool(options.get("training", True)))
     if not is_target(model):

@@ -24,33 +24,6 @@ FOLDS: Final = 6
 FRESH_BYTES: Final = 2**25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """How far predictions are from measurements."""
-
-    median_ape: float
-    mean_ape: float
-    bias: float
-    band: tuple[float, float]
-    """5th and 95th percentile of measured / predicted."""
-
-
-def errors_of(predicted_s: Array, measured_s: Array) -> Errors:
-    """Relative errors.
-
-    >>> errors_of(np.array([1.1, 0.9]), np.array([1.0, 1.0])).bias
-    0.0
-    """
-    relative = predicted_s / measured_s - 1
-    low, high = np.quantile(measured_s / predicted_s, [0.05, 0.95])
-    return Errors(
-        median_ape=float(np.median(np.abs(relative))),
-        mean_ape=float(np.mean(np.abs(relative))),
-        bias=round(float(np.mean(relative)), 12),
-        band=(float(low), float(high)),
-    )
-
-
 def nonnegative(features: Array, seconds: Array) -> Array:
     """Coefficients, none of them negative, with the least robust relative error.
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from steptime.calibrate.machine.collectives import Mesh, Timed
 from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.linear import MODELS, Model, cross_validated_s, errors_of, nonnegative, rate
+from steptime.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
 from steptime.calibrate.machine.runner import Measured, noise_of
 from steptime.calibrate.machine.work import LAUNCHES, MAPS, Task, work_of
+from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -50,7 +49,6 @@ def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
         UserError: torch is missing, a path cannot be written, the journal belongs to another measurement, or a rank
             died; in the last case what was measured is fitted and written first.
     """
-    begin_s = time.monotonic()
     if _in_job() and os.environ["RANK"] != "0":
         _follow(request)
         return None
@@ -62,7 +60,7 @@ def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
     host = host_of(torch, request)
     mesh = _mesh(request, host)
     with _journal(request, host, mesh) as journal:
-        died = _measure(request, torch, host, mesh, journal, progress, begin_s)
+        died = _measure(request, torch, host, mesh, journal, progress)
         fitted = fit_records(host, mesh, journal.records)
         cluster_file.write(request.out, fitted)
         if died is not None:
@@ -150,7 +148,6 @@ def _measure(
     mesh: Mesh | None,
     journal: Journal,
     progress: Progress,
-    begin_s: float,
 ) -> RankDiedError | None:
     """Operators and collectives; the ranks of a running job come first, because the others wait for this one."""
     settings = Settings.of(request.quick)

@@ -1,6 +1,6 @@
 """What a captured graph costs: operators, their times on a device, sums, metrics."""
 
-from steptime.estimate.graph.metrics import Metrics, Weights, graph_metrics, table_metrics
+from steptime.estimate.graph.metrics import Metrics, table_metrics
 from steptime.estimate.graph.operators import FAMILIES, ROWS, work_of
 from steptime.estimate.graph.table import CostTable, Coverage, Group, Totals, Unknown, cost_table
 from steptime.estimate.graph.timing import OperatorCost, Timer
@@ -8,5 +8,5 @@ from steptime.estimate.graph.work import KernelCall, Row, Work
 
 __all__ = [
     "FAMILIES", "ROWS", "CostTable", "Coverage", "Group", "KernelCall", "Metrics", "OperatorCost", "Row", "Timer",
-    "Totals", "Unknown", "Weights", "Work", "cost_table", "graph_metrics", "table_metrics", "work_of",
+    "Totals", "Unknown", "Work", "cost_table", "table_metrics", "work_of",
 ]  # fmt: skip

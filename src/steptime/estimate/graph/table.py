@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from steptime.estimate.graph.operators import NOTHING, UNKNOWN
 from steptime.estimate.graph.timing import BOUNDS, HOST_BAND, NO_COST, STEP_BAND, OperatorCost, Timer
 from steptime.num import Array
 from steptime.workload.graph import PHASES, Call, Program
-
-Causal = Literal["full", "half"]
 
 _FREE: Final = OperatorCost(
     op="view",
@@ -125,11 +123,6 @@ class CostTable:
         return self.column(lambda c: float(c.work.matrix_flops))
 
     @cached_property
-    def masked_flops(self) -> Array:
-        """Further operations of each call if the hidden half of causal attention counts too."""
-        return self.column(lambda c: float(c.work.masked_flops))
-
-    @cached_property
     def model_flops(self) -> Array:
         """Matrix operations of each call that the model asks for; 0 where the call runs a second time."""
         return self.column(lambda c: float(c.work.model_flops)) * ~self.recomputed
@@ -168,10 +161,6 @@ class CostTable:
     def works(self) -> Array:
         """Which calls do something."""
         return self.column(lambda c: float(c.bound != "none")) > 0
-
-    def counted_flops(self, causal: Causal = "half") -> float:
-        """Matrix operations that run; ``full``: in the convention of `torch.utils.flop_counter`."""
-        return float(self.flops.sum() + (self.masked_flops.sum() if causal == "full" else 0.0))
 
     # -- sums ---------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from steptime.estimate.graph import KernelCall, Work
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.search.fit.arrangements import Arranged, arrangements
 from steptime.search.fit.bench import Bench, Footprint, Issued, Run
-from steptime.search.fit.choice import Checkpoints, Choice, Point
+from steptime.search.fit.choice import Batched, Checkpoints, Choice, Point
 from steptime.search.fit.layout import Layout
 from steptime.search.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
 from steptime.search.fit.techniques import TECHNIQUES, Change
@@ -42,11 +42,10 @@ class Passes:
 
 
 @dataclass(kw_only=True)
-class Captured:
+class Captured(Batched):
     """Evaluates combinations on captures of one module."""
 
     bench: Bench
-    batch: int
     host_Bps: float
     allow: Change = Change.ROUNDING
 
@@ -97,14 +96,6 @@ class Captured:
         rest = (one for one in self.micro_batches[1:] if self._can(precision, one, f"a micro-batch of {one}"))
         return (self.micro_batches[0], *rest)
 
-    @cached_property
-    def micro_batches(self) -> tuple[int, ...]:
-        """The batch and its halves, as long as they divide it."""
-        out = [self.batch]
-        while out[-1] % 2 == 0:
-            out.append(out[-1] // 2)
-        return tuple(out if out[-1] == 1 or self.batch == 1 else [*out, 1])
-
     @property
     def optimizers(self) -> tuple[str, ...]:
         """Kinds of optimiser states that are allowed; fused ones replace the default."""
@@ -124,10 +115,6 @@ class Captured:
             name for name, one in first.items()
             if not any(o.step_s < one.step_s and o.memory_bytes <= one.memory_bytes for o in first.values())
         )  # fmt: skip
-
-    def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
-        """The whole batch, and nothing but a precision and an optimiser."""
-        return Choice(precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch)
 
     def choices(self) -> Iterator[Choice]:
         """Every combination that is weighed."""

@@ -80,6 +80,25 @@ class Choice:
         }  # fmt: skip
 
 
+@dataclass(kw_only=True)
+class Batched:
+    """What engines have in common: a batch that may go through in parts."""
+
+    batch: int
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        """The batch and its halves, as long as they divide it; and one sample."""
+        out = [self.batch]
+        while out[-1] % 2 == 0:
+            out.append(out[-1] // 2)
+        return tuple(out if out[-1] == 1 else [*out, 1])
+
+    def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
+        """The whole batch, and nothing but a precision and an optimiser."""
+        return Choice(precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch)
+
+
 def strongest(techniques: Iterable[Technique]) -> Change:
     """The strongest change of some techniques."""
     return max((one.changes for one in techniques), key=lambda change: change.rank, default=Change.NONE)

@@ -15,7 +15,7 @@ from steptime.num import Array
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
-from steptime.search.fit.choice import Checkpoints, Choice, Point
+from steptime.search.fit.choice import Batched, Checkpoints, Choice, Point
 from steptime.search.fit.techniques import Change
 
 #: Ways to make activations again -> parts that run again, and every so many-th layer.
@@ -41,13 +41,12 @@ class Kind:
 
 
 @dataclass(kw_only=True)
-class Estimated:
+class Estimated(Batched):
     """Evaluates combinations by the estimate."""
 
     make: Callable[[Kind], Setting]
     """The job of one kind on one device."""
     strategy: Strategy
-    batch: int
     rates: frozenset[str]
     """Element types that the device's matrix units have."""
     allow: Change = Change.ROUNDING
@@ -70,18 +69,6 @@ class Estimated:
         """Kinds of optimiser states that are allowed; the default is fused already."""
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
         return ("default", *narrow, "offload")
-
-    @property
-    def micro_batches(self) -> tuple[int, ...]:
-        """The batch and its halves, as long as they divide it."""
-        out = [self.batch]
-        while out[-1] % 2 == 0:
-            out.append(out[-1] // 2)
-        return tuple(out if out[-1] == 1 or self.batch == 1 else [*out, 1])
-
-    def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
-        """The whole batch, and nothing but a precision and an optimiser."""
-        return Choice(precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch)
 
     def kinds(self) -> Iterator[Kind]:
         """Jobs that are weighed."""

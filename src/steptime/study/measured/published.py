@@ -69,12 +69,12 @@ def _bare(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def citation(source: str) -> str:
-    """What a source is, without where a copy of its text is kept.
+    """What a source is, without trailing remarks on how it was read.
 
-    >>> citation("NSDI24 Fig 9 (bar labels; full text, stored id 61225413316)")
+    >>> citation("NSDI24 Fig 9 (bar labels; full text, file id 1)")
     'NSDI24 Fig 9 (bar labels)'
     """
-    bare = re.sub(r"[;,]?\s*(?:full text,?\s*)?stored ids? [\d +,]+", "", source)
+    bare = re.sub(r"[;,]?\s*(?:full text,?\s*)?\b[a-z]+ ids? \d[\d +,]*", "", source)
     return re.sub(r"\s*\(\s*\)", "", bare).strip()
 
 

@@ -49,7 +49,9 @@ def command(
     host_bandwidth: Annotated[
         str | None,
         typer.Option(
-            "--host-bandwidth", metavar="'N GB/s'", help="Between device and host, each way; default 20 GB/s."
+            "--host-bandwidth",
+            metavar="'N GB/s'",
+            help="Between device and host of a captured module, each way; default 20 GB/s.",
         ),
     ] = None,
     allow: Annotated[

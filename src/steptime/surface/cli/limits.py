@@ -2,62 +2,73 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
-from steptime.errors import FieldError, UserError
 from steptime.surface.cli import options as o
 
-if TYPE_CHECKING:
-    from steptime.study.limits import LimitDevice, LinearLayer
-
-#: Largest dim, degree or depth that makes sense.
+#: Largest dim, degree or depth; as in the API, which is not imported here because it imports the catalogue.
 MAX_COUNT: Final = 10**9
+#: Parameter of the command -> dimension of its text, and parameter of the API.
+QUANTITIES: Final = {
+    "flops_8bit": ("flops_per_s", "flops_8bit_per_s"), "memory_bandwidth": ("Bps", "memory_Bps"),
+    "network_bandwidth": ("Bps", "network_Bps"), "duration": ("s", "duration_s"),
+    "layer_latency": ("s", "layer_latency_s"),
+}  # fmt: skip
 
 
 def _count(option: str, text: str) -> Any:
     return typer.Option(option, metavar="N", min=1, max=MAX_COUNT, help=text)
 
 
+def _number(option: str, text: str, metavar: str = "N") -> Any:
+    return typer.Option(option, metavar=metavar, help=text)
+
+
 def _quantity(option: str, unit: str, text: str) -> Any:
     return typer.Option(option, metavar=f"'N {unit}'", help=text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A training run whose length is bounded, and the laws that tie batch and depth to its compute."""
-
-    duration_s: float
-    layer_latency_s: float
-    reference_batch_tokens: float
-    reference_layers: float
-    tokens_per_parameter: float
-
-
-def limits(
-    d_in: Annotated[int, _count("--d-in", "Width of the layer's input.")] = 16384,
-    d_out: Annotated[int, _count("--d-out", "Width of its output.")] = 81920,
-    tokens: Annotated[float, typer.Option("--tokens", metavar="N", help="Tokens per micro-batch, all ranks.")] = 32768,
-    tp_in: Annotated[int, _count("--tp-in", "Ranks that share the input dim.")] = 8,
-    tp_out: Annotated[int, _count("--tp-out", "Ranks that share the output dim.")] = 40,
-    dp: Annotated[int, _count("--dp", "Data ranks.")] = 32,
-    width_bytes: Annotated[float, typer.Option("--width-bytes", metavar="N", help="Bytes per word.")] = 2,
-    flops_8bit: Annotated[str, _quantity("--flops-8bit", "TFLOP/s", "Dense 8-bit peak.")] = "1979 TFLOP/s",
-    memory: Annotated[str, _quantity("--memory-bandwidth", "GB/s", "Of device memory.")] = "3352 GB/s",
-    network: Annotated[str, _quantity("--network-bandwidth", "GB/s", "Both directions together.")] = "900 GB/s",
-    utilization: Annotated[float, typer.Option("--utilization", metavar="SHARE", help="Of peak and memory.")] = 0.8,
-    duration: Annotated[str, _quantity("--duration", "days", "Longest training run.")] = "91.3125 days",
-    layer_latency: Annotated[str, _quantity("--layer-latency", "us", "Least time of one block.")] = "38 us",
+def command(
+    d_in: Annotated[int | None, _count("--d-in", "Width of the layer's input; default 16384.")] = None,
+    d_out: Annotated[int | None, _count("--d-out", "Width of its output; default 81920.")] = None,
+    tokens: Annotated[float | None, _number("--tokens", "Tokens per micro-batch, all ranks; default 32768.")] = None,
+    tp_in: Annotated[int | None, _count("--tp-in", "Ranks that share the input dim; default 8.")] = None,
+    tp_out: Annotated[int | None, _count("--tp-out", "Ranks that share the output dim; default 40.")] = None,
+    dp: Annotated[int | None, _count("--dp", "Data ranks; default 32.")] = None,
+    width_bytes: Annotated[float | None, _number("--width-bytes", "Bytes per word; default 2.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Catalogue name or TOML file; default: the H100 SXM5 of arXiv 2411.01137."),
+    ] = None,
+    flops_8bit: Annotated[
+        str | None, _quantity("--flops-8bit", "TFLOP/s", "Dense 8-bit peak; default: the device's.")
+    ] = None,
+    memory_bandwidth: Annotated[
+        str | None, _quantity("--memory-bandwidth", "GB/s", "Of device memory; default: the device's.")
+    ] = None,
+    network_bandwidth: Annotated[
+        str | None,
+        _quantity("--network-bandwidth", "GB/s", "Both directions together; default: the device's fastest links."),
+    ] = None,
+    utilization: Annotated[
+        float | None, _number("--utilization", "Of peak and memory; default: the device's.", "SHARE")
+    ] = None,
+    duration: Annotated[
+        str | None, _quantity("--duration", "days", "Longest training run; default three months.")
+    ] = None,
+    layer_latency: Annotated[
+        str | None, _quantity("--layer-latency", "us", "Least time of one block; default: four kernels and reductions.")
+    ] = None,
     batch_tokens: Annotated[
-        float, typer.Option("--batch-tokens", metavar="N", help="Tokens per step of a run of 1e25 FLOP.")
-    ] = 2048**2,
-    layers: Annotated[int, _count("--layers", "Blocks of a run of 1e25 FLOP.")] = 120,
+        float | None, _number("--batch-tokens", "Tokens per step of a run of 1e25 FLOP; default 2048^2.")
+    ] = None,
+    layers: Annotated[int | None, _count("--layers", "Blocks of a run of 1e25 FLOP; default 120.")] = None,
     tokens_per_parameter: Annotated[
-        float, typer.Option("--tokens-per-parameter", metavar="N", help="Training tokens per parameter.")
-    ] = 20,
+        float | None, _number("--tokens-per-parameter", "Training tokens per parameter; default 20.")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """How far a layer and a training run scale before data movement or latency stops them.
@@ -65,102 +76,44 @@ def limits(
     The defaults are a layer on NVIDIA H100 SXM5 and a run of three months, after arXiv 2411.01137.
     The network moves a layer's activations; memory moves its weights; all of it overlaps with compute.
     """
-    from steptime.study.limits import LimitDevice, LinearLayer
+    _run(locals())
 
-    device = LimitDevice(
-        name="given",
-        flops_per_s_8bit=_parsed("--flops-8bit", flops_8bit, "flops_per_s", 1e6, 1e24),
-        memory_Bps=_parsed("--memory-bandwidth", memory, "Bps", 1e3, 1e21),
-        network_Bps=_parsed("--network-bandwidth", network, "Bps", 1e3, 1e21),
-        utilization=_within("--utilization", utilization, 1e-3, 1),
-    )
-    width = _within("--width-bytes", width_bytes, 0.125, 16)
-    layer = LinearLayer(d_in=d_in, d_out=d_out, tp_in=tp_in, tp_out=tp_out, dp=dp, width_bytes=width)
-    run = Run(
-        duration_s=_parsed("--duration", duration, "s", 1.0, 1e12),
-        layer_latency_s=_parsed("--layer-latency", layer_latency, "s", 1e-12, 1e6),
-        reference_batch_tokens=_within("--batch-tokens", batch_tokens, 1, 1e15),
-        reference_layers=layers,
-        tokens_per_parameter=_within("--tokens-per-parameter", tokens_per_parameter, 1e-3, 1e9),
-    )
-    document = _document(layer, device, _within("--tokens", tokens, 1, 1e15), run)
-    if json:
+
+def _run(given: Mapping[str, Any]) -> None:
+    """What :func:`command` does with the values of its parameters, by name."""
+    from steptime.errors import FieldError
+    from steptime.surface.limits import limits
+
+    names = {QUANTITIES.get(name, ("", name))[1]: name for name in given}
+    options = o.given(**{name: value for name, value in given.items() if name not in ("json", *QUANTITIES)})
+    options |= {
+        QUANTITIES[name][1]: _parsed(name, given[name]) for name in QUANTITIES if given[name] is not None
+    }  # fmt: skip
+    try:
+        result = limits(**options)
+    except FieldError as error:
+        if error.where or error.field not in names:
+            raise
+        raise FieldError("", _option(names[error.field]), error.problem, hint=error.hint) from None
+    if given["json"]:
         from steptime.surface.cli.output import print_json
 
-        print_json(document)
-    else:
-        _print(document)
+        print_json(result.to_json())
+        return
+    from steptime.surface.report.limits import print_limits
+
+    print_limits(result)
 
 
-#: The main command looks a command's function up under this name.
-command = limits
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
-def _within(option: str, value: float, low: float, high: float) -> float:
-    if not (math.isfinite(value) and low <= value <= high):
-        nearest = "" if math.isnan(value) else f"; nearest: {min(max(value, low), high):g}"
-        raise FieldError("", option, f"{value:g} is out of range", hint=f"allowed: {low:g} to {high:g}{nearest}")
-    return value
-
-
-def _parsed(option: str, text: str, dimension: str, low: float, high: float) -> float:
+def _parsed(name: str, text: str) -> float:
+    from steptime.errors import FieldError, UserError
     from steptime.units import parse
 
     try:
-        value = parse(text, dimension)
+        return parse(text, QUANTITIES[name][0])
     except UserError as error:
-        raise FieldError("", option, str(error)) from None
-    return _within(option, value, low, high)
-
-
-def _document(layer: LinearLayer, device: LimitDevice, tokens: float, run: Run) -> dict[str, Any]:
-    """What is printed, as plain data in SI units."""
-    from steptime.cost import limits as laws
-
-    seconds = device.resources_s(layer, tokens)
-    wall = laws.latency_wall_flops(
-        run.duration_s,
-        run.layer_latency_s,
-        run.reference_batch_tokens,
-        run.reference_layers,
-        run.tokens_per_parameter,
-    )
-    device_numbers = asdict(device)
-    del device_numbers["name"]
-    return {
-        "schema_version": 1,
-        "layer": asdict(layer) | {"tokens": tokens, "parameters": layer.parameters, "devices": layer.devices},
-        "device": device_numbers,
-        "flop_s": seconds["flop"],
-        "memory_s": seconds["memory"],
-        "network_s": seconds["network"],
-        "forward_backward_s": device.linear_layer_forward_backward_s(layer, tokens),
-        "binding": device.binding(layer, tokens),
-        "end_of_batch_s": device.linear_layer_end_of_batch_s(layer),
-        "run": asdict(run),
-        "latency_wall_flops": wall,
-        "latency_wall_parameters": laws.optimal_parameters(wall, run.tokens_per_parameter),
-        "latency_wall_tokens": laws.optimal_tokens(wall, run.tokens_per_parameter),
-        "source": "arXiv 2411.01137",
-    }
-
-
-def _print(document: dict[str, Any]) -> None:
-    from steptime.units import format_seconds
-
-    layer, run = document["layer"], document["run"]
-    print(
-        f"Linear layer {layer['d_in']} x {layer['d_out']}, {layer['tokens']:g} tokens per micro-batch, "
-        f"tp_in {layer['tp_in']} x tp_out {layer['tp_out']} x dp {layer['dp']} = {layer['devices']} devices"
-    )
-    print("\nForward and backward of one micro-batch (all resources overlap)")
-    for name, title in (("flop", "compute"), ("memory", "device memory"), ("network", "network")):
-        mark = "  <- binding" if name == document["binding"] else ""
-        print(f"  {title:<14}{format_seconds(document[f'{name}_s']):>12}{mark}")
-    print(f"\nGradient all-reduce at the end of a batch: {format_seconds(document['end_of_batch_s'])}")
-    print(
-        f"\nLatency wall of a run of {format_seconds(run['duration_s'])} at "
-        f"{format_seconds(run['layer_latency_s'])} per block: {document['latency_wall_flops']:.3g} FLOP\n"
-        f"  {document['latency_wall_parameters']:.3g} parameters, {document['latency_wall_tokens']:.3g} tokens; "
-        "no number of devices trains a larger one in time"
-    )
+        raise FieldError("", _option(name), str(error)) from None

@@ -80,7 +80,8 @@ def command(
 
 
 def _run(given: Mapping[str, Any]) -> None:
-    from steptime.surface.profile_settings import NOT_OF_ONNX, OPTIMIZER, check_onnx
+    from steptime.surface.optimizers import CAPTURED_DEFAULT
+    from steptime.surface.profile_settings import NOT_OF_ONNX, check_onnx
     from steptime.surface.profiling import profile
 
     _check_outputs(given)
@@ -92,7 +93,7 @@ def _run(given: Mapping[str, Any]) -> None:
         raise UserError(f"--nonzero-share {share} is out of range", hint="more than 0, at most 1")
     found = profile(
         given["model"], given["device"], batch=given["batch"], seq=given["seq"], dtype=given["dtype"],
-        inputs=given["inputs"] or (), optimizer=given["optimizer"] or OPTIMIZER, loss=given["loss"],
+        inputs=given["inputs"] or (), optimizer=given["optimizer"] or CAPTURED_DEFAULT, loss=given["loss"],
         autocast=given["autocast"], training=not given["inference"], fold=not given["whole"], nonzero_share=share,
         dims=parse_dims(given["dim"] or []),
     )  # fmt: skip

@@ -74,11 +74,6 @@ class _Estimate(_Object):
     details: list[_Detail] = Field(default_factory=list)
 
 
-def read_estimate(path: str) -> Estimate:
-    """Read one estimate from a file; errors as of :func:`parse_estimate`, or a file that cannot be read."""
-    return parse_estimate(read_text(path), path)
-
-
 def parse_estimate(text: str, path: str) -> Estimate:
     """The estimate in a JSON text; ``path`` is the file that errors name.
 

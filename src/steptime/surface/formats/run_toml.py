@@ -28,7 +28,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import InputFileError
-from steptime.surface.formats.fields import as_user_error, read_text
+from steptime.surface.formats.fields import as_user_error
 
 MAX_DEVICES: Final = 10**7
 MAX_GLOBAL_BATCH: Final = 10**9
@@ -110,16 +110,6 @@ class RunSpec:
     """``gpus global_batch seq dtype optimizer strategy mode framework lora``, only those that are given."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Degrees and choices of the plan, only those that are given; ``placement`` is a mapping."""
-
-
-def read_run(path: str | Path) -> RunSpec:
-    """Read one RUN.toml.
-
-    Raises:
-        InputFileError: the file cannot be read, is not UTF-8 or is not TOML.
-        UserError: fields that are unknown, missing, of the wrong type or out of range; all are named.
-    """
-    return parse_run(parse_toml(read_text(str(path)), str(path)), str(path))
 
 
 def parse_run(document: Mapping[str, Any], where: str) -> RunSpec:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.hardware.profile import Curve
-from steptime.surface.report.text import change, console, grid, heading, indented, percent, printable
+from steptime.surface.report.text import change, console, error_figures, grid, heading, indented, percent, printable
 
 ERRORS: Final = ("median_ape", "mape", "p90_ape", "bias", "coverage90")
 HEAD: Final = ("rows", "median", "mean", "p90", "bias", "in band")
@@ -29,7 +29,7 @@ def print_score(score: Mapping[str, Any]) -> None:
         return
     heading(screen, "Errors of predicted against measured time")
     table = grid(("", *HEAD))
-    table.add_row("all", str(score["scored"]), *_figures(score["time"]))
+    table.add_row("all", str(score["scored"]), *error_figures(score["time"], ERRORS))
     screen.print(table)
     for name, title in TITLES.items():
         groups = score.get(name, {})
@@ -39,16 +39,11 @@ def print_score(score: Mapping[str, Any]) -> None:
         heading(screen, title)
         table = grid(("", *HEAD))
         for group, errors in shown:
-            table.add_row(printable(group), str(errors["rows"]), *_figures(errors))
+            table.add_row(printable(group), str(errors["rows"]), *error_figures(errors, ERRORS))
         screen.print(table)
         if len(groups) > len(shown):
             screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
     screen.print("\nIn band: share of the measurements inside the predicted 90 % band.", soft_wrap=True)
-
-
-def _figures(errors: Mapping[str, float | None]) -> list[str]:
-    values = [(name, errors[name]) for name in ERRORS]
-    return ["-" if v is None else change(v) if name == "bias" else percent(v) for name, v in values]
 
 
 def print_curves(profiles: Mapping[str, Sequence[Curve]], fabrics: Sequence[FabricProfile], out: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.surface.report.text import change, console, grid, heading, indented, percent, printable
+from steptime.surface.report.text import console, error_figures, grid, heading, indented, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,13 +62,13 @@ def _overall(screen: Console, score: Mapping[str, Any]) -> None:
     if top:
         rows[f"without {top}"] = score["time_without_dominant"]
     for name, errors in rows.items():
-        table.add_row(printable(name), str(errors["rows"]), *_figures(errors, TIME))
+        table.add_row(printable(name), str(errors["rows"]), *error_figures(errors, TIME))
     means = {"mean over sources": score["macro"]}
     if top:
         means[f"mean over sources without {top}"] = score["macro_without_dominant"]
     for name, errors in means.items():
         if errors["sources"]:
-            table.add_row(printable(name), f"{errors['sources']} sources", *_figures(errors, TIME))
+            table.add_row(printable(name), f"{errors['sources']} sources", *error_figures(errors, TIME))
     screen.print(table)
     interval = score["coverage90_by_source_interval"]
     if interval:
@@ -81,7 +81,7 @@ def _group(screen: Console, title: str, groups: Mapping[str, Any]) -> None:
     heading(screen, title)
     table = grid(("", *TIME_HEAD))
     for name, errors in shown:
-        table.add_row(printable(name), str(errors["rows"]), *_figures(errors, TIME))
+        table.add_row(printable(name), str(errors["rows"]), *error_figures(errors, TIME))
     screen.print(table)
     if len(groups) > len(shown):
         screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
@@ -105,10 +105,5 @@ def _memory(screen: Console, memory: Mapping[str, Any]) -> None:
     heading(screen, "Errors of peak memory, by what was measured")
     table = grid(("", "rows", "mean", "median", "bias", "p90"))
     for name, errors in memory["by_definition"].items():
-        table.add_row(name.replace("_", " "), str(errors["rows"]), *_figures(errors, MEMORY))
+        table.add_row(name.replace("_", " "), str(errors["rows"]), *error_figures(errors, MEMORY))
     screen.print(table)
-
-
-def _figures(errors: Mapping[str, float | None], names: tuple[str, ...]) -> list[str]:
-    values = [(name, errors[name]) for name in names]
-    return ["-" if v is None else change(v) if name == "bias" else percent(v) for name, v in values]

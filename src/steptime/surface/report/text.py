@@ -53,6 +53,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def error_figures(errors: Mapping[str, float | None], names: Sequence[str]) -> list[str]:
+    """Errors in percent, the bias with its sign; a dash where there is none.
+
+    >>> error_figures({"mape": 0.1, "bias": 0.02, "coverage90": None}, ("mape", "bias", "coverage90"))
+    ['10.0 %', '+2.0 %', '-']
+    """
+    values = [(name, errors[name]) for name in names]
+    return ["-" if v is None else change(v) if name == "bias" else percent(v) for name, v in values]
+
+
 def share(part: float, whole: float) -> str:
     """A part in percent of the whole; empty where there is no whole.
 
