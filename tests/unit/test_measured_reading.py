@@ -217,7 +217,7 @@ def test_a_shape_guessed_from_the_number_of_parameters():
         (dict.fromkeys(METRICS[:4], "") | {"metric_peak_mem_gb": ""}, Reason.NO_MEASUREMENT),
         (
             {"metric_step_time_s": "fast", "metric_tokens_per_s_per_gpu": "", "metric_peak_mem_gb": ""},
-            Reason.BAD_NUMBER,
+            Reason.BAD_MEASUREMENT,
         ),
     ],
 )
@@ -267,12 +267,13 @@ def test_counts_of_the_whole_file():
 
 
 def test_gzip_byte_order_mark_and_missing_optional_columns(tmp_path: Path):
-    text = "\ufeff" + ",".join([*NEEDED, "metric_step_time_s"]) + "\nGPT,24,1024,16,1024,H100,8,64,0.5\n\n"
+    names = [*NEEDED, "layers", "hidden", "heads", "metric_step_time_s"]
+    text = "\ufeff" + ",".join(names) + "\nGPT,1024,H100,8,64,24,1024,16,0.5\n\n"
     packed = tmp_path / "runs.csv.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     reading = read_runs(packed)
     assert [(r.row_id, r.source_key, r.framework, r.step_time_s) for r in reading.runs] == [
-        ("line-1", "unnamed", "generic", 0.5)
+        ("line-2", "unnamed", "generic", 0.5)
     ]
 
 

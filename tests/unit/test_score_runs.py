@@ -50,7 +50,7 @@ def test_every_row_is_scored_or_has_a_reason():
     score = score_runs(SMALL)
     found = score.to_json()
     assert (found["rows"], found["scored"]) == (9, 8) and sum(found["skipped"].values()) == 1
-    assert sorted([s.run.line for s in score.scored] + [m.line for m in score.missing]) == list(range(1, 10))
+    assert sorted([s.run.line for s in score.scored] + [m.line for m in score.missing]) == list(range(2, 11))
     assert score.missing[0].reason == "the accelerator is not named" and score.missing[0].row_id == "nogpu"
     assert (found["time"]["rows"], found["memory"]["rows"]) == (7, 3)
     assert sum(part["rows"] for part in found["memory"]["by_definition"].values()) == 3
@@ -170,7 +170,7 @@ def test_written_rows_hold_every_row(tmp_path: Path):
     write_rows(score, tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [int(line["line"]) for line in lines] == list(range(1, 10))
+    assert [int(line["line"]) for line in lines] == list(range(2, 11))
     for line in lines:
         if line["ratio"]:
             assert float(line["predicted_s"]) / float(line["measured_s"]) == pytest.approx(float(line["ratio"]), 1e-3)

@@ -79,10 +79,10 @@ def test_a_device_that_nobody_measured_takes_a_wider_band(tmp_path: Path) -> Non
     assert width[1] > width[0]
 
 
-def test_rows_of_an_unknown_source_take_a_stand_in(tmp_path: Path) -> None:
-    row = {"gpu": "h100", "op": "layernorm", "dtype": "bf16", "rows": "4096", "cols": "4096", "latency_us": "40"}
-    got = scoring.score_kernels(table(tmp_path, [{**row, "source": "mine"}, {**row, "source": "vidur"}])).score
-    assert list(got.groups["by_curve"]) == ["own, stand-in", "own"]
+def test_what_no_estimate_times_takes_a_stand_in(tmp_path: Path) -> None:
+    row = {"gpu": "h100", "op": "elementwise_bwd", "dtype": "bf16", "rows": "4096", "cols": "4096", "latency_us": "40"}
+    got = scoring.score_kernels(table(tmp_path, [{**row, "source": "mine"}, {**row, "source": "neusight"}])).score
+    assert list(got.groups["by_curve"]) == ["own, other timer, stand-in", "own, other timer"]
     assert got.predicted.seconds[0] == got.predicted.seconds[1]
     assert got.predicted.high_s[0] > got.predicted.high_s[1]
 

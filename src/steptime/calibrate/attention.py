@@ -22,6 +22,7 @@ WINDOW: Final = re.compile(r"window=(\d+)")
 STORED: Final = re.compile(r"kv_dtype=(\w+)")
 FULL: Final = re.compile(r"non-causal|mask=no_mask")
 MIXED: Final = re.compile(r"n_decode=(\d+);kv_decode=(\d+)")
+FRAMEWORK: Final = re.compile(r"fw=([^;]*)")
 EIGHT_BITS: Final = ("fp8", "mxfp8")
 
 
@@ -79,7 +80,7 @@ def device_arguments(device: Device, dtype: str) -> dict[str, float]:
 
 
 def implementation(source: str, kernel: str, notes: str, dtype: str) -> str:
-    """Name of the implementation behind a row; "" for one that is not told apart.
+    """Name of the implementation behind a row; "" for one that is not told apart: it has the common curves.
 
     >>> implementation("aiconfigurator_attention", "vllm_flash_attn_fa3", "fw=vllm;kv_dtype=fp8;window=0", "bfloat16")
     'vllm_kv8'
@@ -89,14 +90,17 @@ def implementation(source: str, kernel: str, notes: str, dtype: str) -> str:
         return "served_v0" if short == "served" and notes.startswith("v0") else short
     stored = STORED.search(notes)
     eight = "_kv8" if stored and stored[1] == "fp8" and dtype not in EIGHT_BITS else ""
-    framework = notes[3:].split(";")[0]
+    named = FRAMEWORK.match(notes)
+    framework = named[1] if named else ""
     if "decode" in kernel and "step=0" in notes:
         return f"one_query{eight}"
     if "triton" in kernel:
         return f"triton{eight}"
     if "non-causal" in notes:
-        return f"{framework}_encoder"
-    return f"flashinfer{eight}" if kernel in ("flashinfer", "torch_flow_flashinfer") else f"{framework}{eight}"
+        return f"{framework}_encoder" if framework else ""
+    if kernel in ("flashinfer", "torch_flow_flashinfer"):
+        return f"flashinfer{eight}"
+    return f"{framework}{eight}" if framework else ""
 
 
 def whole_sequences(table: Table) -> dict[str, Array]:
@@ -173,7 +177,7 @@ def of(shape: Shape, wanted: Callable[[str], bool]) -> Shape:
 def _family(
     op: str, suffix: str, formula: Callable[..., Array | float], shape: Shape, fitted: tuple[Coefficient, ...]
 ) -> KernelFamily:
-    wanted = (lambda name: name == suffix) if suffix else (lambda name: name in COMMON)
+    wanted = (lambda name: name == suffix) if suffix else (lambda name: name in ("", *COMMON))
     return KernelFamily(
         name=f"{op}_{suffix}" if suffix else op, ops=frozenset({op}), formula=formula, shape=of(shape, wanted),
         device=device_arguments, coefficients=fitted,

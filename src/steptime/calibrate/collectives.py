@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -24,7 +25,8 @@ from steptime.num import Array
 
 KINDS: Final = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all", "p2p": "p2p", "permute": "p2p", "sendrecv": "p2p", "broadcast": "broadcast",
+    "alltoall": "all_to_all", "all2all": "all_to_all", "a2a": "all_to_all", "p2p": "p2p", "permute": "p2p",
+    "sendrecv": "p2p", "broadcast": "broadcast", "bcast": "broadcast",
     "reduce": "reduce", "scatter": "scatter", "gather": "gather",
 }  # fmt: skip
 #: Sources whose size of an all-to-all is that of the tensor of the whole group: their times fall with the group.
@@ -41,6 +43,15 @@ NODE: Final = 16
 _CLUSTERS: Final = {"p4de": "aws-p4d", "p5en": "aws-p5en", "p5": "aws-p5"}
 
 
+def kind_of(name: str) -> str:
+    """The collective of a spelling, whatever its case and what joins its words; "" for one without a formula.
+
+    >>> [kind_of(name) for name in ("AllReduce", "all-to-all", "ncclReduceScatter", "sendrecv_perf", "gossip")]
+    ['all_reduce', 'all_to_all', 'reduce_scatter', 'p2p', '']
+    """
+    return KINDS.get(re.sub(r"^(nccl|rccl)|perf$", "", re.sub(r"[\s_-]", "", name.lower())), "")
+
+
 def rows_of(table: Table, domain: int | Array | None = None) -> Rows:
     """Rows of a table as arguments of the formulas; unknown kinds become "".
 
@@ -48,7 +59,8 @@ def rows_of(table: Table, domain: int | Array | None = None) -> Rows:
         table: with the columns of ``collectives.parquet``.
         domain: devices of one inner domain; default the column ``gpus_per_node``.
     """
-    kind = np.array([KINDS.get(name, "") for name in table.text("collective")], dtype=object)
+    kinds = {name: kind_of(name) for name in set(table.text("collective"))}
+    kind = np.array([kinds[name] for name in table.text("collective")], dtype=object)
     ranks, node = table.number("n_gpus"), table.number("gpus_per_node")
     node = np.where(np.isnan(node), ranks, node)
     most = node if domain is None else np.where(np.asarray(domain) < node, domain, node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -106,20 +106,28 @@ def _marked(row: Row, parts: Iterable[tuple[Part, Any]]) -> Row:
     return replace(row, recomputed=again, kept_bytes=kept)
 
 
+OTHER_WORDS: Final = {
+    "selective": "attention", "core_attn": "attention", "layernorm": "norm", "mla_up_proj": "up_projection",
+    "moe_act": "activation", "moe": "experts", "off": "none",
+}  # fmt: skip
+"""Words of Megatron-Core (``--recompute-granularity``, ``--recompute-modules``) -> name of the bit."""
+
+
 def recompute_code(text: str) -> int:
-    """The code of ``none``, ``full``, or parts joined by ``+``.
+    """The code of ``none``, ``full``, or parts joined by ``+``; parts may have the names of Megatron-Core.
 
     Raises:
         UnknownNameError: no such part.
 
-    >>> recompute_code("attention+norm"), recompute_code("none")
-    (5, 0)
+    >>> recompute_code("attention+norm"), recompute_code("selective+layernorm"), recompute_code("none")
+    (5, 5, 0)
     """
     code = 0
-    for name in text.split("+"):
-        if name.strip() not in RECOMPUTE_CODES:
-            raise UnknownNameError("recompute", name.strip(), tuple(RECOMPUTE_CODES))
-        code |= RECOMPUTE_CODES[name.strip()]
+    for word in text.split("+"):
+        name = OTHER_WORDS.get(word.strip(), word.strip())
+        if name not in RECOMPUTE_CODES:
+            raise UnknownNameError("recompute", name, (*RECOMPUTE_CODES, "selective"))
+        code |= RECOMPUTE_CODES[name]
     return code
 
 

@@ -22,7 +22,8 @@ from steptime.errors import UnknownNameError, UserError
 from steptime.hardware.library import is_path, load_device
 from steptime.hardware.profiles import profile_names
 from steptime.store import write_whole
-from steptime.surface.scoring import TEXTS, predict_kernels
+from steptime.surface.score_tables import TEXTS
+from steptime.surface.scoring import predict_kernels
 
 AUTO: Final = "auto"
 """Stands for the device of the catalogue that the machine says it has."""

@@ -46,6 +46,10 @@ def framework_record(name: str) -> FrameworkRecord:
         UserError: the user's own file of frameworks cannot be used.
     """
     if name not in framework_names():
+        from steptime.study.measured.tables import framework_called
+
+        name = framework_called(name) or name
+    if name not in framework_names():
         raise UnknownNameError("framework", name, framework_names())
     table = framework_table()
     own, source = table["framework"].get(name, {}), str(table["provenance"]["source"])

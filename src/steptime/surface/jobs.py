@@ -99,6 +99,8 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
 def framework_of(name: str | None, mode: Mode, device: str) -> Framework:
     """The framework of that name; without one the common values, in a mode that reproduces a paper the ideal one.
 
+    A name that tables of measured runs may have for it, such as NeMo, is as good.
+
     Raises:
         UnknownNameError: there is none of that name.
         PlanError: the mode has none but the ideal one.
@@ -109,6 +111,10 @@ def framework_of(name: str | None, mode: Mode, device: str) -> Framework:
                             hint="drop --framework, or use --mode corrected")  # fmt: skip
         return IDEAL
     given = GENERIC if name is None else text("framework", name)
+    if given not in framework_names():
+        from steptime.study.measured.tables import framework_called
+
+        given = framework_called(given) or given
     if given not in framework_names():
         raise UnknownNameError("framework", given, framework_names())
     return load_framework(given, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,13 +21,17 @@ from steptime.plan.framework_library import framework_table
 from steptime.store import write_whole
 from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
 from steptime.study.measured.aggregate import timed
+from steptime.study.measured.columns import own_names
+from steptime.study.measured.folds import folds
 from steptime.study.measured.predict import EACH, Scores, score_left_out, score_packaged
-from steptime.study.measured.read import Row
+from steptime.study.measured.read import Row, check_columns, named_cells
+from steptime.study.measured.reasons import DOUBTS
 from steptime.study.measured.samples import Modelled, Progress, modelled
 
 SPLITS: Final = (EACH, "source_and_model", "model")
 """What ``--leave-out`` takes beside the key of a source."""
 NOT_ASKED: Final = "not of the source that is left out"
+FAR_OFF: Final = "predicted and measured time differ a hundredfold or more: a wrong unit?"
 REFUSED: Final = "no plausible setting of the run can be modelled"
 
 
@@ -103,15 +108,40 @@ def score_reading(
         Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
         for s in reading.skipped
     ]
-    how = {
+    how: dict[str, Any] = {
         "predicted_by": "frameworks in use" if leave_out is None else f"fits without {_words(leave_out)}",
         "framework": "named" if named else "not named",
         "fit": fit,
         "seen_by_the_fit": 0 if leave_out is not None else seen(scores.scored),
         "reading": {name: reading.to_json()[name] for name in ("runs", "timed", "with_memory", "supporting_claims")},
     }
+    how |= {"doubts": doubts(scores.scored), **_unfitted(reading.runs, leave_out)}
     ordered = sorted(missing, key=lambda row: row.line)
     return RunScore(rows=reading.rows, scored=scores.scored, missing=tuple(ordered), how=how)
+
+
+def doubts(scored: Sequence[ScoredRun]) -> dict[str, int]:
+    """Predicted runs by what is doubtful about them, the most frequent first."""
+    found = Counter(str(flag) for s in scored for flag in sorted(s.run.flags & DOUBTS))
+    far = [s for s in timed(scored) if abs(math.log10(s.step_time_s / (s.run.step_time_s or 1.0))) >= 2]
+    return dict((found + Counter({FAR_OFF: len(far)})).most_common())
+
+
+def _unfitted(runs: Sequence[MeasuredRun], leave_out: str | None) -> dict[str, str]:
+    """What to know where nothing remains that a fit could see: one source or model, which is left out."""
+    fitted = [run for run in runs if run.time is not None and run.supports_claim]
+    if leave_out is None or not runs:
+        return {}
+    if leave_out in SPLITS:
+        by = "source" if leave_out == EACH else leave_out
+        rest = len(fitted) if len(folds(runs, by)) > 1 else 0
+        kind = by.replace("_", " ")
+        what = f"all rows are of one {kind}" if len(folds(runs, by)) == 1 else "no row supports a claim"
+    else:
+        rest, what = sum(run.source_key != leave_out for run in fitted), "the table has no other source"
+    band = ", and have no band" if len({run.source_key for run in runs}) == 1 else ""
+    text = f"{what}, so nothing remains to fit to: the predictions rest on no measurement{band}."
+    return {} if rest else {"note": text}
 
 
 def _asked(reading: Reading, leave_out: str | None) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
@@ -194,7 +224,9 @@ def read_any(path: str | Path) -> Reading:
         return read_runs(path)
     table = read_table(path)
     texts = {name: [_cell(value) for value in column.tolist()] for name, column in table.items()}
-    rows = [dict(zip(texts, cells, strict=True)) for cells in zip(*texts.values(), strict=True)]
+    named = own_names(list(texts))
+    check_columns(str(path), [name for name, _ in named])
+    rows = [named_cells(named, cells) for cells in zip(*texts.values(), strict=True)]
     if not rows:
         raise InputFileError(str(path), "has no rows")
     return runs_of([Row(line, cells) for line, cells in enumerate(rows, 1)])

@@ -11,7 +11,7 @@ from steptime.surface.formats.record import ImportReport
 from steptime.surface.values import text
 from steptime.workload.capture.factory import is_target
 from steptime.workload.captured.record import CapturedModel
-from steptime.workload.library import catalogue_names, in_catalogue, load_catalogue_model, read_model_toml
+from steptime.workload.library import catalogue_names, hub_model, in_catalogue, load_catalogue_model, read_model_toml
 from steptime.workload.spec import ModelSpec
 
 
@@ -45,7 +45,8 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
     Args:
         name_or_path: a name of the catalogue (in any case), a ``.toml`` model file, a Hugging Face
             ``.json`` configuration, or a folder with a ``config.json``. A name of the catalogue comes first;
-            write ``./name`` for a folder.
+            write ``./name`` for a folder. What is none of these may be the ORG/NAME that a model of the
+            catalogue has on the hub.
 
     Raises:
         UnknownNameError: neither a name of the catalogue nor a file.
@@ -69,6 +70,9 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
     if is_target(given):
         hint = "give --cluster to plan or estimate it, or use steptime profile"
         raise UserError(f"{shorten(given)!r}: a torch module has no specification", hint=hint)
+    known = hub_model(given)
+    if known is not None:
+        return load_catalogue_model(known), ImportReport(source="catalogue")
     raise _unknown(given)
 
 

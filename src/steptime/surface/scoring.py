@@ -1,8 +1,8 @@
 """Predictions for every row of a table of measurements with the profiles of the catalogue, and their errors.
 
-A row takes the curve of its device, family, dtype and timer. Where there is none, the next best is taken, in this
-order: a sibling dtype of the device, the same curve transferred from other devices, the other timer, another dtype.
-Each step away makes the band wider.
+A row that says which implementation it is takes the curve of its device, family, dtype and timer, or the next best
+(:mod:`steptime.surface.known_curves`). One that does not is timed as an estimate times the same operator
+(:mod:`steptime.surface.plain_kernels`); what neither knows is taken for an implementation that is common.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,43 +18,40 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.calibrate.family import KernelFamily, dtype_of, readable, timer_of
-from steptime.calibrate.gemm import BACKWARD, FAMILY, gemm_dtype
+from steptime.calibrate.gemm import BACKWARD, BYTES, FAMILY, gemm_dtype
 from steptime.calibrate.kernel_curves import ANY_DTYPE
 from steptime.calibrate.kernel_families import BYTES_ONLY, FAMILIES
 from steptime.calibrate.score import Predicted, Score
-from steptime.calibrate.table import Table, read_table
-from steptime.calibrate.transfer import predict, transferred_curve, widened
-from steptime.errors import FieldError, InputFileError, UserError
-from steptime.hardware.library import is_path, load_device
-from steptime.hardware.profile import Curve, Profile
-from steptime.hardware.profiles import TIMERS, load_profile, profile_names
+from steptime.calibrate.table import Table
+from steptime.calibrate.transfer import predict, widened
+from steptime.errors import FieldError, UserError
+from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
 from steptime.num import Array
 from steptime.store import refuse_unwritable, write_whole
+from steptime.surface.known_curves import Known, device_of
+from steptime.surface.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
+from steptime.surface.score_columns import unknown_collectives, unknown_operators, unread_shapes
+from steptime.surface.score_tables import KERNEL_COLUMNS, read_collectives, read_measurements
 
 NO_TIME: Final = "no positive measured time"
 NO_DEVICE: Final = "device not in the catalogue"
 NO_MODEL: Final = "no time model for this operator"
 NO_SHAPE: Final = "shape or dtype unknown"
 NO_CURVE: Final = "no curve for this kernel and dtype"
+NO_FORMULA: Final = "this collective has no formula"
 NO_VALUE: Final = "the time model gives no positive time for this shape"
 SUSPECT: Final = "marked as suspect in its notes"
 NAMELESS: Final = "unnamed"
 """Group of rows whose cell is empty."""
 
-TEXTS: Final = (
-    "source", "gpu", "op", "collective", "interconnect", "dtype", "method", "kernel", "grid", "notes",
-)  # fmt: skip
-"""Columns that are text; all others are numbers."""
-KERNEL_COLUMNS: Final = ("gpu", "op", "dtype", "latency_us")
-COLLECTIVE_COLUMNS: Final = ("gpu", "collective", "n_gpus", "bytes", "time_us")
-
 #: Plain products first; grouped products have a model of their own, and that of plain ones as the last resort.
 ORDER: Final = (replace(FAMILY, ops=FAMILY.ops - {"grouped_gemm"}), BACKWARD, *FAMILIES, FAMILY)
-#: Dtypes whose curves stand for each other: same width of operands, same units.
-SIBLINGS: Final = {"bf16": ("fp16",), "fp16": ("bf16",), "fp8": ("fp8_block",), "fp8_block": ("fp8",)}
-#: Log error (standard deviation) that each step away from the right curve adds; choice of this program.
-SIBLING_ERROR, TIMER_ERROR, DTYPE_ERROR, STAND_IN_ERROR = 0.1, 0.5, 0.5, 0.3
+OPS: Final = frozenset[str]().union(*(family.ops for family in ORDER))
+#: Log error (standard deviation) that an implementation which a row does not name adds; choice of this program.
+STAND_IN_ERROR: Final = 0.3
+STAND_IN: Final = ", stand-in"
+"""End of the origin of a row whose implementation is not known."""
 #: Sources whose implementations have curves of their own.
 KNOWN_SOURCE: Final = re.compile("aiconfigurator|cudnn|flagperf|liger|llmservingsim|neusight|vidur")
 #: Source and kernel that a row is taken for where its own source is unknown or its kernel is not given.
@@ -72,6 +69,12 @@ class Scored:
     score: Score
     op: Array
     """Operator or collective of each row."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """Reason of rows without a prediction -> what to write instead."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, errors and groups, and what to do about rows that were skipped."""
+        return self.score.to_json() | {"hints": dict(self.hints)}
 
 
 def score_kernels(path: str | Path) -> Scored:
@@ -82,11 +85,16 @@ def score_kernels(path: str | Path) -> Scored:
     """
     table = read_measurements(path, KERNEL_COLUMNS)
     predicted, origin = predict_kernels(table)
-    return _scored(table, table["latency_us"] * 1e-6, predicted, table["op"], {"by_curve": origin})
+    found = _scored(table, table["latency_us"] * 1e-6, predicted, table["op"], {"by_curve": origin})
+    return replace(found, hints=_hints(found, {NO_MODEL: unknown_operators, NO_SHAPE: unread_shapes}))
 
 
-def score_collectives(path: str | Path) -> Scored:
+def score_collectives(path: str | Path, given: Mapping[str, str | float] | None = None) -> Scored:
     """Predicts every row of a table of measured collectives with the fabric profiles of the catalogue.
+
+    Args:
+        path: a table, or what nccl-tests printed.
+        given: columns ``gpu``, ``collective``, ``n_gpus``, ``gpus_per_node`` that the file does not have.
 
     Raises:
         InputFileError: the file is no table, lacks a column, or has no rows.
@@ -94,14 +102,22 @@ def score_collectives(path: str | Path) -> Scored:
     from steptime.calibrate.collectives import predict_rows
     from steptime.hardware.fabric_profile import load_fabric_profiles
 
-    table = read_measurements(path, COLLECTIVE_COLUMNS)
+    table = read_collectives(path, given or {})
     measured = table["time_us"] * 1e-6
     with np.errstate(all="ignore"):
         found = predict_rows(table, load_fabric_profiles())
     reason = found.reason.copy()
     reason[(reason == "") & ~_positive(found.seconds)] = NO_VALUE
     reason[~_positive(measured)] = NO_TIME
-    return _scored(table, measured, replace(found, reason=reason), table["collective"], {})
+    made = _scored(table, measured, replace(found, reason=reason), table["collective"], {})
+    return replace(made, hints=_hints(made, {NO_FORMULA: unknown_collectives}))
+
+
+def _hints(found: Scored, known: Mapping[str, Callable[[Iterable[str]], str]]) -> dict[str, str]:
+    """What to write instead, for the reasons that rows were skipped for."""
+    reason = found.score.predicted.reason
+    made = {why: hint(found.op[reason == why].tolist()) for why, hint in known.items() if (reason == why).any()}
+    return {why: text for why, text in made.items() if text}
 
 
 def _scored(table: Table, measured: Array, predicted: Predicted, op: Array, more: Mapping[str, Array]) -> Scored:
@@ -110,102 +126,9 @@ def _scored(table: Table, measured: Array, predicted: Predicted, op: Array, more
     return Scored(table=table, score=Score(measured_s=measured, predicted=predicted, groups={**named, **more}), op=op)
 
 
-def read_measurements(path: str | Path, required: tuple[str, ...]) -> Table:
-    """A table with text where text belongs and numbers (or NaN) everywhere else.
-
-    Raises:
-        InputFileError: the file is no table, lacks a required column, or has no rows.
-    """
-    table = read_table(path, required)
-    if not table.rows:
-        raise InputFileError(str(path), "has no rows")
-    clean = {name: _texts(table.text(name)) for name in TEXTS}
-    return Table(clean | {name: _numbers(table[name]) for name in table if name not in TEXTS})
-
-
-def _texts(column: Array) -> Array:
-    if column.dtype == object:
-        return column
-    return np.array(["" if np.isnan(value) else f"{value:g}" for value in column], dtype=object)
-
-
-def _numbers(column: Array) -> Array:
-    return np.array([_number(v) for v in column], np.float64) if column.dtype == object else column
-
-
-def _number(text: object) -> float:
-    try:
-        return float(str(text))
-    except ValueError:
-        return np.nan
-
-
 def _positive(values: Array) -> Array:
     mask: Array = np.isfinite(values) & (values > 0)
     return mask
-
-
-@dataclass(slots=True)
-class Known:
-    """The profiles of the catalogue, and what was derived from them."""
-
-    profiles: dict[str, Profile]
-    devices: dict[str, Device]
-    transferred: dict[tuple[str, str, str, str], Curve | None] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls) -> Known:
-        """All profiles of devices that the catalogue has."""
-        profiles = {p.device: p for name in profile_names() if (p := load_profile(name)) is not None}
-        devices = {name: device for name in profiles if (device := device_of(name)) is not None}
-        return cls({name: profiles[name] for name in devices}, devices)
-
-    def curve(self, device: Device, family: str, dtype: str, timer: str) -> tuple[Curve, str] | None:
-        """The nearest curve, ready for the dtype, and how it was come by; None if no device has one."""
-        for place, like, clock, error in self._choices(family, dtype, timer):
-            found = self._own(device, family, like, clock) if place == "own" else None
-            found = self._transferred(device, family, like, clock) if place == "transferred" else found
-            if found is not None:
-                origin = (
-                    place + ("" if clock == timer else ", other timer") + ("" if like == dtype else ", other dtype")
-                )
-                return replace(found, dtype=dtype, band=widened(found.band, error)) if error else found, origin
-        return None
-
-    def _choices(self, family: str, dtype: str, timer: str) -> Iterator[tuple[str, str, str, float]]:
-        """Place, dtype and timer of curves, the best first, and the log error that each adds."""
-        siblings = SIBLINGS.get(dtype, ())
-        for clock in (timer, *(t for t in TIMERS if t != timer)):
-            late = 0.0 if clock == timer else TIMER_ERROR
-            for place in ("own", "transferred"):
-                yield place, dtype, clock, late
-                yield from ((place, like, clock, late + SIBLING_ERROR) for like in siblings)
-        dtypes = {c.dtype for p in self.profiles.values() for c in p.curves if c.family == family}
-        for like in sorted(dtypes - {dtype, *siblings}):
-            yield from ((place, like, timer, DTYPE_ERROR) for place in ("own", "transferred"))
-
-    def _own(self, device: Device, family: str, dtype: str, timer: str) -> Curve | None:
-        own = self.profiles.get(device.name)
-        curve = own.curve(family, dtype, timer) if own else None
-        return curve if curve is not None and curve.kind != "assumed" else None
-
-    def _transferred(self, device: Device, family: str, dtype: str, timer: str) -> Curve | None:
-        key = (device.name, family, dtype, timer)
-        if key not in self.transferred:
-            others = {n: p.curve(family, dtype, timer) for n, p in self.profiles.items() if n != device.name}
-            fitted = {n: c for n, c in others.items() if c is not None and c.kind == "fitted"}
-            self.transferred[key] = transferred_curve(device, fitted, self.devices) if fitted else None
-        return self.transferred[key]
-
-
-def device_of(gpu: str) -> Device | None:
-    """The device with that spelling in the catalogue; a table cannot name files."""
-    if not gpu or is_path(gpu):
-        return None
-    try:
-        return load_device(gpu)
-    except UserError:
-        return None
 
 
 def predict_kernels(table: Table, known: Known | None = None) -> tuple[Predicted, Array]:
@@ -215,24 +138,49 @@ def predict_kernels(table: Table, known: Known | None = None) -> tuple[Predicted
         table: with the columns of ``kernels.parquet``; text and numbers as :class:`Table` promises.
         known: profiles; default those of the catalogue.
     """
-    known = known or Known.load()
+    known, table = known or Known.load(), _usual_names(table)
     devices = {name: device_of(name) for name in set(table.text("gpu"))}
     reason = _first_reasons(table, devices)
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
     origin = np.full(table.rows, "", dtype=object)
     state = _State(table=table, devices=devices, reason=reason, origin=origin, times=(seconds, low, high))
+    foreign, silent = _foreign(table), _silent(table, "kernel", "notes")
+    state.plain(foreign & silent & _silent(table, "method"))
     state.run(known, table, "", 0.0)
+    state.plain(foreign | silent)
     for source, kernel in STAND_INS:
-        state.run(known, standing_in(table, source, kernel), ", stand-in", STAND_IN_ERROR)
+        state.run(known, standing_in(table, source, kernel), STAND_IN, STAND_IN_ERROR)
     return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason), origin
+
+
+def _usual_names(table: Table) -> Table:
+    """The table with operators and dtypes under the names that the families know."""
+    ops = {name: name if name in OPS else operator_named(name) for name in set(table.text("op"))}
+    known = {name: name in BYTES or bool(dtype_of(name)) for name in set(table.text("dtype"))}
+    dtypes = {name: name if known[name] else dtype_named(name) for name in known}
+    named = {
+        "op": np.array([ops[name] for name in table.text("op")], dtype=object),
+        "dtype": np.array([dtypes[name] for name in table.text("dtype")], dtype=object),
+    }
+    return Table({**table.columns, **named})
+
+
+def _foreign(table: Table) -> Array:
+    """Rows of sources whose implementations have no curves of their own."""
+    known = {name: bool(KNOWN_SOURCE.match(name)) for name in set(table.text("source"))}
+    return np.array([not known[name] for name in table.text("source")], bool)
+
+
+def _silent(table: Table, *names: str) -> Array:
+    """Rows with nothing in those columns."""
+    mask: Array = np.logical_and.reduce([table.text(name) == "" for name in names])
+    return mask
 
 
 def standing_in(table: Table, source: str, kernel: str) -> Table:
     """The table with an unknown source, or a kernel that is not given, replaced."""
     sources, kernels = table.text("source"), table.text("kernel")
-    known = {name: bool(KNOWN_SOURCE.match(name)) for name in set(sources)}
-    foreign = np.array([not known[name] for name in sources], bool)
-    named = {"source": np.where(foreign & (source != ""), source, sources)}
+    named = {"source": np.where(_foreign(table) & (source != ""), source, sources)}
     return Table({**table.columns, **named, "kernel": np.where(kernels == "", kernel, kernels)})
 
 
@@ -257,6 +205,26 @@ class _State:
                 self._family(known, family, table.take(place), place, label, error)
                 open_rows &= self.origin == ""
 
+    def plain(self, wanted: Array) -> None:
+        """Predicts open rows as an estimate does, with a wider band where implementations differ."""
+        open_rows = np.isin(self.reason.astype(str), (NO_SHAPE, NO_CURVE)) & wanted
+        names = {column.partition("=")[0] for plain in PLAIN.values() for column in plain.columns}
+        columns = {name: self.table.number(name) for name in sorted(names)}
+        timer, texts = PlainTimer.fresh(), [self.table.text(name) for name in ("gpu", "op", "dtype")]
+        for row in np.flatnonzero(open_rows).tolist():
+            gpu, op, dtype = (column[row] for column in texts)
+            device = self.devices[gpu]
+            cells = {name: float(column[row]) for name, column in columns.items()}
+            cost = timer.cost(device, op, dtype_of(dtype) or dtype, cells) if device else None
+            if cost is None or not cost.seconds > 0:
+                continue
+            product = PLAIN[op].product
+            low, high = cost.band if product else widened(cost.band, STAND_IN_ERROR)
+            for column, value in zip(self.times, (1.0, low, high), strict=True):
+                column[row] = value * cost.seconds
+            self.origin[row] = _origin(cost.basis) + ("" if product else STAND_IN)
+            self.reason[row] = ""
+
     def _family(self, known: Known, family: KernelFamily, table: Table, place: Array, label: str, error: float) -> None:
         shape = _shapes(family, table)
         good = readable(shape)
@@ -280,14 +248,19 @@ class _State:
 
 def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
     """Why each row has no prediction before any was made."""
-    ops = frozenset[str]().union(*(family.ops for family in ORDER))
     known = np.array([devices[gpu] is not None for gpu in table.text("gpu")], bool)
     suspect = np.array(["SUSPECT" in notes for notes in table.text("notes")], bool)
-    reason = np.array([NO_SHAPE if name in ops else NO_MODEL for name in table.text("op")], dtype=object)
+    known_op = OPS | PLAIN.keys()
+    reason = np.array([NO_SHAPE if name in known_op else NO_MODEL for name in table.text("op")], dtype=object)
     reason[~known] = NO_DEVICE
     reason[suspect] = SUSPECT
     reason[~_positive(table.number("latency_us"))] = NO_TIME
     return reason
+
+
+def _origin(basis: str) -> str:
+    """How the curve of an estimate was come by, in the words of the other origins."""
+    return "own" if basis.startswith("fitted") else "roofline" if basis == "roofline" else "transferred"
 
 
 def _curves_of(family: KernelFamily) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -49,6 +50,26 @@ def in_catalogue(name: str) -> bool:
     True
     """
     return _key(name) in _catalogue()
+
+
+@cache
+def _hub_names() -> Mapping[str, str]:
+    """Key of ORG/NAME of a model hub -> name in the catalogue, from where each entry says its figures are from."""
+    found = {}
+    for name, table in _catalogue().values():
+        source = re.search(r"config\.json of ([\w.-]+/[\w.-]+)", str(table.get("source", "")))
+        if source:
+            found[_key(source[1])] = name
+    return MappingProxyType(found)
+
+
+def hub_model(name: str) -> str | None:
+    """The model of the catalogue that a model hub has under this name; None: none.
+
+    >>> hub_model("meta-llama/Llama-2-7b-hf"), hub_model("llama2-7b")
+    ('llama2-7b', None)
+    """
+    return _hub_names().get(_key(name))
 
 
 def load_catalogue_model(name: str) -> ModelSpec:

@@ -13,7 +13,7 @@ from steptime.study.measured.read import Row
 from steptime.study.measured.reasons import Flag, Reason, RowProblem
 from steptime.study.measured.tables import table
 from steptime.workload.check import check_spec
-from steptime.workload.library import in_catalogue, load_catalogue_model
+from steptime.workload.library import hub_model, in_catalogue, load_catalogue_model
 from steptime.workload.spec import Experts, ModelSpec
 
 _PREFIX: Final = re.compile(r"^(maxtext|paxml|nemo|megatron|hf|meta)[-_ ]+", re.IGNORECASE)
@@ -72,6 +72,8 @@ def known_model(name: str) -> Mapping[str, Any] | None:
     >>> known_model("MaxText Llama3-70B (proxy)")["catalogue"], known_model("GPT 52B")
     ('llama3.1-70b', None)
     """
+    if (hub := hub_model(name)) is not None:
+        return {"catalogue": hub}
     plain = re.sub(r"\([^()]*\)", " ", name.lower()[:200]).strip()
     while _PREFIX.match(plain):
         plain = _PREFIX.sub("", plain)

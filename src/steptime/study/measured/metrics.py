@@ -15,8 +15,8 @@ from steptime.study.measured.flops import (
     printed_peak_flops_per_s,
     tflops_definition,
 )
-from steptime.study.measured.read import Row
-from steptime.study.measured.reasons import Flag
+from steptime.study.measured.read import METRICS, Row
+from steptime.study.measured.reasons import Flag, Reason, RowProblem
 from steptime.workload.spec import ModelSpec
 
 
@@ -85,16 +85,44 @@ class Setting:
 
 
 _DISAGREE: Final = 0.02
+MEMORY: Final = "metric_peak_mem_gb"
+UNITS_DIFFER: Final = 100.0
+"""Factor between two times of a row from which on a unit is more likely wrong than a figure."""
+
+
+def check_times(row: Row) -> None:
+    """Refuses a row with a time or rate that cannot be read: another figure of it must not stand in unnoticed.
+
+    Raises:
+        RowProblem: names the column and its text.
+    """
+    for name in METRICS:
+        if name != MEMORY and row.measured(name) is None and name in row.unread:
+            raise RowProblem(Reason.BAD_MEASUREMENT, f"{name}: {row.text(name)!r}")
+
+
+def _quantity(row: Row, name: str) -> float | None:
+    found = row.measured(name)
+    return None if found is None else found[0]
 
 
 def measured_time(row: Row, setting: Setting, flags: set[Flag]) -> MeasuredTime | None:
-    """The step time: as printed, or from tokens per second, TFLOP/s or MFU, in this order."""
-    printed = row.number("metric_step_time_s")
-    rate = row.number("metric_tokens_per_s_per_gpu")
+    """The step time: as printed, or from tokens per second, TFLOP/s or MFU, in this order.
+
+    Raises:
+        RowProblem: one of them is there and cannot be read.
+    """
+    check_times(row)
+    printed = _quantity(row, "metric_step_time_s")
+    rate = _quantity(row, "metric_tokens_per_s_per_gpu")
     by_tokens = setting.tokens / (rate * setting.gpus) if rate else None
     if printed is not None:
         if by_tokens is not None and abs(by_tokens / printed - 1) > _DISAGREE:
             flags.add(Flag.TIME_INCONSISTENT)
+        by_rate = _from_rate(row, setting)
+        others = (by_tokens, by_rate.step_time_s if by_rate else None)
+        if any(t and not 1 / UNITS_DIFFER < t / printed < UNITS_DIFFER for t in others):
+            flags.add(Flag.TIME_UNITS)
         return _checked(MeasuredTime(step_time_s=printed, origin=TimeOrigin.PRINTED), setting, flags)
     if by_tokens is not None:
         return _checked(MeasuredTime(step_time_s=by_tokens, origin=TimeOrigin.TOKENS), setting, flags)
@@ -103,7 +131,7 @@ def measured_time(row: Row, setting: Setting, flags: set[Flag]) -> MeasuredTime 
         if found.definition is TflopsDefinition.NOT_STATED:
             flags.add(Flag.FLOPS_UNDEFINED)
         return _checked(found, setting, flags)
-    derived = row.number("derived_step_time_s")
+    derived = _quantity(row, "derived_step_time_s")
     return _checked(MeasuredTime(step_time_s=derived, origin=TimeOrigin.COLUMN), setting, flags) if derived else None
 
 
@@ -111,16 +139,16 @@ def _from_rate(row: Row, setting: Setting) -> MeasuredTime | None:
     text = row.text("tflops_definition")
     kind = TflopsDefinition.LORA if setting.frozen else tflops_definition(text)
     parts = forward_flops(setting.spec, setting.seq_len, row.number("n_params"))
-    tflops = row.number("metric_tflops_per_gpu")
+    tflops = _quantity(row, "metric_tflops_per_gpu")
     if tflops is not None:
         flops = setting.tokens * flops_per_token(kind, parts, setting.recompute)
         return MeasuredTime(
             step_time_s=flops / (tflops * 1e12 * setting.gpus), origin=TimeOrigin.TFLOPS, definition=kind
         )
-    share = row.number("metric_mfu")
-    if share is None:
+    mfu = row.measured("metric_mfu")
+    if mfu is None:
         return None
-    share = share / 100 if share > 1.5 else share
+    share = mfu[0] / 100 if mfu[0] > 1.5 and not mfu[1] else mfu[0]
     peak = printed_peak_flops_per_s(text, setting.device, setting.precision) or peak_flops_per_s(
         setting.device, setting.precision
     )
@@ -147,11 +175,15 @@ def measured_memory(row: Row, device: Device, flags: set[Flag]) -> MeasuredMemor
     """The printed peak memory.
 
     A stated GiB is 2^30 and a stated GB 10^9 bytes; "GB as printed" and no unit at all are taken for GiB and flagged.
+    A unit behind the number wins over the column ``mem_unit``.
     """
-    number = row.number("metric_peak_mem_gb")
-    if number is None:
+    found = row.measured(MEMORY)
+    if found is None:
+        flags |= {Flag.MEMORY_UNREAD} if MEMORY in row.unread else set()
         return None
+    number, behind = found
     unit, text = row.text("mem_unit").lower(), row.text("mem_definition").lower()
+    unit = ("gib" if behind.endswith("ib") else "gb") if behind else unit
     exact = unit in ("gib", "gb", "gb (1e9)", "gb (10^9)")
     scale = 1e9 if exact and unit != "gib" else 2.0**30
     if not exact:

@@ -8,16 +8,18 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
+from steptime.study.measured.columns import own_names
 from steptime.study.measured.reasons import Reason, RowProblem
 
-NEEDED: Final = ("model", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "global_batch_sequences")
-"""Columns that must be there, if only with empty cells."""
+NEEDED: Final = ("model", "seq_len", "gpu", "n_gpus", "global_batch_sequences")
+"""Columns that must be there, if only with empty cells; ``layers``, ``hidden`` and ``heads`` too unless the model is
+known by its name."""
 METRICS: Final = (
     "metric_step_time_s", "metric_tokens_per_s_per_gpu", "metric_tflops_per_gpu", "metric_mfu",
     "metric_peak_mem_gb", "derived_step_time_s",
@@ -26,7 +28,26 @@ METRICS: Final = (
 LARGEST: Final = 1e18
 MAX_BYTES: Final = 2**30
 _BLANK: Final = frozenset({"", "-", "--", "n/a", "na", "nan", "none", "null", "?", "unknown", "not stated"})
+UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+    "metric_step_time_s": {"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "min": 60.0},
+    "metric_tokens_per_s_per_gpu": {"tokens/s": 1.0, "tok/s": 1.0, "tokens/s/gpu": 1.0, "tok/s/gpu": 1.0,
+                                    "tokens/sec": 1.0, "k": 1e3, "ktokens/s": 1e3, "ktok/s": 1e3},
+    "metric_tflops_per_gpu": {"tflops": 1.0, "tflop/s": 1.0, "tflop/s/gpu": 1.0, "gflop/s": 1e-3, "pflop/s": 1e3},
+    "metric_mfu": {"%": 0.01},
+    "metric_peak_mem_gb": {"gb": 1.0, "mb": 1e-3, "b": 1e-9, "gib": 1.0, "mib": 2.0**-10},
+}  # fmt: skip
+"""Units that a measurement may have behind its number -> factor to that of the column (memory: GB or GiB)."""
+DELIMITERS: Final = ",;\t"
+_QUANTITY: Final = re.compile(r"([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*([a-z%\u00b5/ ]*)", re.IGNORECASE)
 _GROUPED: Final = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
+
+
+def _value(text: str) -> float:
+    """A number, with commas between groups of three digits or without; NaN for a text that is none."""
+    try:
+        return float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
+    except ValueError:
+        return math.nan
 
 
 @dataclass(slots=True)
@@ -51,14 +72,30 @@ class Row:
         text = self.text(name)
         if text.lower() in _BLANK:
             return None
-        try:
-            value = float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
-        except ValueError:
-            value = math.nan
+        value = _value(text)
         if not 0 < value <= LARGEST:  # false for NaN
             self.note(name)
             return None
         return value
+
+    def measured(self, name: str) -> tuple[float, str] | None:
+        """A positive measurement in the unit of its column, and the unit that stands behind it ("" without one).
+
+        >>> [Row(1, {"metric_step_time_s": t}).measured("metric_step_time_s") for t in ("1.67 s", "1670ms", "2", "-1")]
+        [(1.67, 's'), (1.67, 'ms'), (2.0, ''), None]
+        """
+        text = self.text(name)
+        found = _QUANTITY.fullmatch(text)
+        unit = re.sub(r"(?<=sec)s$|(?<=second)s$|\s", "", found[2].lower()) if found else ""
+        if not unit:
+            value = self.number(name)
+            return None if value is None else (value, "")
+        factor = UNITS.get(name, {}).get(unit, math.nan)
+        value = factor * _value(found[1]) if found else math.nan
+        if not 0 < value <= LARGEST:
+            self.note(name)
+            return None
+        return float(f"{value:.15g}"), unit
 
     def note(self, name: str) -> None:
         """Remembers that a cell cannot be read."""
@@ -96,18 +133,22 @@ class Row:
 def read_rows(path: str | Path) -> list[Row]:
     """All records of a CSV or CSV.gz file with the columns of measured training runs.
 
+    Commas, semicolons or tabs separate the cells, as in the first line; columns may have the names of
+    :data:`~steptime.study.measured.columns.OTHER_NAMES`.
+
     Raises:
         InputFileError: the file is missing, is no CSV, lacks a needed column, or has no rows.
     """
     where = str(path)
-    reader = csv.reader(io.StringIO(_text(Path(path))), strict=True)
+    text = _text(Path(path))
+    reader = csv.reader(io.StringIO(text), strict=True, delimiter=_delimiter(text))
     try:
         header = next(reader, None)
         if header is None:
             raise InputFileError(where, "is empty", hint=_columns_hint())
-        names = [name.strip() for name in header]
-        _check_columns(where, names)
-        rows = list(_records(reader, names))
+        named = own_names(header)
+        check_columns(where, [name for name, _ in named])
+        rows = list(_records(reader, named))
     except csv.Error as error:
         raise InputFileError(where, f"is no CSV: line {reader.line_num}: {error}") from error
     if not rows:
@@ -115,10 +156,29 @@ def read_rows(path: str | Path) -> list[Row]:
     return rows
 
 
-def _records(reader: Iterator[list[str]], names: list[str]) -> Iterator[Row]:
-    for line, cells in enumerate(reader, 1):
+def _delimiter(text: str) -> str:
+    """What separates the cells of the first line that is not empty, a comma unless another is more frequent there."""
+    line = next((line for line in io.StringIO(text) if line.strip()), "")
+    return max(DELIMITERS, key=line.count)
+
+
+def _records(reader: Any, named: list[tuple[str, str]]) -> Iterator[Row]:
+    """Rows with the line of the file on which each begins."""
+    before = reader.line_num
+    for cells in reader:
+        line, before = before + 1, reader.line_num
         if any(cell.strip() for cell in cells):
-            yield Row(line, dict(zip(names, cells, strict=False)))
+            yield Row(line, named_cells(named, cells))
+
+
+def named_cells(named: Sequence[tuple[str, str]], cells: Sequence[str]) -> dict[str, str]:
+    """Cells by own name of their column; bare numbers of a column with a unit of its own have it behind them.
+
+    >>> named_cells([("metric_step_time_s", "ms"), ("metric_mfu", "%")], ["1670", "45 %"])
+    {'metric_step_time_s': '1670 ms', 'metric_mfu': '45 %'}
+    """
+    pairs = zip(named, cells, strict=False)
+    return {name: f"{cell} {unit}" if unit and cell.strip()[-1:].isdigit() else cell for (name, unit), cell in pairs}
 
 
 def _text(path: Path) -> str:
@@ -147,7 +207,12 @@ def _text(path: Path) -> str:
     return text
 
 
-def _check_columns(where: str, names: list[str]) -> None:
+def check_columns(where: str, names: list[str]) -> None:
+    """Refuses a table without the columns of measured training runs.
+
+    Raises:
+        InputFileError: a needed column or any measurement is missing, or a column is there twice.
+    """
     missing = [name for name in NEEDED if name not in names]
     if missing:
         raise InputFileError(where, f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
@@ -160,4 +225,4 @@ def _check_columns(where: str, names: list[str]) -> None:
 
 
 def _columns_hint() -> str:
-    return f"needed: {', '.join(NEEDED)}, and one of {', '.join(METRICS)}"
+    return f"needed: {', '.join(NEEDED)}, and one of {', '.join(METRICS)}; steptime score --columns lists all"

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     BAD_NUMBER = "a number that is needed cannot be read"
     DEGREES_CONTRADICT = "the degrees do not multiply to the accelerators"
     BATCH_CONTRADICTS = "the batch does not divide among the replicas"
+    BAD_MEASUREMENT = "a measurement is no positive number with a known unit"
     NO_MEASUREMENT = "no time, rate or memory is given"
     INTERNAL = "not understood"
 
@@ -48,8 +49,10 @@ class Flag(StrEnum):
     BATCH_DERIVED = "global batch derived from micro-batch, replicas and accumulation"
     NODE_ASSUMED = "accelerators per node assumed"
     TIME_INCONSISTENT = "printed time and rate differ by more than 2 %"
+    TIME_UNITS = "printed time and rate differ a hundredfold or more: a wrong unit?"
     TIME_IMPLAUSIBLE = "faster than the peak of the accelerators"
     FLOPS_UNDEFINED = "time from a rate whose FLOPs are not defined"
+    MEMORY_UNREAD = "printed memory is no positive number with a known unit"
     MEMORY_ABOVE_DEVICE = "memory above that of the device"
     MEMORY_UNIT_ASSUMED = "GB or GiB not stated; GiB taken"
     OUTLIER = "marked as an outlier in the table"
@@ -60,11 +63,13 @@ class Flag(StrEnum):
 
 NO_CLAIM: Final = frozenset(
     {
-        Flag.ARCHITECTURE_GUESSED, Flag.TIME_INCONSISTENT, Flag.TIME_IMPLAUSIBLE, Flag.FLOPS_UNDEFINED, Flag.OUTLIER,
-        Flag.LOW_TRUST, Flag.FROM_MEMORY, Flag.DP_REDERIVED,
+        Flag.ARCHITECTURE_GUESSED, Flag.TIME_INCONSISTENT, Flag.TIME_UNITS, Flag.TIME_IMPLAUSIBLE, Flag.FLOPS_UNDEFINED,
+        Flag.OUTLIER, Flag.LOW_TRUST, Flag.FROM_MEMORY, Flag.DP_REDERIVED,
     }
 )  # fmt: skip
 """Flags of rows that are read and scored, but that no claim of accuracy should rest on."""
+DOUBTS: Final = NO_CLAIM | {Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD}
+"""Flags that a report lists: its reader can do something about them."""
 
 
 class RowProblem(Exception):
@@ -81,7 +86,7 @@ class Skipped:
     """A row that is not used."""
 
     line: int
-    """Record number in the file; the first after the header is 1."""
+    """Line of the file on which the row begins; in a Parquet file its number, from 1."""
     row_id: str
     source_key: str
     reason: Reason

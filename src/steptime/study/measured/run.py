@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from steptime.hardware.library import cluster_names, load_cluster
 from steptime.study.measured.architecture import Architecture, architecture
 from steptime.study.measured.canonical import (
     DtypeName,
@@ -23,6 +24,7 @@ from steptime.study.measured.canonical import (
 )
 from steptime.study.measured.degrees import Degrees, batch, degrees
 from steptime.study.measured.metrics import (
+    MEMORY,
     MeasuredMemory,
     MeasuredTime,
     Setting,
@@ -147,7 +149,7 @@ def run_of(row: Row) -> MeasuredRun:
     time = measured_time(row, setting, flags)
     memory = measured_memory(row, catalogue_device(device), flags)
     if time is None and memory is None:
-        raise _unmeasured(row)
+        raise _unmeasured(row, flags)
     shard = sharding(row.text("zero_stage_or_fsdp"))
     attention = attention_kernel(row.text("attention_impl"))
     _doubts(row, shard, recompute, attention, flags)
@@ -176,6 +178,8 @@ def _device(row: Row, flags: set[Flag]) -> str:
     if text.lower() in ("", "-", "n/a", "none", "unknown", "not stated", "nan"):
         raise RowProblem(Reason.NO_DEVICE)
     found = device_name(text)
+    if found.name is None and text.lower() in cluster_names():
+        return load_cluster(text.lower()).device.name
     if found.ambiguous:
         raise RowProblem(Reason.AMBIGUOUS_DEVICE, text)
     if found.name is None:
@@ -200,11 +204,9 @@ def _per_node(row: Row, gpus: int, flags: set[Flag]) -> int:
     return min(stated or 8, gpus)
 
 
-def _unmeasured(row: Row) -> RowProblem:
-    names = ("metric_step_time_s", "metric_tokens_per_s_per_gpu", "metric_tflops_per_gpu", "metric_mfu")
-    bad = [name for name in (*names, "metric_peak_mem_gb") if name in row.unread]
-    if bad:
-        return RowProblem(Reason.BAD_NUMBER, f"{bad[0]}: {row.text(bad[0])!r}")
+def _unmeasured(row: Row, flags: set[Flag]) -> RowProblem:
+    if Flag.MEMORY_UNREAD in flags:
+        return RowProblem(Reason.BAD_MEASUREMENT, f"{MEMORY}: {row.text(MEMORY)!r}")
     return RowProblem(Reason.NO_MEASUREMENT)
 
 
@@ -243,7 +245,7 @@ def _doubts(
     settings = {"zero_stage_or_fsdp": shard, "recompute": recompute, "attention_impl": attention}
     if any(value is None and row.text(name) for name, value in settings.items()):
         flags.add(Flag.TEXT_UNREAD)
-    if row.unread:
+    if set(row.unread) - {MEMORY}:
         flags.add(Flag.CELL_UNREAD)
     if re.match(r"mem\b", row.text("provenance"), re.IGNORECASE):
         flags.add(Flag.FROM_MEMORY)

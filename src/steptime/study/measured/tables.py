@@ -46,6 +46,23 @@ def framework_of(row: Row) -> str:
     return str(rules["source_key"].get(source, "generic"))
 
 
+def framework_called(text: str) -> str | None:
+    """The framework that has exactly that name, spelling or older name in the rules; None: no framework has.
+
+    >>> [framework_called(text) for text in ("NeMo", "Megatron-LM", "Megatron_DeepSpeed", "megatron", "megatrn")]
+    ['megatron-core', 'megatron-core', 'megatron-deepspeed', 'megatron', None]
+    """
+    rules, named = table("frameworks"), text.strip().lower()
+    if named in rules["today"]:
+        return str(rules["today"][named])
+    if named in _named_frameworks():
+        return named
+    for rule in rules["pattern"]:
+        if "framework" in rule["columns"] and "source_key" not in rule and re.fullmatch(rule["match"], named):
+            return str(rule["framework"])
+    return None
+
+
 def framework_default(framework: str, setting: str) -> dict[str, float]:
     """Choices of a setting and their weights where a row does not state it."""
     defaults = table("defaults")

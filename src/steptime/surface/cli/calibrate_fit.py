@@ -99,11 +99,11 @@ def _folder(out: Path) -> None:
 
 
 def _tables(kernels: Path | None, collectives: Path | None) -> tuple[Table | None, Table | None]:
-    from steptime.surface.scoring import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, read_measurements
+    from steptime.surface.score_tables import KERNEL_COLUMNS, read_collectives, read_measurements
 
     return (
         None if kernels is None else read_measurements(kernels, KERNEL_COLUMNS),
-        None if collectives is None else read_measurements(collectives, COLLECTIVE_COLUMNS),
+        None if collectives is None else read_collectives(collectives, {}),
     )
 
 

@@ -111,8 +111,8 @@ Recompute = Annotated[
     typer.Option(
         "--recompute",
         metavar="PARTS",
-        help="What backward recomputes: none (default), full, or parts joined by +: attention, norm, activation, "
-        "up_projection, mlp, experts.",
+        help="What backward recomputes: none (default), full, selective (attention), or parts joined by +: attention, "
+        "norm, activation, up_projection, mlp, experts.",
     ),
 ]
 RecomputeEvery = Annotated[

@@ -33,29 +33,54 @@ def command(
     unknown: Annotated[
         bool, typer.Option("--framework-unknown", help="Predict runs by the values common to all frameworks.")
     ] = False,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="Device of collectives, where the file does not say it.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", min=2, help="Devices of the group of a collective, likewise.")
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Devices of one node, likewise.")
+    ] = None,
+    collective: Annotated[
+        str | None, typer.Option("--collective", metavar="NAME", help="all_reduce, all_gather, ...: likewise.")
+    ] = None,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="List the columns and names that the tables may have.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write every row.")] = None,
     json: o.Json = False,
 ) -> None:
     """Predict every row of a table of measurements and report the errors.
 
-    Tables are CSV, CSV.gz or Parquet. Rows that cannot be predicted are counted by reason.
+    Tables are CSV, CSV.gz or Parquet; collectives also what nccl-tests prints. Rows that cannot be predicted are
+    counted by reason.
     """
+    if columns:
+        _columns(json)
+        return
     if sum(given is not None for given in (file, kernels, collectives)) != 1:
         raise UserError("score needs one table", hint="give one of FILE, --kernels FILE or --collectives FILE")
+    where = {"gpu": gpu, "n_gpus": gpus, "gpus_per_node": per_node, "collective": collective}
+    given = {name: value for name, value in where.items() if value is not None}
+    if given and collectives is None:
+        raise UserError("--gpu, --gpus, --gpus-per-node and --collective are for collectives alone",
+                        hint="give --collectives FILE")  # fmt: skip
     if file is not None:
         _runs(file, leave_out, unknown, out, json)
         return
-    for name, given in (("--leave-out", leave_out), ("--framework-unknown", unknown or None)):
-        if given is not None:
+    for name, value in (("--leave-out", leave_out), ("--framework-unknown", unknown or None)):
+        if value is not None:
             raise UserError(f"{name} is for training runs alone", hint="give FILE")
     from steptime.surface import scoring
 
     if out is not None:
         scoring.check_out(out)
-    result = scoring.score_kernels(kernels) if kernels is not None else scoring.score_collectives(str(collectives))
+    known = kernels is None
+    result = scoring.score_collectives(str(collectives), given) if known else scoring.score_kernels(str(kernels))
     if out is not None:
         scoring.write_residuals(result, out)
-    _report(result.score.to_json(), json)
+    _report(result.to_json(), json)
 
 
 def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
@@ -69,6 +94,17 @@ def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_
     if out is not None:
         measured_scoring.write_rows(result, out)
     _report(result.to_json(), as_json, runs=True)
+
+
+def _columns(as_json: bool) -> None:
+    from steptime.surface.report.score_columns import columns_document, print_columns
+
+    if as_json:
+        from steptime.surface.cli.output import document, print_json
+
+        print_json(document(**columns_document()))
+    else:
+        print_columns()
 
 
 def _report(score: dict[str, Any], as_json: bool, *, runs: bool = False) -> None:

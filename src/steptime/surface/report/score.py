@@ -25,6 +25,8 @@ def print_score(score: Mapping[str, Any]) -> None:
     screen.print(f"{score['scored']} of {score['rows']} rows scored")
     for reason, number in sorted(score["skipped"].items(), key=lambda item: (-item[1], item[0])):
         indented(screen, f"{number} skipped: {reason}", by=2)
+        if reason in score.get("hints", {}):
+            indented(screen, printable(score["hints"][reason]), by=6)
     if not score["scored"]:
         return
     heading(screen, "Errors of predicted against measured time")

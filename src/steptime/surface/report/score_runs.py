@@ -42,6 +42,10 @@ def _counts(screen: Console, score: Mapping[str, Any]) -> None:
     for reason, number in score["skipped"].items():
         indented(screen, f"{number} skipped: {reason}", by=2)
     screen.print(printable(f"Predicted by {score['predicted_by']}, framework {score['framework']}."), soft_wrap=True)
+    if score.get("note"):
+        screen.print(printable(score["note"][:1].upper() + score["note"][1:]), soft_wrap=True)
+    for doubt, number in score.get("doubts", {}).items():
+        indented(screen, f"{number} doubtful: {doubt}", by=2)
     seen, rows = score["seen_by_the_fit"], score["time"]["rows"]
     if not rows or score["predicted_by"] != "frameworks in use":
         return

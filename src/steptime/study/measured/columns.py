@@ -1,0 +1,81 @@
+"""Names of the columns of measured training runs: their own, those of the command line and of its JSON, the usual."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "row_id": ("id", "run", "run_id"),
+    "model": ("model_name",),
+    "n_params": ("parameters", "num_parameters", "params"),
+    "layers": ("num_layers", "num_hidden_layers", "n_layers"),
+    "hidden": ("hidden_size", "d_model", "n_embd"),
+    "ffn_hidden": ("ffn_hidden_size", "intermediate_size"),
+    "heads": ("num_heads", "num_attention_heads", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_query_groups", "n_kv_heads"),
+    "vocab": ("vocab_size",),
+    "seq_len": ("seq", "seq_length", "sequence_length", "context_length", "max_seq_len"),
+    "moe_experts": ("experts", "num_experts"),
+    "moe_topk": ("experts_per_token", "topk", "top_k", "num_experts_per_tok"),
+    "gpu": ("device", "accelerator", "gpu_type", "gpu_name", "cluster"),
+    "n_gpus": ("gpus", "num_gpus", "world_size", "devices"),
+    "gpus_per_node": ("devices_per_node", "nproc_per_node"),
+    "dtype": ("precision",),
+    "global_batch_sequences": ("global_batch", "global_batch_size", "gbs"),
+    "micro_batch": ("micro_batch_size", "mbs"),
+    "tp": ("tensor_parallel", "tensor_model_parallel_size"),
+    "pp": ("pipeline_parallel", "pipeline_model_parallel_size"),
+    "cp": ("context_parallel", "context_parallel_size"),
+    "ep": ("expert_parallel", "expert_model_parallel_size"),
+    "dp": ("data_parallel",),
+    "vpp": ("virtual_pipeline", "interleave"),
+    "zero_stage_or_fsdp": ("zero", "zero_stage", "fsdp", "sharding"),
+    "sequence_parallel": ("sp",),
+    "recompute": ("activation_checkpointing", "recomputation", "recompute_granularity"),
+    "attention_impl": ("attention",),
+    "framework": ("software",),
+    "metric_step_time_s": ("step_time_s", "step_time", "iteration_time_s", "iteration_time", "time_per_step_s"),
+    "metric_tokens_per_s_per_gpu": ("tokens_per_s_per_gpu", "tokens_per_second_per_gpu", "tokens_s_gpu"),
+    "metric_tflops_per_gpu": ("tflops_per_gpu", "tflops", "tflop_s_per_gpu", "tflop_s_gpu"),
+    "metric_mfu": ("mfu",),
+    "metric_peak_mem_gb": ("peak_mem_gb", "peak_memory_gb", "peak_memory", "memory_gb"),
+}
+"""Column -> other names that it may have; its own name wins, then the first of these."""
+SCALED: Final[Mapping[str, tuple[str, str]]] = {
+    "step_time_ms": ("metric_step_time_s", "ms"), "iteration_time_ms": ("metric_step_time_s", "ms"),
+    "peak_memory_bytes": ("metric_peak_mem_gb", "B"), "peak_mem_gib": ("metric_peak_mem_gb", "GiB"),
+    "peak_memory_gib": ("metric_peak_mem_gb", "GiB"), "mfu_percent": ("metric_mfu", "%"),
+}  # fmt: skip
+"""Name of a column with a unit of its own -> column, and the unit of its cells."""
+
+
+def name_key(name: str) -> str:
+    """A name of a column without case, and with ``_`` for all that joins its words.
+
+    >>> name_key(" Step time (s)"), name_key("Tokens/s/GPU"), name_key("metric_mfu")
+    ('step_time_s', 'tokens_s_gpu', 'metric_mfu')
+    """
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
+
+
+def own_names(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Own name of each column of a file and the unit of its cells; a column that is taken already keeps its name.
+
+    >>> own_names(["Model", "cluster", "gpus", "step_time_ms", "mine"])
+    [('model', ''), ('gpu', ''), ('n_gpus', ''), ('metric_step_time_s', 'ms'), ('mine', '')]
+    """
+    keys = [name_key(name) for name in names]
+    wanted = {other: (own, rank) for own, others in OTHER_NAMES.items() for rank, other in enumerate((own, *others))}
+    wanted |= {other: (own, 100 + rank) for rank, (other, (own, _)) in enumerate(SCALED.items())}
+    best: dict[str, int] = {}
+    for key in keys:
+        own, rank = wanted.get(key, (key, 0))
+        best[own] = min(rank, best.get(own, rank))
+    out = []
+    for name, key in zip(names, keys, strict=True):
+        own, rank = wanted.get(key, (name.strip(), 0))
+        chosen = own if best.get(own, rank) == rank else name.strip()
+        out.append((chosen, SCALED[key][1] if key in SCALED and chosen == own else ""))
+    return out
