@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_api import Run
 
+from steptime.hardware import Kind, load_cluster, load_device
 from steptime.hardware.profiles import read_profile
 from steptime.surface.cli import calibrate_fit
 from steptime.surface.cli.main import EXIT_INTERRUPTED, EXIT_USER
@@ -162,6 +163,68 @@ def test_mesh_refuses(run: Run, tmp_path: Path, rows: list[str], message: str) -
     done = run("calibrate", "mesh", links(tmp_path / "l.csv", rows))
     assert (done.exit_code, done.stdout) == (EXIT_USER, "")
     assert message in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+
+
+def test_a_mesh_becomes_a_cluster_of_other_commands(run: Run, tmp_path: Path) -> None:
+    """Round trip: sizes, bandwidths and latencies of the axes come back as levels, and an estimate takes the file."""
+    csv, out = links(tmp_path / "l.csv", pairs(range(16))), tmp_path / "c.toml"
+    options = ("--out", str(out), "--device", "h100-sxm")
+    done = run("calibrate", "mesh", csv, *options)
+    assert done.exit_code == 0, done.stderr
+    assert f"--cluster {out}" in " ".join(done.stdout.split())
+    cluster = load_cluster(out)
+    assert cluster.device == load_device("h100-sxm")
+    axes = json.loads(run("calibrate", "mesh", csv, *options, "--json").stdout)["mesh"]["axes"]
+    assert [level.devices for level in cluster.levels] == [4, 16]
+    assert [level.rank_Bps for level in cluster.levels] == pytest.approx([axis["Bps"] for axis in axes], rel=1e-5)
+    assert [level.latency_s for level in cluster.levels] == pytest.approx([a["latency_s"] for a in axes], rel=1e-5)
+    assert cluster.levels[0].rank_Bps == pytest.approx(1e11, rel=0.1)
+    assert {cluster.levels[1].sources[name].kind for name in ("link_Bps", "latency_s")} == {Kind.MEASURED}
+    estimated = run("estimate", "gpt2", "--cluster", str(out), "--gpus", "16", "--global-batch", "16", "--json")
+    assert estimated.exit_code == 0, estimated.stderr
+    assert json.loads(estimated.stdout)["provenance"]["cluster"] == "c"
+
+
+def test_the_cluster_file_of_a_mesh_finds_its_device_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    Path("chip.toml").write_text('base = "h100-sxm"\nmemory = "1 TB"\n')
+    done = run("calibrate", "mesh", links(tmp_path / "l.csv", pairs(range(8))), "--out", "out/c.toml",
+               "--device", "chip.toml")  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    assert load_cluster("out/c.toml").device.memory_bytes == 1e12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "c.toml"), "--device: missing"),
+        (("--device", "h100-sxm"), "--out: missing"),
+        (("--out", "c.toml", "--device", "h1oo-sxm"), "did you mean h100-sxm"),
+        (("--out", "c", "--device", "h100-sxm"), "for example c.toml"),
+        (("--out", "mine.toml", "--device", "h100-sxm"), "not written by a calibration"),
+        (("--out", "none/c.toml", "--device", "h100-sxm"), "cannot be written"),
+    ],
+)
+def test_mesh_writes_nothing_when(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("# my own\n")
+    done = run("calibrate", "mesh", links(tmp_path / "l.csv", pairs(range(8))), *options)
+    assert (done.exit_code, done.stdout) == (EXIT_USER, "")
+    assert message in " ".join(done.stderr.split())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["l.csv", "mine.toml"]
+
+
+def test_a_mesh_without_bandwidths_makes_no_cluster(run: Run, tmp_path: Path) -> None:
+    small = [row for row in pairs(range(8)) if ",8," in row]
+    done = run("calibrate", "mesh", links(tmp_path / "l.csv", small), "--out", str(tmp_path / "c.toml"),
+               "--device", "h100-sxm")  # fmt: skip
+    assert done.exit_code == EXIT_USER and "the bandwidth of axis 0 is unknown" in " ".join(done.stderr.split())
+    assert not (tmp_path / "c.toml").exists()
 
 
 def test_mesh_names_a_file_that_is_not_there(run: Run) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_api import FakeApi, Run, make_estimate, make_plan_result
+from fake_api import GIB, PLAN, FakeApi, Run, make_estimate, make_plan_result
 
 from steptime import __version__
+from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.surface.cli import progress
 from steptime.surface.cli.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, guarded
 from steptime.terms import Terms
@@ -41,6 +42,23 @@ def test_help_lists_every_command(run: Run) -> None:
 def test_version(run: Run) -> None:
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"steptime {__version__}\n")
+
+
+def test_help_and_pages_name_every_part_that_recompute_takes(run: Run) -> None:
+    shown = " ".join(run("estimate", "--help").stdout.split())
+    words = shown[shown.index("What backward recomputes") : shown.index("--recompute-every")]
+    page = (Path(__file__).parents[2] / "docs/estimate.md").read_text()
+    for part in RECOMPUTE_CODES:
+        assert part in words and f"`{part}`" in page, part
+
+
+def test_the_package_runs_as_a_module() -> None:
+    words = [sys.executable, "-m", "steptime"]
+    shown = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == f"steptime {__version__}\n"
+    usage = subprocess.run([*words, "devices", "--help"], capture_output=True, text=True, check=True)
+    assert usage.stdout.startswith("Usage: steptime devices")
+    assert subprocess.run([*words, "devices", "h1oo"], capture_output=True, check=False).returncode == EXIT_USER
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -273,6 +291,54 @@ def test_progress_is_for_terminals_and_long_work(
     with progress.Progress("plans") as bar:
         bar(1, 2)
     assert bool(stream.getvalue()) == drawn
+
+
+def test_notes_stand_in_both_reports(run: Run, api: FakeApi) -> None:
+    api.estimate_result = make_estimate(notes=("1 was taken",))
+    assert "\nnote: 1 was taken\n" in run("estimate", "toy", *JOB).stdout
+    assert parsed(run("estimate", "toy", *JOB, "--json").stdout)["notes"] == ["1 was taken"]
+    api.plan_result = make_plan_result(plans=(make_estimate(notes=("128 are charged",)),))
+    assert "\nnote: 128 are charged\n" in run("plan", "toy", *JOB).stdout
+
+
+def risky(**changes: Any) -> Any:
+    memory = {"allocated": 60 * GIB, "reserved": 70 * GIB, "device": 81 * GIB}
+    return make_estimate(**{"memory_by_definition": memory, "oom_probability": 0.81, **changes})
+
+
+def test_estimate_prints_the_chance_of_running_out(run: Run, api: FakeApi) -> None:
+    assert "P(oom)" not in run("estimate", "toy", *JOB).stdout  # a reproduced paper has no such chance
+    api.estimate_result = risky(oom_probability=0.5)
+    text = run("estimate", "toy", *JOB).stdout
+    assert "P(oom)          50.0 % to run out (81 GiB" in text and "warning" not in text
+    api.estimate_result = risky()
+    text = " ".join(run("estimate", "toy", *JOB).stdout.split())
+    assert "likely runs out of memory on real devices (81.0 %)" in text
+    assert "need 21 GiB more than live tensors; try --recompute full" in text
+    assert "--zero 3" not in text and "--micro-batch" not in text  # pp 64, micro-batch 1
+    api.estimate_result = risky(feasible=False, reasons=("memory",))
+    assert "warning" not in run("estimate", "toy", *JOB).stdout
+
+
+def test_warnings_name_what_the_plan_has_not_yet(run: Run, api: FakeApi) -> None:
+    full = {**PLAN, "pp": 1, "dp": 256, "zero": 1, "recompute": "full", "micro_batch": 4}
+    api.estimate_result = risky(plan=full)
+    text = " ".join(run("estimate", "toy", *JOB).stdout.split())
+    assert "try --zero 3 or --micro-batch 2" in text
+    api.estimate_result = risky(plan={**full, "zero": 3, "micro_batch": 1})
+    assert "try more ranks of tp or pp" in " ".join(run("estimate", "toy", *JOB).stdout.split())
+
+
+def test_plan_has_a_column_of_the_chance_and_warns_about_its_first(run: Run, api: FakeApi) -> None:
+    assert "P(oom)" not in run("plan", "toy", *JOB).stdout
+    plan = {**PLAN, "micro_batch": 8}
+    api.plan_result = make_plan_result(plans=(risky(plan=plan), risky(), risky(oom_probability=0.25)))
+    text = run("plan", "toy", *JOB).stdout
+    assert "P(oom)" in text and "81.0 %" in text and "25.0 %" in text
+    words = " ".join(text.split())
+    assert "try --fix recompute=full or --limit 'micro_batch<=4'; plan 3 is the fastest shown that likely" in words
+    api.plan_result = make_plan_result(plans=(risky(oom_probability=0.25), risky()))
+    assert "warning" not in run("plan", "toy", *JOB).stdout
 
 
 @pytest.mark.parametrize("columns", ["20", "40", "200"])

@@ -333,3 +333,13 @@ def test_wrong_files_are_named(run: Run, files: Path, name: str) -> None:
         assert len(result.stderr.splitlines()) <= 12
         assert "Traceback" not in result.stderr
         assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("columns", "last"), [(40, "matrix"), (80, "dp"), (140, "gradients")])
+def test_names_of_frameworks_stay_whole_at_any_width(columns: int, last: str) -> None:
+    lines = wide(columns, "frameworks")
+    assert max(map(len, lines)) <= columns
+    assert lines[0].split()[0] == "framework" and lines[0].endswith(last)
+    names = [line.split()[0] for line in lines[1 : lines.index("")]]
+    assert {"megatron-core", "megatron-deepspeed-2021", "generic"} <= set(names) == set(framework_names())
+    assert (f"not shown at {columns} columns: " in " ".join(lines)) == (last != "gradients")

@@ -69,6 +69,12 @@ def test_json_is_what_the_api_returns(run: Run) -> None:
     assert json.loads(done.stdout) == json.loads(json.dumps(plain(fit("gpt2", "rtx-4090", batch=32).to_json())))
 
 
+def test_a_cluster_stands_for_its_device(run: Run) -> None:
+    made = [run("fit", "gpt2", "--device", name, "--batch", "8", "--json") for name in ("h100-sxm", "dgx-h100")]
+    assert made[1].exit_code == 0, made[1].stderr
+    assert json.loads(made[1].stdout)["device"] == json.loads(made[0].stdout)["device"]
+
+
 def test_the_report_walks_the_guide(run: Run) -> None:
     done = run("fit", "llama3-8b", "--device", "h100-sxm", "--batch", "8")
     assert done.exit_code == 0, done.stderr

@@ -93,6 +93,16 @@ def test_json_is_the_whole_of_stdout_and_adds_up(run: Run, file: Path) -> None:
     assert found["coverage"]["known_share_of_bytes"] == 1.0
 
 
+def test_a_cluster_stands_for_its_device(run: Run, file: Path) -> None:
+    """``steptime calibrate machine`` writes a cluster file."""
+    own = file.with_name("own.toml")
+    own.write_text('device = "h100-sxm"\n[levels.local]\nlink = "nvlink4"\n')
+    made = [run("profile", f"{file}:bare", "--device", name, "--input", "32x64", "--inference", "--json")
+            for name in ("h100-sxm", "dgx-h100", str(own))]  # fmt: skip
+    assert [done.exit_code for done in made] == [0, 0, 0], made[-1].output
+    assert made[0].stdout == made[1].stdout == made[2].stdout
+
+
 def test_the_report_names_what_makes_the_peak(run: Run, file: Path) -> None:
     result = run("profile", f"{file}:with_loss", "--device", "a100-sxm-80gb")
     assert result.exit_code == 0, result.output

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from engine_cases import close, stacked  # noqa: E402
+from engine_cases import HARSH, close, stacked  # noqa: E402
 
 from captured_modules import captured  # noqa: E402
+from explained_terms import differing, explained  # noqa: E402
 from steptime.estimate.evaluate import evaluate  # noqa: E402
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
@@ -86,6 +87,15 @@ def test_one_plan_is_a_block_of_one(name):
         alone = evaluate(CAPTURED, strategy, setting.job, setting.machine, one)
         assert close(float(alone.step_time_s), float(np.broadcast_to(together.step_time_s, len(plans))[n]))
         assert close(float(alone.peak_bytes), float(np.broadcast_to(together.peak_bytes, len(plans))[n]))
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "mlp"])
+def test_every_term_is_what_its_record_says(name):
+    setting = setting_of(name, 8, 16)
+    job = replace(setting.job, framework=HARSH, overlap=frozenset({"dp", "pp"}))
+    for plans in every_plan(setting)[::5]:
+        e = evaluate(CAPTURED, CAPTURED.strategies["1d"], job, setting.machine, plans)
+        assert differing(explained(e)) == []
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

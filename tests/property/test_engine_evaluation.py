@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.estimate.step import Step
+from steptime.estimate.step import DataParallel, Step
 from steptime.estimate.terms_of import (
     exposed_terms,
     fullest_stage,
@@ -26,7 +26,8 @@ from steptime.plan.legality import broken_rules
 
 RATES = ("matrix_flops_per_s", "attention_flops_per_s", "vector_flops_per_s", "memory_Bps", "fast_Bps")
 LATENCIES = ("kernel_latency_s", "fast_latency_s", "slow_latency_s")
-STEP = [field.name for field in fields(Step) if field.name != "stage"]
+STEP = [field.name for field in fields(Step) if field.name not in ("stage", "data")]
+DATA = [name for name in DataParallel._fields if name not in ("backward", "forward")]
 
 
 @ENGINE
@@ -38,9 +39,13 @@ def test_a_block_of_plans_is_its_plans_one_by_one(data):
     low, high = (np.broadcast_to(bound, len(plans)) for bound in bracket_s(block))
     for i, one in enumerate(plans):
         alone = case.evaluate(one)
-        for name in (*STEP, "total_s"):
-            value = np.broadcast_to(getattr(block.step, name), len(plans))[i]
-            assert close(float(value), float(getattr(alone.step, name))), name
+        for many, single, names in (
+            (block.step, alone.step, (*STEP, "total_s")),
+            (block.step.data, alone.step.data, DATA),
+        ):
+            for name in names:
+                value = np.broadcast_to(getattr(many, name), len(plans))[i]
+                assert close(float(value), float(getattr(single, name))), name
         assert close(float(np.broadcast_to(block.peak_bytes, len(plans))[i]), float(alone.peak_bytes))
         own = bracket_s(alone)
         assert close(float(low[i]), float(own[0])) and close(float(high[i]), float(own[1]))

@@ -25,7 +25,7 @@ from steptime.calibrate.machine.work import Task
 from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import InputFileError, UserError
-from steptime.hardware import load_cluster
+from steptime.hardware import device_within, load_cluster
 from steptime.store import Journal, read_journal
 from steptime.surface.cli.calibrate_machine import Device, machine
 
@@ -154,6 +154,7 @@ def test_profile_is_a_cluster_of_every_command(tmp_path: Path) -> None:
     cluster_file.write(path, fitted)
     cluster = load_cluster(path)
     device = cluster.device
+    assert device_within(path) == device, "of commands that want one device too"
     assert device.matrix_flops_per_s["fp32"] * device.matrix_efficiency == pytest.approx(9e10, rel=0.2)
     assert device.memory_Bps * device.memory_efficiency == pytest.approx(4e10, rel=0.1)
     assert device.memory_bytes == pytest.approx(4e9)
@@ -170,6 +171,17 @@ def test_profile_is_a_cluster_of_every_command(tmp_path: Path) -> None:
     assert predictor.seconds(unseen) == pytest.approx(seconds_of(unseen), rel=0.1)
     with pytest.raises(UserError, match="no curve for matmul in fp8"):
         predictor.seconds(replace(unseen, dtype="fp8"))
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "vendor"),
+    [("cpu", "2.13.0", "unknown"), ("cuda", "2.13.0+cu130", "NVIDIA"), ("cuda", "2.13.0+rocm7.0", "unknown")],
+)
+def test_a_measured_gpu_says_whose_kernels_it_runs(tmp_path: Path, device: str, torch: str, vendor: str) -> None:
+    """A capture for it has the kernels and the allocator of CUDA only if the vendor is known."""
+    host = replace(HOST, device=device, torch=torch)
+    cluster_file.write(tmp_path / "m.toml", profile.fit(host, measured(TODO), [], None, "2026-01-01"))
+    assert device_within(tmp_path / "m.toml").vendor == vendor
 
 
 def test_two_nodes_give_two_levels() -> None:

@@ -120,7 +120,9 @@ def test_how_a_term_came_about_is_made_for_those_who_ask(monkeypatch: pytest.Mon
     assert asked and replace(whole, details=()) == short
     details = details_of(lines_of(e))
     assert details == whole.details[: len(details)]
-    assert all(isinstance(value, float) for detail in details for value in detail.arguments.values())
+    calls = [call for detail in details for call in detail.calls]
+    given = {name: value for call in calls for name, value in (*call.arguments.items(), *call.factors.items())}
+    assert {name for name, value in given.items() if not isinstance(value, float)} == {"kind", "fabric"}
 
 
 def test_constants_of_a_job_are_collected_once() -> None:

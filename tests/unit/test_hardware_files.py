@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
-from steptime.hardware import Kind, cluster_names, device_names, load_cluster, load_device
+from steptime.hardware import Kind, cluster_names, device_names, device_within, load_cluster, load_device
 from steptime.hardware.load import MAX_BYTES
 
 DEVICE = """
@@ -120,6 +120,19 @@ def test_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_cluster("RIG").device.name == "mine"
     write(tmp_path, DEVICE.replace("48 GB", "7 GB"), "lab/devices/mine.toml")
     assert load_device("mine").memory_bytes == 7e9, "$STEPTIME_PATH goes before the user's folder"
+
+
+def test_the_device_of_a_cluster(tmp_path: Path) -> None:
+    """By name, alias and file; a device stays what it is, and a wrong name gets the nearest devices."""
+    assert device_within("dgx-h100") == device_within("h100") == load_device("h100-sxm")
+    file = write(tmp_path, 'base = "dgx-h100"\n[device]\nmemory = "1 TB"\n')
+    assert device_within(file) == load_cluster(file).device and device_within(file).memory_bytes == 1e12
+    assert device_within(write(tmp_path, CLUSTER, "levels.toml")) == load_device("h100-sxm")
+    assert device_within(write(tmp_path, DEVICE, "chip.toml")).name == "chip"
+    with pytest.raises(UnknownNameError, match="did you mean h100-sxm"):
+        device_within("h1oo-sxm")
+    with pytest.raises(InputFileError, match="no such file"):
+        device_within(tmp_path / "absent.toml")
 
 
 def test_device_file_as_cluster(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from steptime.estimate.memory_definitions import memory_by_definition
 from steptime.study.data_root import require_data
 from steptime.study.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
 from steptime.study.measured.candidates import _expert_ranks, _recomputes
-from steptime.study.measured.engine import settings_of, tensor_factor_of
+from steptime.study.measured.engine import factors_of, settings_of
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.read import Row, read_rows
 from steptime.study.measured.setting import RECOMPUTE, fed_length, unhidden
@@ -118,8 +118,8 @@ def test_a_run_that_says_it_hides_nothing():
     plain = one(recompute="none", framework="NeMo")
     stated = replace(plain, notes="8 layers; no TP/DP overlap; x")
     assert unhidden(plain) == frozenset() and unhidden(stated) == {"tp", "dp"}
-    assert tensor_factor_of(plain) == 1.0 and tensor_factor_of(stated) == pytest.approx(1 / 0.6)
-    assert tensor_factor_of(replace(stated, framework="megatron")) == 1.0
+    shown = [factors_of(run, "fused")["tensor"] for run in (plain, stated, replace(stated, framework="megatron"))]
+    assert shown == pytest.approx([1.0, 1 / 0.6, 1.0])
     assert "dp" in settings_of(plain)[0].job.overlap and "dp" not in settings_of(stated)[0].job.overlap
     (one_sample, other) = (Sample.of(0, 1.0, settings_of(plain)[0].evaluate(), tensor=t) for t in (1.0, 2.0))
     links = [s.works["layer"]["forward"].links_s["tp"] for s in (one_sample, other)]
@@ -199,8 +199,10 @@ def test_models_with_experts_recompute_modules():
 
 def test_degrees_that_are_not_stated():
     found = candidates(one("quiet"))
-    assert len({c.degrees for c in found}) > 1 and all(c.fits for c in found)
-    assert all(c.degrees.tp * c.degrees.pp * c.shard_ranks >= 16 for c in found), "70B needs 16 or more shards"
+    assert len({c.degrees for c in found}) > 1
+    fitting = [c for c in found if c.fits]
+    assert sum(c.weight for c in fitting) > 0.7
+    assert all(c.degrees.tp * c.degrees.pp * c.shard_ranks >= 16 for c in fitting), "70B needs 16 or more shards"
     sharded = candidates(one("quiet", framework="torchtitan"))
     assert {(c.degrees.tp, c.degrees.pp, c.degrees.dp, c.zero) for c in sharded} == {(1, 1, 64, 3)}
 

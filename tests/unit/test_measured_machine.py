@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from explained_terms import differing, explained
 from steptime.cost.regression import half_size_matmul_s, linear_s, streaming_s
 from steptime.errors import UserError
 from steptime.estimate.communication import collective_call, collective_time_s, message_time_s
+from steptime.estimate.evaluate import evaluate
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, curve_constants, machine_of
 from steptime.estimate.measured import FORMULAS, RAN
@@ -20,8 +22,10 @@ from steptime.hardware import Cluster, load_cluster
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import profile_toml
 from steptime.plan import rows
-from steptime.plan.job import PRECISIONS
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
+from steptime.surface.models import load_model
 
 PRODUCT = {"latency_s": 1e-6, "flops_per_s": 1e11, "m_half": 8.0, "n_half": 4.0, "k_half": 2.0}
 STREAM = {
@@ -153,8 +157,8 @@ def test_an_explanation_names_the_curve(cluster: Cluster) -> None:
     mine = machine(cluster)
     call = collective_call("all_reduce", Plans(tp=4, in_tp=4), mine, ("tp",), 8e6)
     assert (call.function, call.basis) == ("regression.linear_s", "measured all_reduce of 4 ranks (median error 5.0 %)")
-    function = FORMULAS["linear"]
-    assert function(call.arguments) == collective_time_s("all_reduce", Plans(tp=4, in_tp=4), mine, ("tp",), 8e6)
+    function = FORMULAS["linear"].function
+    assert function(**call.arguments) == collective_time_s("all_reduce", Plans(tp=4, in_tp=4), mine, ("tp",), 8e6)
     names = {constant.name for constant in curve_constants(mine)}
     assert "linear/all_reduce/local4.median_error" in names
     assert any("half_size_matmul/matmul" in name for name in names)
@@ -183,3 +187,12 @@ def test_a_curve_without_a_coefficient_is_named(cluster: Cluster) -> None:
 
 def test_every_operator_that_has_a_curve_is_one_of_a_table() -> None:
     assert set(RAN) < set(OPERATORS)
+
+
+@pytest.mark.parametrize("plans", [Plans(tp=4, in_tp=4, dp=2), Plans(tp=2, in_tp=2, dp=4, in_dp=2, zero=2)])
+def test_every_term_is_what_its_record_says(cluster: Cluster, plans: Plans) -> None:
+    job = Job(model=load_model("gpt2-xl"), gpus=8, global_batch=16, seq_len=1024, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"], attention="unfused")  # fmt: skip
+    details = explained(evaluate(CORRECTED, CORRECTED.strategies["1d"], job, machine(cluster, "bf16"), plans))
+    assert differing(details) == []
+    assert {"regression.linear_s", "regression.streaming_s"} <= {detail.function for detail in details}

@@ -88,6 +88,12 @@ def test_square_matrices(tmp_path: Path, text: str, unit: str | None) -> None:
     assert values[[0, 0, 1], [1, 2, 2]] == pytest.approx([1e-6, 2e-6, 2e-6])
 
 
+@pytest.mark.parametrize(("corner", "unit"), [("us", None), ("", "us")])
+def test_devices_of_a_matrix_may_be_called_as_columns_are(tmp_path: Path, corner: str, unit: str | None) -> None:
+    path = write(tmp_path, f"{corner},bw_1,bw_2\nbw_1,0,2\nbw_2,2,0\n")
+    assert read_links(path, unit).names == ("bw_1", "bw_2")
+
+
 def test_an_empty_cell_of_a_matrix_was_not_measured(tmp_path: Path) -> None:
     links = read_links(write(tmp_path, "GB/s,a,b,c\na,0,,40\nb,-,0,40\nc,40,40,0\n"))
     assert np.isnan(links.quantities[0].values[0, 1])
@@ -115,6 +121,15 @@ BAD = {
     "strange unit": ("src,dst,latency_parsec\na,b,2\n", "line 1, column 'latency_parsec': 'parsec' is no unit"),
     "no bytes": ("source,target,seconds\na,b,1\n", "line 1, column 'seconds': needs a column 'bytes'"),
     "no target": ("source,bytes,seconds\na,8,1\n", "line 1: the header lacks a column 'target'"),
+    "titles of another tool": (
+        "rank_a,rank_b,msg_size,time(us),algbw(GB/s)\n0,1,8,2,1\n",
+        "line 1: the header lacks a column 'source' and 'target'; 'rank_a', 'rank_b', 'msg_size', "
+        "'algbw\\(GB/s\\)' are unknown",
+    ),
+    "the titles there are": ("src,peer,bytes,seconds\n0,1,8,2\n", "target or dst or dest or destination or to"),
+    "one title is unknown": ("src,peer,bytes,seconds\n0,1,8,2\n", "lacks a column 'target'; 'peer' is unknown"),
+    "no title is known": ("a,b,c,d\n0,1,8,2\n", "a file of pairs has a header with source and target"),
+    "unknown measure": ("source,target,algbw_GB/s\na,b,8\n", "bandwidth; 'algbw_GB/s' is unknown"),
     "no measure": ("source,target,bytes\na,b,8\n", "line 1: the header has no column with a time"),
     "column twice": ("source,src,target,bytes,seconds\na,a,b,8,1\n", "column 'src': is a second column for source"),
     "empty": ("", "is empty"),

@@ -8,7 +8,7 @@ from steptime.num import Num, maximum
 def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
     r"""Exposed part of one collective per layer, each running behind the computation of the next layer.
 
-    $$t = T + (L - 1) \max(T - t_\mathrm{layer},\ 0)$$
+    $$t = T + \max(L - 1,\ 0) \max(T - t_\mathrm{layer},\ 0)$$
 
     where $T$ = `one_layer_s` is one layer's collective, $L$ = `layers` on the device and $t_\mathrm{layer}$ =
     `behind_s` the time of one layer of one micro-batch that can hide it. One layer's collective has nothing to
@@ -19,7 +19,7 @@ def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
     >>> exposed_layerwise_s(3.0, 5, 2.0)
     7.0
     """
-    return one_layer_s + (layers - 1) * maximum(one_layer_s - behind_s, 0.0)
+    return one_layer_s + maximum(layers - 1, 0) * maximum(one_layer_s - behind_s, 0.0)
 
 
 def partly_hidden_s(hidden_s: Num, shown_s: Num, share: Num) -> Num:

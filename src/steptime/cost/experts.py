@@ -68,6 +68,22 @@ def moved_bytes(read_bytes: Num, written_bytes: Num) -> Num:
     return read_bytes + written_bytes
 
 
+def greatest_imbalance(choices: Num, ranks: Num, experts: Num) -> Num:
+    r"""Most tokens that one rank of experts can get, over the mean.
+
+    $$b = \frac{e \min(k, E/e)}{k}$$
+
+    where each token chooses $k$ = `choices` of $E$ = `experts`, which $e$ = `ranks` share: at most $\min(k, E/e)$ of
+    a token's choices are on one rank, and $k/e$ in the mean.
+
+    Source: definition.
+
+    >>> greatest_imbalance(2, 8, 8), greatest_imbalance(2, 1, 8)
+    (4.0, 1.0)
+    """
+    return ranks * minimum(choices, experts / ranks) / choices
+
+
 def once_share(choices: Num, ranks: Num, inside: Num) -> Num:
     r"""Share of the copies of a token that cross the slowest links where each place gets one copy and spreads it.
 

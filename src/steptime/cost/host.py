@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.num import Num, where
+from steptime.num import Num, maximum, where
 
 SHARPNESS = 8
 """Exponent of the soft maximum: within 9 % of the larger where both are equal."""
@@ -26,6 +26,22 @@ def issued_s(device_s: Num, operators: Num, host_s: Num) -> Num:
         return device_s
     total: Num = (device_s**SHARPNESS + host**SHARPNESS) ** (1.0 / SHARPNESS)
     return total
+
+
+def issue_wait_s(device_s: Num, operators: Num, host_s: Num) -> Num:
+    r"""Part of :func:`issued_s` in which the device waits for the host.
+
+    $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p} - t_d, \qquad p = 8$$
+
+    where $t_d$ = `device_s` (s) is the time of the device and $n$ = `operators` are issued at $\tau$ = `host_s` (s)
+    each.
+
+    Source: own.
+
+    >>> round(issue_wait_s(2e-3, 10, 1e-5), 9), round(issue_wait_s(1e-3, 300, 1e-5), 6)
+    (0.0, 0.002)
+    """
+    return maximum(issued_s(device_s, operators, host_s) - device_s, 0.0)
 
 
 def router_wait_s(routers: Num, wait_s: Num) -> Num:

@@ -62,7 +62,8 @@ def gathered_weights_bytes(
 
     where $P$ = `parameters` of a layer, $k$ = `layers_at_once`, $P_e$ = `ends_parameters` of embedding and head, which
     stay gathered for the whole step, $E$ = `bytes_each`, and $P_t$ = `trained` parameters of the layer whose whole
-    gradients of $E_g$ = `gradient_bytes` wait for their reduction.
+    gradients of $E_g$ = `gradient_bytes` wait for their reduction. Weights of another format count as so many more
+    or fewer parameters.
 
     Source: FSDP, Zhao et al., arXiv 2304.11277, section 4.
 

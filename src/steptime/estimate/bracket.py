@@ -99,8 +99,8 @@ def _slowest(directions: Directions, works: Mapping[str, Work], framework: Frame
 def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:
     """A step of which all traffic overlaps or none."""
     layout, hides = e.inputs.layout, float(overlap)
-    stage = critical_stage(layout, passes)
     inputs = e.inputs
+    stage = critical_stage(layout, passes, inputs.copy_s, hides)
     if machine is not e.machine or not _same_parts(stage, e.step.stage):
         inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout)
     inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides)
@@ -141,8 +141,7 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 def _lowest_s(e: Evaluation, machine: Machine, passes: Passes) -> Num:
     low = _compose(e, machine, passes, True, IDEAL)
     hidden = low.steady_s + low.bubble_s - (e.plans.pp - 1) * 2 * low.stage_link_s + low.optimizer_s
-    data_s = low.gradient_busy_s + low.weight_gather_busy_s + low.backward_gather_busy_s
-    return maximum(maximum(hidden, data_s), low.copies_busy_s / 2)
+    return maximum(maximum(hidden, low.data.busy_s), low.copies_busy_s / 2)
 
 
 def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:

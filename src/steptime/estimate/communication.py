@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from steptime.cost.collective import point_to_point_s
 from steptime.cost.collective_algorithms import collective_s, least_s
@@ -24,8 +24,8 @@ ROTATED = "exchange.rotated_s"
 _FITTED_LEAF, _ROTATED_LEAF = "collective_s", "rotated_s"
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
 
-
-How = Callable[[], tuple[Mapping[str, Num], str]]
+Given: TypeAlias = Num | str | Fabric
+How = Callable[[], tuple[Mapping[str, Given], str]]
 """Makes the arguments of a formula, and the text that says what it rests on."""
 
 
@@ -41,7 +41,7 @@ class Call:
     """Arguments and basis; made when somebody asks."""
 
     @property
-    def arguments(self) -> Mapping[str, Num]:
+    def arguments(self) -> Mapping[str, Given]:
         """What the function was called with."""
         return self.how()[0]
 
@@ -60,11 +60,11 @@ def group_of(plans: Plans, axes: Iterable[str]) -> tuple[Num, Num]:
     return ranks, inside
 
 
-def _ring(machine: Machine, size_bytes: Num, ranks: Num, inside: Num) -> dict[str, Num]:
+def _ring(machine: Machine, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None = None) -> dict[str, Num]:
     """Arguments of a textbook ring."""
     return {
         "size_bytes": size_bytes, "ranks": ranks, "inside": inside,
-        "fast_Bps": machine.fast_Bps, "slow_Bps": machine.slow_link_Bps(inside),
+        "fast_Bps": machine.fast_Bps, "slow_Bps": machine.slow_link_Bps(inside if senders is None else senders),
         "fast_latency_s": machine.fast_latency_s, "slow_latency_s": machine.slow_latency_s,
     }  # fmt: skip
 
@@ -79,18 +79,24 @@ def collective_time_s(kind: str, plans: Plans, machine: Machine, axes: Iterable[
     return collective_over_s(kind, machine, size_bytes, *group_of(plans, axes))
 
 
-def collective_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: Num, inside: Num) -> Num:
-    """Time of a collective over so many ranks, ``inside`` of them in each fast domain."""
+def collective_over_s(
+    kind: str, machine: Machine, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None = None
+) -> Num:
+    """Time of a collective over so many ranks, ``inside`` of them in each fast domain.
+
+    ``senders``: ranks of a domain whose NICs carry what leaves it; None: all of them.
+    """
     model = machine.fabric
     if model is None:
-        ring_s = COLLECTIVES[kind](_ring(machine, size_bytes, ranks, inside))
+        ring_s = COLLECTIVES[kind](_ring(machine, size_bytes, ranks, inside, senders))
         if machine.groups is None:
             return ring_s
         return machine.groups.seconds(kind, size_bytes, ranks, inside, ring_s)
     if kind == RING_EXCHANGE:
         near_s, far_s = message_time_s(machine, size_bytes)
         return rotated_s(ranks, inside, near_s, far_s)
-    return _least_s(kind, size_bytes, ranks, inside, model.fabric, **_shared(model, inside))
+    shared = _shared(model, inside if senders is None else senders)
+    return _least_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
 
 
 def _least_s(kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, **shared: Num) -> Num:
@@ -111,38 +117,46 @@ def _known_least_s(
 
 def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Call:
     """How :func:`collective_time_s` computes the time for one plan."""
+    return collective_over_call(kind, machine, size_bytes, lambda: group_of(plans, axes))
+
+
+def collective_over_call(
+    kind: str, machine: Machine, size_bytes: Num, group: Callable[[], tuple[Num, Num]], senders: Num | None = None
+) -> Call:
+    """How :func:`collective_over_s` computes the time for one plan; ``group``: its ranks, and how many are inside."""
     model = machine.fabric
     if model is None:
-        formula, (ranks, inside) = COLLECTIVES[kind], group_of(plans, axes)
+        formula, (ranks, inside) = COLLECTIVES[kind], group()
         own = machine.groups and machine.groups.find(kind, float(ranks), float(inside))
         if own:
             return Call(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}",
-                        how=lambda: (own.arguments(size_bytes), own.text))  # fmt: skip
+                        how=lambda: (own.formula.named(own.arguments(size_bytes)), own.text))  # fmt: skip
         return Call(function=formula.name, leaf=_leaf(formula),
-                    how=lambda: (_ring(machine, size_bytes, ranks, inside), TEXTBOOK))  # fmt: skip
+                    how=lambda: (_ring(machine, size_bytes, ranks, inside, senders), TEXTBOOK))  # fmt: skip
     if kind == RING_EXCHANGE:
         return Call(function=ROTATED, leaf=_ROTATED_LEAF,
-                    how=lambda: _rotated_how(machine, model, size_bytes, *group_of(plans, axes)))  # fmt: skip
+                    how=lambda: _rotated_how(machine, model, size_bytes, *group()))  # fmt: skip
     return Call(function=FITTED, leaf=f"{kind}/{_FITTED_LEAF}",
-                how=lambda: _fitted_how(kind, model, size_bytes, *group_of(plans, axes)))  # fmt: skip
+                how=lambda: _fitted_how(kind, model, size_bytes, *group(), senders))  # fmt: skip
 
 
 def _rotated_how(
     machine: Machine, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num
-) -> tuple[Mapping[str, Num], str]:
+) -> tuple[Mapping[str, Given], str]:
     near_s, far_s = message_time_s(machine, size_bytes)
     rotated = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
     return rotated, _bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside))
 
 
 def _fitted_how(
-    kind: str, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num
-) -> tuple[Mapping[str, Num], str]:
+    kind: str, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None
+) -> tuple[Mapping[str, Given], str]:
     ranks, inside = float(ranks), float(inside)
-    shared = _shared(model, inside)
+    shared = _shared(model, inside if senders is None else senders)
     algorithm, protocol = _chosen(kind, float(size_bytes), ranks, inside, model.fabric, tuple(shared.items()))
     basis = f"{algorithm}, protocol {protocol}: the fastest; {_bases(model, inside=inside > 1, between=ranks > inside)}"
-    return {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}, basis
+    numbers = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
+    return {"kind": kind, "fabric": model.fabric, **numbers}, basis
 
 
 @lru_cache(maxsize=1 << 14)

@@ -10,6 +10,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.estimate.step import Passes, Step, StepInputs, compose, critical_stage, inputs_of, layout_of
+from steptime.estimate.traffic import layer_copy_s
 from steptime.num import Num
 from steptime.plan.framework import Framework
 from steptime.plan.job import Job
@@ -68,12 +69,12 @@ def passes_of(works: Works, framework: Framework) -> Passes:
 
 def composed(
     method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, passes: Passes
-) -> Step:
-    """Step of plans whose passes are known."""
+) -> tuple[StepInputs, Step]:
+    """Step of plans whose passes are known, and what else it is composed of."""
     layout = layout_of(method, job, plans)
-    stage = critical_stage(layout, passes)
+    stage = critical_stage(layout, passes, layer_copy_s(job, plans, sizes), float("offload" in job.overlap))
     inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
-    return compose(inputs, passes, job.framework, stage)
+    return inputs, compose(inputs, passes, job.framework, stage)
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
@@ -83,11 +84,10 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     memory = memory_of(method, strategy, job, plans, sizes)
     times = part_times(block, plans, machine)
     works = works_of(times, job)
-    passes, layout = passes_of(works, job.framework), layout_of(method, job, plans)
-    stage = critical_stage(layout, passes)
-    inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
+    passes = passes_of(works, job.framework)
+    inputs, step = composed(method, strategy, job, machine, plans, sizes, passes)
     return Evaluation(
         method=method, strategy=strategy, job=job, machine=machine, plans=plans, block=block, sizes=sizes,
-        times=times, works=works, inputs=inputs, passes=passes, step=compose(inputs, passes, job.framework, stage),
+        times=times, works=works, inputs=inputs, passes=passes, step=step,
         memory=memory, peak_bytes=fullest_bytes(memory),
     )  # fmt: skip

@@ -118,7 +118,7 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
     link_Bps = fast.link_Bps * fast.links_per_device / fast.oversubscription
     if near is None:
         return None
-    same_device = near.device == cluster.device.name
+    same_device = near.device == cluster.device.measured_as
     if not same_device and not 1 / FARTHEST <= near.link_Bps / link_Bps <= FARTHEST:
         return None
     carried = not same_device or near.link_Bps != link_Bps or near.coefficients["domain"] != fast.devices
@@ -161,7 +161,7 @@ def nearest_profile(
     """The measured fabric that is most like the inside of a domain: `inner`, the same device, the nearest link."""
     level = cluster.levels[0]
     link, domain = level.link_Bps * level.links_per_device, float(level.devices or 2**31)
-    device = cluster.device.name
+    device = cluster.device.measured_as
 
     def distance(p: FabricProfile) -> tuple[bool, bool, bool, float, float]:
         width = float(p.coefficients["domain"])  # type: ignore[arg-type]

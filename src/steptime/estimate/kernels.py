@@ -118,7 +118,7 @@ def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
     if device.curves is not None:
         found = curves_of(device.curves, precision)
         return {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in found.items()}
-    profile = profile_of(device.name)
+    profile = profile_of(device.measured_as)
     if profile is None:
         return {}
     out = {}

@@ -36,6 +36,8 @@ class TransferTime(NamedTuple):
     """Time on the links."""
     exposed_s: Num
     """Part that nothing hides."""
+    one_s: Num
+    """One call of its collective: all of it, or where a product is blocked that for one panel."""
 
 
 class PhaseTime(NamedTuple):
@@ -59,6 +61,8 @@ class PhaseTime(NamedTuple):
     """A product in a format narrower than 16 bits."""
     times: Num = 1.0
     """How often a layer has it; everything above counts it so often."""
+    once: PhaseTime | None = None
+    """The same as if a layer had it once, where that differs."""
 
     @property
     def direction(self) -> str:
@@ -87,10 +91,7 @@ def _transfer_times(row: Row, transfers: tuple[Transfer, ...], busy_s: Num, plan
     one_panel_s: Num = sum(each)
     exposed_s = panel_overlap_s(one_panel_s, panels, busy_s)
     share = exposed_s / (one_panel_s + (one_panel_s == 0))
-    return tuple(
-        TransferTime(transfer=t, busy_s=s * (panels + 1), exposed_s=s * share)
-        for t, s in zip(transfers, each, strict=True)
-    )
+    return tuple(TransferTime(t, s * (panels + 1), s * share, s) for t, s in zip(transfers, each, strict=True))
 
 
 def _behind(transfers: tuple[Transfer, ...], each: list[Num], behind_s: Num) -> Iterator[TransferTime]:
@@ -98,7 +99,7 @@ def _behind(transfers: tuple[Transfer, ...], each: list[Num], behind_s: Num) -> 
     for transfer, busy_s in zip(transfers, each, strict=True):
         hidden_s = minimum(busy_s, behind_s)
         behind_s = behind_s - hidden_s
-        yield TransferTime(transfer=transfer, busy_s=busy_s, exposed_s=busy_s - hidden_s)
+        yield TransferTime(transfer, busy_s, busy_s - hidden_s, busy_s)
 
 
 def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
@@ -122,9 +123,9 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     moved: Num = 0.0 if formulas.moved_bytes is None else formulas.moved_bytes(row.shape)
     fitted = _fitted(row, phase, machine, matrix, vector, moved)
     if fitted is None:
-        rate = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
-        launch_s = machine.kernel_latency_s if formulas.works else 0.0
-        compute = roofline_compute_s(matrix, vector, rate, machine.vector_flops_per_s, launch_s)
+        flops_per_s, vector_flops_per_s, launch_s = row_rates(row, machine)
+        launch_s = launch_s if formulas.works else 0.0
+        compute = roofline_compute_s(matrix, vector, flops_per_s, vector_flops_per_s, launch_s)
         exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
     else:
         compute, exposed = fitted.seconds, 0.0 * moved
@@ -136,19 +137,23 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     )  # fmt: skip
 
 
+def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
+    """Rates of the matrix and vector units for a row, and the latency of its launch."""
+    matrix = machine.attention_flops_per_s if OPERATORS[row.operator].attention_rate else machine.matrix_flops_per_s
+    return matrix, machine.vector_flops_per_s, machine.kernel_latency_s
+
+
 def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
     """A row in a phase that takes as long, and that a layer has so often."""
     if isinstance(times, float) and times == 1.0 and phase == time.phase:
         return time
-    transfers = [
-        TransferTime(transfer=t.transfer, busy_s=t.busy_s * times, exposed_s=t.exposed_s * times)
-        for t in time.transfers
-    ]
+    transfers = [TransferTime(t.transfer, t.busy_s * times, t.exposed_s * times, t.one_s) for t in time.transfers]
     return PhaseTime(
         row=time.row, phase=phase, matrix_flops=time.matrix_flops * times, vector_flops=time.vector_flops * times,
         moved_bytes=time.moved_bytes * times, compute_s=time.compute_s * times, timed=time.timed,
         memory_busy_s=time.memory_busy_s * times, exposed_memory_s=time.exposed_memory_s * times,
         transfers=tuple(transfers), issued=time.issued * times, narrow=time.narrow, times=times,
+        once=None if isinstance(times, float) and times == 1.0 else time,
     )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def machine_of(
 def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precision) -> Machine:
     """The machine with its fitted models, as far as it has any."""
     device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
-    models = {**memory_models(device, profile_of(device.name)), **models_of(device, precision)}
+    models = {**memory_models(device, profile_of(device.measured_as)), **models_of(device, precision)}
     groups = groups_of(device.curves)
     fabric = fabric_model(cluster, slow, gpus) if groups is None else None
     if not models and fabric is None and groups is None:

@@ -78,7 +78,7 @@ class Groups:
 
     def find(self, kind: str, ranks: float, inside: float) -> GroupCurve | None:
         """The curve that :meth:`seconds` takes for one plan."""
-        for one in self.curves:
+        for one in reversed(self.curves):
             per_domain = one.ranks if one.axis == "local" else 1
             if (one.kind, one.ranks, per_domain) == (MIRROR.get(kind, kind), ranks, inside):
                 return one

@@ -156,7 +156,7 @@ def _buffer_calls(job: Job, sizes: Sizes, stage: Stage) -> Calls:
     })}  # fmt: skip
 
 
-def phase_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Calls:
+def phase_calls(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Calls:
     """What a stage holds beside that in one phase: kept activations, temporaries, gathered weights."""
     full = is_set(plans.recompute, FULL_RECOMPUTE)
     kept = _kept_bytes(job, plans, sizes, stage)
@@ -172,7 +172,7 @@ def phase_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage, phase: str) 
         f"working/{phase}/largest_temporary_bytes": Call(
             TEMPORARY, {"temporary_bytes": temporary, "recomputed_bytes": recomputed}
         ),
-        f"working/{phase}/gathered_weights_bytes": _gathered(job, plans, sizes, stage, phase),
+        f"working/{phase}/gathered_weights_bytes": _gathered(job, strategy, plans, sizes, stage, phase),
     }
 
 
@@ -208,16 +208,21 @@ def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> Call:
     return Call(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
 
 
-def _gathered(job: Job, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Call:
+def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Call:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
-    sharded = where((plans.zero >= 3) & (stage.layers > 0), 1.0, 0.0)
+    dense, experts = (
+        where((plans.zero >= 3) & (stage.layers > 0) & (ranks > 1), 1.0, 0.0)
+        for ranks in (gradient_ranks(strategy, plans), plans.edp)
+    )
+    layer, each = sizes.layer, job.precision.element_bytes
     ends = sizes.first.weights * stage.first + sizes.last.weights * stage.last
-    layer = gathered_parameters(sizes.layer) * sharded
+    own = (layer.weights + layer.frozen_bytes / each) * dense
+    theirs = (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
     gradient = job.memory.layer_gradient_bytes if phase == "backward" else 0.0
     return Call(GATHERED, {
-        "parameters": layer, "ends_parameters": ends * sharded, "bytes_each": job.precision.element_bytes,
-        "layers_at_once": 2.0, "trained": (sizes.layer.weights + sizes.layer.expert_weights) * sharded,
-        "gradient_bytes": gradient,
+        "parameters": own + theirs, "ends_parameters": ends * dense, "bytes_each": each,
+        "layers_at_once": minimum(2.0, stage.layers), "gradient_bytes": gradient,
+        "trained": layer.weights * dense + layer.expert_weights * experts,
     })  # fmt: skip
 
 
@@ -260,15 +265,6 @@ def _frozen_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stag
     return out
 
 
-def gathered_parameters(part: Part) -> Num:
-    """Parameters that ZeRO-3 gathers: all of a layer."""
-    total = part.weights
-    for pool in (part.expert_weights, part.frozen, part.frozen_experts):
-        if not isinstance(pool, float) or pool:
-            total = total + pool
-    return total
-
-
 def _in_flight(method: Method, job: Job, plans: Plans, stage: str) -> Num:
     """Micro-batches in flight on the first, the second (the fullest of the middle) or the last stage."""
     index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
@@ -308,7 +304,7 @@ def stage_memory(
     """Memory of one stage."""
     found = stage_of(method, job, plans, stage)
     held = held_calls(strategy, job, plans, sizes, found)
-    beside = {name: phase_calls(job, plans, sizes, found, name) for name in phases}
+    beside = {name: phase_calls(job, strategy, plans, sizes, found, name) for name in phases}
     held_bytes = total_bytes(held)
     totals = {name: total_bytes(calls, held_bytes) for name, calls in beside.items()}
     return StageMemory(held=held, phases=beside, totals=totals)

@@ -33,6 +33,10 @@ class Formula:
         names = self.arguments
         return itemgetter(*names) if len(names) > 1 else lambda shape: tuple([shape[name] for name in names])
 
+    def named(self, shape: Mapping[str, Num]) -> dict[str, float]:
+        """The arguments of one shape by name, as plain numbers."""
+        return dict(zip(self.arguments, map(float, self.taken(shape)), strict=True))
+
     def __call__(self, shape: Mapping[str, Num]) -> Num:
         """Value for a row's shape."""
         return self.function(*self.taken(shape))

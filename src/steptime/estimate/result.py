@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steptime.terms import Terms
 
+if TYPE_CHECKING:
+    from steptime.cost.collective_fabric import Fabric
+
 SCHEMA_VERSION = 1
+Argument: TypeAlias = "float | str | Fabric"
+"""What a formula is called with: a number, or of a fitted collective its kind and the machine's fabric."""
 
 FLOPS_CONVENTION = (
     "a matrix product of m x k by k x n counts 2mnk; backward counts twice forward; attention of causal models "
@@ -39,17 +44,41 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaCall:
+    """A formula, what it was called with, and what its result was multiplied by."""
+
+    function: str
+    """Dotted name of the formula below ``steptime.cost``."""
+    arguments: Mapping[str, Argument]
+    """By argument name."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By what they count: times per step, what the framework makes of it, a share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """How one term was computed: what ``--explain`` prints."""
+    r"""How one term was computed: what ``--explain`` prints.
+
+    $$v = \sum_c f_c(a_c) \prod_k x_{c,k}$$
+
+    where $v$ = `value` adds up the calls $c$ of :attr:`calls`, each a formula $f_c$ with arguments $a_c$ and factors
+    $x_{c,k}$. Most terms have one call; its fields are those of the detail.
+    """
 
     path: str
     function: str
-    """Dotted name of the formula below ``steptime.cost``."""
     value: float
-    arguments: Mapping[str, float]
-    """The numbers put in, by argument name."""
+    arguments: Mapping[str, Argument]
+    factors: Mapping[str, float] = field(default_factory=dict)
     basis: str = ""
     """What kind of number it rests on: a fitted curve or fabric with its error, or a textbook formula."""
+    further: tuple[FormulaCall, ...] = ()
+    """Calls whose results are added to that of the first."""
+
+    @property
+    def calls(self) -> tuple[FormulaCall, ...]:
+        """All calls."""
+        return (FormulaCall(function=self.function, arguments=self.arguments, factors=self.factors), *self.further)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +124,8 @@ class Estimate:
     band_shares: Mapping[str, float] = field(default_factory=dict)
     """What dominates the band: share of its variance by parameter of the framework, ``device`` (its own factor) and
     ``noise`` (what remains of runs that are known exactly), largest first."""
+    notes: tuple[str, ...] = ()
+    """What to know before using the numbers: what was taken for granted or rounded up."""
     details: tuple[Detail, ...] = ()
     """How each term was computed; not part of the JSON unless explained."""
 

@@ -15,6 +15,7 @@ from steptime.estimate.graph.kernels import with_further_models
 from steptime.estimate.machine import Constant, Machine, constants_of, curve_constants, machine_of, weakest
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import model_flops_per_step, recomputed_flops_per_step, utilisation
+from steptime.estimate.notes import uneven_batch
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.terms_of import (
     details_of,
@@ -37,7 +38,7 @@ ASSUMPTIONS = (
     "every pipeline stage and every micro-batch takes the same time from step to step, and nothing fails",
     "data-parallel traffic does not slow down other traffic on the same links",
     "peak memory is what live tensors hold; memory_by_definition adds the allocator, communicators and the driver",
-    "memory capacity is the datasheet's decimal figure",
+    "nothing else takes memory of the devices",
 )
 LARGEST_SHARES = 5
 """What dominates a band: so many entries at most."""
@@ -133,6 +134,7 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
+        notes=uneven_batch(job, plans) if method.calibrated else (),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 

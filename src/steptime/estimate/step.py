@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
     Stage,
     Traffic,
+    host_optimizer_time_s,
     layer_copy_s,
     optimizer_bytes_of,
     optimizer_time_s,
@@ -86,6 +88,58 @@ class StepInputs:
     optimizer_bytes: Num
     """Memory traffic of the optimiser."""
     optimizer_s: Num
+    """Its time on the device; 0 where the host does it."""
+    host_optimizer_s: Num
+
+
+class Behind(NamedTuple):
+    """Traffic of one layer at a time, which runs behind the computation of the next layer."""
+
+    one_layer_s: Num
+    layers: Num
+    behind_s: Num
+    shown: Num
+    """Share of what could hide that does not."""
+    times: Num
+    """Times per step."""
+
+    @property
+    def exposed_s(self) -> Num:
+        """Part of a step that it takes."""
+        least_s = exposed_layerwise_s(self.one_layer_s, self.layers, self.behind_s)
+        return partly_hidden_s(least_s, self.one_layer_s * self.layers, self.shown) * self.times
+
+
+class DataParallel(NamedTuple):
+    """Traffic over the data-parallel group, embedding and head included."""
+
+    backward: Behind
+    """Traffic of layers beside the backward pass: gradients, and weights that are gathered again; below forward."""
+    forward: Behind
+    reduction_share: Num
+    """Part of the former that reduces gradients; below that gathers weights."""
+    gather_share: Num
+    one_reduction_s: Num
+    """Reduction of the gradients of one layer; likewise the gathering of its weights."""
+    one_gather_s: Num
+    gradient_s: Num
+    """Reduction of gradients."""
+    gradient_busy_s: Num
+    backward_gather_s: Num
+    """Weights gathered again for the backward pass (ZeRO-3)."""
+    backward_gather_busy_s: Num
+    weight_gather_s: Num
+    weight_gather_busy_s: Num
+
+    @property
+    def exposed_s(self) -> Num:
+        """All that it adds to a step."""
+        return self.gradient_s + self.backward_gather_s + self.weight_gather_s
+
+    @property
+    def busy_s(self) -> Num:
+        """Time on the links."""
+        return self.gradient_busy_s + self.backward_gather_busy_s + self.weight_gather_busy_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,23 +154,14 @@ class Step:
     """All micro-batches through the critical stage."""
     stage_link_s: Num
     """One message to the next stage, on average."""
-    fast_link_s: Num
-    slow_link_s: Num
     pipeline_comm_s: Num
-    bubble_s: Num
-    """Filling and draining of the pipeline, the messages between stages included."""
+    idle_s: Num
+    """Filling and draining of the pipeline, but for the messages between stages."""
     bubble_links_s: Num
-    """That part of it."""
+    """Those."""
     stage_host_s: Num
     """Time that the host loses per micro-batch."""
-    gradient_s: Num
-    """Reduction of gradients over the data-parallel group."""
-    gradient_busy_s: Num
-    backward_gather_s: Num
-    """Weights gathered again for the backward pass (ZeRO-3)."""
-    backward_gather_busy_s: Num
-    weight_gather_s: Num
-    weight_gather_busy_s: Num
+    data: DataParallel
     replicated_s: Num
     """Gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
@@ -130,19 +175,21 @@ class Step:
     devices: Num
     growth: Num
     """Relative growth of its work per doubling of the devices."""
-    one_reduction_s: Num
-    """Reduction of the gradients of one layer; likewise the gathering of its weights."""
-    one_gather_s: Num
     behind_forward_s: Num
     """Forward time of one layer, behind which a gathering can hide; likewise backward."""
     behind_backward_s: Num
 
     @property
+    def bubble_s(self) -> Num:
+        """Filling and draining of the pipeline."""
+        return self.idle_s + self.bubble_links_s
+
+    @property
     def work_s(self) -> Num:
         """Everything that grows with the work."""
         return (
-            self.steady_s + self.pipeline_comm_s + self.bubble_s + self.gradient_s + self.backward_gather_s
-            + self.weight_gather_s + self.replicated_s + self.optimizer_s + self.stage_host_s + self.copies_s
+            self.steady_s + self.pipeline_comm_s + self.bubble_s + self.data.exposed_s + self.replicated_s
+            + self.optimizer_s + self.stage_host_s + self.copies_s
         )  # fmt: skip
 
     @property
@@ -209,17 +256,27 @@ def _shown(layout: Layout, layer: Pass) -> Pass:
     return replace(layer, forward_s=layer.forward_s - forward, backward_s=layer.backward_s - backward)
 
 
-def critical_stage(layout: Layout, passes: Passes) -> Stage:
-    """Slowest of the first, a middle and the last stage; ties go to the first."""
+def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copies: Num = 0.0) -> Stage:
+    """Slowest of the first, a middle and the last stage; ties go to the first.
+
+    Args:
+        layout: layers of the stages.
+        passes: time of each part for one micro-batch.
+        copy_s: copy of a layer's activations to the host, or back.
+        hides_copies: 1 where computation hides them; what shows has a say in which stage is the slowest.
+    """
     layer = _shown(layout, passes.layer)
-    one_layer_s = layer.both_s + layout.recomputed * layer.forward_s
-    alone = layout.stages <= 1
+    backward_s = layer.backward_s + layout.recomputed * layer.forward_s
+    wait_s = exposed_copies_s(copy_s, layer.forward_s, backward_s, hides_copies)
+    one_layer_s, alone = layer.forward_s + backward_s, layout.stages <= 1
     first_s = layout.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
     middle_s = where(layout.stages > 2, layout.middle * one_layer_s, 0.0)
     last_s = where(alone, 0.0, layout.last * one_layer_s + passes.last.both_s)
-    slowest_s = maximum(first_s, maximum(middle_s, last_s))
-    is_first = first_s >= slowest_s
-    is_last = (last_s >= slowest_s) & (first_s < slowest_s)
+    waited = first_s + layout.first * wait_s, last_s + where(alone, 0.0, layout.last * wait_s)
+    slowest_s = maximum(maximum(*waited), middle_s + where(layout.stages > 2, layout.middle * wait_s, 0.0))
+    is_first = waited[0] >= slowest_s
+    is_last = (waited[1] >= slowest_s) & (waited[0] < slowest_s)
+    slowest_s = where(is_first, first_s, where(is_last, last_s, middle_s))
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
     ends = passes.first.weights_s, passes.last.weights_s
@@ -249,13 +306,15 @@ def inputs_of(
         traffic=traffic_of(strategy, job, machine, plans, sizes, stage, micro_batches),
         replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, stage),
         optimizer_bytes=optimizer_bytes, optimizer_s=optimizer_time_s(job, optimizer_bytes, machine),
+        host_optimizer_s=host_optimizer_time_s(job, optimizer_bytes, machine),
     )  # fmt: skip
 
 
 def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Stage | None = None) -> Step:
     """One optimiser step from the times of its parts; ``stage``: their critical stage, where it is known."""
-    layout, traffic = inputs.layout, inputs.traffic
-    stage = critical_stage(layout, passes) if stage is None else stage
+    layout = inputs.layout
+    if stage is None:
+        stage = critical_stage(layout, passes, inputs.copy_s, inputs.hides_copies)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
     layer = _shown(layout, passes.layer)
@@ -266,15 +325,13 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Sta
         repeats=1.0 + layout.recomputed,
         steady_s=inputs.micro_batches * stage.slowest_s,
         stage_link_s=link_s,
-        fast_link_s=inputs.fast_link_s * links,
-        slow_link_s=inputs.slow_link_s * links,
         pipeline_comm_s=(1.0 - inputs.hides_stages) * 2 * inputs.micro_batches * link_s * chunks,
-        bubble_s=_bubble_s(inputs, stage) + (stages - 1) * 2 * link_s,
+        idle_s=zero_bubble_s(**bubble_arguments(inputs, stage)),
         bubble_links_s=(stages - 1) * 2 * link_s,
         stage_host_s=stage_issue_s(inputs.micro_batches, chunks, stages, framework.stage_s),
         replicated_s=inputs.replicated_s,
         optimizer_bytes=inputs.optimizer_bytes,
-        optimizer_s=inputs.optimizer_s * framework.optimizer,
+        optimizer_s=inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s,
         overhead_s=step_overhead_s(framework.step_s),
         copies_s=copies_s(inputs, stage, layer.forward_s, backward_s),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
@@ -282,48 +339,58 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Sta
         growth=framework.growth,
         behind_forward_s=layer.forward_s,
         behind_backward_s=backward_s,
-        **_data_parallel(inputs, traffic, stage, framework, layer.forward_s, backward_s),
+        data=_data_parallel(inputs, stage, framework, layer.forward_s, backward_s),
     )
 
 
-def _bubble_s(inputs: StepInputs, stage: Stage) -> Num:
-    return zero_bubble_s(
-        stage.all_stages_s, stage.slowest_s, stage.all_weights_s, stage.slowest_weights_s, inputs.lifted,
-        inputs.layout.virtual_stages,
-    )  # fmt: skip
+def bubble_arguments(inputs: StepInputs, stage: Stage) -> dict[str, Num]:
+    """Arguments of :func:`steptime.cost.pipeline.zero_bubble_s`."""
+    return {
+        "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s, "all_weights_s": stage.all_weights_s,
+        "slowest_weights_s": stage.slowest_weights_s, "lifted": inputs.lifted,
+        "virtual_stages": inputs.layout.virtual_stages,
+    }  # fmt: skip
 
 
 def copies_s(inputs: StepInputs, stage: Stage, forward_s: Num, backward_s: Num) -> Num:
     """Waits for copied activations: of all micro-batches on the critical stage, and of one on the others."""
+    one_s = exposed_copies_s(**copy_arguments(inputs, forward_s, backward_s))
+    return inputs.micro_batches * stage.layers * one_s + pipeline_bubble_s(**copy_bubble(inputs, stage, one_s))
+
+
+def copy_arguments(inputs: StepInputs, forward_s: Num, backward_s: Num) -> dict[str, Num]:
+    """Arguments of :func:`steptime.cost.offload.exposed_copies_s`."""
+    return {"copy_s": inputs.copy_s, "forward_s": forward_s, "backward_s": backward_s, "hides": inputs.hides_copies}
+
+
+def copy_bubble(inputs: StepInputs, stage: Stage, one_s: Num) -> dict[str, Num]:
+    """Arguments of :func:`steptime.cost.pipeline.pipeline_bubble_s` where a layer waits so long for its copies."""
     layout = inputs.layout
-    one_s = exposed_copies_s(inputs.copy_s, forward_s, backward_s, inputs.hides_copies)
-    own_s = one_s * stage.layers
-    return inputs.micro_batches * own_s + pipeline_bubble_s(one_s * layout.whole, own_s, layout.virtual_stages)
+    return {
+        "all_stages_s": one_s * layout.whole, "slowest_stage_s": one_s * stage.layers,
+        "virtual_stages": layout.virtual_stages,
+    }  # fmt: skip
 
 
 def _data_parallel(
-    inputs: StepInputs, traffic: Traffic, stage: Stage, framework: Framework, forward_s: Num, backward_s: Num
-) -> dict[str, Num]:
+    inputs: StepInputs, stage: Stage, framework: Framework, forward_s: Num, backward_s: Num
+) -> DataParallel:
     """Traffic over the data-parallel group, exposed and busy."""
-    links, layers = framework.data_links, stage.layers
+    traffic, links, layers = inputs.traffic, framework.data_links, stage.layers
     reduce_s, gather_s, again_s = traffic.reduce_s * links, traffic.gather_s * links, traffic.gather_again_s * links
     ends_s, gather_ends_s = traffic.reduce_ends_s * links, traffic.gather_ends_s * links
     both_s = reduce_s + again_s
-
-    def exposed(one_s: Num, behind_s: Num) -> Num:
-        least_s = exposed_layerwise_s(one_s, layers, behind_s)
-        shown = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
-        return partly_hidden_s(least_s, one_s * layers, shown)
-
-    exposed_s = exposed(both_s, backward_s) * traffic.reductions
-    share = reduce_s / (both_s + (both_s == 0))
-    return {
-        "one_reduction_s": reduce_s,
-        "one_gather_s": gather_s,
-        "gradient_s": exposed_s * share + ends_s * traffic.reductions,
-        "gradient_busy_s": (reduce_s * layers + ends_s) * traffic.reductions,
-        "backward_gather_s": exposed_s * (1.0 - share) * where(traffic.gather_again_s > 0, 1.0, 0.0),
-        "backward_gather_busy_s": again_s * layers * traffic.gathers,
-        "weight_gather_s": (exposed(gather_s, forward_s) + gather_ends_s) * traffic.gathers,
-        "weight_gather_busy_s": (gather_s * layers + gather_ends_s) * traffic.gathers,
-    }
+    shown = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
+    backward = Behind(both_s, layers, backward_s, shown, traffic.reductions)
+    forward = Behind(gather_s, layers, forward_s, shown, traffic.gathers)
+    exposed_s, share = backward.exposed_s, reduce_s / (both_s + (both_s == 0))
+    again = (1.0 - share) * where(traffic.gather_again_s > 0, 1.0, 0.0)
+    return DataParallel(
+        backward=backward, forward=forward, reduction_share=share, gather_share=again,
+        one_reduction_s=reduce_s, one_gather_s=gather_s,
+        gradient_s=exposed_s * share + ends_s * traffic.reductions,
+        gradient_busy_s=(reduce_s * layers + ends_s) * traffic.reductions,
+        backward_gather_s=exposed_s * again, backward_gather_busy_s=again_s * layers * traffic.gathers,
+        weight_gather_s=forward.exposed_s + gather_ends_s * traffic.gathers,
+        weight_gather_busy_s=(gather_s * layers + gather_ends_s) * traffic.gathers,
+    )  # fmt: skip

@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import NamedTuple
 
-from steptime.cost.offload import HOST_LINK_BPS
-from steptime.estimate.communication import How, collective_call, message_basis
+from steptime.cost.collective_fabric import Fabric
+from steptime.cost.offload import HOST_LINK_BPS, exposed_copies_s
+from steptime.estimate.communication import Call, Given, collective_over_call, message_basis
 from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.kernels import Timed
 from steptime.estimate.memory_kernels import streamed
-from steptime.estimate.traffic import offloaded_arguments
+from steptime.estimate.result import Argument, FormulaCall
+from steptime.estimate.step import Behind, bubble_arguments, copy_arguments, copy_bubble
+from steptime.estimate.traffic import Sent, offloaded_arguments, replicated_of, shared_of
 from steptime.num import Num
 from steptime.plan.schedules import ZERO_BUBBLE
+
+Made = tuple[list[FormulaCall], str]
+"""Calls of formulas that add up to a line, and the text that says what they rest on."""
+Recipe = Callable[[], Made]
+"""Makes them."""
+LAYERWISE = "data_parallel.exposed_layerwise_s"
+STAGE_LINK = "pipeline.mean_stage_link_s"
 
 
 class Line(NamedTuple):
     """One line of the ledger of a step; a tuple, because an estimate makes some hundred of them."""
 
     path: str
-    function: str
-    """Dotted name below ``steptime.cost``."""
-    how: How
-    """Arguments and basis; made when somebody asks."""
+    recipe: Recipe
+    """How it was computed; made when somebody asks."""
     exposed_s: float = 0.0
     hidden_s: float = 0.0
     part_s: float = 0.0
     """Time of a formula that another line is computed from; it is in no sum."""
 
     @property
-    def arguments(self) -> Mapping[str, float]:
-        """The numbers put in."""
-        return numbers(self.how()[0])
-
-    @property
     def basis(self) -> str:
         """What kind of number it rests on: a fitted curve or fabric with its error, or a textbook formula."""
-        return self.how()[1]
+        return self.recipe()[1]
 
 
-def known(arguments: Mapping[str, Num], basis: str = "") -> How:
-    """Arguments that are at hand."""
-    return lambda: (arguments, basis)
+def called(function: str, arguments: Mapping[str, Given], **factors: Num) -> FormulaCall:
+    """A call with plain numbers; a factor of one says nothing."""
+    return FormulaCall(function=function, arguments=_plain(arguments), factors=_counted(factors))
 
 
-def numbers(arguments: Mapping[str, Num]) -> dict[str, float]:
-    """Arguments as Python numbers."""
-    return {name: float(value) for name, value in arguments.items()}
+def _counted(factors: Mapping[str, Num]) -> dict[str, float]:
+    return {name: float(value) for name, value in factors.items() if value != 1.0}
+
+
+def _plain(arguments: Mapping[str, Given]) -> dict[str, Argument]:
+    return {
+        name: value if type(value) is float or isinstance(value, (str, Fabric)) else float(value)
+        for name, value in arguments.items()
+    }
+
+
+def known(function: str, arguments: Mapping[str, Given], basis: str = "", **factors: Num) -> Recipe:
+    """One call whose arguments are at hand."""
+    return lambda: ([called(function, arguments, **factors)], basis)
+
+
+def timed_calls(timed: Timed, **factors: Num) -> list[FormulaCall]:
+    """The calls of a fitted model."""
+    formula, fixed, counted = timed.model.formula, timed.model.fixed, _counted(factors | {"calls": timed.times})
+    return [
+        FormulaCall(function=formula.name, arguments=formula.named({**fixed, **shape}), factors=counted)
+        for shape in timed.shapes
+    ]
 
 
 @cache
@@ -70,96 +94,121 @@ def _overhead_lines(e: Evaluation) -> Iterator[Line]:
     step, layout, framework = e.step, e.inputs.layout, e.job.framework
     issue = {"micro_batches": step.micro_batches, "virtual_stages": layout.virtual_stages, "stages": layout.stages,
              "stage_s": framework.stage_s}  # fmt: skip
-    yield Line(path="host/stages/stage_issue_s", exposed_s=float(step.stage_host_s), function="host.stage_issue_s",
-               how=known(issue))  # fmt: skip
-    yield Line(path="overhead/step_overhead_s", exposed_s=float(step.overhead_s), function="host.step_overhead_s",
-               how=known({"step_s": framework.step_s}))  # fmt: skip
-    grown = {"work_s": step.total_s - step.overhead_s - step.growth_s, "devices": e.inputs.devices,
-             "growth": framework.growth}  # fmt: skip
-    yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s), function="scaling.growth_s",
-               how=known(grown))  # fmt: skip
+    yield Line(path="host/stages/stage_issue_s", exposed_s=float(step.stage_host_s),
+               recipe=known("host.stage_issue_s", issue))  # fmt: skip
+    yield Line(path="overhead/step_overhead_s", exposed_s=float(step.overhead_s),
+               recipe=known("host.step_overhead_s", {"step_s": framework.step_s}))  # fmt: skip
+    grown = {"work_s": step.work_s, "devices": step.devices, "growth": step.growth}
+    yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s), recipe=known("scaling.growth_s", grown))
 
 
 def _copies_line(e: Evaluation) -> Line:
     """Waits for activations that go to the host and come back."""
-    step, inputs = e.step, e.inputs
-    copies = {"copy_s": inputs.copy_s, "forward_s": step.behind_forward_s, "backward_s": step.behind_backward_s,
-              "hides": inputs.hides_copies, "times_per_step": step.micro_batches * step.stage.layers}  # fmt: skip
+    step = e.step
     return Line(
         path="offload/activations/exposed_copies_s", exposed_s=float(step.copies_s),
-        hidden_s=max(float(step.copies_busy_s - step.copies_s), 0.0), function="offload.exposed_copies_s",
-        how=known(copies, f"host link of {HOST_LINK_BPS / 1e9:g} GB/s, assumed"),
+        hidden_s=max(float(step.copies_busy_s - step.copies_s), 0.0), recipe=lambda: _copies_recipe(e),
     )  # fmt: skip
+
+
+def _copies_recipe(e: Evaluation) -> Made:
+    step, inputs = e.step, e.inputs
+    copies = copy_arguments(inputs, step.behind_forward_s, step.behind_backward_s)
+    filling = copy_bubble(inputs, step.stage, exposed_copies_s(**copies))
+    each = called("offload.exposed_copies_s", copies, times_per_step=step.micro_batches * step.stage.layers)
+    basis = f"host link of {HOST_LINK_BPS / 1e9:g} GB/s, assumed"
+    return [each, called("pipeline.pipeline_bubble_s", filling)], basis
 
 
 def _optimizer_line(e: Evaluation) -> Line:
-    seconds, fitted = float(e.step.optimizer_s), streamed(e.machine.models, e.step.optimizer_bytes)
+    step, machine = e.step, e.machine
+    seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, step.optimizer_bytes
     if "optimizer" in e.job.offload:
-        host = offloaded_arguments(e.job, e.step.optimizer_bytes, e.machine)
-        return Line(path="optimizer/host_adam_s", exposed_s=seconds, function="offload.host_adam_s", how=known(host))
+        host = offloaded_arguments(e.job, moved, machine)
+        return Line(path="optimizer/host_adam_s", exposed_s=seconds, recipe=known("offload.host_adam_s", host))
+    fitted = streamed(machine.models, moved)
     if fitted is None:
-        traffic = {"moved_bytes": e.step.optimizer_bytes, "memory_Bps": e.machine.memory_Bps}
-        return Line(path="optimizer/memory_s", exposed_s=seconds, function="roofline.memory_s", how=known(traffic))
-    name = fitted.model.formula.name
-    return Line(
-        path=f"optimizer/{leaf(name)}", exposed_s=seconds, function=name,
-        how=known({**fitted.model.fixed, **fitted.shapes[0]}, fitted.model.basis),
-    )  # fmt: skip
+        traffic = {"moved_bytes": moved, "memory_Bps": machine.memory_Bps}
+        recipe = known("roofline.memory_s", traffic, framework_factor=factor)
+        return Line(path="optimizer/memory_s", exposed_s=seconds, recipe=recipe)
+    return Line(path=f"optimizer/{leaf(fitted.model.formula.name)}", exposed_s=seconds,
+                recipe=lambda: (timed_calls(fitted, framework_factor=factor), fitted.model.basis))  # fmt: skip
 
 
 def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
-    step, plans, precision = e.step, e.plans, e.job.precision
-    overlapped = 1.0 if "dp" in e.job.overlap else 0.0
-    again = 1.0 if plans.zero >= 3 else 0.0
-    backward = {"one_layer_s": step.one_reduction_s + again * step.one_gather_s, "layers": step.stage.layers,
-                "behind_s": overlapped * step.behind_backward_s}  # fmt: skip
-    forward = {"one_layer_s": step.one_gather_s, "layers": step.stage.layers,
-               "behind_s": overlapped * step.behind_forward_s}  # fmt: skip
-    shared = (
-        ("gradients", step.gradient_s, step.gradient_busy_s, backward),
-        ("weights", step.weight_gather_s, step.weight_gather_busy_s, forward),
-        ("weights_again", step.backward_gather_s, step.backward_gather_busy_s, backward),
-    )
-    for name, exposed, busy, arguments in shared:
+    data, traffic = e.step.data, e.inputs.traffic
+    shared = shared_of(e.strategy, e.job, e.plans, e.sizes, e.step.stage)
+    ends = (shared.reduce_ends, traffic.reductions), (shared.gather_ends, traffic.gathers)
+    for name, exposed_s, busy_s, behind, part, sent in (
+        ("gradients", data.gradient_s, data.gradient_busy_s, data.backward, data.reduction_share, ends[0]),
+        ("weights", data.weight_gather_s, data.weight_gather_busy_s, data.forward, 1.0, ends[1]),
+        ("weights_again", data.backward_gather_s, data.backward_gather_busy_s, data.backward, data.gather_share, None),
+    ):
         yield Line(
-            path=f"dp_comm/{name}/exposed_layerwise_s", exposed_s=float(exposed), hidden_s=float(busy - exposed),
-            function="data_parallel.exposed_layerwise_s", how=known(arguments),
+            path=f"dp_comm/{name}/{leaf(LAYERWISE)}", exposed_s=float(exposed_s), hidden_s=float(busy_s - exposed_s),
+            recipe=partial(_layerwise_recipe, e, behind, part, sent),
         )  # fmt: skip
-    weights, axes = e.sizes.layer.weights, e.strategy.gradient_axes
-    reduce = "reduce_scatter" if plans.zero >= 1 else "all_reduce"
-    yield _ring_part(e, "gradients", reduce, axes, weights * e.job.gradient_bytes, step.one_reduction_s)
-    yield _ring_part(e, "weights", "all_gather", axes, weights * precision.element_bytes, step.one_gather_s)
-    replicated = e.sizes.layer.replicated * e.job.gradient_bytes * step.stage.layers
-    call = collective_call("all_reduce", plans, e.machine, (e.strategy.replicated_axis,), replicated)
-    yield Line(path=f"dp_comm/replicated_weights/{call.leaf}", exposed_s=float(step.replicated_s),
-               function=call.function, how=call.how)  # fmt: skip
+    links = e.job.framework.data_links
+    yield _one_layer_line(e, "gradients", shared.reduce, data.one_reduction_s, links)
+    yield _one_layer_line(e, "weights", shared.gather, data.one_gather_s, links)
+    replicated = replicated_of(e.strategy, e.job, e.plans, e.sizes, e.step.stage)
+    yield Line(path=f"dp_comm/replicated_weights/{_sent_call(e, replicated).leaf}",
+               exposed_s=float(e.step.replicated_s), recipe=lambda: _sent_recipe(e, [replicated]))  # fmt: skip
 
 
-def _ring_part(e: Evaluation, name: str, kind: str, axes: tuple[str, ...], size: Num, seconds: Num) -> Line:
-    """The collective of one layer, from which the exposed time follows."""
-    call = collective_call(kind, e.plans, e.machine, axes, size)
-    return Line(path=f"dp_comm/{name}/one_layer/{call.leaf}", part_s=float(seconds), function=call.function,
-                how=call.how)  # fmt: skip
+def _one_layer_line(e: Evaluation, name: str, sent: list[Sent], seconds: Num, links: Num) -> Line:
+    """The collectives of one layer, from which the exposed time follows."""
+    return Line(path=f"dp_comm/{name}/one_layer/{_sent_call(e, sent[0]).leaf}", part_s=float(seconds),
+                recipe=lambda: _sent_recipe(e, sent, framework_factor=links))  # fmt: skip
+
+
+def _layerwise_recipe(e: Evaluation, behind: Behind, part: Num, ends: tuple[list[Sent], Num] | None) -> Made:
+    """What runs behind the computation of layers: as far as it hides, and what could but does not; then the ends."""
+    one = {"one_layer_s": behind.one_layer_s, "layers": behind.layers, "behind_s": behind.behind_s}
+    each = ((one, 1.0 - behind.shown), (one | {"behind_s": 0.0}, behind.shown))
+    calls = [
+        called(LAYERWISE, arguments, times_per_step=behind.times, share_of_traffic=part, share_of_time=share)
+        for arguments, share in each if share
+    ]  # fmt: skip
+    if ends is None:
+        return calls, ""
+    further, basis = _sent_recipe(e, ends[0], times_per_step=ends[1], framework_factor=e.job.framework.data_links)
+    return [*calls, *further], basis
+
+
+def _sent_call(e: Evaluation, one: Sent) -> Call:
+    return collective_over_call(one.kind, e.machine, one.size_bytes, lambda: one.group, one.senders)
+
+
+def _sent_recipe(e: Evaluation, sent: list[Sent], **factors: Num) -> Made:
+    """Collectives one after the other; those that send nothing are left out."""
+    calls: list[FormulaCall] = []
+    bases: dict[str, None] = {}
+    for one in sent:
+        if one.times and one.size_bytes and one.group[0] > 1:
+            call = _sent_call(e, one)
+            arguments, basis = call.how()
+            calls.append(called(call.function, arguments, **factors, passes=one.times))
+            bases[basis] = None
+    return calls, "; ".join(bases)
 
 
 def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
-    step, plans = e.step, e.plans
+    step, plans, inputs = e.step, e.plans, e.inputs
     messages = 2 * step.micro_batches * plans.vpp
-    basis = message_basis(e.machine, float(plans.pp), float(plans.in_pp))
-    link = {"stages": plans.pp, "inside": plans.in_pp, "fast_s": step.fast_link_s, "slow_s": step.slow_link_s}
+    basis, factor = message_basis(e.machine, float(plans.pp), float(plans.in_pp)), e.job.framework.stage_links
+    link = {"stages": plans.pp, "inside": plans.in_pp, "fast_s": inputs.fast_link_s, "slow_s": inputs.slow_link_s}
     yield Line(
-        path="pp_comm/mean_stage_link_s", exposed_s=float(step.pipeline_comm_s),
-        hidden_s=float(messages * step.stage_link_s - step.pipeline_comm_s), function="pipeline.mean_stage_link_s",
-        how=known({**link, "times_per_step": messages}, basis),
+        path=f"pp_comm/{leaf(STAGE_LINK)}", exposed_s=float(step.pipeline_comm_s),
+        hidden_s=float(messages * step.stage_link_s - step.pipeline_comm_s),
+        recipe=known(STAGE_LINK, link, basis, times_per_step=messages, framework_factor=factor,
+                     exposed_share=1.0 - inputs.hides_stages),
     )  # fmt: skip
-    bubble, name = {"all_stages_s": step.stage.all_stages_s, "slowest_stage_s": step.stage.slowest_s,
-                    "virtual_stages": plans.vpp}, "pipeline_bubble_s"  # fmt: skip
-    if e.job.schedule in ZERO_BUBBLE:
-        name = "zero_bubble_s"
-        bubble |= {"all_weights_s": step.stage.all_weights_s, "slowest_weights_s": step.stage.slowest_weights_s,
-                   "lifted": e.inputs.lifted}  # fmt: skip
-    yield Line(path=f"bubble/{name}", exposed_s=float(step.bubble_s - step.bubble_links_s),
-               function=f"pipeline.{name}", how=known(bubble))  # fmt: skip
-    yield Line(path="bubble/mean_stage_link_s", exposed_s=float(step.bubble_links_s),
-               function="pipeline.mean_stage_link_s",
-               how=known({**link, "times_per_step": 2 * (plans.pp - 1)}, basis))  # fmt: skip
+    bubble, name = bubble_arguments(inputs, step.stage), "zero_bubble_s"
+    if e.job.schedule not in ZERO_BUBBLE:
+        name = "pipeline_bubble_s"
+        bubble = {each: bubble[each] for each in ("all_stages_s", "slowest_stage_s", "virtual_stages")}
+    yield Line(path=f"bubble/{name}", exposed_s=float(step.idle_s), recipe=known(f"pipeline.{name}", bubble))
+    yield Line(path=f"bubble/{leaf(STAGE_LINK)}", exposed_s=float(step.bubble_links_s),
+               recipe=known(STAGE_LINK, link, basis, times_per_step=2 * (plans.pp - 1),
+                            framework_factor=factor))  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from steptime.cost.experts import hidden_exchange_s
-from steptime.cost.host import router_wait_s
+from steptime.cost.host import issue_wait_s, router_wait_s
 from steptime.estimate.communication import Call, collective_call
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
@@ -19,23 +19,21 @@ from steptime.estimate.layer import (
     device_s,
     factor_of,
     kind_of,
-    paced_s,
+    row_rates,
 )
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM
 from steptime.estimate.memory import Call as MemoryCall
 from steptime.estimate.memory_kernels import MEMORY_BOUND
-from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import Detail
 from steptime.estimate.step import exchanges_of, hidden_exchanges
-from steptime.estimate.step_terms import Line, known, leaf, numbers, step_lines
-from steptime.num import Num
+from steptime.estimate.step_terms import Line, Made, called, known, leaf, step_lines, timed_calls
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
 COMPUTE = "roofline.roofline_compute_s"
 EXPOSED_MEMORY = "roofline.roofline_exposed_memory_s"
-ISSUED = "host.issued_s"
+ISSUE = "host.issue_wait_s"
 ROUTER = "host.router_wait_s"
 HIDDEN = "experts.hidden_exchange_s"
 KEPT = "kept_bytes_per_layer"
@@ -53,46 +51,42 @@ def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation, shown
         function = time.timed.model.formula.name
         group = "memory_bound" if function == MEMORY_BOUND.name else "compute"
         lines = [Line(path=f"{group}/{name}/{leaf(function)}", exposed_s=float(time.compute_s * count * factor),
-                      function=function, how=partial(_timed_how, time.timed, count, factor))]  # fmt: skip
+                      recipe=partial(_timed_recipe, time, time.timed, count, factor))]  # fmt: skip
     return [*lines, *_transfer_lines(time, name, count, e, shown)] if time.transfers else lines
 
 
-def _times(count: float, factor: float) -> dict[str, float]:
-    return {"times_per_step": count} | ({"framework_factor": factor} if factor != 1.0 else {})
-
-
-def _timed_how(timed: Timed, count: float, factor: float) -> tuple[Mapping[str, Num], str]:
-    return {**timed.model.fixed, **timed.shapes[0], **_times(count, factor)}, timed.model.basis
+def _timed_recipe(time: PhaseTime, timed: Timed, count: float, factor: float) -> Made:
+    return timed_calls(timed, times_per_step=count * time.times, framework_factor=factor), timed.model.basis
 
 
 def _roofline_lines(time: PhaseTime, name: str, count: float, factor: float, e: Evaluation) -> list[Line]:
     total, hidden = count * factor, time.memory_busy_s - time.exposed_memory_s
     return [
-        Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * total), function=COMPUTE,
-             how=partial(_compute_how, time, e.machine, count, factor)),
+        Line(path=f"compute/{name}/{leaf(COMPUTE)}", exposed_s=float(time.compute_s * total),
+             recipe=partial(_compute_recipe, time, e.machine, count, factor)),
         Line(path=f"memory_bound/{name}/{leaf(EXPOSED_MEMORY)}", exposed_s=float(time.exposed_memory_s * total),
-             hidden_s=float(hidden * total), function=EXPOSED_MEMORY,
-             how=partial(_traffic_how, time, e.machine, count, factor)),
+             hidden_s=float(hidden * total), recipe=partial(_traffic_recipe, time, e.machine, count, factor)),
     ]  # fmt: skip
 
 
-def _compute_how(time: PhaseTime, machine: Machine, count: float, factor: float) -> tuple[Mapping[str, Num], str]:
-    rate = machine.attention_flops_per_s if OPERATORS[time.row.operator].attention_rate else machine.matrix_flops_per_s
-    return {
-        "matrix_flops": time.matrix_flops, "vector_flops": time.vector_flops, "matrix_flops_per_s": rate,
-        "vector_flops_per_s": machine.vector_flops_per_s, "kernel_latency_s": machine.kernel_latency_s,
-        **_times(count, factor),
-    }, ""  # fmt: skip
+def _compute_recipe(time: PhaseTime, machine: Machine, count: float, factor: float) -> Made:
+    one, (matrix, vector, latency_s) = time.once or time, row_rates(time.row, machine)
+    work = {
+        "matrix_flops": one.matrix_flops, "vector_flops": one.vector_flops, "matrix_flops_per_s": matrix,
+        "vector_flops_per_s": vector, "kernel_latency_s": latency_s,
+    }  # fmt: skip
+    return [called(COMPUTE, work, times_per_step=count * time.times, framework_factor=factor)], ""
 
 
-def _traffic_how(time: PhaseTime, machine: Machine, count: float, factor: float) -> tuple[Mapping[str, Num], str]:
-    traffic = {"moved_bytes": time.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": time.compute_s}
-    return {**traffic, **_times(count, factor)}, ""
+def _traffic_recipe(time: PhaseTime, machine: Machine, count: float, factor: float) -> Made:
+    one = time.once or time
+    traffic = {"moved_bytes": one.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": one.compute_s}
+    return [called(EXPOSED_MEMORY, traffic, times_per_step=count * time.times, framework_factor=factor)], ""
 
 
 def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation, shown: float) -> Iterator[Line]:
     panels = 1 if time.row.panels is None else time.row.panels
-    for each in time.transfers:
+    for i, each in enumerate(time.transfers):
         axis, kind = each.transfer.axis, each.transfer.collective
         factor = float(e.job.framework.links(axis))
         share = shown if axis == EXPERT_AXIS else 1.0
@@ -100,15 +94,20 @@ def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation, sho
         call = collective_call(kind, e.plans, e.machine, (axis,), each.transfer.size_bytes / panels)
         yield Line(
             path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(total_s * share),
-            hidden_s=float(hidden_s + total_s * (1.0 - share)), function=call.function,
-            how=partial(_call_how, call, count, factor, panels, share),
+            hidden_s=float(hidden_s + total_s * (1.0 - share)),
+            recipe=partial(_transfer_recipe, time, i, call, count, factor, share),
         )  # fmt: skip
 
 
-def _call_how(call: Call, count: float, factor: float, panels: Num, share: float) -> tuple[Mapping[str, Num], str]:
+def _transfer_recipe(time: PhaseTime, index: int, call: Call, count: float, factor: float, share: float) -> Made:
+    """Exposed calls of a collective: part of one, or of a blocked product those for so many panels."""
+    each = (time.once or time).transfers[index]
+    name = "exposed_share" if time.row.panels is None else "exposed_panels"
+    exposed = each.exposed_s / each.one_s if each.one_s else 0.0
     arguments, basis = call.how()
-    shown = {} if share == 1.0 else {"shown_share": share}
-    return {**arguments, **_times(count, factor), "panels": float(panels), **shown}, basis
+    times = count * time.times
+    return [called(call.function, arguments, times_per_step=times, framework_factor=factor, shown_share=share,
+                   **{name: exposed})], basis  # fmt: skip
 
 
 def _part_lines(e: Evaluation) -> Iterator[Line]:
@@ -143,22 +142,21 @@ def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
     """What hides of the exchange of experts behind the opposite pass: no part of the step's time, but of its terms."""
     for phase, how in exchanges_of(e.inputs.layout, e.passes.layer).items():
         yield Line(path=f"{EXPERT_AXIS}_comm/{phase}/layer/{leaf(HIDDEN)}", exposed_s=0.0,
-                   part_s=float(hidden_exchange_s(**how) * count), function=HIDDEN,
-                   how=known(how | {"times_per_step": count}))  # fmt: skip
+                   part_s=float(hidden_exchange_s(**how) * count),
+                   recipe=known(HIDDEN, how, times_per_step=count))  # fmt: skip
 
 
 def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Iterator[Line]:
     """What the device waits for the host in one part of the model."""
     work, framework = e.works[part][phase], e.job.framework
-    device, waited = device_s(work, framework), router_wait_s(work.routers, framework.router_s)
-    paced = paced_s(work, framework) - waited
-    issued = {"device_s": device, "operators": work.operators, "host_s": framework.host_s, "times_per_step": count}
+    issued = {"device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s}
+    waits = {"routers": work.routers, "wait_s": framework.router_s}
     path = f"host/{named or phase}/{part}"
-    yield Line(path=f"{path}/{leaf(ISSUED)}", exposed_s=float((paced - device) * count), function=ISSUED,
-               how=known(issued))  # fmt: skip
-    waits = {"routers": work.routers, "wait_s": framework.router_s, "times_per_step": count}
-    yield Line(path=f"{path}/{leaf(ROUTER)}", exposed_s=float(waited * count), function=ROUTER,
-               how=known(waits))  # fmt: skip
+    yield Line(path=f"{path}/{leaf(ISSUE)}", exposed_s=float(issue_wait_s(**issued) * count),
+               recipe=known(ISSUE, issued, times_per_step=count))  # fmt: skip
+    if work.routers:
+        yield Line(path=f"{path}/{leaf(ROUTER)}", exposed_s=float(router_wait_s(**waits) * count),
+                   recipe=known(ROUTER, waits, times_per_step=count))  # fmt: skip
 
 
 def lines_of(e: Evaluation) -> list[Line]:
@@ -182,9 +180,9 @@ def details_of(lines: list[Line]) -> tuple[Detail, ...]:
 
 
 def _detail(line: Line) -> Detail:
-    arguments, basis = line.how()
-    return Detail(path=line.path, function=line.function, value=line.exposed_s or line.part_s,
-                  arguments=numbers(arguments), basis=basis)  # fmt: skip
+    (first, *further), basis = line.recipe()
+    return Detail(path=line.path, function=first.function, value=line.exposed_s or line.part_s,
+                  arguments=first.arguments, factors=first.factors, basis=basis, further=tuple(further))  # fmt: skip
 
 
 def _summed(pairs: Iterable[tuple[str, float]]) -> Terms:
@@ -207,11 +205,14 @@ def memory_terms(e: Evaluation, stage: str) -> Terms:
 
 def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
     """How each of them was computed."""
-    return tuple(
-        Detail(path=path, function=call.formula.name, value=value, arguments=_shared_arguments(call, share))
-        for path, value, call, share in _memory_shares(e, stage)
-        if value
-    )
+    return tuple(_memory_detail(*each) for each in _memory_shares(e, stage) if each[1])
+
+
+def _memory_detail(path: str, value: float, call: MemoryCall, share: float) -> Detail:
+    """A call, or of the activations of layers the share of a row."""
+    arguments = call.arguments if share == 1.0 else {**call.arguments, KEPT: share * call.arguments[KEPT]}
+    one = called(call.formula.name, arguments)
+    return Detail(path=path, function=one.function, value=value, arguments=one.arguments)
 
 
 def _memory_shares(e: Evaluation, stage: str) -> Iterator[tuple[str, float, MemoryCall, float]]:
@@ -226,8 +227,3 @@ def _memory_shares(e: Evaluation, stage: str) -> Iterator[tuple[str, float, Memo
                     yield f"activations/{row.name}/activation_bytes", value * share, call, share
         else:
             yield path, value, call, 1.0
-
-
-def _shared_arguments(call: MemoryCall, share: float) -> dict[str, float]:
-    arguments = numbers(call.arguments)
-    return arguments if share == 1.0 else {**arguments, KEPT: share * arguments[KEPT]}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from steptime.cost.data_parallel import adam_step_bytes
 from steptime.cost.offload import host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
-from steptime.estimate.communication import collective_over_s, collective_time_s, group_of
+from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import gradient_ranks, kept_of_layer, sharing_ranks
 from steptime.estimate.memory_kernels import streamed
@@ -64,41 +65,66 @@ def traffic_of(
     strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage, micro_batches: Num
 ) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
-    group = group_of(plans, strategy.gradient_axes)
-    pools = [Pool(weights="weights", frozen="frozen_bytes", group=group)]
+    shared, zero = shared_of(strategy, job, plans, sizes, stage), plans.zero
+    gather_s = sent_s(machine, shared.gather)
+    return Traffic(
+        reduce_s=sent_s(machine, shared.reduce), gather_s=gather_s,
+        gather_again_s=where(zero >= 3, 1.0, 0.0) * gather_s,
+        reduce_ends_s=sent_s(machine, shared.reduce_ends), gather_ends_s=sent_s(machine, shared.gather_ends),
+        reductions=where(zero >= 2, micro_batches, 1.0), gathers=where(zero >= 3, micro_batches, 1.0),
+    )  # fmt: skip
+
+
+class Sent(NamedTuple):
+    """One collective over ranks that hold the same parameters."""
+
+    kind: str
+    size_bytes: Num
+    group: Group
+    senders: Num | None = None
+    """Ranks of a domain whose NICs carry what leaves it; None: all."""
+    times: Num = 1.0
+
+
+class Shared(NamedTuple):
+    """Collectives over the data-parallel group."""
+
+    reduce: list[Sent]
+    """Of the gradients of one layer; below likewise of its weights, and of both of embedding and head."""
+    gather: list[Sent]
+    reduce_ends: list[Sent]
+    gather_ends: list[Sent]
+
+
+def sent_s(machine: Machine, sent: list[Sent]) -> Num:
+    """Time of some collectives, one after the other."""
+    total: Num = 0.0
+    for one in sent:
+        total = total + one.times * collective_over_s(one.kind, machine, one.size_bytes, *one.group, one.senders)
+    return total
+
+
+def shared_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Shared:
+    """The collectives of :func:`traffic_of`."""
+    pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
-        group = group_of(plans, ("edp",))
-        pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group))
-    zero = plans.zero
+        pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group_of(plans, ("edp",))))
 
     def ends(name: str) -> Num:
         total: Num = getattr(sizes.first, name) * stage.first + getattr(sizes.last, name) * stage.last
         return total
 
-    def summed(name: str, of: Callable[[Pool], tuple[Num, Num]]) -> Num:
-        total: Num = 0.0
-        for pool in pools:
-            weights, frozen = of(pool)
-            move = _reduced_s if name == "reduce" else _gathered_s
-            total = total + move(job, machine, plans, pool.group, weights, frozen)
-        return total
+    def layer(name: str) -> Num:
+        size: Num = getattr(sizes.layer, name)
+        return size
 
-    def layer(pool: Pool) -> tuple[Num, Num]:
-        return getattr(sizes.layer, pool.weights), getattr(sizes.layer, pool.frozen)
+    def each(sent: Callable[[Job, Plans, Pool, Size], list[Sent]], size: Size) -> list[Sent]:
+        return [one for pool in pools for one in sent(job, plans, pool, size)]
 
-    def outer(pool: Pool) -> tuple[Num, Num]:
-        return ends(pool.weights), ends(pool.frozen)
-
-    gather_s = summed("gather", layer)
-    return Traffic(
-        reduce_s=summed("reduce", layer), gather_s=gather_s, gather_again_s=where(zero >= 3, 1.0, 0.0) * gather_s,
-        reduce_ends_s=summed("reduce", outer), gather_ends_s=summed("gather", outer),
-        reductions=where(zero >= 2, micro_batches, 1.0), gathers=where(zero >= 3, micro_batches, 1.0),
-    )  # fmt: skip
+    return Shared(each(_reductions, layer), each(_gathers, layer), each(_reductions, ends), each(_gathers, ends))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(NamedTuple):
     """Parameters that are reduced and shared out together: names of their sums, ranks of their group, those inside."""
 
     weights: str
@@ -106,26 +132,34 @@ class Pool:
     group: Group
 
 
-def _reduced_s(job: Job, machine: Machine, plans: Plans, group: Group, weights: Num, _: Num) -> Num:
+Size = Callable[[str], Num]
+"""Bytes or parameters of a pool by the name of their sum."""
+
+
+def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Reduction of gradients: each shard on its ranks, then over the replicas of the shards."""
-    size_bytes = weights * job.gradient_bytes
+    size_bytes, group = size(pool.weights) * job.gradient_bytes, pool.group
     halves = where(plans.zero >= 1, 1.0, 2.0)
     if not isinstance(plans.shard, np.ndarray) and not plans.shard:
-        return halves * collective_over_s("reduce_scatter", machine, size_bytes, *group)
-    (ranks, inside), (copies, copies_inside) = _shards(plans, group)
-    own_s = collective_over_s("reduce_scatter", machine, size_bytes, ranks, inside)
-    copies_s = collective_over_s("all_reduce", machine, size_bytes / ranks, copies, copies_inside)
-    return halves * own_s + copies_s
+        return [Sent("reduce_scatter", size_bytes, group, _senders(job, plans, group), halves)]
+    shards, copies = _shards(plans, group)
+    own = Sent("reduce_scatter", size_bytes, shards, times=halves)
+    return [own, Sent("all_reduce", size_bytes / shards[0], copies)]
 
 
-def _gathered_s(job: Job, machine: Machine, plans: Plans, group: Group, weights: Num, frozen: Num) -> Num:
+def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Gathering of weights that are shared out; frozen ones only under ZeRO-3."""
-    size_bytes = weights * job.precision.element_bytes + frozen * where(plans.zero >= 3, 1.0, 0.0)
-    gathered = where(plans.zero >= 1, 1.0, 0.0)
+    group, gathered = pool.group, where(plans.zero >= 1, 1.0, 0.0)
+    size_bytes = size(pool.weights) * job.precision.element_bytes
+    size_bytes = size_bytes + size(pool.frozen) * where(plans.zero >= 3, 1.0, 0.0)
     if not isinstance(plans.shard, np.ndarray) and not plans.shard:
-        return gathered * collective_over_s("all_gather", machine, size_bytes, *group)
-    (ranks, inside), _ = _shards(plans, group)
-    return gathered * collective_over_s("all_gather", machine, size_bytes, ranks, inside)
+        return [Sent("all_gather", size_bytes, group, _senders(job, plans, group), gathered)]
+    return [Sent("all_gather", size_bytes, _shards(plans, group)[0], times=gathered)]
+
+
+def _senders(job: Job, plans: Plans, group: Group) -> Num | None:
+    """Ranks of a domain whose NICs carry the traffic of ZeRO; None: all."""
+    return where(plans.zero >= 3, minimum(group[1], 1), group[1]) if job.single_ring else None
 
 
 def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
@@ -142,8 +176,13 @@ def replicated_s(
     """Reduction of the gradients of weights that tensor-parallel ranks replicate."""
     if not method.share_replicated_gradients:
         return 0.0 * plans.tp
+    return sent_s(machine, [replicated_of(strategy, job, plans, sizes, stage)])
+
+
+def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Sent:
+    """The collective of :func:`replicated_s`."""
     size_bytes = _on_stage(sizes, stage, "replicated") * job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
-    return collective_time_s("all_reduce", plans, machine, (strategy.replicated_axis,), size_bytes)
+    return Sent("all_reduce", size_bytes, group_of(plans, (strategy.replicated_axis,)))
 
 
 NODE = 8
@@ -169,13 +208,18 @@ def layer_copy_s(job: Job, plans: Plans, sizes: Sizes) -> Num:
 
 
 def optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> Num:
-    """Time of the optimiser's pass over its tensors, on the device or on the host."""
+    """Time of the optimiser's pass over its tensors on the device; 0 where the host does it."""
     if "optimizer" in job.offload:
-        return host_adam_s(**offloaded_arguments(job, optimizer_bytes, machine))
+        return 0.0
     fitted = streamed(machine.models, optimizer_bytes)
     if fitted is None:
         return memory_s(optimizer_bytes, machine.memory_Bps)
     return where(optimizer_bytes > 0, fitted.seconds, 0.0)
+
+
+def host_optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> Num:
+    """Time of the optimiser on the host; 0 where the device does it."""
+    return host_adam_s(**offloaded_arguments(job, optimizer_bytes, machine)) if "optimizer" in job.offload else 0.0
 
 
 def optimizer_bytes_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Num:

@@ -6,7 +6,7 @@ has a :class:`Source` that says where it comes from and a :class:`Kind` that say
 
 from __future__ import annotations
 
-from steptime.hardware.library import cluster_names, device_names, load_cluster, load_device
+from steptime.hardware.library import cluster_names, device_names, device_within, load_cluster, load_device
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Source",
     "cluster_names",
     "device_names",
+    "device_within",
     "load_cluster",
     "load_device",
 ]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware.load import (
+    LIKE,
     Document,
     Layer,
     cluster_record,
@@ -23,6 +25,7 @@ from steptime.hardware.load import (
     origin,
     parse_toml,
     read,
+    read_bytes,
 )
 from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
@@ -43,6 +46,24 @@ def load_device(name_or_path: str | Path) -> Device:
     989400000000000.0
     """
     return _device(_find(str(name_or_path), "device"))
+
+
+def device_within(name_or_path: str | Path) -> Device:
+    """The device of that name, alias or file; of the name or file of a cluster, the device that it is made of.
+
+    Raises:
+        UserError: as of :func:`load_device` and :func:`load_cluster`; an unknown name gets the nearest devices.
+
+    >>> device_within("dgx-h100") == device_within("h100-sxm") == load_device("h100-sxm")
+    True
+    """
+    given = str(name_or_path)
+    if is_path(given):
+        table = parse_toml(read_bytes(Path(given).expanduser()), given)
+        cluster = not {"levels", "device"}.isdisjoint(table)
+    else:
+        cluster = _resolve(given, "device") is None and _resolve(given, "cluster") is not None
+    return load_cluster(given).device if cluster else load_device(given)
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
@@ -105,6 +126,13 @@ def _resolve(name: str, kind: str) -> Path | None:
     return files.get(aliases.get(key, ""))
 
 
+@lru_cache(maxsize=256)
+def architecture_of(device: str) -> str | None:
+    """Design of the chip of a device of the catalogue; None where there is none of that name, or it does not say."""
+    path = _resolve(device, "device")
+    return None if path is None else _device(read(path, "device", trusted=CATALOGUE in path.parents)).architecture
+
+
 def _find(name: str, kind: str, *, beside: Document | None = None, field: str = "") -> Document:
     """The document of a name or path; a path inside a file is relative to that file."""
     if is_path(name):
@@ -148,6 +176,8 @@ def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
     stack = bottom
     for document in reversed(chain):
         own = layer(document.table, kind, _own_source(document), where=document.where)
+        if document.trusted and kind == "device":
+            own = replace(own, texts={**own.texts, LIKE: _name(document)})
         stack = _with_companion(own, document, "").over(stack)
     return stack
 

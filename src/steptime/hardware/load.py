@@ -40,6 +40,10 @@ class Document:
         return str(self.path)
 
 
+LIKE: Final = "like"
+"""Text of a layer that no file has: the name of the catalogue's file that it was read from."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """Numbers by TOML key (``memory``, ``matrix.bf16``), each with its source, and texts."""
@@ -141,7 +145,11 @@ def _refuse_other_kind(table: Table, kind: str, where: str) -> None:
             hint='write a cluster file with base = "..." or [levels.NAME] tables, and device = "<this file>"',
         )
     if kind == "device" and "levels" in table:
-        raise InputFileError(where, "describes a cluster, a device is needed")
+        raise InputFileError(
+            where,
+            "describes a cluster, a device is needed",
+            hint="name its device, or write a file with the fields of its [device] table alone",
+        )
 
 
 def layer(table: Table, kind: str, default: Source, *, where: str) -> Layer:
@@ -241,6 +249,8 @@ def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curv
         name=name,
         title=stack.texts.get("title", name),
         vendor=stack.texts.get("vendor", "unknown"),
+        architecture=stack.texts.get("architecture"),
+        like=stack.texts.get(LIKE),
         curves=curves,
         sources={_record_key(key, DEVICE): source for key, source in stack.sources.items()},
         **rates,

@@ -39,6 +39,10 @@ class Device:
     name: str
     title: str
     vendor: str
+    architecture: str | None = None
+    """Design of the chip: devices that share it differ in memory, links and clock (``hopper``: H100, H200, H20)."""
+    like: str | None = None
+    """Device of the catalogue that this one is, or changes numbers of; None: it has nothing to do with any."""
     matrix_flops_per_s: Mapping[str, float]
     """Dense peak of the matrix units by dtype (``fp32 tf32 fp16 bf16 fp8 int8 fp4``); no sparsity."""
     vector_flops_per_s: Mapping[str, float]
@@ -62,6 +66,11 @@ class Device:
     """Time models fitted to this very machine; they go before the profile of the catalogue."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Field name (``memory_Bps``, ``matrix_flops_per_s.bf16``) to the source of its number."""
+
+    @property
+    def measured_as(self) -> str:
+        """Name under which its time models and the factors of frameworks on it are kept: its own if it has curves."""
+        return self.name if self.curves is not None else self.like or self.name
 
     def matrix_dtype(self, dtype: str) -> str:
         """Dtype whose rate the matrix units have for another: where they lack fp8, int8 stands for it."""

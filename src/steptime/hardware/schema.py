@@ -86,7 +86,7 @@ _RATE_NAMES: Final = tuple(f"{table}.{dtype}" for table, (_, dtypes) in RATES.it
 
 DeviceFile: Final = _model(
     "DeviceFile",
-    _texts("base", "name", "title", "vendor", "notes", "cluster", "curves"),
+    _texts("base", "name", "title", "vendor", "architecture", "notes", "cluster", "curves"),
     _numbers(DEVICE),
     {table: (_rates(table), None) for table in RATES},
     _with_sources((*DEVICE, *RATES, *_RATE_NAMES)),

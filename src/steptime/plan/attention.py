@@ -120,10 +120,11 @@ def _transfers(s: Shape, heads: Heads, gathered: Num) -> tuple[tuple[Transfer, .
 
 def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, Num]:
     """What a tiled kernel sees; a sequence shard is balanced, so each of its queries sees the mean number of keys."""
-    alike = s.model.causal and (window is not None or not s.model.windowed_layers)
+    reaches = window is not None and window < s.seq_len
+    alike = s.model.causal and (reaches or not s.model.windowed_layers or (s.model.window or 0) >= s.seq_len)
     causal = where((heads.ranks <= 1) | heads.exchanged, float(alike), 0.0)
     return {
         "batch": heads.batch, "heads": heads.heads, "kv_heads": heads.kv_heads, "queries": heads.queries,
         "seen_keys": where(causal > 0, s.seq_len, pairs / heads.rows), "causal": causal,
-        "window": float(window or 0) * causal,
+        "window": float(window or 0) * float(reaches) * causal,
     }  # fmt: skip

@@ -3,7 +3,7 @@
 Tokens of a rank's sequence shard choose experts; their copies go to the ranks of ``ep`` that have them (and are
 gathered over ``etp`` where ranks share an expert), pass through two grouped products, and come back. The axes of the
 experts divide the ranks of ``tp``, ``cp`` and ``dp`` anew (parallel folding, arXiv 2504.14960). Ranks have equal
-numbers of experts; the fullest one has ``Job.expert_load`` times the mean of the rows. The probabilities weigh the
+numbers of experts; the fullest one has ``Shape.expert_load`` times the mean of the rows. The probabilities weigh the
 activation, so that the combination is a plain sum and keeps nothing.
 """
 
@@ -44,7 +44,7 @@ def _router(s: Shape, experts: Experts) -> list[Row]:
 
 def _exchange(s: Shape) -> tuple[Transfer, ...]:
     """The fullest rank receives more than the mean of what ranks send."""
-    size = s.sent_rows * s.job.expert_load * s.hidden * s.element_bytes
+    size = s.sent_rows * s.expert_load * s.hidden * s.element_bytes
     if s.job.exchange_once:
         size = size * once_share(s.choices, s.plans.ep, s.plans.inside("ep"))
     return (over("ep", "all_to_all", size),)

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from steptime.errors import UserError
+from steptime.hardware.library import architecture_of
 from steptime.plan.framework import IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor, widening
 from steptime.plan.framework_file import framework_tables
 
@@ -50,7 +51,7 @@ def load_framework(name: str, device: str) -> Framework:
     values = {p: float(own.get(p, common[p])) for p in PARAMETERS}
     factors = table["device"].get(device, {})
     values |= {p: values[p] * float(factor) for p, factor in factors.items() if p in PARAMETERS}
-    values["attention"] *= kernel_factor(habits_of(name).kernel, device)
+    values["attention"] *= kernel_factor(habits_of(name).kernel, architecture_of(device))
     spread = _spread(table, own, factors)
     return replace(IDEAL, name=name, spread=spread, **values)
 

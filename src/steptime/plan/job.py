@@ -153,6 +153,8 @@ class Job:
     exchange_once: bool = False
     """Tokens cross to their experts once per domain and rank (:func:`steptime.cost.experts.once_share`); else every
     copy does."""
+    single_ring: bool = False
+    """What ZeRO-3 gathers and reduces over the data-parallel ranks leaves a node by one NIC; else by those of all."""
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None
@@ -169,8 +171,3 @@ class Job:
     def gradient_bytes(self) -> float:
         """Bytes of one gradient."""
         return self.precision.gradient_bytes if self.gradient_dtype is None else GRADIENT_BYTES[self.gradient_dtype]
-
-    @property
-    def expert_load(self) -> float:
-        """Rows that the fullest expert rank computes over the mean."""
-        return self.expert_imbalance if self.expert_capacity is None else self.expert_capacity

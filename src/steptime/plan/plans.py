@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import gcd
 from typing import Any
 
 import numpy as np
 
-from steptime.num import Array, Num, floor_div, greatest_common_divisor
+from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum
 
 RECOMPUTE_CODES = {
     "none": 0, "attention": 1, "full": 2, "norm": 4, "activation": 8, "up_projection": 16, "mlp": 32, "experts": 64,
@@ -109,11 +110,25 @@ class Plans:
             room = room // inside
         raise AssertionError(axis)
 
+    def in_order(self, domain: int) -> Plans:
+        """One plan placed as launchers number ranks: ``tp`` fills a fast domain first, then ``tp2 cp dp pp``.
+
+        Of a domain as many devices are used as divide those of the plan.
+
+        >>> Plans(tp=4, dp=4, pp=2).in_order(8).in_dp, Plans(tp=8, dp=8).in_order(72).in_dp
+        (2, 8)
+        """
+        inside, room = {}, max(used for used in divisors(int(self.ranks)) if used <= domain)
+        for axis in ("tp", "tp2", "cp", "dp", "pp"):
+            inside[f"in_{axis}"] = gcd(int(getattr(self, axis)), room)
+            room //= inside[f"in_{axis}"]
+        return self.with_columns(inside)
+
     @property
     def edp(self) -> Num:
-        """Ranks that hold the same experts: ``tp`` x ``cp`` x ``dp`` over ``ep`` x ``etp``."""
+        """Ranks that hold the same experts: ``tp`` x ``cp`` x ``dp`` over ``ep`` x ``etp``, but at least one."""
         ranks: Num = self.tp * self.cp * self.dp
-        return floor_div(ranks, self.ep * self.etp)
+        return maximum(floor_div(ranks, self.ep * self.etp), 1)
 
     @property
     def ranks(self) -> Num:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.num import Num, ceil_div, where
+from steptime.cost.experts import greatest_imbalance
+from steptime.num import Num, ceil_div, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Transfer, over
@@ -84,7 +85,17 @@ class Shape:
     @property
     def expert_rows(self) -> Num:
         """Rows that the experts of the fullest rank compute; ranks that share an expert gather all of its rows."""
-        return self.sent_rows * self.plans.etp * self.job.expert_load
+        return self.sent_rows * self.plans.etp * self.expert_load
+
+    @property
+    def expert_load(self) -> Num:
+        """Rows that the fullest expert rank computes over the mean: its slots, or what the job says if that can be."""
+        if self.job.expert_capacity is not None:
+            return self.job.expert_capacity
+        if self.job.expert_imbalance == 1.0:
+            return 1.0
+        most = greatest_imbalance(self.choices, self.plans.ep, _experts(self.model).experts)
+        return minimum(self.job.expert_imbalance, most)
 
     @property
     def expert_width(self) -> Num:

@@ -190,7 +190,7 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
     for position, place in _blocks(listing, fitting):
         plans = _placed(configurations.take(position), placements.take(place))
         passes = table.take(each.shape[fitting[position]], each.inner[place])
-        step = composed(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
+        _, step = composed(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
         best.add(times, fitting[position], place)
         starts = np.flatnonzero(np.diff(position, prepend=-1))

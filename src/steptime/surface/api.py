@@ -10,8 +10,10 @@ import numpy as np
 
 from steptime.errors import PlanError, UserError, shorten
 from steptime.estimate.evaluate import evaluate
+from steptime.estimate.notes import micro_batch_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
+from steptime.num import ceil_div
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.space import panels_worth_trying, rows_of
@@ -153,7 +155,11 @@ def estimate(
     columns = {key: checked[key] for key in _COLUMNS if key in checked}
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
-    return estimate_plan(setting, chosen.method.strategies[name], placed, explain=True)
+    found = estimate_plan(setting, chosen.method.strategies[name], placed, explain=True)
+    if "micro_batch" in checked:
+        return found
+    share = int(ceil_div(setting.job.global_batch, degrees["dp"]))
+    return replace(found, notes=(*micro_batch_taken(found.time, share), *found.notes))
 
 
 def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
@@ -167,7 +173,7 @@ def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
 
 
 def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement: Mapping[str, int] | None) -> Plans:
-    """The plan with the placement that was given, or with the fastest of its space."""
+    """The plan with the placement that was given; else in the order of launchers, or in published mode the fastest."""
     how = mode.method.strategies[strategy]
     domain = setting.machine.fast_domain
     axes = (*how.tensor_axes, "dp", "pp")
@@ -182,6 +188,8 @@ def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement
             raise PlanError(f"placement {arithmetic} = {placed.domain_ranks} is more than the {domain} devices "
                             "of a fast domain")  # fmt: skip
         return placed
+    if mode.method.calibrated:
+        return plans.in_order(domain)
     one = Plans(**{axis: np.array([int(getattr(plans, axis))]) for axis in axes})
     spaces = [mode.space, MODES["corrected"].space]
     for space in spaces:

@@ -10,7 +10,7 @@ from steptime.errors import FieldError
 from steptime.estimate.graph.kernels import alone
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.single import Setting
-from steptime.hardware import load_device
+from steptime.hardware import device_within
 from steptime.hardware.records import Device
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.search.fit.driver import Found, search
@@ -63,7 +63,7 @@ def fit(
         UserError: something in the input is wrong; the message says what to change.
     """
     change = Change(choice("allow", allow, tuple(Change)))
-    machine = load_device(text("device", device))
+    machine = device_within(text("device", device))
     host_Bps = HOST_LINK_BPS if host_bandwidth_Bps is None else host_bandwidth_Bps
     number("host_bandwidth", host_Bps, 1e6, 1e15, "bytes per second between device and host")
     sizes = {
@@ -145,7 +145,7 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
     batch = DEFAULT_BATCH if sizes["batch"] is None else sizes["batch"]
     cluster, mode = alone(device), MODES["corrected"]
 
-    framework = framework_of(None, mode, device.name)
+    framework = framework_of(None, mode, device.measured_as)
 
     def make(kind: Kind) -> Setting:
         optimizer_states = OPTIMIZERS["adam8bit"] if kind.optimizer == "8bit" else states

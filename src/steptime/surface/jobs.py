@@ -51,7 +51,7 @@ class Request:
         precision = PRECISIONS[self.dtype]
         spec, captured = load_workload(self.model, dtype=self.dtype, seq=self.seq)
         cluster = load_cluster(text("cluster", self.cluster))
-        framework = framework_of(self.framework, self.mode, cluster.device.name)
+        framework = framework_of(self.framework, self.mode, cluster.device.measured_as)
         adapter = adapter_of(self.lora)
         _check_modelled(spec, precision, adapter, self.mode)
         if captured is not None:
@@ -89,7 +89,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"), offload=offload,
         overlap=chosen.get("overlap", habits.overlap_with(offload, experts=job.model.experts is not None)),
         context=chosen.get("context", habits.context), scattered_messages=habits.scattered_messages,
-        exchange_once=habits.exchange_once,
+        exchange_once=habits.exchange_once, single_ring=habits.single_ring,
         gradient_dtype=chosen.get("gradient_dtype", habits.gradient_dtype if narrow else None),
         memory=memory_profile_of(job.framework.name),
         expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),

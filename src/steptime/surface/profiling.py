@@ -13,7 +13,7 @@ from typing import Any, Final
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.graph import CostTable, Metrics, Timer, cost_table, table_metrics
 from steptime.estimate.memory_definitions import exceeding, memory_constants
-from steptime.hardware import load_device
+from steptime.hardware import device_within
 from steptime.hardware.records import Device
 from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer
 from steptime.surface.profile_settings import (
@@ -197,7 +197,7 @@ def profile(
     Args:
         model: ``pkg.module:factory``, ``file.py:factory`` (importing runs its code), an ``.onnx`` file, or a program
             that was captured before.
-        device: catalogue name or file of the device.
+        device: catalogue name or file of the device, or of a cluster of it.
         batch: samples; handed to the factory if it takes it.
         seq: tokens of a sequence, likewise.
         dtype: element type of the weights: ``fp32`` (PyTorch's default), ``bf16``, ``fp16``.
@@ -213,7 +213,7 @@ def profile(
     Raises:
         UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
     """
-    target = load_device(device)
+    target = device_within(device)
     kernels = "cuda" if on_cuda(target) else "cpu"
     if isinstance(model, Program):
         known = any(call.phase != "forward" for call in model.calls)

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, device_spread, framework_of
+from steptime.calibrate.frameworks.parameters import (
+    DEVICE_SPREAD,
+    PARAMETERS,
+    device_covariance,
+    framework_of,
+    with_relatives,
+)
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
 from steptime.estimate.layer import Work
 from steptime.estimate.stack import stacked
@@ -30,6 +36,8 @@ OUTLIER = 0.15
 FULL_COUNT = 20
 """Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
 SMALL_STEP, LARGEST_MOVE, DONE, ROUNDS = 1e-4, 0.5, 1e-3, 30
+FULL_STEPS = 8
+"""Rounds with whole steps; later ones take half of them, so that a pair of points cannot alternate."""
 BUSY_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in BUSY]
 
 
@@ -48,7 +56,10 @@ class Sample:
     inputs: StepInputs
 
     @staticmethod
-    def of(run: int, weight: float, evaluation: Evaluation, attention: float = 1.0, tensor: float = 1.0) -> Sample:
+    def of(
+        run: int, weight: float, evaluation: Evaluation, *, attention: float = 1.0, tensor: float = 1.0,
+        vector: float = 1.0,
+    ) -> Sample:  # fmt: skip
         """What a fit needs of an evaluation.
 
         Args:
@@ -57,11 +68,14 @@ class Sample:
             evaluation: the setting, evaluated.
             attention: time of its fused attention kernel over that of the newest.
             tensor: what it shows of transfers over ``tp``, over what its framework shows as a rule.
+            vector: time of its operators bound by memory, over what its framework needs as a rule.
         """
 
         def own(work: Work) -> Work:
             links_s = {axis: s * tensor if axis == "tp" else s for axis, s in work.links_s.items()}
-            return replace(work, attention_s=work.attention_s * attention, links_s=links_s)
+            return replace(
+                work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector, links_s=links_s
+            )
 
         works = {part: {phase: own(w) for phase, w in each.items()} for part, each in evaluation.works.items()}
         return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs)
@@ -130,7 +144,7 @@ class FrameworkFit:
         self.log_measured = np.log(self.runs.measured_s)
         self.count = len(self.runs.measured_s)
         self.names = sorted(set(self.runs.framework))
-        self.device_names = sorted(set(self.runs.device))
+        self.device_names = with_relatives(set(self.runs.device))
         self.of_framework = np.searchsorted(self.names, self.runs.framework)[self.run]
         self.of_device = np.searchsorted(self.device_names, self.runs.device)[self.run]
 
@@ -188,15 +202,22 @@ class FrameworkFit:
         weights[used] = np.minimum(1.0, FULL_COUNT / counts[of]) / NOISE**2
         return weights
 
+    def _trust(self) -> Array:
+        """Precision of what is believed of all values before any run is seen."""
+        own = np.concatenate([
+            [p.doubt for p in PARAMETERS], np.tile([p.spread for p in PARAMETERS], len(self.names)),
+        ])  # fmt: skip
+        devices = np.kron(np.linalg.inv(device_covariance(self.device_names)), np.eye(len(BUSY)))
+        out = np.zeros((len(own) + len(devices),) * 2)
+        out[: len(own), : len(own)], out[len(own) :, len(own) :] = np.diag(own**-2.0), devices
+        return out
+
     def fit(self, used: Array) -> Fitted:
         """Most probable values for the runs that are ``used`` (boolean), by damped Gauss-Newton steps."""
-        n, f = len(PARAMETERS), len(self.names)
+        n = len(PARAMETERS)
         belief = np.array([p.inward(p.prior) for p in PARAMETERS])
-        spread = np.concatenate([
-            [p.doubt for p in PARAMETERS], np.tile([p.spread for p in PARAMETERS], f),
-            np.repeat([device_spread(name) for name in self.device_names], len(BUSY)),
-        ])  # fmt: skip
-        centre = np.concatenate([belief, np.zeros(len(spread) - n)])
+        trust = self._trust()
+        centre = np.concatenate([belief, np.zeros(len(trust) - n)])
         theta, weights, rounds = centre.copy(), self._run_weights(used), 0
         while rounds < ROUNDS:
             rounds += 1
@@ -205,10 +226,10 @@ class FrameworkFit:
             residual = self._by_run(base) - self.log_measured
             trusted = weights / np.sqrt(1 + (residual / OUTLIER) ** 2)
             jacobian = self._jacobian(self._slopes(columns, base), len(theta))
-            curvature = (jacobian * trusted[:, None]).T @ jacobian + np.diag(spread**-2.0)
-            gradient = (jacobian * trusted[:, None]).T @ residual + (theta - centre) / spread**2
+            curvature = (jacobian * trusted[:, None]).T @ jacobian + trust
+            gradient = (jacobian * trusted[:, None]).T @ residual + trust @ (theta - centre)
             move = np.clip(np.linalg.solve(curvature, gradient), -LARGEST_MOVE, LARGEST_MOVE)
-            theta = theta - move
+            theta = theta - (move if rounds <= FULL_STEPS else move / 2)
             if np.abs(move).max() < DONE:
                 break
         fitted = self._fitted(theta, np.linalg.inv(curvature), rounds)

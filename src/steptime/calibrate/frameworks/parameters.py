@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from steptime.estimate.kernels import profile_of
+from steptime.hardware.library import architecture_of, device_names
 from steptime.num import Array
 from steptime.plan.framework import Framework, from_fitted_scale, to_fitted_scale
 
@@ -60,6 +61,10 @@ UNMEASURED_SPREAD = 0.25
 """Likewise of a device whose matrix products have no curve: a share of the datasheet's peak stands for them."""
 
 
+OWN_SPREAD = 0.05
+"""What devices of one design differ by beyond their datasheets: assumed."""
+
+
 def device_spread(device: str) -> float:
     """What is believed of a device's own factors before any run of it is seen, as a standard deviation.
 
@@ -69,6 +74,41 @@ def device_spread(device: str) -> float:
     profile = profile_of(device)
     known = profile is not None and any(curve.family == "gemm" for curve in profile.curves)
     return DEVICE_SPREAD if known else UNMEASURED_SPREAD
+
+
+def line_of(device: str) -> str | None:
+    """Design that a device shares with others; generations of one line (``cdna3``, ``cdna4``) count as one.
+
+    >>> line_of("h200-sxm") == line_of("h100-sxm"), line_of("mi355x"), line_of("tpu-v6e")
+    (True, 'cdna', None)
+    """
+    architecture = architecture_of(device)
+    return None if architecture is None else architecture.rstrip("0123456789")
+
+
+def with_relatives(devices: Iterable[str]) -> list[str]:
+    """Devices, and those of the catalogue that share a design with one of them, of which a fit then knows something."""
+    lines = {line_of(device) for device in devices} - {None}
+    return sorted({*map(str, devices), *(name for name in device_names() if line_of(name) in lines)})
+
+
+def device_covariance(devices: Sequence[str]) -> Array:
+    r"""Covariance of what is believed of the factors of devices before any run is seen.
+
+    $$\Sigma_{ij} = \begin{cases} s_i^2 & i = j \\ \min(s_i, s_j)^2 - u^2 & \text{same design} \\ 0 &
+      \text{else} \end{cases}$$
+
+    where $s_i$ is :func:`device_spread` and $u$ = :data:`OWN_SPREAD` what devices of one design differ by.
+
+    Source: definition of a two-level normal prior.
+
+    >>> device_covariance(["a100-sxm-80gb", "h100-sxm", "h200-sxm"]).round(4).tolist()
+    [[0.0144, 0.0, 0.0], [0.0, 0.0144, 0.0119], [0.0, 0.0119, 0.0144]]
+    """
+    spread, lines = np.array([device_spread(d) for d in devices]), [line_of(d) for d in devices]
+    same = np.array([[a is not None and a == b for b in lines] for a in lines])
+    shared = np.minimum(spread[:, None], spread[None]) ** 2 - OWN_SPREAD**2
+    return np.where(np.eye(len(devices), dtype=bool), spread**2, np.where(same, shared, 0.0))
 
 
 def framework_of(fitted: Array, name: str) -> Framework:

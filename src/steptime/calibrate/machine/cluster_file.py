@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.calibrate import toml_file
 from steptime.calibrate.machine.profile import Fitted, LevelFit
 from steptime.calibrate.machine.runner import Measured
 from steptime.calibrate.machine.work import Task
-from steptime.errors import InputFileError
+from steptime.calibrate.toml_file import quantity_of, text_of
 from steptime.hardware.profile import Profile
 from steptime.hardware.profiles import profile_toml, read_profile
 from steptime.store import write_whole
@@ -40,18 +41,7 @@ def refuse_foreign(path: str | Path) -> None:
     Raises:
         InputFileError: the file exists and does not begin with the mark.
     """
-    target = Path(path)
-    if not target.is_file() or target.stat().st_size == 0:
-        return
-    try:
-        with target.open(encoding="utf-8", errors="replace") as file:
-            first = file.readline().rstrip("\n")
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be read: {error.strerror or error}") from None
-    if first != MARK:
-        raise InputFileError(
-            str(path), "exists and was not written by a calibration", hint="give another file with --out, or move it"
-        )
+    toml_file.refuse_foreign(path, MARK)
 
 
 def write(path: str | Path, fitted: Fitted) -> None:
@@ -78,30 +68,32 @@ def device_name(fitted: Fitted) -> str:
 def cluster_text(fitted: Fitted, curves: str = "") -> str:
     """The cluster file; ``curves``: name of the file of curves beside it."""
     host, device = fitted.host, fitted.device
+    chip = host.processor if host.device == "cuda" else f"{host.threads} core(s) of {host.processor}"
     noise = "noise unknown (one round)" if fitted.noise != fitted.noise else f"noise {fitted.noise * 100:.1f} %"
     made = f"measured on {host.host} on {fitted.date} with torch {host.torch}, {len(fitted.operators)} points, {noise}"
     rows = [
         MARK,
-        f"title = {_text(host.title)}",
-        f"source = {_text(made)}",
+        f"title = {text_of(host.title)}",
+        f"source = {text_of(made)}",
         'kind = "measured"',
         "",
         "[device]",
-        f"name = {_text(device_name(fitted))}",
-        f"title = {_text(host.processor if host.device == 'cuda' else f'{host.threads} core(s) of {host.processor}')}",
-        f"memory = {_quantity(device.memory_bytes, 'B')}",
-        f"memory_bandwidth = {_quantity(device.memory_Bps, 'B/s')}",
+        f"name = {text_of(device_name(fitted))}",
+        f"title = {text_of(chip)}",
+        *(['vendor = "NVIDIA"'] if host.device == "cuda" and "rocm" not in host.torch else []),
+        f"memory = {quantity_of(device.memory_bytes, 'B')}",
+        f"memory_bandwidth = {quantity_of(device.memory_Bps, 'B/s')}",
         *(f"{name} = {_number(getattr(device, name))}" for name in _SHARES),
-        *([f"curves = {_text(curves)}"] if curves else []),
-        f"kernel_latency = {_quantity(device.kernel_latency_s, 's')}",
-        f"source = {_text(made)}",
+        *([f"curves = {text_of(curves)}"] if curves else []),
+        f"kernel_latency = {quantity_of(device.kernel_latency_s, 's')}",
+        f"source = {text_of(made)}",
         'kind = "measured"',
         "",
         *_rates("matrix", device.matrix_flops_per_s),
         *_rates("vector", device.vector_flops_per_s),
         "[[device.sources]]",
         f"fields = {json.dumps([*_SHARES, 'kernel_latency', 'matrix', 'vector'])}",
-        f"source = {_text('linear regressions of time on work; ' + made)}",
+        f"source = {text_of('linear regressions of time on work; ' + made)}",
         'kind = "fitted"',
     ]
     for level in fitted.levels:
@@ -113,7 +105,7 @@ _SHARES: Final = ("matrix_efficiency", "vector_efficiency", "memory_efficiency")
 
 
 def _rates(table: str, rates: Mapping[str, float]) -> list[str]:
-    rows = [f"{dtype} = {_quantity(value, 'FLOP/s')}" for dtype, value in rates.items()]
+    rows = [f"{dtype} = {quantity_of(value, 'FLOP/s')}" for dtype, value in rates.items()]
     return [f"[device.{table}]", *rows, ""]
 
 
@@ -125,21 +117,12 @@ def _level(level: LevelFit, made: str) -> list[str]:
     return [
         f"[levels.{level.name}]",
         *([] if level.devices is None else [f"devices = {level.devices}"]),
-        f"bandwidth = {_quantity(level.link_Bps, 'B/s')}",
+        f"bandwidth = {quantity_of(level.link_Bps, 'B/s')}",
         f"efficiency = {_number(level.efficiency)}",
-        f"latency = {_quantity(level.latency_s, 's')}",
-        f"source = {_text(source)}",
+        f"latency = {quantity_of(level.latency_s, 's')}",
+        f"source = {text_of(source)}",
         f'kind = "{"fitted" if level.points else "assumed"}"',
     ]
-
-
-def _text(value: str) -> str:
-    """A TOML basic string; JSON's escapes are a subset of TOML's, DEL is not among them."""
-    return json.dumps("".join(c if c.isprintable() else " " for c in value), ensure_ascii=False)
-
-
-def _quantity(value: float, unit: str) -> str:
-    return f'"{value:.6g} {unit}"'
 
 
 def _number(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -29,6 +29,8 @@ _ROLES = {
 DIMENSIONS = {"bytes": "bytes", "seconds": "s", "latency": "s", "bandwidth": "Bps"}
 IMPLIED = {"bytes": "B", "seconds": "s"}
 SPELLING = {"bytes": "size_KiB", "seconds": "time_us", "latency": "latency_us", "bandwidth": "bandwidth_GB/s"}
+#: Unknown titles that an error names.
+MOST_NAMED = 8
 MISSING = frozenset({"", "-"})
 
 
@@ -47,6 +49,27 @@ def fail(where: str, line: int, column: str | None, problem: str, hint: str | No
     """Raise the error for one place in a file."""
     place = f"line {line}" + (f", column {shorten(column, 40)!r}" if column is not None else "")
     raise InputFileError(where, f"{place}: {problem}", hint=hint)
+
+
+def fail_header(where: str, line: int, titles: Sequence[str], problem: str) -> NoReturn:
+    """Raise the error for a header that is not understood: which of its titles are unknown, and which there are."""
+    unknown = [repr(shorten(title, 40)) for title in titles if role_and_unit(title)[0] is None][:MOST_NAMED]
+    named = f"; {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown" if unknown else ""
+    fail(where, line, None, f"{problem}{named}", f"rename columns; known are {known_titles()}")
+
+
+def known_titles() -> str:
+    """Titles by role, each with the others that mean it.
+
+    >>> known_titles().split("; ")[-2:]
+    ['latency or alpha', 'bandwidth or bw (with a unit: bandwidth_GB/s, time_us, size_KiB)']
+    """
+    roles: dict[str, list[str]] = {}
+    for title, role in _ROLES.items():
+        roles.setdefault(role, []).append(title)
+    return "; ".join(" or ".join(titles) for titles in roles.values()) + (
+        f" (with a unit: {SPELLING['bandwidth']}, {SPELLING['seconds']}, {SPELLING['bytes']})"
+    )
 
 
 def role_and_unit(title: str) -> tuple[str | None, str]:

@@ -7,11 +7,12 @@ import gzip
 from pathlib import Path
 from typing import TextIO
 
-from steptime.calibrate.mesh.cells import Rows, fail, role_and_unit
+from steptime.calibrate.mesh.cells import Rows, fail_header, role_and_unit
 from steptime.calibrate.mesh.links import Links
 from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
+from steptime.units import UNITS
 
 #: Larger files are refused unread.
 MAX_BYTES = 2**30
@@ -43,14 +44,24 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
             roles = {role_and_unit(cell)[0] for cell in first}
             if {"source", "target"} <= roles:
                 return read_pairs(columns_of(first, line, str(path)), rows, str(path))
-            if "source" in roles or "target" in roles:
-                lacking = "target" if "source" in roles else "source"
-                fail(str(path), line, None, f"the header lacks a column {lacking!r}")
+            if _heads_pairs(first, unit):
+                lacking = " and ".join(repr(role) for role in ("source", "target") if role not in roles)
+                fail_header(str(path), line, first, f"the header lacks a column {lacking}")
             return read_matrix(line, first, rows, str(path), unit)
     except UnicodeDecodeError:
         raise InputFileError(str(path), "is not UTF-8 text") from None
     except (OSError, EOFError) as error:
         raise InputFileError(str(path), f"cannot be read: {error}") from None
+
+
+def _heads_pairs(first: list[str], unit: str | None) -> bool:
+    """Whether a first row is the header of pairs and not of a matrix: it names an end, or titles say what is measured.
+
+    A matrix has a unit, and its devices may have any names.
+    """
+    roles = [role_and_unit(cell)[0] for cell in first]
+    united = unit is not None or first[0] in UNITS["s"] or first[0] in UNITS["Bps"]
+    return "source" in roles or "target" in roles or (not united and any(roles[1:]))
 
 
 def _check_file(file: Path) -> None:

@@ -90,7 +90,14 @@ def _unit(unit: str | None, corner: str, where: str, line: int) -> tuple[str, fl
     problem = f"{shorten(text, 20)!r} is no unit of time or of bytes per second" if text else "the matrix has no unit"
     if unit is not None:
         raise UserError(f"--unit: {problem}", hint="give for example --unit us or --unit GB/s")
-    return fail(where, line, "1", problem, "write for example us or GB/s in the top left cell, or give --unit us")
+    return fail(
+        where,
+        line,
+        "1",
+        problem,
+        "write for example us or GB/s in the top left cell, or give --unit us; a file of pairs has a header "
+        "with source and target",
+    )
 
 
 def _row(cells: list[str], row: int, column: Column, names: Sequence[str], line: int, where: str) -> Array:

@@ -17,6 +17,7 @@ from steptime.calibrate.mesh.cells import (
     Column,
     Rows,
     fail,
+    fail_header,
     role_and_unit,
     si_value,
 )  # fmt: skip
@@ -73,8 +74,7 @@ def columns_of(titles: Sequence[str], line: int, where: str) -> list[Column]:
         out[role] = Column(title, role, place, factor)
     given = out.keys()
     if not given & {"seconds", "latency", "bandwidth"}:
-        fail(where, line, None, "the header has no column with a time, latency or bandwidth",
-              "give bytes and seconds, or latency_us, bandwidth_GB/s or both")  # fmt: skip
+        fail_header(where, line, titles, "the header has no column with a time, latency or bandwidth")
     if "seconds" in given and "bytes" not in given:
         fail(where, line, out["seconds"].title, "needs a column 'bytes' beside it", "an empty message is a latency_us")
     return list(out.values())

@@ -72,7 +72,7 @@ def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
     machine = machine_of(alone(device), 1, precision, lone_rank_has_all_links=True, calibrated=calibrated)
     if not calibrated or device.curves is not None:
         return machine
-    profile = profile_of(device.name)
+    profile = profile_of(device.measured_as)
     if profile is None:
         return machine
     further = {
@@ -95,7 +95,7 @@ def _host_timed_products(device: Device, profile: Profile, precision: Precision)
 def with_further_models(machine: Machine, cluster: Cluster, precision: Precision) -> Machine:
     """A machine of a cluster that can also time operators which no strategy table has."""
     device = cluster.device
-    profile = None if device.curves is not None else profile_of(device.name)
+    profile = None if device.curves is not None else profile_of(device.measured_as)
     if profile is None or not machine.models:
         return machine
     return replace(machine, models={**machine.models, **further_models(device, profile, precision.matrix_dtype)})

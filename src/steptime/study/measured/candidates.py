@@ -167,7 +167,7 @@ def _degrees(run: MeasuredRun) -> list[tuple[float, Degrees]]:
     if not found:
         cp = run.gpus // gcd(run.gpus, run.global_batch)
         found = [Degrees(tp=1, pp=1, cp=cp, dp=run.gpus // cp, vpp=1, ep=None)]
-    return [(1.0 / (d.tp * d.pp**1.5 * d.cp), d) for d in found]
+    return [(1.0 / (d.tp * d.pp**1.5 * d.cp) ** 2, d) for d in found]
 
 
 def _virtual(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:

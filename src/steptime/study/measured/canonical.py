@@ -207,7 +207,8 @@ def fused_kernel(text: str) -> str | None:
     ['newest', 'flash2', 'flash1', None]
     """
     named = (
-        (r"cudnn|\bte\b|fa[- ]?[34]|flash[- ]?attention[- ]?[34]|ck|aiter", "newest"),
+        (r"fa[- ]?4|flash[- ]?attention[- ]?4", "flash4"),
+        (r"cudnn|\bte\b|fa[- ]?3|flash[- ]?attention[- ]?3|ck|aiter", "newest"),
         (r"sdpa|fa[- ]?2|flash[- ]?attention[- ]?2", "flash2"), (r"triton|xformers|fa[- ]?1\b", "flash1"),
     )  # fmt: skip
     return next((kernel for pattern, kernel in named if re.search(pattern, text.lower())), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine, machine_of
-from steptime.hardware.library import cluster_names, load_cluster
+from steptime.hardware.library import architecture_of, cluster_names, load_cluster
 from steptime.hardware.records import Cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
@@ -17,8 +18,12 @@ from steptime.plan.job import PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.study.measured.candidates import Candidate, candidates
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import PRECISION, job_of, plans_of, unhidden, used_domain
+from steptime.study.measured.setting import PRECISION, job_of, plans_of, unhidden
 
+EAGER: Final = 2.5
+"""Traffic of norms, activations, rotary embeddings and adapters operator by operator, over that of fused kernels: about
+10 passes for 2 (norm), 5 for 3 (gated activation), 8 for 2 (rotary embedding); counted in a Llama of Hugging Face."""
+_EAGER: Final = re.compile(r"(?:^|[;,])\s*(?:eager\s*|kernel opts:\s*(?:-|\d+)\s*)(?:$|[;,])", re.IGNORECASE)
 LARGEST_NODE: Final = 8
 """Domains up to this size are nodes, whose number of devices a run may state."""
 
@@ -68,16 +73,24 @@ def _machine(device: str, per_node: int, network_Bps: float | None, gpus: int, p
     return machine_of(cluster, gpus, PRECISIONS[precision], lone_rank_has_all_links=True, calibrated=True)
 
 
-def kernel_factor_of(run: MeasuredRun, attention: str) -> float:
-    """Time of the attention kernel of a run over that of the newest on its device."""
-    if attention != "fused":
-        return 1.0
-    return kernel_factor(run.kernel or habits_of(run.framework).kernel, run.device)
+def factors_of(run: MeasuredRun, attention: str) -> dict[str, float]:
+    """What the software of a run makes of times, over what its framework makes of them as a rule.
 
+    ``attention``: its kernel over the newest one; ``tensor``: what shows of transfers over ``tp``; ``vector``:
+    operators bound by memory, where a row says that nothing fuses them (see :data:`EAGER`).
 
-def tensor_factor_of(run: MeasuredRun) -> float:
-    """What a run shows of its transfers over ``tp``, over what its framework shows where it may hide them."""
-    return 1.0 / habits_of(run.framework).tensor_exposed if "tp" in unhidden(run) else 1.0
+    >>> from types import SimpleNamespace
+    >>> run = SimpleNamespace(notes="eager; 8 GPUs", kernel="flash2", framework="torchtitan", device="h100-sxm")
+    >>> factors_of(run, "fused")
+    {'attention': 1.7, 'tensor': 1.0, 'vector': 2.5}
+    """
+    habits = habits_of(run.framework)
+    kernel = kernel_factor(run.kernel or habits.kernel, architecture_of(run.device))
+    return {
+        "attention": kernel if attention == "fused" else 1.0,
+        "tensor": 1.0 / habits.tensor_exposed if "tp" in unhidden(run) else 1.0,
+        "vector": EAGER if _EAGER.search(run.notes) else 1.0,
+    }
 
 
 def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:
@@ -103,4 +116,4 @@ def _setting(run: MeasuredRun, found: Candidate) -> Setting:
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
     return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,
-                   plans=plans_of(found, used_domain(run.gpus, cluster.fast_domain)))  # fmt: skip
+                   plans=plans_of(found, cluster.fast_domain))  # fmt: skip

@@ -14,7 +14,7 @@ from steptime.num import Array
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.plans import concatenate
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import PRECISION, job_of, plans_of, used_domain
+from steptime.study.measured.setting import PRECISION, job_of, plans_of
 
 if TYPE_CHECKING:
     from steptime.study.measured.candidates import Candidate
@@ -27,7 +27,7 @@ def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
     """Memory in use on the device under each setting, all of one precision and attention at once."""
     out = np.zeros(len(settings))
     strategy = CORRECTED.strategies["context"]
-    domain = used_domain(run.gpus, run.gpus_per_node)
+    domain = run.gpus_per_node
     for kind in sorted({(c.precision, c.attention) for c in settings}):
         chosen = [i for i, c in enumerate(settings) if (c.precision, c.attention) == kind]
         job = job_of(run, settings[chosen[0]], PRECISION.get(kind[0], kind[0]))

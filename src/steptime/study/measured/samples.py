@@ -12,7 +12,7 @@ from steptime.calibrate.frameworks.fit import FrameworkFit, Runs, Sample
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Array
-from steptime.study.measured.engine import Setting, kernel_factor_of, settings_of, tensor_factor_of
+from steptime.study.measured.engine import Setting, factors_of, settings_of
 from steptime.study.measured.memory import predicted_bytes
 from steptime.study.measured.run import MeasuredRun
 
@@ -48,8 +48,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
             refused.append((run, str(error)))
             continue
         for weight, evaluation in found:
-            factor = kernel_factor_of(run, evaluation.job.attention)
-            samples.append(Sample.of(len(used), weight, evaluation, factor, tensor_factor_of(run)))
+            samples.append(Sample.of(len(used), weight, evaluation, **factors_of(run, evaluation.job.attention)))
         log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e in found))
         used.append(run)
         if progress:

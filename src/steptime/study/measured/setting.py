@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from math import gcd
 from typing import TYPE_CHECKING, Final
 
-from steptime.num import divisors
 from steptime.plan.framework import habits_of
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
@@ -88,29 +86,16 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         overlap=(habits.overlap_with(run.offload, experts=run.model.experts is not None)
                  | ({"pp"} if interleaved else set())) - unhidden(run),
         context=habits.context, scattered_messages=habits.scattered_messages,
-        exchange_once=habits.exchange_once and not _EVERY_COPY.search(run.notes),
+        single_ring=habits.single_ring, exchange_once=habits.exchange_once and not _EVERY_COPY.search(run.notes),
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
         gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
         memory=profile_of(run), adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
     )  # fmt: skip
 
 
-def used_domain(gpus: int, domain: int) -> int:
-    """Devices of a fast domain that a job of so many uses: as many as divide it.
-
-    >>> used_domain(256, 72)
-    64
-    """
-    return max(used for used in divisors(gpus) if used <= domain)
-
-
 def plans_of(found: Candidate, domain: int) -> Plans:
     """The plan of a setting, placed in fast domains of so many devices."""
     d = found.degrees
-    in_tp = gcd(d.tp, domain)
-    in_cp = gcd(d.cp, domain // in_tp)
-    in_dp = gcd(d.dp, domain // (in_tp * in_cp))
-    in_pp = gcd(d.pp, domain // (in_tp * in_cp * in_dp))
     zero = found.zero if d.pp == 1 else min(found.zero, 1)
     shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
     return Plans(
@@ -118,5 +103,4 @@ def plans_of(found: Candidate, domain: int) -> Plans:
         recompute=sum(RECOMPUTE_CODES[name] for name in RECOMPUTE[found.recompute.kind]),
         recompute_every=max(1, round(1 / found.recompute.share)) if found.recompute.kind == "full" else 1,
         zero=zero, shard=shards, sp=int(found.sequence_parallel or d.tp == 1),
-        in_tp=in_tp, in_cp=in_cp, in_dp=in_dp, in_pp=in_pp,
-    )  # fmt: skip
+    ).in_order(domain)  # fmt: skip

@@ -31,7 +31,7 @@ def statistics(e: Evaluation) -> dict[str, Any]:
         "comp": sum(time.compute_s for time in times) * count,
         "mem": sum(time.exposed_memory_s for time in times) * count,
         "tp_comm": sum(x.exposed_s for time in times for x in time.transfers) * count,
-        "dp_comm": e.step.gradient_s + e.step.weight_gather_s,
+        "dp_comm": e.step.data.gradient_s + e.step.data.weight_gather_s,
         "pp_comm": e.step.pipeline_comm_s,
         "bubble": e.step.bubble_s,
     }

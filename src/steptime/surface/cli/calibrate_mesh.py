@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steptime.errors import FieldError
 from steptime.surface.cli import options as o
 
 if TYPE_CHECKING:
@@ -21,21 +22,41 @@ def mesh(
     unit: Annotated[
         str | None, typer.Option("--unit", metavar="UNIT", help="Of a square matrix: us, GB/s, ...")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="CLUSTER.toml", help="Write a cluster file; needs --device.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="What the devices are: catalogue name or TOML file."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Find the mesh that devices form, from the latency and bandwidth measured between them.
 
     FILE has columns source, target, bytes, seconds; or source, target, latency_us, bandwidth_GB/s; or it is a square
-    matrix of latencies or bandwidths with its unit in the top left cell.
+    matrix of latencies or bandwidths with its unit in the top left cell. CLUSTER.toml serves as --cluster CLUSTER.toml
+    in every other command.
     """
-    from steptime.calibrate.mesh import discover, read_links
+    from steptime.calibrate.mesh import cluster_file, discover, read_links
     from steptime.surface.cli.output import document, print_json
+    from steptime.surface.report.text import printable
 
+    if (out is None) != (device is None):
+        lacking, why = (
+            ("--device", "measured links do not tell what they join") if out else ("--out", "nothing is written")
+        )
+        raise FieldError("", lacking, f"missing; {why}", hint=f"give {lacking}")
+    if out is not None and device is not None:
+        cluster_file.refuse(out, device)
     found = discover(read_links(file, unit))
+    if out is not None and device is not None:
+        cluster_file.write(out, found, device, str(file))
     if json:
         print_json(document(shape=found.shape, mesh=found))
-    else:
-        _print(found)
+        return
+    _print(found)
+    if out is not None:
+        print(f"\nWritten to {printable(str(out))}; use it as --cluster {printable(str(out))}")
 
 
 #: The main command looks a command's function up under this name.

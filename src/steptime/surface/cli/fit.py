@@ -32,7 +32,9 @@ def command(
             "config.json or TOML file.",
         ),
     ],
-    device: Annotated[str, typer.Option("--device", help="Catalogue name or TOML file of the device.")],
+    device: Annotated[
+        str, typer.Option("--device", help="Catalogue name or TOML file of the device, or of a cluster.")
+    ],
     batch: Annotated[
         int | None, o.number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_BATCH)
     ] = None,

@@ -112,7 +112,8 @@ Recompute = Annotated[
         "--recompute",
         metavar="PARTS",
         help="What backward recomputes: none (default), full, selective (attention), or parts joined by +: attention, "
-        "norm, activation, up_projection, mlp, experts.",
+        "norm, activation, up_projection, mlp, experts, outputs (what is kept, not what runs again; torchtitan's op is "
+        "norm+activation+outputs).",
     ),
 ]
 RecomputeEvery = Annotated[
@@ -164,7 +165,9 @@ Attention = Annotated[
 Placement = Annotated[
     str | None,
     typer.Option(
-        "--placement", metavar="AXIS=N,...", help="Devices of each axis inside the fast domain; default best."
+        "--placement",
+        metavar="AXIS=N,...",
+        help="Devices of each axis inside the fast domain; default: tp, cp, dp, pp in turn.",
     ),
 ]
 

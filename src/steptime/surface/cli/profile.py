@@ -23,7 +23,9 @@ def command(
     model: Annotated[
         str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
     ],
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device of the catalogue, or a TOML file.")],
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="Device or cluster of the catalogue, or a TOML file.")
+    ],
     batch: Annotated[int | None, o.number("--batch", "N", "Samples, if the factory takes them.")] = None,
     seq: o.Seq = None,
     inputs: Annotated[

@@ -9,8 +9,9 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from steptime.cost.collective_fabric import fabric_of
 from steptime.errors import FieldError, InputFileError
-from steptime.estimate.result import SCHEMA_VERSION, Detail, Estimate, Provenance
+from steptime.estimate.result import SCHEMA_VERSION, Argument, Detail, Estimate, FormulaCall, Provenance
 from steptime.surface.formats.fields import as_user_error, read_text
 from steptime.terms import Terms
 
@@ -36,12 +37,17 @@ class _Provenance(_Object):
     framework: str = "ideal"
 
 
-class _Detail(_Object):
-    path: str
+class _Call(_Object):
     function: str
+    arguments: dict[str, Number | str | dict[str, Any]]
+    factors: dict[str, Number] = Field(default_factory=dict)
+
+
+class _Detail(_Call):
+    path: str
     value: Number
-    arguments: dict[str, Number]
     basis: str = ""
+    further: list[_Call] = Field(default_factory=list)
 
 
 class _Estimate(_Object):
@@ -71,6 +77,7 @@ class _Estimate(_Object):
     band_shares: dict[str, Number] = Field(default_factory=dict)
     what_if: dict[str, Number] = Field(default_factory=dict)
     published: dict[str, Any] | None = None
+    notes: list[str] = Field(default_factory=list)
     details: list[_Detail] = Field(default_factory=list)
 
 
@@ -127,10 +134,28 @@ def _record(given: _Estimate) -> Estimate:
         "overlapped": Terms(given.overlapped),
         "memory": Terms(given.memory),
         "reasons": tuple(given.reasons),
+        "notes": tuple(given.notes),
         "provenance": Provenance(**provenance),
-        "details": tuple(Detail(**detail.model_dump()) for detail in given.details),
+        "details": tuple(_detail(detail) for detail in given.details),
     }
     return Estimate(**fields)
+
+
+def _detail(given: _Detail) -> Detail:
+    further = tuple(FormulaCall(**_call(call)) for call in given.further)
+    return Detail(path=given.path, value=given.value, basis=given.basis, further=further, **_call(given))
+
+
+def _call(given: _Call) -> dict[str, Any]:
+    arguments = {name: _argument(value) for name, value in given.arguments.items()}
+    return {"function": given.function, "arguments": arguments, "factors": given.factors}
+
+
+def _argument(value: float | str | dict[str, Any]) -> Argument:
+    """A number or a name as it is; a record is a fabric."""
+    if not isinstance(value, dict):
+        return value
+    return fabric_of({name: math.inf if item is None else item for name, item in value.items()})
 
 
 def _document(text: str, path: str) -> Any:

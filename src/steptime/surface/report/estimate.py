@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from steptime.estimate.result import Estimate
+from steptime.surface.report import risk
 from steptime.surface.report import text as t
 from steptime.surface.report.tree import term_table
 from steptime.units import format_si
@@ -47,11 +48,22 @@ def print_headline(out: Console, e: Estimate) -> None:
     out.print()
     for name, value in _headline_rows(e):
         out.print(f"{name:<16}{value}", soft_wrap=False)
+    print_notes(out, e)
+    warning = risk.warning(e)
+    if warning:
+        out.print(warning)
+
+
+def print_notes(out: Console, e: Estimate) -> None:
+    """What to know before using the numbers, one line each."""
+    for note in e.notes:
+        out.print(t.printable(f"note: {note}"))
 
 
 def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     low, high = e.step_time_bracket_s
     fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
+    chance = risk.chance_line(e)
     return [
         ("framework", t.printable(e.provenance.framework)),
         ("step time", t.seconds(e.step_time_s)),
@@ -61,6 +73,7 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
         ("tokens/s/GPU", t.count(e.tokens_per_s_per_gpu)),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
         ("peak memory", memory_line(e)),
+        *([] if chance is None else [("P(oom)", chance)]),
         ("feasible", t.printable(fits)),
         ("bottleneck", t.printable(e.bottleneck)),
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.estimate.result import Detail
+from steptime.estimate.result import Argument, Detail, FormulaCall
 from steptime.surface.report import text as t
 from steptime.surface.report.latex import to_text
 
@@ -85,8 +85,8 @@ def print_details(out: Console, details: Sequence[Detail]) -> None:
         formula = formula_of(detail.function)
         t.heading(out, t.printable(f"{detail.path} = {_value(detail)}"))
         out.print(t.printable(f"  {formula.name}"))
-        for line in _formula_lines(formula, detail.arguments):
-            t.indented(out, line, 2)
+        for line in (*_formula_lines(formula, detail.arguments), *_sum_lines(detail.calls)):
+            t.indented(out, t.printable(line), 2)
         if formula.source:
             t.indented(out, f"source: {formula.source}", 2)
         if detail.basis:
@@ -99,18 +99,43 @@ def _value(detail: Detail) -> str:
     return t.seconds(detail.value) if detail.function.endswith("_s") else t.number(detail.value)
 
 
-def _formula_lines(formula: Formula, arguments: Mapping[str, float]) -> list[str]:
+def _sum_lines(calls: Sequence[FormulaCall]) -> list[str]:
+    """What the first result is multiplied by, and what is added to it."""
+    lines, first, since = [], calls[0], 0
+    for i, call in enumerate(calls):
+        if i:
+            same = call.function == first.function
+            known = first.arguments if same else {}
+            given = {name: value for name, value in call.arguments.items() if name not in known or known[name] != value}
+            named = "the same" if same else f"steptime.cost.{call.function}"
+            lines.append(" with ".join([f"plus {named}", *[text for text in [_named({}, given)] if text]]))
+        if i + 1 < len(calls) and calls[i + 1].factors == call.factors:
+            continue
+        if call.factors:
+            lines.append(f"{'each ' * (i > since)}multiplied by {_named({}, call.factors)}")
+        since = i + 1
+    return lines
+
+
+def _named(symbols: Mapping[str, str], arguments: Mapping[str, Argument]) -> str:
+    """Arguments with their symbols; a fabric is named by what the number rests on."""
+    named = []
+    for name, value in arguments.items():
+        symbol = symbols.get(name)
+        if isinstance(value, (int, float, str)):
+            text = value if isinstance(value, str) else t.number(value)
+            named.append((f"{symbol} = " if symbol and symbol != name else "") + f"{name} = {text}")
+    return ", ".join(named)
+
+
+def _formula_lines(formula: Formula, arguments: Mapping[str, Argument]) -> list[str]:
     lines = []
     if formula.math:
         lines.append(to_text(formula.math))
         result, equals, right = formula.math.partition("=")
-        values = {formula.symbols.get(name, name): t.number(value) for name, value in arguments.items()}
+        numbers = {name: value for name, value in arguments.items() if isinstance(value, (int, float))}
+        values = {formula.symbols.get(name, name): t.number(value) for name, value in numbers.items()}
         if equals and to_text(right, values) != to_text(right, {"": ""}):
             lines.append(f"{to_text(result)} = {to_text(right, values)}")
-    named = []
-    for name, value in arguments.items():
-        symbol = formula.symbols.get(name)
-        named.append((f"{symbol} = " if symbol and symbol != name else "") + f"{name} = {t.number(value)}")
-    if named:
-        lines.append("with " + ", ".join(named))
-    return lines
+    named = _named(formula.symbols, arguments)
+    return [*lines, f"with {named}"] if named else lines

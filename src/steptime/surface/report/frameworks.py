@@ -91,15 +91,39 @@ def _bands(screen: Console, bands: Mapping[str, Any]) -> None:
 
 
 def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, Any]) -> None:
-    """One line per framework: what dominates its overheads."""
+    """One line per framework: what dominates its overheads. Columns at the right go where names would be broken."""
     screen = console()
-    table = grid(("framework", "runs", *LISTED.values(), "gradients"), left=(0, 10))
-    for record in records:
-        values = [f"{record.parameters[name]:.3g}" for name in LISTED]
-        table.add_row(printable(record.name), "" if record.runs is None else str(record.runs), *values,
-                      record.habits.gradient_dtype or "as run")  # fmt: skip
+    heads = ("framework", "runs", *LISTED.values(), "gradients")
+    rows = [_listed(record) for record in records]
+    shown = fitting(heads, rows, screen.width)
+    table = grid(heads[:shown], left=(0, len(heads) - 1))
+    for row in rows:
+        table.add_row(*row[:shown])
     screen.print(table)
+    if shown < len(heads):
+        left_out = ", ".join(heads[shown:])
+        screen.print(f"\nnot shown at {screen.width} columns: {left_out} (name a framework, or --json)")
     screen.print(printable(f"\nfactors on times of the model; fitted to {fit['rows']} runs: {fit['source']}"))
+
+
+def _listed(record: FrameworkRecord) -> list[str]:
+    values = [f"{record.parameters[name]:.3g}" for name in LISTED]
+    runs = "" if record.runs is None else str(record.runs)
+    return [printable(record.name), runs, *values, record.habits.gradient_dtype or "as run"]
+
+
+def fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, gap: int = 2) -> int:
+    """How many columns from the left fit into a width with every cell on one line; one at least.
+
+    >>> fitting(("name", "runs"), [["megatron", "12"]], 14), fitting(("name", "runs"), [["megatron", "12"]], 13)
+    (2, 1)
+    """
+    needed = -gap
+    for count, column in enumerate(zip(heads, *rows, strict=True)):
+        needed += gap + max(map(len, column))
+        if needed > width:
+            return max(count, 1)
+    return len(heads)
 
 
 def print_framework(record: FrameworkRecord) -> None:

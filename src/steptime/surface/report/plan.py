@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.plan.legality import MEANING
 from steptime.search.result import PlanResult
+from steptime.surface.report import risk
 from steptime.surface.report import text as t
-from steptime.surface.report.estimate import change_table, memory_line
+from steptime.surface.report.estimate import change_table, memory_line, print_notes
 from steptime.surface.report.tree import term_table
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SHOWN_FRONT = 5
 #: They take at most so many times the fastest step.
 SLOWEST_OF_FRONT = 2.0
 #: Columns of the terminal from which the main loss and the band have room beside a plan on one line.
-WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 104, 84
+WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 128, 92
 
 
 def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
@@ -57,16 +58,20 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
 def _print_plans(out: Console, result: PlanResult) -> None:
     banded = any(e.step_time_band_s is not None for e in result.plans)
     loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
-    columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", "GiB"]
+    risky = any(risk.chance(e) is not None for e in result.plans)
+    columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", "GiB", *(["P(oom)"] if risky else [])]
     table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
     for rank, e in enumerate(result.plans, 1):
         low, high = e.step_time_band_s or (math.nan, math.nan)
         row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
         row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
-        row += [t.percent(e.mfu), t.gib(e.peak_memory_bytes)]
+        row += [t.percent(e.mfu), t.gib(e.peak_memory_bytes), *([risk.chance(e) or ""] if risky else [])]
         table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
     out.print()
     out.print(table)
+    warning = risk.warning(result.plans[0], searched=True)
+    if warning:
+        out.print(f"{warning}{risk.roomier(result.plans)}")
 
 
 def _print_front(out: Console, result: PlanResult) -> None:
@@ -122,6 +127,7 @@ def _print_winner(out: Console, best: Estimate) -> None:
     note = t.note_on(best.plan)
     if note:
         out.print(note)
+    print_notes(out, best)
     out.print()
     loss = term_table(best.time.rollup(1), t.seconds, title="where the time goes", show_all=False)
     changes = change_table(best)

@@ -1,0 +1,51 @@
+"""An estimate says what was taken for granted: the micro-batch that nobody gave, a batch that is rounded up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from steptime import api
+from steptime.surface.formats.estimate_json import parse_estimate
+
+HOST_BOUND: dict[str, Any] = {"model": "gpt2", "cluster": "h100-sxm", "gpus": 1, "global_batch": 8}
+UNEVEN: dict[str, Any] = {"model": "llama3.1-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 100}
+
+
+def test_a_micro_batch_that_nobody_gave_is_named() -> None:
+    (note,) = api.estimate(**HOST_BOUND).notes
+    assert "1 was taken; a replica has 8 sequences; the host paces the step, so a larger one would help" in note
+    larger = api.estimate(**HOST_BOUND, plan={"micro_batch": 8})
+    assert larger.notes == () and larger.step_time_s < api.estimate(**HOST_BOUND).step_time_s
+    (note,) = api.estimate(**UNEVEN | {"global_batch": 128}, plan={"tp": 2}).notes
+    assert "1 was taken" in note and "host" not in note
+
+
+def test_a_replica_with_one_sequence_leaves_no_choice() -> None:
+    assert api.estimate(**HOST_BOUND | {"global_batch": 1}).notes == ()
+
+
+@pytest.mark.parametrize(("micro_batch", "words"), [(1, "dp 32 x 4 x 1 = 128"), (3, "dp 32 x 2 x 3 = 192")])
+def test_a_batch_that_the_replicas_do_not_divide_is_charged_as_a_larger_one(micro_batch: int, words: str) -> None:
+    plan = {"tp": 2, "micro_batch": micro_batch}
+    uneven = api.estimate(**UNEVEN, plan=plan)
+    (note,) = uneven.notes
+    assert f"as long as one of {words} sequences; rates and MFU count the 100" in note
+    charged = api.estimate(**UNEVEN | {"global_batch": int(words.split()[-1])}, plan=plan)
+    if micro_batch == 1:
+        assert uneven.step_time_s == pytest.approx(charged.step_time_s, rel=1e-12)
+        assert uneven.mfu == pytest.approx(charged.mfu * 100 / 128, rel=1e-12)
+    assert parse_estimate(json.dumps(uneven.to_json()), "a.json").notes == uneven.notes
+
+
+def test_a_reproduced_paper_drops_the_remainder_and_gets_no_such_note() -> None:
+    e = api.estimate("gpt3", "published-b200-nvs8", gpus=512, global_batch=1000, mode="published",
+                     plan={"tp": 8, "pp": 8, "micro_batch": 1})  # fmt: skip
+    assert e.notes == ()
+
+
+def test_plans_of_a_search_carry_the_note() -> None:
+    result = api.plan(**UNEVEN, fix={"tp": 2, "pp": 1}, strategy="1d", top=3)
+    assert any("rates and MFU count the 100" in note for e in result.plans for note in e.notes)
