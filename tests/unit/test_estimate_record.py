@@ -10,7 +10,7 @@ import pytest
 
 from steptime.estimate import communication, explain, kernels
 from steptime.estimate.band import _doubted, _passes
-from steptime.estimate.bracket import _bound_resources, _directions, _resources
+from steptime.estimate.bracket import _bound_resources, _directions, _resources, bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate, part_times, passes_of
 from steptime.estimate.kernels import Residual
 from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
@@ -20,7 +20,7 @@ from steptime.estimate.sizes import sizes_of
 from steptime.estimate.terms_of import details_of, fullest_stage, lines_of
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
-from steptime.plan.framework import IDEAL
+from steptime.plan.framework import IDEAL, LINKS
 from steptime.plan.framework_library import load_framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
@@ -140,3 +140,17 @@ def test_values_that_are_kept_are_those_of_their_own_table(monkeypatch: pytest.M
     assert [table.at(512.0, 512.0, 512.0, 1.0, 132.0) for table in (one, other, one)] == [0.25, 0.5, 0.25]
     assert calls == [512.0, 512.0]
     assert one.at(np.array([512.0]), 512.0, 512.0, 1.0, 132.0) == np.array([0.25])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_nothing_hidden_no_transfer_beats_its_links(case: Any) -> None:
+    """Factors on links below 1 stand for what hides; above 1 they count."""
+    setting, how, e = made(*case)
+
+    def highest_s(factor: float) -> float:
+        framework = replace(e.job.framework, **dict.fromkeys(LINKS, factor))
+        job = replace(e.job, framework=framework)
+        return float(bracket_s(evaluate(CORRECTED, how, job, setting.machine, e.plans))[1])
+
+    assert highest_s(0.5) == pytest.approx(highest_s(1.0), rel=1e-12)
+    assert highest_s(2.0) > highest_s(1.0)

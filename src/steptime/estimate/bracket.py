@@ -27,7 +27,7 @@ from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
 from steptime.estimate.traffic import Stage
 from steptime.num import Num, maximum, minimum
-from steptime.plan.framework import IDEAL, Framework
+from steptime.plan.framework import IDEAL, LINKS, Framework
 from steptime.plan.plans import Plans
 
 Directions = tuple[list[PhaseTime], list[PhaseTime]]
@@ -120,7 +120,8 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
     still filling and draining; but no less than the data-parallel traffic of the step and than the copies of
     activations to the host; under the ideal framework. Where fitted models time the step, that is at the rates of the
     datasheet and without latencies. High: arithmetic, memory traffic and communication one after the other, each as
-    much slower as the framework makes it.
+    much slower as the framework makes it; a factor of its on links below 1, where the fit found traffic hidden behind
+    computation, counts as 1.
 
     Source: the two bounds of a roofline, max and sum of the times.
     """
@@ -145,6 +146,12 @@ def _lowest_s(e: Evaluation, machine: Machine, passes: Passes) -> Num:
 
 
 def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:
-    framework = e.job.framework
+    framework = _unhidden(e.job.framework)
     passes = Passes(**{part: _slowest(rows, e.works[part], framework) for part, rows in parts.items()})
     return _compose(e, e.machine, passes, False, framework).total_s
+
+
+def _unhidden(framework: Framework) -> Framework:
+    """The framework where it makes no transfer faster than its links are when free."""
+    whole: dict[str, Any] = {name: maximum(getattr(framework, name), 1.0) for name in LINKS}
+    return replace(framework, **whole)

@@ -110,6 +110,8 @@ class Framework:
 AXIS_LINKS = {
     "tp": "tensor_links", "tp2": "tensor_links", "etp": "tensor_links", "cp": "context_links", "ep": "expert_links",
 }  # fmt: skip
+LINKS = (*dict.fromkeys(AXIS_LINKS.values()), "data_links", "stage_links")
+"""Parameters that are factors on transfers."""
 PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "spread"))
 SHARES = frozenset({"data_exposed"})
 """Parameters between 0 and 1; all others are positive."""
