@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from steptime.errors import InputFileError
+from steptime.hardware.profiles import toml_text
 
 
 def refuse_foreign(path: str | Path, mark: str) -> None:
@@ -29,8 +29,8 @@ def refuse_foreign(path: str | Path, mark: str) -> None:
 
 
 def text_of(value: str) -> str:
-    """A TOML basic string; JSON's escapes are a subset of TOML's, DEL is not among them."""
-    return json.dumps("".join(c if c.isprintable() else " " for c in value), ensure_ascii=False)
+    """A TOML basic string on one line, without what cannot be printed."""
+    return toml_text("".join(c if c.isprintable() else " " for c in value))
 
 
 def quantity_of(value: float, unit: str) -> str:

@@ -210,19 +210,18 @@ def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> Call:
 
 def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Call:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
-    dense, experts = (
-        where((plans.zero >= 3) & (stage.layers > 0) & (ranks > 1), 1.0, 0.0)
-        for ranks in (gradient_ranks(strategy, plans), plans.edp)
-    )
-    layer, each = sizes.layer, job.precision.element_bytes
-    ends = sizes.first.weights * stage.first + sizes.last.weights * stage.last
-    own = (layer.weights + layer.frozen_bytes / each) * dense
-    theirs = (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
-    gradient = job.memory.layer_gradient_bytes if phase == "backward" else 0.0
+    sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
+    dense = where(sharded & (gradient_ranks(strategy, plans) > 1), 1.0, 0.0)
+    parameters, trained = (layer.weights + layer.frozen_bytes / each) * dense, layer.weights * dense
+    if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
+        experts = where(sharded & (plans.edp > 1), 1.0, 0.0)
+        parameters = parameters + (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
+        trained = trained + layer.expert_weights * experts
+    ends = (sizes.first.weights * stage.first + sizes.last.weights * stage.last) * dense
     return Call(GATHERED, {
-        "parameters": own + theirs, "ends_parameters": ends * dense, "bytes_each": each,
-        "layers_at_once": minimum(2.0, stage.layers), "gradient_bytes": gradient,
-        "trained": layer.weights * dense + layer.expert_weights * experts,
+        "parameters": parameters, "ends_parameters": ends, "bytes_each": each,
+        "layers_at_once": minimum(2.0, stage.layers), "trained": trained,
+        "gradient_bytes": job.memory.layer_gradient_bytes if phase == "backward" else 0.0,
     })  # fmt: skip
 
 

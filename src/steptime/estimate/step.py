@@ -265,17 +265,20 @@ def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copi
         copy_s: copy of a layer's activations to the host, or back.
         hides_copies: 1 where computation hides them; what shows has a say in which stage is the slowest.
     """
-    layer = _shown(layout, passes.layer)
+    layer, alone = _shown(layout, passes.layer), layout.stages <= 1
     backward_s = layer.backward_s + layout.recomputed * layer.forward_s
-    wait_s = exposed_copies_s(copy_s, layer.forward_s, backward_s, hides_copies)
-    one_layer_s, alone = layer.forward_s + backward_s, layout.stages <= 1
+    one_layer_s = layer.forward_s + backward_s
     first_s = layout.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
     middle_s = where(layout.stages > 2, layout.middle * one_layer_s, 0.0)
     last_s = where(alone, 0.0, layout.last * one_layer_s + passes.last.both_s)
-    waited = first_s + layout.first * wait_s, last_s + where(alone, 0.0, layout.last * wait_s)
-    slowest_s = maximum(maximum(*waited), middle_s + where(layout.stages > 2, layout.middle * wait_s, 0.0))
-    is_first = waited[0] >= slowest_s
-    is_last = (waited[1] >= slowest_s) & (waited[0] < slowest_s)
+    waited = first_s, middle_s, last_s
+    if isinstance(copy_s, np.ndarray) or copy_s:
+        wait_s = exposed_copies_s(copy_s, layer.forward_s, backward_s, hides_copies)
+        middle, end = where(layout.stages > 2, layout.middle, 0.0), where(alone, 0.0, layout.last)
+        waited = first_s + layout.first * wait_s, middle_s + middle * wait_s, last_s + end * wait_s
+    longest_s = maximum(waited[0], maximum(waited[1], waited[2]))
+    is_first = waited[0] >= longest_s
+    is_last = (waited[2] >= longest_s) & (waited[0] < longest_s)
     slowest_s = where(is_first, first_s, where(is_last, last_s, middle_s))
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))

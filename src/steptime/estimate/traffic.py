@@ -159,7 +159,7 @@ def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
 
 def _senders(job: Job, plans: Plans, group: Group) -> Num | None:
     """Ranks of a domain whose NICs carry the traffic of ZeRO; None: all."""
-    return where(plans.zero >= 3, minimum(group[1], 1), group[1]) if job.single_ring else None
+    return where(plans.zero >= 3, 1, group[1]) if job.single_ring else None
 
 
 def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:

@@ -170,9 +170,8 @@ def _texts(value: object, where: str, at: str) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def catalogue_link_sources() -> frozenset[str]:
     """Sources of the efficiencies and latencies that the catalogue assumes for links, and of its defaults."""
-    root = CATALOGUE
-    tables = [parse_toml(path.read_bytes(), str(path)) for path in sorted((root / "links").glob("*.toml"))]
-    tables.append(parse_toml((root / "defaults.toml").read_bytes(), "defaults.toml")["link"])
+    tables = [parse_toml(path.read_bytes(), str(path)) for path in sorted((CATALOGUE / "links").glob("*.toml"))]
+    tables.append(parse_toml((CATALOGUE / "defaults.toml").read_bytes(), "defaults.toml")["link"])
     return frozenset(entry["source"] for t in tables for entry in (t, *t.get("sources", ())) if "source" in entry)
 
 

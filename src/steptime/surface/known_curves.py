@@ -41,8 +41,7 @@ class Known:
     def curve(self, device: Device, family: str, dtype: str, timer: str) -> tuple[Curve, str] | None:
         """The nearest curve, ready for the dtype, and how it was come by; None if no device has one."""
         for place, like, clock, error in self._choices(family, dtype, timer):
-            found = self._own(device, family, like, clock) if place == "own" else None
-            found = self._transferred(device, family, like, clock) if place == "transferred" else found
+            found = (self._own if place == "own" else self._transferred)(device, family, like, clock)
             if found is not None:
                 origin = (
                     place + ("" if clock == timer else ", other timer") + ("" if like == dtype else ", other dtype")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from steptime.study.doctor import words as w
 from steptime.study.doctor.records import LogEvent, StepLine
 
 #: Lines of one rank that are kept; a longer log keeps its first ones.
@@ -73,6 +74,11 @@ class Gathered:
             samples = self.timers.setdefault(name, [])
             if len(samples) < _MAX_SAMPLES:
                 samples.append((min(least_s, most_s), max(least_s, most_s)))
+
+    def add_tflops(self, text: str) -> None:
+        """Keep a printed rate of work of one device (TFLOP/s), if it is one."""
+        if value := w.rate(w.number(text)):
+            self.tflops.append(value)
 
     def add_event(self, kind: str, time_s: float | None = None) -> None:
         """Keep an event; the same one printed by several ranks counts once."""

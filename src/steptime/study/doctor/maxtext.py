@@ -65,8 +65,8 @@ class MaxText:
         g = self.gathered
         time_s = w.step_time_s(w.number(seconds))
         g.add_step(rank, StepLine(number=step, time_s=time_s, at_s=w.clock_s(line)))
-        if (match := _TFLOPS.search(line)) and (value := w.rate(w.number(match[1]))):
-            g.tflops.append(value)
+        if match := _TFLOPS.search(line):
+            g.add_tflops(match[1])
         tokens, speed = _TOKENS.search(line), _SPEED.search(line)
         if tokens and speed and time_s and (each := w.rate(w.number(speed[1]))):
             self._tokens = float(tokens[1])

@@ -84,7 +84,7 @@ class Megatron:
         elif "validation loss at iteration" in line:
             g.add_event("evaluation")
         elif match := _UTILIZATION.search(line):
-            self._rate(match[1])
+            g.add_tflops(match[1])
 
     def _iteration(self, line: str, step: int) -> None:
         g = self.gathered
@@ -99,13 +99,9 @@ class Megatron:
         if skipped:
             g.skips.append((step, skipped))
         if match := _TFLOPS.search(line):
-            self._rate(match[1])
+            g.add_tflops(match[1])
         if "time (ms) |" in line:
             self._old_timers(line)
-
-    def _rate(self, text: str) -> None:
-        if value := w.rate(w.number(text)):
-            self.gathered.tflops.append(value)
 
     def _old_timers(self, line: str) -> None:
         """Timers of one rank on one line; those of DeepSpeed's engine have other names."""

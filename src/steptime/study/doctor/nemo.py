@@ -50,8 +50,8 @@ class NeMo:
             g.add_batch(int(match[1]))
         elif match := _CONSUMED.search(line):
             g.add_consumed(number, int(match[1]))
-        if (match := _TFLOPS.search(line)) and (value := w.rate(w.number(match[1]))):
-            g.tflops.append(value)
+        if match := _TFLOPS.search(line):
+            g.add_tflops(match[1])
 
     def finish(self) -> None:
         """The batch of most lines is that of the job."""

@@ -35,6 +35,7 @@ TITLES: Final[Mapping[str, str]] = {
     "between_steps": "the device waits for the host between the steps",
     "stall": "the device waits for the host in few long pauses",
 }  # fmt: skip
+_WITH_STACKS: Final = "the trace was recorded with stacks, which slows the host: without them it is less"
 _NAME: Final = 70
 #: Most places that one finding names.
 _SHOWN: Final = 3
@@ -82,7 +83,7 @@ def _stall_findings(t: TraceTimes, late: Sequence[LongGap], framework: str) -> l
             continue
         evidence = [f"{share(lost, t.step_s)}, in {_count(sum(gap.per_step for gap in gaps))}", *_places(gaps[:_SHOWN])]
         if t.with_stack:
-            evidence.append("the trace was recorded with stacks, which slows the host: without them it is less")
+            evidence.append(_WITH_STACKS)
         elif not any(gap.host for gap in gaps):
             evidence.append("no event of the host covers it: with_stack=True names the Python function")
         out.append(finding("stall", TITLES[cause], lost, evidence, framework, advice=cause))
@@ -126,7 +127,7 @@ def _launch_findings(t: TraceTimes, stalled_s: float, framework: str) -> list[Fi
         f"longest gap {format_seconds(t.longest_gap_s)}",
     ]  # fmt: skip
     if t.with_stack:
-        evidence.append("the trace was recorded with stacks, which slows the host: without them it is less")
+        evidence.append(_WITH_STACKS)
     return [finding("launch", "the device waits for the host to launch kernels", lost, evidence, framework)]
 
 

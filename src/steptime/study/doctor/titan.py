@@ -106,8 +106,8 @@ class Torchtitan:
             share = w.number(match[2])
             if g.capacity_bytes is None and share and 1.0 <= share <= 100.0:
                 g.capacity_bytes = used * 2**30 * 100.0 / share
-        if (match := _TFLOPS.search(line)) and (value := w.rate(w.number(match[1]))):
-            g.tflops.append(value)
+        if match := _TFLOPS.search(line):
+            g.add_tflops(match[1])
 
     def _mesh(self, line: str) -> None:
         if match := _MESH.search(line):
