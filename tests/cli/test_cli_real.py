@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from fake_api import Run
 from typer.testing import CliRunner
 
-from steptime.plan.framework import PARAMETERS
+from steptime.plan.framework import PARAMETERS, Habits
 from steptime.plan.framework_library import framework_names
 from steptime.surface import api
 from steptime.surface.cli.main import app
@@ -236,6 +237,18 @@ def test_frameworks_are_listed_with_their_doubts(run: Run) -> None:
     assert one["habits"]["gradient_dtype"] == "fp32" and one["parameters"]["matrix"]["doubt"] > 0
     assert all(name in "\n".join(wide(100, "frameworks", "torchtitan")) for name in PARAMETERS)
     assert "did you mean torchtitan" in run("frameworks", "torchtitn").stderr
+
+
+def test_a_framework_shows_every_habit_with_its_meaning(run: Run) -> None:
+    names = [field.name for field in fields(Habits)]
+    record = document(run, "frameworks", "megatron-deepspeed-2021")["framework"]["habits"]
+    assert list(record) == names
+    assert record["single_ring"] is True and record["exchange_once"] is False and record["overlap"] == []
+    lines = wide(100, "frameworks", "megatron-deepspeed-2021")
+    start = next(i for i, line in enumerate(lines) if line.split() == ["habit", "value", "meaning"])
+    shown = {line.split()[0]: line.split()[1:] for line in lines[start + 1 : start + 1 + len(names)]}
+    assert list(shown) == names and all(len(words) > 2 for words in shown.values())
+    assert shown["single_ring"][0] == "yes" and shown["overlap"][0] == "nothing"
 
 
 def test_diff_of_a_run_and_a_written_estimate(run: Run, tmp_path: Path) -> None:

@@ -103,6 +103,16 @@ def test_a_cluster_stands_for_its_device(run: Run, file: Path) -> None:
     assert made[0].stdout == made[1].stdout == made[2].stdout
 
 
+def test_the_workspace_of_products_follows_the_design_of_the_chip(run: Run, file: Path) -> None:
+    own = file.with_name("card.toml")
+    own.write_text('base = "h100-sxm"\nmemory = "60 GiB"\n')
+    made = [run("profile", f"{file}:bare", "--device", name, "--input", "32x64", "--inference", "--json")
+            for name in (str(own), "a100-sxm-80gb")]  # fmt: skip
+    assert [done.exit_code for done in made] == [0, 0], made[-1].output
+    sizes = [json.loads(done.stdout)["memory_by_definition_bytes"]["workspace"] for done in made]
+    assert sizes == [2 * 32 * 2**20, 2 * (4096 * 1024 * 2 + 16 * 1024 * 8)]
+
+
 def test_the_report_names_what_makes_the_peak(run: Run, file: Path) -> None:
     result = run("profile", f"{file}:with_loss", "--device", "a100-sxm-80gb")
     assert result.exit_code == 0, result.output

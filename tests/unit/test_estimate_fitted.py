@@ -22,6 +22,8 @@ from steptime.hardware.profiles import load_profile
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 
+DEFAULT = load_cluster("dgx-h100").levels[-1].sources["efficiency"].text
+"""What the catalogue says of an efficiency that it assumes."""
 EIGHT, TWO_NODES = Plans(tp=8, in_tp=8), Plans(tp=16, in_tp=8)
 
 
@@ -93,7 +95,7 @@ def test_pcie_says_textbook() -> None:
 
 
 @pytest.mark.parametrize("level", ["nvlink", "network"])
-@pytest.mark.parametrize("line", ["efficiency = 0.5", 'latency = "9 us"'])
+@pytest.mark.parametrize("line", ["efficiency = 0.5", 'latency = "9 us"', f"efficiency = 0.5\nsource = '{DEFAULT}'"])
 def test_a_stated_efficiency_or_latency_goes_before_a_fit(tmp_path: Path, level: str, line: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f'base = "dgx-h100"\n[levels.{level}]\n{line}\n')

@@ -290,7 +290,7 @@ def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None =
     level = levels[0]
     link = level.link_Bps * level.links_per_device
     network = network_profile(nccl, near)
-    values = carried_inside(near, link, level.devices)
+    values = carried_inside(near, link, level.group)
     if len(levels) > 1:
         values |= carried_between(levels[1], network, level.devices)
         late = next((factor for word, factor in LATENCY.items() if cluster.name.startswith(word)), 1.0)

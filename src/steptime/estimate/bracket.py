@@ -102,7 +102,7 @@ def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, fra
     inputs = e.inputs
     stage = critical_stage(layout, passes, inputs.copy_s, hides)
     if machine is not e.machine or not _same_parts(stage, e.step.stage):
-        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout)
+        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout, inputs.copy_s)
     inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides)
     return compose(inputs, passes, framework, stage)
 

@@ -71,9 +71,9 @@ def composed(
     method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, passes: Passes
 ) -> tuple[StepInputs, Step]:
     """Step of plans whose passes are known, and what else it is composed of."""
-    layout = layout_of(method, job, plans)
-    stage = critical_stage(layout, passes, layer_copy_s(job, plans, sizes), float("offload" in job.overlap))
-    inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout)
+    layout, copy_s = layout_of(method, job, plans), layer_copy_s(job, plans, sizes)
+    stage = critical_stage(layout, passes, copy_s, float("offload" in job.overlap))
+    inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout, copy_s)
     return inputs, compose(inputs, passes, job.framework, stage)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from steptime.cost.collective_fabric import Fabric, fabric_of
-from steptime.hardware.fabric_profile import FabricProfile, catalogue_link_sources, load_fabric_profiles
+from steptime.hardware.fabric_profile import FabricProfile, load_fabric_profiles
 from steptime.hardware.records import Cluster, Level
 
 LIBRARY: Final = "nccl"
@@ -111,7 +111,7 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
         gpus: devices of the job.
     """
     fast, networked = cluster.levels[0], _is_network(slow, cluster.levels[0])
-    if cluster.device.vendor != VENDOR or _stated(fast) or (gpus > cluster.fast_domain and not networked):
+    if cluster.device.vendor != VENDOR or fast.stated or (gpus > cluster.fast_domain and not networked):
         return None
     profiles = _profiles()
     near = nearest_profile(cluster, profiles)
@@ -123,7 +123,7 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
         return None
     carried = not same_device or near.link_Bps != link_Bps or near.coefficients["domain"] != fast.devices
     network = network_profile(profiles, near)
-    values = carried_inside(near, link_Bps, fast.devices)
+    values = carried_inside(near, link_Bps, fast.group)
     if carried and (fast.devices or SWITCHED) < SWITCHED:
         values["switch_Bps"] = 0.0
     own_network = not carried and near.nic_Bps == slow.link_Bps * slow.links_per_device
@@ -146,13 +146,7 @@ def _profiles() -> tuple[FabricProfile, ...]:
 def _is_network(slow: Level, fast: Level) -> bool:
     """Whether a level joins nodes and nobody stated how well."""
     inside_node = slow.devices is not None and slow.devices <= LARGEST_NODE
-    return slow is not fast and not inside_node and not _stated(slow)
-
-
-def _stated(level: Level) -> bool:
-    """Whether somebody gave the level an efficiency or a latency; else they are the catalogue's assumptions."""
-    known, sources = catalogue_link_sources(), level.sources
-    return any(name not in sources or sources[name].text not in known for name in ("efficiency", "latency_s"))
+    return slow is not fast and not inside_node and not slow.stated
 
 
 def nearest_profile(
@@ -160,7 +154,7 @@ def nearest_profile(
 ) -> FabricProfile | None:
     """The measured fabric that is most like the inside of a domain: `inner`, the same device, the nearest link."""
     level = cluster.levels[0]
-    link, domain = level.link_Bps * level.links_per_device, float(level.devices or 2**31)
+    link, domain = level.link_Bps * level.links_per_device, float(level.group)
     device = cluster.device.measured_as
 
     def distance(p: FabricProfile) -> tuple[bool, bool, bool, float, float]:
@@ -177,9 +171,9 @@ def network_profile(profiles: Iterable[FabricProfile], near: FabricProfile) -> F
     return next((p for p in profiles if p.name.startswith(NETWORK)), near)
 
 
-def carried_inside(near: FabricProfile, link_Bps: float, domain: int | None) -> dict[str, Any]:
+def carried_inside(near: FabricProfile, link_Bps: float, domain: int) -> dict[str, Any]:
     """Coefficients inside a domain, for links of another speed: latencies stay, bandwidths are shares of the link."""
-    values: dict[str, Any] = dict(near.coefficients) | {"domain": domain or 2**31, "trees": True}
+    values: dict[str, Any] = dict(near.coefficients) | {"domain": domain, "trees": True}
     for name in ("Bps", "switch_Bps", "direct_pair_Bps"):
         if name in values:
             values[name] = scaled(values[name], link_Bps / near.link_Bps)

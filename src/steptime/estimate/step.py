@@ -21,7 +21,6 @@ from steptime.estimate.traffic import (
     Stage,
     Traffic,
     host_optimizer_time_s,
-    layer_copy_s,
     optimizer_bytes_of,
     optimizer_time_s,
     replicated_s,
@@ -293,9 +292,9 @@ def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copi
 
 def inputs_of(
     method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage,
-    layout: Layout,
+    layout: Layout, copy_s: Num,
 ) -> StepInputs:  # fmt: skip
-    """Everything about a step that its critical stage and the machine's links determine."""
+    """Everything about a step that its critical stage and the machine's links determine; ``copy_s`` as there."""
     fast_s, slow_s = boundary_times_s(job, machine, plans, sizes.boundary_bytes)
     slow_s = slow_s * method.slow_link_share(plans)
     micro_batches = method.micro_batches(job, plans)
@@ -304,7 +303,7 @@ def inputs_of(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         lifted=lifted_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
-        hides_copies=float("offload" in job.overlap), copy_s=layer_copy_s(job, plans, sizes),
+        hides_copies=float("offload" in job.overlap), copy_s=copy_s,
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
         traffic=traffic_of(strategy, job, machine, plans, sizes, stage, micro_batches),
         replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, stage),

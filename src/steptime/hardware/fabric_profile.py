@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from steptime.hardware.checks import band_in, count_in, number, one_of, pair, re
 from steptime.hardware.library import is_path
 from steptime.hardware.load import parse_toml, read_bytes
 from steptime.hardware.profiles import toml_key, toml_text
-from steptime.hardware.search_path import CATALOGUE, named_files
+from steptime.hardware.search_path import named_files
 from steptime.store import write_whole
 
 FOLDER: Final = "fabrics"
@@ -165,14 +164,6 @@ def _texts(value: object, where: str, at: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise FieldError(where, at, "must be a list of texts")
     return tuple(value)
-
-
-@lru_cache(maxsize=1)
-def catalogue_link_sources() -> frozenset[str]:
-    """Sources of the efficiencies and latencies that the catalogue assumes for links, and of its defaults."""
-    tables = [parse_toml(path.read_bytes(), str(path)) for path in sorted((CATALOGUE / "links").glob("*.toml"))]
-    tables.append(parse_toml((CATALOGUE / "defaults.toml").read_bytes(), "defaults.toml")["link"])
-    return frozenset(entry["source"] for t in tables for entry in (t, *t.get("sources", ())) if "source" in entry)
 
 
 def save_fabric_profile(profile: FabricProfile, folder: str | Path) -> Path:

@@ -169,7 +169,8 @@ def _chain(document: Document, kind: str) -> list[Document]:
 def _defaults(kind: str) -> Layer:
     """What stands where no file says anything: efficiencies and latencies, all assumed."""
     document = read(CATALOGUE / "defaults.toml", kind, trusted=True)
-    return layer(document.table[kind], kind, _own_source(document), where=document.where)
+    stack = layer(document.table[kind], kind, _own_source(document), where=document.where)
+    return replace(stack, assumed=frozenset(stack.numbers))
 
 
 def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
@@ -178,6 +179,8 @@ def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
         own = layer(document.table, kind, _own_source(document), where=document.where)
         if document.trusted and kind == "device":
             own = replace(own, texts={**own.texts, LIKE: _name(document)})
+        elif document.trusted:
+            own = replace(own, assumed=frozenset(own.numbers))
         stack = _with_companion(own, document, "").over(stack)
     return stack
 

@@ -40,6 +40,8 @@ class Document:
         return str(self.path)
 
 
+TUNED: Final = ("efficiency", "latency")
+"""Numbers of a level that say how well its links work."""
 LIKE: Final = "like"
 """Text of a layer that no file has: the name of the catalogue's file that it was read from."""
 
@@ -51,6 +53,8 @@ class Layer:
     numbers: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
+    """Keys of the numbers that the catalogue assumes for all links of a kind."""
 
     def over(self, below: Layer) -> Layer:
         """This layer's entries, and those of ``below`` where it has none.
@@ -62,6 +66,7 @@ class Layer:
             numbers={**below.numbers, **self.numbers},
             sources={**below.sources, **self.sources},
             texts={**kept, **self.texts},
+            assumed=self.assumed | (below.assumed - self.numbers.keys()),
         )
 
 
@@ -285,7 +290,8 @@ def level_record(name: str, stack: Layer, *, where: str) -> Level:
         )
     numbers: dict[str, Any] = {LEVEL[key].record: value for key, value in stack.numbers.items()}
     sources = {LEVEL[key].record: source for key, source in stack.sources.items()}
-    return Level(**{"name": name, "devices": None, **numbers}, sources=sources)
+    stated = not stack.assumed.issuperset(TUNED)
+    return Level(**{"name": name, "devices": None, **numbers}, sources=sources, stated=stated)
 
 
 def cluster_record(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from steptime.hardware.profile import Profile
+
+UNLIMITED: Final = 2**31
+"""Devices in a group of a level without a limit: more than any job has, and still a whole number."""
 
 
 class Kind(StrEnum):
@@ -99,7 +103,14 @@ class Level:
     """Latency of one hop."""
     oversubscription: float = 1.0
     """Bandwidth into the level divided by bandwidth across it; 1: full bisection."""
+    stated: bool = True
+    """Whether somebody gave its efficiency or latency; else they are what the catalogue assumes for such links."""
     sources: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def group(self) -> int:
+        """Devices in one group of this level, as a number."""
+        return self.devices or UNLIMITED
 
     @property
     def rank_Bps(self) -> float:
@@ -120,7 +131,7 @@ class Cluster:
     @property
     def fast_domain(self) -> int:
         """Devices in the innermost domain (NVLink or NVSwitch domain, ICI slice, one node)."""
-        return self.levels[0].devices or 2**31
+        return self.levels[0].group
 
     def outer_level(self, devices: int) -> Level:
         """The level that a job of so many devices has to cross: slowest of those it spans.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steptime.cost.quantisation import element_bytes, nf4_element_bytes, state_8bit_element_bytes
-from steptime.plan.framework import IDEAL, Framework
-from steptime.plan.memory_profile import PLAIN, MemoryProfile
+from steptime.plan.framework import IDEAL, Framework, habits_of
+from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
 from steptime.registry import Registry
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
@@ -171,3 +171,14 @@ class Job:
     def gradient_bytes(self) -> float:
         """Bytes of one gradient."""
         return self.precision.gradient_bytes if self.gradient_dtype is None else GRADIENT_BYTES[self.gradient_dtype]
+
+
+def with_habits(job: Job, framework: str) -> Job:
+    """The job as a framework does it unless it is told otherwise (:class:`~steptime.plan.framework.Habits`)."""
+    habits = habits_of(framework)
+    return replace(
+        job, context=habits.context, scattered_messages=habits.scattered_messages, exchange_once=habits.exchange_once,
+        single_ring=habits.single_ring, memory=memory_profile_of(framework),
+        overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
+        gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from steptime.errors import UnknownNameError
@@ -28,14 +28,17 @@ class FrameworkRecord:
     habits: Habits
     source: str
 
+    @property
+    def shown_habits(self) -> dict[str, Any]:
+        """Every habit by its name, as plain data; sets in order."""
+        values = {field.name: getattr(self.habits, field.name) for field in fields(self.habits)}
+        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in values.items()}
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
-        habits = {"gradient_dtype": self.habits.gradient_dtype, "context": self.habits.context,
-                  "overlap": sorted(self.habits.overlap),
-                  "scattered_messages": self.habits.scattered_messages}  # fmt: skip
         parameters = {name: {"value": value, "doubt": self.doubts.get(name)} for name, value in self.parameters.items()}
         return {"name": self.name, "title": self.title, "runs": self.runs, "source": self.source,
-                "habits": habits, "parameters": parameters}  # fmt: skip
+                "habits": self.shown_habits, "parameters": parameters}  # fmt: skip
 
 
 def framework_record(name: str) -> FrameworkRecord:

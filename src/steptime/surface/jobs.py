@@ -10,10 +10,9 @@ from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
 from steptime.plan.captured import CAPTURED
-from steptime.plan.framework import IDEAL, Framework, habits_of
+from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
-from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision
-from steptime.plan.memory_profile import memory_profile_of
+from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, with_habits
 from steptime.study.modes import Mode
 from steptime.surface.captured import check_captured
 from steptime.surface.models import load_workload
@@ -24,6 +23,8 @@ from steptime.workload.spec import ModelSpec
 
 MAX_GPUS, MAX_BATCH, MAX_SEQ = 10**7, 10**9, 10**8
 LORA_KEYS = ("rank", "targets", "qlora")
+OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
+"""Choices that are a habit of the framework where the user makes none."""
 EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity")
 
 
@@ -81,19 +82,15 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     Raises:
         UserError: the exchange of experts shall hide, and the model has none.
     """
-    habits = habits_of(job.framework.name)
     if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
         raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
-    narrow, offload = job.precision.element_bytes < 4, chosen.get("offload", frozenset())
-    return replace(
-        job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"), offload=offload,
-        overlap=chosen.get("overlap", habits.overlap_with(offload, experts=job.model.experts is not None)),
-        context=chosen.get("context", habits.context), scattered_messages=habits.scattered_messages,
-        exchange_once=habits.exchange_once, single_ring=habits.single_ring,
-        gradient_dtype=chosen.get("gradient_dtype", habits.gradient_dtype if narrow else None),
-        memory=memory_profile_of(job.framework.name),
+    job = replace(
+        job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"),
+        offload=chosen.get("offload", frozenset()),
         expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
     )  # fmt: skip
+    accustomed = with_habits(job, job.framework.name)
+    return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
 
 def framework_of(name: str | None, mode: Mode, device: str) -> Framework:

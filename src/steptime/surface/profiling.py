@@ -36,7 +36,6 @@ CUDA_ROUNDING_BYTES: Final = 512
 """CUDA's caching allocator gives multiples of this (c10/cuda/CUDACachingAllocator.cpp, `kMinBlockSize`)."""
 WORKSPACE_BYTES: Final = {"hopper": 32 * 2**20, "other": 4096 * 1024 * 2 + 16 * 1024 * 8}
 """cuBLAS workspace of one handle (aten/src/ATen/cuda/CublasHandlePool.cpp, `getChosenWorkspaceSize`)."""
-HOPPER: Final = ("h100", "h200", "h20", "h800", "gh200")
 HANDLES: Final = 2
 """Threads with a cuBLAS handle of their own: the one of the forward and the one of the backward pass."""
 LISTED: Final = 8
@@ -72,7 +71,7 @@ class Profile:
     @cached_property
     def workspaces(self) -> tuple[int, ...]:
         """Sizes in bytes of the cuBLAS workspaces, which stay from the first product on."""
-        kind = "hopper" if self.device.name.startswith(HOPPER) else "other"
+        kind = "hopper" if self.device.architecture == "hopper" else "other"
         return (WORKSPACE_BYTES[kind],) * HANDLES if self.cuda else ()
 
     @cached_property

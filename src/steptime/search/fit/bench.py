@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import Parameter
 from typing import Any, Final, Literal
@@ -19,7 +20,7 @@ from steptime.hardware.records import Device
 from steptime.num import Array
 from steptime.search.fit.layout import Layout, layout_of
 from steptime.search.fit.programs import accumulating, state_bytes, widened, with_narrow_weights
-from steptime.workload.capture.factory import load_target
+from steptime.workload.capture.factory import Target, load_target
 from steptime.workload.capture.inputs import InputSpec
 from steptime.workload.capture.optional import require_torch
 from steptime.workload.graph import Program
@@ -121,7 +122,7 @@ class Bench:
     ran: Callable[[], None] = lambda: None
     """Called after each capture."""
     captures: int = 0
-    _targets: dict[tuple[str | None, int | None, int], Any] = field(default_factory=dict)
+    _targets: dict[tuple[str | None, int | None, int], Target] = field(default_factory=dict)
     _programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
     _runs: dict[tuple[object, ...], Run] = field(default_factory=dict)
     _failed: dict[tuple[object, ...], UserError] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class Bench:
         """Whether inputs of another batch are made from those that are there: the factory gives none."""
         return bool(self.inputs) or self._batch_parameter is None
 
-    def target(self, weights: str | None, batch: int | None, adapters: int = 0) -> Any:
+    def target(self, weights: str | None, batch: int | None, adapters: int = 0) -> Target:
         """The module, made for a batch where the factory takes one; None: as the factory makes it."""
         batch = batch if self._batch_parameter is not None else None
         key = (weights, batch, adapters)
@@ -148,12 +149,20 @@ class Bench:
             sizes = {} if batch is None else {"batch": batch}
             sizes |= {} if self.seq is None else {"seq": self.seq}
             found = load_target(self.text, sizes=sizes, dtype=weights, inputs=self.inputs)
-            if adapters:
-                from steptime.workload.capture.variants import adapt
-
-                self._frozen = adapt(found.module, self.paths, adapters)
-            self._targets[key] = found
+            self._targets[key] = self._adapted(found, adapters) if adapters else found
         return self._targets[key]
+
+    def _adapted(self, found: Target, rank: int) -> Target:
+        """The module with adapters; a copy of it, if the factory gives the same module each time."""
+        from steptime.workload.capture.problems import explaining
+        from steptime.workload.capture.variants import adapt
+
+        paths = self.paths
+        if any(found.module is one.module for one in self._targets.values()):
+            with explaining(self.text):
+                found = replace(found, module=copy.deepcopy(found.module))
+        self._frozen = adapt(found.module, paths, rank)
+        return found
 
     def own_batch(self) -> int:
         """Default of the factory's batch; where it takes none, the leading dim of its inputs.

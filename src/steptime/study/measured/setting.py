@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from steptime.plan.framework import habits_of
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.study.measured.run import MeasuredRun
@@ -73,23 +72,23 @@ def unhidden(run: MeasuredRun) -> frozenset[str]:
 
 def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
     """The job of a run under one setting; ``precision`` is the name of its recipe."""
-    habits, interleaved = habits_of(run.framework), (found.degrees.vpp or 1) > 1
+    interleaved = (found.degrees.vpp or 1) > 1
     optimizer = run.optimizer if run.optimizer in OPTIMIZERS else "adam"
     adapter = None
     if run.adapter is not None:
         targets = "attention" if run.adapter.targets in ("qkv", "attention") else "linear"
         weight_bytes = QUANTISED_BYTES if run.quantised_base else None
         adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
-    return Job(
+    job = Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
         precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
-        overlap=(habits.overlap_with(run.offload, experts=run.model.experts is not None)
-                 | ({"pp"} if interleaved else set())) - unhidden(run),
-        context=habits.context, scattered_messages=habits.scattered_messages,
-        single_ring=habits.single_ring, exchange_once=habits.exchange_once and not _EVERY_COPY.search(run.notes),
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
-        gradient_dtype=habits.gradient_dtype if PRECISIONS[precision].element_bytes == 2 else None,
-        memory=profile_of(run), adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
+        adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
+    )  # fmt: skip
+    job = with_habits(job, run.framework)
+    return replace(
+        job, overlap=(job.overlap | ({"pp"} if interleaved else set())) - unhidden(run), memory=profile_of(run),
+        exchange_once=job.exchange_once and not _EVERY_COPY.search(run.notes),
     )  # fmt: skip
 
 

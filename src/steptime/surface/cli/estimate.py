@@ -125,7 +125,8 @@ def _run(given: Mapping[str, Any]) -> None:
 
 def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the user gave of the job beside its plan."""
-    return o.given(**{name: given[name] for name in SETTINGS}) | o.lora_of(given)
+    lora = o.lora_of(given["lora_rank"], given["lora_targets"], given["qlora"])
+    return o.given(**{name: given[name] for name in SETTINGS}) | lora
 
 
 def plan_given(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
 from steptime.surface.cli import options as o
 
-#: Parameters of the command that are handed to the API where they are given.
-OPTIONS: Final = ("batch", "seq", "optimizer", "loss", "allow")
 MAX_BATCH, MAX_SEQ = 10**6, 10**7
 
 
@@ -77,31 +74,25 @@ def command(
     weights or data: memory is exact. Other models are estimated by their dimensions. Precision is one of the
     techniques that are tried, so there is no --dtype and no --autocast: the start is the module as it is made.
     """
-    _run(locals())
-
-
-def _run(given: Mapping[str, Any]) -> None:
-    """What :func:`command` does with the values of its parameters, by name."""
     from steptime.surface import fitting
     from steptime.surface.cli.job import refuse_run
     from steptime.surface.cli.progress import Progress
 
-    refuse_run(given["model"])
-    options = o.given(**{name: given[name] for name in OPTIONS})
-    if given["host_bandwidth"] is not None:
-        options["host_bandwidth_Bps"] = _bandwidth(given["host_bandwidth"])
+    refuse_run(model)
+    options = o.given(
+        batch=batch, seq=seq, optimizer=optimizer, loss=loss, allow=allow,
+        host_bandwidth_Bps=None if host_bandwidth is None else _bandwidth(host_bandwidth),
+    )  # fmt: skip
     with Progress("captures") as progress:
-        result = fitting.fit(
-            given["model"], given["device"], inputs=tuple(given["inputs"] or ()), progress=progress, **options
-        )
-    if given["json"]:
+        result = fitting.fit(model, device, inputs=tuple(inputs or ()), progress=progress, **options)
+    if json:
         from steptime.surface.cli.output import print_json
 
         print_json(result.to_json())
         return
     from steptime.surface.report.fit import print_fit
 
-    print_fit(result, show_all=given["show_all"])
+    print_fit(result, show_all=show_all)
 
 
 def _bandwidth(text: str) -> float:

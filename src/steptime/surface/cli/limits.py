@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from steptime.surface.cli import options as o
+
+if TYPE_CHECKING:
+    from steptime.surface.limits import Limits
 
 #: Largest dim, degree or depth; as in the API, which is not imported here because it imports the catalogue.
 MAX_COUNT: Final = 10**9
@@ -76,26 +80,18 @@ def command(
     The defaults are a layer on NVIDIA H100 SXM5 and a run of three months, after arXiv 2411.01137.
     The network moves a layer's activations; memory moves its weights; all of it overlaps with compute.
     """
-    _run(locals())
-
-
-def _run(given: Mapping[str, Any]) -> None:
-    """What :func:`command` does with the values of its parameters, by name."""
-    from steptime.errors import FieldError
-    from steptime.surface.limits import limits
-
-    names = {QUANTITIES.get(name, ("", name))[1]: name for name in given}
-    options = o.given(**{name: value for name, value in given.items() if name not in ("json", *QUANTITIES)})
-    options |= {
-        QUANTITIES[name][1]: _parsed(name, given[name]) for name in QUANTITIES if given[name] is not None
-    }  # fmt: skip
-    try:
-        result = limits(**options)
-    except FieldError as error:
-        if error.where or error.field not in names:
-            raise
-        raise FieldError("", _option(names[error.field]), error.problem, hint=error.hint) from None
-    if given["json"]:
+    result = _limits(
+        o.given(
+            d_in=d_in, d_out=d_out, tokens=tokens, tp_in=tp_in, tp_out=tp_out, dp=dp, width_bytes=width_bytes,
+            device=device, utilization=utilization, batch_tokens=batch_tokens, layers=layers,
+            tokens_per_parameter=tokens_per_parameter,
+        ),
+        o.given(
+            flops_8bit=flops_8bit, memory_bandwidth=memory_bandwidth, network_bandwidth=network_bandwidth,
+            duration=duration, layer_latency=layer_latency,
+        ),
+    )  # fmt: skip
+    if json:
         from steptime.surface.cli.output import print_json
 
         print_json(result.to_json())
@@ -103,6 +99,22 @@ def _run(given: Mapping[str, Any]) -> None:
     from steptime.surface.report.limits import print_limits
 
     print_limits(result)
+
+
+def _limits(options: Mapping[str, Any], quantities: Mapping[str, str]) -> Limits:
+    """The limits; what is wrong is told by the name of its option."""
+    from steptime.errors import FieldError
+    from steptime.surface.limits import limits
+
+    names = {parameter: parameter for parameter in signature(limits).parameters}
+    names |= {parameter: name for name, (_, parameter) in QUANTITIES.items()}
+    parsed: dict[str, Any] = {QUANTITIES[name][1]: _parsed(name, text) for name, text in quantities.items()}
+    try:
+        return limits(**options, **parsed)
+    except FieldError as error:
+        if error.where or error.field not in names:
+            raise
+        raise FieldError("", _option(names[error.field]), error.problem, hint=error.hint) from None
 
 
 def _option(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
@@ -213,10 +213,9 @@ def describes_job(after: str) -> Callable[[Callable[..., None]], Callable[..., N
     return extended
 
 
-def lora_of(values: Mapping[str, Any]) -> dict[str, Any]:
+def lora_of(rank: int | None, targets: str | None, qlora: bool | None) -> dict[str, Any]:
     """The table ``lora`` of the three options, as far as they are given."""
-    table = {"rank": values["lora_rank"], "targets": values["lora_targets"], "qlora": values["qlora"]}
-    found = {name: value for name, value in table.items() if value is not None}
+    found = given(rank=rank, targets=targets, qlora=qlora)
     return {"lora": found} if found else {}
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from steptime.surface.cli import options as o
 
 EXIT_NOTHING_FITS: Final = 3
-#: Parameters of the command that are handed to the API where they are given.
-OPTIONS: Final = ("seq", "dtype", "optimizer", "strategy", "mode", "framework", "top")
-#: Those that hold for every candidate, as ``--fix`` does.
-FIXED: Final = ("context", "gradient_dtype", "expert_imbalance", "expert_capacity")
 
 
 def command(
@@ -52,36 +47,32 @@ def command(
 
     Exits with 3 when no plan fits; what is nearest is printed all the same.
     """
-    _run(locals())
-
-
-def _run(given: Mapping[str, Any]) -> None:
-    """What :func:`command` does with the values of its parameters, by name."""
     from steptime.surface import api
     from steptime.surface.cli.constraints import parse_fix, parse_limits
     from steptime.surface.cli.job import refuse_run
     from steptime.surface.cli.progress import Progress
 
-    refuse_run(given["model"])
-    job = {name: given[name] for name in ("gpus", "global_batch")}
-    options = o.given(**{name: given[name] for name in OPTIONS})
-    options |= o.lora_of(given)
-    fixed = o.given(**{name: given[name] for name in FIXED})
-    options |= {"fix": {**parse_fix(given["fix"] or ()), **fixed}, "limit": parse_limits(given["limit"] or ())}
+    refuse_run(model)
+    options = o.given(
+        seq=seq, dtype=dtype, optimizer=optimizer, strategy=strategy, mode=mode, framework=framework, top=top
+    )
+    options |= o.lora_of(lora_rank, lora_targets, qlora)
+    for_all = o.given(
+        context=context, gradient_dtype=gradient_dtype, expert_imbalance=expert_imbalance,
+        expert_capacity=expert_capacity,
+    )  # fmt: skip
+    options |= {"fix": {**parse_fix(fix or ()), **for_all}, "limit": parse_limits(limit or ())}
     with Progress("plans") as progress:
-        result = api.plan(given["model"], given["cluster"], **job, **options, progress=progress)
-    if given["json"]:
+        result = api.plan(model, cluster, gpus=gpus, global_batch=global_batch, **options, progress=progress)
+    if json:
         from steptime.surface.cli.output import print_json
 
         print_json(result.to_json())
     else:
         from steptime.surface.report.plan import print_plan_result
 
-        words = [
-            *(f"--fix {text}" for text in given["fix"] or ()),
-            *(f"--limit {text}" for text in given["limit"] or ()),
-        ]
-        named = {name: given[name] for name in ("model", "cluster", "mode")}
-        print_plan_result(result, {**job, **named, "constraints": words})
+        words = [*(f"--fix {text}" for text in fix or ()), *(f"--limit {text}" for text in limit or ())]
+        asked = {"gpus": gpus, "global_batch": global_batch, "model": model, "cluster": cluster, "mode": mode}
+        print_plan_result(result, {**asked, "constraints": words})
     if not result.feasible:
         raise typer.Exit(EXIT_NOTHING_FITS)

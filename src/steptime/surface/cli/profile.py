@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,15 @@ ENDINGS = {
     "trace": (".pftrace", ".perfetto-trace", ".json"),
     "roofline": (".svg", ".png"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What is to be written, and where."""
+
+    snapshot: Path | None
+    trace: Path | None
+    roofline: Path | None
 
 
 def command(
@@ -78,38 +87,35 @@ def command(
     The factory returns a torch.nn.Module, or (module, inputs), or (module, inputs, loss). Importing it runs its code:
     use it on code that you trust. Weights are never allocated, no GPU is needed.
     """
-    _run(locals())
-
-
-def _run(given: Mapping[str, Any]) -> None:
     from steptime.surface.optimizers import CAPTURED_DEFAULT
-    from steptime.surface.profile_settings import NOT_OF_ONNX, check_onnx
+    from steptime.surface.profile_settings import check_onnx
     from steptime.surface.profiling import profile
 
-    _check_outputs(given)
-    if given["model"].lower().endswith(".onnx"):
-        names = {"input": "inputs", "no-fold": "whole"}
-        check_onnx({name: given[names.get(name, name.replace("-", "_"))] for name in NOT_OF_ONNX})
-    share = given["nonzero_share"]
-    if share is not None and not 0 < share <= 1:
-        raise UserError(f"--nonzero-share {share} is out of range", hint="more than 0, at most 1")
+    files = Files(snapshot=snapshot, trace=trace, roofline=roofline)
+    _check(files)
+    if model.lower().endswith(".onnx"):
+        check_onnx({
+            "batch": batch, "seq": seq, "input": inputs, "dtype": dtype, "autocast": autocast, "optimizer": optimizer,
+            "loss": loss, "nonzero-share": nonzero_share, "no-fold": whole,
+        })  # fmt: skip
+    if nonzero_share is not None and not 0 < nonzero_share <= 1:
+        raise UserError(f"--nonzero-share {nonzero_share} is out of range", hint="more than 0, at most 1")
     found = profile(
-        given["model"], given["device"], batch=given["batch"], seq=given["seq"], dtype=given["dtype"],
-        inputs=given["inputs"] or (), optimizer=given["optimizer"] or CAPTURED_DEFAULT, loss=given["loss"],
-        autocast=given["autocast"], training=not given["inference"], fold=not given["whole"], nonzero_share=share,
-        dims=parse_dims(given["dim"] or []),
+        model, device, batch=batch, seq=seq, dtype=dtype, inputs=inputs or (), optimizer=optimizer or CAPTURED_DEFAULT,
+        loss=loss, autocast=autocast, training=not inference, fold=not whole, nonzero_share=nonzero_share,
+        dims=parse_dims(dim or []),
     )  # fmt: skip
-    _write(found, given)
-    compared = _compared(found, given["measured"])
-    if given["json"]:
+    _write(found, files)
+    compared = _compared(found, measured)
+    if json:
         from steptime.surface.cli.output import document, print_json
 
-        print_json(document(**found.to_json(given["depth"]), **({"measured": compared} if compared else {})))
+        print_json(document(**found.to_json(depth), **({"measured": compared} if compared else {})))
         return
     from steptime.surface.report.captured_memory import print_captured_memory
     from steptime.surface.report.profile import print_profile, settings_lines
 
-    print_profile(found.table, head=settings_lines(found), depth=given["depth"], show_all=given["show_all"])
+    print_profile(found.table, head=settings_lines(found), depth=depth, show_all=show_all)
     print_captured_memory(found)
     if compared:
         from steptime.surface.report.text import console, memory
@@ -137,10 +143,10 @@ def parse_dims(texts: list[str]) -> dict[str, int]:
     return out
 
 
-def _check_outputs(given: Mapping[str, Any]) -> None:
+def _check(files: Files) -> None:
     """Before the work: suffixes and folders of the files to write."""
     for name, allowed in ENDINGS.items():
-        path: Path | None = given[name]
+        path: Path | None = getattr(files, name)
         if path is None:
             continue
         if path.suffix not in allowed:
@@ -149,28 +155,28 @@ def _check_outputs(given: Mapping[str, Any]) -> None:
             raise UserError(f"--{name} {path}: there is no folder {path.parent}")
 
 
-def _write(found: Any, given: Mapping[str, Any]) -> None:
+def _write(found: Any, files: Files) -> None:
     """The files that were asked for."""
     seconds = found.table.seconds.tolist()
-    if given["snapshot"] is not None:
+    if files.snapshot is not None:
         from steptime.surface.formats.memory_snapshot import write_memory_snapshot
         from steptime.surface.profiling import countable_sizes
 
         with countable_sizes():
             write_memory_snapshot(
-                found.program, given["snapshot"], seconds=seconds, placement=found.placement,
+                found.program, files.snapshot, seconds=seconds, placement=found.placement,
                 workspaces=found.workspaces,
             )  # fmt: skip
-    if given["trace"] is not None:
+    if files.trace is not None:
         from steptime.surface.formats.chrome_trace import write_chrome_trace
         from steptime.surface.formats.perfetto import write_perfetto
 
-        writer = write_chrome_trace if given["trace"].suffix == ".json" else write_perfetto
-        writer(found.program, given["trace"], seconds=seconds)
-    if given["roofline"] is not None:
+        writer = write_chrome_trace if files.trace.suffix == ".json" else write_perfetto
+        writer(found.program, files.trace, seconds=seconds)
+    if files.roofline is not None:
         from steptime.surface.report.roofline import write_roofline
 
-        write_roofline(found.table, given["roofline"])
+        write_roofline(found.table, files.roofline)
 
 
 def _compared(found: Any, path: Path | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.plan.framework import BUSY, PARAMETERS, SHARES
-from steptime.surface.report.text import console, grid, heading, percent, printable
+from steptime.surface.report.text import console, grid, heading, number, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +31,14 @@ MEANING: Final = {
     "stage_links": "messages between stages over free links",
     "stage_s": "host per micro-batch and stage, s", "optimizer": "optimiser over one pass over its tensors",
     "step_s": "fixed time of a step, s", "growth": "growth per doubling of devices beyond 8",
+}  # fmt: skip
+#: What each habit is, in a few words.
+HABITS: Final = {
+    "gradient_dtype": "dtype in which gradients are summed and reduced", "context": "what context ranks exchange",
+    "overlap": "traffic that runs behind computation", "kernel": "fused attention",
+    "tensor_exposed": "share of tp traffic that shows",
+    "scattered_messages": "each tp rank sends its part of a message between stages",
+    "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
 }  # fmt: skip
 WIDE: Final = 3
 """Frameworks beside each other."""
@@ -69,6 +77,15 @@ def _value(name: str, *, value: float, doubt: float) -> str:
     if name in SHARES:
         return f"{value:.2g} ±{value * (1 - value) * doubt:.1g}"
     return f"{value:.3g} ±{math.expm1(doubt) * 100:.0f} %" if doubt < 1 else f"{value:.3g} x/÷{math.exp(doubt):.2g}"
+
+
+def _habit(value: Any) -> str:
+    """One habit in words.
+
+    >>> _habit(None), _habit([]), _habit(["dp", "ep"]), _habit(False), _habit(0.6)
+    ('as run', 'nothing', 'dp, ep', 'no', '0.6')
+    """
+    return "as run" if value is None else number(value) or "nothing"
 
 
 def _devices(screen: Console, devices: Mapping[str, Any]) -> None:
@@ -133,12 +150,11 @@ def print_framework(record: FrameworkRecord) -> None:
     if record.runs is not None:
         screen.print(f"fitted to {record.runs} runs")
     screen.print(printable(f"source: {record.source}"))
-    habits = record.habits
-    overlap = ", ".join(sorted(habits.overlap)) or "nothing"
-    messages = "scattered over tp" if habits.scattered_messages else "whole"
-    tokens = "domain" if habits.exchange_once else "expert"
-    screen.print(f"habits: gradients {habits.gradient_dtype or 'in the dtype of the run'}, context {habits.context}, "
-                 f"overlaps {overlap}, messages {messages}, tokens once per {tokens}")  # fmt: skip
+    screen.print()
+    table = grid(("habit", "value", "meaning"), left=(0, 1, 2))
+    for name, value in record.shown_habits.items():
+        table.add_row(name, _habit(value), HABITS.get(name, ""))
+    screen.print(table)
     screen.print()
     table = grid(("parameter", "value", "meaning"), left=(0, 2))
     for name, value in record.parameters.items():

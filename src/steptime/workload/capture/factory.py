@@ -10,7 +10,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from steptime.errors import InputFileError, UserError, did_you_mean, shorten
@@ -97,6 +99,15 @@ def _from_path(module: str) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise InputFileError(str(path), "there is no such file")
+    path, state = path.absolute(), path.stat()
+    module = _executed(path, (state.st_mtime_ns, state.st_size))
+    sys.modules[module.__name__] = module
+    return module
+
+
+@lru_cache(maxsize=16)
+def _executed(path: Path, version: tuple[int, int]) -> ModuleType:
+    """The module of a file in one version: the code of the user runs once, however often it is asked for."""
     spec = importlib.util.spec_from_file_location(f"_steptime_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputFileError(str(path), "is no Python file")
