@@ -15,7 +15,7 @@ from steptime.study.measured import Candidate, Degrees, MeasuredRun, Recomputati
 from steptime.study.measured.candidates import _expert_ranks, _recomputes
 from steptime.study.measured.engine import factors_of, settings_of
 from steptime.study.measured.fit import fit_weight, needed_bytes
-from steptime.study.measured.read import Row, read_rows
+from steptime.study.measured.read import TableRow, read_rows
 from steptime.study.measured.setting import RECOMPUTE, fed_length, unhidden
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
@@ -24,7 +24,7 @@ FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 def one(name: str = "full", **changes: str) -> MeasuredRun:
     cells = next(dict(r.cells) for r in read_rows(FILE) if r.text("row_id") == name)
     assert not set(changes) - set(cells)
-    (run,) = runs_of([Row(1, cells | changes)]).runs
+    (run,) = runs_of([TableRow(1, cells | changes)]).runs
     return run
 
 

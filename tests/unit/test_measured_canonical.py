@@ -19,7 +19,7 @@ from steptime.study.measured.canonical import (
 )
 from steptime.study.measured.degrees import legal_micro_batches, possible_degrees
 from steptime.study.measured.flops import peak_flops_per_s, printed_peak_flops_per_s
-from steptime.study.measured.read import Row
+from steptime.study.measured.read import TableRow
 from steptime.study.measured.tables import framework_default, framework_of, table
 
 
@@ -183,16 +183,18 @@ def test_network(text: str, per_node: int, gbit: float | None):
 
 def test_frameworks():
     found = {
-        "megatron": Row(1, {"source_key": "libai", "source": "Oneflow-Inc/libai Benchmark.md [Megatron-LM e156d2f]"}),
-        "libai": Row(1, {"source_key": "libai", "source": "Oneflow-Inc/libai Benchmark.md [LiBai]"}),
-        "maxtext": Row(1, {"source_key": "dgxc", "model": "MaxText Llama2-70B"}),
-        "megatron-core": Row(1, {"source_key": "dgxc", "model": "Llama3.1-8B"}),
-        "megatron-deepspeed": Row(1, {"source_key": "mlperf", "source": "Intel-HabanaLabs/results/HLS-Gaudi2"}),
-        "megatron-deepspeed-2021": Row(1, {"source_key": "bigscience", "notes": "ZeRO-3; stage"}),
-        "deepspeed-2021": Row(1, {"source_key": "sc21", "notes": "ZeRO-3; 384 GPUs"}),
-        "megatron-2021": Row(1, {"source_key": "sc21", "notes": "PTD; not ZeRO-3; "}),
-        "torchtitan": Row(1, {"framework": "TorchTitan", "source_key": "mlperf"}),
-        "generic": Row(1, {"source_key": "never heard of"}),
+        "megatron": TableRow(
+            1, {"source_key": "libai", "source": "Oneflow-Inc/libai Benchmark.md [Megatron-LM e156d2f]"}
+        ),
+        "libai": TableRow(1, {"source_key": "libai", "source": "Oneflow-Inc/libai Benchmark.md [LiBai]"}),
+        "maxtext": TableRow(1, {"source_key": "dgxc", "model": "MaxText Llama2-70B"}),
+        "megatron-core": TableRow(1, {"source_key": "dgxc", "model": "Llama3.1-8B"}),
+        "megatron-deepspeed": TableRow(1, {"source_key": "mlperf", "source": "Intel-HabanaLabs/results/HLS-Gaudi2"}),
+        "megatron-deepspeed-2021": TableRow(1, {"source_key": "bigscience", "notes": "ZeRO-3; stage"}),
+        "deepspeed-2021": TableRow(1, {"source_key": "sc21", "notes": "ZeRO-3; 384 GPUs"}),
+        "megatron-2021": TableRow(1, {"source_key": "sc21", "notes": "PTD; not ZeRO-3; "}),
+        "torchtitan": TableRow(1, {"framework": "TorchTitan", "source_key": "mlperf"}),
+        "generic": TableRow(1, {"source_key": "never heard of"}),
     }
     assert {name: framework_of(row) for name, row in found.items()} == {name: name for name in found}
 

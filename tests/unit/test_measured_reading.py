@@ -27,15 +27,15 @@ from steptime.study.measured import (
     runs_of,
 )
 from steptime.study.measured.flops import flops_per_token, forward_flops, tflops_definition
-from steptime.study.measured.read import METRICS, NEEDED, Row, read_rows
+from steptime.study.measured.read import METRICS, NEEDED, TableRow, read_rows
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 
 
-def row(name: str = "full", line: int = 1, **changes: str) -> Row:
+def row(name: str = "full", line: int = 1, **changes: str) -> TableRow:
     cells = next(dict(r.cells) for r in read_rows(FILE) if r.text("row_id") == name)
     assert not set(changes) - set(cells)
-    return Row(line, cells | changes)
+    return TableRow(line, cells | changes)
 
 
 def one(name: str = "full", **changes: str) -> MeasuredRun:
@@ -316,7 +316,7 @@ def test_no_text_makes_reading_fail():
     made = []
     for original in rows:
         for column in original.cells:
-            made += [Row(len(made) + 1, dict(original.cells) | {column: text}) for text in chosen.sample(junk, 3)]
+            made += [TableRow(len(made) + 1, dict(original.cells) | {column: text}) for text in chosen.sample(junk, 3)]
     reading = runs_of(made)
     assert reading.rows == len(made)
     assert not [s for s in reading.skipped if s.reason is Reason.INTERNAL]

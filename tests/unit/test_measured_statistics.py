@@ -22,7 +22,7 @@ from steptime.study.measured.aggregate import (
     statistics,
 )
 from steptime.study.measured.ranking import ranks, spearman
-from steptime.study.measured.read import Row, read_rows
+from steptime.study.measured.read import TableRow, read_rows
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 CELLS = {r.text("row_id"): dict(r.cells) for r in read_rows(FILE)}
@@ -30,7 +30,7 @@ CELLS = {r.text("row_id"): dict(r.cells) for r in read_rows(FILE)}
 
 def runs(*changes: dict[str, str]) -> list[MeasuredRun]:
     plain = {"metric_tokens_per_s_per_gpu": "", "metric_peak_mem_gb": ""}
-    rows = [Row(i, CELLS["full"] | plain | {"row_id": f"r{i}"} | c) for i, c in enumerate(changes, 1)]
+    rows = [TableRow(i, CELLS["full"] | plain | {"row_id": f"r{i}"} | c) for i, c in enumerate(changes, 1)]
     reading = runs_of(rows)
     assert not reading.skipped
     return list(reading.runs)
@@ -56,7 +56,7 @@ def test_errors_and_bias():
 
 def test_rows_without_a_prediction_or_a_time_do_not_count():
     rows = timed(("a", 10.0), ("a", math.nan), ("a", 0.0), ("a", math.inf))
-    memory = runs_of([Row(1, CELLS["memory"])]).runs[0]
+    memory = runs_of([TableRow(1, CELLS["memory"])]).runs[0]
     assert statistics([*rows, ScoredRun(run=memory, step_time_s=1.0)])["rows"] == 1
     empty = statistics([])
     assert empty["rows"] == 0 and set(empty.values()) == {0, None}
@@ -159,7 +159,7 @@ def test_folds_keep_groups_together():
 
 def test_summary_is_json():
     rows = timed(*[("a", 11.0)] * 12, *[("b", 9.0)] * 3)
-    rows += [ScoredRun(run=r) for r in runs_of([Row(99, CELLS["memory"])]).runs]
+    rows += [ScoredRun(run=r) for r in runs_of([TableRow(99, CELLS["memory"])]).runs]
     found = json.loads(json.dumps(summary(rows), allow_nan=False))
     assert found["time"]["rows"] == 15 and found["dominant_source"] == "a"
     assert found["time_without_dominant"]["rows"] == 3 and found["macro_without_dominant"]["sources"] == 0

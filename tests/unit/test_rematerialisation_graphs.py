@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 from steptime.errors import FieldError, UserError
 from steptime.search.rematerialisation.chain import Chain, Kind, Schedule, Segment
 from steptime.search.rematerialisation.checkmate import NoSchedule, ProvedOptimal, TimeLimit, solve_dag
-from steptime.search.rematerialisation.dag import Dag, Node, Stage, dag_of, simulate_dag
+from steptime.search.rematerialisation.dag import Dag, DagStage, Node, dag_of, simulate_dag
 from steptime.search.rematerialisation.rotor import Infeasible, Solution, fill, front
 from steptime.search.rematerialisation.simulate import ScheduleError
 
@@ -47,8 +47,8 @@ def test_a_by_product_counts_only_where_it_is_made():
         Node(time_s=0, result_bytes=5, reads=(0,), by_product=True, transient_bytes=1),
         Node(time_s=1, result_bytes=1, reads=(1,), once=True),
     )
-    with_it = (Stage(runs=(0, 1)), Stage(runs=(2,), kept=frozenset({1})))
-    later = (Stage(runs=(0,)), Stage(runs=(0, 1, 2)))
+    with_it = (DagStage(runs=(0, 1)), DagStage(runs=(2,), kept=frozenset({1})))
+    later = (DagStage(runs=(0,)), DagStage(runs=(0, 1, 2)))
     assert simulate_dag(Dag(nodes=nodes), with_it).peak_bytes == 4 + 5 + 1
     assert simulate_dag(Dag(nodes=nodes, constant_bytes=3), later).peak_bytes == 3 + 4 + 6
     assert solve_dag(Dag(nodes=nodes), 10).run.time_s == 3
@@ -57,11 +57,11 @@ def test_a_by_product_counts_only_where_it_is_made():
 @pytest.mark.parametrize(
     ("stages", "problem"),
     [
-        ((Stage(runs=(0,)),), "has 1 stages"),
-        ((Stage(runs=(0,)), Stage(runs=(1,))), r"reads \[0\]"),
-        ((Stage(runs=(0,)), Stage(runs=(0,), kept=frozenset({0}))), "does not run node 1"),
-        ((Stage(runs=(0,)), Stage(runs=(0, 1), kept=frozenset({1}))), r"keeps \[1\], which"),
-        ((Stage(runs=(0,)), Stage(runs=(1, 0))), "not in order"),
+        ((DagStage(runs=(0,)),), "has 1 stages"),
+        ((DagStage(runs=(0,)), DagStage(runs=(1,))), r"reads \[0\]"),
+        ((DagStage(runs=(0,)), DagStage(runs=(0,), kept=frozenset({0}))), "does not run node 1"),
+        ((DagStage(runs=(0,)), DagStage(runs=(0, 1), kept=frozenset({1}))), r"keeps \[1\], which"),
+        ((DagStage(runs=(0,)), DagStage(runs=(1, 0))), "not in order"),
     ],
 )
 def test_an_illegal_schedule_of_a_graph_is_refused(stages, problem):
@@ -73,7 +73,7 @@ def test_an_illegal_schedule_of_a_graph_is_refused(stages, problem):
 def test_what_runs_once_is_refused_in_another_stage():
     nodes = (Node(time_s=1, result_bytes=4, once=True), Node(time_s=1, result_bytes=3, reads=(0,)))
     with pytest.raises(ScheduleError, match="runs once"):
-        simulate_dag(Dag(nodes=nodes), (Stage(runs=(0,)), Stage(runs=(0, 1))))
+        simulate_dag(Dag(nodes=nodes), (DagStage(runs=(0,)), DagStage(runs=(0, 1))))
 
 
 def test_what_holds_others_is_not_kept_without_them():
@@ -84,8 +84,8 @@ def test_what_holds_others_is_not_kept_without_them():
         Node(time_s=1, result_bytes=1, reads=(1, 2), once=True),
     )
     alone = (
-        Stage(runs=(0,)), Stage(runs=(1,), kept=frozenset({0})), Stage(runs=(2,), kept=frozenset({1})),
-        Stage(runs=(3,), kept=frozenset({1, 2})),
+        DagStage(runs=(0,)), DagStage(runs=(1,), kept=frozenset({0})), DagStage(runs=(2,), kept=frozenset({1})),
+        DagStage(runs=(3,), kept=frozenset({1, 2})),
     )  # fmt: skip
     with pytest.raises(ScheduleError, match="without the results that they hold"):
         simulate_dag(Dag(nodes=nodes), alone)
@@ -181,11 +181,11 @@ def test_on_unequal_chains_the_proved_optimum_is_never_slower(seed):
         assert proved.run.time_s <= one.time_s + 1e-9
 
 
-def stages_of(chain: Chain, schedule: Schedule) -> tuple[Stage, ...]:
+def stages_of(chain: Chain, schedule: Schedule) -> tuple[DagStage, ...]:
     """A schedule of a chain as one of its graph: a stage ends where a node runs for the first time."""
     n = len(chain)
     order = dag_of(chain).stages
-    out: list[Stage] = []
+    out: list[DagStage] = []
     runs: list[int] = []
     live: set[int] = set()
     kept: frozenset[int] = frozenset()
@@ -202,7 +202,7 @@ def stages_of(chain: Chain, schedule: Schedule) -> tuple[Stage, ...]:
             live.discard(2 * after.segment)
         runs += nodes
         if order[len(out)] in nodes:
-            out.append(Stage(runs=tuple(sorted(runs)), kept=kept))
+            out.append(DagStage(runs=tuple(sorted(runs)), kept=kept))
             runs, kept = [], frozenset(live)
     return tuple(out)
 

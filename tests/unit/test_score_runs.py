@@ -17,7 +17,7 @@ from steptime.store import write_table
 from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
 from steptime.study.measured.predict import Scores, score_packaged
 from steptime.study.measured.published import COLUMNS, citation, published_rows, spread
-from steptime.study.measured.read import Row, read_rows
+from steptime.study.measured.read import TableRow, read_rows
 from steptime.study.measured.samples import modelled
 from steptime.surface import measured_scoring
 from steptime.surface.framework_fitting import fit_reading
@@ -42,7 +42,7 @@ def published() -> RunScore:
     return score_runs(PUBLISHED)
 
 
-def of_sources(*keys: str) -> list[Row]:
+def of_sources(*keys: str) -> list[TableRow]:
     return [row for row in read_rows(PUBLISHED) if row.text("source_key") in keys]
 
 
@@ -106,9 +106,11 @@ def test_a_run_whose_framework_is_not_told_is_predicted_by_the_common_values(pub
 def test_a_row_is_not_predicted_by_a_fit_to_itself():
     """Ten times slower, a source moves predictions of its own rows if it is in the fit, and not if it is left out."""
     rows = of_sources("sc21", "zero-bubble")
-    slow = [Row(r.line, dict(r.cells) | {k: f"{f * float(r.text(k)):.9g}" for k, f in
-                                         (("metric_tflops_per_gpu", 0.2), ("metric_step_time_s", 5.0)) if r.text(k)}
-                if r.text("source_key") == "sc21" else r.cells) for r in rows]  # fmt: skip
+    factors = {"metric_tflops_per_gpu": 0.2, "metric_step_time_s": 5.0}
+    slow = [
+        TableRow(r.line, dict(r.cells) | {k: f"{f * float(r.text(k)):.9g}" for k, f in factors.items() if r.text(k)}
+                 if r.text("source_key") == "sc21" else r.cells) for r in rows
+    ]  # fmt: skip
     for split, moves in (("sc21", False), ("zero-bubble", True)):
         before, after = (score_reading(runs_of(given), leave_out=split) for given in (rows, slow))
         assert {s.run.source_key for s in before.scored} == {split}
@@ -145,14 +147,16 @@ def test_a_refused_run_keeps_its_reason(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_runs_of_unknown_frameworks_are_no_framework_of_their_own():
-    rows = [Row(r.line, dict(r.cells) | {"source_key": "mine", "framework": "home-grown"}) for r in of_sources("sc21")]
+    rows = [
+        TableRow(r.line, dict(r.cells) | {"source_key": "mine", "framework": "home-grown"}) for r in of_sources("sc21")
+    ]
     result = fit_reading(runs_of(rows), "a test")
     assert {run.framework for run in result.found.runs} == {"generic"} == set(result.to_json()["frameworks"])
     assert "framework" not in tomllib.loads(result.toml), "who names no framework gets the common values"
 
 
 def test_no_usable_row_is_no_error():
-    found = score_reading(runs_of([Row(1, {"model": "x"})])).to_json()
+    found = score_reading(runs_of([TableRow(1, {"model": "x"})])).to_json()
     assert (found["rows"], found["scored"], found["time"]["rows"], found["time"]["mape"]) == (1, 0, 0, None)
     assert sum(found["skipped"].values()) == 1
 
@@ -184,7 +188,7 @@ def test_parquet_is_read_as_csv(tmp_path: Path):
     typed = [r | {"micro_batch": float(r["micro_batch"]) if r["micro_batch"] else math.nan} for r in rows]
     assert any(math.isnan(r["micro_batch"]) for r in typed) and any(r["micro_batch"] > 0 for r in typed)
     write_table(tmp_path / "runs.parquet", typed)
-    one, other = read_any(tmp_path / "runs.parquet"), runs_of([Row(i, r) for i, r in enumerate(rows, 1)])
+    one, other = read_any(tmp_path / "runs.parquet"), runs_of([TableRow(i, r) for i, r in enumerate(rows, 1)])
     assert one.runs == other.runs and not one.skipped
     with pytest.raises(InputFileError, match="does not exist"):
         read_any(tmp_path / "none.parquet")
@@ -201,7 +205,7 @@ def test_the_table_of_published_runs_follows_its_rule():
 
 
 def test_rows_are_spread_evenly():
-    rows = [Row(line, {}) for line in range(101)]
+    rows = [TableRow(line, {}) for line in range(101)]
     assert [row.line for row in spread(rows, 5)] == [0, 25, 50, 75, 100]
     assert spread(rows[:4], 5) == rows[:4]
     assert citation("A (full text, stored ids 1 + 2)") == citation("A") == "A"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Evaluation, Works
-from steptime.estimate.layer import BACKWARD, FORWARD, Pass, Work, pass_of
+from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseWork, pass_of
 from steptime.estimate.step import Passes, compose
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
@@ -82,15 +82,15 @@ def _row(value: Any, index: int) -> Any:
     return value[index] if isinstance(value, np.ndarray) else value
 
 
-def _in_rows(works: list[Work]) -> Work:
+def _in_rows(works: list[PhaseWork]) -> PhaseWork:
     """Several works as one, whose numbers are arrays of one column."""
     numbers = np.array([_NUMBERS_OF(work) for work in works]).T[:, :, None]
     axes = dict.fromkeys(axis for work in works for axis in work.links_s)
     links = {axis: np.array([[work.links_s.get(axis, 0.0)] for work in works]) for axis in axes}
-    return Work(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links)
+    return PhaseWork(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links)
 
 
-_NUMBERS = tuple(field.name for field in fields(Work) if field.name != "links_s")
+_NUMBERS = tuple(field.name for field in fields(PhaseWork) if field.name != "links_s")
 _NUMBERS_OF = attrgetter(*_NUMBERS)
 
 

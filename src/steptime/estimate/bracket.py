@@ -15,7 +15,7 @@ from steptime.estimate.layer import (
     FORWARD,
     Pass,
     PhaseTime,
-    Work,
+    PhaseWork,
     device_s,
     factor_of,
     kind_of,
@@ -25,7 +25,7 @@ from steptime.estimate.layer import (
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
-from steptime.estimate.traffic import Stage
+from steptime.estimate.traffic import CriticalStage
 from steptime.num import Num, maximum, minimum
 from steptime.plan.framework import IDEAL, LINKS, Framework
 from steptime.plan.plans import Plans
@@ -87,7 +87,7 @@ def _fastest(forward: Resources, backward: Resources) -> Pass:
     return Pass(forward_s=each[0], backward_s=each[1], weights_s=each[1] / 2)
 
 
-def _slowest(directions: Directions, works: Mapping[str, Work], framework: Framework) -> Pass:
+def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     """Each part takes as long as all its resources together, and what it waits for the host."""
     each = []
     for phase, rows in zip((FORWARD, BACKWARD), directions, strict=True):
@@ -107,7 +107,7 @@ def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, fra
     return compose(inputs, passes, framework, stage)
 
 
-def _same_parts(one: Stage, other: Stage) -> bool:
+def _same_parts(one: CriticalStage, other: CriticalStage) -> bool:
     """Whether two critical stages hold the same, wherever there are several."""
     same: Any = (one.layers == other.layers) & (one.first == other.first) & (one.last == other.last)
     return bool(same.all() if isinstance(same, np.ndarray) else same)

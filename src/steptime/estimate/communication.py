@@ -30,7 +30,7 @@ How = Callable[[], tuple[Mapping[str, Given], str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class TransferCall:
     """How the time of one transfer was computed."""
 
     function: str
@@ -115,29 +115,29 @@ def _known_least_s(
     return least_s(kind, size_bytes, ranks, inside, fabric, **dict(shared))
 
 
-def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Call:
+def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> TransferCall:
     """How :func:`collective_time_s` computes the time for one plan."""
     return collective_over_call(kind, machine, size_bytes, lambda: group_of(plans, axes))
 
 
 def collective_over_call(
     kind: str, machine: Machine, size_bytes: Num, group: Callable[[], tuple[Num, Num]], senders: Num | None = None
-) -> Call:
+) -> TransferCall:
     """How :func:`collective_over_s` computes the time for one plan; ``group``: its ranks, and how many are inside."""
     model = machine.fabric
     if model is None:
         formula, (ranks, inside) = COLLECTIVES[kind], group()
         own = machine.groups and machine.groups.find(kind, float(ranks), float(inside))
         if own:
-            return Call(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}",
-                        how=lambda: (own.formula.named(own.arguments(size_bytes)), own.text))  # fmt: skip
-        return Call(function=formula.name, leaf=_leaf(formula),
-                    how=lambda: (_ring(machine, size_bytes, ranks, inside, senders), TEXTBOOK))  # fmt: skip
+            return TransferCall(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}",
+                                how=lambda: (own.formula.named(own.arguments(size_bytes)), own.text))  # fmt: skip
+        return TransferCall(function=formula.name, leaf=_leaf(formula),
+                            how=lambda: (_ring(machine, size_bytes, ranks, inside, senders), TEXTBOOK))  # fmt: skip
     if kind == RING_EXCHANGE:
-        return Call(function=ROTATED, leaf=_ROTATED_LEAF,
-                    how=lambda: _rotated_how(machine, model, size_bytes, *group()))  # fmt: skip
-    return Call(function=FITTED, leaf=f"{kind}/{_FITTED_LEAF}",
-                how=lambda: _fitted_how(kind, model, size_bytes, *group(), senders))  # fmt: skip
+        return TransferCall(function=ROTATED, leaf=_ROTATED_LEAF,
+                            how=lambda: _rotated_how(machine, model, size_bytes, *group()))  # fmt: skip
+    return TransferCall(function=FITTED, leaf=f"{kind}/{_FITTED_LEAF}",
+                        how=lambda: _fitted_how(kind, model, size_bytes, *group(), senders))  # fmt: skip
 
 
 def _rotated_how(

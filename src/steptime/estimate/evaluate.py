@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from steptime.estimate.layer import Pass, PhaseTime, Work, pass_of, phase_times, work_of
+from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, pass_of, phase_times, work_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.sizes import Sizes, sizes_of
@@ -20,7 +20,7 @@ from steptime.plan.rows import Block
 from steptime.plan.schedules import ZERO_BUBBLE
 
 PARTS = ("layer", "first", "last")
-Works = dict[str, dict[str, Work]]
+Works = dict[str, dict[str, PhaseWork]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

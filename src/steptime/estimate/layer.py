@@ -187,7 +187,7 @@ def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class PhaseWork:
     """What some rows do in one direction for one micro-batch, by kind; before the framework has its say."""
 
     matrix_s: Num
@@ -224,7 +224,7 @@ def weights_s(time: PhaseTime) -> Num:
     return time.timed.model.seconds(time.timed.shapes[-1]) * time.timed.times * time.times
 
 
-def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, Work]:
+def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
     ``splits``: also the part that makes gradients of weights.
@@ -246,7 +246,7 @@ def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, Wo
             axis = each.transfer.axis
             links[phase][axis] = links[phase].get(axis, 0.0) + each.exposed_s
     return {
-        phase: Work(
+        phase: PhaseWork(
             matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0),
             attention_s=into.get("attention", 0.0), vector_s=into.get("vector", 0.0),
             operators=into.get("operators", 0.0), routers=into.get("routers", 0.0), links_s=links[phase],
@@ -280,12 +280,12 @@ def factor_of(kind: str, narrow: bool, framework: Framework) -> Num:
     return factor * framework.narrow if narrow else factor
 
 
-def products_s(work: Work, framework: Framework) -> Num:
+def products_s(work: PhaseWork, framework: Framework) -> Num:
     """Time of the products outside attention, each as :func:`factor_of` says."""
     return (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix
 
 
-def device_s(work: Work, framework: Framework) -> Num:
+def device_s(work: PhaseWork, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
     total = products_s(work, framework) + work.attention_s * framework.attention + work.vector_s * framework.vector
     for axis, links_s in work.links_s.items():
@@ -293,17 +293,17 @@ def device_s(work: Work, framework: Framework) -> Num:
     return total
 
 
-def paced_s(work: Work, framework: Framework) -> Num:
+def paced_s(work: PhaseWork, framework: Framework) -> Num:
     """Time of some work under a framework: what the device needs, or the host if it is slower."""
     return _paced_s(device_s(work, framework), work, framework)
 
 
-def _paced_s(device: Num, work: Work, framework: Framework) -> Num:
+def _paced_s(device: Num, work: PhaseWork, framework: Framework) -> Num:
     paced = issued_s(device, work.operators, framework.host_s)
     return paced + router_wait_s(work.routers, framework.router_s)
 
 
-def _paced_and_exchange_s(work: Work, framework: Framework) -> tuple[Num, Num]:
+def _paced_and_exchange_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
     """As :func:`paced_s`, and what the exchange of experts adds to it."""
     device, sent = device_s(work, framework), work.links_s.get(EXPERT_AXIS, 0.0)
     whole = _paced_s(device, work, framework)
@@ -312,7 +312,7 @@ def _paced_and_exchange_s(work: Work, framework: Framework) -> tuple[Num, Num]:
     return whole, whole - _paced_s(device - sent * framework.links(EXPERT_AXIS), work, framework)
 
 
-def pass_of(work: Mapping[str, Work], framework: Framework) -> Pass:
+def pass_of(work: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     """Both directions."""
     one = work[BACKWARD]
     (forward, sent), (backward, returned) = (_paced_and_exchange_s(each, framework) for each in (work[FORWARD], one))

@@ -47,7 +47,7 @@ def sharing_ranks(plans: Plans, ranks: Num) -> Num:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MemoryCall:
     """A formula and what it is called with."""
 
     formula: Formula
@@ -59,7 +59,7 @@ class Call:
         return self.formula(self.arguments)
 
 
-Calls = dict[str, Call]
+Calls = dict[str, MemoryCall]
 States = dict[str, tuple[float, int]]
 PARAMETERS, ACTIVATIONS = Formula(parameter_bytes), Formula(activation_bytes)
 TEMPORARY, GATHERED = Formula(largest_temporary_bytes), Formula(gathered_weights_bytes)
@@ -116,7 +116,7 @@ def held_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: 
     ranks = sharing_ranks(plans, gradient_ranks(strategy, plans))
     each = state_bytes(job)
 
-    def states(name: str) -> Call:
+    def states(name: str) -> MemoryCall:
         size, zero = each[name]
         return _parameters(weights, size, where(plans.zero >= zero, ranks, 1))
 
@@ -150,7 +150,7 @@ def _buffer_calls(job: Job, sizes: Sizes, stage: Stage) -> Calls:
     if not (memory.placeholder_bytes or memory.workspace_bytes or memory.bucket_bytes):
         return {}
     has_layers = where(stage.layers > 0, 1.0, 0.0)
-    return {"buffers/held_buffers_bytes": Call(HELD, {
+    return {"buffers/held_buffers_bytes": MemoryCall(HELD, {
         "parameters": sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
         "bucket_bytes": memory.bucket_bytes * stage.exists, "workspace_bytes": memory.workspace_bytes * stage.exists,
     })}  # fmt: skip
@@ -169,7 +169,7 @@ def phase_calls(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage:
     return {
         LAYERS_TERM: _activations(kept, *_on_device(job, stage)),
         "activations/ends/activation_bytes": _activations(ends, 1, 1),
-        f"working/{phase}/largest_temporary_bytes": Call(
+        f"working/{phase}/largest_temporary_bytes": MemoryCall(
             TEMPORARY, {"temporary_bytes": temporary, "recomputed_bytes": recomputed}
         ),
         f"working/{phase}/gathered_weights_bytes": _gathered(job, strategy, plans, sizes, stage, phase),
@@ -204,11 +204,11 @@ def kept_of_layer(whole: Num, boundary_bytes: Num, plans: Plans) -> Num:
     return kept
 
 
-def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> Call:
-    return Call(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
+def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> MemoryCall:
+    return MemoryCall(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
 
 
-def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Call:
+def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> MemoryCall:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
     sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
     dense = where(sharded & (gradient_ranks(strategy, plans) > 1), 1.0, 0.0)
@@ -218,7 +218,7 @@ def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: S
         parameters = parameters + (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
         trained = trained + layer.expert_weights * experts
     ends = (sizes.first.weights * stage.first + sizes.last.weights * stage.last) * dense
-    return Call(GATHERED, {
+    return MemoryCall(GATHERED, {
         "parameters": parameters, "ends_parameters": ends, "bytes_each": each,
         "layers_at_once": minimum(2.0, stage.layers), "trained": trained,
         "gradient_bytes": job.memory.layer_gradient_bytes if phase == "backward" else 0.0,
@@ -233,8 +233,8 @@ def _total(sizes: Sizes, pool: str, stage: Stage, job: Job) -> Num:
     return layers + first * stage.first + last * stage.last
 
 
-def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> Call:
-    return Call(PARAMETERS, {"parameters": parameters, "bytes_each": bytes_each, "shards": shards})
+def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> MemoryCall:
+    return MemoryCall(PARAMETERS, {"parameters": parameters, "bytes_each": bytes_each, "shards": shards})
 
 
 def _expert_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage, states: States) -> Calls:
@@ -309,7 +309,7 @@ def stage_memory(
     return StageMemory(held=held, phases=beside, totals=totals)
 
 
-def total_bytes(calls: Mapping[str, Call], beside: Num = 0.0) -> Num:
+def total_bytes(calls: Mapping[str, MemoryCall], beside: Num = 0.0) -> Num:
     """Sum of some calls, and of what is there beside."""
     total = beside
     for call in calls.values():

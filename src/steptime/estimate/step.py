@@ -18,7 +18,7 @@ from steptime.estimate.layer import BACKWARD, EXPERT_AXIS, FORWARD, Pass
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
-    Stage,
+    CriticalStage,
     Traffic,
     host_optimizer_time_s,
     optimizer_bytes_of,
@@ -145,7 +145,7 @@ class DataParallel(NamedTuple):
 class Step:
     """Terms of one optimiser step on the critical stage; exposed unless the name says otherwise."""
 
-    stage: Stage
+    stage: CriticalStage
     micro_batches: Num
     repeats: Num
     """Forward passes per micro-batch: 2 with full recomputation."""
@@ -255,7 +255,7 @@ def _shown(layout: Layout, layer: Pass) -> Pass:
     return replace(layer, forward_s=layer.forward_s - forward, backward_s=layer.backward_s - backward)
 
 
-def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copies: Num = 0.0) -> Stage:
+def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copies: Num = 0.0) -> CriticalStage:
     """Slowest of the first, a middle and the last stage; ties go to the first.
 
     Args:
@@ -282,7 +282,7 @@ def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copi
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
     ends = passes.first.weights_s, passes.last.weights_s
-    return Stage(
+    return CriticalStage(
         layers=layers, first=first, last=last, slowest_s=slowest_s,
         all_stages_s=layout.whole * one_layer_s + passes.first.both_s + passes.last.both_s,
         all_weights_s=layout.whole * layer.weights_s + ends[0] + ends[1],
@@ -291,7 +291,7 @@ def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copi
 
 
 def inputs_of(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage,
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage,
     layout: Layout, copy_s: Num,
 ) -> StepInputs:  # fmt: skip
     """Everything about a step that its critical stage and the machine's links determine; ``copy_s`` as there."""
@@ -312,7 +312,7 @@ def inputs_of(
     )  # fmt: skip
 
 
-def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Stage | None = None) -> Step:
+def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: CriticalStage | None = None) -> Step:
     """One optimiser step from the times of its parts; ``stage``: their critical stage, where it is known."""
     layout = inputs.layout
     if stage is None:
@@ -345,7 +345,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Sta
     )
 
 
-def bubble_arguments(inputs: StepInputs, stage: Stage) -> dict[str, Num]:
+def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]:
     """Arguments of :func:`steptime.cost.pipeline.zero_bubble_s`."""
     return {
         "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s, "all_weights_s": stage.all_weights_s,
@@ -354,7 +354,7 @@ def bubble_arguments(inputs: StepInputs, stage: Stage) -> dict[str, Num]:
     }  # fmt: skip
 
 
-def copies_s(inputs: StepInputs, stage: Stage, forward_s: Num, backward_s: Num) -> Num:
+def copies_s(inputs: StepInputs, stage: CriticalStage, forward_s: Num, backward_s: Num) -> Num:
     """Waits for copied activations: of all micro-batches on the critical stage, and of one on the others."""
     one_s = exposed_copies_s(**copy_arguments(inputs, forward_s, backward_s))
     return inputs.micro_batches * stage.layers * one_s + pipeline_bubble_s(**copy_bubble(inputs, stage, one_s))
@@ -365,7 +365,7 @@ def copy_arguments(inputs: StepInputs, forward_s: Num, backward_s: Num) -> dict[
     return {"copy_s": inputs.copy_s, "forward_s": forward_s, "backward_s": backward_s, "hides": inputs.hides_copies}
 
 
-def copy_bubble(inputs: StepInputs, stage: Stage, one_s: Num) -> dict[str, Num]:
+def copy_bubble(inputs: StepInputs, stage: CriticalStage, one_s: Num) -> dict[str, Num]:
     """Arguments of :func:`steptime.cost.pipeline.pipeline_bubble_s` where a layer waits so long for its copies."""
     layout = inputs.layout
     return {
@@ -375,7 +375,7 @@ def copy_bubble(inputs: StepInputs, stage: Stage, one_s: Num) -> dict[str, Num]:
 
 
 def _data_parallel(
-    inputs: StepInputs, stage: Stage, framework: Framework, forward_s: Num, backward_s: Num
+    inputs: StepInputs, stage: CriticalStage, framework: Framework, forward_s: Num, backward_s: Num
 ) -> DataParallel:
     """Traffic over the data-parallel group, exposed and busy."""
     traffic, links, layers = inputs.traffic, framework.data_links, stage.layers

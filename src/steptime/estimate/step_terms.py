@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from steptime.cost.collective_fabric import Fabric
 from steptime.cost.offload import HOST_LINK_BPS, exposed_copies_s
-from steptime.estimate.communication import Call, Given, collective_over_call, message_basis
+from steptime.estimate.communication import Given, TransferCall, collective_over_call, message_basis
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
 from steptime.estimate.memory_kernels import streamed
@@ -176,7 +176,7 @@ def _layerwise_recipe(e: Evaluation, behind: Behind, part: Num, ends: tuple[list
     return [*calls, *further], basis
 
 
-def _sent_call(e: Evaluation, one: Sent) -> Call:
+def _sent_call(e: Evaluation, one: Sent) -> TransferCall:
     return collective_over_call(one.kind, e.machine, one.size_bytes, lambda: one.group, one.senders)
 
 

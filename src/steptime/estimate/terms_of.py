@@ -7,7 +7,7 @@ from functools import partial
 
 from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import issue_wait_s, router_wait_s
-from steptime.estimate.communication import Call, collective_call
+from steptime.estimate.communication import TransferCall, collective_call
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
 from steptime.estimate.layer import (
@@ -22,8 +22,7 @@ from steptime.estimate.layer import (
     row_rates,
 )
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import LAYERS_TERM
-from steptime.estimate.memory import Call as MemoryCall
+from steptime.estimate.memory import LAYERS_TERM, MemoryCall
 from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.result import Detail
 from steptime.estimate.step import exchanges_of, hidden_exchanges
@@ -99,7 +98,9 @@ def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation, sho
         )  # fmt: skip
 
 
-def _transfer_recipe(time: PhaseTime, index: int, call: Call, count: float, factor: float, share: float) -> Made:
+def _transfer_recipe(
+    time: PhaseTime, index: int, call: TransferCall, count: float, factor: float, share: float
+) -> Made:
     """Exposed calls of a collective: part of one, or of a blocked product those for so many panels."""
     each = (time.once or time).transfers[index]
     name = "exposed_share" if time.row.panels is None else "exposed_panels"

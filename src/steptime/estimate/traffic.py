@@ -26,7 +26,7 @@ Group = tuple[Num, Num]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class CriticalStage:
     """The stage that sets the pace of the pipeline."""
 
     layers: Num
@@ -62,7 +62,7 @@ class Traffic:
 
 
 def traffic_of(
-    strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage, micro_batches: Num
+    strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage, micro_batches: Num
 ) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
     shared, zero = shared_of(strategy, job, plans, sizes, stage), plans.zero
@@ -104,7 +104,7 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
     return total
 
 
-def shared_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Shared:
+def shared_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Shared:
     """The collectives of :func:`traffic_of`."""
     pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
@@ -171,7 +171,7 @@ def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
 
 
 def replicated_s(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: Stage
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage
 ) -> Num:
     """Reduction of the gradients of weights that tensor-parallel ranks replicate."""
     if not method.share_replicated_gradients:
@@ -179,7 +179,7 @@ def replicated_s(
     return sent_s(machine, [replicated_of(strategy, job, plans, sizes, stage)])
 
 
-def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Sent:
+def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Sent:
     """The collective of :func:`replicated_s`."""
     size_bytes = _on_stage(sizes, stage, "replicated") * job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
     return Sent("all_reduce", size_bytes, group_of(plans, (strategy.replicated_axis,)))
@@ -222,7 +222,9 @@ def host_optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> N
     return host_adam_s(**offloaded_arguments(job, optimizer_bytes, machine)) if "optimizer" in job.offload else 0.0
 
 
-def optimizer_bytes_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Num:
+def optimizer_bytes_of(
+    method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage
+) -> Num:
     """Memory traffic of the optimiser on the critical stage."""
     if not method.optimizer_step:
         return 0.0 * plans.dp
@@ -239,7 +241,7 @@ def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:
     return weights / where(plans.zero >= 1, sharing_ranks(plans, ranks), 1)
 
 
-def _on_stage(sizes: Sizes, stage: Stage, name: str) -> Num:
+def _on_stage(sizes: Sizes, stage: CriticalStage, name: str) -> Num:
     """Sum of a size over what the stage holds."""
     layer, first, last = (getattr(part, name) for part in (sizes.layer, sizes.first, sizes.last))
     total: Num = layer * stage.layers + first * stage.first + last * stage.last

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, works_of
-from steptime.estimate.layer import Pass, Work
+from steptime.estimate.layer import Pass, PhaseWork
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.step import Passes
@@ -188,6 +188,6 @@ def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
     return replace(block, layer=layer, first=first, last=last)
 
 
-def _joined(device: Work, shape_at: Array, links: Work) -> Work:
-    taken = {f.name: _taken(getattr(device, f.name), shape_at) for f in fields(Work) if f.name != "links_s"}
-    return Work(**taken, links_s=links.links_s)
+def _joined(device: PhaseWork, shape_at: Array, links: PhaseWork) -> PhaseWork:
+    taken = {f.name: _taken(getattr(device, f.name), shape_at) for f in fields(PhaseWork) if f.name != "links_s"}
+    return PhaseWork(**taken, links_s=links.links_s)

@@ -24,7 +24,7 @@ from steptime.study.measured.aggregate import timed
 from steptime.study.measured.columns import own_names
 from steptime.study.measured.folds import folds
 from steptime.study.measured.predict import EACH, Scores, score_left_out, score_packaged
-from steptime.study.measured.read import Row, check_columns, named_cells
+from steptime.study.measured.read import TableRow, check_columns, named_cells
 from steptime.study.measured.reasons import DOUBTS
 from steptime.study.measured.samples import Modelled, Progress, modelled
 
@@ -229,7 +229,7 @@ def read_any(path: str | Path) -> Reading:
     rows = [named_cells(named, cells) for cells in zip(*texts.values(), strict=True)]
     if not rows:
         raise InputFileError(str(path), "has no rows")
-    return runs_of([Row(line, cells) for line, cells in enumerate(rows, 1)])
+    return runs_of([TableRow(line, cells) for line, cells in enumerate(rows, 1)])
 
 
 def _cell(value: object) -> str:

@@ -19,7 +19,7 @@ from steptime.calibrate.frameworks.parameters import (
     with_relatives,
 )
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
-from steptime.estimate.layer import Work
+from steptime.estimate.layer import PhaseWork
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
 from steptime.num import Array
@@ -71,7 +71,7 @@ class Sample:
             vector: time of its operators bound by memory, over what its framework needs as a rule.
         """
 
-        def own(work: Work) -> Work:
+        def own(work: PhaseWork) -> PhaseWork:
             links_s = {axis: s * tensor if axis == "tp" else s for axis, s in work.links_s.items()}
             return replace(
                 work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector, links_s=links_s

@@ -10,7 +10,8 @@ from typing import Any, Final
 from steptime.calibrate.machine.work import LAUNCHES, Task, work_of
 from steptime.errors import UserError
 
-Call = Callable[[int], object]
+OperatorRun = Callable[[int], object]
+"""Runs an operator on one of its copies of the operands, by number."""
 
 _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 #: Copies together are at least this many times the last cache, so that operands come from memory.
@@ -75,7 +76,7 @@ class Pool:
         return once.repeat(-(-count // period))
 
 
-def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> Call:
+def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> OperatorRun:
     """A function of a number that runs the operator on that copy of its operands, and returns the result."""
 
     def random(*shape: int) -> Any:
@@ -90,7 +91,7 @@ def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> Call:
     return _map(task, torch, random, copies)
 
 
-def _launch(task: Task, torch: Any, random: Callable[..., Any]) -> Call:
+def _launch(task: Task, torch: Any, random: Callable[..., Any]) -> OperatorRun:
     x, y = random(1, task.shape["width"]), random(1, task.shape["width"])
     if task.kind == "launch":
         return lambda i: x + y
@@ -105,14 +106,14 @@ def _launch(task: Task, torch: Any, random: Callable[..., Any]) -> Call:
     return chain
 
 
-def _matmul(task: Task, random: Callable[..., Any], copies: int) -> Call:
+def _matmul(task: Task, random: Callable[..., Any], copies: int) -> OperatorRun:
     m, n, k = (task.shape[name] for name in ("m", "n", "k"))
     left = [random(k, m).t() if task.layout == "tn" else random(m, k) for _ in range(copies)]
     right = [random(n, k).t() if task.layout == "nt" else random(k, n) for _ in range(copies)]
     return lambda i: left[i % copies] @ right[i % copies]
 
 
-def _attention(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> Call:
+def _attention(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
     size = tuple(task.shape[name] for name in ("batch", "heads", "seq", "head_dim"))
     attend = torch.nn.functional.scaled_dot_product_attention
     sets = [[random(*size) for _ in range(3)] for _ in range(copies)]
@@ -127,12 +128,12 @@ def _attention(task: Task, torch: Any, random: Callable[..., Any], copies: int) 
     return lambda i: grad(outputs[i % copies], sets[i % copies], gradient, retain_graph=True)
 
 
-def _map(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> Call:
+def _map(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
     rows, width = task.shape["rows"], task.shape["width"]
     x = [random(rows, width) for _ in range(copies)]
     y = [random(rows, width) for _ in range(copies)] if task.kind in _BINARY else x
     scale, shift = random(width), random(width)
-    builders: dict[str, Callable[[], Call]] = {
+    builders: dict[str, Callable[[], OperatorRun]] = {
         "copy": lambda: lambda i: y[i % copies].copy_(x[i % copies]),
         "add": lambda: lambda i: x[i % copies] + y[i % copies],
         "gelu": lambda: lambda i: torch.nn.functional.gelu(x[i % copies]),
@@ -150,7 +151,7 @@ def _map(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> Cal
 _BINARY: Final = frozenset({"copy", "add", "gelu_backward", "layer_norm_backward", "softmax_backward", "update"})
 
 
-def _layer_norm_backward(torch: Any, x: list[Any], y: list[Any], scale: Any, shift: Any) -> Call:
+def _layer_norm_backward(torch: Any, x: list[Any], y: list[Any], scale: Any, shift: Any) -> OperatorRun:
     aten, width = torch.ops.aten, [scale.shape[0]]
     kept = [aten.native_layer_norm(one, width, scale, shift, 1e-5)[1:] for one in x]
     copies, wanted = len(x), [True, True, True]
@@ -162,7 +163,7 @@ def _layer_norm_backward(torch: Any, x: list[Any], y: list[Any], scale: Any, shi
     return call
 
 
-def _softmax_backward(torch: Any, x: list[Any], y: list[Any]) -> Call:
+def _softmax_backward(torch: Any, x: list[Any], y: list[Any]) -> OperatorRun:
     aten, copies = torch.ops.aten, len(x)
     kept = [torch.softmax(one, -1) for one in x]
     return lambda i: aten._softmax_backward_data(y[i % copies], kept[i % copies], -1, y[i % copies].dtype)

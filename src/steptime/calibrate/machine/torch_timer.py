@@ -14,9 +14,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from steptime.calibrate.machine.torch_ops import OperatorRun
 from steptime.errors import UserError
-
-Call = Callable[[int], object]
 
 #: A sample lasts at least this long, so that reading the clock does not show.
 SAMPLE_S: Final = 1e-4
@@ -34,7 +33,7 @@ class Timer(Protocol):
         """``thread``, ``wall`` or ``cuda``."""
         ...
 
-    def samples_s(self, call: Call, budget_s: float) -> list[float]:
+    def samples_s(self, call: OperatorRun, budget_s: float) -> list[float]:
         """Seconds of one call, several times over, in about ``budget_s`` in all."""
         ...
 
@@ -48,7 +47,7 @@ class CpuTimer:
     least: int = 5
     most: int = 15
 
-    def samples_s(self, call: Call, budget_s: float) -> list[float]:
+    def samples_s(self, call: OperatorRun, budget_s: float) -> list[float]:
         """Seconds of one call; the first calls warm up and are not counted."""
         now = time.thread_time if self.clock == "thread" else time.perf_counter
         call(0)
@@ -87,7 +86,7 @@ class CudaTimer:
     least: int = 5
     most: int = 20
 
-    def samples_s(self, call: Call, budget_s: float) -> list[float]:
+    def samples_s(self, call: OperatorRun, budget_s: float) -> list[float]:
         """Seconds of one call on the device."""
         once_s = self._warm(call)
         calls = max(1, min(100, round(10 * SAMPLE_S / once_s)))
@@ -99,7 +98,7 @@ class CudaTimer:
         count = max(self.least, min(self.most, int(budget_s / (once_s * calls))))
         return [self._between_events_s(run) / calls for _ in range(count)]
 
-    def _warm(self, call: Call) -> float:
+    def _warm(self, call: OperatorRun) -> float:
         """Three calls, as capturing a graph wants it; seconds of the last."""
         cuda = self.torch.cuda
         for i in range(3):
@@ -110,7 +109,7 @@ class CudaTimer:
             once_s = time.perf_counter() - begin
         return max(once_s, 1e-6)
 
-    def _graph(self, call: Call, calls: int) -> Callable[[], object] | None:
+    def _graph(self, call: OperatorRun, calls: int) -> Callable[[], object] | None:
         """Replay of so many calls; None if the operator cannot be captured."""
         graph = self.torch.cuda.CUDAGraph()
         try:
@@ -122,7 +121,7 @@ class CudaTimer:
             return None
         return lambda: graph.replay()
 
-    def _loop(self, call: Call, calls: int) -> Callable[[], object]:
+    def _loop(self, call: OperatorRun, calls: int) -> Callable[[], object]:
         def run() -> None:
             for i in range(calls):
                 call(i)

@@ -41,7 +41,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class TaskWork:
     """What an operator has to do."""
 
     matrix_flops: float = 0.0
@@ -51,7 +51,7 @@ class Work:
     """Size of the largest tensor that it returns."""
 
 
-def work_of(task: Task) -> Work:
+def work_of(task: Task) -> TaskWork:
     """FLOPs and bytes by the formulas of :mod:`steptime.cost`.
 
     >>> work_of(Task(kind="matmul", dtype="fp32", shape={"m": 2, "n": 3, "k": 4})).matrix_flops
@@ -61,19 +61,19 @@ def work_of(task: Task) -> Work:
         return _matmul_work(task)
     if task.kind in ("attention_forward", "attention_backward"):
         return _attention_work(task)
-    return Work() if task.kind in LAUNCHES else _map_work(task)
+    return TaskWork() if task.kind in LAUNCHES else _map_work(task)
 
 
-def _matmul_work(task: Task) -> Work:
+def _matmul_work(task: Task) -> TaskWork:
     m, n, k = (task.shape[name] for name in ("m", "n", "k"))
-    return Work(
+    return TaskWork(
         matrix_flops=float(matmul.matmul_flops(m, n, k, 1)),
         moved_bytes=float(matmul.matmul_bytes(m, n, k, task.element_bytes, 1)),
         result_bytes=float(m * n * task.element_bytes),
     )
 
 
-def _attention_work(task: Task) -> Work:
+def _attention_work(task: Task) -> TaskWork:
     """Causal attention of ``batch`` sequences, ``heads`` heads, ``seq`` tokens, ``head_dim`` wide."""
     shape, width = task.shape, task.element_bytes
     rows = shape["batch"] * shape["heads"] * shape["seq"]
@@ -87,7 +87,7 @@ def _attention_work(task: Task) -> Work:
         flops = attention.fused_attention_backward_flops(pairs, rows, rows, head_dim, 1)
         vector = attention.fused_attention_backward_vector_flops(pairs, rows, 0)
         moved = attention.fused_attention_backward_bytes(rows, rows, rows, head_dim, width)
-    return Work(
+    return TaskWork(
         matrix_flops=float(flops),
         vector_flops=float(vector),
         moved_bytes=float(moved),
@@ -128,10 +128,10 @@ MAPS: Final[Mapping[str, Map]] = {
 LAUNCHES: Final = ("launch", "autograd_launch")  # fmt: skip
 
 
-def _map_work(task: Task) -> Work:
+def _map_work(task: Task) -> TaskWork:
     operator = MAPS[task.kind]
     elements = task.shape["rows"] * task.shape["width"]
-    return Work(
+    return TaskWork(
         vector_flops=operator.flops * elements,
         moved_bytes=operator.passes * elements * task.element_bytes,
         result_bytes=operator.results * elements * task.element_bytes,

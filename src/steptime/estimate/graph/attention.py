@@ -13,7 +13,7 @@ from steptime.cost.attention import (
     fused_attention_vector_flops,
 )
 from steptime.cost.attention_time import attention_backward_pair_flops, attention_pair_flops
-from steptime.estimate.graph.work import Row, Shape, as_operator, input_type, integer
+from steptime.estimate.graph.work import OperatorRow, Shape, as_operator, input_type, integer
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -75,8 +75,8 @@ def _scores(s: Shape) -> Num:
     return s["pairs"] * 2 * s["qk_dim"]
 
 
-def _forward(sequence: int) -> Row:
-    return Row(
+def _forward(sequence: int) -> OperatorRow:
+    return OperatorRow(
         sizes=lambda node: _geometry(node, sequence),
         matrix_flops=lambda s: s["pairs"] * _FORWARD(s),
         masked_flops=lambda s: s["masked"] * _FORWARD(s),
@@ -86,8 +86,8 @@ def _forward(sequence: int) -> Row:
     )
 
 
-def _backward(sequence: int) -> Row:
-    return Row(
+def _backward(sequence: int) -> OperatorRow:
+    return OperatorRow(
         sizes=lambda node: _geometry(node, sequence),
         matrix_flops=lambda s: s["pairs"] * _BACKWARD(s),
         masked_flops=lambda s: s["masked"] * _BACKWARD(s),
@@ -106,7 +106,7 @@ _HEADS_FIRST = (
 )  # fmt: skip
 _TOKENS_FIRST = ("_flash_attention", "_efficient_attention")
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     **{name: _forward(2) for name in _HEADS_FIRST},
     **{f"{name}_backward": _backward(2) for name in _HEADS_FIRST},
     **{f"{name}_forward": _forward(1) for name in _TOKENS_FIRST},

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from steptime.cost.convolution import convolution_flops
-from steptime.estimate.graph.work import KernelCall, Row, Shape, input_type, integer, integers
+from steptime.estimate.graph.work import KernelCall, OperatorRow, Shape, input_type, integer, integers
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -70,13 +70,13 @@ def _backward_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...]:
     return tuple(calls)
 
 
-_FORWARD = Row(sizes=_sizes, matrix_flops=FLOPS, kernels=_forward_kernel)
-_BACKWARD = Row(
+_FORWARD = OperatorRow(sizes=_sizes, matrix_flops=FLOPS, kernels=_forward_kernel)
+_BACKWARD = OperatorRow(
     sizes=_backward_sizes, matrix_flops=_backward_flops, moved_bytes=_backward_bytes,
     launches=lambda s: max(s["of_data"] + s["of_weight"], 1.0), kernels=_backward_kernels,
 )  # fmt: skip
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     **dict.fromkeys(
         (
             "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "mkldnn_convolution",

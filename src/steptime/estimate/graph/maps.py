@@ -7,7 +7,7 @@ from typing import Final
 
 from steptime.cost.elementwise import residual_bytes
 from steptime.cost.pointwise import pointwise_flops
-from steptime.estimate.graph.work import KernelCall, Row, Shape, as_operator, moved
+from steptime.estimate.graph.work import KernelCall, OperatorRow, Shape, as_operator, moved
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -61,30 +61,30 @@ def _heavy(node: Node, s: Shape) -> tuple[KernelCall, ...]:
     return as_operator("activation", backward=node.op.endswith("_backward"))(node, s)
 
 
-def _outputs(operations: int) -> Row:
+def _outputs(operations: int) -> OperatorRow:
     sizes: Mapping[str, Num] = {"operations": operations}
-    return Row(
+    return OperatorRow(
         sizes=lambda node: sizes, vector_flops=Formula(pointwise_flops),
         kernels=_heavy if operations >= ACTIVATION else _light,
     )  # fmt: skip
 
 
-def _inputs(operations: int) -> Row:
+def _inputs(operations: int) -> OperatorRow:
     def sizes(node: Node) -> dict[str, Num]:
         return {"operations": operations, "elements": max((v.type.elements for v in node.inputs), default=0)}
 
-    return Row(sizes=sizes, vector_flops=Formula(pointwise_flops), kernels=moved)
+    return OperatorRow(sizes=sizes, vector_flops=Formula(pointwise_flops), kernels=moved)
 
 
-def _drawn(operations: int) -> Row:
+def _drawn(operations: int) -> OperatorRow:
     sizes: Mapping[str, Num] = {"operations": operations}
-    return Row(
+    return OperatorRow(
         sizes=lambda node: sizes, vector_flops=Formula(pointwise_flops), moved_bytes=lambda s: s["written_bytes"],
         kernels=moved,
     )  # fmt: skip
 
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     **{name: _outputs(count) for count, names in MAPS.items() for name in names.split()},
     **{name: _inputs(count) for count, names in REDUCTIONS.items() for name in names.split()},
     **{name: _drawn(count) for count, names in RANDOM.items() for name in names.split()},

@@ -8,7 +8,7 @@ from typing import Final
 
 from steptime.cost.movement import gather_bytes, passes_bytes, scatter_bytes, streamed_bytes, zero_and_add_bytes
 from steptime.cost.pointwise import sort_flops, window_flops
-from steptime.estimate.graph.work import Row, Shape, input_type, integer, integers, moved, stored_bytes
+from steptime.estimate.graph.work import OperatorRow, Shape, input_type, integer, integers, moved, stored_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -99,24 +99,24 @@ def _pooled(node: Node) -> dict[str, Num]:
     return {"outputs": min(outputs, input_type(node, "self").elements), "taps": taps}
 
 
-_COPY = Row(moved_bytes=Formula(streamed_bytes), kernels=moved)
-_COPY_OVER = Row(sizes=_source, moved_bytes=Formula(streamed_bytes), kernels=moved)
-_FILL = Row(moved_bytes=_written, kernels=moved)
-_CHOOSE = Row(sizes=_chosen, moved_bytes=Formula(gather_bytes), kernels=moved)
-_PART = Row(sizes=_part, moved_bytes=Formula(zero_and_add_bytes), launches=lambda s: 2.0, kernels=moved)
-_SORT = Row(
+_COPY = OperatorRow(moved_bytes=Formula(streamed_bytes), kernels=moved)
+_COPY_OVER = OperatorRow(sizes=_source, moved_bytes=Formula(streamed_bytes), kernels=moved)
+_FILL = OperatorRow(moved_bytes=_written, kernels=moved)
+_CHOOSE = OperatorRow(sizes=_chosen, moved_bytes=Formula(gather_bytes), kernels=moved)
+_PART = OperatorRow(sizes=_part, moved_bytes=Formula(zero_and_add_bytes), launches=lambda s: 2.0, kernels=moved)
+_SORT = OperatorRow(
     sizes=_sorted, vector_flops=Formula(sort_flops), moved_bytes=Formula(passes_bytes),
     launches=lambda s: 2.0 * s["steps"], kernels=moved,
 )  # fmt: skip
-_LARGEST = Row(
+_LARGEST = OperatorRow(
     sizes=_chosen_largest, vector_flops=Formula(sort_flops), moved_bytes=_largest_bytes, launches=lambda s: 2.0,
     kernels=moved,
 )  # fmt: skip
-_POOL = Row(sizes=_pooled, vector_flops=Formula(window_flops), kernels=moved)
+_POOL = OperatorRow(sizes=_pooled, vector_flops=Formula(window_flops), kernels=moved)
 
 
-def _scatter(values: str, accumulate: int = 0) -> Row:
-    return Row(sizes=_put(values, accumulate), moved_bytes=Formula(scatter_bytes), kernels=moved)
+def _scatter(values: str, accumulate: int = 0) -> OperatorRow:
+    return OperatorRow(sizes=_put(values, accumulate), moved_bytes=Formula(scatter_bytes), kernels=moved)
 
 
 _POOLS = (
@@ -150,7 +150,7 @@ _PARTS = (
     "value_selecting_reduction_backward",
 )
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     **dict.fromkeys(_COPIES, _COPY), **dict.fromkeys(_FILLS, _FILL), "copy": _COPY_OVER,
     **dict.fromkeys(
         ("index", "index_select", "gather", "take", "take_along_dim", "masked_select", "_unsafe_index"), _CHOOSE

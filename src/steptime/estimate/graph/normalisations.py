@@ -10,7 +10,16 @@ from steptime.cost import elementwise, normalisation
 from steptime.cost.attention import softmax_backward_flops, softmax_flops
 from steptime.cost.movement import labelled_bytes, streamed_bytes, zero_and_add_bytes
 from steptime.cost.pointwise import pointwise_flops
-from steptime.estimate.graph.work import Row, Shape, as_operator, input_type, integer, integers, moved, stored_bytes
+from steptime.estimate.graph.work import (
+    OperatorRow,
+    Shape,
+    as_operator,
+    input_type,
+    integer,
+    integers,
+    moved,
+    stored_bytes,
+)
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -86,60 +95,62 @@ def _two(shape: Shape) -> Num:
 
 
 _FLOPS = Formula(pointwise_flops)
-_LAYER = Row(
+_LAYER = OperatorRow(
     sizes=_layer_sizes, vector_flops=Formula(_E.layer_norm_flops), moved_bytes=Formula(_E.layer_norm_bytes),
     kernels=as_operator("layer_norm"),
 )  # fmt: skip
-_LAYER_BACKWARD = Row(
+_LAYER_BACKWARD = OperatorRow(
     sizes=_layer_sizes, vector_flops=Formula(_E.layer_norm_backward_flops),
     moved_bytes=Formula(_E.layer_norm_backward_bytes), launches=_two,
     kernels=as_operator("layer_norm", backward=True),
 )  # fmt: skip
-_RMS = Row(
+_RMS = OperatorRow(
     sizes=_layer_sizes, vector_flops=Formula(_E.rms_norm_flops), moved_bytes=Formula(_E.rms_norm_bytes),
     kernels=as_operator("rms_norm"),
 )  # fmt: skip
-_RMS_BACKWARD = Row(
+_RMS_BACKWARD = OperatorRow(
     sizes=_layer_sizes, vector_flops=Formula(_E.rms_norm_backward_flops), launches=_two,
     moved_bytes=Formula(_E.rms_norm_backward_bytes), kernels=as_operator("rms_norm", backward=True),
 )  # fmt: skip
-_GROUP = Row(
+_GROUP = OperatorRow(
     sizes=_group_sizes, vector_flops=Formula(_E.layer_norm_flops),
     moved_bytes=Formula(_E.layer_norm_bytes), launches=_two, kernels=moved,
 )  # fmt: skip
-_GROUP_BACKWARD = Row(
+_GROUP_BACKWARD = OperatorRow(
     sizes=_group_sizes, vector_flops=Formula(_E.layer_norm_backward_flops),
     moved_bytes=Formula(_E.layer_norm_backward_bytes), launches=_two, kernels=moved,
 )  # fmt: skip
-_BATCH = Row(
+_BATCH = OperatorRow(
     sizes=_batch_sizes, vector_flops=Formula(_N.batch_norm_flops), moved_bytes=Formula(_N.batch_norm_bytes),
     kernels=moved,
 )  # fmt: skip
-_BATCH_BACKWARD = Row(
+_BATCH_BACKWARD = OperatorRow(
     sizes=_batch_sizes, vector_flops=Formula(_N.batch_norm_backward_flops),
     moved_bytes=Formula(_N.batch_norm_backward_bytes), kernels=moved,
 )  # fmt: skip
-_SOFTMAX = Row(sizes=_softmax_sizes, vector_flops=Formula(softmax_flops), kernels=as_operator("softmax"))
-_SOFTMAX_BACKWARD = Row(
+_SOFTMAX = OperatorRow(sizes=_softmax_sizes, vector_flops=Formula(softmax_flops), kernels=as_operator("softmax"))
+_SOFTMAX_BACKWARD = OperatorRow(
     sizes=_softmax_sizes, vector_flops=Formula(softmax_backward_flops), kernels=as_operator("softmax", backward=True)
 )
-_DROPOUT = Row(
+_DROPOUT = OperatorRow(
     sizes=_dropout_sizes, vector_flops=Formula(_E.dropout_flops), moved_bytes=Formula(_E.dropout_bytes),
     kernels=as_operator("dropout"),
 )  # fmt: skip
-_DROPOUT_BACKWARD = Row(
+_DROPOUT_BACKWARD = OperatorRow(
     sizes=_dropout_sizes, vector_flops=Formula(_E.dropout_flops), moved_bytes=Formula(_E.dropout_bytes),
     kernels=as_operator("dropout", backward=True),
 )  # fmt: skip
-_LABEL = Row(sizes=_loss_sizes, moved_bytes=Formula(labelled_bytes), kernels=moved)
-_LABEL_BACKWARD = Row(sizes=_loss_sizes, moved_bytes=Formula(zero_and_add_bytes), launches=_two, kernels=moved)
-_LOSS = Row(sizes=lambda node: {"operations": 4}, vector_flops=_FLOPS, moved_bytes=Formula(streamed_bytes),
-            kernels=moved)  # fmt: skip
-_LOOK_UP = Row(sizes=_embedding_sizes, moved_bytes=Formula(_E.embedding_bytes), kernels=as_operator("embedding"))
-_LOOK_UP_BACKWARD = Row(
+_LABEL = OperatorRow(sizes=_loss_sizes, moved_bytes=Formula(labelled_bytes), kernels=moved)
+_LABEL_BACKWARD = OperatorRow(sizes=_loss_sizes, moved_bytes=Formula(zero_and_add_bytes), launches=_two, kernels=moved)
+_LOSS = OperatorRow(sizes=lambda node: {"operations": 4}, vector_flops=_FLOPS, moved_bytes=Formula(streamed_bytes),
+                    kernels=moved)  # fmt: skip
+_LOOK_UP = OperatorRow(
+    sizes=_embedding_sizes, moved_bytes=Formula(_E.embedding_bytes), kernels=as_operator("embedding")
+)
+_LOOK_UP_BACKWARD = OperatorRow(
     sizes=_embedding_sizes, vector_flops=_FLOPS, moved_bytes=Formula(zero_and_add_bytes), launches=_two, kernels=moved
 )
-_BAG = Row(sizes=_embedding_sizes, vector_flops=_FLOPS, moved_bytes=_bag_bytes, kernels=moved)
+_BAG = OperatorRow(sizes=_embedding_sizes, vector_flops=_FLOPS, moved_bytes=_bag_bytes, kernels=moved)
 
 _BATCH_NORMS = (
     "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit", "batch_norm",
@@ -153,7 +164,7 @@ _BATCH_NORMS_BACKWARD = (
     "batch_norm_backward",
 )
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     "native_layer_norm": _LAYER, "layer_norm": _LAYER, "native_layer_norm_backward": _LAYER_BACKWARD,
     "_fused_rms_norm": _RMS, "rms_norm": _RMS, "_fused_rms_norm_backward": _RMS_BACKWARD,
     "native_group_norm": _GROUP, "native_group_norm_backward": _GROUP_BACKWARD,

@@ -16,24 +16,24 @@ from steptime.estimate.graph import (
     recurrent,
 )
 from steptime.estimate.graph.movements import VIEWS
-from steptime.estimate.graph.work import Row, Work, evaluate, moved
+from steptime.estimate.graph.work import OperatorRow, Work, evaluate, moved
 from steptime.workload.graph import Node
 
 #: Family -> its table; an operator is in one of them.
-FAMILIES: Final[Mapping[str, Mapping[str, Row]]] = {
+FAMILIES: Final[Mapping[str, Mapping[str, OperatorRow]]] = {
     "product": products.TABLE, "attention": attention.TABLE, "convolution": convolutions.TABLE,
     "recurrent": recurrent.TABLE, "norm": normalisations.TABLE, "optimiser": optimisers.TABLE,
     "map": maps.TABLE, "move": movements.TABLE,
 }  # fmt: skip
 
-ROWS: Final[Mapping[str, tuple[str, Row]]] = {
+ROWS: Final[Mapping[str, tuple[str, OperatorRow]]] = {
     name: (family, row) for family, table in FAMILIES.items() for name, row in table.items()
 }
 """Operator -> family and row."""
 
 VIEW, UNKNOWN = "view", "unknown"
 NOTHING: Final = Work(family=VIEW)
-_UNKNOWN_ROW: Final = Row(kernels=moved)
+_UNKNOWN_ROW: Final = OperatorRow(kernels=moved)
 
 
 def work_of(node: Node, *, inplace: bool = False) -> Work:

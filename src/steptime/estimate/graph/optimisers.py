@@ -9,7 +9,7 @@ from typing import Final
 from steptime.cost.optimiser_step import TENSORS_PER_LAUNCH, adam_flops, list_launches
 from steptime.cost.pointwise import pointwise_flops
 from steptime.estimate.graph.maps import MAPS, REDUCTIONS
-from steptime.estimate.graph.work import Row, Shape, moved
+from steptime.estimate.graph.work import OperatorRow, Shape, moved
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -42,22 +42,22 @@ def _launches(s: Shape) -> Num:
     return list_launches(s["tensors"], s["elements"], TENSORS_PER_LAUNCH[lists])
 
 
-def _list_row(operations: int) -> Row:
-    return Row(
+def _list_row(operations: int) -> OperatorRow:
+    return OperatorRow(
         sizes=lambda node: {**_lists(node), "operations": operations}, vector_flops=Formula(pointwise_flops),
         launches=_launches, kernels=moved,
     )  # fmt: skip
 
 
-_FUSED = Row(sizes=_lists, vector_flops=Formula(adam_flops), launches=_launches, kernels=moved)
+_FUSED = OperatorRow(sizes=_lists, vector_flops=Formula(adam_flops), launches=_launches, kernels=moved)
 _MOVES = _list_row(0)
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     **{
         f"_foreach_{name}": _list_row(count)
         for table in (MAPS, REDUCTIONS) for count, names in table.items() for name in names.split() if name in LISTS
     },
-    "_foreach_powsum": _list_row(3), "_foreach_copy": _MOVES, "_foreach_clone": _MOVES, "_foreach_zero": Row(
+    "_foreach_powsum": _list_row(3), "_foreach_copy": _MOVES, "_foreach_clone": _MOVES, "_foreach_zero": OperatorRow(
         sizes=_lists, moved_bytes=lambda s: s["written_bytes"], launches=_launches, kernels=moved
     ),
     **{f"_fused_{name}": _FUSED for name in FUSED},

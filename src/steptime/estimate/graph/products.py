@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from steptime.cost.matmul import matmul_flops
-from steptime.estimate.graph.work import Row, as_operator
+from steptime.estimate.graph.work import OperatorRow, as_operator
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -74,14 +74,14 @@ def _shape(node: Node, *names: str) -> tuple[int, ...]:
     return (found or node.inputs[0]).type.shape
 
 
-def _row(sizes: Sizes, operator: str = "matmul") -> Row:
-    return Row(sizes=sizes, matrix_flops=Formula(matmul_flops), kernels=as_operator(operator))
+def _row(sizes: Sizes, operator: str = "matmul") -> OperatorRow:
+    return OperatorRow(sizes=sizes, matrix_flops=Formula(matmul_flops), kernels=as_operator(operator))
 
 
 _PLAIN = _row(_product("self", "mat2"))
 _ADDED = _row(_product("mat1", "mat2"))
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     "mm": _PLAIN, "_scaled_mm": _PLAIN, "_int_mm": _PLAIN, "matmul": _PLAIN,
     "addmm": _ADDED, "_addmm_activation": _ADDED,
     "bmm": _row(_batched("self", "mat2"), "grouped_matmul"),
@@ -91,7 +91,7 @@ TABLE: Final[Mapping[str, Row]] = {
     "mkldnn::_linear_pointwise": _row(_linear("weight")),
     "mv": _row(_product("self", "vec")), "addmv": _row(_product("mat", "vec")),
     "dot": _row(_inner), "vdot": _row(_inner), "addr": _row(_outer), "outer": _row(_outer),
-    "_foreach_mm": Row(
+    "_foreach_mm": OperatorRow(
         sizes=_listed, matrix_flops=lambda s: s["listed_flops"], launches=lambda s: s["listed"],
         kernels=lambda node, s: (),
     ),

@@ -7,7 +7,7 @@ from typing import Final
 
 from steptime.cost.pointwise import pointwise_flops
 from steptime.cost.recurrent_work import gate_flops, recurrent_backward_flops, recurrent_flops
-from steptime.estimate.graph.work import KernelCall, Row, Shape, input_type, integer, moved
+from steptime.estimate.graph.work import KernelCall, OperatorRow, Shape, input_type, integer, moved
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -63,12 +63,12 @@ def _curve(s: Shape) -> Shape:
     return {**{n: s[n] for n in ("batch", "hidden", "gates", "element_bytes")}, "steps": steps, "products": products}
 
 
-_FORWARD = Row(
+_FORWARD = OperatorRow(
     sizes=_layer, matrix_flops=lambda s: _all_layers(_FLOPS, s), vector_flops=lambda s: _all_layers(_GATES, s),
     moved_bytes=_weights_each_step, launches=lambda s: 2 * s["steps"] * s["layers"] * s["ways"],
     kernels=_forward_kernel,
 )  # fmt: skip
-_BACKWARD = Row(
+_BACKWARD = OperatorRow(
     sizes=_layer, matrix_flops=lambda s: _all_layers(_BACKWARD_FLOPS, s),
     vector_flops=lambda s: 2 * _all_layers(_GATES, s), moved_bytes=lambda s: 2 * _weights_each_step(s),
     launches=lambda s: 3 * s["steps"] * s["layers"] * s["ways"], kernels=_backward_kernels,
@@ -79,9 +79,9 @@ def _states(node: Node) -> dict[str, Num]:
     return {"operations": CELL_OPERATIONS}
 
 
-_CELL = Row(sizes=_states, vector_flops=Formula(pointwise_flops), kernels=moved)
+_CELL = OperatorRow(sizes=_states, vector_flops=Formula(pointwise_flops), kernels=moved)
 
-TABLE: Final[Mapping[str, Row]] = {
+TABLE: Final[Mapping[str, OperatorRow]] = {
     **dict.fromkeys(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"), _FORWARD),
     **dict.fromkeys(("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward"), _BACKWARD),
     **dict.fromkeys(

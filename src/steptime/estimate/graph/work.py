@@ -68,7 +68,7 @@ def _no_sizes(node: Node) -> dict[str, Num]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OperatorRow:
     """One operator of a table: how its sizes are read off a node, and its formulas over them."""
 
     sizes: Callable[[Node], Mapping[str, Num]] = _no_sizes
@@ -152,7 +152,7 @@ def input_type(node: Node, *names: str) -> TensorType:
     return node.inputs[0].type
 
 
-def evaluate(row: Row, node: Node, family: str, inplace: bool) -> Work:
+def evaluate(row: OperatorRow, node: Node, family: str, inplace: bool) -> Work:
     """The formulas of a row over the sizes of a node."""
     shape: dict[str, Num] = {**basic(node, inplace), **row.sizes(node)}
     counts = {

@@ -40,7 +40,7 @@ import numpy as np
 from steptime.errors import UserError
 from steptime.num import Array
 from steptime.search.rematerialisation.chain import check_limit, check_number, common_divisor
-from steptime.search.rematerialisation.dag import Dag, DagSimulation, Stage, simulate_dag
+from steptime.search.rematerialisation.dag import Dag, DagSimulation, DagStage, simulate_dag
 
 Term = tuple[int, float]
 
@@ -72,7 +72,7 @@ class DagSolution:
     """What the program found."""
 
     stop: ProvedOptimal | TimeLimit | NoSchedule
-    schedule: tuple[Stage, ...] | None
+    schedule: tuple[DagStage, ...] | None
     run: DagSimulation | None
 
 
@@ -224,9 +224,9 @@ class _Program:
         )  # fmt: skip
         return optimize.LinearConstraint(matrix, rows.lower, rows.upper)
 
-    def schedule(self, x: Array) -> tuple[Stage, ...]:
+    def schedule(self, x: Array) -> tuple[DagStage, ...]:
         return tuple(
-            Stage(
+            DagStage(
                 runs=tuple(i for i in range(self.last(t) + 1) if x[self.run[t, i]] > 0.5),
                 kept=frozenset(i for i in range(self.last(t) + 1) if (t, i) in self.keep and x[self.keep[t, i]] > 0.5),
             )

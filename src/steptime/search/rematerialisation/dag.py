@@ -75,7 +75,7 @@ class Dag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class DagStage:
     """What one stage runs, in order, and which results it takes over from the stage before."""
 
     runs: tuple[int, ...]
@@ -92,13 +92,13 @@ class DagSimulation:
     """Runs of each node."""
 
 
-def simulate_dag(dag: Dag, schedule: Sequence[Stage]) -> DagSimulation:
+def simulate_dag(dag: Dag, schedule: Sequence[DagStage]) -> DagSimulation:
     """Execute a schedule.
 
     Raises :class:`~steptime.search.rematerialisation.simulate.ScheduleError` at the first stage that is not legal.
 
     >>> two = Dag(nodes=(Node(time_s=1, result_bytes=4), Node(time_s=2, result_bytes=3, reads=(0,))))
-    >>> simulate_dag(two, (Stage(runs=(0,)), Stage(runs=(1,), kept=frozenset({0})))).peak_bytes
+    >>> simulate_dag(two, (DagStage(runs=(0,)), DagStage(runs=(1,), kept=frozenset({0})))).peak_bytes
     7.0
     """
     if len(schedule) != len(dag.stages):
@@ -128,7 +128,7 @@ def simulate_dag(dag: Dag, schedule: Sequence[Stage]) -> DagSimulation:
     return DagSimulation(peak_bytes=peak, time_s=time_s, runs=tuple(runs))
 
 
-def _check_run(dag: Dag, t: int, stage: Stage, i: int, live: set[int]) -> None:
+def _check_run(dag: Dag, t: int, stage: DagStage, i: int, live: set[int]) -> None:
     node = dag.nodes[i]
     if missing := [j for j in node.reads if j not in live]:
         raise ScheduleError(t, None, f"node {i} reads {missing}, which are not in memory")

@@ -16,7 +16,7 @@ import numpy as np
 from steptime.errors import FieldError
 from steptime.search.rematerialisation.chain import Chain, check_limit
 from steptime.search.rematerialisation.solution import Infeasible
-from steptime.search.rematerialisation.swap_timeline import HostLink, Place, Swapped, Work, timeline, work_of
+from steptime.search.rematerialisation.swap_timeline import ChainArrays, HostLink, Place, Swapped, arrays_of, timeline
 
 #: Segments up to which :func:`try_all` weighs every choice.
 MOST_TO_TRY = 10
@@ -61,7 +61,7 @@ def weigh_places(chain: Chain, places: Sequence[Place], link: HostLink, limit_by
     check_limit(limit_bytes)
     if len(places) != len(chain):
         raise FieldError("swap", "places", f"has {len(places)} entries; the chain has {len(chain)} segments")
-    return timeline(work_of(chain), [Place(place) for place in places], link, limit_bytes)
+    return timeline(arrays_of(chain), [Place(place) for place in places], link, limit_bytes)
 
 
 def hidden_bytes(chain: Chain, link: HostLink) -> float:
@@ -90,7 +90,7 @@ def bound_s(chain: Chain, link: HostLink, limit_bytes: float) -> float:
     carries from the end of the first forward on; every byte more costs a wait of 1 / rate, or the part of a forward
     run that makes it again, whichever is cheaper. Relaxed: choices may be fractions, and everything else is free.
     """
-    work = work_of(chain)
+    work = arrays_of(chain)
     last = float(work.x.sum() + work.saved[:-1].sum() + work.start_bytes + work.backward[0][-1])
     need = last - limit_bytes - link.out_Bps * float(work.forward_s[1:].sum())
     extra_s = 0.0
@@ -117,7 +117,7 @@ def try_all(
     if len(chain) > MOST_TO_TRY:
         raise FieldError("swap", "chain", f"has {len(chain)} segments; try_all takes at most {MOST_TO_TRY}")
     every = itertools.product(allowed, repeat=len(chain))
-    return _answer(chain, limit_bytes, link, _weighed(work_of(chain), every, link, limit_bytes))
+    return _answer(chain, limit_bytes, link, _weighed(arrays_of(chain), every, link, limit_bytes))
 
 
 def choose_places(
@@ -135,13 +135,15 @@ def choose_places(
     _check(limit_bytes, allowed)
     if len(chain) <= ALWAYS_TRIED:
         return try_all(chain, limit_bytes, link, allowed=allowed)
-    work = work_of(chain)
+    work = arrays_of(chain)
     found = _weighed(work, _divisions(len(chain), tuple(dict.fromkeys(allowed))), link, limit_bytes)
     starts = found if len(chain) <= GRID else found[:1]
     return _answer(chain, limit_bytes, link, [_improved(one, work, link, limit_bytes, allowed) for one in starts])
 
 
-def _weighed(work: Work, choices: Iterable[Sequence[Place]], link: HostLink, limit_bytes: float) -> list[Swapped]:
+def _weighed(
+    work: ChainArrays, choices: Iterable[Sequence[Place]], link: HostLink, limit_bytes: float
+) -> list[Swapped]:
     """The best few of those that fit, best first."""
     every = (timeline(work, places, link, limit_bytes) for places in choices)
     return heapq.nsmallest(STARTS, (one for one in every if one.fits), key=_key)
@@ -161,7 +163,7 @@ def _key(one: Swapped) -> tuple[float, float, float]:
 
 def least_bytes(chain: Chain) -> float:
     """Least limit that any places fit in, if time does not matter: all but one segment's activations are away."""
-    work = work_of(chain)
+    work = arrays_of(chain)
     return float(work.start_bytes + (work.x + np.maximum(work.forward[0], work.backward[0])).max())
 
 
@@ -181,7 +183,9 @@ def _divisions(count: int, allowed: tuple[Place, ...]) -> Iterable[tuple[Place, 
             yield tuple(place for place, length in zip(order, lengths, strict=True) for _ in range(length))
 
 
-def _improved(best: Swapped, work: Work, link: HostLink, limit_bytes: float, allowed: Sequence[Place]) -> Swapped:
+def _improved(
+    best: Swapped, work: ChainArrays, link: HostLink, limit_bytes: float, allowed: Sequence[Place]
+) -> Swapped:
     """Change one place, or exchange two neighbours, as long as that helps."""
     count = len(best.places)
     better = True

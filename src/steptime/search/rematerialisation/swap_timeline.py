@@ -80,7 +80,7 @@ class Swapped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ChainArrays:
     """What the timeline reads of a chain: per segment, at [again] where it depends on whether it runs again."""
 
     x: Array
@@ -95,7 +95,7 @@ class Work:
     start_bytes: float
 
 
-def work_of(chain: Chain) -> Work:
+def arrays_of(chain: Chain) -> ChainArrays:
     """The peaks of :func:`~steptime.search.rematerialisation.simulate.simulate`, per segment."""
     n, x, d = len(chain), np.array(chain.boundary_bytes, float), np.array(chain.gradient_bytes, float)
     rows = [
@@ -109,13 +109,13 @@ def work_of(chain: Chain) -> Work:
     beside = np.append(d[1:n], x[n])
     inputs = x[:-1].copy()
     inputs[0] = 0.0
-    return Work(
+    return ChainArrays(
         x=inputs, saved=saved, forward_s=forward_s, backward_s=backward_s, start_bytes=float(x[0]),
         forward=(saves, x[1:] + transient), backward=(reads, np.maximum(reads, saves + beside)),
     )  # fmt: skip
 
 
-def timeline(work: Work, places: Sequence[Place], link: HostLink, limit_bytes: float) -> Swapped:
+def timeline(work: ChainArrays, places: Sequence[Place], link: HostLink, limit_bytes: float) -> Swapped:
     """Run the rules of this module on one place per segment."""
     moved = np.array([place in MOVED for place in places])
     again = np.array([place in AGAIN for place in places])
@@ -137,7 +137,7 @@ def timeline(work: Work, places: Sequence[Place], link: HostLink, limit_bytes: f
 class _Run:
     """The clock, the two links, and the bytes of segments that are on the device and will leave or have come back."""
 
-    def __init__(self, work: Work, leaves: list[float], link: HostLink, limit_bytes: float) -> None:
+    def __init__(self, work: ChainArrays, leaves: list[float], link: HostLink, limit_bytes: float) -> None:
         self.leaves, self.link, self.limit = leaves, link, limit_bytes * (1 + 1e-12)
         self.out_end = [0.0] * len(leaves)
         self.out_free = 0.0

@@ -4,7 +4,7 @@ from steptime.study.doctor.behaviour import fitted_framework
 from steptime.study.doctor.diagnose import diagnose_log, diagnose_trace
 from steptime.study.doctor.findings import memory_is_off
 from steptime.study.doctor.log import read_log
-from steptime.study.doctor.records import Diagnosis, Finding, Log, Row, Stated, TraceTimes, Variant, Verdict
+from steptime.study.doctor.records import Compared, Diagnosis, Finding, Log, Stated, TraceTimes, Variant, Verdict
 from steptime.study.doctor.series import series_of
 from steptime.study.doctor.source import kind_of
 from steptime.study.doctor.stated import (
@@ -19,7 +19,8 @@ from steptime.study.doctor.timeline import trace_times
 from steptime.study.doctor.trace import read_trace
 
 __all__ = [
-    "Diagnosis", "Finding", "Log", "Row", "Stated", "StatedJob", "TraceTimes", "Variant", "Verdict", "catalogue_model",
-    "diagnose_log", "diagnose_trace", "fitted_framework", "framework_of", "kind_of", "memory_is_off", "merged",
-    "model_contradictions", "read_log", "read_trace", "series_of", "stated_by_trace", "trace_times",
+    "Compared", "Diagnosis", "Finding", "Log", "Stated", "StatedJob", "TraceTimes", "Variant", "Verdict",
+    "catalogue_model", "diagnose_log", "diagnose_trace", "fitted_framework", "framework_of", "kind_of",
+    "memory_is_off", "merged", "model_contradictions", "read_log", "read_trace", "series_of", "stated_by_trace",
+    "trace_times",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from steptime.estimate.result import Estimate
-from steptime.study.doctor.records import Log, Row, Series, TraceTimes, Verdict
+from steptime.study.doctor.records import Compared, Log, Series, TraceTimes, Verdict
 from steptime.units import format_seconds
 
 #: Groups of the estimate that have a row of their own in a trace.
@@ -43,47 +43,48 @@ def mfu_at(e: Estimate, step_s: float) -> float:
     return e.mfu * e.step_time_s / step_s
 
 
-def _step_rows(e: Estimate | None, step_s: float) -> list[Row]:
+def _step_rows(e: Estimate | None, step_s: float) -> list[Compared]:
     if e is None:
-        return [Row(name="step time", unit="s", measured=step_s, predicted=None)]
+        return [Compared(name="step time", unit="s", measured=step_s, predicted=None)]
     low, high = e.step_time_bracket_s
     return [
-        Row(name="step time", unit="s", measured=step_s, predicted=e.step_time_s, bracket=(low, high)),
-        Row(name="MFU", unit="fraction", measured=mfu_at(e, step_s), predicted=e.mfu,
-            bracket=(mfu_at(e, high), mfu_at(e, low)), note="measured: the predicted FLOPs over the measured time"),
+        Compared(name="step time", unit="s", measured=step_s, predicted=e.step_time_s, bracket=(low, high)),
+        Compared(name="MFU", unit="fraction", measured=mfu_at(e, step_s), predicted=e.mfu,
+                 bracket=(mfu_at(e, high), mfu_at(e, low)),
+                 note="measured: the predicted FLOPs over the measured time"),
     ]  # fmt: skip
 
 
-def log_rows(log: Log, series: Series, e: Estimate | None) -> tuple[Row, ...]:
+def log_rows(log: Log, series: Series, e: Estimate | None) -> tuple[Compared, ...]:
     """Step, MFU, FLOP rate, memory and timers of a log."""
     rows = _step_rows(e, series.median_s)
     if log.tflops_per_gpu is not None:
         gpus = 0 if e is None else int(e.workload.get("gpus", 0))
         predicted = e.model_flops / e.step_time_s / gpus if e is not None and gpus else None
-        rows.append(Row(name="FLOP/s per GPU", unit="flops_per_s", measured=log.tflops_per_gpu * 1e12,
-                        predicted=predicted, note="measured: as the log counts FLOPs"))  # fmt: skip
+        rows.append(Compared(name="FLOP/s per GPU", unit="flops_per_s", measured=log.tflops_per_gpu * 1e12,
+                             predicted=predicted, note="measured: as the log counts FLOPs"))  # fmt: skip
     if log.peak_memory_bytes is not None:
         predicted = None if e is None else e.memory_by_definition.get(log.memory_kind, e.peak_memory_bytes)
-        rows.append(Row(name=MEMORY, unit="bytes", measured=log.peak_memory_bytes, predicted=predicted,
-                        note=f"both as {log.memory_kind} by PyTorch"))  # fmt: skip
+        rows.append(Compared(name=MEMORY, unit="bytes", measured=log.peak_memory_bytes, predicted=predicted,
+                             note=f"both as {log.memory_kind} by PyTorch"))  # fmt: skip
     for name, (_, most_s) in log.timers.items():
         rows.append(_timer_row(name, most_s, e))
     return tuple(rows)
 
 
-def _timer_row(name: str, measured_s: float, e: Estimate | None) -> Row:
+def _timer_row(name: str, measured_s: float, e: Estimate | None) -> Compared:
     if e is None or name not in _TIMERS:
-        return Row(name=name, unit="s", measured=measured_s, predicted=None)
+        return Compared(name=name, unit="s", measured=measured_s, predicted=None)
     phases, heads, note = _TIMERS[name]
     if e.plan.get("zero") == 3:
         heads = _SHARDED.get(name, heads)
     exposed = phases_s(e, phases) + sum(e.time.group(head) for head in heads)
     hidden = sum(e.overlapped.group(head) for head in heads)
     bracket = (0.0, exposed + hidden) if hidden else None
-    return Row(name=name, unit="s", measured=measured_s, predicted=exposed, bracket=bracket, note=note)
+    return Compared(name=name, unit="s", measured=measured_s, predicted=exposed, bracket=bracket, note=note)
 
 
-def trace_rows(t: TraceTimes, e: Estimate | None) -> tuple[Row, ...]:
+def trace_rows(t: TraceTimes, e: Estimate | None) -> tuple[Compared, ...]:
     """Step and groups of a trace; the groups add up to the step."""
     rows = _step_rows(e, t.step_s)
 
@@ -94,7 +95,9 @@ def trace_rows(t: TraceTimes, e: Estimate | None) -> tuple[Row, ...]:
             hidden = sum(e.overlapped.group(head) for head in heads)
             bracket = (0.0, predicted + hidden) if hidden else None
         if measured or predicted or bracket:
-            rows.append(Row(name=name, unit="s", measured=measured, predicted=predicted, bracket=bracket, note=note))
+            rows.append(
+                Compared(name=name, unit="s", measured=measured, predicted=predicted, bracket=bracket, note=note)
+            )
 
     add("compute", t.groups["matmul"] + t.groups["attention"], ("compute",))
     add("memory_bound", t.groups["memory_bound"], ("memory_bound",))

@@ -7,7 +7,7 @@ from typing import Final
 
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.advice import advice_for
-from steptime.study.doctor.records import Finding, Row, Variant
+from steptime.study.doctor.records import Compared, Finding, Variant
 from steptime.units import format_bytes, format_seconds
 
 #: Share of the step below which a loss is not worth a line.
@@ -90,7 +90,7 @@ def memory_is_off(ratio: float | None) -> bool:
 
 
 def memory_row_findings(
-    e: Estimate | None, row: Row | None, kind: str, variants: Sequence[Variant], framework: str
+    e: Estimate | None, row: Compared | None, kind: str, variants: Sequence[Variant], framework: str
 ) -> list[Finding]:
     """The peak is far from the prediction: a choice of the run is other than given, or something else holds memory."""
     if e is None or row is None or row.measured is None or row.predicted is None or not memory_is_off(row.ratio):
@@ -147,7 +147,7 @@ def unexplained_finding(
     ]
 
 
-def excess(row: Row | None, step_s: float) -> float | None:
+def excess(row: Compared | None, step_s: float) -> float | None:
     """Seconds above the prediction, where they are worth a finding: 1 % of the step and a tenth of the prediction."""
     if row is None or row.measured is None or row.predicted is None:
         return None
@@ -155,7 +155,7 @@ def excess(row: Row | None, step_s: float) -> float | None:
     return lost if lost > max(WORTH * step_s, 0.1 * row.predicted) else None
 
 
-def beside(row: Row) -> str:
+def beside(row: Compared) -> str:
     """Measured and predicted in one line of evidence."""
     predicted = "nothing" if row.predicted is None else format_seconds(row.predicted)
     text = f"{row.name}: measured {format_seconds(row.measured or 0.0)}, predicted {predicted}"

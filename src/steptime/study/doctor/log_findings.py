@@ -7,7 +7,7 @@ from typing import Final
 
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
-from steptime.study.doctor.records import Finding, Log, Row, Series
+from steptime.study.doctor.records import Compared, Finding, Log, Series
 from steptime.units import format_seconds
 
 #: Kinds of events that can be behind a spike, and their titles.
@@ -34,7 +34,7 @@ _DATA_TIMERS: Final = ("batch-generator", "batch generator", "batch_generator")
 _SPREAD: Final = 0.1
 
 
-def log_findings(log: Log, series: Series, e: Estimate | None, rows: Sequence[Row]) -> list[Finding]:
+def log_findings(log: Log, series: Series, e: Estimate | None, rows: Sequence[Compared]) -> list[Finding]:
     """Everything that a log shows by itself or against the prediction."""
     return [
         *_spike_findings(log, series), *_drift_findings(log, series), *_outside_findings(log, series),
@@ -98,7 +98,7 @@ def _outside_findings(log: Log, series: Series) -> list[Finding]:
     return [finding("outside", title, outside, evidence, log.framework, advice="checkpoint" if mostly else "")]
 
 
-def _timer_findings(log: Log, series: Series, rows: Sequence[Row]) -> list[Finding]:
+def _timer_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[Finding]:
     out = []
     by_name = {row.name: row for row in rows}
     for name, code in _TIMER_CODES.items():

@@ -198,7 +198,7 @@ class TraceTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Compared:
     """Measured beside predicted."""
 
     name: str
@@ -269,7 +269,7 @@ class Diagnosis:
     """path, kind, framework and size of what was read."""
     measured: Mapping[str, Any]
     predicted: Mapping[str, Any] | None
-    rows: tuple[Row, ...]
+    rows: tuple[Compared, ...]
     findings: tuple[Finding, ...]
     verdict: Verdict
     warnings: Sequence[str] = ()

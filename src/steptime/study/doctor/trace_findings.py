@@ -8,7 +8,7 @@ from typing import Final
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
 from steptime.study.doctor.pause_findings import idle_findings
-from steptime.study.doctor.records import Finding, Row, TraceTimes, Traffic
+from steptime.study.doctor.records import Compared, Finding, TraceTimes, Traffic
 from steptime.study.doctor.timeline import spread
 from steptime.units import format_seconds
 
@@ -19,7 +19,7 @@ _TITLES: Final = {
 }  # fmt: skip
 
 
-def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Row], framework: str) -> list[Finding]:
+def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Compared], framework: str) -> list[Finding]:
     """Everything that a trace shows by itself or against the prediction."""
     return [
         *_traffic_findings(t, e, rows, framework), *idle_findings(t, framework), *_group_findings(t, rows, framework),
@@ -28,7 +28,7 @@ def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Row], frame
     ]  # fmt: skip
 
 
-def _traffic_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Row], framework: str) -> list[Finding]:
+def _traffic_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Compared], framework: str) -> list[Finding]:
     by_name = {row.name: row for row in rows}
     out = []
     for each in t.traffic:
@@ -60,7 +60,7 @@ def _traffic_evidence(each: Traffic, t: TraceTimes) -> list[str]:
     return out
 
 
-def _group_findings(t: TraceTimes, rows: Sequence[Row], framework: str) -> list[Finding]:
+def _group_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -> list[Finding]:
     out = []
     for name, title in _TITLES.items():
         row = next((row for row in rows if row.name == name), None)

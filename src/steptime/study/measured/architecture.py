@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.errors import UserError
-from steptime.study.measured.read import Row
+from steptime.study.measured.read import TableRow
 from steptime.study.measured.reasons import Flag, Reason, RowProblem
 from steptime.study.measured.tables import table
 from steptime.workload.check import check_spec
@@ -33,7 +33,7 @@ class Architecture:
     """Model of the catalogue that completed it."""
 
 
-def architecture(row: Row, seq_len: int, stages: int = 1) -> Architecture:
+def architecture(row: TableRow, seq_len: int, stages: int = 1) -> Architecture:
     """The model of a row.
 
     Args:
@@ -93,12 +93,12 @@ def _family(name: str, gated: bool | None) -> Mapping[str, Any]:
     raise AssertionError("the last family takes everything")
 
 
-def _is_cut(row: Row) -> bool:
+def _is_cut(row: TableRow) -> bool:
     """Whether the row says that its model has fewer layers than its name means."""
     return bool(re.search(r"proxy|layer[- ]reduced", row.text("notes") + row.text("model"), re.IGNORECASE))
 
 
-def _base(row: Row, known: Mapping[str, Any] | None) -> ModelSpec | None:
+def _base(row: TableRow, known: Mapping[str, Any] | None) -> ModelSpec | None:
     """The catalogue's model where the row's shape, as far as it is printed, is a cut of that model."""
     cut = _is_cut(row)
     if known is None or (cut and row.whole("layers") is None):
@@ -110,7 +110,7 @@ def _base(row: Row, known: Mapping[str, Any] | None) -> ModelSpec | None:
     return spec if fits and (experts is None or spec.experts is not None) else None
 
 
-def _from_catalogue(row: Row, base: ModelSpec, known: Mapping[str, Any]) -> ModelSpec:
+def _from_catalogue(row: TableRow, base: ModelSpec, known: Mapping[str, Any]) -> ModelSpec:
     layers = row.whole("layers") or base.layers
     tied = row.flag("tied_embeddings")
     changes: dict[str, Any] = {
@@ -130,7 +130,9 @@ def _from_catalogue(row: Row, base: ModelSpec, known: Mapping[str, Any]) -> Mode
     return replace(base, **changes)
 
 
-def _catalogue_experts(row: Row, base: ModelSpec, experts: Experts, known: Mapping[str, Any], layers: int) -> Experts:
+def _catalogue_experts(
+    row: TableRow, base: ModelSpec, experts: Experts, known: Mapping[str, Any], layers: int
+) -> Experts:
     dense = base.layers - experts.moe_layers
     stated = re.search(r"(\d+) dense (?:l\b|layer)", row.text("notes"))
     if stated:
@@ -145,7 +147,7 @@ def _catalogue_experts(row: Row, base: ModelSpec, experts: Experts, known: Mappi
 
 
 def _from_family(
-    row: Row, name: str, family: Mapping[str, Any], seq_len: int, stages: int, flags: set[Flag]
+    row: TableRow, name: str, family: Mapping[str, Any], seq_len: int, stages: int, flags: set[Flag]
 ) -> ModelSpec:
     gated = row.flag("gated_mlp")
     gated = bool(family["gated"]) if gated is None else gated
@@ -179,7 +181,7 @@ def _from_family(
     )  # fmt: skip
 
 
-def _family_experts(row: Row, layers: int, ffn: int) -> Experts | None:
+def _family_experts(row: TableRow, layers: int, ffn: int) -> Experts | None:
     count = row.whole("moe_experts")
     if count is None or count == 1:
         return None
@@ -191,7 +193,7 @@ def _family_experts(row: Row, layers: int, ffn: int) -> Experts | None:
     )
 
 
-def _shape(row: Row, vocab: int, tied: bool, stages: int, flags: set[Flag]) -> tuple[int, int]:
+def _shape(row: TableRow, vocab: int, tied: bool, stages: int, flags: set[Flag]) -> tuple[int, int]:
     """Hidden width and layers; from the number of parameters where they are not printed."""
     hidden, layers, count = row.whole("hidden"), row.whole("layers"), row.number("n_params")
     if hidden is not None and layers is not None:

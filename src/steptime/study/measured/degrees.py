@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from steptime.study.measured.canonical import ScheduleName, Sharding
-from steptime.study.measured.read import Row
+from steptime.study.measured.read import TableRow
 from steptime.study.measured.reasons import Flag, Reason, RowProblem
 
 
@@ -32,7 +32,7 @@ class Batch:
     micro_batch: int | None
 
 
-def degrees(row: Row, gpus: int, schedule: ScheduleName, flags: set[Flag]) -> Degrees | None:
+def degrees(row: TableRow, gpus: int, schedule: ScheduleName, flags: set[Flag]) -> Degrees | None:
     """The degrees of a row; None where neither tp nor pp is stated.
 
     Where the printed data-parallel degree differs from gpus / (tp pp cp) and that is whole, the latter is taken and
@@ -62,7 +62,7 @@ def degrees(row: Row, gpus: int, schedule: ScheduleName, flags: set[Flag]) -> De
     return Degrees(tp=tp, pp=pp, cp=cp, dp=left, vpp=vpp, ep=ep)
 
 
-def batch(row: Row, found: Degrees | None, schedule: ScheduleName, flags: set[Flag]) -> Batch:
+def batch(row: TableRow, found: Degrees | None, schedule: ScheduleName, flags: set[Flag]) -> Batch:
     """The batch of a row; without a printed one, micro-batch x replicas x accumulation.
 
     Raises:

@@ -15,7 +15,7 @@ from steptime.study.measured.flops import (
     printed_peak_flops_per_s,
     tflops_definition,
 )
-from steptime.study.measured.read import METRICS, Row
+from steptime.study.measured.read import METRICS, TableRow
 from steptime.study.measured.reasons import Flag, Reason, RowProblem
 from steptime.workload.spec import ModelSpec
 
@@ -90,7 +90,7 @@ UNITS_DIFFER: Final = 100.0
 """Factor between two times of a row from which on a unit is more likely wrong than a figure."""
 
 
-def check_times(row: Row) -> None:
+def check_times(row: TableRow) -> None:
     """Refuses a row with a time or rate that cannot be read: another figure of it must not stand in unnoticed.
 
     Raises:
@@ -101,12 +101,12 @@ def check_times(row: Row) -> None:
             raise RowProblem(Reason.BAD_MEASUREMENT, f"{name}: {row.text(name)!r}")
 
 
-def _quantity(row: Row, name: str) -> float | None:
+def _quantity(row: TableRow, name: str) -> float | None:
     found = row.measured(name)
     return None if found is None else found[0]
 
 
-def measured_time(row: Row, setting: Setting, flags: set[Flag]) -> MeasuredTime | None:
+def measured_time(row: TableRow, setting: Setting, flags: set[Flag]) -> MeasuredTime | None:
     """The step time: as printed, or from tokens per second, TFLOP/s or MFU, in this order.
 
     Raises:
@@ -135,7 +135,7 @@ def measured_time(row: Row, setting: Setting, flags: set[Flag]) -> MeasuredTime 
     return _checked(MeasuredTime(step_time_s=derived, origin=TimeOrigin.COLUMN), setting, flags) if derived else None
 
 
-def _from_rate(row: Row, setting: Setting) -> MeasuredTime | None:
+def _from_rate(row: TableRow, setting: Setting) -> MeasuredTime | None:
     text = row.text("tflops_definition")
     kind = TflopsDefinition.LORA if setting.frozen else tflops_definition(text)
     parts = forward_flops(setting.spec, setting.seq_len, row.number("n_params"))
@@ -171,7 +171,7 @@ def _checked(found: MeasuredTime, setting: Setting, flags: set[Flag]) -> Measure
     return found
 
 
-def measured_memory(row: Row, device: Device, flags: set[Flag]) -> MeasuredMemory | None:
+def measured_memory(row: TableRow, device: Device, flags: set[Flag]) -> MeasuredMemory | None:
     """The printed peak memory.
 
     A stated GiB is 2^30 and a stated GB 10^9 bytes; "GB as printed" and no unit at all are taken for GiB and flagged.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from steptime.study.measured.read import Row
+from steptime.study.measured.read import TableRow
 from steptime.study.measured.reading import runs_of
 from steptime.study.measured.run import MeasuredRun, source_key
 
@@ -25,7 +25,7 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 
-def published_rows(rows: Sequence[Row], most: int = MOST_OF_A_SOURCE) -> list[dict[str, str]]:
+def published_rows(rows: Sequence[TableRow], most: int = MOST_OF_A_SOURCE) -> list[dict[str, str]]:
     """Rows that can be read, support claims and have a citation: of each source at most ``most``, evenly spread.
 
     Remarks (``notes``) are kept only where the row cannot be read the same without them.
@@ -34,7 +34,7 @@ def published_rows(rows: Sequence[Row], most: int = MOST_OF_A_SOURCE) -> list[di
         rows: of the large table, in its order.
         most: rows of a source.
     """
-    found: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[TableRow]] = defaultdict(list)
     sound = {run.line for run in runs_of(list(rows)).runs if run.supports_claim and run.source}
     for row in rows:
         if row.line in sound:
@@ -42,10 +42,10 @@ def published_rows(rows: Sequence[Row], most: int = MOST_OF_A_SOURCE) -> list[di
     return [_short(row) for own in found.values() for row in spread(own, most)]
 
 
-def spread(rows: Sequence[Row], most: int) -> list[Row]:
+def spread(rows: Sequence[TableRow], most: int) -> list[TableRow]:
     """At most so many of the rows, evenly spread from the first to the last.
 
-    >>> [row.line for row in spread([Row(i, {}) for i in range(11)], 3)]
+    >>> [row.line for row in spread([TableRow(i, {}) for i in range(11)], 3)]
     [0, 5, 10]
     """
     if len(rows) <= most:
@@ -53,14 +53,14 @@ def spread(rows: Sequence[Row], most: int) -> list[Row]:
     return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
-def _short(row: Row) -> dict[str, str]:
+def _short(row: TableRow) -> dict[str, str]:
     cells = {name: row.text(name) for name in COLUMNS} | {"source": citation(row.text("source")), "notes": ""}
     return cells if _same(row.cells, cells) else cells | {"notes": row.text("notes")}
 
 
 def _same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     """Whether two rows are the same run but for remarks and citation."""
-    runs = [_bare(runs_of([Row(1, cells)]).runs) for cells in (one, other)]
+    runs = [_bare(runs_of([TableRow(1, cells)]).runs) for cells in (one, other)]
     return runs[0] == runs[1]
 
 

@@ -51,7 +51,7 @@ def _value(text: str) -> float:
 
 
 @dataclass(slots=True)
-class Row:
+class TableRow:
     """One record: cells by column name, all text; a column that the file lacks is empty."""
 
     line: int
@@ -66,7 +66,7 @@ class Row:
     def number(self, name: str) -> float | None:
         """A positive finite number; None where the cell is empty or, then noted in ``unread``, no such number.
 
-        >>> [Row(1, {"a": text}).number("a") for text in ("1,024", "8.0", "-3", "1e999", "many", "")]
+        >>> [TableRow(1, {"a": text}).number("a") for text in ("1,024", "8.0", "-3", "1e999", "many", "")]
         [1024.0, 8.0, None, None, None, None]
         """
         text = self.text(name)
@@ -81,7 +81,8 @@ class Row:
     def measured(self, name: str) -> tuple[float, str] | None:
         """A positive measurement in the unit of its column, and the unit that stands behind it ("" without one).
 
-        >>> [Row(1, {"metric_step_time_s": t}).measured("metric_step_time_s") for t in ("1.67 s", "1670ms", "2", "-1")]
+        >>> name, texts = "metric_step_time_s", ("1.67 s", "1670ms", "2", "-1")
+        >>> [TableRow(1, {name: text}).measured(name) for text in texts]
         [(1.67, 's'), (1.67, 'ms'), (2.0, ''), None]
         """
         text = self.text(name)
@@ -130,7 +131,7 @@ class Row:
         return True if text in ("true", "yes", "1", "on") else False if text in ("false", "no", "0", "off") else None
 
 
-def read_rows(path: str | Path) -> list[Row]:
+def read_rows(path: str | Path) -> list[TableRow]:
     """All records of a CSV or CSV.gz file with the columns of measured training runs.
 
     Commas, semicolons or tabs separate the cells, as in the first line; columns may have the names of
@@ -162,13 +163,13 @@ def _delimiter(text: str) -> str:
     return max(DELIMITERS, key=line.count)
 
 
-def _records(reader: Any, named: list[tuple[str, str]]) -> Iterator[Row]:
+def _records(reader: Any, named: list[tuple[str, str]]) -> Iterator[TableRow]:
     """Rows with the line of the file on which each begins."""
     before = reader.line_num
     for cells in reader:
         line, before = before + 1, reader.line_num
         if any(cell.strip() for cell in cells):
-            yield Row(line, named_cells(named, cells))
+            yield TableRow(line, named_cells(named, cells))
 
 
 def named_cells(named: Sequence[tuple[str, str]], cells: Sequence[str]) -> dict[str, str]:

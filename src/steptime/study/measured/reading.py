@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.errors import UserError
-from steptime.study.measured.read import METRICS, Row, read_rows
+from steptime.study.measured.read import METRICS, TableRow, read_rows
 from steptime.study.measured.reasons import Flag, Reason, RowProblem, Skipped, reason_counts
 from steptime.study.measured.run import MeasuredRun, run_of, source_key
 
@@ -61,7 +61,7 @@ def read_runs(path: str | Path) -> Reading:
     return runs_of(read_rows(path))
 
 
-def runs_of(rows: list[Row]) -> Reading:
+def runs_of(rows: list[TableRow]) -> Reading:
     """The runs of rows; a line that is repeated to the letter counts once."""
     runs: list[MeasuredRun] = []
     skipped: list[Skipped] = []
@@ -88,7 +88,7 @@ def runs_of(rows: list[Row]) -> Reading:
     return Reading(runs=tuple(runs), skipped=tuple(skipped))
 
 
-def _skipped(row: Row, reason: Reason, detail: str) -> Skipped:
+def _skipped(row: TableRow, reason: Reason, detail: str) -> Skipped:
     shape = all(row.text(name) for name in ("layers", "hidden", "global_batch_sequences", "seq_len"))
     timed = any(row.text(name) for name in METRICS if name != "metric_peak_mem_gb")
     return Skipped(

@@ -31,7 +31,7 @@ from steptime.study.measured.metrics import (
     measured_memory,
     measured_time,
 )
-from steptime.study.measured.read import Row
+from steptime.study.measured.read import TableRow
 from steptime.study.measured.reasons import NO_CLAIM, Flag, Reason, RowProblem
 from steptime.study.measured.tables import framework_default, framework_of, table
 from steptime.workload.spec import ModelSpec
@@ -121,7 +121,7 @@ class MeasuredRun:
         return self.memory.memory_bytes if self.memory else None
 
 
-def run_of(row: Row) -> MeasuredRun:
+def run_of(row: TableRow) -> MeasuredRun:
     """The run of a row.
 
     Raises:
@@ -168,12 +168,12 @@ def run_of(row: Row) -> MeasuredRun:
     )  # fmt: skip
 
 
-def source_key(row: Row) -> str:
+def source_key(row: TableRow) -> str:
     """Key of the source; without one the source itself, or ``unnamed``."""
     return row.text("source_key") or row.text("source")[:60] or "unnamed"
 
 
-def _device(row: Row, flags: set[Flag]) -> str:
+def _device(row: TableRow, flags: set[Flag]) -> str:
     text = row.text("gpu")
     if text.lower() in ("", "-", "n/a", "none", "unknown", "not stated", "nan"):
         raise RowProblem(Reason.NO_DEVICE)
@@ -189,7 +189,7 @@ def _device(row: Row, flags: set[Flag]) -> str:
     return found.name
 
 
-def _dtype(row: Row, flags: set[Flag]) -> DtypeName:
+def _dtype(row: TableRow, flags: set[Flag]) -> DtypeName:
     text = row.text("dtype")
     found = dtype_name(text)
     if not found.precisions:
@@ -197,20 +197,20 @@ def _dtype(row: Row, flags: set[Flag]) -> DtypeName:
     return found
 
 
-def _per_node(row: Row, gpus: int, flags: set[Flag]) -> int:
+def _per_node(row: TableRow, gpus: int, flags: set[Flag]) -> int:
     stated = row.whole("gpus_per_node", at_most=10**6)
     if stated is None:
         flags.add(Flag.NODE_ASSUMED)
     return min(stated or 8, gpus)
 
 
-def _unmeasured(row: Row, flags: set[Flag]) -> RowProblem:
+def _unmeasured(row: TableRow, flags: set[Flag]) -> RowProblem:
     if Flag.MEMORY_UNREAD in flags:
         return RowProblem(Reason.BAD_MEASUREMENT, f"{MEMORY}: {row.text(MEMORY)!r}")
     return RowProblem(Reason.NO_MEASUREMENT)
 
 
-def _workload(row: Row, framework: str, dtype: DtypeName) -> tuple[str, AdapterName | None]:
+def _workload(row: TableRow, framework: str, dtype: DtypeName) -> tuple[str, AdapterName | None]:
     rules = table("workloads")
     text = row.text("workload").lower()
     kind = next((str(rule["kind"]) for rule in rules["kind"] if re.search(rule["match"], text)), "pretrain")
@@ -228,7 +228,7 @@ def _workload(row: Row, framework: str, dtype: DtypeName) -> tuple[str, AdapterN
     raise AssertionError("the last rule takes everything")
 
 
-def _optimizer(row: Row) -> str:
+def _optimizer(row: TableRow) -> str:
     """adam unless the row names another."""
     text = f"{row.text('workload')} {row.text('notes')}".lower()
     rules = (
@@ -239,7 +239,7 @@ def _optimizer(row: Row) -> str:
 
 
 def _doubts(
-    row: Row, shard: Sharding | None, recompute: Recomputation | None, attention: str | None, flags: set[Flag]
+    row: TableRow, shard: Sharding | None, recompute: Recomputation | None, attention: str | None, flags: set[Flag]
 ) -> None:
     """Flags that the table's own remarks give."""
     settings = {"zero_stage_or_fsdp": shard, "recompute": recompute, "attention_impl": attention}

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from steptime.study.measured.read import Row
+from steptime.study.measured.read import TableRow
 
 
 @cache
@@ -25,12 +25,12 @@ def _named_frameworks() -> frozenset[str]:
     return frozenset([*rules["source_key"].values(), *(rule["framework"] for rule in rules["pattern"])])
 
 
-def framework_of(row: Row) -> str:
+def framework_of(row: TableRow) -> str:
     """Framework of a run: by its own name, or by the rules; ``generic`` where nothing says it.
 
-    >>> framework_of(Row(1, {"source_key": "vtrain"})), framework_of(Row(1, {"framework": "NeMo 2.0"}))
+    >>> framework_of(TableRow(1, {"source_key": "vtrain"})), framework_of(TableRow(1, {"framework": "NeMo 2.0"}))
     ('megatron-deepspeed', 'megatron-core')
-    >>> framework_of(Row(1, {"framework": "Megatron-2021"}))
+    >>> framework_of(TableRow(1, {"framework": "Megatron-2021"}))
     'megatron-2021'
     """
     named = row.text("framework").lower()

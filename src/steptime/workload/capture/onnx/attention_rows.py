@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from steptime.workload.aten import layers, maths, views
-from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.capture.onnx.products import matmul
 from steptime.workload.capture.onnx.shapes import pad
 from steptime.workload.graph.node import Nodes, Value
 
 
 @row("Attention")
-def _attention(call: Call) -> Result:
+def _attention(call: OnnxCall) -> Result:
     """The fused kernel where PyTorch would take it, else products and softmax; scores as an output are opaque."""
     nodes, flat = call.nodes, call.type().rank == 3
     if call.has(6) or any(call.outputs[3:]) or set(call.attributes) - _KNOWN:
@@ -32,7 +32,7 @@ def _attention(call: Call) -> Result:
     return (made, key, value)
 
 
-def _scores_and_values(call: Call, inputs: tuple[Value, Value, Value], past: int) -> Value:
+def _scores_and_values(call: OnnxCall, inputs: tuple[Value, Value, Value], past: int) -> Value:
     """Causal: query i sees the keys up to ``past + i``."""
     query, key, value = inputs
     nodes, causal, cap = call.nodes, bool(call.get("is_causal", 0)), float(call.get("softcap", 0.0) or 0.0)
@@ -57,7 +57,7 @@ def _scores_and_values(call: Call, inputs: tuple[Value, Value, Value], past: int
     return matmul(nodes, layers.softmax(nodes, scores, -1), value)
 
 
-def _mask(call: Call, query: Value, keys: int) -> Value | None:
+def _mask(call: OnnxCall, query: Value, keys: int) -> Value | None:
     """The mask as numbers to add, over four dims; short ones are filled with what is not seen."""
     mask = call.maybe(3)
     if mask is None:
@@ -97,7 +97,7 @@ def _heads(nodes: Nodes, x: Value, heads: int) -> Value:
 
 
 @row("RotaryEmbedding")
-def _rotary(call: Call) -> Result:
+def _rotary(call: OnnxCall) -> Result:
     """Halves (or, interleaved, pairs) of each head turned by an angle that depends on the position."""
     nodes, x, flat = call.nodes, call.value(), call.type().rank == 3
     if flat:

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 #: What a row makes: one output, or several; an output is a value, an array that is known, or nothing.
 Result = Any
-Row = Callable[["Call"], Result]
+OnnxRow = Callable[["OnnxCall"], Result]
 
-ROWS: dict[tuple[str, str], Row] = {}
+ROWS: dict[tuple[str, str], OnnxRow] = {}
 """(domain, operator) -> its row. The standard domain is the empty text."""
 
 
-def row(*names: str, domain: str = "") -> Callable[[Row], Row]:
+def row(*names: str, domain: str = "") -> Callable[[OnnxRow], OnnxRow]:
     """Enter a function in the table of operators; it returns None where it cannot express the call."""
 
-    def enter(function: Row) -> Row:
+    def enter(function: OnnxRow) -> OnnxRow:
         for name in names:
             ROWS[(domain, name)] = function
         return function
@@ -37,7 +37,7 @@ def row(*names: str, domain: str = "") -> Callable[[Row], Row]:
 
 
 @dataclass(slots=True)
-class Call:
+class OnnxCall:
     """Operator, inputs, attributes; problems of the file are raised as ``ValueError``."""
 
     nodes: Nodes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from steptime.workload.aten import maths
-from steptime.workload.capture.onnx.call import Call, Result, chain, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, chain, row
 from steptime.workload.capture.onnx.tensor import dtype_of
 from steptime.workload.graph.node import Attribute, Value
 from steptime.workload.graph.types import FLOATS
@@ -32,11 +32,11 @@ PAIRS = {
 
 
 @row(*MAPS)
-def _map(call: Call) -> Result:
+def _map(call: OnnxCall) -> Result:
     return maths.unary(call.nodes, MAPS[call.op], call.value())
 
 
-def operands(call: Call) -> tuple[Value | None, Value | None, maths.Operand, maths.Operand]:
+def operands(call: OnnxCall) -> tuple[Value | None, Value | None, maths.Operand, maths.Operand]:
     """Two inputs, each as a value or None where it is a number, and each as it is."""
     a, b = call.operand(0, 1), call.operand(1, 0)
     if not isinstance(a, Value) and not isinstance(b, Value):
@@ -45,7 +45,7 @@ def operands(call: Call) -> tuple[Value | None, Value | None, maths.Operand, mat
 
 
 @row(*PAIRS)
-def _pair(call: Call) -> Result:
+def _pair(call: OnnxCall) -> Result:
     op, swapped = PAIRS[call.op]
     left, right, a, b = operands(call)
     if swapped is None:
@@ -57,7 +57,7 @@ def _pair(call: Call) -> Result:
 
 
 @row("Div")
-def _div(call: Call) -> Result:
+def _div(call: OnnxCall) -> Result:
     left, right, a, b = operands(call)
     whole: dict[str, Attribute] = {} if call.type().dtype in FLOATS else {"rounding_mode": "trunc"}
     if left is None:
@@ -70,7 +70,7 @@ def _div(call: Call) -> Result:
 
 
 @row("Pow")
-def _pow(call: Call) -> Result:
+def _pow(call: OnnxCall) -> Result:
     left, right, a, b = operands(call)
     if left is None:
         assert right is not None
@@ -84,19 +84,19 @@ def _plain(number: maths.Operand) -> Attribute:
 
 
 @row("Mod")
-def _mod(call: Call) -> Result:
+def _mod(call: OnnxCall) -> Result:
     op = "fmod" if call.get("fmod") else "remainder"
     return maths.binary(call.nodes, op, call.value(0), call.operand(1, 0))
 
 
 @row("BitShift")
-def _shift(call: Call) -> Result:
+def _shift(call: OnnxCall) -> Result:
     op = "__lshift__" if call.get("direction") == "LEFT" else "__rshift__"
     return maths.binary(call.nodes, op, call.value(0), call.operand(1, 0))
 
 
 @row("Max", "Min", "Sum", "Mean")
-def _many(call: Call) -> Result:
+def _many(call: OnnxCall) -> Result:
     op = {"Max": "maximum", "Min": "minimum"}.get(call.op, "add")
     total = chain(call.nodes, op, call.values())
     if call.op == "Mean" and len(call.inputs) > 1:
@@ -105,12 +105,12 @@ def _many(call: Call) -> Result:
 
 
 @row("Where")
-def _where(call: Call) -> Result:
+def _where(call: OnnxCall) -> Result:
     return maths.where(call.nodes, call.value(0), call.value(1), call.value(2))
 
 
 @row("Clip")
-def _clip(call: Call) -> Result:
+def _clip(call: OnnxCall) -> Result:
     bounds: dict[str, maths.Operand] = {}
     for index, name in ((1, "min"), (2, "max")):
         if call.get(name) is not None:
@@ -128,11 +128,11 @@ def _clip(call: Call) -> Result:
 
 
 @row("Cast")
-def _cast(call: Call) -> Result:
+def _cast(call: OnnxCall) -> Result:
     return _cast_to(call, dtype_of(int(call.get("to", 0))))
 
 
-def _cast_to(call: Call, dtype: str) -> Result:
+def _cast_to(call: OnnxCall, dtype: str) -> Result:
     array = call.tensor(0).array
     if array is not None and dtype not in ("bf16", "fp8", "fp8_e5m2"):
         return array.astype(_NUMPY.get(dtype, dtype))
@@ -143,17 +143,17 @@ _NUMPY = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bool": np
 
 
 @row("CastLike")
-def _cast_like(call: Call) -> Result:
+def _cast_like(call: OnnxCall) -> Result:
     return _cast_to(call, call.type(1).dtype)
 
 
 @row("Identity")
-def _identity(call: Call) -> Result:
+def _identity(call: OnnxCall) -> Result:
     return call.tensor(0)
 
 
 @row("Dropout")
-def _dropout(call: Call) -> Result:
+def _dropout(call: OnnxCall) -> Result:
     training = call.maybe_known(2)
     if training is not None and bool(training.reshape(-1)[0]):
         ratio = call.maybe_known(1)
@@ -168,24 +168,24 @@ def _dropout(call: Call) -> Result:
 
 
 @row("Gelu")
-def _gelu(call: Call) -> Result:
+def _gelu(call: OnnxCall) -> Result:
     return maths.unary(call.nodes, "gelu", call.value(), approximate=call.get("approximate", "none"))
 
 
 @row("Gelu", domain="com.microsoft")
-def _ms_gelu(call: Call) -> Result:
+def _ms_gelu(call: OnnxCall) -> Result:
     return maths.unary(call.nodes, "gelu", call.value(), approximate="none")
 
 
 @row("FastGelu", "BiasGelu", domain="com.microsoft")
-def _fast_gelu(call: Call) -> Result:
+def _fast_gelu(call: OnnxCall) -> Result:
     x = maths.add(call.nodes, call.value(), call.weight(1)) if call.has(1) else call.value()
     return maths.unary(call.nodes, "gelu", x, approximate="tanh" if call.op == "FastGelu" else "none")
 
 
 @row("QuickGelu", domain="com.microsoft")
 @row("Swish")
-def _swish(call: Call) -> Result:
+def _swish(call: OnnxCall) -> Result:
     alpha = float(call.get("alpha", 1.702 if call.op == "QuickGelu" else 1.0))
     x = call.value()
     if alpha == 1:
@@ -194,7 +194,7 @@ def _swish(call: Call) -> Result:
 
 
 @row("Elu", "Selu", "Celu", "LeakyRelu", "ThresholdedRelu")
-def _activation(call: Call) -> Result:
+def _activation(call: OnnxCall) -> Result:
     alpha = call.get("alpha")
     arguments: dict[str, dict[str, Any]] = {
         "Elu": {"op": "elu", "alpha": 1.0 if alpha is None else alpha},
@@ -211,25 +211,25 @@ def _activation(call: Call) -> Result:
 
 
 @row("HardSigmoid")
-def _hard_sigmoid(call: Call) -> Result:
+def _hard_sigmoid(call: OnnxCall) -> Result:
     scaled = maths.mul(call.nodes, call.value(), float(call.get("alpha", 0.2)))
     shifted = maths.add(call.nodes, scaled, float(call.get("beta", 0.5)))
     return maths.unary(call.nodes, "clamp", shifted, min=0.0, max=1.0)
 
 
 @row("Softsign")
-def _softsign(call: Call) -> Result:
+def _softsign(call: OnnxCall) -> Result:
     below = maths.add(call.nodes, maths.unary(call.nodes, "abs", call.value()), 1.0)
     return maths.div(call.nodes, call.value(), below)
 
 
 @row("PRelu")
-def _prelu(call: Call) -> Result:
+def _prelu(call: OnnxCall) -> Result:
     return maths.pointwise(call.nodes, "_prelu_kernel", {"self": call.value(), "weight": call.weight(1)})
 
 
 @row("IsInf")
-def _is_inf(call: Call) -> Result:
+def _is_inf(call: OnnxCall) -> Result:
     positive, negative = bool(call.get("detect_positive", 1)), bool(call.get("detect_negative", 1))
     if positive and negative:
         return maths.unary(call.nodes, "isinf", call.value())

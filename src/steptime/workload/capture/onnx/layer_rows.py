@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 
 from steptime.workload.aten import layers, maths, views
-from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.capture.onnx.shapes import pad
 from steptime.workload.graph.node import Attribute, Nodes, Value
 
 
-def padding(call: Call, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> tuple[list[int], ...]:
+def padding(
+    call: OnnxCall, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[list[int], ...]:
     """Padding before and after each spatial dim, from ``auto_pad`` or ``pads``."""
     rank, auto = len(kernel), call.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
@@ -38,7 +40,7 @@ def even_padding(
 
 
 @row("Conv")
-def _conv(call: Call) -> Result:
+def _conv(call: OnnxCall) -> Result:
     weight = call.weight(1)
     rank = weight.type.rank - 2
     stride = layers.spatial(call.ints("strides") or (1,), rank)
@@ -51,13 +53,13 @@ def _conv(call: Call) -> Result:
     )  # fmt: skip
 
 
-def _bias(call: Call) -> Value | None:
+def _bias(call: OnnxCall) -> Value | None:
     """The bias; none where an exporter has filled in zeros."""
     return None if call.has(2) and call.tensor(2).uniform() == 0 else call.maybe_weight(2)
 
 
 @row("ConvTranspose")
-def _conv_transpose(call: Call) -> Result:
+def _conv_transpose(call: OnnxCall) -> Result:
     weight = call.weight(1)
     kernel, rank = weight.type.shape[2:], weight.type.rank - 2
     stride = layers.spatial(call.ints("strides") or (1,), rank)
@@ -86,7 +88,7 @@ def _conv_transpose(call: Call) -> Result:
 
 
 @row("MaxPool", "AveragePool")
-def _pool(call: Call) -> Result:
+def _pool(call: OnnxCall) -> Result:
     nodes, kernel = call.nodes, call.ints("kernel_shape") or ()
     rank, average = len(kernel), call.op == "AveragePool"
     if rank not in (1, 2, 3) or rank != call.type().rank - 2:
@@ -119,13 +121,13 @@ def _pool(call: Call) -> Result:
 
 
 @row("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(call: Call) -> Result:
+def _global_pool(call: OnnxCall) -> Result:
     op = "mean" if call.op == "GlobalAveragePool" else "amax"
     return maths.reduce(call.nodes, op, call.value(), tuple(range(2, call.type().rank)), True)
 
 
 @row("BatchNormalization")
-def _batch_norm(call: Call) -> Result:
+def _batch_norm(call: OnnxCall) -> Result:
     training = bool(call.get("training_mode", 0))
     parts: dict[str, Value | None] = {
         "weight": call.weight(1), "bias": call.weight(2),
@@ -142,7 +144,7 @@ def _batch_norm(call: Call) -> Result:
 
 
 @row("InstanceNormalization")
-def _instance_norm(call: Call) -> Result:
+def _instance_norm(call: OnnxCall) -> Result:
     x, eps = call.value(), float(call.get("epsilon", 1e-5))
     return layers.native_group_norm(
         call.nodes, x, call.weight(1), call.weight(2), groups=x.type.shape[1], eps=eps
@@ -150,7 +152,7 @@ def _instance_norm(call: Call) -> Result:
 
 
 @row("GroupNormalization")
-def _group_norm(call: Call) -> Result:
+def _group_norm(call: OnnxCall) -> Result:
     x, groups = call.value(), int(call.get("num_groups", 1))
     weight, bias = call.weight(1), call.weight(2)
     if weight.type.shape != (x.type.shape[1],):
@@ -161,7 +163,7 @@ def _group_norm(call: Call) -> Result:
 
 @row("LayerNormalization", domain="com.microsoft")
 @row("LayerNormalization")
-def _layer_norm(call: Call) -> Result:
+def _layer_norm(call: OnnxCall) -> Result:
     shape = call.type().shape[call.axis(-1) :]
     scale, bias = call.weight(1), call.maybe_weight(2)
     scale = views.expand(call.nodes, scale, shape)
@@ -170,7 +172,7 @@ def _layer_norm(call: Call) -> Result:
 
 
 @row("SkipLayerNormalization", domain="com.microsoft")
-def _skip_layer_norm(call: Call) -> Result:
+def _skip_layer_norm(call: OnnxCall) -> Result:
     total = maths.add(call.nodes, call.value(), call.value(1))
     if call.has(4):
         total = maths.add(call.nodes, total, call.weight(4))
@@ -182,14 +184,14 @@ def _skip_layer_norm(call: Call) -> Result:
 
 @row("SimplifiedLayerNormalization")
 @row("RMSNormalization")
-def _rms_norm(call: Call) -> Result:
+def _rms_norm(call: OnnxCall) -> Result:
     shape = call.type().shape[call.axis(-1) :]
     scale = views.expand(call.nodes, call.weight(1), shape)
     return layers.rms_norm(call.nodes, call.value(), scale, shape, float(call.get("epsilon", 1e-5)))
 
 
 @row("LpNormalization")
-def _lp_norm(call: Call) -> Result:
+def _lp_norm(call: OnnxCall) -> Result:
     x, axis = call.value(), call.axis(-1)
     shape = maths.reduced_shape(x.type.shape, (axis,), True)
     output = x.type.with_shape(*shape)
@@ -199,7 +201,7 @@ def _lp_norm(call: Call) -> Result:
 
 
 @row("LRN")
-def _lrn(call: Call) -> Result:
+def _lrn(call: OnnxCall) -> Result:
     """x / (k + alpha / n * sum of squares over n neighbouring channels) ** beta, as PyTorch composes it."""
     nodes, x, size = call.nodes, call.value(), int(call.get("size", 1))
     if x.type.rank != 4 or size < 1:
@@ -214,7 +216,7 @@ def _lrn(call: Call) -> Result:
 
 
 @row("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-def _cross_entropy(call: Call) -> Result:
+def _cross_entropy(call: OnnxCall) -> Result:
     """Mean or sum over all positions without class weights; other forms stay opaque."""
     reduction = call.get("reduction", "mean")
     if call.has(2) or reduction == "none":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steptime.workload.aten.layout import tensor_type
-from steptime.workload.capture.onnx.call import Call
+from steptime.workload.capture.onnx.call import OnnxCall
 from steptime.workload.capture.onnx.dims import Dims
 from steptime.workload.capture.onnx.tensor import DTYPES, Tensor, dtype_of, read_array
 from steptime.workload.graph.node import Attribute, Value
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def opaque(
-    call: Call, node: NodeProto, declared: Mapping[str, TypeProto], dims: Dims, outer: list[Tensor]
+    call: OnnxCall, node: NodeProto, declared: Mapping[str, TypeProto], dims: Dims, outer: list[Tensor]
 ) -> list[Any]:
     """A node that computes something unknown from its inputs and from what its sub-graphs read.
 
@@ -43,7 +43,7 @@ def opaque(
     return [next(values) if type else None for type in types]
 
 
-def _plain(call: Call) -> dict[str, Attribute]:
+def _plain(call: OnnxCall) -> dict[str, Attribute]:
     """Attributes that are numbers, texts or tuples of those."""
     kept: dict[str, Attribute] = {}
     for name, given in call.attributes.items():
@@ -76,7 +76,7 @@ def _type(proto: TypeProto, dims: Dims) -> TensorType | None:
     return tensor_type([size for size in sizes if size is not None], dtype_of(proto.tensor_type.elem_type))
 
 
-def _inferred(call: Call, node: NodeProto, dims: Dims) -> list[TensorType | None] | None:
+def _inferred(call: OnnxCall, node: NodeProto, dims: Dims) -> list[TensorType | None] | None:
     """What the library's own rule for the operator says."""
     import onnx
     from onnx import defs, helper, numpy_helper, shape_inference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from steptime.workload.aten import maths, views
-from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.graph.node import Nodes, Value
 
 
@@ -33,12 +33,12 @@ def matmul(nodes: Nodes, a: Value, b: Value) -> Value:
 
 
 @row("MatMul")
-def _matmul(call: Call) -> Result:
+def _matmul(call: OnnxCall) -> Result:
     return matmul(call.nodes, call.weight(0), call.weight(1))
 
 
 @row("FusedMatMul", domain="com.microsoft")
-def _fused_matmul(call: Call) -> Result:
+def _fused_matmul(call: OnnxCall) -> Result:
     if call.get("transBatchA") or call.get("transBatchB"):
         return None
     a, b = call.weight(0), call.weight(1)
@@ -50,7 +50,7 @@ def _fused_matmul(call: Call) -> Result:
 
 
 @row("Gemm")
-def _gemm(call: Call) -> Result:
+def _gemm(call: OnnxCall) -> Result:
     nodes, a, b = call.nodes, call.weight(0), call.weight(1)
     a = views.t(nodes, a) if call.get("transA") else a
     b = views.t(nodes, b) if call.get("transB") else b
@@ -63,7 +63,7 @@ def _gemm(call: Call) -> Result:
 
 
 @row("Einsum")
-def _einsum(call: Call) -> Result:
+def _einsum(call: OnnxCall) -> Result:
     """Products of two tensors without repeated letters in one of them; the rest stays opaque."""
     equation = str(call.get("equation", "")).replace(" ", "")
     given, arrow, wanted = equation.partition("->")

@@ -19,7 +19,7 @@ from steptime.workload.capture.onnx import (  # noqa: F401  (rows enter themselv
     sequences,
     shapes,
 )
-from steptime.workload.capture.onnx.call import ROWS, Call
+from steptime.workload.capture.onnx.call import ROWS, OnnxCall
 from steptime.workload.capture.onnx.dims import Dims
 from steptime.workload.capture.onnx.folding import fold
 from steptime.workload.capture.onnx.load import MAX_NODES
@@ -132,7 +132,7 @@ class Reader:
         inputs = [self._find(names, name) if name else None for name in node.input]
         attributes = {a.name: _attribute(a) for a in node.attribute if not a.HasField("g") and not a.graphs}
         version = self._versions.get(domain, 1)
-        call = Call(self.nodes, node.op_type, version, inputs, attributes, list(node.output))
+        call = OnnxCall(self.nodes, node.op_type, version, inputs, attributes, list(node.output))
         results = self._results(call, node, domain, names)
         for name, result in zip(node.output, results, strict=False):
             if name and result is not None:
@@ -144,7 +144,7 @@ class Reader:
             if name and name not in names:
                 raise ValueError(f"its output {shorten(name)!r} cannot be computed")
 
-    def _results(self, call: Call, node: NodeProto, domain: str, names: dict[str, Tensor]) -> list[Any]:
+    def _results(self, call: OnnxCall, node: NodeProto, domain: str, names: dict[str, Tensor]) -> list[Any]:
         if domain == "" and node.op_type == "Constant":
             return [self._constant(node, call)]
         if domain == "" and node.op_type == "If":
@@ -165,7 +165,7 @@ class Reader:
             return opaque(call, node, self._declared, self.dims, read)
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
-    def _constant(self, node: NodeProto, call: Call) -> Any:
+    def _constant(self, node: NodeProto, call: OnnxCall) -> Any:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 return self._proto(node.output[0], attribute.t, weight=False)
@@ -175,7 +175,7 @@ class Reader:
                 return np.array(call.attributes[name], dtype=dtype)
         raise ValueError("a constant of this form cannot be read")
 
-    def _branch(self, call: Call, node: NodeProto, names: dict[str, Tensor]) -> list[Any] | None:
+    def _branch(self, call: OnnxCall, node: NodeProto, names: dict[str, Tensor]) -> list[Any] | None:
         """The outputs of the branch that is taken, where the condition is known."""
         condition = call.tensor(0).array
         if condition is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.workload.aten import maths, views
-from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.graph.node import Nodes, Value
 
 MAX_STEPS = 20_000
@@ -14,7 +14,7 @@ _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"),
 
 
 @row("LSTM", "GRU", "RNN")
-def _recurrent(call: Call) -> Result:
+def _recurrent(call: OnnxCall) -> Result:
     """Each direction by itself; inputs are (sequence, batch, features), or batch first with ``layout``."""
     nodes, x, op = call.nodes, call.value(), call.op
     direction = call.get("direction", "forward")
@@ -43,7 +43,7 @@ def _recurrent(call: Call) -> Result:
     return (joined, last) if final is None else (joined, last, final)
 
 
-def _direction(call: Call, x: Value, number: int, backward: bool) -> tuple[Value, Value, Value | None]:
+def _direction(call: OnnxCall, x: Value, number: int, backward: bool) -> tuple[Value, Value, Value | None]:
     """One direction: the input product of all steps at once, then one product with the state per step."""
     nodes = call.nodes
     weight, recurrence = (views.select(nodes, call.weight(n), 0, number) for n in (1, 2))
@@ -72,7 +72,7 @@ def _direction(call: Call, x: Value, number: int, backward: bool) -> tuple[Value
     return views.stack(nodes, outputs[::-1] if backward else outputs, 0), state, cell
 
 
-def _initial(call: Call, index: int, number: int, shape: tuple[int, int], dtype: str) -> Value:
+def _initial(call: OnnxCall, index: int, number: int, shape: tuple[int, int], dtype: str) -> Value:
     if index < len(call.inputs) and call.has(index):
         given = call.value(index)
         return views.select(call.nodes, given, 1 if call.get("layout") else 0, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steptime.workload.aten import layers, maths, views
 from steptime.workload.aten.layout import like, tensor_type
-from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.graph.node import Attribute, Value
 
 _PLAIN = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "amax", "ReduceMin": "amin"}
@@ -12,7 +12,7 @@ _PLAIN = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "amax", "Reduce
 
 @row("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum",
      "ReduceLogSumExp", "ReduceProd")  # fmt: skip
-def _reduce(call: Call) -> Result:
+def _reduce(call: OnnxCall) -> Result:
     nodes, x = call.nodes, call.value()
     axes, keep = call.axes(), bool(call.get("keepdims", 1))
     if not axes:
@@ -42,7 +42,7 @@ def _reduce(call: Call) -> Result:
     return maths.unary(nodes, "log", total) if call.op == "ReduceLogSum" else total
 
 
-def _transformed(call: Call, x: Value) -> Result:
+def _transformed(call: OnnxCall, x: Value) -> Result:
     """What is left of a reduction over no dims."""
     if call.op == "ReduceSumSquare":
         return maths.mul(call.nodes, x, x)
@@ -52,14 +52,14 @@ def _transformed(call: Call, x: Value) -> Result:
 
 
 @row("ArgMax", "ArgMin")
-def _arg(call: Call) -> Result:
+def _arg(call: OnnxCall) -> Result:
     if call.get("select_last_index"):
         return None
     return layers.argmax(call.nodes, call.op.lower(), call.value(), call.axis(0), bool(call.get("keepdims", 1)))
 
 
 @row("CumSum")
-def _cumsum(call: Call) -> Result:
+def _cumsum(call: OnnxCall) -> Result:
     if call.get("exclusive"):
         return None
     dim, x = views.wrap(int(call.known(1).reshape(-1)[0]), call.type().rank), call.value()
@@ -68,12 +68,12 @@ def _cumsum(call: Call) -> Result:
     return _flip(call, total, dim) if call.get("reverse") else total
 
 
-def _flip(call: Call, x: Value, dim: int) -> Value:
+def _flip(call: OnnxCall, x: Value, dim: int) -> Value:
     return call.nodes.apply("flip", {"self": x}, {"dims": (dim,)}, outputs=[like(x.type)]).value()
 
 
 @row("TopK")
-def _topk(call: Call) -> Result:
+def _topk(call: OnnxCall) -> Result:
     dim, x = call.axis(-1), call.value()
     count = int(call.known(1).reshape(-1)[0]) if call.has(1) else int(call.get("k", 1))
     shape = list(x.type.shape)
@@ -87,7 +87,7 @@ def _topk(call: Call) -> Result:
 
 
 @row("Softmax", "LogSoftmax", "Hardmax")
-def _softmax(call: Call) -> Result:
+def _softmax(call: OnnxCall) -> Result:
     if call.op == "Hardmax":
         return None
     nodes, x, log = call.nodes, call.value(), call.op == "LogSoftmax"

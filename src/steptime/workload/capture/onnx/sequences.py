@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from steptime.workload.aten import views
-from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.capture.onnx.tensor import Tensor
 from steptime.workload.graph.node import Value
 from steptime.workload.graph.types import TensorType
 
 
-def _sequence(call: Call, parts: Sequence[Tensor]) -> Tensor:
+def _sequence(call: OnnxCall, parts: Sequence[Tensor]) -> Tensor:
     return Tensor(call.outputs[0], TensorType((len(parts),), "int64"), parts=list(parts))
 
 
-def _parts(call: Call) -> list[Tensor]:
+def _parts(call: OnnxCall) -> list[Tensor]:
     parts = call.tensor(0).parts
     if parts is None:
         raise ValueError(f"{call.tensor(0).name!r} is no sequence")
@@ -25,7 +25,7 @@ def _parts(call: Call) -> list[Tensor]:
 
 
 @row("SplitToSequence")
-def _split(call: Call) -> Result:
+def _split(call: OnnxCall) -> Result:
     axis, given = call.axis(0), call.maybe_known(1)
     size = call.type().shape[axis]
     if given is None or given.ndim == 0:
@@ -42,34 +42,34 @@ def _split(call: Call) -> Result:
 
 
 @row("SequenceConstruct")
-def _construct(call: Call) -> Result:
+def _construct(call: OnnxCall) -> Result:
     return _sequence(call, [call.tensor(n) for n in range(len(call.inputs))])
 
 
 @row("SequenceEmpty")
-def _empty(call: Call) -> Result:
+def _empty(call: OnnxCall) -> Result:
     return _sequence(call, [])
 
 
 @row("SequenceInsert")
-def _insert(call: Call) -> Result:
+def _insert(call: OnnxCall) -> Result:
     parts, place = list(_parts(call)), call.maybe_known(2)
     parts.insert(len(parts) if place is None else int(place.reshape(-1)[0]), call.tensor(1))
     return _sequence(call, parts)
 
 
 @row("SequenceAt")
-def _at(call: Call) -> Result:
+def _at(call: OnnxCall) -> Result:
     return _parts(call)[int(call.known(1).reshape(-1)[0])]
 
 
 @row("SequenceLength")
-def _length(call: Call) -> Result:
+def _length(call: OnnxCall) -> Result:
     return np.array(len(_parts(call)), dtype=np.int64)
 
 
 @row("ConcatFromSequence")
-def _concat(call: Call) -> Result:
+def _concat(call: OnnxCall) -> Result:
     parts = [part.of(call.nodes) for part in _parts(call)]
     join = views.stack if call.get("new_axis") else views.cat
     return join(call.nodes, parts, int(call.get("axis", 0)))

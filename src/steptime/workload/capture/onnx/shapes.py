@@ -9,24 +9,24 @@ import numpy as np
 
 from steptime.workload.aten import layers, maths, views
 from steptime.workload.aten.layout import like, tensor_type
-from steptime.workload.capture.onnx.call import Call, Result, row
+from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.capture.onnx.tensor import Tensor, dtype_of_array
 from steptime.workload.graph.node import Attribute, Nodes, Value
 
 
 @row("Shape")
-def _shape(call: Call) -> Result:
+def _shape(call: OnnxCall) -> Result:
     shape = call.type().shape
     return np.array(shape[call.get("start", 0) : call.get("end", len(shape))], dtype=np.int64)
 
 
 @row("Size")
-def _size(call: Call) -> Result:
+def _size(call: OnnxCall) -> Result:
     return np.array(call.type().elements, dtype=np.int64)
 
 
 @row("Reshape")
-def _reshape(call: Call) -> Result:
+def _reshape(call: OnnxCall) -> Result:
     given = call.ints("shape", 1)
     if given is None:
         raise ValueError("no shape is given")
@@ -43,13 +43,13 @@ def _reshape(call: Call) -> Result:
 
 
 @row("Flatten")
-def _flatten(call: Call) -> Result:
+def _flatten(call: OnnxCall) -> Result:
     axis = int(call.get("axis", 1))
     return views.flatten(call.nodes, call.value(), axis + call.type().rank if axis < 0 else axis)
 
 
 @row("Transpose")
-def _transpose(call: Call) -> Result:
+def _transpose(call: OnnxCall) -> Result:
     x = call.value()
     perm = call.ints("perm") or tuple(reversed(range(x.type.rank)))
     moved = [n for n, dim in enumerate(perm) if dim != n]
@@ -59,13 +59,13 @@ def _transpose(call: Call) -> Result:
 
 
 @row("Squeeze")
-def _squeeze(call: Call) -> Result:
+def _squeeze(call: OnnxCall) -> Result:
     axes = call.axes()
     return views.squeeze(call.nodes, call.value(), range(call.type().rank) if axes is None else axes)
 
 
 @row("Unsqueeze")
-def _unsqueeze(call: Call) -> Result:
+def _unsqueeze(call: OnnxCall) -> Result:
     axes, x = call.ints("axes", 1) or (), call.value()
     rank = x.type.rank + len(axes)
     for axis in sorted(views.wrap(axis, rank) for axis in axes):
@@ -74,20 +74,20 @@ def _unsqueeze(call: Call) -> Result:
 
 
 @row("Expand")
-def _expand(call: Call) -> Result:
+def _expand(call: OnnxCall) -> Result:
     shape = maths.broadcast(call.type().shape, tuple(int(n) for n in call.known(1)))
     return views.expand(call.nodes, call.value(), shape)
 
 
 @row("Concat")
-def _concat(call: Call) -> Result:
+def _concat(call: OnnxCall) -> Result:
     if "axis" not in call.attributes:
         return views.cat(call.nodes, call.values(), 1)
     return views.cat(call.nodes, call.values(), call.axis(0))
 
 
 @row("Split")
-def _split(call: Call) -> Result:
+def _split(call: OnnxCall) -> Result:
     axis = call.axis(0)
     sizes, whole = call.ints("split", 1), call.type().shape[axis]
     if sizes is None:
@@ -98,7 +98,7 @@ def _split(call: Call) -> Result:
 
 
 @row("Slice")
-def _slice(call: Call) -> Result:
+def _slice(call: OnnxCall) -> Result:
     starts, ends = call.ints("starts", 1), call.ints("ends", 2)
     if starts is None or ends is None:
         raise ValueError("starts and ends are missing")
@@ -120,7 +120,7 @@ def _bound(index: int, size: int) -> int:
 
 
 @row("Gather")
-def _gather(call: Call) -> Result:
+def _gather(call: OnnxCall) -> Result:
     nodes, axis, indices = call.nodes, call.axis(0), call.tensor(1)
     if indices.array is not None and indices.array.size == 1 and indices.type.rank == 0:
         return views.select(nodes, call.value(), axis, int(indices.array.reshape(-1)[0]))
@@ -140,14 +140,14 @@ def _gather(call: Call) -> Result:
 
 
 @row("GatherElements")
-def _gather_elements(call: Call) -> Result:
+def _gather_elements(call: OnnxCall) -> Result:
     x, index = call.value(), call.value(1)
     output = tensor_type(index.type.shape, x.type.dtype)
     return call.nodes.apply("gather", {"self": x, "index": index}, {"dim": call.axis(0)}, outputs=[output]).value()
 
 
 @row("ScatterElements", "Scatter")
-def _scatter(call: Call) -> Result:
+def _scatter(call: OnnxCall) -> Result:
     if call.get("reduction", "none") not in ("none", "add"):
         return None
     op = "scatter_add" if call.get("reduction") == "add" else "scatter"
@@ -156,7 +156,7 @@ def _scatter(call: Call) -> Result:
 
 
 @row("GatherND")
-def _gather_nd(call: Call) -> Result:
+def _gather_nd(call: OnnxCall) -> Result:
     x, indices = call.value(), call.value(1)
     depth = indices.type.shape[-1] if indices.type.rank else 0
     if call.get("batch_dims") or not depth:
@@ -167,7 +167,7 @@ def _gather_nd(call: Call) -> Result:
 
 
 @row("ScatterND")
-def _scatter_nd(call: Call) -> Result:
+def _scatter_nd(call: OnnxCall) -> Result:
     if call.get("reduction", "none") not in ("none", "add"):
         return None
     indices = call.value(1)
@@ -180,7 +180,7 @@ def _scatter_nd(call: Call) -> Result:
 
 
 @row("Tile")
-def _tile(call: Call) -> Result:
+def _tile(call: OnnxCall) -> Result:
     repeats = tuple(int(n) for n in call.known(1))
     shape = [size * n for size, n in zip(call.type().shape, repeats, strict=True)]
     output = tensor_type(shape, call.type().dtype)
@@ -188,7 +188,7 @@ def _tile(call: Call) -> Result:
 
 
 @row("ConstantOfShape")
-def _constant_of_shape(call: Call) -> Result:
+def _constant_of_shape(call: OnnxCall) -> Result:
     shape = tuple(int(size) for size in call.known(0))
     given = call.get("value")
     array = np.zeros(1, np.float32) if given is None else given
@@ -202,7 +202,7 @@ _KEPT = 65536
 
 
 @row("Trilu")
-def _trilu(call: Call) -> Result:
+def _trilu(call: OnnxCall) -> Result:
     k = call.maybe_known(1)
     diagonal = 0 if k is None else int(k.reshape(-1)[0])
     op = "triu" if call.get("upper", 1) else "tril"
@@ -210,7 +210,7 @@ def _trilu(call: Call) -> Result:
 
 
 @row("DepthToSpace", "SpaceToDepth")
-def _depth(call: Call) -> Result:
+def _depth(call: OnnxCall) -> Result:
     nodes, x, block = call.nodes, call.value(), int(call.get("blocksize", 1))
     if call.op == "SpaceToDepth" and call.get("mode", "DCR") != "DCR":
         return None
@@ -240,7 +240,7 @@ def pad(nodes: Nodes, x: Value, before: Sequence[int], after: Sequence[int], val
 
 
 @row("Pad")
-def _pad(call: Call) -> Result:
+def _pad(call: OnnxCall) -> Result:
     x, pads = call.value(), call.ints("pads", 1) or call.ints("paddings") or ()
     axes = call.axes(3) or tuple(range(x.type.rank))
     before, after = [0] * x.type.rank, [0] * x.type.rank
@@ -263,7 +263,7 @@ def _pad(call: Call) -> Result:
 
 
 @row("Resize", "Upsample")
-def _resize(call: Call) -> Result:
+def _resize(call: OnnxCall) -> Result:
     x, old = call.value(), call.type().shape
     sizes, scales = _resized(call, len(old))
     if sizes is None or sizes[:2] != old[:2] or len(old) not in (3, 4, 5):
@@ -290,7 +290,7 @@ def _resize(call: Call) -> Result:
     return call.nodes.apply(op, {"self": x}, attributes, outputs=[output]).value()
 
 
-def _as_torch(call: Call, mode: str, where: str, sizes: tuple[int, ...], scaled: bool) -> bool:
+def _as_torch(call: OnnxCall, mode: str, where: str, sizes: tuple[int, ...], scaled: bool) -> bool:
     """Whether PyTorch has that interpolation; files have more of them."""
     if call.get("antialias") or call.get("exclude_outside"):
         return False
@@ -306,7 +306,7 @@ def _as_torch(call: Call, mode: str, where: str, sizes: tuple[int, ...], scaled:
     return where == "half_pixel" or (where == "pytorch_half_pixel" and 1 not in sizes[2:])
 
 
-def _resized(call: Call, rank: int) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+def _resized(call: OnnxCall, rank: int) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Sizes and, where they are given, scales; dims that ``axes`` leaves out stay."""
     places = {"Upsample": (1, 9)}.get(call.op, (1, 9) if call.version < 11 else (2, 3))
     scales, sizes = (call.maybe_known(n) for n in places)
