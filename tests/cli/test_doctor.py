@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from steptime.surface.cli import doctor, estimate, options
 from steptime.surface.cli.main import app
+from steptime.surface.plan_keys import KEYS
 
 DATA = Path(__file__).resolve().parents[1] / "data/doctor"
 MEGATRON, DEEPSPEED, TITAN = (str(DATA / f"{name}.log") for name in ("megatron", "deepspeed", "torchtitan"))
@@ -81,7 +82,7 @@ def test_doctor_takes_every_option_of_a_job_that_estimate_takes():
     """One set for both; each of its members is read."""
     both = [set(inspect.signature(module.command).parameters) for module in (doctor, estimate)]
     assert all(set(options.JOB) <= parameters for parameters in both)
-    read = {*estimate.SETTINGS, *estimate.DEGREES, "cluster", "placement", "lora_rank", "lora_targets", "qlora", "plan"}
+    read = {*estimate.SETTINGS, *KEYS, "cluster", "placement", "lora_rank", "lora_targets", "qlora", "plan"}
     assert read == set(options.JOB)
 
 

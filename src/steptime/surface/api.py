@@ -26,13 +26,13 @@ from steptime.surface.captured import check_strategy, mode_of
 from steptime.surface.difference import Difference as Difference
 from steptime.surface.difference import diff as diff
 from steptime.surface.fitting import fit as fit
-from steptime.surface.jobs import MAX_GPUS, Request, check_model
+from steptime.surface.jobs import Request, check_model
 from steptime.surface.ledger import Ledger as Ledger
 from steptime.surface.ledger import ledger as ledger
 from steptime.surface.limits import Limits as Limits
 from steptime.surface.limits import limits as limits
+from steptime.surface.plan_keys import JOB_KEYS, MAX_DEVICES
 from steptime.surface.request import (
-    JOB_KEYS,
     check_mode,
     checked_plan,
     completed_degrees,
@@ -137,7 +137,7 @@ def estimate(
         strategy = text("strategy", given.get("strategy", strategy))
     checked = checked_plan(given, chosen)
     if gpus is not None:
-        whole("gpus", gpus, 1, MAX_GPUS)
+        whole("gpus", gpus, 1, MAX_DEVICES)
     name, checked = strategy_of(strategy, checked, chosen)
     degrees = completed_degrees(checked, gpus)
     devices = gpus or int(np.prod(list(degrees.values())))

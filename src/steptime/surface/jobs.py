@@ -17,11 +17,11 @@ from steptime.study.modes import Mode
 from steptime.surface.captured import check_captured
 from steptime.surface.models import load_workload
 from steptime.surface.optimizers import estimated_optimizer
+from steptime.surface.plan_keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.surface.values import choice, switch, text, whole
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
 
-MAX_GPUS, MAX_BATCH, MAX_SEQ = 10**7, 10**9, 10**8
 LORA_KEYS = ("rank", "targets", "qlora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
@@ -58,8 +58,8 @@ class Request:
         if captured is not None:
             check_captured(captured, precision, seq=self.seq, adapter=adapter, mode=self.mode)
         job = Job(
-            model=spec, gpus=whole("gpus", gpus, 1, MAX_GPUS),
-            global_batch=whole("global_batch", global_batch, 1, MAX_BATCH),
+            model=spec, gpus=whole("gpus", gpus, 1, MAX_DEVICES),
+            global_batch=whole("global_batch", global_batch, 1, MAX_GLOBAL_BATCH),
             seq_len=spec.seq_len if self.seq is None else whole("seq", self.seq, 1, MAX_SEQ),
             precision=precision, optimizer=estimated_optimizer(self.optimizer), adapter=adapter, framework=framework,
             captured=captured,

@@ -8,8 +8,8 @@ from typing import Any
 from steptime.estimate.metrics import forward_flops_per_sequence
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.surface.jobs import MAX_SEQ
 from steptime.surface.models import load_model
+from steptime.surface.plan_keys import MAX_SEQ
 from steptime.surface.values import text, whole
 from steptime.terms import Terms
 from steptime.workload.parameters import active_parameter_terms, parameter_terms

@@ -13,34 +13,16 @@ from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.schedules import SCHEDULES
 from steptime.study.modes import Mode
+from steptime.surface.plan_keys import AXES, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS
 from steptime.surface.values import choice, number, some_of, switch, text, whole
 
-DEGREES = ("tp", "tp2", "cp", "pp", "dp", "vpp", "ep", "etp")
-COUNTS = (*DEGREES, "micro_batch", "panels", "zero", "shard", "recompute_every")
-"""Columns that are whole numbers."""
 CHOICES = {
     "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "context": CONTEXTS, "gradient_dtype": tuple(GRADIENT_BYTES),
 }  # fmt: skip
 SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
 """Choices of which several may hold."""
-NUMBERS = {
-    "expert_imbalance": (1.0, 1e4, "tokens of the fullest expert rank over the mean"),
-    "expert_capacity": (0.01, 1e4, "slots of an expert over its mean tokens"),
-}
-PLAN_KEYS = (*COUNTS, "sp", "recompute", *SETS, *CHOICES, *NUMBERS, "placement")
 DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
 """What the record of a plan says beside: it follows from the rest, so that a record may be given as a plan."""
-LARGEST = {"zero": 3, "vpp": 10**5, "panels": 10**6, "micro_batch": 10**9}
-LEAST = {"zero": 0, "shard": 0}
-CONSTRAINED = (
-    "tp", "tp2", "cp", "pp", "dp", "vpp", "ep", "etp", "sp", "shard", "micro_batch", "panels", "zero", "recompute",
-    "recompute_every",
-)  # fmt: skip
-"""Columns that a search can keep at a value or bound."""
-JOB_KEYS = ("attention", "schedule", *SETS, "context", "gradient_dtype", *NUMBERS)
-"""Keys of a plan that are the same for all candidates of a search."""
-WORDS = ("sp", "recompute")
-"""Columns that the user gives in words; they have no order."""
 
 
 def checked_plan(plan: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
@@ -60,11 +42,11 @@ def checked_plan(plan: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
 
 def _checked(key: str, value: Any) -> Any:
     if key in COUNTS:
-        return whole(key, value, LEAST.get(key, 1), LARGEST.get(key, 10**7))
+        return whole(key, value, *COUNTS[key])
     if key in CHOICES:
         return choice(key, value, CHOICES[key])
-    if key in NUMBERS:
-        return number(key, value, *NUMBERS[key])
+    if key in RATIOS:
+        return number(key, value, *RATIOS[key])
     if key == "sp":
         return int(switch(key, value))
     if key == "recompute":
@@ -73,7 +55,7 @@ def _checked(key: str, value: Any) -> Any:
         return some_of(key, value, SETS[key])
     if key == "placement":
         return _placement(value)
-    raise UnknownNameError("key of a plan", key, PLAN_KEYS)
+    raise UnknownNameError("key of a plan", key, (*KEYS, "placement"))
 
 
 def recompute_of(value: Any) -> int:
@@ -137,11 +119,10 @@ def _words(value: Any) -> str:
 def _placement(value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise FieldError("", "placement", f"{value!r} is not a table of axis = devices")
-    axes = ("tp", "tp2", "cp", "dp", "pp")
     for axis in value:
-        if axis not in axes:
-            raise UnknownNameError("axis of a placement", str(axis), axes)
-    return {axis: whole(f"placement.{axis}", n, 1, 10**7) for axis, n in value.items()}
+        if axis not in AXES:
+            raise UnknownNameError("axis of a placement", str(axis), AXES)
+    return {axis: whole(f"placement.{axis}", n, *COUNTS[axis]) for axis, n in value.items()}
 
 
 def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str, dict[str, Any]]:
@@ -232,9 +213,8 @@ def constraints_of(fix: Mapping[str, Any], limit: Sequence[str]) -> list[Constra
         if match is None:
             raise UserError(f"limit {shorten(bound)!r} is not a comparison", hint="for example pp<=16")
         name, relation, value = match.groups()
-        ordered = tuple(column for column in CONSTRAINED if column not in WORDS)
-        if name not in ordered or relation not in OPERATORS:
-            raise UnknownNameError("degree", name, ordered)
+        if name not in COUNTS or relation not in OPERATORS:
+            raise UnknownNameError("degree", name, COUNTS)
         out.append(Constraint(column=name, relation=relation, value=int(value)))
     return out
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError, shorten
-from steptime.surface.formats.run_toml import MAX_DEVICES
-from steptime.surface.request import CONSTRAINED, JOB_KEYS, LARGEST, LEAST, NUMBERS, WORDS
-
-#: Degrees of a plan that are whole numbers, with the largest value that makes sense.
-DEGREES: Final = {name: LARGEST.get(name, MAX_DEVICES) for name in CONSTRAINED if name not in WORDS}
-CHOICES: Final = (*WORDS, *JOB_KEYS)
-AXES: Final = ("tp", "tp2", "cp", "pp", "dp")
+from steptime.surface.plan_keys import AXES, COUNTS, KEYS, RATIOS
 
 _FIX: Final = re.compile(r"\s*([^=<>]*?)\s*=\s*([^=<>]*?)\s*")
 _LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
@@ -36,7 +30,7 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
             raise FieldError(
                 "", "--fix", f"{shorten(text)!r} is not of the form key=value", hint="for example --fix tp=8"
             )
-        key = _key("--fix", match.group(1), (*DEGREES, *CHOICES))
+        key = _key("--fix", match.group(1), KEYS)
         value = _value(key, match.group(2))
         if out.setdefault(key, value) != value:
             raise FieldError("", "--fix", f"{key} is given twice, as {out[key]} and as {value}")
@@ -60,7 +54,7 @@ def parse_limits(texts: Sequence[str]) -> list[str]:
             raise FieldError(
                 "", "--limit", f"{shorten(text)!r} is not a comparison", hint="for example --limit 'pp<=16' (quoted)"
             )
-        key = _key("--limit", match.group(1), DEGREES)
+        key = _key("--limit", match.group(1), COUNTS)
         operator = match.group(2).replace("==", "=")
         out.append(f"{key}{operator}{_whole('--limit', key, match.group(3))}")
     return out
@@ -89,7 +83,7 @@ def parse_placement(text: str) -> dict[str, int]:
     return out
 
 
-def _key(option: str, given: str, allowed: Sequence[str] | dict[str, int]) -> str:
+def _key(option: str, given: str, allowed: Collection[str]) -> str:
     name = given.replace("-", "_").lower()
     if name not in allowed:
         raise UnknownNameError("axis" if option == "--placement" else "degree", given, allowed, where=option)
@@ -97,16 +91,16 @@ def _key(option: str, given: str, allowed: Sequence[str] | dict[str, int]) -> st
 
 
 def _value(key: str, text: str) -> int | float | str:
-    if key in NUMBERS:
+    if key in RATIOS:
         try:
             return float(text)
         except ValueError:
             raise FieldError("", "--fix", f"{key} is {shorten(text)!r}; it must be a number") from None
-    return text if key in CHOICES else _whole("--fix", key, text)
+    return _whole("--fix", key, text) if key in COUNTS else text
 
 
 def _whole(option: str, key: str, text: str) -> int:
-    low, high = LEAST.get(key, 1), DEGREES.get(key, MAX_DEVICES)
+    low, high = COUNTS[key]
     value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
     if not low <= value <= high:
         raise FieldError("", option, f"{key} is {shorten(text)!r}; it must be a whole number from {low} to {high}")

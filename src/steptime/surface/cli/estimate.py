@@ -12,15 +12,11 @@ from typer.core import TyperCommand, TyperOption
 from steptime.errors import UserError, did_you_mean, shorten
 from steptime.estimate.result import Estimate
 from steptime.surface.cli import options as o
+from steptime.surface.plan_keys import KEYS
 
 _EXPLAIN: Final = "--explain"
-#: Parameters of the command that say what the job is, and those that say how it is parallelised.
+#: Parameters of the command that say what the job is; those of :data:`KEYS` say how it is parallelised.
 SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
-DEGREES: Final = (
-    "dp", "tp", "tp2", "cp", "pp", "vpp", "ep", "etp", "sp", "micro_batch", "recompute", "recompute_every", "zero",
-    "shard", "schedule", "overlap", "offload", "attention", "context", "gradient_dtype", "expert_imbalance",
-    "expert_capacity", "panels",
-)  # fmt: skip
 
 
 class ExplainCommand(TyperCommand):
@@ -131,7 +127,7 @@ def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan_given(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the user gave of the plan, over the plan of a file."""
-    plan = o.given(**{name: given[name] for name in DEGREES})
+    plan = o.given(**{name: given[name] for name in KEYS})
     if given["placement"] is not None:
         from steptime.surface.cli.constraints import parse_placement
 

@@ -11,11 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from steptime.errors import shorten
-
-#: Same bounds as in RUN.toml (which is not imported here because it imports pydantic).
-MAX_DEVICES = 10**7
-MAX_GLOBAL_BATCH = 10**9
-MAX_SEQ = 10**8
+from steptime.surface.plan_keys import COUNTS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 
 
 def whole(low: int, high: int) -> Callable[[str | int], int]:
@@ -34,6 +30,11 @@ def whole(low: int, high: int) -> Callable[[str | int], int]:
 def number(option: str, metavar: str, text: str, low: int = 1, high: int = MAX_DEVICES) -> Any:
     """An option whose value is a whole number."""
     return typer.Option(option, parser=whole(low, high), metavar=metavar, help=text)
+
+
+def degree(name: str, metavar: str, text: str) -> Any:
+    """The option of a key of a plan that is a whole number."""
+    return number(f"--{name.replace('_', '-')}", metavar, text, *COUNTS[name])
 
 
 def real(option: str, metavar: str, text: str) -> Any:
@@ -89,23 +90,23 @@ ModeOption = Annotated[
 ]
 
 
-Dp = Annotated[int | None, number("--dp", "N", "Data ranks; default: what the other degrees leave.")]
-Tp = Annotated[int | None, number("--tp", "N", "Tensor ranks.")]
-Tp2 = Annotated[int | None, number("--tp2", "N", "Tensor ranks of the second axis (2d).")]
-Cp = Annotated[int | None, number("--cp", "N", "Context ranks (the sequence is split).")]
-Pp = Annotated[int | None, number("--pp", "N", "Pipeline stages.")]
-Vpp = Annotated[int | None, number("--vpp", "N", "Virtual stages per stage (interleaving).", 1, 10**5)]
-Ep = Annotated[int | None, number("--ep", "N", "Expert ranks: each has some of the experts.")]
-Etp = Annotated[int | None, number("--etp", "N", "Tensor ranks of one expert.")]
+Dp = Annotated[int | None, degree("dp", "N", "Data ranks; default: what the other degrees leave.")]
+Tp = Annotated[int | None, degree("tp", "N", "Tensor ranks.")]
+Tp2 = Annotated[int | None, degree("tp2", "N", "Tensor ranks of the second axis (2d).")]
+Cp = Annotated[int | None, degree("cp", "N", "Context ranks (the sequence is split).")]
+Pp = Annotated[int | None, degree("pp", "N", "Pipeline stages.")]
+Vpp = Annotated[int | None, degree("vpp", "N", "Virtual stages per stage (interleaving).")]
+Ep = Annotated[int | None, degree("ep", "N", "Expert ranks: each has some of the experts.")]
+Etp = Annotated[int | None, degree("etp", "N", "Tensor ranks of one expert.")]
 Sp = Annotated[
     str | None, typer.Option("--sp", metavar="on|off", help="Sequence parallelism between products; default on.")
 ]
 Shard = Annotated[
-    int | None, number("--shard", "RANKS", "Ranks that ZeRO shares out over (HSDP); 0, the default: all dp.", 0)
+    int | None, degree("shard", "RANKS", "Ranks that ZeRO shares out over (HSDP); 0, the default: all dp.")
 ]
-MicroBatch = Annotated[int | None, number("--micro-batch", "N", "Sequences per micro-batch.", 1, MAX_GLOBAL_BATCH)]
-Zero = Annotated[int | None, number("--zero", "N", "ZeRO stage, 0 to 3; default 1.", 0, 3)]
-Panels = Annotated[int | None, number("--panels", "N", "Panels of a SUMMA product.", 1, 10**6)]
+MicroBatch = Annotated[int | None, degree("micro_batch", "N", "Sequences per micro-batch.")]
+Zero = Annotated[int | None, degree("zero", "N", "ZeRO stage, 0 to 3; default 1.")]
+Panels = Annotated[int | None, degree("panels", "N", "Panels of a SUMMA product.")]
 Recompute = Annotated[
     str | None,
     typer.Option(
@@ -117,7 +118,7 @@ Recompute = Annotated[
     ),
 ]
 RecomputeEvery = Annotated[
-    int | None, number("--recompute-every", "N", "Recompute every N-th layer in full; default 1: all.")
+    int | None, degree("recompute_every", "N", "Recompute every N-th layer in full; default 1: all.")
 ]
 Schedule = Annotated[
     str | None, typer.Option("--schedule", help="1f1b, zb-h1, zb-h2; interleaved where vpp is more than 1.")

@@ -10,6 +10,7 @@ import typer
 
 from steptime.errors import UserError, shorten
 from steptime.surface.cli import options as o
+from steptime.surface.plan_keys import MAX_SEQ
 
 MAX_DEPTH = 20
 ENDINGS = {
@@ -137,7 +138,7 @@ def parse_dims(texts: list[str]) -> dict[str, int]:
     out = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not name or not value.isascii() or not value.isdigit() or not 0 < int(value) <= o.MAX_SEQ:
+        if not name or not value.isascii() or not value.isdigit() or not 0 < int(value) <= MAX_SEQ:
             raise UserError(f"--dim {shorten(text)!r} is no size", hint="write NAME=N, for example batch=8")
         out[name] = int(value)
     return out

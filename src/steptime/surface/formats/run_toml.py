@@ -23,60 +23,40 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from steptime.errors import InputFileError
 from steptime.surface.formats.fields import as_user_error
-
-MAX_DEVICES: Final = 10**7
-MAX_GLOBAL_BATCH: Final = 10**9
-MAX_SEQ: Final = 10**8
+from steptime.surface.plan_keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, Count, Ratio
 
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
-Degree = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
-Ratio = Annotated[float, Field(gt=0, le=1e4)]
+Positive = Annotated[float, Field(gt=0, le=1e4)]
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class _Placement(_Table):
-    dp: Degree | None = None
-    tp: Degree | None = None
-    tp2: Degree | None = None
-    cp: Degree | None = None
-    pp: Degree | None = None
+def _value(name: str) -> Any:
+    """Type of a key of a plan."""
+    key = KEYS[name]
+    if isinstance(key, Count):
+        return Annotated[int, Field(ge=key.low, le=key.high)]
+    if isinstance(key, Ratio):
+        return Positive
+    return bool | Literal["on", "off"] if name == "sp" else Word
 
 
-class _Plan(_Table):
-    dp: Degree | None = None
-    tp: Degree | None = None
-    tp2: Degree | None = None
-    cp: Degree | None = None
-    pp: Degree | None = None
-    vpp: Annotated[int, Field(ge=1, le=10**5)] | None = None
-    ep: Degree | None = None
-    etp: Degree | None = None
-    sp: bool | Literal["on", "off"] | None = None
-    micro_batch: Annotated[int, Field(ge=1, le=MAX_GLOBAL_BATCH)] | None = None
-    recompute: Word | None = None
-    recompute_every: Degree | None = None
-    zero: Annotated[int, Field(ge=0, le=3)] | None = None
-    shard: Annotated[int, Field(ge=0, le=MAX_DEVICES)] | None = None
-    schedule: Word | None = None
-    overlap: Word | None = None
-    offload: Word | None = None
-    attention: Word | None = None
-    context: Word | None = None
-    gradient_dtype: Word | None = None
-    expert_imbalance: Ratio | None = None
-    expert_capacity: Ratio | None = None
-    panels: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    placement: _Placement | None = None
+def _table(title: str, **types: Any) -> Any:
+    fields: Any = {name: (kind | None, None) for name, kind in types.items()}
+    return create_model(title, __base__=_Table, **fields)
+
+
+_Placement = _table("_Placement", **{axis: _value(axis) for axis in AXES})
+_Plan = _table("_Plan", **{name: _value(name) for name in KEYS}, placement=_Placement)
 
 
 class _Lora(_Table):
@@ -88,7 +68,7 @@ class _Lora(_Table):
 class _Run(_Table):
     model: Name
     cluster: Name | None = None
-    gpus: Degree | None = None
+    gpus: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
     global_batch: Annotated[int, Field(ge=1, le=MAX_GLOBAL_BATCH)] | None = None
     seq: Annotated[int, Field(ge=1, le=MAX_SEQ)] | None = None
     dtype: Word | None = None
@@ -97,7 +77,7 @@ class _Run(_Table):
     mode: Literal["corrected", "published"] | None = None
     framework: Word | None = None
     lora: _Lora | None = None
-    plan: _Plan = Field(default_factory=_Plan)
+    plan: _Plan = Field(default_factory=_Plan)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
