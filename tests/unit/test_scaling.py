@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.calibrate.gemm import COEFFICIENTS, STRIDE
-from steptime.calibrate.scaling import carried, clock_Hz, traits, weighted_median
+from steptime.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
+from steptime.calibrate.scaling import carried, clock_Hz, traits, weighted_median, within_peak
 from steptime.calibrate.transfer import SCALED_NEIGHBOURS, TRANSFER_BANDS, transferred_curve
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profile import Curve
@@ -52,6 +52,18 @@ def test_what_a_datasheet_lacks_changes_nothing() -> None:
     assert factors(replace(CURVE, dtype="fp8_block"), clock_Hz=2e9, sm_count=50) == {
         "latency_s": pytest.approx(0.5), "step_s": pytest.approx(0.5),
     }, "no peak of the dtype"  # fmt: skip
+
+
+def test_no_large_product_beats_the_peak_of_a_device() -> None:
+    h20, numbers = load_device("h20"), gemm_device(load_device("h20"), "bf16")
+    wild = CURVE.coefficients | {"compute_efficiency": 1.3}
+    held = within_peak(wild, h20, "bf16")
+    sizes = {"a_bytes": 2.0, "b_bytes": 2.0, "out_bytes": 2.0, "batch": 1.0}
+    times = [float(FAMILY.predict({"m": n, "n": n, "k": n, **sizes}, numbers, held)) for n in (8192.0, 16384.0)]
+    shares = [2 * n**3 / t / h20.matrix_rate("bf16") for n, t in zip((8192.0, 16384.0), times, strict=True)]
+    assert shares[1] == pytest.approx(1.0, abs=1e-3) and shares[0] <= 1.0
+    assert {n for n in wild if wild[n] != held[n]} == {"compute_efficiency"}
+    assert within_peak(CURVE.coefficients, h20, "bf16") == CURVE.coefficients, "0.8 of the peak inside a tile"
 
 
 def test_coefficients_stay_within_the_bounds_of_the_fit() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from steptime.calibrate.gemm import COEFFICIENTS, FEW_UNITS, STRIDE, gemm_device
+from steptime.calibrate.gemm import BYTES, COEFFICIENTS, FAMILY, FEW_UNITS, STRIDE, gemm_device
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
@@ -32,6 +32,9 @@ EXPONENTS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
         "compute_efficiency": {"per_watt": -0.2},
     }
 }
+#: Rows, columns and depth of a large product.
+LARGE: Final = 16384.0
+_STEPS: Final = 10
 _BOUNDS: Final = {"gemm": {c.name: (c.low, c.high) for c in (*COEFFICIENTS, STRIDE)}}
 
 
@@ -59,6 +62,30 @@ def carried(curve: Curve, source: Device, target: Device) -> dict[str, float]:
             if trait in here and trait in there:
                 value *= (there[trait] / here[trait]) ** exponent
         out[name] = min(max(value, low), high)
+    return out
+
+
+def within_peak(values: Mapping[str, float], device: Device, dtype: str) -> dict[str, float]:
+    r"""Coefficients of products under which a large one does not beat the peak of a device.
+
+    $$\frac{2\,n^3}{P\,t(n, n, n)} \le 1, \qquad n = 16384$$
+
+    where $P$ is the datasheet's peak (FLOP/s) and $t$ the modelled time (s) without casts; where it does, the share of
+    the peak inside a tile is lowered until it does not. A part whose matrix units were slowed down, but neither its
+    clock nor its memory, loses less around the products than those that it descends from.
+
+    Source: definition of a peak.
+
+    Raises:
+        UserError: the device has no peak for the dtype.
+    """
+    numbers, out = gemm_device(device, dtype), dict(values)
+    sizes = dict(zip(("a_bytes", "b_bytes", "out_bytes"), BYTES[dtype], strict=True))
+    shape = {"m": LARGE, "n": LARGE, "k": LARGE, "batch": 1.0, **sizes}
+    for _ in range(_STEPS):
+        seconds = float(FAMILY.predict(shape, numbers, out | {"quantise_s": 0.0}))
+        share = 2 * LARGE**3 / seconds / numbers["peak_flops_per_s"]
+        out["compute_efficiency"] /= max(share, 1.0)
     return out
 
 

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 from steptime.calibrate.family import KernelFamily
-from steptime.calibrate.scaling import EXPONENTS, carried, weighted_median
+from steptime.calibrate.gemm import FAMILY
+from steptime.calibrate.scaling import EXPONENTS, carried, weighted_median, within_peak
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import distance
@@ -95,6 +96,7 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     best, error = curves[order[0]], SCALED_ERROR if scaled else TRANSFER_ERROR
     near = [replace(curves[name], coefficients=carried(curves[name], devices[name], device)) for name in order]
     middle = blended(near, [weights[name] for name in order], median=scaled)
+    middle = within_peak(middle, device, best.dtype) if best.family == FAMILY.name else middle
     related = any(devices[name].vendor == device.vendor for name in order)
     return replace(
         best,

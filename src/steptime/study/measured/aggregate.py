@@ -6,6 +6,7 @@ Errors are fractions: :math:`e = p / t - 1` for a prediction :math:`p` of a meas
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ import numpy as np
 from steptime.calibrate.score import errors
 from steptime.num import Array
 from steptime.study.measured.ranking import ranked_groups
+from steptime.study.measured.reasons import Flag
 from steptime.study.measured.run import MeasuredRun
 
 LEAST_ROWS: Final = 10
@@ -175,9 +177,12 @@ def summary(scored: Sequence[ScoredRun]) -> dict[str, Any]:
     """Everything: overall, rows that support claims, over sources, every grouping, order of plans, memory."""
     top = dominant_source(scored)
     interval = coverage_interval(scored)
+    sound = [s for s in scored if s.run.supports_claim]
     out: dict[str, Any] = {
         "time": statistics(scored),
-        "time_supporting_claims": statistics([s for s in scored if s.run.supports_claim]),
+        "time_supporting_claims": statistics(sound),
+        "macro_supporting_claims": macro(sound),
+        "computed": dict(Counter(s.run.source_key for s in timed(scored) if Flag.COMPUTED in s.run.flags)),
         "coverage90_by_source_interval": list(interval) if interval else None,
         "macro": macro(scored),
         "dominant_source": top,

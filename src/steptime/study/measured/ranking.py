@@ -34,12 +34,17 @@ class Ranked:
     """Slowest measured time over the fastest: what choosing well is worth."""
 
 
+def job_key(run: MeasuredRun) -> Hashable:
+    """What has to be equal for two runs to differ in their plan and their batch alone."""
+    return (
+        run.source_key, run.model_name, run.device, run.gpus, run.seq_len, run.precisions, run.workload,
+        run.framework, run.attention, run.model.layers, _table_of(run.source),
+    )  # fmt: skip
+
+
 def workload_key(run: MeasuredRun) -> Hashable:
     """What has to be equal for two runs to differ in their plan alone."""
-    return (
-        run.source_key, run.model_name, run.device, run.gpus, run.seq_len, run.global_batch, run.precisions,
-        run.workload, run.framework, run.attention, run.model.layers, _table_of(run.source),
-    )  # fmt: skip
+    return job_key(run), run.global_batch
 
 
 def _table_of(source: str) -> str:

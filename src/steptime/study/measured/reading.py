@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.errors import UserError
+from steptime.study.measured.computed import computed_rows
 from steptime.study.measured.read import METRICS, TableRow, read_rows
 from steptime.study.measured.reasons import Flag, Reason, RowProblem, Skipped, reason_counts
 from steptime.study.measured.run import MeasuredRun, run_of, source_key
@@ -85,7 +86,15 @@ def runs_of(rows: list[TableRow]) -> Reading:
             name = f"{run.row_id}#{ids[run.row_id]}"
             run = replace(run, row_id=name, flags=run.flags | {Flag.ROW_ID_REPEATED})
         runs.append(run)
-    return Reading(runs=tuple(runs), skipped=tuple(skipped))
+    return Reading(runs=_marked(runs), skipped=tuple(skipped))
+
+
+def _marked(runs: list[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+    """Runs with what only all of them together show."""
+    computed = computed_rows(runs)
+    return tuple(
+        replace(run, flags=run.flags | {Flag.COMPUTED}) if place in computed else run for place, run in enumerate(runs)
+    )
 
 
 def _skipped(row: TableRow, reason: Reason, detail: str) -> Skipped:

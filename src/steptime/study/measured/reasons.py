@@ -59,6 +59,7 @@ class Flag(StrEnum):
     LOW_TRUST = "the source or its reader doubts the number"
     FROM_MEMORY = "figures partly from memory"
     ROW_ID_REPEATED = "another row has the same row_id"
+    COMPUTED = "times of equal runs lie on one exact line: computed, not measured"
 
 
 NO_CLAIM: Final = frozenset(
@@ -68,7 +69,7 @@ NO_CLAIM: Final = frozenset(
     }
 )  # fmt: skip
 """Flags of rows that are read and scored, but that no claim of accuracy should rest on."""
-DOUBTS: Final = NO_CLAIM | {Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD}
+DOUBTS: Final = NO_CLAIM | {Flag.COMPUTED, Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD}
 """Flags that a report lists: its reader can do something about them."""
 
 

@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Formats of files, one importer or exporter each."""

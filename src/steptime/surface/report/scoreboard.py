@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from steptime.study.measured.computed import EXACT
 from steptime.study.measured.targets import CLAIMS, Reached
 from steptime.surface.report.text import change, percent
 from steptime.surface.scoreboard import SEEN, UNSEEN, WAYS, Board
@@ -55,10 +56,22 @@ def ways_table(board: Board) -> str:
 def claims_line(board: Board) -> str:
     """The same on the rows that support claims."""
     cells = [f"{WAYS[key].title}: {_cell(found['time_supporting_claims']['mape'])} mean, "
-             f"{_cell(found['time_supporting_claims']['median_ape'])} median"
+             f"{_cell(found['time_supporting_claims']['median_ape'])} median, "
+             f"{_cell(found['macro_supporting_claims']['mape'])} mean over sources"
              for key, found in board.summaries.items()]  # fmt: skip
     rows = board.summaries[SEEN]["time_supporting_claims"]["rows"]
     return f"On the {rows} rows that nothing speaks against: " + "; ".join(cells) + "."
+
+
+def computed_line(board: Board) -> str:
+    """Which step times nobody measured."""
+    found: Mapping[str, int] = board.summaries[SEEN]["computed"]
+    of = " and ".join(f"{rows} of {source}" for source, rows in sorted(found.items()))
+    return (
+        f"Step times that are too regular to have been measured ({EXACT:g} from one line in the number of "
+        f"micro-batches): {of or 'none'}. They were computed, from measured parts it seems. They are read, fitted and "
+        "scored as all others."
+    )
 
 
 def group_table(board: Board, name: str, title: str, least: int = 1) -> str:
@@ -148,7 +161,8 @@ def page(board: Board) -> str:
         "again, because rows of one source err together. Mean over sources: of sources with ten rows or more, each "
         "counting once; without the largest: without the source that has 40 % of the rows. Rank: median rank "
         "correlation over groups of five plans or more.",
-        ways_table(board), claims_line(board), *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
+        ways_table(board), claims_line(board), computed_line(board),
+        *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
         "## By source, not known to the fit", group_table(board, "by_source", "source"),
         f"## By GPU with {LEAST_OF_A_GPU} rows or more, source not known to the fit",
         group_table(board, "by_gpu", "GPU", LEAST_OF_A_GPU),
