@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.cost.collective_algorithms import ALGORITHMS, collective_s
 from steptime.cost.collective_fabric import Fabric
+from steptime.cost.collective_schedules import double_tree_path, log2_ceil, short_chains
 
 latency = st.floats(1e-7, 1e-4)
 rate = st.floats(1e8, 1e12)
@@ -39,6 +40,7 @@ fabrics = st.builds(
     single_share=st.floats(0.5, 1),
     tree_hop_s=latencies,
     tree_share=st.floats(0.3, 1),
+    short_chains=st.booleans(),
 )
 sizes = st.floats(1.0, 1e11)
 groups = st.sampled_from([(2, 2), (8, 8), (4, 1), (16, 8), (64, 8), (6, 2), (512, 4)])
@@ -92,6 +94,17 @@ def test_numbers_and_arrays_agree(kind: str, size: list[float], fabric: Fabric, 
             alone = collective_s(kind, one, ranks, inside, fabric, element_bytes=element, algorithms=everything)
             assert many[0][i] == pytest.approx(alone[0], rel=1e-12)
             assert (many[1][i], many[2][i]) == alone[1:]
+
+
+@given(st.sampled_from([2, 4, 8, 24, 64, 72]), st.sampled_from([1, 4, 32]), fabrics)
+@settings(max_examples=150, deadline=None)
+def test_short_chains_are_the_best_powers_of_two(inside: int, domains: int, fabric: Fabric) -> None:
+    fabric = replace(fabric, short_chains=True)
+    hop_s, level_s, ranks = fabric.hop_s[2], fabric.tree_hop_s[2], inside * domains
+    path = short_chains(double_tree_path(1.0, ranks, inside), ranks, inside, 2 * level_s / hop_s)
+    chains = [2**k for k in range(7) if 2**k <= inside]
+    best = min(2 * (c - 1) * hop_s + 2 * log2_ceil(ranks / c) * level_s for c in chains)
+    assert path.inner_hops * hop_s + path.outer_hops * level_s == pytest.approx(best)
 
 
 @given(kinds, fabrics)

@@ -28,11 +28,13 @@ from steptime.surface.jobs import with_choices
 from steptime.surface.models import load_model
 
 PLANS = Plans(pp=4, vpp=2, dp=64, ep=32, in_dp=8)
+MODEL = load_model("deepseek-v3")
+assert MODEL.experts
 
 
 def made(plans: Plans = PLANS, **changes: Any) -> Evaluation:
     """DeepSeek-V3 on 256 devices in nodes of 8."""
-    job = Job(model=load_model("deepseek-v3"), gpus=256, global_batch=1024, seq_len=4096,
+    job = Job(model=MODEL, gpus=256, global_batch=1024, seq_len=4096,
               precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"])  # fmt: skip
     job = replace(job, **changes)
     machine = machine_of(load_cluster("dgx-h100"), 256, job.precision, lone_rank_has_all_links=True, calibrated=True)
@@ -44,13 +46,19 @@ def links_s(e: Evaluation, phase: str) -> float:
 
 
 def test_one_copy_per_domain_takes_its_share_of_the_time_of_all_copies() -> None:
-    """32 ranks are 4 nodes: 8 experts of a token lie in 3.6 of them, and its 8 copies become 3.6."""
-    sizes = [
-        [t.transfer.size_bytes for time in made(exchange_once=once).times["layer"] for t in time.transfers
+    """32 ranks are 4 nodes: 8 experts of a token lie in 3.6 of them, and its 8 copies become 3.6.
+
+    The 4 of 8 groups of experts that DeepSeek-V3 chooses from lie in 2.7 nodes, so that there are fewer still.
+    """
+    free = replace(MODEL, experts=replace(MODEL.experts, groups=1, groups_per_token=1))
+    every, once, grouped = (
+        [t.transfer.size_bytes for time in made(exchange_once=once, model=model).times["layer"] for t in time.transfers
          if t.transfer.axis == "ep"]
-        for once in (False, True)
-    ]  # fmt: skip
-    assert sizes[0] and sizes[1] == pytest.approx([size * 4 * (1 - 0.75**8) / 8 for size in sizes[0]])
+        for once, model in ((False, MODEL), (True, free), (True, MODEL))
+    )  # fmt: skip
+    assert every and once == pytest.approx([size * 4 * (1 - 0.75**8) / 8 for size in every])
+    nodes = 4 * (1 - 0.75**4)
+    assert grouped == pytest.approx([size * nodes * (1 - (1 - 1 / nodes) ** 8) / 8 for size in every])
 
 
 def test_the_share_of_places_in_one_domain_and_in_several() -> None:

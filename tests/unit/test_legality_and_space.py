@@ -27,7 +27,7 @@ BROKEN = {
     "stages": [Plans(pp=33), Plans(pp=16, vpp=3)],
     "batch": [Plans(dp=17)],
     "micro_batch": [Plans(micro_batch=17), Plans(dp=8, micro_batch=3)],
-    "interleaving": [Plans(vpp=2), Plans(pp=3, vpp=2), Plans(pp=4, vpp=3), Plans(pp=4, vpp=2, dp=8)],
+    "interleaving": [Plans(vpp=2), Plans(pp=3, vpp=2), Plans(pp=4, vpp=5), Plans(pp=4, vpp=2, dp=8)],
     "panels": [Plans(panels=4097)],
     "zero_pipeline": [Plans(zero=2, pp=2), Plans(zero=3, pp=4)],
     "experts": [Plans(ep=2, dp=2), Plans(etp=2, tp=2)],

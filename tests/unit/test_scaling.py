@@ -64,6 +64,7 @@ def test_no_large_product_beats_the_peak_of_a_device() -> None:
     assert shares[1] == pytest.approx(1.0, abs=1e-3) and shares[0] <= 1.0
     assert {n for n in wild if wild[n] != held[n]} == {"compute_efficiency"}
     assert within_peak(CURVE.coefficients, h20, "bf16") == CURVE.coefficients, "0.8 of the peak inside a tile"
+    assert within_peak(wild, load_device("arc-b60"), "fp8") == wild, "no peak to beat"
 
 
 def test_coefficients_stay_within_the_bounds_of_the_fit() -> None:

@@ -74,12 +74,14 @@ def within_peak(values: Mapping[str, float], device: Device, dtype: str) -> dict
     the peak inside a tile is lowered until it does not. A part whose matrix units were slowed down, but neither its
     clock nor its memory, loses less around the products than those that it descends from.
 
-    Source: definition of a peak.
+    A device without a peak for the dtype keeps the values.
 
-    Raises:
-        UserError: the device has no peak for the dtype.
+    Source: definition of a peak.
     """
-    numbers, out = gemm_device(device, dtype), dict(values)
+    out = dict(values)
+    if _peak(device, dtype) is None:
+        return out
+    numbers = gemm_device(device, dtype)
     sizes = dict(zip(("a_bytes", "b_bytes", "out_bytes"), BYTES[dtype], strict=True))
     shape = {"m": LARGE, "n": LARGE, "k": LARGE, "batch": 1.0, **sizes}
     for _ in range(_STEPS):

@@ -30,6 +30,7 @@ from steptime.cost.collective_schedules import (
     double_tree_path,
     doubling_path,
     ring_path,
+    short_chains,
 )
 from steptime.num import Num, maximum, minimum, where
 
@@ -256,6 +257,8 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
     share = fabric.direct_share[p] if direct else 1.0
     outer_share = fabric.tree_share if name == "tree" else share
     single = where(inside > 1, 1.0, fabric.single_share)
+    if name == "tree" and fabric.short_chains:
+        path = short_chains(path, ranks, inside, 2 * outer_hop / hop)
     simple = p == len(PROTOCOLS) - 1
     return transfer_s(
         path,

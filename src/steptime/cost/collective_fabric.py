@@ -78,6 +78,9 @@ class Fabric:
     """One level of a tree between domains, one way."""
     tree_share: float = 1.0
     """Bandwidth of trees over that of rings."""
+    short_chains: bool = False
+    """Whether a tree's chain through a domain is no longer than pays
+    (:func:`steptime.cost.collective_schedules.short_chains`), or goes through all of its ranks."""
 
     @cached_property
     def _hash(self) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steptime.num import Num, where
+from steptime.num import Num, minimum, where
 
 
 class Path(NamedTuple):
@@ -43,6 +43,17 @@ def log2_ceil(n: Num) -> Num:
     if isinstance(n, np.ndarray):
         return np.ceil(np.log2(np.maximum(n, 1)) - 1e-9)
     return math.ceil(math.log2(max(n, 1)) - 1e-9)
+
+
+def log2_floor(n: Num) -> Num:
+    r"""Doublings that fit, $\lfloor \log_2 n \rfloor$ for $n \ge 1$.
+
+    >>> log2_floor(1), log2_floor(8), log2_floor(9)
+    (0, 3, 3)
+    """
+    if isinstance(n, np.ndarray):
+        return np.floor(np.log2(np.maximum(n, 1)) + 1e-9)
+    return math.floor(math.log2(max(n, 1)) + 1e-9)
 
 
 def ring_path(size_bytes: Num, ranks: Num, inside: Num, own_steps: Num = 0.0, passes: Num = 1) -> Path:
@@ -110,6 +121,28 @@ def double_tree_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
         2 * log2_ceil(domains),
         2 * size_bytes * (inside - 1) / inside,
         2 * size_bytes * (domains - 1) / domains,
+    )
+
+
+def short_chains(path: Path, ranks: Num, inside: Num, longest: float) -> Path:
+    r"""The path of a double binary tree whose chains are no longer than pays; more of the way is tree instead.
+
+    $$h_0 = 2 (c - 1),\quad h_1 = 2 \lceil \log_2 (n / c) \rceil,\quad V_0 = 2 S \frac{n - 1}{n}\Big|_{t>1},\quad
+      c = 2^{\lfloor \log_2 \max(1, \min(t, c_m)) \rfloor}$$
+
+    where $c_m$ = `longest`: $2 \alpha_1 / \alpha_0$ where a level of the tree takes $\alpha_1$ and a rank of the chain
+    $\alpha_0$ (s), since the $c$ ranks that lengthen a chain from $c$ to $2 c$ save one level. A rank sends $V_0$, be
+    its neighbours of the chain or of the tree. So no group is slower for lying nearer together.
+
+    Source: definition; NCCL runs one chain through all ranks of a node, which is the same where nodes are small.
+
+    >>> short_chains(double_tree_path(64.0, 64, 64), 64, 64, 10.0)[:3]   # chains of 8, and 8 of them
+    (14, 6, 126.0)
+    """
+    chain = 2 ** log2_floor(minimum(inside, max(longest, 1.0)))
+    twice = path.inner_bytes * (inside / where(inside > 1, inside - 1, 1))
+    return path._replace(
+        inner_hops=2 * (chain - 1), outer_hops=2 * log2_ceil(ranks / chain), inner_bytes=twice * (ranks - 1) / ranks
     )
 
 

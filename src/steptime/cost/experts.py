@@ -84,22 +84,29 @@ def greatest_imbalance(choices: Num, ranks: Num, experts: Num) -> Num:
     return ranks * minimum(choices, experts / ranks) / choices
 
 
-def once_share(choices: Num, ranks: Num, inside: Num) -> Num:
+def once_share(choices: Num, ranks: Num, inside: Num, groups: Num = 1, chosen: Num = 1) -> Num:
     r"""Share of the copies of a token that cross the slowest links where each place gets one copy and spreads it.
 
-    $$s = \frac{n\,\big(1 - (1 - 1/n)^k\big)}{k}, \qquad n = r / t \text{ where } r > t, \text{ else } r$$
+    $$s = \frac{\delta(m, k)}{k}, \quad \delta(m, k) = m\,\big(1 - (1 - 1/m)^k\big), \quad
+      m = \begin{cases} n\,M / G & G \le n \\ \delta(n, M) & G > n \end{cases}, \quad
+      n = \begin{cases} r / t & r > t \\ r & \text{else} \end{cases}$$
 
     A token chooses $k$ = `choices` experts on $r$ = `ranks`, $t$ = `inside` of them in each fast domain. It crosses the
     network once to each domain that has experts of it, and is forwarded there; inside one domain it goes once to each
-    rank. $n$ places get it with the chance of independent even choices; the way back sums before it sends.
+    rank. Of these $n$ places it reaches $m$, where its experts lie in $M$ = `chosen` of $G$ = `groups` groups (all $n$
+    where $M = G$), with the chance of independent even choices; the way back sums before it sends.
 
     Source: the normal kernels of DeepEP (forwarding from the network to NVLink), Zhao et al. 2025; arXiv 2412.19437,
-    section 3.2.2; expectation of independent choices. Limits of the router to some groups of experts are left out.
+    section 3.2.2, and 2.1.2 for the groups; expectation of independent choices.
 
     >>> once_share(2, 2, 2), once_share(1, 64, 8), round(once_share(8, 32, 8), 3)   # of 4 domains 3.6 for 8 copies
     (0.75, 1.0, 0.45)
+    >>> round(8 * once_share(8, 64, 8, 8, 4), 3)   # of 8 domains, of which a token may reach 4
+    3.6
     """
     places = where(ranks > inside, ranks / inside, ranks)
+    if chosen < groups:
+        places = where(places >= groups, places * chosen / groups, experts_touched(places, chosen, 1))
     return experts_touched(places, choices, 1) / choices
 
 

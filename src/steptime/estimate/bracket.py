@@ -27,7 +27,7 @@ from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
 from steptime.estimate.traffic import CriticalStage
 from steptime.num import Num, maximum, minimum
-from steptime.plan.framework import IDEAL, LINKS, Framework
+from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
 
 Directions = tuple[list[PhaseTime], list[PhaseTime]]
@@ -146,12 +146,6 @@ def _lowest_s(e: Evaluation, machine: Machine, passes: Passes) -> Num:
 
 
 def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:
-    framework = _unhidden(e.job.framework)
+    framework = without_hiding(e.job.framework)
     passes = Passes(**{part: _slowest(rows, e.works[part], framework) for part, rows in parts.items()})
     return _compose(e, e.machine, passes, False, framework).total_s
-
-
-def _unhidden(framework: Framework) -> Framework:
-    """The framework where it makes no transfer faster than its links are when free."""
-    whole: dict[str, Any] = {name: maximum(getattr(framework, name), 1.0) for name in LINKS}
-    return replace(framework, **whole)

@@ -89,7 +89,7 @@ class FabricModel:
             return True
         far_hops = all(far >= near for far, near in zip(f.outer_hop_s, f.hop_s, strict=True))
         far_bytes = all(far <= near for far, near in zip(f.outer_Bps, f.Bps, strict=True))
-        return far_hops and far_bytes and f.single_share <= 1 and not f.trees
+        return far_hops and far_bytes and f.single_share <= 1 and (f.short_chains or not f.trees)
 
     def bases(self) -> tuple[Basis, ...]:
         """What its levels rest on."""
@@ -99,8 +99,7 @@ class FabricModel:
 def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None:
     """Fitted collectives of a cluster for a job of so many devices; None where the textbook formula has to do.
 
-    Trees between domains are left out: they help all-reduces of few bytes over many nodes, of which a step has hardly
-    any, and with them a group that lies nearer together can be the slower one.
+    Chains of trees are no longer than pays, so that no group is the slower one for lying nearer together.
 
     Nothing is carried over to other vendors, to links unlike any that was measured (PCIe), to second levels inside
     a node, and to levels whose efficiency or latency somebody stated: a stated number is the better one.
@@ -132,7 +131,8 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
         values |= _no_nearer_than_inside(values)
     between = Basis(level=slow.name, profile=network, carried=not own_network) if networked else None
     return FabricModel(
-        fabric=replace(fabric_of(values), trees=False), oversubscription=slow.oversubscription if networked else 1.0,
+        fabric=replace(fabric_of(values), short_chains=True),
+        oversubscription=slow.oversubscription if networked else 1.0,
         inside=Basis(level=fast.name, profile=near, carried=carried), between=between,
     )  # fmt: skip
 

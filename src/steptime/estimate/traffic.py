@@ -139,12 +139,20 @@ Size = Callable[[str], Num]
 def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Reduction of gradients: each shard on its ranks, then over the replicas of the shards."""
     size_bytes, group = size(pool.weights) * job.gradient_bytes, pool.group
-    halves = where(plans.zero >= 1, 1.0, 2.0)
     if not isinstance(plans.shard, np.ndarray) and not plans.shard:
-        return [Sent("reduce_scatter", size_bytes, group, _senders(job, plans, group), halves)]
+        return _reduced(plans, size_bytes, group, _senders(job, plans, group))
     shards, copies = _shards(plans, group)
-    own = Sent("reduce_scatter", size_bytes, shards, times=halves)
-    return [own, Sent("all_reduce", size_bytes / shards[0], copies)]
+    return [*_reduced(plans, size_bytes, shards), Sent("all_reduce", size_bytes / shards[0], copies)]
+
+
+def _reduced(plans: Plans, size_bytes: Num, group: Group, senders: Num | None = None) -> list[Sent]:
+    """Each rank ends with its shard of the sums, and without ZeRO with all of them."""
+    sharded = where(plans.zero >= 1, 1.0, 0.0)
+    found = (
+        Sent("reduce_scatter", size_bytes, group, senders, times=sharded),
+        Sent("all_reduce", size_bytes, group, times=1.0 - sharded),
+    )
+    return [sent for sent in found if np.any(sent.times)]
 
 
 def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:

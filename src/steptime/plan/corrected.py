@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from steptime.num import Num, ceil_div, floor_div, where
+from steptime.num import Num, ceil_div, floor_div, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.legality import RULES, Rule
 from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import Plans
+from steptime.plan.schedules import virtual_stage
 from steptime.plan.strategies import STRATEGIES, micro_batch_share
 
 
@@ -29,14 +30,22 @@ class CorrectedMethod(Method):
         return ceil_div(micro_batch_share(job.global_batch, plans.dp), plans.micro_batch)
 
     def stage_split(self, job: Job, plans: Plans) -> StageSplit:
-        """Layers left over go to the middle stages, then to the first: the ends have the embedding and the head."""
+        """Layers left over go to the middle stages, then to the first: the ends have the embedding and the head.
+
+        With virtual stages those are equal, but the very first and the very last may lack layers, the last more.
+        """
         layers = job.model.layers
         least = floor_div(layers, plans.pp)
         over = layers - least * plans.pp
+        each, lacking = virtual_stage(layers, plans.pp, plans.vpp)
+        last = minimum(each, ceil_div(lacking, 2))
+        cut = (plans.vpp > 1) & (lacking <= 2 * each)
         return StageSplit(
-            first=least + where(over > plans.pp - 2, where(over > 0, 1, 0), 0),
-            middle=least + where(over > 0, 1, 0),
-            last=least,
+            first=where(
+                cut, plans.vpp * each - (lacking - last), least + where((over > plans.pp - 2) & (over > 0), 1, 0)
+            ),
+            middle=where(cut, plans.vpp * each, least + where(over > 0, 1, 0)),
+            last=where(cut, plans.vpp * each - last, least),
         )
 
     def slow_link_share(self, plans: Plans) -> Num:

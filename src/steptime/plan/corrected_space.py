@@ -162,12 +162,15 @@ def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
 
 
 def virtual_stages(layers: int, stages: int) -> list[int]:
-    """Virtual stages per rank that cut a stage's layers evenly.
+    """Virtual stages per rank that cut the layers of a full stage evenly; the two ends may lack some.
 
-    >>> virtual_stages(128, 32), virtual_stages(128, 1), virtual_stages(126, 4)
-    ([1, 2, 4], [1], [1])
+    >>> virtual_stages(128, 32), virtual_stages(128, 1), virtual_stages(126, 16), virtual_stages(61, 16)
+    ([1, 2, 4], [1], [1, 2, 4, 8], [1, 2])
     """
-    return divisors(layers // stages) if stages > 1 and layers % stages == 0 else [1]
+    if stages == 1:
+        return [1]
+    lacking, full = -layers % stages, -(-layers // stages)
+    return [v for v in divisors(full) if v == 1 or lacking <= 2 * full // v]
 
 
 def micro_batch_choices(share: int) -> list[int]:

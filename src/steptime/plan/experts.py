@@ -24,7 +24,7 @@ ROUTER_BYTES = 4.0
 
 def expert_rows(s: Shape, experts: Experts) -> list[Row]:
     """Router, dispatch, experts, combination; the shared expert is the strategy's dense rows."""
-    return [*_router(s, experts), *_dispatch(s), *_products(s, experts), *_combine(s)]
+    return [*_router(s, experts), *_dispatch(s, experts), *_products(s, experts), *_combine(s, experts)]
 
 
 def _router(s: Shape, experts: Experts) -> list[Row]:
@@ -42,11 +42,11 @@ def _router(s: Shape, experts: Experts) -> list[Row]:
     return [replace(product, operator="wide_matmul", kept_bytes=kept, replicated=weights), choice]
 
 
-def _exchange(s: Shape) -> tuple[Transfer, ...]:
+def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
     """The fullest rank receives more than the mean of what ranks send."""
     size = s.sent_rows * s.expert_load * s.hidden * s.element_bytes
     if s.job.exchange_once:
-        size = size * once_share(s.choices, s.plans.ep, s.plans.inside("ep"))
+        size = size * once_share(s.choices, s.plans.ep, s.plans.inside("ep"), experts.groups, experts.groups_per_token)
     return (over("ep", "all_to_all", size),)
 
 
@@ -55,13 +55,13 @@ def _shared_rows(s: Shape) -> Num:
     return s.expert_rows * s.hidden * s.element_bytes
 
 
-def _dispatch(s: Shape) -> list[Row]:
+def _dispatch(s: Shape, experts: Experts) -> list[Row]:
     """Copies in the order of their experts; after the exchange once more, where a rank has several experts."""
     one, sent = s.sharded_tokens * s.hidden * s.element_bytes, s.sent_rows * s.hidden * s.element_bytes
     gathered, whole = (over("etp", "all_gather", _shared_rows(s)),), _shared_rows(s)
     scattered = (over("etp", "reduce_scatter", _shared_rows(s)),)
     return [
-        move("permute", BLOCK, one, sent, forward=_exchange(s), backward=_exchange(s)),
+        move("permute", BLOCK, one, sent, forward=_exchange(s, experts), backward=_exchange(s, experts)),
         move("sort_by_expert", BLOCK, whole, whole, forward=gathered, backward=scattered),
     ]
 
@@ -90,13 +90,13 @@ def _bias(s: Shape, name: str, rows: Num, width: Num, local: Num) -> Row:
     return replace(bias(name, BLOCK, rows, width, element_bytes=s.element_bytes), weights=local * width, expert=True)
 
 
-def _combine(s: Shape) -> list[Row]:
+def _combine(s: Shape, experts: Experts) -> list[Row]:
     one, sent = s.sharded_tokens * s.hidden * s.element_bytes, s.sent_rows * s.hidden * s.element_bytes
     gathered, whole = (over("etp", "all_gather", _shared_rows(s)),), _shared_rows(s)
     scattered = (over("etp", "reduce_scatter", _shared_rows(s)),)
     return [
         move("sort_back", BLOCK, whole, whole, forward=scattered, backward=gathered),
-        move("unpermute", BLOCK, sent, one, forward=_exchange(s), backward=_exchange(s)),
+        move("unpermute", BLOCK, sent, one, forward=_exchange(s, experts), backward=_exchange(s, experts)),
     ]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
-from steptime.num import Num
+from steptime.num import Num, maximum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,23 +115,37 @@ LINKS = (*dict.fromkeys(AXIS_LINKS.values()), "data_links", "stage_links")
 """Parameters that are factors on transfers."""
 PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "spread"))
 SHARES = frozenset({"data_exposed"})
-"""Parameters between 0 and 1; all others are positive."""
+"""Parameters between 0 and 1; all others are positive (or above :data:`LEAST`)."""
+LEAST = {"data_links": 1.0, "stage_links": 1.0}
+"""Least values: what travels as a whole takes no less than on free links; what hides of it is another parameter."""
+TINY = 1e-9
+"""What stands for nothing above a least value."""
 BUSY = ("matrix", "narrow", "attention")
 """Parameters that a device's own factors multiply: its clock under load, and how well its kernels are known."""
 
 
-def to_fitted_scale(name: str, value: float) -> float:
-    """A parameter on the scale on which it is fitted and doubted: logarithm, of a share the logit.
+def without_hiding(framework: Framework) -> Framework:
+    """The framework where nothing of a transfer hides: its factors on links are at least 1.
 
-    >>> to_fitted_scale("matrix", 1.0), to_fitted_scale("data_exposed", 0.5)
-    (0.0, 0.0)
+    A factor below 1 on the exposed time of transfers was fitted to runs that overlap them.
     """
-    return float(np.log(value / (1 - value)) if name in SHARES else np.log(value))
+    whole: dict[str, Any] = {name: maximum(getattr(framework, name), 1.0) for name in LINKS}
+    return replace(framework, **whole)
+
+
+def to_fitted_scale(name: str, value: float) -> float:
+    """A parameter on the scale on which it is fitted and doubted: logarithm (of what it has above its least value
+    where :data:`LEAST` names one), of a share the logit.
+
+    >>> to_fitted_scale("matrix", 1.0), to_fitted_scale("data_exposed", 0.5), to_fitted_scale("data_links", 2.0)
+    (0.0, 0.0, 0.0)
+    """
+    return float(np.log(value / (1 - value)) if name in SHARES else np.log(max(value - LEAST.get(name, 0.0), TINY)))
 
 
 def from_fitted_scale(name: str, fitted: Num) -> Num:
     """The inverse of :func:`to_fitted_scale`, of one value or of many."""
-    out: Num = 1 / (1 + np.exp(-fitted)) if name in SHARES else np.exp(fitted)
+    out: Num = 1 / (1 + np.exp(-fitted)) if name in SHARES else LEAST.get(name, 0.0) + np.exp(fitted)
     return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.num import Num, ceil_div, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
-from steptime.plan.schedules import ZERO_BUBBLE
+from steptime.plan.schedules import ZERO_BUBBLE, virtual_stage
 
 Broken = Callable[[Job, Plans], Any]
 
@@ -50,6 +50,11 @@ def _uneven_expert(job: Job, p: Plans) -> Any:
     return experts is not None and experts.expert_ffn_hidden % p.etp != 0
 
 
+def _unequal(job: Job, p: Plans) -> Any:
+    each, lacking = virtual_stage(job.model.layers, p.pp, p.vpp)
+    return lacking > 2 * each
+
+
 MEMORY = "memory"
 """The reason that is found by the estimate, not by a rule."""
 
@@ -66,8 +71,8 @@ RULES: tuple[Rule, ...] = (
     Rule(name="micro_batch", meaning="the micro-batch is larger than a replica's share of the batch",
          broken=lambda job, p: (p.micro_batch > _share(job, p)) & (p.dp <= job.global_batch)),
     Rule(name="interleaving",
-         meaning="interleaving needs equal virtual stages and micro-batches in multiples of the stages",
-         broken=lambda job, p: (p.vpp > 1) & ((job.model.layers % (p.pp * p.vpp) != 0) | (p.pp < 2)
+         meaning="interleaving needs virtual stages equal but for the ends, and a multiple of pp micro-batches",
+         broken=lambda job, p: (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2)
                                               | (ceil_div(_share(job, p), p.micro_batch) % p.pp != 0))),
     Rule(name="panels", meaning="more SUMMA panels than columns of the hidden dimension",
          broken=lambda job, p: p.panels > job.model.hidden),

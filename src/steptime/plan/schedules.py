@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from steptime.num import Num, ceil_div
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -29,3 +31,21 @@ _ROWS = (
 SCHEDULES: Mapping[str, Schedule] = {row.name: row for row in _ROWS}
 ZERO_BUBBLE = tuple(name for name, row in SCHEDULES.items() if row.fills)
 """Schedules that part the backward pass in two."""
+
+
+def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, Num]:
+    r"""Layers of one virtual stage, and how many the first and the last of them lack together.
+
+    $$k = \left\lceil \frac{L}{p\,v} \right\rceil, \qquad d = p\,v\,k - L$$
+
+    where $L$ = `layers`, $p$ = `stages`, $v$ = `virtual_stages` of each. Embedding and head take the places of the
+    layers that lack, so that $d$ may be up to $2 k$.
+
+    Source: Megatron-Core, `--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split` and
+    `--pipeline-model-parallel-layout`.
+
+    >>> virtual_stage(126, 16, 4), virtual_stage(61, 4, 4), virtual_stage(128, 16, 4)
+    ((2, 2), (4, 3), (2, 0))
+    """
+    each = ceil_div(layers, stages * virtual_stages)
+    return each, stages * virtual_stages * each - layers

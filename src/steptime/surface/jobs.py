@@ -10,7 +10,7 @@ from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
 from steptime.plan.captured import CAPTURED
-from steptime.plan.framework import IDEAL, Framework
+from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
 from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, with_habits
 from steptime.study.modes import Mode
@@ -77,7 +77,7 @@ class Request:
 
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
-    """The job with the habits of its framework, but where the user chose otherwise.
+    """The job with the habits of its framework, but where the user chose otherwise; with ``overlap`` none all shows.
 
     Raises:
         UserError: the exchange of experts shall hide, and the model has none.
@@ -90,6 +90,8 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
     )  # fmt: skip
     accustomed = with_habits(job, job.framework.name)
+    if "overlap" in chosen and not chosen["overlap"]:
+        accustomed = replace(accustomed, framework=without_hiding(job.framework))
     return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
 

@@ -14,6 +14,7 @@ LIMITS = {
     "norms_per_layer": 16, "seq_len": 2**31, "vocab": 2**28, "max_positions": 2**31, "window": 2**31,
     "windowed_layers": 100_000, "weight_bytes": 64, "mtp_depth": 1000,
     "experts": 2**20, "experts_per_token": 2**20, "expert_ffn_hidden": 2**26, "shared_ffn_hidden": 2**26,
+    "groups": 2**20, "groups_per_token": 2**20,
     "moe_layers": 100_000, "q_lora_rank": 2**24, "kv_lora_rank": 2**24, "qk_nope_head_dim": 2**20,
     "qk_rope_head_dim": 2**20, "v_head_dim": 2**20,
     "image_size": 2**20, "patch_size": 2**20, "channels": 2**20, "head_outputs": 2**28,
@@ -88,5 +89,12 @@ def _expert_contradictions(spec: ModelSpec, experts: Experts) -> Iterator[tuple[
         )
     if experts.moe_layers > spec.layers:
         yield "experts.moe_layers", f"{experts.moe_layers} of {spec.layers} layers", f"at most {spec.layers}"
+    if experts.experts % experts.groups:
+        yield "experts.groups", f"is {experts.groups}, with {experts.experts} experts", "give a divisor of them"
+    if experts.groups_per_token > experts.groups:
+        yield (
+            "experts.groups_per_token", f"is {experts.groups_per_token}, with {experts.groups} groups",
+            f"at most {experts.groups}",
+        )  # fmt: skip
     if experts.shared_gate and not experts.shared_ffn_hidden:
         yield "experts.shared_gate", "is true without a shared expert", "give shared_ffn_hidden"

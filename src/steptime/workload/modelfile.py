@@ -38,6 +38,8 @@ class _ExpertsTable(_Table):
     router_bias: bool = False
     shared_gate: bool = False
     expert_bias: bool = False
+    groups: Count = 1
+    groups_per_token: Count = 1
 
 
 class _VisionTable(_Table):

@@ -40,6 +40,10 @@ class Experts:
     """A hidden -> 1 gate on the shared expert (Qwen2-MoE)."""
     expert_bias: bool = False
     """Biases on the matrices of the routed experts (gpt-oss)."""
+    groups: int = 1
+    """Groups of experts, of which a token may choose from some alone (DeepSeek); 1: from all."""
+    groups_per_token: int = 1
+    """Groups that a token chooses from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

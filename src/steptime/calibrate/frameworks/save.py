@@ -12,7 +12,7 @@ from steptime.calibrate.frameworks.fit import EXPERTS, Fitted, noise
 from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS
 from steptime.hardware.profiles import toml_key, toml_text
 from steptime.num import Array
-from steptime.plan.framework import BUSY
+from steptime.plan.framework import BUSY, LEAST
 from steptime.plan.framework_library import framework_table
 
 DIGITS = 5
@@ -50,12 +50,16 @@ def _value(value: str | float) -> str:
     return toml_text(value) if isinstance(value, str) else str(value)
 
 
-def _number(value: float) -> str:
-    return f"{float(value):.{DIGITS}g}"
+def _number(value: float, more: int = 0) -> str:
+    return f"{float(value):.{DIGITS + more}g}"
 
 
 def _values(columns: Array) -> list[str]:
-    return [f"{p.name} = {_number(float(p.outward(columns[i])))}" for i, p in enumerate(PARAMETERS)]
+    """As the fields of a framework; what is fitted above a least value with more digits, as little is left of it."""
+    return [
+        f"{p.name} = {_number(float(p.outward(columns[i])), 3 if p.name in LEAST else 0)}"
+        for i, p in enumerate(PARAMETERS)
+    ]
 
 
 def _doubts(doubts: Array) -> list[str]:

@@ -83,6 +83,7 @@ THEIR_NAMES = {
     "seq_len": "max_position_embeddings", "max_positions": "max_position_embeddings", "window": "sliding_window",
     "windowed_layers": "layer_types", "experts.experts": "num_experts",
     "experts.experts_per_token": "num_experts_per_tok", "experts.expert_ffn_hidden": "moe_intermediate_size",
-    "experts.shared_ffn_hidden": "n_shared_experts", "experts.moe_layers": "moe_layers",
+    "experts.shared_ffn_hidden": "n_shared_experts", "experts.groups": "n_group",
+    "experts.groups_per_token": "topk_group", "experts.moe_layers": "moe_layers",
     "vision.patch_size": "patch_size", "vision.image_size": "image_size", "vision.head_outputs": "num_labels",
 }  # fmt: skip
