@@ -24,6 +24,7 @@ from steptime.surface.framework_fitting import fit_reading
 from steptime.surface.measured_scoring import (
     NOT_ASKED,
     REFUSED,
+    TOO_LARGE,
     RunScore,
     read_any,
     score_reading,
@@ -167,6 +168,23 @@ def test_rows_that_the_fit_has_seen_are_counted(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(measured_scoring, "framework_table", lambda p=provenance: {"provenance": p})
         seen = sum(run.source_key == expected for run in reading.runs)
         assert score_reading(reading).how["seen_by_the_fit"] == (None if expected is None else seen)
+
+
+def test_a_run_that_would_not_fit_by_its_prediction_is_doubted_but_scored(tmp_path: Path):
+    """Llama 3 70B with data parallelism alone: its weights are twice the device; in a row that is said to have run."""
+    row = {
+        "model": "llama3-70b", "gpu": "h100", "n_gpus": "8", "seq_len": "8192", "global_batch_sequences": "8",
+        "tp": "1", "pp": "1", "cp": "1", "zero_stage_or_fsdp": "0", "recompute": "full", "metric_step_time_s": "10",
+    }  # fmt: skip
+    sound = row | {"model": "llama3-8b", "zero_stage_or_fsdp": "FSDP"}
+    score = score_reading(runs_of([TableRow(2, row), TableRow(3, sound)]))
+    assert score.how["doubts"] == {TOO_LARGE: 1}
+    assert len(score.scored) == 2 and not score.missing and all(s.run.supports_claim for s in score.scored)
+    path = tmp_path / "rows.csv"
+    write_rows(score, path)
+    with path.open() as file:
+        flags = [line["flags"] for line in csv.DictReader(file)]
+    assert [TOO_LARGE in text for text in flags] == [True, False]
 
 
 def test_written_rows_hold_every_row(tmp_path: Path):

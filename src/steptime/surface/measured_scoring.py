@@ -32,6 +32,9 @@ SPLITS: Final = (EACH, "source_and_model", "model")
 """What ``--leave-out`` takes beside the key of a source."""
 NOT_ASKED: Final = "not of the source that is left out"
 FAR_OFF: Final = "predicted and measured time differ a hundredfold or more: a wrong unit?"
+TOO_LARGE: Final = "predicted memory exceeds the device: is a setting misread?"
+UNFIT: Final = 0.95
+"""Chance of not fitting, by the prediction, from which on a run that did fit is doubted to be read rightly."""
 REFUSED: Final = "no plausible setting of the run can be modelled"
 
 
@@ -123,8 +126,13 @@ def score_reading(
 def doubts(scored: Sequence[ScoredRun]) -> dict[str, int]:
     """Predicted runs by what is doubtful about them, the most frequent first."""
     found = Counter(str(flag) for s in scored for flag in sorted(s.run.flags & DOUBTS))
-    far = [s for s in timed(scored) if abs(math.log10(s.step_time_s / (s.run.step_time_s or 1.0))) >= 2]
-    return dict((found + Counter({FAR_OFF: len(far)})).most_common())
+    return dict((found + Counter(text for s in scored for text in _against_prediction(s))).most_common())
+
+
+def _against_prediction(s: ScoredRun) -> list[str]:
+    """What the prediction makes doubtful about the reading of a run."""
+    far = bool(timed([s])) and abs(math.log10(s.step_time_s / (s.run.step_time_s or 1.0))) >= 2
+    return [text for text, said in ((FAR_OFF, far), (TOO_LARGE, s.oom_probability > UNFIT)) if said]
 
 
 def _unfitted(runs: Sequence[MeasuredRun], leave_out: str | None) -> dict[str, str]:
@@ -269,7 +277,7 @@ def _scored_cells(s: ScoredRun) -> dict[str, object]:
         "line": run.line, "row_id": run.row_id, "source_key": run.source_key, "model": run.model_name,
         "gpu": run.device, "gpus": run.gpus, "framework": run.framework,
         "memory_predicted_bytes": f"{s.memory_bytes:.6g}",
-        "flags": "; ".join(sorted(str(flag) for flag in run.flags)),
+        "flags": "; ".join([*sorted(str(flag) for flag in run.flags), *_against_prediction(s)]),
     }  # fmt: skip
     if run.time is not None and time is not None:
         cells |= {

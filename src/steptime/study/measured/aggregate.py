@@ -36,6 +36,8 @@ class ScoredRun:
     high_s: float = math.nan
     """95th percentile."""
     memory_bytes: float = math.nan
+    oom_probability: float = math.nan
+    """Chance that the run does not fit its device, by the prediction."""
 
 
 def scale_band(gpus: int) -> str:

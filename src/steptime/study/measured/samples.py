@@ -11,6 +11,7 @@ import numpy as np
 from steptime.calibrate.frameworks.fit import FrameworkFit, Runs, Sample
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.memory_definitions import oom_probability
 from steptime.num import Array
 from steptime.study.measured.engine import Setting, factors_of, settings_of
 from steptime.study.measured.memory import predicted_bytes
@@ -28,6 +29,8 @@ class Modelled:
     memory_bytes: Array
     """Geometric mean of the peak memory over the settings of each run."""
     refused: tuple[tuple[MeasuredRun, str], ...]
+    oom: Array
+    """Chance that a run does not fit its device, by the prediction: the mean over its settings."""
 
 
 def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> Modelled:
@@ -41,6 +44,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     used: list[MeasuredRun] = []
     refused: list[tuple[MeasuredRun, str]] = []
     log_memory: list[float] = []
+    oom: list[float] = []
     for done, run in enumerate(runs, start=1):
         try:
             found = _evaluated(run)
@@ -50,6 +54,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
         for weight, evaluation in found:
             samples.append(Sample.of(len(used), weight, evaluation, **factors_of(run, evaluation.job.attention)))
         log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e in found))
+        oom.append(sum(w * oom_probability(e) for w, e in found))
         used.append(run)
         if progress:
             progress(done, len(runs))
@@ -63,7 +68,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     )  # fmt: skip
     return Modelled(
         runs=tuple(used), fit=FrameworkFit(samples, columns), refused=tuple(refused),
-        memory_bytes=np.exp(log_memory),
+        memory_bytes=np.exp(log_memory), oom=np.array(oom),
     )  # fmt: skip
 
 
