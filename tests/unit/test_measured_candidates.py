@@ -15,8 +15,9 @@ from steptime.study.measured import Candidate, Degrees, MeasuredRun, Recomputati
 from steptime.study.measured.candidates import _expert_ranks, _recomputes
 from steptime.study.measured.engine import factors_of, settings_of
 from steptime.study.measured.fit import fit_weight, needed_bytes
+from steptime.study.measured.meaning import RECOMPUTE
 from steptime.study.measured.read import TableRow, read_rows
-from steptime.study.measured.setting import RECOMPUTE, fed_length, unhidden
+from steptime.study.measured.setting import fed_length, unhidden
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 

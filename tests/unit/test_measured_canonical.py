@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steptime.hardware.library import load_device
-from steptime.study.measured import Recomputation, Sharding
+from steptime.study.measured import Recomputation, Sharding, runs_of
 from steptime.study.measured.architecture import known_model, likely_heads, likely_hidden
 from steptime.study.measured.canonical import (
     attention_kernel,
@@ -96,6 +96,26 @@ def test_quantised_base():
 )  # fmt: skip
 def test_recomputation(text: str, kind: str, share: float):
     assert recomputation(text) == Recomputation(kind=kind, share=share)
+
+
+@pytest.mark.parametrize(
+    ("text", "framework", "kind", "share"),
+    [
+        ("selective", "megatron-core", "attention", 1), ("selective", "torchtitan", "ops", 1),
+        ("selective activation checkpointing", "torchtitan", "ops", 1), ("Selective AC", "automodel", "ops", 1),
+        ("selective op", "torchtitan", "ops", 1), ("selective op", "generic", "ops", 1),
+        ("selective_ac_option=op", "torchtitan", "ops", 1), ("selective 2", "torchtitan", "full", 0.5),
+        ("selective (1/3)", "fms-fsdp", "full", 1 / 3), ("selective_ac_option: '4'", "torchtitan", "full", 0.25),
+        ("selective (attention)", "torchtitan", "attention", 1), ("full", "torchtitan", "full", 1),
+    ],
+)  # fmt: skip
+def test_selective_is_what_the_framework_calls_so(text: str, framework: str, kind: str, share: float):
+    row = {
+        "model": "llama3-8b", "gpu": "h100", "n_gpus": "8", "seq_len": "8192", "global_batch_sequences": "8",
+        "framework": framework, "recompute": text, "metric_step_time_s": "1",
+    }  # fmt: skip
+    (run,) = runs_of([TableRow(2, row)]).runs
+    assert run.recompute == Recomputation(kind=kind, share=share)
 
 
 def test_recomputation_that_is_unknown():

@@ -176,6 +176,9 @@ class Habits:
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces travels over one ring, and so over one NIC of each node."""
 
+    selective: str = "attention"
+    """What it recomputes when asked to do so selectively, in the words of a plan."""
+
     def overlap_with(self, offload: frozenset[str], *, experts: bool) -> frozenset[str]:
         """What hides where so much is kept on the host, copied while the device computes; without experts no ``ep``."""
         own = self.overlap if experts else self.overlap - {"ep"}
@@ -204,6 +207,7 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
 
 
 _MEGATRON = Habits(gradient_dtype="fp32", context="ring", overlap=frozenset({"dp"}), scattered_messages=True)
+_BY_OPERATOR = "norm+activation+outputs"
 _DEEPSPEED_2021 = Habits(kernel="flash2", overlap=frozenset(), single_ring=True)
 HABITS: Mapping[str, Habits] = {
     "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, overlap=frozenset()),
@@ -211,9 +215,10 @@ HABITS: Mapping[str, Habits] = {
     "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True),
     "megascale": Habits(scattered_messages=True),
-    "torchtitan": Habits(gradient_dtype="fp32", context="ring", kernel="flash2"),
-    **dict.fromkeys(("torchtune", "fms-fsdp", "deepspeed", "colossalai"), Habits(kernel="flash2")),
-    "automodel": Habits(kernel="flash2", exchange_once=True),
+    "torchtitan": Habits(gradient_dtype="fp32", context="ring", kernel="flash2", selective=_BY_OPERATOR),
+    **dict.fromkeys(("fms-fsdp", "deepspeed", "colossalai"), Habits(kernel="flash2")),
+    "torchtune": Habits(kernel="flash2", selective=_BY_OPERATOR),
+    "automodel": Habits(kernel="flash2", exchange_once=True, selective=_BY_OPERATOR),
     "composer-fsdp": Habits(kernel="flash1"),
     "deepspeed-2021": _DEEPSPEED_2021,
 }  # fmt: skip
@@ -226,7 +231,9 @@ recipes of Megatron-Core and NeMo Automodel for models with experts dispatch by 
 virtual stages also runs the exchange beside another micro-batch (`overlap_moe_expert_parallel_comm`, in some of the
 recipes) is assumed. Megatron-LM of 2021 reduced gradients after the last backward pass, and so does DeepSpeed unless
 `overlap_comm` is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs that
-arXiv 2104.04473, table 2, compares with move their weights no faster. Others as :class:`Habits` says."""
+arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
+Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
+`activation_checkpoint.selective_ac_option = "op"`). Others as :class:`Habits` says."""
 
 
 def habits_of(name: str) -> Habits:

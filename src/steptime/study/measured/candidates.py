@@ -12,6 +12,7 @@ from steptime.num import divisors
 from steptime.study.measured.canonical import Recomputation, catalogue_device
 from steptime.study.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.study.measured.fit import fit_weight, needed_bytes
+from steptime.study.measured.meaning import shards_of
 from steptime.study.measured.run import MeasuredRun
 from steptime.study.measured.tables import framework_default, recompute_default, table
 
@@ -248,8 +249,7 @@ def _shard_ranks(run: MeasuredRun, degrees: Degrees, zero: int) -> int:
         return 1
     if run.sharding is None:
         return ranks
-    # torchtitan states the shards of the data axis; context ranks hold shards of their own beside.
-    own = run.sharding.ranks if run.framework != "torchtitan" else (run.sharding.ranks or 0) * degrees.cp
+    own = shards_of(run.framework, run.sharding.ranks or 0, degrees.cp)
     stated = own or (ranks // run.sharding.replicas if run.sharding.replicas else ranks)
     return stated if 0 < stated <= ranks and ranks % stated == 0 else ranks
 

@@ -131,27 +131,39 @@ class Recomputation:
     """Share of the layers that it holds for."""
 
 
-def recomputation(text: str) -> Recomputation | None:
+_EVERY: Final = re.compile(r"every[- ]?(other|\d+)|select\w*\W{1,3}(?:1/)?(\d{1,4})\b")
+_BY_OPERATOR: Final = re.compile(r"\bops?\b|op[-_]level|op sac|by operator|toml default")
+
+
+def recomputation(text: str, selective: str = "attention") -> Recomputation | None:
     """Recomputation of a text; None: it says nothing, or nothing that is known.
+
+    Args:
+        text: what the row says.
+        selective: kind that its framework calls selective without further words.
 
     >>> [r and (r.kind, r.share) for r in map(recomputation, ("full (remat)", "selective (every-other-layer)", ""))]
     [('full', 1.0), ('full', 0.5), None]
+    >>> [recomputation(text, "ops").kind for text in ("selective", "selective activation checkpointing", "selective 2")]
+    ['ops', 'ops', 'full']
     """
     low = text.lower()[:300]
-    every = re.search(r"every[- ]?(other|\d+)", low)
-    number = {"other": 2}.get(every.group(1), 0) or int(every.group(1)) if every else 1
+    every = _EVERY.search(low)
+    number = {"other": 2}.get(every.group(1) or "", 0) or int(every.group(1) or every.group(2)) if every else 1
     share = 1 / max(1, number)
     if re.search(r"\boff\b|disabled|\bno\b|without", low) or low.strip() in ("none", "false", "no", "0"):
         return Recomputation(kind="none")
-    if "op-level" in low or "op sac" in low or "toml default" in low:
+    if _BY_OPERATOR.search(low):
         return Recomputation(kind="ops")
     if re.search(r"rmsnorm|layernorm|norms?\b|up-proj", low):
         return Recomputation(kind="norms")
-    if every is not None or re.search(r"\bfull\b|\bremat\b|\blayer|\bblock|\btrue\b|uniform|\bac\b|checkpoint", low):
+    if every is not None or re.search(r"\bfull\b|\bremat\b|\blayer|\bblock|\btrue\b|uniform", low):
         return Recomputation(kind="full", share=share)
-    if re.search(r"select|attention|core|sdpa|mlp", low):
+    if re.search(r"attention|core|sdpa|mlp", low):
         return Recomputation(kind="attention")
-    return None
+    if "select" in low:
+        return Recomputation(kind=selective)
+    return Recomputation(kind="full") if re.search(r"\bac\b|checkpoint", low) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

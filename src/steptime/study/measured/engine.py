@@ -17,8 +17,9 @@ from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
 from steptime.plan.job import PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.study.measured.candidates import Candidate, candidates
+from steptime.study.measured.meaning import recipe
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import PRECISION, job_of, plans_of, unhidden
+from steptime.study.measured.setting import job_of, plans_of, unhidden
 
 EAGER: Final = 2.5
 """Traffic of norms, activations, rotary embeddings and adapters operator by operator, over that of fused kernels: about
@@ -112,7 +113,7 @@ def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:
 
 
 def _setting(run: MeasuredRun, found: Candidate) -> Setting:
-    precision = PRECISION.get(found.precision, found.precision)
+    precision = recipe(found.precision)
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
     return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,

@@ -13,8 +13,9 @@ from steptime.estimate.sizes import sizes_of
 from steptime.num import Array
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.plans import concatenate
+from steptime.study.measured.meaning import recipe
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import PRECISION, job_of, plans_of
+from steptime.study.measured.setting import job_of, plans_of
 
 if TYPE_CHECKING:
     from steptime.study.measured.candidates import Candidate
@@ -30,7 +31,7 @@ def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
     domain = run.gpus_per_node
     for kind in sorted({(c.precision, c.attention) for c in settings}):
         chosen = [i for i, c in enumerate(settings) if (c.precision, c.attention) == kind]
-        job = job_of(run, settings[chosen[0]], PRECISION.get(kind[0], kind[0]))
+        job = job_of(run, settings[chosen[0]], recipe(kind[0]))
         plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
         peak = peak_bytes(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
         out[chosen] = memory_constants().defined(peak, communicators(plans), job.memory.name)["device"]

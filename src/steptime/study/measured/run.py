@@ -23,6 +23,7 @@ from steptime.study.measured.canonical import (
     sharding,
 )
 from steptime.study.measured.degrees import Degrees, batch, degrees
+from steptime.study.measured.meaning import optimizer_called, selective
 from steptime.study.measured.metrics import (
     MEMORY,
     MeasuredMemory,
@@ -138,7 +139,7 @@ def run_of(row: TableRow) -> MeasuredRun:
     per_node = _per_node(row, gpus, flags)
     framework = framework_of(row)
     dtype = _dtype(row, flags)
-    recompute = recomputation(row.text("recompute"))
+    recompute = recomputation(row.text("recompute"), selective(framework))
     likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
     kind, adapter = _workload(row, framework, dtype)
     setting = Setting(
@@ -230,12 +231,7 @@ def _workload(row: TableRow, framework: str, dtype: DtypeName) -> tuple[str, Ada
 
 def _optimizer(row: TableRow) -> str:
     """adam unless the row names another."""
-    text = f"{row.text('workload')} {row.text('notes')}".lower()
-    rules = (
-        (r"8[- ]?bit adam|adam\w*8bit|paged_adamw_8bit", "adam8bit"), (r"\bmuon\b", "muon"), (r"\blamb\b", "lamb"),
-        (r"\badafactor\b", "adafactor"), (r"\bsgd\b", "sgd"),
-    )  # fmt: skip
-    return next((name for pattern, name in rules if re.search(pattern, text)), "adam")
+    return optimizer_called(f"{row.text('workload')} {row.text('notes')}")
 
 
 def _doubts(

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Final
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.study.measured.meaning import RECOMPUTE, modelled_optimizer, zero_of
 from steptime.study.measured.run import MeasuredRun
 
 if TYPE_CHECKING:
     from steptime.study.measured.candidates import Candidate
 
-#: Recomputation of a measured run -> names of the plan's bits.
-RECOMPUTE: Final = {
-    "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
-    "norms": ("norm", "up_projection"), "modules": ("norm", "up_projection", "activation"),
-}  # fmt: skip
-#: Precision of a measured run -> recipe: fp8 without further words is that of Transformer Engine.
-PRECISION: Final = {"fp8": "fp8-te"}
 #: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
 BINNED: Final = frozenset({"ddp"})
 BIN: Final = 64
@@ -73,7 +67,6 @@ def unhidden(run: MeasuredRun) -> frozenset[str]:
 def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
     """The job of a run under one setting; ``precision`` is the name of its recipe."""
     interleaved = (found.degrees.vpp or 1) > 1
-    optimizer = run.optimizer if run.optimizer in OPTIMIZERS else "adam"
     adapter = None
     if run.adapter is not None:
         targets = "attention" if run.adapter.targets in ("qkv", "attention") else "linear"
@@ -81,7 +74,8 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
     job = Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
-        precision=PRECISIONS[precision], optimizer=OPTIMIZERS[optimizer], attention=found.attention,
+        precision=PRECISIONS[precision], optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)],
+        attention=found.attention,
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
         adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
     )  # fmt: skip
@@ -95,7 +89,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
 def plans_of(found: Candidate, domain: int) -> Plans:
     """The plan of a setting, placed in fast domains of so many devices."""
     d = found.degrees
-    zero = found.zero if d.pp == 1 else min(found.zero, 1)
+    zero = zero_of(found.zero, d.pp)
     shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
     return Plans(
         tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,

@@ -39,6 +39,7 @@ HABITS: Final = {
     "tensor_exposed": "share of tp traffic that shows",
     "scattered_messages": "each tp rank sends its part of a message between stages",
     "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
+    "selective": "what is recomputed where it is asked to do so selectively",
 }  # fmt: skip
 WIDE: Final = 3
 """Frameworks beside each other."""
