@@ -11,6 +11,7 @@ import pytest
 from fake_api import Run
 from typer.testing import CliRunner
 
+from doctor_logs import iteration
 from steptime.surface.cli import doctor, estimate, options
 from steptime.surface.cli.main import app
 from steptime.surface.plan_keys import KEYS
@@ -55,7 +56,7 @@ def test_the_framework_of_the_log_is_that_of_the_prediction(run):
 
 
 def test_memory_that_is_off_comes_with_what_would_explain_it(run, tmp_path):
-    """The peak of the same plan without sharded optimiser states, in a log that says they are."""
+    """The peak of the same plan without sharded optimiser states, in a log that does not say whether they are."""
     plan = ("--model", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "256", "--seq", "4096",
             "--tp", "2", "--framework", "megatron-core")  # fmt: skip
     unshared = json.loads(run("estimate", *plan[1:], "--zero", "0", "--json").stdout)["memory_by_definition"][
@@ -63,9 +64,17 @@ def test_memory_that_is_off_comes_with_what_would_explain_it(run, tmp_path):
     ]
     text = Path(MEGATRON).read_text().replace("max allocated: 24100.25", f"max allocated: {unshared / 2**20}")
     path = tmp_path / "m.log"
-    path.write_text(text)
-    (found,) = [f for f in document(run, str(path), "--cluster", "dgx-h100")["findings"] if f["code"] == "memory_off"]
-    assert any("nothing shared out over data-parallel ranks it would be" in line for line in found["evidence"])
+
+    def evidence(text: str) -> list[str]:
+        path.write_text(text)
+        (found,) = [
+            f for f in document(run, str(path), "--cluster", "dgx-h100")["findings"] if f["code"] == "memory_off"
+        ]
+        return found["evidence"]
+
+    silent = text.replace("  use_distributed_optimizer ..................... True\n", "")
+    assert any("nothing shared out over data-parallel ranks it would be" in line for line in evidence(silent))
+    assert not any("nothing shared out" in line for line in evidence(text))
 
 
 def test_what_is_given_wins_and_is_held_against_the_log(run):
@@ -114,6 +123,44 @@ def test_torchtitan_needs_no_more_than_the_cluster(run):
     assert "model llama3-8b: the log calls it llama3 8B" in d["warnings"]
     assert d["measured"]["step_time_s"] == pytest.approx(1.45, abs=0.01)
     assert d["measured"]["step_time_basis"] == "from throughput"
+
+
+def test_the_device_of_the_log_is_held_against_that_of_the_cluster(run, tmp_path):
+    def first(text: str, cluster: str) -> str:
+        path = tmp_path / "t.log"
+        path.write_text(text)
+        found = document(run, str(path), "--cluster", cluster)["findings"][0]
+        return found["evidence"][0] if found["code"] == "inputs" else ""
+
+    text = Path(TITAN).read_text()
+    assert first(text, "dgx-h100") == ""
+    blackwell = text.replace("NVIDIA H100 80GB HBM3 with 79.10GiB", "NVIDIA B200 with 178.36GiB")
+    assert first(blackwell, "dgx-h100") == "dgx-h100 has h100-sxm, but the run names NVIDIA B200 (b200-sxm)"
+    assert first(text, "dgx-b200").endswith("but the run names NVIDIA H100 80GB HBM3 (h100-sxm)")
+
+
+def test_the_device_of_a_trace_is_held_against_that_of_the_cluster(run):
+    job = (TRACE, "--model", "llama2_7b", "--global-batch", "32", "--tp", "2")
+    (found,) = [f for f in document(run, *job, "--cluster", "dgx-b200")["findings"] if f["code"] == "inputs"]
+    assert found["evidence"] == ["dgx-b200 has b200-sxm, but the run names NVIDIA H100 80GB HBM3 (h100-sxm)"]
+    assert "the run names its device: NVIDIA H100 80GB HBM3" in document(run, TRACE)["warnings"]
+
+
+def test_what_the_log_states_rules_out_other_explanations(run, tmp_path):
+    """A step as long as with full recomputation, of a run that says that it recomputes nothing."""
+    job = ("--cluster", "dgx-h100")
+    full_s = document(run, MEGATRON, *job, "--recompute", "full")["predicted"]["step_time_s"]
+    steps = "".join(iteration(i, full_s * 1e3, 256) for i in range(1, 30))
+    head = Path(MEGATRON).read_text().split(" [2026", 1)[0]
+
+    def variants(head: str) -> list[str]:
+        path = tmp_path / "m.log"
+        path.write_text(head + steps)
+        return [f["title"] for f in document(run, str(path), *job)["findings"] if f["code"] == "variant"]
+
+    silent = "".join(line for line in head.splitlines(keepends=True) if "recompute_granularity" not in line)
+    assert variants(silent) == ["the run costs what full recomputation would"]
+    assert variants(head) == []
 
 
 def test_a_trace_beside_the_prediction(run):

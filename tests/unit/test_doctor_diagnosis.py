@@ -111,6 +111,30 @@ def test_a_changed_plan_that_fits_is_named_as_a_guess(base):
     assert "variant" not in codes(megatron(e, variants=(not_so,)))
 
 
+def test_inside_the_band_what_rests_on_the_prediction_is_only_possible(base):
+    """A step of 1.5 s, predicted 1.4 s: what is measured stays a loss, what is predicted becomes a possibility."""
+    fits = Variant(change="full recomputation", step_time_s=1.49)
+    outside = megatron(changed(base), variants=(fits,))
+    inside = megatron(changed(base, step_time_band_s=(1.2, 1.7)), variants=(fits,))
+    assert inside.verdict.where == "inside_band" and not any(f.possible for f in outside.findings)
+    by_code = {f.code: f for f in inside.findings}
+    assert (by_code["variant"].title, by_code["variant"].lost_s) == (
+        "possibly: the run costs what full recomputation would", None,
+    )  # fmt: skip
+    assert by_code["dp_comm"].title == "possibly: all-grads-sync takes longer than predicted"
+    assert by_code["variant"].to_json()["possible"] and not by_code["data"].possible
+    assert by_code["data"].title == "the step waits for data"
+
+
+def test_a_prediction_of_another_job_explains_nothing(base):
+    e = changed(base, step_time_s=1.2, step_time_bracket_s=(0.8, 1.25))
+    fits = Variant(change="full recomputation", step_time_s=1.49)
+    assert "unexplained" in codes(megatron(e))
+    d = megatron(e, variants=(fits,), contradictions=("dgx-h100 has h100-sxm, but the run names NVIDIA B200",))
+    assert codes(d)[0] == "inputs" and "unexplained" not in codes(d)
+    assert {f.code: f.possible for f in d.findings}["variant"]
+
+
 def test_full_memory_and_allocator_retries(base):
     log = read_log(str(DATA / "deepspeed.log"))
     d = diagnose_log(log, {"global_batch": 64}, base)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from doctor_logs import HEAD, MODELS, STEPS, arguments, iteration
 from steptime.study.doctor import catalogue_model, read_log, series_of
 from steptime.study.doctor.records import Log
 
@@ -16,22 +17,6 @@ def log_of(tmp_path: Path, text: str) -> Log:
     path = tmp_path / "x.log"
     path.write_text(text)
     return read_log(str(path))
-
-
-def arguments(**flags: object) -> str:
-    lines = [f"  {name} {'.' * max(48 - len(name), 3)} {value}" for name, value in flags.items()]
-    head, tail = "arguments", "end of arguments"
-    return "\n".join([f"------------------------ {head} ------------------------", *lines,
-                      f"-------------------- {tail} ---------------------", ""])  # fmt: skip
-
-
-def iteration(step: int, ms: float, batch: int = 128) -> str:
-    return (
-        f" [2026-03-01 12:{step // 60:02}:{step % 60:02}.25] iteration {step:8d}/   10000 | consumed samples: "
-        f"{step * batch:12d} | elapsed time per iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): 402.1 | "
-        f"learning rate: 3.000000E-04 | global batch size: {batch:5d} | lm loss: 7.1E+00 | loss scale: 1.0 | "
-        "grad norm: 1.234 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
-    )
 
 
 # Megatron-LM
@@ -85,7 +70,12 @@ def test_what_megatron_prints_of_gradients_sequence_parallelism_and_recomputatio
     assert plan(sequence_parallel=True)["sp"] == "on"
     assert plan(sequence_parallel=False)["sp"] == "off"
     assert plan(recompute_granularity="selective", recompute_modules="['core_attn']")["recompute"] == "attention"
-    assert "recompute" not in plan(recompute_granularity="selective", recompute_modules="['moe_act']")
+    assert plan(recompute_granularity="selective", recompute_modules="None")["recompute"] == "attention"
+    assert plan(recompute_granularity="selective", recompute_modules="['moe_act']")["recompute"] == "activation"
+    several = plan(recompute_granularity="selective", recompute_modules="['layernorm', 'mla_up_proj', 'core_attn']")
+    assert several["recompute"] == "norm+up_projection+attention"
+    assert "recompute" not in plan(recompute_granularity="selective", recompute_modules="['shared_experts']")
+    assert plan(recompute_granularity=None)["recompute"] == "none"
     assert plan(checkpoint_activations=True)["recompute"] == "full"
     block = plan(recompute_granularity="full", recompute_method="block", recompute_num_layers=4)
     assert (block["recompute"], block["recompute_every"]) == ("full", 4)
@@ -183,26 +173,6 @@ def test_a_bar_of_nemo_that_counts_only_by_itself(tmp_path):
 # torchtitan
 
 
-HEAD = "[rank0]:[titan] 2026-03-01 12:00:00,000 - root - INFO - "
-LLAMA = "dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, vocab_size=128256, multiple_of=1024, ffn_dim_multiplier=1.3, norm_eps=1e-05, rope_theta=500000, max_seq_len=8192, depth_init=True"
-MODELS = {
-    "of 2025": f"{HEAD}Building llama3 8B with ModelArgs({LLAMA}, norm_type='rmsnorm')\n",
-    "with protocol": (
-        f"{HEAD}Building llama3 8B with TransformerModelArgs(_enforced='This field is used to enforce all fields have "
-        f"defaults.', {LLAMA}, use_flex_attn=False, attn_mask_type='causal', eos_id=0)\n"
-    ),
-    "json": (
-        f"{HEAD}Building llama3 8Bwith {{\n  \"dim\": 4096,\n  \"n_layers\": 32,\n  \"n_heads\": 32,\n  \"n_kv_heads\": 8,\n"
-        '  "vocab_size": 128256,\n  "multiple_of": 1024,\n  "ffn_dim_multiplier": 1.3,\n  "rope_scaling_args": {\n'
-        '    "scaling_factor": 8.0\n  },\n  "max_seq_len": 8192\n}\n'
-    ),
-}  # fmt: skip
-STEPS = "".join(
-    f"{HEAD}\x1b[31mstep: {i:2}  \x1b[32mloss:  7.8  \x1b[33mmemory: 40.01GiB(50.58%)  \x1b[34mtps: 5,120  \x1b[36mtflops: 296.1\x1b[39m\n"
-    for i in range(1, 7)
-)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_torchtitan_names_its_model(tmp_path, name):
     log = log_of(tmp_path, f"{HEAD}Building 1-D device mesh with ['dp_shard'], [8]\n" + MODELS[name] + STEPS)
@@ -255,7 +225,7 @@ def test_hybrid_shards_stages_and_float8_of_torchtitan(tmp_path):
         tmp_path, mesh + f"{HEAD}Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=True\n" + STEPS
     )
     assert log.stated.plan == {"pp": 4, "dp": 8, "zero": 1}
-    assert log.stated.settings["dtype"] == "fp8"
+    assert log.stated.settings["dtype"] == "fp8-te"
 
 
 # MaxText
@@ -301,7 +271,7 @@ def test_policies_of_maxtext(tmp_path, policy, recompute):
         + COMPLETED,
     )
     assert log.stated.plan.get("recompute") == recompute
-    assert log.stated.settings["dtype"] == "fp8"
+    assert log.stated.settings["dtype"] == "fp8-te"
 
 
 def test_maxtext_without_its_configuration_still_has_its_devices(tmp_path):

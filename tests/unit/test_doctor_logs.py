@@ -36,7 +36,7 @@ def test_megatron_log_is_read():
     assert len(log.steps) == 200
     assert log.stated.settings == {"gpus": 64, "global_batch": 256, "seq": 4096, "dtype": "bf16", "optimizer": "adam"}
     assert log.stated.plan == {
-        "dp": 32, "tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "zero": 1, "overlap": "none",
+        "dp": 32, "tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "zero": 1, "overlap": "none", "recompute": "none",
     }  # fmt: skip
     assert log.stated.model == {"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden": 11008}
     assert log.timers["all-grads-sync"] == pytest.approx((0.12, 0.17))
@@ -69,6 +69,15 @@ def test_deepspeed_log_is_read():
     assert log.peak_memory_bytes == pytest.approx(71.9 * 2**30)
     assert sum(event.kind == "allocator_retry" for event in log.events) == 6
     assert series_of(log, log.stated.settings).median_s == pytest.approx(4.0, abs=0.01)
+
+
+def test_long_names_of_deepspeed_have_no_dots(tmp_path):
+    """The dots fill names up to 29 characters; behind a longer one stand two spaces."""
+    text = (DATA / "deepspeed.log").read_text()
+    assert "train_micro_batch_size_per_gpu ... 2" in text
+    path = tmp_path / "d.log"
+    path.write_text(text.replace("train_micro_batch_size_per_gpu ... 2", "train_micro_batch_size_per_gpu  2"))
+    assert read_log(str(path)).stated.plan["micro_batch"] == 2
 
 
 def test_torchtitan_log_is_read_through_colours_and_ranks():

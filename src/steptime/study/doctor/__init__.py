@@ -1,6 +1,7 @@
 """Reads a training log or a profiler trace and says where the time goes that should not, beside the prediction."""
 
 from steptime.study.doctor.behaviour import fitted_framework
+from steptime.study.doctor.devices import device_contradictions
 from steptime.study.doctor.diagnose import diagnose_log, diagnose_trace
 from steptime.study.doctor.findings import memory_is_off
 from steptime.study.doctor.log import read_log
@@ -20,7 +21,7 @@ from steptime.study.doctor.trace import read_trace
 
 __all__ = [
     "Compared", "Diagnosis", "Finding", "Log", "Stated", "StatedJob", "TraceTimes", "Variant", "Verdict",
-    "catalogue_model", "diagnose_log", "diagnose_trace", "fitted_framework", "framework_of", "kind_of",
-    "memory_is_off", "merged", "model_contradictions", "read_log", "read_trace", "series_of", "stated_by_trace",
-    "trace_times",
+    "catalogue_model", "device_contradictions", "diagnose_log", "diagnose_trace", "fitted_framework", "framework_of",
+    "kind_of", "memory_is_off", "merged", "model_contradictions", "read_log", "read_trace", "series_of",
+    "stated_by_trace", "trace_times",
 ]  # fmt: skip

@@ -220,7 +220,10 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "inputs": {
-        "": ("check model, sequence length, batch, GPUs, dtype and recomputation against the run",),
+        "": (
+            "give what the run has: with another model, device, batch, dtype or plan the rest says little of this run",
+            "check model, sequence length, batch, GPUs and their kind, dtype and recomputation against the run",
+        ),
     },
     "variant": {
         "": ("check that this choice of the plan is what the run uses; give it, or change the run",),

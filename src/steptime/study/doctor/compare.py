@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from steptime.estimate.result import Estimate
+from steptime.study.doctor.rates import rate_row
 from steptime.study.doctor.records import Compared, Log, Series, TraceTimes, Verdict
 from steptime.units import format_seconds
+from steptime.workload.spec import ModelSpec
 
 #: Groups of the estimate that have a row of their own in a trace.
 _ROWED: Final = ("compute", "memory_bound", "optimizer", "pp_comm", "bubble")
@@ -55,14 +57,13 @@ def _step_rows(e: Estimate | None, step_s: float) -> list[Compared]:
     ]  # fmt: skip
 
 
-def log_rows(log: Log, series: Series, e: Estimate | None) -> tuple[Compared, ...]:
+def log_rows(
+    log: Log, series: Series, e: Estimate | None, model: ModelSpec | None = None
+) -> tuple[Compared, ...]:  # fmt: skip
     """Step, MFU, FLOP rate, memory and timers of a log."""
     rows = _step_rows(e, series.median_s)
-    if log.tflops_per_gpu is not None:
-        gpus = 0 if e is None else int(e.workload.get("gpus", 0))
-        predicted = e.model_flops / e.step_time_s / gpus if e is not None and gpus else None
-        rows.append(Compared(name="FLOP/s per GPU", unit="flops_per_s", measured=log.tflops_per_gpu * 1e12,
-                             predicted=predicted, note="measured: as the log counts FLOPs"))  # fmt: skip
+    if (rate := rate_row(log, series.median_s, e, model)) is not None:
+        rows.append(rate)
     if log.peak_memory_bytes is not None:
         predicted = None if e is None else e.memory_by_definition.get(log.memory_kind, e.peak_memory_bytes)
         rows.append(Compared(name=MEMORY, unit="bytes", measured=log.peak_memory_bytes, predicted=predicted,

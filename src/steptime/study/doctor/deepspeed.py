@@ -17,7 +17,7 @@ _SKIPPED: Final = re.compile(r"step=(\d{1,12}), skipped=(\d{1,12})")
 _PIPELINE: Final = re.compile(r"steps: (\d{1,12}) .*?iter time \(s\): " + w.NUMBER)
 _TIMERS: Final = re.compile(r"time \(ms\) \| (.*)$")
 _TIMER: Final = re.compile(r"([a-z][a-z_ -]*?): " + w.NUMBER)
-_PRINTED: Final = re.compile(r"\[config\.py[^\]]*\]\s+([a-z][a-z0-9_]{1,63}) \.{2,} (.*)$")
+_PRINTED: Final = re.compile(r"\[config\.py[^\]]*\]\s+([a-z][a-z0-9_]{1,63}) (?:\.{1,60})? (.*)$")
 _JSON: Final = re.compile(r'^\s*"([a-z][a-z0-9_]{1,63})": ("?[\w.+-]{1,64}"?),?\s*$')
 _CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
 
@@ -98,8 +98,6 @@ class DeepSpeed:
         for dtype, names in (("bf16", ("bfloat16_enabled", "bfloat16_config")), ("fp16", ("fp16_enabled",))):
             if any(g.flags.get(name, "").lower().startswith(("true", "enabled=true")) for name in names):
                 g.settings["dtype"] = dtype
-        optimizer = g.flags.get("optimizer_name", "").lower()
-        if optimizer in ("adam", "adamw", "sgd"):
-            g.settings["optimizer"] = optimizer
+        g.set_optimizer(g.flags.get("optimizer_name", ""))
         if (overlap := g.flags.get("overlap_comm", "").lower()) in ("true", "false"):
             g.plan["overlap"] = "dp" if overlap == "true" else "none"

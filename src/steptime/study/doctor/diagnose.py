@@ -12,6 +12,7 @@ from steptime.study.doctor.findings import (
     input_findings,
     memory_findings,
     memory_row_findings,
+    possibly,
     ranked,
     unexplained_finding,
     variant_findings,
@@ -20,10 +21,12 @@ from steptime.study.doctor.log_findings import log_findings, slow_rank_findings
 from steptime.study.doctor.records import Diagnosis, Log, Series, TraceTimes, Variant
 from steptime.study.doctor.series import rank_spread, series_of
 from steptime.study.doctor.trace_findings import trace_findings
+from steptime.workload.spec import ModelSpec
 
 
 def diagnose_log(
-    log: Log, settings: Mapping[str, Any], estimate: Estimate | None = None, *, contradictions: Sequence[str] = (),
+    log: Log, settings: Mapping[str, Any], estimate: Estimate | None = None, *, model: ModelSpec | None = None,
+    contradictions: Sequence[str] = (),
     variants: Sequence[Variant] = (), memory_variants: Sequence[Variant] = (), notes: Sequence[str] = (),
 ) -> Diagnosis:  # fmt: skip
     """What a log shows, beside the prediction if there is one.
@@ -32,6 +35,7 @@ def diagnose_log(
         log: what :func:`read_log` returns.
         settings: ``global_batch``, ``seq`` and ``gpus`` of the job as far as known.
         estimate: the prediction of the same job.
+        model: its model; with it printed FLOP/s are compared as the log counts them.
         contradictions: what the user gives against what the log states.
         variants: predictions with one choice of the plan changed, held against the step time.
         memory_variants: likewise, held against the peak memory.
@@ -41,7 +45,7 @@ def diagnose_log(
         InputFileError: the log's throughput cannot be turned into times.
     """
     series = series_of(log, settings)
-    rows = log_rows(log, series, estimate)
+    rows = log_rows(log, series, estimate, model)
     retries = sum(event.kind == "allocator_retry" for event in log.events)
     found = [
         *log_findings(log, series, estimate, rows),
@@ -87,7 +91,10 @@ def _all(
 ) -> tuple[Any, ...]:  # fmt: skip
     found = [*input_findings(contradictions, framework), *faster_finding(e, step_s, framework), *found]
     found += variant_findings(e, step_s, variants, framework)
-    return ranked([*found, *unexplained_finding(e, step_s, found, framework)])
+    if not contradictions:
+        found += unexplained_finding(e, step_s, found, framework)
+    doubtful = bool(contradictions) or verdict_of(e, step_s).where == "inside_band"
+    return ranked([possibly(each) for each in found] if doubtful else found)
 
 
 def _log_measured(log: Log, series: Series) -> dict[str, Any]:

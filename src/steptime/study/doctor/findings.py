@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from steptime.estimate.result import Estimate
@@ -24,14 +25,27 @@ MEMORY_RATIOS: Final = (0.75, 1.15)
 _EXPLAINS: Final = 0.35
 #: Order of findings that are not in seconds; the others follow, largest first.
 _FIRST: Final = ("inputs",)
+VARIANT: Final = "variant"
 
 
 def finding(
-    code: str, title: str, lost_s: float | None, evidence: Iterable[str], framework: str, *more: str, advice: str = ""
-) -> Finding:
+    code: str, title: str, lost_s: float | None, evidence: Iterable[str], framework: str, *more: str, advice: str = "",
+    relative: bool = False,
+) -> Finding:  # fmt: skip
     """A finding with the advice of its code, or of ``advice``; ``more`` comes before it."""
     words = (*more, *advice_for(advice or code, framework))
-    return Finding(code=code, title=title, lost_s=lost_s, evidence=tuple(evidence), advice=words)
+    return Finding(
+        code=code, title=title, lost_s=lost_s, evidence=tuple(evidence), advice=words, relative=relative
+    )  # fmt: skip
+
+
+def possibly(found: Finding) -> Finding:
+    """A finding where the prediction agrees with the run, or is not of it: what rests on it is a possibility."""
+    if not found.relative:
+        return found
+    return replace(
+        found, possible=True, title=f"possibly: {found.title}", lost_s=None if found.code == VARIANT else found.lost_s
+    )  # fmt: skip
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -124,14 +138,14 @@ def variant_findings(e: Estimate | None, step_s: float, variants: Sequence[Varia
         "a fit, not a proof: other causes can cost the same",
     )
     title = f"the run costs what {best.change} would"
-    return [finding("variant", title, step_s - e.step_time_s, evidence, framework)]
+    return [finding(VARIANT, title, step_s - e.step_time_s, evidence, framework, relative=True)]
 
 
 def unexplained_finding(
     e: Estimate | None, step_s: float, found: Sequence[Finding], framework: str, known_s: float = 0.0
 ) -> list[Finding]:
     """What is left between the prediction and the measured step once the findings are taken off."""
-    if e is None or any(f.code == "variant" for f in found):
+    if e is None or any(f.code == VARIANT for f in found):
         return []
     explained = known_s + sum(f.lost_s or 0.0 for f in found if f.code not in ("spikes", "outside", "skipped"))
     upper = e.step_time_band_s[1] if e.step_time_band_s is not None else e.step_time_s * 1.05

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from steptime.study.doctor import words as w
 from steptime.study.doctor.records import LogEvent, StepLine
+from steptime.study.measured.meaning import modelled_optimizer, optimizer_called
 
 #: Lines of one rank that are kept; a longer log keeps its first ones.
 MAX_STEPS: Final = 2_000_000
@@ -93,6 +94,16 @@ class Gathered:
         """Keep what was printed of a setting."""
         if len(self.flags) < _MAX_FLAGS:
             self.flags[name] = value[:300]
+
+    def set_optimizer(self, text: str) -> None:
+        """Keep the optimiser, and say so where another stands for it."""
+        if not text or text == "None":
+            return
+        name = text.lower()
+        called = name if modelled_optimizer(name) == name else optimizer_called(name)
+        self.settings["optimizer"] = modelled_optimizer(called)
+        if self.settings["optimizer"] == "adam" and "adam" not in name:
+            self.notes.append(f"optimizer {name[:40]}: predicted as adam")
 
     def add_batch(self, size: int) -> None:
         """Keep the global batch of a step line."""

@@ -12,6 +12,7 @@ from steptime.errors import InputFileError
 from steptime.study.doctor import words as w
 from steptime.study.doctor.behaviour import fitted_framework, written_by
 from steptime.study.doctor.deepspeed import DeepSpeed
+from steptime.study.doctor.devices import Devices
 from steptime.study.doctor.gather import MAX_STEPS, Gathered, Parser
 from steptime.study.doctor.maxtext import MaxText
 from steptime.study.doctor.megatron import Megatron
@@ -36,11 +37,12 @@ def read_log(path: str) -> Log:
     """
     parsers: list[Parser] = [Megatron(), NeMo(), Torchtitan(), DeepSpeed(), MaxText(), Trainer()]
     lines, broken = 0, 0
-    source = Lines(path)
+    source, devices = Lines(path), Devices()
     for raw in source:
         lines += 1
         broken += _BROKEN in raw
         rank, line = w.rank_of(w.plain(raw))
+        devices.feed(line)
         for parser in parsers:
             parser.feed(rank, line)
     for parser in parsers:
@@ -49,7 +51,7 @@ def read_log(path: str) -> Log:
     if not best.gathered.steps:
         raise _no_steps(path, lines, broken, parsers)
     others = [parser.gathered for parser in parsers if parser is not best]
-    log = _log(path, best.name, best.gathered, others)
+    log = _log(path, best.name, best.gathered, others, devices)
     return log if source.cut is None else replace(log, warnings=(*log.warnings, f"the log is cut off: {source.cut}"))
 
 
@@ -73,7 +75,7 @@ def _no_steps(path: str, lines: int, broken: int, parsers: Sequence[Parser]) -> 
     return InputFileError(path, f"has {lines} lines, but none with the time of a step ({wanted})", hint=HINT)
 
 
-def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered]) -> Log:
+def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], devices: Devices) -> Log:
     main = min(g.steps)
     kind = "reserved" if parser == "torchtitan" else "allocated"
     timers = {name: samples for other in (*others, g) for name, samples in other.timers.items()}
@@ -90,7 +92,8 @@ def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered]) -> Log
         timers={name: _middle(samples) for name, samples in timers.items()},
         rank_steps={rank: tuple(s) for rank, s in g.steps.items() if rank >= 0} if len(g.steps) > 1 else {},
         events=(*(event for other in others for event in other.events if event.kind in _ANYWHERE), *g.events),
-        peak_memory_bytes=memory.get(kind), memory_kind=kind, capacity_bytes=g.capacity_bytes,
+        peak_memory_bytes=memory.get(kind), memory_kind=kind, device=devices.name,
+        capacity_bytes=devices.memory_bytes or g.capacity_bytes,
         skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS), restarts=_restarts(g.steps[main]),
         tflops_per_gpu=median(g.tflops) if g.tflops else None, warnings=_warnings(g),
     )  # fmt: skip

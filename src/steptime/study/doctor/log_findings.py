@@ -106,7 +106,8 @@ def _timer_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[
         lost = excess(row, series.median_s)
         if row is None or lost is None or any(inner in log.timers for inner in _HOLDS.get(name, ())):
             continue
-        out.append(finding(code, f"{name} takes longer than predicted", lost, [beside(row)], log.framework))
+        title = f"{name} takes longer than predicted"
+        out.append(finding(code, title, lost, [beside(row)], log.framework, relative=True))
     for name in _DATA_TIMERS:
         data_s = log.timers.get(name, (0.0, 0.0))[1]
         if data_s > WORTH * series.median_s:

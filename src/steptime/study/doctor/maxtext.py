@@ -10,6 +10,7 @@ from typing import Final
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
 from steptime.study.doctor.records import StepLine
+from steptime.study.measured.meaning import recipe_called
 
 _STEP: Final = re.compile(r"completed step:\s*(\d{1,12}), seconds:\s*" + w.NUMBER)
 _TFLOPS: Final = re.compile(r"\bTFLOP/s/device:\s*" + w.NUMBER)
@@ -111,8 +112,6 @@ class MaxText:
             g.plan["micro_batch"] = micro // g.plan["dp"]
         if g.flags.get("remat_policy") in _REMAT:
             g.plan["recompute"] = _REMAT[g.flags["remat_policy"]]
-        dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(g.flags.get("dtype", ""))
-        if dtype:
-            g.settings["dtype"] = "fp8" if g.flags.get("quantization", "").startswith(("fp8", "te_fp8")) else dtype
-        if (optimizer := g.flags.get("opt_type", "")) in ("adamw", "sgd"):
-            g.settings["optimizer"] = optimizer
+        if dtype := recipe_called(g.flags.get("dtype", "")):
+            g.settings["dtype"] = recipe_called(g.flags.get("quantization", "")) or dtype
+        g.set_optimizer(g.flags.get("opt_type", ""))

@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from steptime.plan.job import PRECISIONS
+from steptime.plan.recompute import OTHER_WORDS
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
 from steptime.study.doctor.records import StepLine
+from steptime.study.measured.meaning import recipe_called, recompute_words
 
 _ITERATION: Final = re.compile(r"iteration\s*[:=]?\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
 _ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\)?\s*[:=]\s*" + w.NUMBER, re.I)
@@ -42,6 +45,9 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
     "num_layers": ("model", "layers"), "hidden_size": ("model", "hidden"), "num_attention_heads": ("model", "heads"),
     "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
 }  # fmt: skip
+_SAID: Final = ("True", "False")
+#: Modules of ``--recompute-modules`` that a plan knows.
+_MODULES: Final = frozenset({"core_attn", "layernorm", "mla_up_proj", "moe_act", "moe", "mlp"})
 _OLD_NAMES: Final = frozenset({
     "forward-compute", "backward-compute", "backward-params-all-reduce", "optimizer", "batch-generator",
     "save-checkpoint",
@@ -183,41 +189,80 @@ class Megatron:
 
 def _choices(g: Gathered) -> None:
     flags = g.flags
-    if flags.get("fp8", flags.get("fp8_format", "None")) not in ("None", "False"):
-        g.settings["dtype"] = "fp8"
-    elif flags.get("bf16") == "True":
-        g.settings["dtype"] = "bf16"
-    elif flags.get("fp16") == "True":
-        g.settings["dtype"] = "fp16"
-    if flags.get("optimizer") in ("adam", "sgd"):
-        g.settings["optimizer"] = flags["optimizer"]
-    if flags.get("use_distributed_optimizer") in ("True", "False"):
+    if (dtype := _dtype(flags)) is not None:
+        g.settings["dtype"] = dtype
+    g.set_optimizer(_optimizer(flags))
+    if flags.get("use_distributed_optimizer") in _SAID:
         g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
     if flags.get("deepspeed") == "True" and (stage := w.count(flags.get("zero_stage", ""))) is not None and stage <= 3:
         g.plan["zero"] = stage
     fp32 = flags.get("accumulate_allreduce_grads_in_fp32")
-    if g.settings.get("dtype") in ("bf16", "fp16", "fp8") and fp32 in ("True", "False"):
+    if fp32 in _SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
         narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
         g.plan["gradient_dtype"] = "fp32" if fp32 == "True" else narrow
-    if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in ("True", "False"):
+    if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in _SAID:
         g.plan["sp"] = "on" if flags["sequence_parallel"] == "True" else "off"
     if "overlap_grad_reduce" in flags:
         g.plan["overlap"] = "dp" if flags["overlap_grad_reduce"] == "True" else "none"
+    if (kernel := _attention(flags)) is not None:
+        g.plan["attention"] = kernel
     if "virtual_pipeline_model_parallel_size" in flags and g.plan.get("vpp") == 1:
         del g.plan["vpp"]
+
+
+def _dtype(flags: Mapping[str, str]) -> str | None:
+    """Recipe of the printed formats; None: nothing is printed of them."""
+    for narrow in ("fp4", "fp8"):
+        formats = [
+            flags.get(name, "None") for name in (narrow, f"{narrow}_format", f"{narrow}_e4m3", f"{narrow}_hybrid")
+        ]
+        if any(value not in ("None", "False") for value in formats):
+            return recipe_called(f"{narrow} {flags.get(f'{narrow}_recipe', '')}")
+    said = [name for name in ("bf16", "fp16") if flags.get(name) == "True"]
+    return said[0] if said else "fp32" if flags.get("bf16") == flags.get("fp16") == "False" else None
+
+
+def _optimizer(flags: Mapping[str, str]) -> str:
+    """The optimiser; its gradient descent has momentum unless that is 0."""
+    momentum = w.number(flags.get("sgd_momentum", "0.9"))
+    return "momentum" if flags.get("optimizer") == "sgd" and momentum else flags.get("optimizer", "")
+
+
+def _attention(flags: Mapping[str, str]) -> str | None:
+    """Whether attention is fused: by its backend, a flag for flash attention, or the layers of Transformer Engine."""
+    backend = flags.get("attention_backend", "").lower().rpartition(".")[2]
+    if backend in ("flash", "fused"):
+        return "fused"
+    if backend in ("unfused", "local"):
+        return "unfused"
+    flash = {value for name, value in flags.items() if name.startswith("use_flash_attn") and value in _SAID}
+    if "True" in flash or flags.get("transformer_impl") == "transformer_engine":
+        return "fused"
+    return "unfused" if flash else None
 
 
 def _savings(g: Gathered) -> None:
     """What is recomputed; the older names of the flags are those of 2021 and 2022."""
     flags = g.flags
-    whole = flags.get("recompute_granularity") == "full" or flags.get("checkpoint_activations") == "True"
-    if whole or flags.get("activations_checkpoint_method", "None") in ("uniform", "block"):
+    granularity, method = flags.get("recompute_granularity"), flags.get("activations_checkpoint_method", "None")
+    if granularity == "full" or flags.get("checkpoint_activations") == "True" or method in ("uniform", "block"):
         g.plan["recompute"] = "full"
         each, layers = w.count(flags.get("recompute_num_layers", "")), g.model.get("layers")
         if flags.get("recompute_method") == "block" and each and layers:
             done = each * g.plan.get("pp", 1) * g.plan.get("vpp", 1)
             g.plan["recompute_every"] = max(1, round(layers / done))
-    elif flags.get("recompute_granularity") == "selective" and "core_attn" in flags.get(
-        "recompute_modules", "core_attn"
-    ):
-        g.plan["recompute"] = "attention"
+    elif granularity == "selective":
+        _selective(g)
+    elif granularity == "None" or flags.get("checkpoint_activations") == "False":
+        g.plan["recompute"] = recompute_words("none")
+
+
+def _selective(g: Gathered) -> None:
+    """Modules that are recomputed: the core of attention where none are printed."""
+    modules = re.findall(r"\w+", g.flags.get("recompute_modules", ""))
+    modules = ["core_attn"] if modules in ([], ["None"]) else modules
+    known = {name: OTHER_WORDS.get(name, name) for name in modules if name in _MODULES}
+    if known:
+        g.plan["recompute"] = "+".join(dict.fromkeys(known.values()))
+    if unknown := [name for name in modules if name not in known]:
+        g.notes.append(f"recompute_modules {', '.join(unknown[:5])}: not modelled, left out")

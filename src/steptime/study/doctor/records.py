@@ -65,7 +65,10 @@ class Log:
     peak_memory_bytes: float | None = None
     memory_kind: str = ""
     """``allocated`` or ``reserved``."""
+    device: str = ""
+    """Accelerator as the log names it; empty: it does not, or by a name that the catalogue does not know."""
     capacity_bytes: float | None = None
+    """Memory of the device."""
     skipped_steps: int = 0
     """Optimiser steps skipped after an overflow, the first ones of a dynamic loss scale apart."""
     restarts: int = 0
@@ -232,12 +235,16 @@ class Finding:
     """Seconds per step; None: not to be put in seconds."""
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
+    relative: bool = False
+    """Whether it rests on the prediction, not on what was measured alone."""
+    possible: bool = False
+    """It rests on a prediction that errs by as much as it explains, or is of another job: a possibility, no loss."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "code": self.code, "title": self.title, "lost_s": self.lost_s, "evidence": list(self.evidence),
-            "advice": list(self.advice),
+            "code": self.code, "title": self.title, "lost_s": self.lost_s, "possible": self.possible,
+            "evidence": list(self.evidence), "advice": list(self.advice),
         }  # fmt: skip
 
 

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from steptime.plan.framework import habits_of
 from steptime.plan.framework_library import framework_names
 from steptime.study.doctor.records import Stated
 from steptime.study.doctor.trace import Recording
+from steptime.study.measured.meaning import USUAL, recompute_words, selective, sole_choice, zero_of
 from steptime.workload.library import catalogue_names, load_catalogue_model
 from steptime.workload.spec import ModelSpec
 
 #: Degrees whose product is the number of GPUs.
 _SPACE: Final = ("tp", "tp2", "cp", "pp", "dp")
+#: Recipe that is given and that of the run, where one is a vaguer word for the other.
+_MAY_BE: Final = (("fp8", "fp8-te"), ("fp8", "mxfp8"), ("mxfp8", "fp8-te"))
 #: Entry of a plan -> those that it says more about.
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*_SPACE, "zero")}
 
@@ -30,20 +34,33 @@ class StatedJob:
     contradictions: tuple[str, ...]
     framework: str = ""
     """Fitted framework that the run itself names, and that is used; empty: the user's, or none."""
+    habitual: tuple[str, ...] = ()
+    """What that framework does unless told otherwise, and neither user nor log say, where estimates take another."""
 
 
-def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated) -> StatedJob:
-    """What the user gives, filled with what the log states; the user wins.
+def merged(
+    settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated, *, experts: bool = False
+) -> StatedJob:  # fmt: skip
+    """What the user gives, filled with what the log states and with what its framework always does; the user wins.
 
     ``dp`` is left to follow from the devices and the other degrees; what qualifies something that the user gives
     otherwise is left out with it.
+
+    Args:
+        settings: the user's settings.
+        plan: the user's entries of a plan.
+        stated: what the log says.
+        experts: whether the model has experts.
     """
     filled: list[str] = []
     contradictions: list[str] = []
+    framework = _framework(settings, stated)
+    plan = _in_words_of(settings.get("framework") or framework, plan)
+    said = _overlapped(framework, {**stated.plan, **plan}, stated.plan, experts=experts)
     out = []
-    for given, said in ((settings, stated.settings), (plan, stated.plan)):
+    for given, told in ((settings, stated.settings), (plan, said)):
         table = dict(given)
-        for name, value in said.items():
+        for name, value in told.items():
             if name not in given:
                 if name != "dp" and not any(other in given for other in _QUALIFIES.get(name, ())):
                     table[name] = value
@@ -51,11 +68,52 @@ def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated)
             elif given[name] != value and not _same(name, given[name], value):
                 contradictions.append(f"{name} is given as {given[name]}, but the run says {value}")
         out.append(table)
-    framework = _framework(settings, stated)
+    habitual = _habitual(framework, out[0], out[1])
+    for name, value in habitual.items():
+        out[0 if name == "dtype" else 1][name] = value
     return StatedJob(
         settings=out[0] | ({"framework": framework} if framework else {}), plan=out[1], filled=tuple(filled),
         contradictions=tuple(contradictions), framework=framework,
+        habitual=tuple(f"{name} {value}" for name, value in habitual.items()),
     )  # fmt: skip
+
+
+def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The user's plan, where selective recomputation is what the framework calls so."""
+    if plan.get("recompute") != "selective":
+        return plan
+    return {**plan, "recompute": recompute_words(selective(framework))}
+
+
+def _overlapped(
+    framework: str, whole: Mapping[str, Any], said: Mapping[str, Any], *, experts: bool
+) -> Mapping[str, Any]:  # fmt: skip
+    """What the log states, its word on gradients joined with what else the framework hides.
+
+    Messages between virtual stages hide behind computation, as in measured runs.
+    """
+    interleaved = isinstance(whole.get("vpp"), int) and whole["vpp"] > 1
+    if not framework or not ("overlap" in said or interleaved):
+        return said
+    habit = habits_of(framework).overlap_with(frozenset(), experts=experts)
+    if "overlap" in said:
+        habit = habit - {"dp"} | ({"dp"} if said["overlap"] == "dp" else set())
+    habit = habit | ({"pp"} if interleaved else set())
+    return {**said, "overlap": ",".join(sorted(habit)) or "none"}
+
+
+def _habitual(framework: str, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a framework always does, where nobody says it and estimates would take another."""
+    if not framework:
+        return {}
+    choices = {name: sole_choice(framework, name) for name in USUAL if name not in settings and name not in plan}
+    found: dict[str, Any] = {name: choice for name, choice in choices.items() if choice is not None}
+    if "zero" in found:
+        pp = plan.get("pp", 1)
+        found["zero"] = zero_of(int(found["zero"]), pp if isinstance(pp, int) else 1)
+    if "sp" in found:
+        found["sp"] = "on" if found["sp"] == "true" or plan.get("tp", 1) == 1 else "off"
+    return {name: choice for name, choice in found.items() if choice != USUAL[name]}
 
 
 def _framework(settings: Mapping[str, Any], stated: Stated) -> str:
@@ -68,11 +126,15 @@ def _framework(settings: Mapping[str, Any], stated: Stated) -> str:
 def _same(name: str, given: Any, said: Any) -> bool:
     """Two names of one thing."""
     if name == "optimizer":
-        return {given, said} <= {"adam", "adamw"}
+        return {given, said} <= {"adam", "adamw"} or {given, said} <= {"momentum", "sgd-momentum"}
+    if name == "recompute":
+        return set(str(given).split("+")) == set(str(said).split("+"))
+    if name == "sp":
+        return (str(given).lower() in ("on", "true", "1")) == bool(said == "on")
     if name == "dtype":
-        return str(given).startswith(str(said)) or (said == "fp8" and str(given) in ("mxfp8", "nvfp4"))
+        return (given, said) in _MAY_BE
     if name == "overlap":
-        return set(str(given).split(",")) - {"pp", "ep"} == {str(said)}
+        return ("dp" in str(given).split(",")) == ("dp" in str(said).split(","))
     return False
 
 

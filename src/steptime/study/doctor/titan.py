@@ -10,12 +10,13 @@ from typing import Final
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
 from steptime.study.doctor.records import StepLine
+from steptime.study.measured.canonical import recomputation
+from steptime.study.measured.meaning import recipe_called, recompute_words, selective, shards_of, zero_of
 
 _STEP: Final = re.compile(r"\bstep:\s*(\d{1,12})\s+loss:")
 _TPS: Final = re.compile(r"\b(?:tps|wps):\s*" + w.NUMBER)
 _TFLOPS: Final = re.compile(r"\btflops:\s*" + w.NUMBER)
 _MEMORY: Final = re.compile(r"memory:\s*" + w.NUMBER + r"GiB\(" + w.NUMBER + r"%\)")
-_CAPACITY: Final = re.compile(r"\w+ capacity: .{0,120}? with " + w.NUMBER + r"GiB memory")
 _BATCH: Final = re.compile(
     r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}), .*?sequence length:? (\d{1,9})"
 )
@@ -30,9 +31,9 @@ _MODEL: Final = re.compile(r"Building ([\w.-]{1,60}) +([\w.-]{1,60}?) ?with (?:[
 _SIZED: Final = re.compile(r"Model ([\w.-]{1,60}) ([\w.-]{1,60}) size: [\d,]+ total parameters")
 _FIELD: Final = re.compile(r"""["']?\b([a-z_]{1,40})["']?\s*[=:]\s*([\w.]+)""")
 _OPTION: Final = re.compile(r"""["']selective_ac_option["']: ["'](\w{1,20})["']""")
-#: Value of that option, and what selective checkpointing by operator is here: products keep every second output.
-_PER_OP: Final = "op"
-_PER_OPERATOR: Final = "norm+activation+outputs"
+_CHECKPOINTING: Final = re.compile(r"Appl\w+ (\w{1,30}) activation checkpointing")
+#: ``Swapped to Float8Linear layers``, ``Swapped to MXLinear layers``.
+_NARROW: Final = re.compile(r"Swapped to (?=MX|NV|Fl|FP)(MX|NV)?(Float8|FP8|FP4)?Linear", re.I)
 _AXES: Final[Mapping[str, str]] = {"dp_replicate": "dp", "dp_shard": "dp", "dp": "dp", "dp_shard_cp": "dp"}
 #: Field of the model's arguments -> field here.
 _FIELDS: Final[Mapping[str, str]] = {
@@ -51,6 +52,7 @@ class Torchtitan:
         self._fields: dict[str, str] = {}
         self._open = False
         self._option = ""
+        self._mode = ""
 
     def feed(self, rank: int | None, line: str) -> None:
         """Take one line."""
@@ -88,12 +90,9 @@ class Torchtitan:
         elif match := _BATCH.search(line):
             g.plan["micro_batch"], g.settings["global_batch"] = int(match[1]), int(match[2])
             g.settings["seq"] = int(match[3])
-        elif match := _CAPACITY.search(line):
-            value = w.number(match[1])
-            g.capacity_bytes = value * 2**30 if value else None
         elif match := _OPTION.search(line):
             self._option = match[1]
-        elif "Applied" in line or "Applying" in line or "Swapped to Float8Linear" in line:
+        elif "Applied" in line or "Applying" in line or "Swapped to" in line:
             self._applied(line)
 
     def _step(self, rank: int | None, line: str, step: int) -> None:
@@ -123,7 +122,7 @@ class Torchtitan:
         degrees: dict[str, int] = {}
         named = dict(zip(names, sizes, strict=False))
         if named.get("dp_replicate", 1) > 1 and named.get("dp_shard", 1) > 1:
-            self.gathered.plan["shard"] = named["dp_shard"]
+            self.gathered.plan["shard"] = shards_of(self.name, named["dp_shard"], named.get("cp", 1))
         for name, size in named.items():
             axis = _AXES.get(name, name)
             if axis in ("dp", "tp", "pp", "cp") and size >= 1:
@@ -140,30 +139,39 @@ class Torchtitan:
 
     def _applied(self, line: str) -> None:
         plan = self.gathered.plan
-        if "full activation checkpointing" in line:
-            plan["recompute"] = "full"
-        elif "selective activation checkpointing" in line:
-            plan["recompute"] = _PER_OPERATOR
+        if match := _CHECKPOINTING.search(line):
+            self._mode = match[1]
         elif "FSDP" in line or "HSDP" in line:
             plan["zero"] = 3
         elif "DDP" in line:
             plan["zero"] = 0
-        elif "Float8Linear" in line:
-            self.gathered.settings["dtype"] = "fp8"
+        elif (match := _NARROW.search(line)) and (dtype := recipe_called(f"{match[1] or ''}{match[2] or 'fp8'}")):
+            self.gathered.settings["dtype"] = dtype
 
     def finish(self) -> None:
         """With pipeline stages the local batch is no micro-batch, and weights stay gathered over the step."""
         plan = self.gathered.plan
         if plan.get("pp", 1) > 1:
             plan.pop("micro_batch", None)
-            plan["zero"] = min(plan.get("zero", 1), 1)
-        if plan.get("recompute") == _PER_OPERATOR and self._option.isdigit() and int(self._option) >= 1:
-            plan["recompute"], plan["recompute_every"] = "full", int(self._option)
-        elif plan.get("recompute") == _PER_OPERATOR and self._option != _PER_OP:
-            self.gathered.notes.append(
-                "selective activation checkpointing: by operator, as the log does not say otherwise"
-            )
+            plan["zero"] = zero_of(plan.get("zero", 1), plan["pp"])
+        self._recomputation()
         self.gathered.model.update(_sizes(self._fields))
+
+    def _recomputation(self) -> None:
+        """What the mode and its option mean: read as of a row of measured runs."""
+        g = self.gathered
+        if not self._mode:
+            return
+        option = self._option if self._mode == "selective" else ""
+        found = recomputation(f"{self._mode} {option}", selective(self.name))
+        if found is None:
+            g.notes.append(f"{self._mode} activation checkpointing is not modelled: give --recompute")
+            return
+        g.plan["recompute"] = recompute_words(found.kind)
+        if found.share < 1:
+            g.plan["recompute_every"] = round(1 / found.share)
+        if self._mode == "selective" and not option:
+            g.notes.append("selective activation checkpointing: by operator, as the log does not say otherwise")
 
 
 def _sizes(fields: Mapping[str, str]) -> dict[str, int]:

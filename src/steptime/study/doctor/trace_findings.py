@@ -41,7 +41,7 @@ def _traffic_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Compared
             continue
         against = " more than predicted" if row is not None and row.predicted is not None else ""
         evidence = ([beside(row)] if row is not None and against else []) + _traffic_evidence(each, t)
-        out.append(finding(name, f"{name} is exposed{against}", lost, evidence, framework))
+        out.append(finding(name, f"{name} is exposed{against}", lost, evidence, framework, relative=bool(against)))
     return out
 
 
@@ -73,7 +73,7 @@ def _group_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -> 
         evidence += [f"{k.name[:60]}: {k.calls_per_step:.0f} calls, {format_seconds(k.time_s)}" for k in top]
         if name == "compute" and any("sgemm" in k.name.lower() or "f32f32" in k.name.lower() for k in top):
             evidence.append("some of these products run in fp32")
-        out.append(finding(name, title, lost, evidence, framework))
+        out.append(finding(name, title, lost, evidence, framework, relative=True))
     return out
 
 

@@ -20,6 +20,7 @@ _SAMPLES_PER_S: Final = re.compile(r"['\"]train_samples_per_second['\"]: ['\"]?"
 _BATCH: Final = re.compile(r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]{1,12})")
 _EACH: Final = re.compile(r"Instantaneous batch size per device = (\d{1,9})")
 _DTYPE: Final = re.compile(r"^\s*(bf16|fp16)=(True|False),?\s*$")
+_OPTIMIZER: Final = re.compile(r"^\s*optim=(?:OptimizerNames\.)?(\w{1,40}),?\s*$")
 _CHECKPOINT: Final = re.compile(r"Saving model checkpoint to|Saving (?:current )?model")
 
 
@@ -46,6 +47,8 @@ class Trainer:
         elif match := _DTYPE.match(line):
             if match[2] == "True":
                 g.settings["dtype"] = match[1]
+        elif match := _OPTIMIZER.match(line):
+            g.set_optimizer(match[1].lower().removesuffix("_torch").removesuffix("_torch_fused").removesuffix("_hf"))
         elif _CHECKPOINT.search(line):
             g.add_event("checkpoint")
 

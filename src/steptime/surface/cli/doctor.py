@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from steptime.estimate.result import Estimate
     from steptime.study.doctor import Diagnosis, Log, Stated, StatedJob, Variant
     from steptime.surface.formats.run_toml import RunSpec
+    from steptime.workload.spec import ModelSpec
 
 #: Choices of a plan that a run may have other than stated -> plan entries, and words for them.
 VARIANTS: Final = (
@@ -91,11 +92,12 @@ def diagnose(
         return _trace(file, model, cluster, settings, plan, steps)
     log = doctor.read_log(file)
     prediction = _predict(model, cluster, settings, plan, log.stated)
+    prediction.hold_device(log.device, log.capacity_bytes, log.peak_memory_bytes)
     known = prediction.known
     variants = _variants(prediction, doctor.series_of(log, known).median_s)
     return doctor.diagnose_log(
-        log, known, prediction.estimate, contradictions=prediction.contradictions, variants=variants,
-        memory_variants=_memory_variants(prediction, log), notes=prediction.notes,
+        log, known, prediction.estimate, model=prediction.model, contradictions=prediction.contradictions,
+        variants=variants, memory_variants=_memory_variants(prediction, log), notes=prediction.notes,
     )  # fmt: skip
 
 
@@ -110,6 +112,9 @@ def _trace(
     stated = doctor.Stated(settings=doctor.stated_by_trace(recording), framework=doctor.fitted_framework(framework, {}))
     prediction = _predict(model, cluster, settings, plan, stated)
     times = doctor.trace_times(recording, file, prediction.degrees, steps)
+    prediction.hold_device(times.device or "", times.capacity_bytes)
+    if times.groups["attention"]:
+        prediction.stated["attention"] = "fused"
     return doctor.diagnose_trace(
         times, prediction.estimate, contradictions=prediction.contradictions,
         variants=_variants(prediction, times.step_s), notes=prediction.notes,
@@ -120,12 +125,29 @@ def _trace(
 class _Prediction:
     """The estimate of the job, if there is enough to make one, and how it came about."""
 
-    def __init__(self, job: RunSpec | None, merged: StatedJob, estimate: Estimate | None) -> None:
+    def __init__(
+        self, job: RunSpec | None, merged: StatedJob, estimate: Estimate | None, model: ModelSpec | None = None
+    ) -> None:
         self.job = job
         self.merged = merged
         self.estimate = estimate
+        self.model = model
+        self.stated: dict[str, Any] = {}
+        """Choices of the plan that the run states; they rule out others as explanations."""
         self.contradictions = merged.contradictions
         self.notes: tuple[str, ...] = ()
+
+    def hold_device(self, name: str, capacity_bytes: float | None, peak_bytes: float | None = None) -> None:
+        """Adds what speaks against the run having had the device of the prediction."""
+        from steptime.hardware import load_cluster
+        from steptime.study.doctor import device_contradictions
+
+        if self.job is not None and self.job.cluster is not None:
+            device, cluster = load_cluster(self.job.cluster).device, self.job.cluster
+            found = device_contradictions(device, cluster, name, capacity_bytes, peak_bytes)
+            self.contradictions = (*found, *self.contradictions)
+        elif name:
+            self.notes += (f"the run names its device: {name}",)
 
     @property
     def known(self) -> dict[str, Any]:
@@ -148,6 +170,7 @@ def _predict(
 ) -> _Prediction:
     from steptime.study import doctor
     from steptime.surface.cli.job import estimate_of, job_from
+    from steptime.surface.models import load_model
 
     notes: list[str] = []
     if model is None and (model := doctor.catalogue_model(stated.model, stated.model_name)):
@@ -155,10 +178,14 @@ def _predict(
     elif model is None and stated.model_name:
         notes.append(f"no model of the catalogue has name and sizes of the log's {stated.model_name}: give --model")
     base = None if model is None else job_from(model, cluster, settings, plan)
-    merged = doctor.merged(settings if base is None else base.settings, plan if base is None else base.plan, stated)
+    spec = None if base is None or base.cluster is None else load_model(base.model)
+    merged = doctor.merged(
+        settings if base is None else base.settings, plan if base is None else base.plan, stated,
+        experts=spec is not None and spec.experts is not None,
+    )  # fmt: skip
     if merged.filled:
         notes.append("from the run itself: " + ", ".join(merged.filled))
-    if base is None or base.cluster is None:
+    if base is None or base.cluster is None or spec is None:
         missing = [name for name, value in (("--model", model), ("--cluster", base.cluster if base else cluster))
                    if value is None]  # fmt: skip
         notes.append(f"without {' and '.join(missing)} there is no prediction to compare with")
@@ -166,12 +193,13 @@ def _predict(
     else:
         if merged.framework:
             notes.append(f"framework {merged.framework}: that of the run; --framework names another")
+        if merged.habitual:
+            notes.append(f"as {merged.framework} does unless told otherwise: " + ", ".join(merged.habitual))
         job = job_from(base.model, base.cluster, merged.settings, merged.plan)
-        out = _Prediction(job, merged, estimate_of(job))
-        from steptime.surface.models import load_model
-
-        out.contradictions += doctor.model_contradictions(load_model(base.model), stated.model)
+        out = _Prediction(job, merged, estimate_of(job), spec)
+        out.contradictions += doctor.model_contradictions(spec, stated.model)
     out.notes = tuple(notes)
+    out.stated = dict(stated.plan)
     return out
 
 
@@ -202,7 +230,7 @@ def _memory_variants(prediction: _Prediction, log: Log) -> tuple[Variant, ...]:
 
 
 def _changed(prediction: _Prediction, choices: Sequence[tuple[str, Any, str]]) -> tuple[Variant, ...]:
-    """Predictions with each of these choices, where it is another than the plan's and legal."""
+    """Predictions with each of these choices, where it is another than the plan's, not against the run, and legal."""
     from dataclasses import replace
 
     from steptime.errors import UserError
@@ -214,7 +242,7 @@ def _changed(prediction: _Prediction, choices: Sequence[tuple[str, Any, str]]) -
         return ()
     out = []
     for name, value, change in choices:
-        if value in (job.plan.get(name), estimate.plan.get(name)):
+        if value in (job.plan.get(name), estimate.plan.get(name)) or prediction.stated.get(name, value) != value:
             continue
         try:
             changed = estimate_of(replace(job, plan={**job.plan, name: value}))

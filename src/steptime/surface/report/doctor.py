@@ -99,6 +99,10 @@ def _print_top(out: Console, kernels: list[Mapping[str, Any]]) -> None:
 
 def _print_findings(out: Console, d: Diagnosis) -> None:
     t.heading(out, "findings, by seconds lost per step" if d.findings else "no findings")
+    if any(each.possible for each in d.findings):
+        inside = d.verdict.where == "inside_band"
+        why = "The step is inside the error band" if inside else "The prediction is not of this run"
+        out.print(f"{why}: what differs from it is a possibility, no loss.")
     for i, each in enumerate(d.findings, 1):
         _print_finding(out, i, each, d.measured["step_time_s"])
 
