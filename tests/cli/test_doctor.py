@@ -139,6 +139,17 @@ def test_the_device_of_the_log_is_held_against_that_of_the_cluster(run, tmp_path
     assert first(text, "dgx-b200").endswith("but the run names NVIDIA H100 80GB HBM3 (h100-sxm)")
 
 
+def test_a_recipe_that_the_given_device_has_not_names_the_device_of_the_run(run, tmp_path):
+    path = tmp_path / "t.log"
+    head, rest = Path(TITAN).read_text().split("CUDA capacity", 1)
+    path.write_text(f"{head}Swapped to MXLinear layers\n[rank0]: CUDA capacity{rest}")
+    result = run("doctor", str(path), "--cluster", "dgx-a100")
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.split())
+    assert "dgx-a100 has a100-sxm-40gb, but the run names NVIDIA H100 80GB HBM3 (h100-sxm)" in text
+    assert "no matrix rate for fp8" in text
+
+
 def test_the_device_of_a_trace_is_held_against_that_of_the_cluster(run):
     job = (TRACE, "--model", "llama2_7b", "--global-batch", "32", "--tp", "2")
     (found,) = [f for f in document(run, *job, "--cluster", "dgx-b200")["findings"] if f["code"] == "inputs"]
@@ -161,6 +172,19 @@ def test_what_the_log_states_rules_out_other_explanations(run, tmp_path):
     silent = "".join(line for line in head.splitlines(keepends=True) if "recompute_granularity" not in line)
     assert variants(silent) == ["the run costs what full recomputation would"]
     assert variants(head) == []
+
+
+def test_fp8_that_is_given_is_less_than_the_fp8_of_the_run(run, tmp_path):
+    """The plain recipe is the user's choice, and no contradiction; that it leaves out casts and copies is said."""
+    path = tmp_path / "m.log"
+    line = f"fp8 {43 * '.'} "
+    path.write_text(Path(MEGATRON).read_text().replace(f"{line}None", f"{line}hybrid"))
+    own, given = (document(run, str(path), "--cluster", "dgx-h100", *more) for more in ((), ("--dtype", "fp8")))
+    assert own["predicted"]["workload"]["dtype"] == "fp8-te"
+    assert own["predicted"]["step_time_s"] > 1.02 * given["predicted"]["step_time_s"]
+    note = "dtype fp8 is the rate of products alone; the run's own, fp8-te, also casts and copies"
+    assert note in given["warnings"] and note not in own["warnings"]
+    assert not any(f["code"] == "inputs" and "dtype" in f["evidence"][0] for f in given["findings"])
 
 
 def test_a_trace_beside_the_prediction(run):

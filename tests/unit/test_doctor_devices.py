@@ -30,7 +30,7 @@ GIB = 2**30
          "NVIDIA A100-SXM4-40GB", None),
         ('  "gpu_name": "NVIDIA H20",', "NVIDIA H20", None),
         ("CUDA out of memory. GPU 3 has a total capacity of 79.10 GiB of which 1 GiB is free", "", 79.1),
-        ("  device_name ........ cuda", "", None),
+        ("device_name: cuda", "", None),
         ("NVIDIA Release 24.05 (build 91431255)", "", None),
         ("Building 1-D device mesh with ['dp_shard'], [8]", "", None),
     ],

@@ -131,8 +131,12 @@ def test_a_prediction_of_another_job_explains_nothing(base):
     fits = Variant(change="full recomputation", step_time_s=1.49)
     assert "unexplained" in codes(megatron(e))
     d = megatron(e, variants=(fits,), contradictions=("dgx-h100 has h100-sxm, but the run names NVIDIA B200",))
-    assert codes(d)[0] == "inputs" and "unexplained" not in codes(d)
+    assert codes(d)[0] == "inputs"
     assert {f.code: f.possible for f in d.findings}["variant"]
+    bare = megatron(e, contradictions=d.findings[0].evidence)
+    assert "unexplained" not in codes(bare)
+    fast = megatron(changed(base, step_time_bracket_s=(2.0, 4.0)), contradictions=d.findings[0].evidence)
+    assert codes(fast).count("inputs") == 1
 
 
 def test_full_memory_and_allocator_retries(base):

@@ -83,6 +83,58 @@ def test_what_megatron_prints_of_gradients_sequence_parallelism_and_recomputatio
     assert whole["recompute"] == "full" and "recompute_every" not in whole
 
 
+@pytest.mark.parametrize(
+    ("flags", "plan"),
+    [
+        ({"use_distributed_optimizer": True}, {"zero": 1}),
+        ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 4}, {"zero": 1, "shard": 4}),
+        ({"use_distributed_optimizer": False, "num_distributed_optimizer_instances": 4}, {"zero": 0}),
+        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"}, {"zero": 2}),
+        ({"use_custom_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}, {"zero": 3}),
+        ({"use_torch_fsdp2": True}, {"zero": 3}),
+    ],
+)  # fmt: skip
+def test_what_ranks_of_megatron_share_out(tmp_path, flags, plan):
+    text = arguments(data_parallel_size=8, context_parallel_size=2, **flags)
+    log = log_of(tmp_path, text + "".join(iteration(i, 1500.0) for i in range(1, 6)))
+    assert {name: log.stated.plan.get(name) for name in plan} == plan and ("shard" in log.stated.plan) == (
+        "shard" in plan
+    )
+
+
+def test_formats_and_optimisers_of_megatron(tmp_path):
+    steps = "".join(iteration(i, 1500.0) for i in range(1, 6))
+
+    def stated(**flags: object) -> tuple[object, object, int]:
+        log = log_of(tmp_path, arguments(**flags) + steps)
+        return log.stated.settings.get("dtype"), log.stated.settings.get("optimizer"), len(log.warnings)
+
+    assert stated(bf16=True, fp16=False, fp8=None, optimizer="adam") == ("bf16", "adam", 0)
+    assert stated(bf16=False, fp16=False) == ("fp32", None, 0)
+    assert stated(bf16=True, fp8="hybrid", fp8_recipe="some new one, or another") == ("fp8-te", None, 0)
+    assert stated(bf16=True, fp8_e4m3=False, fp8_hybrid=True)[0] == "fp8-te"
+    assert stated(bf16=True, fp4="e2m1", fp4_recipe="nvfp4")[0] == "nvfp4"
+    assert stated(optimizer="sgd", sgd_momentum=0.9)[1] == "momentum"
+    assert stated(optimizer="sgd", sgd_momentum=0.0)[1] == "sgd"
+    assert stated(optimizer="dist_muon")[1:] == ("adam", 1)
+    assert stated(recompute_granularity="selective", recompute_modules="['moe_act', 'shared_experts']")[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "attention"),
+    [
+        ({}, None), ({"attention_backend": "AttnBackend.flash"}, "fused"), ({"attention_backend": "local"}, "unfused"),
+        ({"attention_backend": "AttnBackend.auto", "transformer_impl": "transformer_engine"}, "fused"),
+        ({"use_flash_attn": False, "transformer_impl": "transformer_engine"}, "fused"),
+        ({"use_flash_attn": False, "transformer_impl": "local"}, "unfused"),
+        ({"use_flash_attn_v1": False, "use_flash_attn_v2": True}, "fused"),
+    ],
+)  # fmt: skip
+def test_attention_of_megatron(tmp_path, flags, attention):
+    log = log_of(tmp_path, arguments(**flags) + "".join(iteration(i, 1500.0) for i in range(1, 6)))
+    assert log.stated.plan.get("attention") == attention
+
+
 ODD = (
     "  Total train batch size (w. parallel, distributed & accumulation) = ,,,",
     f"{'9' * 30}/{'9' * 30} completed step: 1, seconds: 1e300, TFLOP/s/device: nan, Tokens/s/device: 0, total_weights: 0,",

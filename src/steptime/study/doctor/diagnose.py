@@ -89,7 +89,8 @@ def _all(
     found: list[Any], e: Estimate | None, step_s: float, contradictions: Sequence[str], variants: Sequence[Variant],
     framework: str,
 ) -> tuple[Any, ...]:  # fmt: skip
-    found = [*input_findings(contradictions, framework), *faster_finding(e, step_s, framework), *found]
+    wrong = input_findings(contradictions, framework) or faster_finding(e, step_s, framework)
+    found = [*wrong, *found]
     found += variant_findings(e, step_s, variants, framework)
     if not contradictions:
         found += unexplained_finding(e, step_s, found, framework)

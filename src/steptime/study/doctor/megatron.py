@@ -48,6 +48,8 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
 _SAID: Final = ("True", "False")
 #: Modules of ``--recompute-modules`` that a plan knows.
 _MODULES: Final = frozenset({"core_attn", "layernorm", "mla_up_proj", "moe_act", "moe", "mlp"})
+#: ``--data-parallel-sharding-strategy`` -> ZeRO stage.
+_FSDP: Final[Mapping[str, int]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _OLD_NAMES: Final = frozenset({
     "forward-compute", "backward-compute", "backward-params-all-reduce", "optimizer", "batch-generator",
     "save-checkpoint",
@@ -192,10 +194,7 @@ def _choices(g: Gathered) -> None:
     if (dtype := _dtype(flags)) is not None:
         g.settings["dtype"] = dtype
     g.set_optimizer(_optimizer(flags))
-    if flags.get("use_distributed_optimizer") in _SAID:
-        g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
-    if flags.get("deepspeed") == "True" and (stage := w.count(flags.get("zero_stage", ""))) is not None and stage <= 3:
-        g.plan["zero"] = stage
+    _sharding(g)
     fp32 = flags.get("accumulate_allreduce_grads_in_fp32")
     if fp32 in _SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
         narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
@@ -210,6 +209,23 @@ def _choices(g: Gathered) -> None:
         del g.plan["vpp"]
 
 
+def _sharding(g: Gathered) -> None:
+    """What data-parallel ranks share out: DeepSpeed's stage, the strategy of FSDP, or the distributed optimiser."""
+    flags = g.flags
+    if flags.get("use_distributed_optimizer") in _SAID:
+        g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
+    instances = w.count(flags.get("num_distributed_optimizer_instances", "")) or 1
+    ranks = g.plan.get("dp", 1) * g.plan.get("cp", 1)
+    if g.plan.get("zero") and 1 < instances < ranks and ranks % instances == 0:
+        g.plan["shard"] = ranks // instances
+    if flags.get("use_torch_fsdp2") == "True":
+        g.plan["zero"] = 3
+    elif "True" in (flags.get("use_megatron_fsdp"), flags.get("use_custom_fsdp")):
+        g.plan["zero"] = _FSDP.get(flags.get("data_parallel_sharding_strategy", ""), 3)
+    if flags.get("deepspeed") == "True" and (stage := w.count(flags.get("zero_stage", ""))) is not None and stage <= 3:
+        g.plan["zero"] = stage
+
+
 def _dtype(flags: Mapping[str, str]) -> str | None:
     """Recipe of the printed formats; None: nothing is printed of them."""
     for narrow in ("fp4", "fp8"):
@@ -217,7 +233,7 @@ def _dtype(flags: Mapping[str, str]) -> str | None:
             flags.get(name, "None") for name in (narrow, f"{narrow}_format", f"{narrow}_e4m3", f"{narrow}_hybrid")
         ]
         if any(value not in ("None", "False") for value in formats):
-            return recipe_called(f"{narrow} {flags.get(f'{narrow}_recipe', '')}")
+            return recipe_called(f"{narrow} {flags.get(f'{narrow}_recipe', '')}") or recipe_called(narrow)
     said = [name for name in ("bf16", "fp16") if flags.get(name) == "True"]
     return said[0] if said else "fp32" if flags.get("bf16") == flags.get("fp16") == "False" else None
 

@@ -86,12 +86,18 @@ def diagnose(
     Raises:
         UserError: the file is neither, or the job cannot be estimated.
     """
+    from steptime.errors import UserError
     from steptime.study import doctor
 
     if doctor.kind_of(file) == "trace":
         return _trace(file, model, cluster, settings, plan, steps)
     log = doctor.read_log(file)
-    prediction = _predict(model, cluster, settings, plan, log.stated)
+    try:
+        prediction = _predict(model, cluster, settings, plan, log.stated)
+    except UserError as error:
+        if cluster is None or not (found := _device_contradictions(cluster, log.device, log.capacity_bytes)):
+            raise
+        raise UserError(found[0], hint=f"give the cluster that it ran on; with this one: {error}") from None
     prediction.hold_device(log.device, log.capacity_bytes, log.peak_memory_bytes)
     known = prediction.known
     variants = _variants(prediction, doctor.series_of(log, known).median_s)
@@ -139,12 +145,8 @@ class _Prediction:
 
     def hold_device(self, name: str, capacity_bytes: float | None, peak_bytes: float | None = None) -> None:
         """Adds what speaks against the run having had the device of the prediction."""
-        from steptime.hardware import load_cluster
-        from steptime.study.doctor import device_contradictions
-
         if self.job is not None and self.job.cluster is not None:
-            device, cluster = load_cluster(self.job.cluster).device, self.job.cluster
-            found = device_contradictions(device, cluster, name, capacity_bytes, peak_bytes)
+            found = _device_contradictions(self.job.cluster, name, capacity_bytes, peak_bytes)
             self.contradictions = (*found, *self.contradictions)
         elif name:
             self.notes += (f"the run names its device: {name}",)
@@ -163,6 +165,15 @@ class _Prediction:
         """Ranks of each axis, as far as known."""
         plan = self.merged.plan if self.estimate is None else self.estimate.plan
         return {axis: plan[axis] for axis in ("tp", "cp", "ep", "dp", "pp") if isinstance(plan.get(axis), int)}
+
+
+def _device_contradictions(
+    cluster: str, name: str, capacity_bytes: float | None, peak_bytes: float | None = None
+) -> tuple[str, ...]:  # fmt: skip
+    from steptime.hardware import load_cluster
+    from steptime.study.doctor import device_contradictions
+
+    return device_contradictions(load_cluster(cluster).device, cluster, name, capacity_bytes, peak_bytes)
 
 
 def _predict(
@@ -193,6 +204,9 @@ def _predict(
     else:
         if merged.framework:
             notes.append(f"framework {merged.framework}: that of the run; --framework names another")
+        if merged.settings.get("dtype") == "fp8" != stated.settings.get("dtype", "fp8"):
+            said = stated.settings["dtype"]
+            notes.append(f"dtype fp8 is the rate of products alone; the run's own, {said}, also casts and copies")
         if merged.habitual:
             notes.append(f"as {merged.framework} does unless told otherwise: " + ", ".join(merged.habitual))
         job = job_from(base.model, base.cluster, merged.settings, merged.plan)
