@@ -116,6 +116,13 @@ def test_a_run_toml_is_taken_as_the_job(run, tmp_path):
     assert d["findings"][0]["evidence"] == ["zero is given as 2, but the run says 3"]
 
 
+def test_recomputation_that_nobody_states_is_a_note(run):
+    note = "what is recomputed is neither given nor stated: predicted as nothing"
+    assert note in document(run, TITAN, "--cluster", "dgx-h100")["warnings"]
+    assert note not in document(run, TITAN, "--cluster", "dgx-h100", "--recompute", "full")["warnings"]
+    assert note not in document(run, MEGATRON, "--cluster", "dgx-h100")["warnings"]
+
+
 def test_torchtitan_needs_no_more_than_the_cluster(run):
     d = document(run, TITAN, "--cluster", "dgx-h100")
     assert d["predicted"]["model"] == "llama3-8b"

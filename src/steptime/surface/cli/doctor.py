@@ -209,6 +209,8 @@ def _predict(
             notes.append(f"dtype fp8 is the rate of products alone; the run's own, {said}, also casts and copies")
         if merged.habitual:
             notes.append(f"as {merged.framework} does unless told otherwise: " + ", ".join(merged.habitual))
+        if "recompute" not in merged.plan:
+            notes.append("what is recomputed is neither given nor stated: predicted as nothing")
         job = job_from(base.model, base.cluster, merged.settings, merged.plan)
         out = _Prediction(job, merged, estimate_of(job), spec)
         out.contradictions += doctor.model_contradictions(spec, stated.model)
