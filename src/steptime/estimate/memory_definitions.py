@@ -90,6 +90,14 @@ def oom_probability(e: Evaluation) -> float:
     return exceeding(needed, e.machine.memory_bytes, memory_constants().deviation["device"])
 
 
+def likely_fits(allocated: Num, plans: Plans, framework: str, capacity_bytes: float) -> Any:
+    """Whether plans of that allocated peak run out of memory with a chance of one half at most, plan by plan.
+
+    The chance is one half where the memory used on the device, the median, is the capacity.
+    """
+    return memory_constants().defined(allocated, communicators(plans), framework)["device"] <= capacity_bytes
+
+
 def exceeding(needed_bytes: float, capacity_bytes: float, deviation: float) -> float:
     """Probability that a log-normal need with that median exceeds a capacity.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from steptime.num import ceil_div
+from steptime.plan.framework import MODEL_AXES, habits_of
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
@@ -46,3 +47,37 @@ def micro_batch_taken(time: Terms, share: int) -> tuple[str, ...]:
     paced = max(groups, key=lambda group: groups[group]) == HOST
     larger = "; the host paces the step, so a larger one would help" if paced else ""
     return (f"micro_batch was not given: 1 was taken; a replica has {share} sequences{larger}",)
+
+
+def beyond_framework(framework: str, plans: Plans) -> tuple[str, ...]:
+    """Notes where a plan has an axis or a ZeRO stage that its framework has not.
+
+    >>> beyond_framework("ddp", Plans(dp=8, tp=2, zero=0))
+    ('ddp has no tp, so no run of it stands behind a plan with tp 2',)
+    >>> beyond_framework("torchtitan", Plans(dp=8, zero=1))
+    ('torchtitan has no ZeRO-1 without a pipeline: it has ZeRO-0, 2, 3',)
+    >>> beyond_framework("torchtitan", Plans(dp=8, pp=2, zero=1)), beyond_framework("generic", Plans(dp=8, cp=2))
+    ((), ())
+    """
+    habits = habits_of(framework)
+    lacking = [axis for axis in MODEL_AXES if axis not in habits.axes and getattr(plans, axis) > 1]
+    out = []
+    if lacking:
+        degrees = " ".join(f"{axis} {int(getattr(plans, axis))}" for axis in lacking)
+        out.append(f"{framework} has no {', '.join(lacking)}, so no run of it stands behind a plan with {degrees}")
+    stages = habits.stages_with(int(plans.pp))
+    if plans.dp > 1 and int(plans.zero) not in stages:
+        where = "without a pipeline" if plans.pp == 1 else "with a pipeline"
+        had = ", ".join(map(str, sorted(stages)))
+        out.append(f"{framework} has no ZeRO-{int(plans.zero)} {where}: it has ZeRO-{had}")
+    return tuple(out)
+
+
+def stage_taken(framework: str, stage: int) -> tuple[str, ...]:
+    """A note where no ZeRO stage was given and the framework's is not that of a framework without habits.
+
+    >>> stage_taken("torchtitan", 3), stage_taken("generic", 1)
+    (('zero was not given: 3 was taken, as torchtitan does',), ())
+    """
+    usual = habits_of("").zero
+    return () if stage == usual else (f"zero was not given: {stage} was taken, as {framework} does",)

@@ -15,7 +15,7 @@ from steptime.estimate.graph.kernels import with_further_models
 from steptime.estimate.machine import Constant, Machine, constants_of, curve_constants, machine_of, weakest
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import model_flops_per_step, recomputed_flops_per_step, utilisation
-from steptime.estimate.notes import uneven_batch
+from steptime.estimate.notes import beyond_framework, uneven_batch
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.terms_of import (
     details_of,
@@ -134,9 +134,15 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        notes=uneven_batch(job, plans) if method.calibrated else (),
+        notes=notes_on(setting, plans) if method.calibrated else (),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
+
+
+def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
+    """What a reader has to know about a plan of a job before using its numbers."""
+    job = setting.job
+    return (*uneven_batch(job, plans), *beyond_framework(job.framework.name, plans))
 
 
 def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, Any]:

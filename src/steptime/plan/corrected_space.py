@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -9,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from steptime.num import Array, ceil_div, divisors
+from steptime.plan.framework import Habits
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
@@ -31,7 +33,9 @@ class CorrectedSpace(Space):
     recompute: tuple[int, ...] = (RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"])
     """Codes that are tried."""
     zero: tuple[int, ...] = (1, 3)
-    """ZeRO stages that are tried; those above 1 only without a pipeline."""
+    """ZeRO stages that are tried without a pipeline; one of them where nobody is there to share with."""
+    piped_zero: tuple[int, ...] = ()
+    """ZeRO stages that are tried with a pipeline; empty: those of :attr:`zero` up to 1."""
     vpp: tuple[int, ...] = ()
     """Virtual stages that are tried; empty: all that cut a stage's layers evenly."""
     micro_batch: tuple[int, ...] = ()
@@ -49,7 +53,18 @@ class CorrectedSpace(Space):
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The same space with some columns at one value each."""
         known = {name: (value,) for name, value in values.items() if name in self.__slots__}
+        if "zero" in known:
+            known["piped_zero"] = known["zero"]
         return replace(self, **known)
+
+    def accustomed(self, habits: Habits) -> CorrectedSpace:
+        """The same space with the ZeRO stages that a framework has; its own where it has none of those tried."""
+        plain = tuple(stage for stage in self.zero if stage in habits.zero_stages) or (habits.zero,)
+        return replace(self, zero=plain, piped_zero=tuple(sorted({min(stage, 1) for stage in plain})))
+
+    @property
+    def _piped_zero(self) -> tuple[int, ...]:
+        return self.piped_zero or tuple(stage for stage in self.zero if stage <= 1)
 
     def meshes(self, job: Job, strategy: Strategy) -> Plans:
         """Ordered factorisations of the number of devices over the strategy's axes, ``pp`` and ``dp``."""
@@ -67,7 +82,21 @@ class CorrectedSpace(Space):
             position, chosen = expand(mesh_of, dict(enumerate(choices[1])), choices[0][mesh_of])
             mesh_of, extra = mesh_of[position], {n: c[position] for n, c in extra.items()} | {column: chosen}
         lone = {name: getattr(self, name)[0] for name in _LONE}
-        return mesh_of, meshes.take(mesh_of).with_columns(lone | extra)
+        configurations = meshes.take(mesh_of).with_columns(lone | extra)
+        return self._without_copies(job, strategy, mesh_of, configurations)
+
+    def _without_copies(
+        self, job: Job, strategy: Strategy, mesh_of: Array, configurations: Plans
+    ) -> tuple[Array, Plans]:
+        """Leaves out configurations that differ in a ZeRO stage alone where it shares nothing out.
+
+        Without experts no such configurations were made; with them it depends on their own ranks.
+        """
+        if job.model.experts is None or len({*self.zero, *self._piped_zero}) == 1:
+            return mesh_of, configurations
+        copies = nobody_shares(job, strategy, configurations) & (configurations.zero != self._lone_zero)
+        chosen = np.flatnonzero(~copies)
+        return mesh_of[chosen], configurations.take(chosen)
 
     def _micro_batches(self, share: int) -> list[int]:
         return [m for m in self.micro_batch if m <= share] if self.micro_batch else micro_batch_choices(share)
@@ -75,12 +104,11 @@ class CorrectedSpace(Space):
     def _choices(self, job: Job, strategy: Strategy, meshes: Plans) -> dict[str, tuple[Array, list[list[int]]]]:
         """Column -> (kind of each mesh, choices of each kind)."""
         pp = np.asarray(meshes.pp)
-        piped, fixed_zero = (pp > 1).astype(np.int64), len(self.zero) == 1
         depths, depth = np.unique(pp, return_inverse=True)
         everywhere = np.zeros(len(pp), dtype=np.int64)
         out: dict[str, tuple[Array, list[list[int]]]] = {
             "recompute": (everywhere, [list(self.recompute)]),
-            "zero": (piped, [list(self.zero), [z for z in self.zero if z <= 1 or fixed_zero]]),
+            "zero": self._zero_choices(job, strategy, meshes),
             "vpp": (depth, [list(self.vpp) or virtual_stages(job.model.layers, int(p)) for p in depths]),
         }
         for name in _LONE:
@@ -94,6 +122,17 @@ class CorrectedSpace(Space):
         if job.model.experts is not None:
             out["ep"] = self._expert_choices(job, meshes)
         return out
+
+    def _zero_choices(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, list[list[int]]]:
+        """Without a pipeline, with one, and of a mesh whose ranks have nobody to share with."""
+        kind = np.where(np.asarray(meshes.pp) > 1, 1, 0)
+        if job.model.experts is None:
+            kind = np.where(nobody_shares(job, strategy, meshes), 2, kind)
+        return kind, [list(self.zero), list(self._piped_zero), [self._lone_zero]]
+
+    @property
+    def _lone_zero(self) -> int:
+        return (*self._piped_zero, *self.zero)[0]
 
     def _expert_choices(self, job: Job, meshes: Plans) -> tuple[Array, list[list[int]]]:
         """Powers of two that divide the experts and the ranks of a mesh without its stages."""
@@ -159,6 +198,12 @@ def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
     domains = least if gpus % fast_domain == 0 else max(least, int(gpus / (1 - IDLE_SHARE) // fast_domain))
     fits: Array = (fast_domain // np.maximum(size, 1)) * domains >= gpus // np.maximum(size, 1)
     return fits
+
+
+def nobody_shares(job: Job, strategy: Strategy, plans: Plans) -> Array:
+    """Whether no two ranks hold the same weights, so that all ZeRO stages are one plan."""
+    alone: Array = np.asarray(math.prod(getattr(plans, axis) for axis in strategy.gradient_axes)) == 1
+    return alone if job.model.experts is None else np.logical_and(alone, np.asarray(plans.edp) == 1)
 
 
 def virtual_stages(layers: int, stages: int) -> list[int]:

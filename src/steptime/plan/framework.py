@@ -152,9 +152,13 @@ def from_fitted_scale(name: str, fitted: Num) -> Num:
 IDEAL = Framework()
 
 
+MODEL_AXES = ("tp", "cp", "pp", "ep")
+"""Axes of common frameworks beside ``dp``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What a framework does unless it is told otherwise; facts of its documentation, not fitted."""
+    """What a framework does unless it is told otherwise, and what it has; facts of its documentation, not fitted."""
 
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced; None: that of the precision."""
@@ -178,6 +182,34 @@ class Habits:
 
     selective: str = "attention"
     """What it recomputes when asked to do so selectively, in the words of a plan."""
+
+    zero: int = 1
+    """ZeRO stage that it runs unless told otherwise, without a pipeline."""
+
+    zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
+    """ZeRO stages that it has, without a pipeline."""
+
+    axes: frozenset[str] = frozenset(MODEL_AXES)
+    """Axes that it has beside ``dp``."""
+
+    def zero_with(self, stages: int) -> int:
+        """ZeRO stage unless told otherwise, with so many pipeline stages.
+
+        A pipeline keeps the weights gathered and reduces gradients once per step, so that what shards all of both runs
+        as ZeRO-1 there (torchtitan: `fsdp_reshard_after_forward`, by default off with a pipeline).
+
+        >>> habits_of("torchtitan").zero_with(1), habits_of("torchtitan").zero_with(4), habits_of("ddp").zero_with(4)
+        (3, 1, 0)
+        """
+        return self.zero if stages == 1 else min(self.zero, 1)
+
+    def stages_with(self, stages: int) -> frozenset[int]:
+        """ZeRO stages that it has with so many pipeline stages.
+
+        >>> sorted(habits_of("torchtitan").stages_with(1)), sorted(habits_of("torchtitan").stages_with(2))
+        ([0, 2, 3], [0, 1])
+        """
+        return self.zero_stages if stages == 1 else frozenset(min(stage, 1) for stage in self.zero_stages)
 
     def overlap_with(self, offload: frozenset[str], *, experts: bool) -> frozenset[str]:
         """What hides where so much is kept on the host, copied while the device computes; without experts no ``ep``."""
@@ -206,21 +238,40 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
     return KERNELS[kernel].get(architecture or "", 1.0)
 
 
-_MEGATRON = Habits(gradient_dtype="fp32", context="ring", overlap=frozenset({"dp"}), scattered_messages=True)
+_MEGATRON = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, zero_stages=frozenset({0, 1}))
+_DEEPSPEED_2021 = Habits(
+    kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}),
+)  # fmt: skip
+_FULLY_SHARDED = Habits(kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}))
 _BY_OPERATOR = "norm+activation+outputs"
-_DEEPSPEED_2021 = Habits(kernel="flash2", overlap=frozenset(), single_ring=True)
+_DATA_ONLY: frozenset[str] = frozenset()
 HABITS: Mapping[str, Habits] = {
-    "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, overlap=frozenset()),
-    "megatron-core": replace(_MEGATRON, tensor_exposed=0.6, exchange_once=True, overlap=frozenset({"dp", "ep"})),
+    "megatron": _MEGATRON,
+    "megatron-2021": replace(
+        _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
+    ),
+    "megatron-core": Habits(
+        gradient_dtype="fp32", context="ring", scattered_messages=True, tensor_exposed=0.6, exchange_once=True,
+        overlap=frozenset({"dp", "ep"}),
+    ),
     "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
-    "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True),
-    "megascale": Habits(scattered_messages=True),
-    "torchtitan": Habits(gradient_dtype="fp32", context="ring", kernel="flash2", selective=_BY_OPERATOR),
-    **dict.fromkeys(("fms-fsdp", "deepspeed", "colossalai"), Habits(kernel="flash2")),
-    "torchtune": Habits(kernel="flash2", selective=_BY_OPERATOR),
-    "automodel": Habits(kernel="flash2", exchange_once=True, selective=_BY_OPERATOR),
-    "composer-fsdp": Habits(kernel="flash1"),
+    "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
+    "megascale": Habits(scattered_messages=True, zero_stages=frozenset({0, 1, 2})),
+    "torchtitan": replace(
+        _FULLY_SHARDED, gradient_dtype="fp32", context="ring", selective=_BY_OPERATOR,
+    ),
+    "torchtune": replace(
+        _FULLY_SHARDED, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), selective=_BY_OPERATOR,
+    ),
+    "fms-fsdp": replace(_FULLY_SHARDED, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY),
+    "automodel": replace(_FULLY_SHARDED, exchange_once=True, selective=_BY_OPERATOR),
+    "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY),
+    **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
+    "ddp": Habits(zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY),
+    "llm.c": Habits(zero_stages=frozenset({0, 1}), axes=_DATA_ONLY),
+    "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3})),
+    "paxml": Habits(zero=3, zero_stages=frozenset({0, 3})),
 }  # fmt: skip
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
 fp32; both pass keys and values round a ring. NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`);
@@ -233,7 +284,17 @@ recipes) is assumed. Megatron-LM of 2021 reduced gradients after the last backwa
 `overlap_comm` is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs that
 arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
 Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
-`activation_checkpoint.selective_ac_option = "op"`). Others as :class:`Habits` says."""
+`activation_checkpoint.selective_ac_option = "op"`). Others as :class:`Habits` says.
+
+ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
+(`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only
+or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp. PyTorch's DDP keeps a whole copy on every
+rank. torchtune has `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over `ici_fsdp_parallelism` (-1,
+the rest of the devices, by default), or the states alone (`shard_optimizer_over_data`); paxml likewise over its data
+axis. Megatron-LM of 2021 had neither its distributed optimiser nor context and expert ranks; later
+`--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim, optim_grads
+and optim_grads_params. llm.c has `-z` 0 and 1 and data parallelism alone. DeepSpeed has all stages, and Ulysses since
+2023 (arXiv 2309.14509); what its users take is assumed, as of others without one default of their own."""
 
 
 def habits_of(name: str) -> Habits:

@@ -10,6 +10,7 @@ import numpy as np
 from steptime.estimate.evaluate import composed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
+from steptime.estimate.memory_definitions import likely_fits
 from steptime.estimate.single import Setting
 from steptime.num import Array
 from steptime.plan.constraints import Constraint
@@ -63,6 +64,9 @@ class Found:
     front: Plans
     nearest: Plans | None
     """Configuration of least memory, where nothing fits."""
+    likely_s: float
+    """Step time of the fastest that likely does not run out of memory; infinite where there is none."""
+    likely: Plans | None
     distinct_layers: int
     """Layer configurations that were costed for the whole group of searches."""
 
@@ -186,6 +190,7 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
     configurations = as_float(listing.configurations.take(fitting))
     sizes, placements = take_sizes(shapes.sizes, each.shape[fitting]), as_float(listing.placements)
     best, fastest, fastest_at = Best(top), np.full(len(fitting), np.inf), np.zeros(len(fitting), dtype=np.int64)
+    likely = _Likely()
     done = listing.candidates - int(multiplicity[fitting].sum())
     for position, place in _blocks(listing, fitting):
         plans = _placed(configurations.take(position), placements.take(place))
@@ -193,6 +198,8 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         _, step = composed(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
         best.add(times, fitting[position], place)
+        if setting.method.calibrated:
+            likely.add(setting, plans, times, each.peak[fitting[position]], (fitting[position], place))
         starts = np.flatnonzero(np.diff(position, prepend=-1))
         low = np.minimum.reduceat(times, starts)
         fastest[position[starts]] = low
@@ -206,7 +213,27 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         front_s=fastest[front], front_bytes=each.peak[fitting[front]],
         front=_plans(listing, fitting[front], fastest_at[front]),
         nearest=None if len(fitting) else _nearest(each, multiplicity), distinct_layers=table.count,
+        likely_s=likely.time_s, likely=None if likely.at is None else _plans(listing, *likely.at),
     )  # fmt: skip
+
+
+class _Likely:
+    """The fastest candidate seen that likely does not run out of memory."""
+
+    def __init__(self) -> None:
+        self.time_s = np.inf
+        self.at: tuple[Array, Array] | None = None
+
+    def add(self, setting: Setting, plans: Plans, times: Array, peak: Array, at: tuple[Array, Array]) -> None:
+        """Offers a block; of those that are slower than what is known nothing is computed."""
+        near = np.flatnonzero(times < self.time_s)
+        if not len(near):
+            return
+        fits = likely_fits(peak[near], plans.take(near), setting.job.memory.name, setting.machine.memory_bytes)
+        near = near[fits]
+        if len(near):
+            first = near[np.argmin(times[near])]
+            self.time_s, self.at = float(times[first]), (at[0][[first]], at[1][[first]])
 
 
 def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array:

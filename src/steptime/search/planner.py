@@ -20,6 +20,9 @@ from steptime.search.exhaustive import Found, Progress, Task, search
 from steptime.search.rank import pareto_front
 from steptime.search.result import PlanResult, Stop
 
+LIKELY = 0.5
+"""A plan above this chance of running out of memory likely does."""
+
 
 def rank_plans(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
@@ -49,6 +52,7 @@ def rank_plans(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
         stop=_stop(candidates, feasible, tuple(strategies), time.process_time() - started),
         plans=plans, pareto=_front(setting, found), nearest=_nearest(setting, found) if not feasible else None,
+        likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY else None,
     )  # fmt: skip
 
 
@@ -107,6 +111,12 @@ def _front(setting: Setting, found: Sequence[Found]) -> tuple[Mapping[str, Any],
         e = evaluate(setting.method, f.task.strategy, setting.job, setting.machine, f.front.row(int(place[i])))
         points.append({"step_time_s": float(time_s[i]), "peak_memory_bytes": float(memory[i]), "plan": plan_record(e)})
     return tuple(points)
+
+
+def _likely(setting: Setting, found: Sequence[Found]) -> Estimate | None:
+    """The fastest plan that likely does not run out of memory."""
+    first = min(found, key=lambda f: f.likely_s)
+    return None if first.likely is None else _explained(setting, first.task.strategy, first.likely.row(0), first=False)
 
 
 def _nearest(setting: Setting, found: Sequence[Found]) -> Estimate | None:

@@ -37,8 +37,13 @@ class PlanResult:
     peak_memory_bytes and plan."""
     nearest: Estimate | None
     """When nothing fits: the plan that lacks least."""
+    likely_to_fit: Estimate | None = None
+    """Where the first plan likely runs out of memory: the fastest of the space that likely does not."""
     advice: tuple[str, ...] = ()
     """What to change when nothing fits: device counts that work, what idle devices cost."""
+
+    notes: tuple[str, ...] = ()
+    """What to know about the search: another name for the framework, and plans that it has not."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -51,5 +56,7 @@ class PlanResult:
             "plans": [plan.to_json() for plan in self.plans],
             "pareto": [dict(point) for point in self.pareto],
             "nearest": self.nearest.to_json() if self.nearest else None,
+            "likely_to_fit": self.likely_to_fit.to_json() if self.likely_to_fit else None,
             "advice": list(self.advice),
+            "notes": list(self.notes),
         }

@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime.errors import PlanError, UserError, shorten
 from steptime.estimate.evaluate import evaluate
-from steptime.estimate.notes import micro_batch_taken
+from steptime.estimate.notes import micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.num import ceil_div
@@ -22,6 +22,7 @@ from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans
 from steptime.search.result import PlanResult
 from steptime.study.modes import MODES, Mode
+from steptime.surface.accustomed import Scope, fixed_values, renamed, scope_of, stage_unless_given
 from steptime.surface.captured import check_strategy, mode_of
 from steptime.surface.difference import Difference as Difference
 from steptime.surface.difference import diff as diff
@@ -87,22 +88,27 @@ def plan(
     chosen = mode_of(setting, chosen)
     check_strategy(setting, text("strategy", strategy))
     constraints = constraints_of(columns, [limit] if isinstance(limit, str) else limit)
-    fixed = {c.column: c.value for c in constraints if c.relation == "="}
+    fixed = fixed_values(constraints)
     check_mode({**choices, **fixed}, chosen)
     check_model(setting.job.model, text("strategy", strategy), {**choices, **fixed})
     if strategy != "auto":
         chosen.method.strategies[strategy]
     strategies = chosen.auto if strategy == "auto" else {strategy: ()}
-    space = chosen.space.fixed(fixed)
     whole("top", top, 1, 10**5)
-    result = rank_plans(setting, space, strategies, constraints, top=top, progress=progress)
+    scope = scope_of(
+        setting.job.framework.name, chosen.space.fixed(fixed), strategies, constraints, text("strategy", strategy)
+    )
+    result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
+    return replace(result, advice=_advice(setting, scope, result), notes=(*renamed(framework), *scope.notes))
+
+
+def _advice(setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
+    """What to change where nothing fits, or fewer devices are faster."""
+    searched = (setting, scope.space, scope.strategies, scope.constraints)
     if result.feasible:
-        best_s = result.plans[0].step_time_s
-        return replace(result, advice=faster_counts(setting, space, strategies, constraints, best_s))
-    if not result.candidates:
-        reasons = why_empty(setting.job, constraints)
-        return replace(result, advice=(*reasons, *nearest_counts(setting, space, strategies, constraints)))
-    return replace(result, advice=nearest_counts(setting, space, strategies, constraints))
+        return faster_counts(*searched, result.plans[0].step_time_s)
+    reasons = () if result.candidates else why_empty(setting.job, scope.constraints)
+    return (*reasons, *nearest_counts(*searched))
 
 
 def _table(field: str, value: Any) -> dict[str, Any]:
@@ -153,13 +159,20 @@ def estimate(
     hidden, longer = setting.job.model.hidden, max(degrees["tp"], degrees["tp2"])
     panels = panels_worth_trying(hidden, longer)[0] if name == "2d" else 1
     columns = {key: checked[key] for key in _COLUMNS if key in checked}
+    columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
     found = estimate_plan(setting, chosen.method.strategies[name], placed, explain=True)
-    if "micro_batch" in checked:
-        return found
-    share = int(ceil_div(setting.job.global_batch, degrees["dp"]))
-    return replace(found, notes=(*micro_batch_taken(found.time, share), *found.notes))
+    return replace(found, notes=(*renamed(framework), *_taken(found, setting.job, checked), *found.notes))
+
+
+def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes on what was not given."""
+    stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"])
+    if "micro_batch" in given:
+        return stage
+    share = int(ceil_div(job.global_batch, found.plan["dp"]))
+    return (*micro_batch_taken(found.time, share), *stage)
 
 
 def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:

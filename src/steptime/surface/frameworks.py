@@ -9,6 +9,7 @@ from steptime.errors import UnknownNameError
 from steptime.plan.framework import IDEAL, PARAMETERS, Habits, habits_of
 from steptime.plan.framework_file import framework_path
 from steptime.plan.framework_library import GENERIC, framework_names, framework_table
+from steptime.surface.accustomed import framework_taken
 
 #: What is charged, by group, for a list of frameworks.
 TITLES: Final = {IDEAL.name: "no slowdown, no overhead, no band", GENERIC: "the common values: not known which"}
@@ -48,10 +49,7 @@ def framework_record(name: str) -> FrameworkRecord:
         UnknownNameError: there is none of that name.
         UserError: the user's own file of frameworks cannot be used.
     """
-    if name not in framework_names():
-        from steptime.study.measured.tables import framework_called
-
-        name = framework_called(name) or name
+    name = framework_taken(name) or name
     if name not in framework_names():
         raise UnknownNameError("framework", name, framework_names())
     table = framework_table()

@@ -14,6 +14,7 @@ from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
 from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, with_habits
 from steptime.study.modes import Mode
+from steptime.surface.accustomed import framework_taken
 from steptime.surface.captured import check_captured
 from steptime.surface.models import load_workload
 from steptime.surface.optimizers import estimated_optimizer
@@ -109,11 +110,7 @@ def framework_of(name: str | None, mode: Mode, device: str) -> Framework:
             raise PlanError(f"framework {name}: mode {mode.method.name} knows the ideal framework only",
                             hint="drop --framework, or use --mode corrected")  # fmt: skip
         return IDEAL
-    given = GENERIC if name is None else text("framework", name)
-    if given not in framework_names():
-        from steptime.study.measured.tables import framework_called
-
-        given = framework_called(given) or given
+    given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
     if given not in framework_names():
         raise UnknownNameError("framework", given, framework_names())
     return load_framework(given, device)

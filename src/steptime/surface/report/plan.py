@@ -53,6 +53,8 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     counts = f"{t.count(result.candidates)} candidates, {t.count(result.feasible)} feasible"
     out.print(f"{counts}; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
     out.print(t.printable(stop.proof))
+    for note in result.notes:
+        out.print(t.printable(f"note: {note}"))
 
 
 def _print_plans(out: Console, result: PlanResult) -> None:
@@ -69,9 +71,12 @@ def _print_plans(out: Console, result: PlanResult) -> None:
         table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
     out.print()
     out.print(table)
-    warning = risk.warning(result.plans[0], searched=True)
-    if warning:
-        out.print(f"{warning}{risk.roomier(result.plans)}")
+    hidden = [*([] if band or not banded else ["band 90 %"]), *([] if loss else ["main loss"])]
+    if hidden:
+        out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
+    advice = risk.advice(result.plans, result.likely_to_fit)
+    if advice:
+        out.print(t.printable(advice))
 
 
 def _print_front(out: Console, result: PlanResult) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from steptime.estimate.result import Estimate
+from steptime.search.planner import LIKELY
 from steptime.surface.report import text as t
-
-#: A plan above this chance of running out is warned about.
-LIKELY: Final = 0.5
 
 
 def chance(e: Estimate) -> str | None:
@@ -31,21 +28,41 @@ def warning(e: Estimate, *, searched: bool = False) -> str | None:
     Args:
         searched: the options named are those of a search.
     """
+    risk = _risk(e)
+    return None if risk is None else f"{risk}; try {' or '.join(_remedies(e, searched))}"
+
+
+def _risk(e: Estimate) -> str | None:
     if not e.feasible or not e.memory_by_definition or e.oom_probability <= LIKELY:
         return None
     more = e.memory_by_definition["device"] - e.peak_memory_bytes
     return (
         f"warning: likely runs out of memory on real devices ({chance(e)}): the allocator and the driver need "
-        f"{t.memory(more)} more than live tensors; try {' or '.join(_remedies(e, searched))}"
+        f"{t.memory(more)} more than live tensors"
     )
 
 
-def roomier(plans: Sequence[Estimate]) -> str:
-    """The fastest of some ranked plans that likely fits, if it is not the first; empty if there is none."""
-    for rank, e in enumerate(plans, 1):
-        if e.oom_probability <= LIKELY:
-            return f"; plan {rank} is the fastest shown that likely fits" if rank > 1 else ""
-    return ""
+def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
+    """What to say of ranked plans whose first likely runs out: the fastest of all that likely does not.
+
+    Args:
+        plans: those that are shown.
+        likely: the fastest of the whole space that likely does not run out; None: there is none.
+    """
+    first = plans[0]
+    if likely is None:
+        risk = warning(first, searched=True)
+        return None if risk is None else f"{risk}; no plan of this space likely fits"
+    risk = _risk(first)
+    if risk is None:
+        return None
+    shown = [rank for rank, e in enumerate(plans, 1) if e.plan == likely.plan]
+    which = f"plan {shown[0]}" if shown else t.plan_label(likely.plan)
+    change = t.change((likely.step_time_s - first.step_time_s) / first.step_time_s)
+    return (
+        f"{risk}; the fastest that likely fits is {which}: {t.seconds(likely.step_time_s)} ({change}), "
+        f"P(oom) {chance(likely)}"
+    )
 
 
 def _remedies(e: Estimate, searched: bool) -> list[str]:

@@ -1,0 +1,111 @@
+"""What a named framework means for a plan: its name, its ZeRO stage where none is given, the space of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steptime.plan.constraints import Constraint
+from steptime.plan.corrected_space import CorrectedSpace
+from steptime.plan.framework import MODEL_AXES, Habits, habits_of
+from steptime.plan.framework_library import framework_names, framework_table
+from steptime.plan.space import Space
+
+Strategies = Mapping[str, tuple[Constraint, ...]]
+#: Axes that a strategy is asked for by its name.
+OF_STRATEGY = {"context": frozenset({"cp"}), "2d": frozenset({"tp"})}
+SAME_SPELLING = str.maketrans("", "", "-_. ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which plans a search tries."""
+
+    space: Space
+    strategies: Strategies
+    constraints: tuple[Constraint, ...]
+    notes: tuple[str, ...] = ()
+    """What is left out because the framework has it not."""
+
+
+def framework_taken(given: str | None) -> str | None:
+    """The framework that a name means: itself, or the one that tables of measured runs have for it."""
+    if given is None or given in framework_names():
+        return given
+    from steptime.study.measured.tables import framework_called
+
+    return framework_called(given) or given
+
+
+def renamed(given: str | None) -> tuple[str, ...]:
+    """A note where a name means a framework of another name, with the runs that stand behind it.
+
+    >>> renamed("torchtitan"), renamed("Megatron-Core"), renamed(None)
+    ((), (), ())
+    """
+    taken = framework_taken(given)
+    if given is None or taken is None or _spelling(given) == _spelling(taken):
+        return ()
+    runs = framework_table()["framework"].get(taken, {}).get("runs")
+    behind = "" if runs is None else f", fitted to {runs} run{'' if runs == 1 else 's'}"
+    return (f"framework {given} was taken as {taken}{behind}; steptime frameworks lists all",)
+
+
+def _spelling(name: str) -> str:
+    return name.lower().translate(SAME_SPELLING)
+
+
+def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
+    """The ZeRO stage of a framework on a mesh; where there are no replicas all stages are one.
+
+    >>> stage_unless_given("torchtitan", {"dp": 8, "pp": 1}), stage_unless_given("torchtitan", {"dp": 1, "tp": 8})
+    (3, 1)
+    """
+    habits = habits_of(framework)
+    shared = degrees.get("dp", 1) * degrees.get("cp", 1) > 1
+    return habits.zero_with(degrees.get("pp", 1)) if shared else Habits().zero
+
+
+def scope_of(
+    framework: str, space: Space, strategies: Strategies, constraints: Sequence[Constraint], asked: str
+) -> Scope:
+    """The plans of a search that a framework has, and those that the user asks for all the same.
+
+    Args:
+        framework: its name.
+        space: candidates of all frameworks, with what the user fixes.
+        strategies: strategies that are searched, each with constraints of its own.
+        constraints: what the user fixes or bounds.
+        asked: the strategy that the user named, ``auto`` for none.
+    """
+    habits = habits_of(framework)
+    wished = {c.column for c in constraints if _asks(c)} | OF_STRATEGY.get(asked, frozenset())
+    lacking = [axis for axis in MODEL_AXES if axis not in habits.axes and axis not in wished]
+    names = [name for name in strategies if name != "context" or "cp" not in lacking]
+    narrowed = space.fixed({"ep": 1}) if "ep" in lacking else space
+    left_out = [f"no {', '.join(lacking)}"] if lacking else []
+    if isinstance(narrowed, CorrectedSpace) and not any(c.column == "zero" and c.relation == "=" for c in constraints):
+        usual, narrowed = narrowed, narrowed.accustomed(habits)
+        left_out += [] if narrowed.zero == usual.zero else [_stages(narrowed, pipelines="pp" not in lacking)]
+    alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
+    notes = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
+    return Scope(
+        space=narrowed, strategies={name: strategies[name] for name in names}, constraints=(*constraints, *alone),
+        notes=notes if left_out else (),
+    )  # fmt: skip
+
+
+def _asks(constraint: Constraint) -> bool:
+    """Whether a constraint asks for more than one rank of an axis."""
+    return constraint.relation in (">=", ">") or (constraint.relation == "=" and constraint.value > 1)
+
+
+def _stages(space: CorrectedSpace, *, pipelines: bool) -> str:
+    plain, piped = (" and ".join(map(str, stages)) for stages in (space.zero, space.piped_zero))
+    return f"only ZeRO-{plain}" if plain == piped or not pipelines else f"only ZeRO-{plain} ({piped} with a pipeline)"
+
+
+def fixed_values(constraints: Sequence[Constraint]) -> dict[str, Any]:
+    """Columns that may have one value only."""
+    return {c.column: c.value for c in constraints if c.relation == "="}
