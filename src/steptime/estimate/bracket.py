@@ -27,7 +27,7 @@ from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
 from steptime.estimate.traffic import CriticalStage
 from steptime.num import Num, maximum, minimum
-from steptime.plan.framework import IDEAL, Framework, without_hiding
+from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
 
 Directions = tuple[list[PhaseTime], list[PhaseTime]]
@@ -118,29 +118,31 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 
     Low: per micro-batch the busiest of arithmetic, memory and links, everything else hidden behind it, the pipeline
     still filling and draining; but no less than the data-parallel traffic of the step and than the copies of
-    activations to the host; under the ideal framework. Where fitted models time the step, that is at the rates of the
-    datasheet and without latencies. High: arithmetic, memory traffic and communication one after the other, each as
-    much slower as the framework makes it; a factor of its on links below 1, where the fit found traffic hidden behind
-    computation, counts as 1.
+    activations to the host. Where fitted models time the step, that is at the rates of the datasheet and without
+    latencies, under the ideal framework; elsewhere at the rates that are assumed to be sustained, without overheads,
+    each part as much faster as the framework makes it, if it does. High: arithmetic, memory traffic and communication
+    one after the other, each as much slower as the framework makes it; a factor of its on links below 1, where the fit
+    found traffic hidden behind computation, counts as 1.
 
     Source: the two bounds of a roofline, max and sum of the times.
     """
     bound, parts = e.machine.bound, {part: _directions(times) for part, times in e.times.items()}
     highest_s = _highest_s(e, parts)
     if bound is None:
+        eased = _eased(e.job.framework)
         passes = {
-            part: _fastest(*(_resources(rows, IDEAL) for rows in directions)) for part, directions in parts.items()
+            part: _fastest(*(_resources(rows, eased) for rows in directions)) for part, directions in parts.items()
         }
-        return _lowest_s(e, e.machine, Passes(**passes)), highest_s
+        return _lowest_s(e, e.machine, Passes(**passes), eased), highest_s
     least = {
         part: _fastest(*(_bound_resources(rows, e.plans, bound) for rows in directions))
         for part, directions in parts.items()
     }
-    return minimum(_lowest_s(e, bound, Passes(**least)), e.step.total_s), maximum(highest_s, e.step.total_s)
+    return minimum(_lowest_s(e, bound, Passes(**least), IDEAL), e.step.total_s), maximum(highest_s, e.step.total_s)
 
 
-def _lowest_s(e: Evaluation, machine: Machine, passes: Passes) -> Num:
-    low = _compose(e, machine, passes, True, IDEAL)
+def _lowest_s(e: Evaluation, machine: Machine, passes: Passes, framework: Framework) -> Num:
+    low = _compose(e, machine, passes, True, framework)
     hidden = low.steady_s + low.bubble_s - (e.plans.pp - 1) * 2 * low.stage_link_s + low.optimizer_s
     return maximum(maximum(hidden, low.data.busy_s), low.copies_busy_s / 2)
 
@@ -149,3 +151,9 @@ def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:
     framework = without_hiding(e.job.framework)
     passes = Passes(**{part: _slowest(rows, e.works[part], framework) for part, rows in parts.items()})
     return _compose(e, e.machine, passes, False, framework).total_s
+
+
+def _eased(framework: Framework) -> Framework:
+    """The framework where it is faster than the ideal one: runs of a device may beat the rates assumed of it."""
+    faster: dict[str, Any] = {name: minimum(getattr(framework, name), 1.0) for name in FACTORS}
+    return replace(IDEAL, **faster)

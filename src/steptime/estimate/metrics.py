@@ -80,6 +80,15 @@ def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float
     return float(job.global_batch * count * sum(float(row.recomputed) * _row_flops(row) for row in rows))
 
 
+def least_step_s(flops: float, gpus: int, peak_flops_per_s: float) -> float:
+    r"""Time of the FLOPs that a step runs, at the peak of all devices: :math:`F / (N R)`; no step is shorter.
+
+    >>> least_step_s(8e15, 8, 1e15)
+    1.0
+    """
+    return flops / (gpus * peak_flops_per_s)
+
+
 def utilisation(flops: float, step_time_s: float, gpus: int, peak_flops_per_s: float) -> float:
     r"""Share of the peak: $F / (t\, n\, R)$ for $F$ = `flops` per step on $n$ = `gpus` of peak $R$.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from steptime.hardware.records import Device
 from steptime.num import ceil_div
 from steptime.plan.framework import MODEL_AXES, habits_of
-from steptime.plan.job import Job
+from steptime.plan.job import Job, Precision
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
 
@@ -71,6 +72,17 @@ def beyond_framework(framework: str, plans: Plans) -> tuple[str, ...]:
         had = ", ".join(map(str, sorted(stages)))
         out.append(f"{framework} has no ZeRO-{int(plans.zero)} {where}: it has ZeRO-{had}")
     return tuple(out)
+
+
+def rate_stood_in(device: Device, precision: Precision) -> tuple[str, ...]:
+    """A note where the matrix units lack the format of the products, and the rate of another stands for it."""
+    dtype, taken = precision.matrix_dtype, device.matrix_dtype(precision.matrix_dtype)
+    wanted = f"dtype {precision.name}: {device.name} has no"
+    if taken != dtype:
+        return (f"{wanted} {dtype} products; its {taken} rate stands in",)
+    if precision.block_scaled and not device.scales_blocks:
+        return (f"{wanted} products with a scale per block; its {taken} rate stands in, scaling is not charged to it",)
+    return ()
 
 
 def stage_taken(framework: str, stage: int) -> tuple[str, ...]:

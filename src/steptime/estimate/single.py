@@ -14,8 +14,8 @@ from steptime.estimate.explain import bottleneck_of, what_if
 from steptime.estimate.graph.kernels import with_further_models
 from steptime.estimate.machine import Constant, Machine, constants_of, curve_constants, machine_of, weakest
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
-from steptime.estimate.metrics import model_flops_per_step, recomputed_flops_per_step, utilisation
-from steptime.estimate.notes import beyond_framework, uneven_batch
+from steptime.estimate.metrics import least_step_s, model_flops_per_step, recomputed_flops_per_step, utilisation
+from steptime.estimate.notes import beyond_framework, rate_stood_in, uneven_batch
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.terms_of import (
     details_of,
@@ -107,10 +107,11 @@ def estimate_plan(
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
     hardware_flops = flops + recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
+    least_s = least_step_s(hardware_flops, job.gpus, e.machine.peak_flops_per_s)
     return Estimate(
         step_time_s=step_time_s,
         step_time_bracket_s=(min(float(low), step_time_s), max(float(high), step_time_s)),
-        step_time_band_s=None if band is None else (band.low_s, band.high_s),
+        step_time_band_s=None if band is None else (max(band.low_s, min(least_s, step_time_s)), band.high_s),
         band_shares={} if band is None else dict(list(band.shares.items())[:LARGEST_SHARES]),
         mfu=utilisation(flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
         hfu=utilisation(hardware_flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
@@ -142,7 +143,10 @@ def estimate_plan(
 def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
     """What a reader has to know about a plan of a job before using its numbers."""
     job = setting.job
-    return (*uneven_batch(job, plans), *beyond_framework(job.framework.name, plans))
+    return (
+        *uneven_batch(job, plans), *beyond_framework(job.framework.name, plans),
+        *rate_stood_in(setting.cluster.device, job.precision),
+    )  # fmt: skip
 
 
 def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, Any]:

@@ -81,6 +81,15 @@ class Device:
         rates = self.matrix_flops_per_s
         return "int8" if dtype == "fp8" and dtype not in rates and "int8" in rates else dtype
 
+    @property
+    def scales_blocks(self) -> bool:
+        """Whether the matrix units apply a scale per block of elements: those that multiply 4 bits do.
+
+        Source: PTX ISA, `tcgen05.mma` with `.block_scale` (Blackwell, not Hopper); AMD CDNA4 instruction set, scaled
+        MFMA (MI350, not MI300).
+        """
+        return "fp4" in self.matrix_flops_per_s
+
     def matrix_rate(self, dtype: str) -> float | None:
         """Peak of the matrix units in a dtype (FLOP/s), None where they lack it."""
         return self.matrix_flops_per_s.get(self.matrix_dtype(dtype))

@@ -114,6 +114,8 @@ AXIS_LINKS = {
 LINKS = (*dict.fromkeys(AXIS_LINKS.values()), "data_links", "stage_links")
 """Parameters that are factors on transfers."""
 PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "spread"))
+FACTORS = tuple(name for name in PARAMETERS if getattr(Framework(), name) == 1.0)
+"""Parameters that are factors on times."""
 SHARES = frozenset({"data_exposed"})
 """Parameters between 0 and 1; all others are positive (or above :data:`LEAST`)."""
 LEAST = {"data_links": 1.0, "stage_links": 1.0}

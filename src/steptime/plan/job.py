@@ -32,6 +32,8 @@ class Precision:
     quantised_bytes: float | None = None
     """Bytes of an operand of the layers' products with its scales, where it has a format of its own (and where both
     the product and its input that is kept for backward have it); None: the products take what is stored."""
+    block_scaled: bool = False
+    """Operands have a scale for each block of elements, which the matrix units apply where they can."""
     transposed_copy: bool = False
     """The product that makes the gradient of the weights takes a second, transposed copy of both operands."""
 
@@ -65,12 +67,12 @@ for _precision in (
         Precision(
             name="mxfp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
             element_bytes=2, gradient_bytes=2, master_weights=True,
-            quantised_bytes=float(element_bytes(8, 32, 1.0)), transposed_copy=True,
+            quantised_bytes=float(element_bytes(8, 32, 1.0)), block_scaled=True, transposed_copy=True,
         ),
         Precision(
             name="nvfp4", matrix_dtype="fp4", attention_dtype="bf16", vector_dtype="bf16",
             element_bytes=2, gradient_bytes=2, master_weights=True,
-            quantised_bytes=float(element_bytes(4, 16, 1.0)), transposed_copy=True,
+            quantised_bytes=float(element_bytes(4, 16, 1.0)), block_scaled=True, transposed_copy=True,
         ),
     ):  # fmt: skip
     PRECISIONS.add(_precision.name, _precision)

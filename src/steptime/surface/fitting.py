@@ -166,7 +166,7 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
     found = search(engine)
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
     return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, HOST_LINK_BPS, allow,
-                   captures=0, notes=notes)  # fmt: skip
+                   captures=0, notes=(*notes, *engine.left_out))  # fmt: skip
 
 
 def _result(

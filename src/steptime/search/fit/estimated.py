@@ -15,8 +15,8 @@ from steptime.num import Array
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
-from steptime.search.fit.choice import Batched, Checkpoints, Choice, Point
-from steptime.search.fit.techniques import Change
+from steptime.search.fit.choice import PRECISION_TECHNIQUES, Batched, Checkpoints, Choice, Point
+from steptime.search.fit.techniques import TECHNIQUES, Change
 
 #: Ways to make activations again -> parts that run again, and every so many-th layer.
 RECOMPUTE: Final = {
@@ -28,6 +28,9 @@ RECOMPUTE: Final = {
     Checkpoints(key="all", name="all blocks"): ("full", 1),
 }  # fmt: skip
 OFFLOADS: Final = {"offload": "optimizer"}
+ADAPTED: Final = ("bf16", "fp16")
+"""Precisions of products with 4-bit weights: they are widened to 16 bits before each product (bitsandbytes,
+`Linear4bit` with `bnb_4bit_compute_dtype`), so that neither fp8 nor TF32 products are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,15 @@ class Estimated(Batched):
         return tuple(found)
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Combinations that are allowed one by one and cannot be had together, each with the reason."""
+        apart = [one for one in self.precisions[1:] if one not in ADAPTED] if self.allow is Change.TRAINING else []
+        return tuple(
+            f"{TECHNIQUES[PRECISION_TECHNIQUES[one]].title} and {TECHNIQUES['qlora'].title} are left out together: "
+            "such weights are widened to 16 bits, in which their products run" for one in apart
+        )  # fmt: skip
+
+    @property
     def optimizers(self) -> tuple[str, ...]:
         """Kinds of optimiser states that are allowed; the default is fused already."""
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
@@ -77,7 +89,7 @@ class Estimated(Batched):
                 for swapped in (False, True):
                     yield Kind(precision=precision, optimizer=optimizer, swapped=swapped, weights="trained")
         if self.allow is Change.TRAINING:
-            for precision in self.precisions[1:]:
+            for precision in (one for one in self.precisions if one in ADAPTED):
                 yield Kind(precision=precision, optimizer="default", swapped=False, weights="qlora")
 
     def choices(self) -> Iterator[Choice]:
