@@ -81,7 +81,7 @@ def rate_stood_in(device: Device, precision: Precision) -> tuple[str, ...]:
     if taken != dtype:
         return (f"{wanted} {dtype} products; its {taken} rate stands in",)
     if precision.block_scaled and not device.scales_blocks:
-        return (f"{wanted} products with a scale per block; its {taken} rate stands in, scaling is not charged to it",)
+        return (f"{wanted} products with a scale per block; its {taken} rate stands in, without the work of scaling",)
     return ()
 
 

@@ -69,12 +69,14 @@ class Estimated(Batched):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Combinations that are allowed one by one and cannot be had together, each with the reason."""
-        apart = [one for one in self.precisions[1:] if one not in ADAPTED] if self.allow is Change.TRAINING else []
-        return tuple(
-            f"{TECHNIQUES[PRECISION_TECHNIQUES[one]].title} and {TECHNIQUES['qlora'].title} are left out together: "
-            "such weights are widened to 16 bits, in which their products run" for one in apart
-        )  # fmt: skip
+        """Combinations of allowed techniques that cannot be had together, with the reason."""
+        apart = [TECHNIQUES[PRECISION_TECHNIQUES[one]].title for one in self.precisions[1:] if one not in ADAPTED]
+        if self.allow is not Change.TRAINING or not apart:
+            return ()
+        return (
+            f"{TECHNIQUES['qlora'].title} are not combined with {' or '.join(apart)}: such weights are widened to 16 "
+            "bits, in which their products run",
+        )
 
     @property
     def optimizers(self) -> tuple[str, ...]:
