@@ -293,12 +293,30 @@ def test_progress_is_for_terminals_and_long_work(
     assert bool(stream.getvalue()) == drawn
 
 
+@pytest.mark.parametrize(
+    ("columns", "missing"),
+    [("80", "band 90 %, main loss"), ("100", "main loss"), ("140", None)],
+)
+def test_columns_without_room_are_named(api: FakeApi, columns: str, missing: str | None) -> None:
+    from typer.testing import CliRunner
+
+    from steptime.surface.cli.main import app
+
+    api.plan_result = make_plan_result(plans=(make_estimate(step_time_band_s=(9.0, 12.0)),))
+    lines = CliRunner(env={"COLUMNS": columns}).invoke(app, ["plan", "toy", *JOB]).stdout.splitlines()
+    told = [line.rstrip() for line in lines if line.startswith("not shown")]
+    assert told == ([] if missing is None else [f"not shown at {columns} columns: {missing} (--json)"])
+
+
 def test_notes_stand_in_both_reports(run: Run, api: FakeApi) -> None:
     api.estimate_result = make_estimate(notes=("1 was taken",))
     assert "\nnote: 1 was taken\n" in run("estimate", "toy", *JOB).stdout
     assert parsed(run("estimate", "toy", *JOB, "--json").stdout)["notes"] == ["1 was taken"]
     api.plan_result = make_plan_result(plans=(make_estimate(notes=("128 are charged",)),))
     assert "\nnote: 128 are charged\n" in run("plan", "toy", *JOB).stdout
+    api.plan_result = make_plan_result(notes=("toy: only ZeRO-3",))
+    assert "\nnote: toy: only ZeRO-3\n" in run("plan", "toy", *JOB).stdout
+    assert parsed(run("plan", "toy", *JOB, "--json").stdout)["notes"] == ["toy: only ZeRO-3"]
 
 
 def risky(**changes: Any) -> Any:
@@ -332,11 +350,17 @@ def test_warnings_name_what_the_plan_has_not_yet(run: Run, api: FakeApi) -> None
 def test_plan_has_a_column_of_the_chance_and_warns_about_its_first(run: Run, api: FakeApi) -> None:
     assert "P(oom)" not in run("plan", "toy", *JOB).stdout
     plan = {**PLAN, "micro_batch": 8}
-    api.plan_result = make_plan_result(plans=(risky(plan=plan), risky(), risky(oom_probability=0.25)))
+    safe = risky(oom_probability=0.25, step_time_s=10.26, plan={**PLAN, "tp": 16})
+    api.plan_result = make_plan_result(plans=(risky(plan=plan), risky(), safe), likely_to_fit=safe)
     text = run("plan", "toy", *JOB).stdout
     assert "P(oom)" in text and "81.0 %" in text and "25.0 %" in text
     words = " ".join(text.split())
-    assert "try --fix recompute=full or --limit 'micro_batch<=4'; plan 3 is the fastest shown that likely" in words
+    assert "than live tensors; the fastest that likely fits is plan 3: 10.26 s (+2.6 %), P(oom) 25.0 %" in words
+    api.plan_result = make_plan_result(plans=(risky(plan=plan),), likely_to_fit=safe)
+    assert "likely fits is 1d tp16 pp64" in " ".join(run("plan", "toy", *JOB).stdout.split())
+    api.plan_result = make_plan_result(plans=(risky(plan=plan),))
+    words = " ".join(run("plan", "toy", *JOB).stdout.split())
+    assert "try --fix recompute=full or --limit 'micro_batch<=4'; no plan of this space likely fits" in words
     api.plan_result = make_plan_result(plans=(risky(oom_probability=0.25), risky()))
     assert "warning" not in run("plan", "toy", *JOB).stdout
 

@@ -49,3 +49,23 @@ def test_a_reproduced_paper_drops_the_remainder_and_gets_no_such_note() -> None:
 def test_plans_of_a_search_carry_the_note() -> None:
     result = api.plan(**UNEVEN, fix={"tp": 2, "pp": 1}, strategy="1d", top=3)
     assert any("rates and MFU count the 100" in note for e in result.plans for note in e.notes)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dtype", "words"),
+    [
+        ("tpu-v5p", "fp8", "dtype fp8: tpu-v5p has no fp8 products; its int8 rate stands in"),
+        ("tpu-v5p", "mxfp8", "its int8 rate stands in"),
+        ("dgx-h100", "mxfp8", "h100-sxm has no products with a scale per block; its fp8 rate stands in"),
+        ("mi300x-8", "mxfp8", "mi300x has no products with a scale per block; its fp8 rate stands in"),
+    ],
+)
+def test_a_rate_that_stands_in_is_named(cluster: str, dtype: str, words: str) -> None:
+    (note,) = api.estimate("llama3-8b", cluster, gpus=8, global_batch=8, dtype=dtype, plan={"tp": 8}).notes[1:]
+    assert words in note
+
+
+@pytest.mark.parametrize(("cluster", "dtype"), [("dgx-h100", "fp8"), ("dgx-b200", "mxfp8"), ("dgx-b200", "nvfp4")])
+def test_a_rate_of_the_device_needs_no_word(cluster: str, dtype: str) -> None:
+    plan = {"micro_batch": 1}
+    assert api.estimate("llama3-8b", cluster, gpus=8, global_batch=8, dtype=dtype, plan=plan).notes == ()

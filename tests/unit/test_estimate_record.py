@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime import api
 from steptime.estimate import communication, explain, kernels
 from steptime.estimate.band import _doubted, _passes
 from steptime.estimate.bracket import _bound_resources, _directions, _resources, bracket_s
@@ -154,3 +155,34 @@ def test_with_nothing_hidden_no_transfer_beats_its_links(case: Any) -> None:
 
     assert highest_s(0.5) == pytest.approx(highest_s(1.0), rel=1e-12)
     assert highest_s(2.0) > highest_s(1.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "gpus", "options", "plan"),
+    [
+        ("llama3-70b", "tpu-v5p", 64, {}, {"tp": 4}),
+        ("llama3-8b", "rtx3090-8", 1, {"lora": {"rank": 16, "qlora": True}}, {}),
+        ("llama3-8b", "rtx3090-8", 1, {"lora": {"rank": 16}}, {"recompute": "full"}),
+    ],
+)
+def test_no_band_reaches_below_the_time_at_the_peak(
+    model: str, cluster: str, gpus: int, options: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    e = api.estimate(model, cluster, gpus=gpus, global_batch=64, plan=plan, **options)
+    low, high = e.step_time_band_s or (0.0, 0.0)
+    assert e.hfu * e.step_time_s / low == pytest.approx(1.0, rel=1e-9)
+    assert low < e.step_time_s < high
+
+
+def test_where_a_curve_beats_the_peak_the_step_is_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steptime.estimate.single.least_step_s", lambda *_: 1e9)
+    e = api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=8)
+    assert e.step_time_band_s is not None and e.step_time_band_s[0] == e.step_time_s
+
+
+@pytest.mark.parametrize("framework", ["generic", "maxtext"])
+def test_where_a_framework_beats_assumed_rates_exposed_traffic_can_still_hide(framework: str) -> None:
+    e = api.estimate("llama3-70b", "tpu-v5p", gpus=64, global_batch=64, plan={"tp": 4}, framework=framework)
+    exposed = sum(value for path, value in e.time.items() if path.startswith(("tp_comm", "dp_comm")))
+    assert exposed > 0.05 * e.step_time_s
+    assert e.step_time_bracket_s[0] < e.step_time_s - exposed

@@ -19,8 +19,10 @@ from steptime.search.fit.bench import Bench
 from steptime.search.fit.captured import Captured
 from steptime.search.fit.choice import Checkpoints, Choice, Point, front_of, thinned
 from steptime.search.fit.driver import cheapest_of
+from steptime.search.fit.estimated import Estimated
 from steptime.search.fit.programs import gradient_bytes, state_bytes
 from steptime.search.fit.techniques import TECHNIQUES, Change, Step
+from steptime.study.modes import MODES
 from steptime.surface.fitting import fit
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
@@ -183,6 +185,23 @@ def test_adapters_only_where_training_may_change() -> None:
     assert not any("qlora" in p.choice.keys for p in usual.front)
     assert any("qlora" in p.choice.keys for p in all_allowed.front)
     assert all_allowed.least.memory_bytes < usual.least.memory_bytes
+
+
+def test_products_of_four_bit_weights_run_in_sixteen() -> None:
+    device = load_device("h100-sxm")
+    engine = Estimated(
+        make=lambda kind: pytest.fail(f"{kind} is evaluated"), strategy=MODES["corrected"].method.strategies["1d"],
+        batch=8, rates=frozenset(device.matrix_flops_per_s), allow=Change.TRAINING,
+    )  # fmt: skip
+    assert {"tf32", "fp8-te"} <= set(engine.precisions)
+    assert {kind.precision for kind in engine.kinds() if kind.weights == "qlora"} == {"bf16"}
+    (reason,) = engine.left_out
+    assert "adapters on frozen 4-bit weights are not combined with TF32 products or products in fp8: " in reason
+    found = fit("llama3-8b", "h100-sxm", batch=1, seq=1024, allow="training")
+    assert found.notes[1:] == (reason,)
+    assert not any({"fp8", "qlora"} <= set(point.choice.keys) for point in found.front)
+    assert replace(engine, allow=Change.ROUNDING).left_out == ()
+    assert fit("llama3-8b", "h100-sxm", batch=1, seq=1024).notes == found.notes[:1]
 
 
 def test_two_names_of_an_optimiser_cost_the_same() -> None:

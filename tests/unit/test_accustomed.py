@@ -1,0 +1,149 @@
+"""What a framework has: its ZeRO stages and axes, where an estimate takes them and where a search tries no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steptime import api
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.corrected_space import CorrectedSpace
+from steptime.plan.framework import MODEL_AXES, Habits, habits_of
+from steptime.plan.framework_library import framework_names
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.legality import RULES
+from steptime.search.planner import LIKELY
+from steptime.study.measured.tables import table
+from steptime.study.modes import MODES
+from steptime.surface.accustomed import renamed, scope_of
+from steptime.surface.models import load_model
+
+JOB: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 64}
+SHARDED = ("torchtitan", "torchtune", "fms-fsdp", "composer-fsdp", "automodel", "maxtext")
+
+
+def searched(framework: str, **options: Any) -> Any:
+    """All plans that fit of a small job."""
+    return api.plan("llama3.2-1b", "dgx-h100", gpus=8, global_batch=8, framework=framework, top=10**4, **options)
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_the_stage_of_a_framework_is_one_that_it_has_and_that_its_runs_have(name: str) -> None:
+    habits = habits_of(name)
+    assert all(habits.zero_with(pp) in habits.stages_with(pp) for pp in (1, 4))
+    assert habits.axes <= set(MODEL_AXES)
+    weights = {int(stage): weight for stage, weight in table("defaults").get(name, {}).get("zero", {}).items()}
+    assert set(weights) <= habits.zero_stages
+    assert not weights or weights.get(habits.zero, 0) > 0
+
+
+@pytest.mark.parametrize("name", ["generic", "ideal"])
+def test_no_framework_in_particular_has_everything(name: str) -> None:
+    assert habits_of(name) == Habits()
+    mode = MODES["corrected"]
+    scope = scope_of(name, mode.space, mode.auto, (), "auto")
+    assert (scope.space.accustomed(Habits()).zero, scope.notes, scope.constraints) == ((1, 3), (), ())  # type: ignore[attr-defined]
+    listed = [plan.plan for plan in searched(name, strategy="1d").plans]
+    assert {plan["zero"] for plan in listed} == {1, 3}
+    assert {plan["zero"] for plan in listed if plan["pp"] > 1} == {1}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_what_shards_all_shards_all_unless_told_otherwise(name: str) -> None:
+    e = api.estimate(**JOB, framework=name, plan={"micro_batch": 1})
+    assert e.plan["zero"] == 3 and e.feasible
+    assert e.notes == (f"zero was not given: 3 was taken, as {name} does",)
+    told = api.estimate(**JOB, framework=name, plan={"micro_batch": 1, "zero": 3})
+    assert told.notes == () and told.step_time_s == e.step_time_s
+
+
+def test_a_pipeline_keeps_weights_gathered_and_one_rank_shares_nothing() -> None:
+    for plan in ({"pp": 4, "dp": 16}, {"tp": 8, "pp": 8, "dp": 1}):
+        assert api.estimate(**JOB, framework="torchtitan", plan=plan).plan["zero"] == 1
+    assert api.estimate(**JOB, framework="ddp", plan={}).plan["zero"] == 0
+    alone = api.estimate("llama3-8b", "dgx-h100", gpus=1, global_batch=1, framework="torchtitan")
+    assert alone.plan["zero"] == 1 and alone.notes == ()
+
+
+def test_a_wish_beyond_the_framework_is_kept_and_told() -> None:
+    e = api.estimate(**JOB, framework="torchtitan", plan={"zero": 1, "micro_batch": 1})
+    assert e.plan["zero"] == 1
+    assert e.notes == ("torchtitan has no ZeRO-1 without a pipeline: it has ZeRO-0, 2, 3",)
+    (note,) = api.estimate(**JOB, framework="ddp", plan={"zero": 0, "tp": 2, "pp": 2, "micro_batch": 1}).notes
+    assert note == "ddp has no tp, pp, so no run of it stands behind a plan with tp 2 pp 2"
+
+
+def test_a_search_tries_what_the_framework_has() -> None:
+    result = searched("torchtitan")
+    assert {plan.plan["zero"] for plan in result.plans if plan.plan["pp"] == 1 < plan.plan["dp"]} == {3}
+    assert {plan.plan["zero"] for plan in result.plans if plan.plan["pp"] > 1} == {1}
+    assert not any(plan.notes for plan in result.plans)
+    assert result.notes == (
+        "torchtitan: only ZeRO-3 (1 with a pipeline); other plans are tried only if --fix asks for one",
+    )
+    two = api.plan(**JOB, framework="fms-fsdp")
+    assert {(p.plan["dp"], p.plan["zero"], p.plan["strategy"]) for p in two.plans} == {(64, 3, "1d")}
+    assert "(1d)" in two.stop.proof and two.notes[0].startswith("fms-fsdp: no tp, cp, pp, ep, only ZeRO-3;")
+    experts = api.plan("mixtral-8x7b", "dgx-h100", gpus=64, global_batch=64, framework="composer-fsdp")
+    assert {(p.plan["dp"], p.plan["ep"]) for p in experts.plans} == {(64, 1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "axis"),
+    [({"fix": {"tp": 2}}, "tp"), ({"limit": ["pp>=2"]}, "pp"), ({"strategy": "context"}, "cp")],
+)
+def test_a_search_tries_what_is_asked_for_all_the_same(options: dict[str, Any], axis: str) -> None:
+    result = searched("composer-fsdp", **options)
+    assert any(plan.plan[axis] > 1 for plan in result.plans)
+    assert all(plan.plan[other] == 1 for plan in result.plans for other in {"tp", "cp", "pp"} - {axis})
+    assert any(note.startswith(f"composer-fsdp has no {axis}") for plan in result.plans for note in plan.notes)
+
+
+def test_a_stage_that_is_asked_for_is_tried() -> None:
+    result = searched("torchtitan", fix={"zero": 1}, strategy="1d")
+    assert {plan.plan["zero"] for plan in result.plans} == {1} and result.notes == ()
+    assert any("torchtitan has no ZeRO-1 without a pipeline" in note for plan in result.plans for note in plan.notes)
+
+
+def test_a_name_that_means_another_is_told() -> None:
+    (note,) = renamed("fsdp")
+    assert note.startswith("framework fsdp was taken as fms-fsdp, fitted to 1 run;")
+    assert note in api.estimate(**JOB, framework="fsdp").notes and note in api.plan(**JOB, framework="fsdp").notes
+    assert "megatron-core" in renamed("NeMo")[0]
+    assert renamed("Megatron_Core") == renamed("megatron-core") == renamed(None) == ()
+
+
+def equal_but_for_zero(result: Any) -> list[tuple[Any, ...]]:
+    return [
+        (e.step_time_s, e.peak_memory_bytes, *(str(value) for key, value in e.plan.items() if key != "zero"))
+        for e in result.plans
+    ]
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama3.2-1b", 1), ("llama3.2-1b", 8)])
+def test_plans_that_share_nothing_out_count_once(model: str, gpus: int) -> None:
+    result = api.plan(model, "dgx-h100", gpus=gpus, global_batch=8, seq=1024, top=10**5)
+    keys = equal_but_for_zero(result)
+    assert len(set(keys)) == len(keys) == result.feasible
+
+
+def test_replicas_of_experts_share_out_where_nothing_else_does() -> None:
+    job = Job(model=load_model("mixtral-8x7b"), gpus=8, global_batch=8, seq_len=1024, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"])  # fmt: skip
+    listed = CorrectedSpace().list(job, CORRECTED.strategies["1d"], 8, RULES).configurations
+    rows = {tuple(map(int, row)) for row in zip(listed.tp, listed.dp, listed.ep, listed.zero, strict=True)}  # type: ignore[arg-type]
+    assert {zero for *mesh, zero in rows if mesh == [8, 1, 1]} == {1, 3}
+    assert {zero for *mesh, zero in rows if mesh == [8, 1, 8]} == {1}
+    assert {zero for *mesh, zero in rows if mesh == [1, 8, 8]} == {1, 3}
+
+
+def test_the_fastest_plan_that_likely_fits_is_named() -> None:
+    job: dict[str, Any] = {"model": "llama3-70b", "cluster": "gb200-nvl72", "gpus": 256, "global_batch": 512}
+    few, many = api.plan(**job, top=2), api.plan(**job, top=9)
+    first = next(e for e in many.plans if e.oom_probability <= LIKELY)
+    assert all(e.oom_probability > LIKELY for e in few.plans)
+    assert few.likely_to_fit is not None and few.likely_to_fit.plan == first.plan
+    assert few.likely_to_fit.step_time_s == pytest.approx(first.step_time_s, rel=1e-12)
+    assert few.to_json()["likely_to_fit"]["plan"] == first.plan
+    assert api.plan(**JOB, top=1).likely_to_fit is None
