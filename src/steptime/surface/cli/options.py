@@ -105,7 +105,7 @@ Shard = Annotated[
     int | None, degree("shard", "RANKS", "Ranks that ZeRO shares out over (HSDP); 0, the default: all dp.")
 ]
 MicroBatch = Annotated[int | None, degree("micro_batch", "N", "Sequences per micro-batch.")]
-Zero = Annotated[int | None, degree("zero", "N", "ZeRO stage, 0 to 3; default 1.")]
+Zero = Annotated[int | None, degree("zero", "N", "ZeRO stage, 0 to 3; default the framework's, of generic 1.")]
 Panels = Annotated[int | None, degree("panels", "N", "Panels of a SUMMA product.")]
 Recompute = Annotated[
     str | None,
