@@ -107,11 +107,10 @@ def estimate_plan(
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
     hardware_flops = flops + recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
-    least_s = least_step_s(hardware_flops, job.gpus, e.machine.peak_flops_per_s)
     return Estimate(
         step_time_s=step_time_s,
         step_time_bracket_s=(min(float(low), step_time_s), max(float(high), step_time_s)),
-        step_time_band_s=None if band is None else (max(band.low_s, min(least_s, step_time_s)), band.high_s),
+        step_time_band_s=band_s(band, step_time_s, least_step_s(hardware_flops, job.gpus, e.machine.peak_flops_per_s)),
         band_shares={} if band is None else dict(list(band.shares.items())[:LARGEST_SHARES]),
         mfu=utilisation(flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
         hfu=utilisation(hardware_flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
@@ -138,6 +137,16 @@ def estimate_plan(
         notes=notes_on(setting, plans) if method.calibrated else (),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
+
+
+def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float, float] | None:
+    """Edges of a band, the low one not below the least time of a step, nor below a step that beats that.
+
+    >>> band = StepBand(low_s=0.5, high_s=3.0, shares={})
+    >>> band_s(band, 2.0, 1.0), band_s(band, 2.0, 2.5), band_s(band, 2.0, 0.1)
+    ((1.0, 3.0), (2.0, 3.0), (0.5, 3.0))
+    """
+    return None if band is None else (max(band.low_s, min(least_s, step_s)), band.high_s)
 
 
 def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
