@@ -70,6 +70,9 @@ def test_a_wish_beyond_the_framework_is_kept_and_told() -> None:
     e = api.estimate(**JOB, framework="torchtitan", plan={"zero": 1, "micro_batch": 1})
     assert e.plan["zero"] == 1
     assert e.notes == ("torchtitan has no ZeRO-1 without a pipeline: it has ZeRO-0, 2, 3",)
+    ranks = {"zero": 1, "cp": 8, "dp": 1, "micro_batch": 1}
+    (note,) = api.estimate(**{**JOB, "gpus": 8}, framework="torchtitan", plan=ranks).notes
+    assert note.startswith("torchtitan has no ZeRO-1")
     (note,) = api.estimate(**JOB, framework="ddp", plan={"zero": 0, "tp": 2, "pp": 2, "micro_batch": 1}).notes
     assert note == "ddp has no tp, pp, so no run of it stands behind a plan with tp 2 pp 2"
 
@@ -91,13 +94,23 @@ def test_a_search_tries_what_the_framework_has() -> None:
 
 @pytest.mark.parametrize(
     ("options", "axis"),
-    [({"fix": {"tp": 2}}, "tp"), ({"limit": ["pp>=2"]}, "pp"), ({"strategy": "context"}, "cp")],
+    [
+        ({"fix": {"tp": 2}}, "tp"),
+        ({"limit": ["pp>=2"]}, "pp"),
+        ({"strategy": "context"}, "cp"),
+        ({"limit": ["tp>1"]}, "tp"),
+    ],
 )
 def test_a_search_tries_what_is_asked_for_all_the_same(options: dict[str, Any], axis: str) -> None:
     result = searched("composer-fsdp", **options)
     assert any(plan.plan[axis] > 1 for plan in result.plans)
     assert all(plan.plan[other] == 1 for plan in result.plans for other in {"tp", "cp", "pp"} - {axis})
     assert any(note.startswith(f"composer-fsdp has no {axis}") for plan in result.plans for note in plan.notes)
+
+
+@pytest.mark.parametrize("limit", ["tp>=1", "tp<=4", "tp>0"])
+def test_a_bound_that_admits_one_rank_asks_for_no_more(limit: str) -> None:
+    assert {plan.plan["tp"] for plan in searched("composer-fsdp", limit=[limit]).plans} == {1}
 
 
 def test_a_stage_that_is_asked_for_is_tried() -> None:

@@ -67,7 +67,7 @@ def beyond_framework(framework: str, plans: Plans) -> tuple[str, ...]:
         degrees = " ".join(f"{axis} {int(getattr(plans, axis))}" for axis in lacking)
         out.append(f"{framework} has no {', '.join(lacking)}, so no run of it stands behind a plan with {degrees}")
     stages = habits.stages_with(int(plans.pp))
-    if plans.dp > 1 and int(plans.zero) not in stages:
+    if plans.dp * plans.cp > 1 and int(plans.zero) not in stages:
         where = "without a pipeline" if plans.pp == 1 else "with a pipeline"
         had = ", ".join(map(str, sorted(stages)))
         out.append(f"{framework} has no ZeRO-{int(plans.zero)} {where}: it has ZeRO-{had}")

@@ -98,7 +98,8 @@ def scope_of(
 
 def _asks(constraint: Constraint) -> bool:
     """Whether a constraint asks for more than one rank of an axis."""
-    return constraint.relation in (">=", ">") or (constraint.relation == "=" and constraint.value > 1)
+    least = constraint.value + (constraint.relation == ">")
+    return constraint.relation in ("=", ">=", ">") and least > 1
 
 
 def _stages(space: CorrectedSpace, *, pipelines: bool) -> str:
