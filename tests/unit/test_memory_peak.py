@@ -167,8 +167,47 @@ def test_every_second_product_keeps_its_output():
     code = sum(RECOMPUTE_CODES[name] for name in ("norm", "activation", "outputs"))
     kept = sizes(job_of(), Plans(recompute=code)).layer.kept_bytes
     assert kept == 2 * S * (H + H + 1024 + H + F + H) + 4 * S * 32
-    again = {row.name for row in STRATEGY.block(job_of(), Plans(recompute=code)).layer if row.recomputed}
-    assert again == {"attention_norm", "mlp_norm", "activation"}
+    assert sizes(job_of(), Plans(recompute=RECOMPUTE_CODES["outputs"])).layer.kept_bytes == kept
+
+
+def test_what_outputs_does_not_keep_runs_again():
+    """Of query, key and value together the key (8 of 48 heads), of gate and up one half; no transfer is repeated."""
+    layer = STRATEGY.block(job_of(), Plans(recompute=RECOMPUTE_CODES["outputs"], tp=2)).layer
+    again = {row.name: row.recomputed for row in layer if row.recomputed}
+    assert again == {
+        "attention_norm": 1, "qkv": pytest.approx(8 / 48), "rope": 1, "attention_out": 1, "attention_residual": 1,
+        "mlp_norm": 1, "mlp_in": 0.5, "activation": 1,
+    }  # fmt: skip
+    assert all(row.sent_again == 0 for row in layer if row.recomputed)
+
+
+@pytest.mark.parametrize("context", ["all_gather", "ring", "ulysses"])
+@pytest.mark.parametrize("cp", [1, 2, 8])
+@pytest.mark.parametrize("name", ["llama3-8b", "phi3-mini", "deepseek-v3", "gpt3-175b", "mixtral-8x7b"])
+def test_no_row_keeps_less_than_nothing_or_more_for_recomputation(name, cp, context):
+    """Context ranks keep their own keys, and a share of everything: 1/cp of one rank's bytes."""
+    job, whole = job_of(name=name, context=context), RECOMPUTE_CODES["outputs"]
+    for code in (whole, whole + RECOMPUTE_CODES["up_projection"], whole + RECOMPUTE_CODES["mlp"]):
+        plain, kept = rows(job, cp=cp), rows(job, cp=cp, recompute=code)
+        for key, row in kept.items():
+            assert row.kept_bytes >= 0
+            assert key not in plain or row.kept_bytes <= plain[key].kept_bytes
+        assert sum(row.kept_bytes for row in kept.values()) < sum(row.kept_bytes for row in plain.values())
+
+
+def test_keys_that_are_made_again_are_those_of_the_rank():
+    job = job_of()
+    for cp in (1, 4):
+        plain, kept = (rows(job, cp=cp, recompute=code)["fused_attention"].kept_bytes
+                       for code in (0, RECOMPUTE_CODES["outputs"]))  # fmt: skip
+        assert plain - kept == 2 * S / cp * 1024
+
+
+def test_only_latent_attention_has_up_projections_to_recompute():
+    code = RECOMPUTE_CODES["up_projection"]
+    assert sizes(job_of(), Plans(recompute=code)).layer.kept_bytes == sizes(job_of(), Plans()).layer.kept_bytes
+    latent = job_of(name="deepseek-v3")
+    assert sizes(latent, Plans(recompute=code)).layer.kept_bytes < sizes(latent, Plans()).layer.kept_bytes
 
 
 def test_later_stages_of_a_model_with_leading_dense_layers_have_only_experts():

@@ -157,6 +157,15 @@ def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
     )  # fmt: skip
 
 
+def _sent_again(time: PhaseTime) -> PhaseTime:
+    """A row's forward pass with those of its transfers that recomputation repeats."""
+    share = time.row.sent_again
+    if not time.transfers or (isinstance(share, float) and share == 1.0):
+        return time
+    sent = [TransferTime(t.transfer, t.busy_s * share, t.exposed_s * share, t.one_s) for t in time.transfers]
+    return time._replace(transfers=tuple(sent))
+
+
 def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, moved: Num) -> Timed | None:
     """The calls of fitted models that stand for a row, where the machine has them."""
     if not machine.models:
@@ -183,7 +192,7 @@ def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator
         if operator.backward.works or row.backward:
             yield _counted(phase_time(row, BACKWARD, plans, machine), row.share, BACKWARD)
         if forward is not None and (not isinstance(row.recomputed, float) or row.recomputed):
-            yield _counted(forward, row.recomputed * row.share, RECOMPUTE)
+            yield _counted(_sent_again(forward), row.recomputed * row.share, RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

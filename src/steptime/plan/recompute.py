@@ -1,7 +1,8 @@
 """Recomputation of parts of a layer: which rows run again in the backward pass, and what is then not kept.
 
 Each bit of the column ``recompute`` names a part whose output is dropped after forward and made again from what the
-part's first row keeps. Whole layers (``full``) are not marked here: the step repeats their forward pass.
+part's first row keeps. Whole layers (``full``) are not marked here: the step repeats their forward pass. What
+``outputs`` keeps and makes again is in :mod:`steptime.plan.alternate`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import numpy as np
 
 from steptime.errors import UnknownNameError
 from steptime.num import Num, where
-from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, is_set
+from steptime.plan.alternate import by_outputs
+from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import Row
+from steptime.workload.spec import ModelSpec
 
 ACTIVATIONS = ("activation", "gated_activation")
 OUTER_NORMS = ("attention_norm", "mlp_norm")
+OUTPUTS: Final = "outputs"
+UP_PROJECTION: Final = "up_projection"
+"""Part of latent attention; others have no compressed form from which queries, keys and values could be made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +35,10 @@ class Part:
     """Rows whose forward runs once more."""
     dropped: Callable[[Row], bool]
     """Rows whose kept bytes are the output of those."""
-    left: Callable[[Row, Num], Num] | None = None
-    """Bytes that a row keeps instead of so many; None: nothing of the dropped ones, all of the others."""
 
 
 def _named(*names: str) -> Callable[[Row], bool]:
     return lambda row: row.name in names
-
-
-def _alternate_outputs(row: Row, kept_bytes: Num) -> Num:
-    """Kept bytes where a layer keeps its input, the output of every second product and of attention.
-
-    In the order query, key, value, out, gate, up, down these are query, value, gate and down. Keys, the stream after
-    attention and the inputs of products are made again; the output of ``down`` stays beside the next layer's input.
-    """
-    element = row.shape.get("element_bytes", 0.0)
-    if row.operator == "fused_attention":
-        return kept_bytes - row.shape["kv_rows"] * row.shape["head_dim"] * element
-    if row.operator == "gated_activation":
-        return row.shape["elements"] * element
-    if row.name in ("mlp_out", "expert_out", "shared_out"):
-        return row.shape["m"] * row.shape["n"] * element
-    return 0.0 * kept_bytes if row.name in ("mlp_norm", "qkv", "mlp_in", "router") else kept_bytes
 
 
 #: Name of a bit -> rows. Fused attention keeps its inputs; its statistics are too small to be worth a rule.
@@ -60,7 +48,7 @@ PARTS: dict[str, Part] = {
     "activation": Part(
         again=lambda row: row.operator in ACTIVATIONS, dropped=_named("mlp_out", "shared_out", "expert_out")
     ),
-    "up_projection": Part(
+    UP_PROJECTION: Part(
         again=_named("q_up", "kv_up", "rope"), dropped=_named("fused_attention", "windowed_attention", "scores")
     ),
     "mlp": Part(
@@ -71,19 +59,22 @@ PARTS: dict[str, Part] = {
         again=lambda row: row.block == "experts",
         dropped=lambda row: row.block == "experts" and row.name != "router",
     ),
-    # Selective checkpointing by operator, as in torchtitan: which rows run again is a matter of the other bits.
-    "outputs": Part(again=lambda row: False, dropped=lambda row: False, left=_alternate_outputs),
 }
 
 
-def recomputed(rows: Iterable[Row], codes: Num) -> list[Row]:
+def recomputed(rows: Iterable[Row], codes: Num, model: ModelSpec, plans: Plans) -> list[Row]:
     """The rows with those of the chosen parts marked, and without what is not kept."""
-    names = [name for name in PARTS if _any_set(codes, RECOMPUTE_CODES[name])]
-    if not names:
-        return list(rows)
+    out = list(rows)
     partly = ~is_set(codes, FULL_RECOMPUTE)
-    parts = [(PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly) for name in names]
-    return [_marked(row, parts) for row in rows]
+    names = [name for name in PARTS if name != UP_PROJECTION or model.latent is not None]
+    parts = [(PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly) for name in names
+             if _any_set(codes, RECOMPUTE_CODES[name])]  # fmt: skip
+    if parts:
+        out = [_marked(row, parts) for row in out]
+    if _any_set(codes, RECOMPUTE_CODES[OUTPUTS]):
+        chosen = is_set(codes, RECOMPUTE_CODES[OUTPUTS]) & partly
+        out = [each for row in out for each in by_outputs(row, chosen, model, plans)]
+    return out
 
 
 def _any_set(codes: Num, bit: int) -> bool:
@@ -99,8 +90,6 @@ def _marked(row: Row, parts: Iterable[tuple[Part, Any]]) -> Row:
             again = where(chosen, 1.0, again)
         if part.dropped(row):
             kept = where(chosen, 0.0, kept)
-        if part.left is not None:
-            kept = where(chosen, part.left(row, kept), kept)
     if again is row.recomputed and kept is row.kept_bytes:
         return row
     return replace(row, recomputed=again, kept_bytes=kept)

@@ -54,7 +54,9 @@ class Row:
     panels: Num | None = None
     """Panels of a blocked product whose transfers overlap it; None: transfers are serial."""
     recomputed: Num = 0.0
-    """1 where its forward runs once more in the backward pass."""
+    """1 where its forward runs once more in the backward pass, or the share of it that does."""
+    sent_again: Num = 1.0
+    """Share of its forward transfers that run with it."""
     overlaps: Num = 0.0
     """Part of its own time behind which its transfers run; what they take longer is exposed."""
     share: Num = 1.0

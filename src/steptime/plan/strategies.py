@@ -240,7 +240,7 @@ class Corrected(Strategy):
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is recomputed, frozen and quantised."""
-    return quantised(adapted(recomputed(rows, plans.recompute), job, layer=True), job.precision)
+    return quantised(adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True), job.precision)
 
 
 def shared_by(rows: Iterable[Row], share: float) -> list[Row]:

@@ -113,8 +113,8 @@ Recompute = Annotated[
         "--recompute",
         metavar="PARTS",
         help="What backward recomputes: none (default), full, selective (attention), or parts joined by +: attention, "
-        "norm, activation, up_projection, mlp, experts, outputs (what is kept, not what runs again; torchtitan's op is "
-        "norm+activation+outputs).",
+        "norm, activation, up_projection (of latent attention), mlp, experts, outputs (all but attention and every "
+        "second product: torchtitan's op).",
     ),
 ]
 RecomputeEvery = Annotated[
