@@ -94,6 +94,17 @@ def test_the_fullest_rank_and_a_capacity():
     )
 
 
+def test_dropped_choices_of_experts_are_no_model_flops():
+    """Two of eight experts: two gated products of 3 h f per choice, of which a tenth has a slot."""
+    full, dropped = _job("mixtral-8x7b"), _job("mixtral-8x7b", expert_capacity=0.1)
+    experts = 3 * full.global_batch * 2 * 4096 * 2 * (3 * 4096 * 14336) * 32
+    assert model_flops_per_step(full) - model_flops_per_step(dropped) == pytest.approx(0.9 * experts)
+    assert model_flops_per_step(_job("mixtral-8x7b", expert_capacity=1.25)) == model_flops_per_step(full)
+    again = recomputed_flops_per_step(dropped, RECOMPUTE_CODES["experts"])
+    assert again < 0.2 * recomputed_flops_per_step(full, RECOMPUTE_CODES["experts"])
+    assert recomputed_flops_per_step(dropped, RECOMPUTE_CODES["full"]) < model_flops_per_step(dropped) / 3
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3", "qwen1.5-moe-a2.7b"])
 def test_two_flops_per_active_weight_and_token(name):
     """Products of the active parameters that are matrices, and causal attention."""

@@ -22,13 +22,15 @@ def _row_flops(row: Row) -> float:
 
 
 def _part_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
-    """How often each part of the model runs, and its rows: on one device, no tokens dropped or counted twice."""
-    return _plain_rows(_plain(replace(job, attention="fused", expert_imbalance=1.0, expert_capacity=None)), 0)
+    """How often each part of the model runs, and its rows: on one device, no tokens counted twice."""
+    return _plain_rows(_plain(replace(job, attention="fused")), 0)
 
 
 def _plain(job: Job) -> Job:
-    """The job without what its rows do not depend on."""
-    return replace(job, gpus=1, global_batch=1, framework=IDEAL, gradient_dtype=None)
+    """The job without what its rows do not depend on; its experts compute each choice that has a slot once."""
+    kept = kept_choices(job.expert_capacity)
+    return replace(job, gpus=1, global_batch=1, framework=IDEAL, gradient_dtype=None, expert_imbalance=1.0,
+                   expert_capacity=None if kept == 1.0 else kept)  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -38,12 +40,22 @@ def _plain_rows(job: Job, recompute: int) -> dict[str, tuple[float, tuple[Row, .
     return parts | {name: (1.0, rows) for name, rows in (("embedding", block.first), ("head", block.last)) if rows}
 
 
+def kept_choices(expert_capacity: float | None) -> float:
+    """Greatest share of the tokens' choices of experts that have a slot; from a capacity of 1 on it may be all.
+
+    >>> kept_choices(None), kept_choices(1.25), kept_choices(0.1)
+    (1.0, 1.0, 0.1)
+    """
+    return 1.0 if expert_capacity is None else min(expert_capacity, 1.0)
+
+
 def forward_flops_per_sequence(job: Job) -> dict[str, float]:
     """Matrix operations of one sequence forward, by part of the model, on one device.
 
     A product of m x k by k x n counts 2mnk; a causal mask counts the unmasked pairs once; fused or not makes no
-    difference; of experts those count that a token chooses. These are model FLOPs: they depend on neither plan nor
-    machine. The head of a model that predicts several tokens has the further layers too.
+    difference; of experts those count that a token chooses and that have a slot (:func:`kept_choices`). These are
+    model FLOPs: they depend on neither plan nor machine. The head of a model that predicts several tokens has the
+    further layers too.
     """
     if job.captured is not None:
         return {name: float(flops.at(0, 1)) for name, flops in job.captured.forward_flops.items()}

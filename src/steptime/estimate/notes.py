@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.estimate.metrics import kept_choices
 from steptime.hardware.records import Device
 from steptime.num import ceil_div
 from steptime.plan.framework import MODEL_AXES, habits_of
@@ -33,6 +34,24 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
     return (
         f"{batch} sequences are no multiple of dp {dp} x micro_batch {size}: the step takes as long as one of "
         f"dp {dp} x {micro_batches} x {size} = {charged} sequences; rates and MFU count the {batch}",
+    )
+
+
+def dropped_choices(job: Job) -> tuple[str, ...]:
+    """A note where experts have fewer slots than there are choices of them.
+
+    >>> from types import SimpleNamespace as Some
+    >>> "at least 90.0 % of the choices" in dropped_choices(Some(model=Some(experts=True), expert_capacity=0.1))[0]
+    True
+    >>> dropped_choices(Some(model=Some(experts=True), expert_capacity=1.25))
+    ()
+    """
+    dropped = 1.0 - kept_choices(job.expert_capacity)
+    if job.model.experts is None or not dropped:
+        return ()
+    return (
+        f"expert_capacity {job.expert_capacity:g} drops at least {dropped * 100:.1f} % of the choices of experts: "
+        "model FLOPs, MFU and HFU count the others; tokens/s counts every token",
     )
 
 

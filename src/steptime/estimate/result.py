@@ -18,7 +18,7 @@ Argument: TypeAlias = "float | str | Fabric"
 FLOPS_CONVENTION = (
     "a matrix product of m x k by k x n counts 2mnk; backward counts twice forward; attention of causal models "
     "counts the unmasked half of the score matrix once; norms, activations and the optimiser count nothing; "
-    "recomputation counts in hfu only"
+    "recomputation counts in hfu only; choices of experts without a slot (expert_capacity below 1) count nothing"
 )
 
 
