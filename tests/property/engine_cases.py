@@ -14,10 +14,10 @@ from steptime.estimate.machine import Machine
 from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import COLUMNS, Plans
+from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
 from steptime.study.published.method import PUBLISHED
 from steptime.workload.spec import ModelSpec
 
@@ -99,7 +99,8 @@ def cases(
         model=model, gpus=1, global_batch=2 ** draw(st.integers(3, 9)), seq_len=model.seq_len,
         precision=PRECISIONS[draw(st.sampled_from(["bf16", "fp32", "fp8"]))],
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
-        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(["dp", "pp", "ep"])))),
+        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(["dp", "pp", "ep", "offload"])))),
+        offload=frozenset() if method is PUBLISHED else frozenset(draw(st.sets(st.sampled_from(OFFLOADS)))),
         exchange_once=draw(st.booleans()),
         framework=IDEAL if method is PUBLISHED else draw(st.sampled_from([IDEAL, HARSH])),
     )  # fmt: skip
@@ -121,7 +122,8 @@ def legal_plans(draw: st.DrawFn, case: Case) -> Plans:
     if case.strategy.name == "2d":
         columns["panels"] = draw(st.sampled_from([1, 4, 8]), label="panels")
     if not published:
-        columns["recompute"] = draw(st.sampled_from([0, 2] if case.job.attention == "fused" else [0, 1, 2]))
+        codes = st.sets(st.sampled_from(sorted(set(RECOMPUTE_CODES.values()))), max_size=3)
+        columns["recompute"] = sum(draw(codes, label="recompute"))
         columns["zero"] = draw(st.sampled_from([0, 1] if columns["pp"] > 1 else [0, 1, 2, 3]), label="zero")
         columns["vpp"] = draw(st.sampled_from([1, 2]), label="vpp")
     room = 8

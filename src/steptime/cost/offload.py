@@ -29,6 +29,22 @@ def host_copy_s(kept_bytes: Num) -> Num:
     return kept_bytes / HOST_LINK_BPS
 
 
+def lasting_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
+    r"""How long a layer's pass lasts with its copy to the host or back.
+
+    $$t = t_p + \max(t_c - h\,t_p,\ 0)$$
+
+    where the pass computes for $t_p$ = `pass_s`, copies for $t_c$ = `copy_s` (s), and $h$ = `hides` is 1 where both run
+    at once, so that the longer of them counts, else 0. What hides behind a layer's pass hides behind all of it.
+
+    Source: definition.
+
+    >>> lasting_s(1.0, 3.0, 1.0), lasting_s(4.0, 3.0, 1.0), lasting_s(1.0, 3.0, 0.0)
+    (3.0, 4.0, 4.0)
+    """
+    return pass_s + maximum(copy_s - hides * pass_s, 0.0)
+
+
 def exposed_copies_s(copy_s: Num, forward_s: Num, backward_s: Num, hides: Num) -> Num:
     r"""Time that a layer waits for its activations to go to the host and to come back, for one micro-batch.
 

@@ -26,7 +26,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
 from steptime.estimate.traffic import CriticalStage
-from steptime.num import Num, maximum, minimum
+from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
 
@@ -144,7 +144,9 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 def _lowest_s(e: Evaluation, machine: Machine, passes: Passes, framework: Framework) -> Num:
     low = _compose(e, machine, passes, True, framework)
     hidden = low.steady_s + low.bubble_s - (e.plans.pp - 1) * 2 * low.stage_link_s + low.optimizer_s
-    return maximum(maximum(hidden, low.data.busy_s), low.copies_busy_s / 2)
+    layout, one_s = e.inputs.layout, e.inputs.copy_s * low.micro_batches
+    fullest = maximum(maximum(layout.first, layout.last), where(layout.stages > 2, layout.middle, 0.0))
+    return maximum(maximum(hidden, low.data.busy_s), one_s * fullest)
 
 
 def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:

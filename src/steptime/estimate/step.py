@@ -10,7 +10,7 @@ import numpy as np
 from steptime.cost.data_parallel import exposed_layerwise_s, partly_hidden_s
 from steptime.cost.experts import hidden_exchange_s, paired_share
 from steptime.cost.host import stage_issue_s, step_overhead_s
-from steptime.cost.offload import exposed_copies_s
+from steptime.cost.offload import exposed_copies_s, lasting_s
 from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
@@ -341,8 +341,9 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Cri
         growth=framework.growth,
         behind_forward_s=layer.forward_s,
         behind_backward_s=backward_s,
-        data=_data_parallel(inputs, stage, framework, layer.forward_s, backward_s),
-    )
+        data=_data_parallel(inputs, stage, framework, *(
+            lasting_s(each_s, inputs.copy_s, inputs.hides_copies) for each_s in (layer.forward_s, backward_s))),
+    )  # fmt: skip
 
 
 def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]:
@@ -377,7 +378,7 @@ def copy_bubble(inputs: StepInputs, stage: CriticalStage, one_s: Num) -> dict[st
 def _data_parallel(
     inputs: StepInputs, stage: CriticalStage, framework: Framework, forward_s: Num, backward_s: Num
 ) -> DataParallel:
-    """Traffic over the data-parallel group, exposed and busy."""
+    """Traffic over the data-parallel group, exposed and busy; ``forward_s``, ``backward_s``: as long as passes last."""
     traffic, links, layers = inputs.traffic, framework.data_links, stage.layers
     reduce_s, gather_s, again_s = traffic.reduce_s * links, traffic.gather_s * links, traffic.gather_again_s * links
     ends_s, gather_ends_s = traffic.reduce_ends_s * links, traffic.gather_ends_s * links
