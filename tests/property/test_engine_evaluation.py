@@ -21,6 +21,7 @@ from steptime.estimate.terms_of import (
     memory_terms,
 )
 from steptime.hardware import load_cluster
+from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL
 from steptime.plan.legality import broken_rules
 from steptime.plan.plans import RECOMPUTE_CODES
@@ -92,6 +93,24 @@ def test_a_slower_machine_is_never_faster(data):
         assert now >= then * (1 - 1e-12)
 
 
+OFFLOADED = [(), ("optimizer",), ("activations",), ("activations", "optimizer")]
+
+
+@pytest.mark.parametrize("offload", OFFLOADED)
+@ENGINE
+@given(st.data())
+def test_a_faster_matrix_unit_slows_no_step(offload, data):
+    """Traffic that hid behind computation may show, but by no more than the computation got shorter."""
+    case = data.draw(cases(methods=(CORRECTED,)))
+    case = replace(
+        case, job=replace(case.job, overlap=case.job.overlap | {"dp", "offload"}, offload=frozenset(offload))
+    )
+    plans = data.draw(legal_plans(case)).with_columns({"dp": 8, "in_dp": 1})
+    faster = [case.machine.faster(matrix_flops_per_s=x, attention_flops_per_s=x) for x in (1.0, 2.0, 8.0)]
+    times = [float(case.evaluate(plans, machine=machine).step_time_s) for machine in faster]
+    assert times[2] <= times[1] * (1 + 1e-12) and times[1] <= times[0] * (1 + 1e-12)
+
+
 @ENGINE
 @given(st.data())
 def test_memory_capacity_changes_no_time(data):
@@ -149,7 +168,6 @@ def test_a_recomputed_plan_takes_longer(data):
 @pytest.mark.parametrize("name", [*RATES, *LATENCIES, "slow_Bps"])
 def test_every_rate_matters_to_some_plan(name):
     """The property above is not empty: a plan that uses everything gets slower with each."""
-    from steptime.plan.corrected import CORRECTED
     from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
     from steptime.plan.plans import Plans
     from steptime.surface.models import load_model
