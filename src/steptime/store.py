@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from steptime.errors import InputFileError, UserError, shorten
 
 #: Larger journals are refused unread.
 MAX_BYTES: Final = 2**30
+
+#: Where a process finds what it was started with.
+OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 Record = Mapping[str, Any]
 
@@ -72,6 +76,20 @@ def read_journal(path: str | Path) -> Stored:
         raise InputFileError(str(path), "is not a journal of steptime", hint="give another file, or delete this one")
     records = tuple(record for record in parsed[1:] if record is not None)
     return Stored(header=parsed[0], records=records, whole_bytes=len(data) - len(torn))
+
+
+def refuse_endless(path: str | Path) -> None:
+    """Refuse what a reader may wait for without end, a named pipe or a device; what the shell opened is read.
+
+    Raises:
+        InputFileError: it is neither a file nor a folder, nor below ``/dev/fd`` as ``<(...)`` is.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # said by who reads it
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not str(path).startswith(OPENED):
+        raise InputFileError(str(path), "is not a regular file", hint="write it to a file first")
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -11,6 +11,7 @@ import numpy as np
 
 from steptime.errors import InputFileError
 from steptime.num import Array
+from steptime.store import refuse_endless
 
 READERS = {".parquet": "read_parquet", ".csv": "read_csv", ".csv.gz": "read_csv"}
 
@@ -64,6 +65,7 @@ def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
     ending = next((e for e in READERS if file.name.lower().endswith(e)), None)
     if ending is None:
         raise InputFileError(str(path), "is not a table", hint=f"give a file that ends in {', '.join(READERS)}")
+    refuse_endless(file)
     if not file.is_file():
         raise InputFileError(str(path), "is a folder" if file.is_dir() else "does not exist")
     connection = duckdb.connect()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
+from steptime.store import refuse_endless
 from steptime.study.measured.columns import own_names
 from steptime.study.measured.reasons import Reason, RowProblem
 
@@ -184,6 +185,7 @@ def named_cells(named: Sequence[tuple[str, str]], cells: Sequence[str]) -> dict[
 
 def _text(path: Path) -> str:
     where = str(path)
+    refuse_endless(path)
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             raise InputFileError(where, "is larger than 1 GiB")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +27,8 @@ EXIT_USER: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141
 
-#: Failures to write that are no defect: a full disk, a full quota, a broken device.
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+#: Failures to write that are no defect: a full disk, a full quota, a broken device, a closed standard output.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 #: Command -> what it does, in one line; the module of the same name is imported when the command runs.
 COMMANDS: Final = {
@@ -46,6 +47,14 @@ COMMANDS: Final = {
     "models": "List models, or show one.",
     "frameworks": "List training frameworks, or show one with its fitted overheads.",
 }
+
+
+class _Closed(io.TextIOBase):
+    """Stands for a standard output that is closed: a report or a document cannot go unwritten without notice."""
+
+    def write(self, text: str) -> int:
+        """Raises OSError."""
+        raise OSError(errno.EBADF, "standard output is closed")
 
 
 class _PipeClosed(Exception):
@@ -221,6 +230,10 @@ def root(
 
 def run() -> None:
     """Run ``steptime`` with the arguments of the process, and exit."""
+    if sys.stdout is None:
+        sys.stdout = _Closed()
+    if sys.stderr is None:  # print() and the console would write messages to standard output instead
+        sys.stderr = io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ from typing import Any, Final, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
+from steptime.store import refuse_endless
 
 #: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.
 MAX_FILE_BYTES: Final = 64 * 2**20
@@ -20,8 +21,9 @@ def read_text(path: str) -> str:
     """Text of a UTF-8 file.
 
     Raises:
-        InputFileError: it does not exist, cannot be read, is too large or is not UTF-8.
+        InputFileError: it does not exist, is no regular file, cannot be read, is too large or is not UTF-8.
     """
+    refuse_endless(path)
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

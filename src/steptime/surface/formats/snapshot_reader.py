@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, UserError, shorten
+from steptime.store import refuse_endless
 from steptime.surface.formats.plain_pickle import PickleProblem, loads
 from steptime.workload.graph.allocator import round_size
 
@@ -90,6 +91,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
             or class, or is no memory snapshot; the message says which.
     """
     where = str(path)
+    refuse_endless(path)
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -45,7 +45,12 @@ def console() -> Console:
     """The console on standard output: no markup in texts, plain where it is no terminal."""
     from rich.console import Console
 
-    return Console(file=sys.stdout or io.StringIO(), markup=False, emoji=False, highlight=False)
+    class Report(Console):
+        def on_broken_pipe(self) -> None:
+            """Raise the error again, which the entry point turns into its exit code; the library would exit with 1."""
+            raise
+
+    return Report(file=sys.stdout or io.StringIO(), markup=False, emoji=False, highlight=False)
 
 
 def printable(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from steptime.errors import InputFileError, UserError, shorten
+from steptime.store import refuse_endless
 from steptime.workload.capture.onnx.external import fetch
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def load_model(path: Path) -> ModelProto:
     from onnx import ModelProto
 
     model = ModelProto()
+    refuse_endless(path)
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
