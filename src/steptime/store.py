@@ -310,6 +310,20 @@ def refuse_unwritable(path: str | Path) -> None:
 TABLES: Final = {".csv": "csv, header true", ".csv.gz": "csv, header true, compression gzip", ".parquet": "parquet"}
 
 
+def refuse_table(path: str | Path) -> str:
+    """Find out before the work that a table cannot be written; its ending, of :data:`TABLES`.
+
+    Raises:
+        UserError: the ending is none of these.
+        InputFileError: as :func:`refuse_unwritable`.
+    """
+    ending = next((e for e in TABLES if Path(path).name.lower().endswith(e)), None)
+    if ending is None:
+        raise UserError(f"{shorten(str(path))} is not a table", hint=f"give a file that ends in {', '.join(TABLES)}")
+    refuse_unwritable(path)
+    return ending
+
+
 def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows as CSV, CSV.gz or Parquet, by the ending; columns are those of all rows, in order of appearance.
 
@@ -321,13 +335,9 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """
     import duckdb
 
-    target = Path(path)
-    ending = next((e for e in TABLES if target.name.lower().endswith(e)), None)
-    if ending is None:
-        raise UserError(f"{shorten(str(path))} is not a table", hint=f"give a file that ends in {', '.join(TABLES)}")
+    target, ending = Path(path), refuse_table(path)
     if not rows:
         raise UserError(f"there are no rows for {shorten(str(path))}")
-    refuse_unwritable(target)
     columns = list({name: None for row in rows for name in row})
     numeric = {c: all(isinstance(row.get(c), (int, float, type(None))) for row in rows) for c in columns}
     types = ", ".join(f"{_quoted(c)} {'double' if numeric[c] else 'varchar'}" for c in columns)

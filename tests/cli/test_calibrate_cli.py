@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -113,16 +114,51 @@ def test_fit_names_the_extra(run: Run, softmaxes: Path, monkeypatch: pytest.Monk
         (("--processes", "0"), "is not a whole number from 1"),
         (("--threads", "many"), "is not a whole number from 1"),
         (("--out", "m.json"), "does not end in .toml"),
+        (("--table", "none/t.csv"), "none/t.csv: cannot be written"),
+        (("--table", "t.txt"), "t.txt is not a table"),
+        (("--plot", "none/p.png"), "none/p.png: cannot be written"),
+        (("--plot", "p.doc"), "matplotlib writes no such file"),
     ],
 )
 def test_machine_refuses_before_it_measures(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("steptime.calibrate.machine.session._measure", lambda *_: pytest.fail("it measures"))
     done = run("calibrate", "machine", *arguments)
     assert (done.exit_code, done.stdout) == (EXIT_USER, ""), done.stderr
     assert message in " ".join(done.stderr.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_an_interrupted_calibration_names_only_what_it_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    def stopped(request: Any, torch: Any, host: Any, mesh: Any, journal: Any, progress: Any) -> None:
+        for n in range(kept):
+            journal.append({"key": f"x/{n}", "of": "operator"})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("steptime.calibrate.machine.session._measure", stopped)
+    done = run("calibrate", "machine", "--device", "cpu", "--out", str(tmp_path / "m.toml"))
+    assert done.exit_code == EXIT_INTERRUPTED
+    assert ("m.journal.jsonl; --resume goes on" in done.stderr) == bool(kept)
+    assert ("Nothing was measured." in done.stderr) == (not kept)
+
+
+def test_a_fabric_folder_that_cannot_be_made_is_refused_before_the_work(
+    run: Run, softmaxes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate_fit, "_fit_kernels", lambda *_: pytest.fail("it fits"))
+    rows = tmp_path / "c.csv"
+    rows.write_text("gpu,collective,n_gpus,gpus_per_node,bytes,latency_us\nh100,all_reduce,8,8,1024,20\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/fabrics").write_text("")
+    done = run(
+        "calibrate", "fit", "--kernels", str(softmaxes), "--collectives", str(rows), "--out", str(tmp_path / "out")
+    )
+    assert (done.exit_code, "cannot be made a folder" in done.stderr) == (EXIT_USER, True), done.stderr
 
 
 def test_a_table_of_residuals_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
@@ -266,9 +302,17 @@ def test_score_prints_json_and_a_report(run: Run, softmaxes: Path, tmp_path: Pat
         (("--kernels", "K", "--out", "r.txt"), "does not end in .csv"),
         (("--collectives", "K"), "lacks the column 'collective'"),
         (("--kernels", "none.csv"), "does not exist"),
+        (("--kernels", "empty.csv"), "empty.csv: is empty"),
+        (("--kernels", "empty.csv.gz"), "empty.csv.gz: is empty"),
+        (("--collectives", "empty.csv"), "empty.csv: is empty"),
     ],
 )
-def test_score_refuses(run: Run, softmaxes: Path, arguments: Any, message: str) -> None:
+def test_score_refuses(
+    run: Run, softmaxes: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, message: str
+) -> None:
+    monkeypatch.chdir(softmaxes.parent)
+    Path("empty.csv").write_text("\n")
+    Path("empty.csv.gz").write_bytes(gzip.compress(b""))
     done = run("score", *(str(softmaxes) if a == "K" else a for a in arguments))
     assert (done.exit_code, done.stdout) == (EXIT_USER, "")
     assert message in done.stderr

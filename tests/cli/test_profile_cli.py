@@ -187,6 +187,25 @@ def test_wrong_options_are_named(run: Run, file: Path, options: list[str], messa
     assert message in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--snapshot", "{folder}/a.pickle", "--compare", "none.pickle"], "none.pickle: cannot be read"),
+        (["--trace", "{folder}/t.json"], "t.json: is a folder"),
+        (["--snapshot", "{folder}/a.pickle", "--roofline", "{folder}/r.svg"], "r.svg: is a folder"),
+    ],
+)
+def test_files_are_refused_before_the_work(
+    run: Run, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.setattr("steptime.surface.profiling.profile", lambda *_, **__: pytest.fail("it captures"))
+    for name in ("t.json", "r.svg"):
+        (tmp_path / name).mkdir()
+    given = [option.format(folder=tmp_path) for option in options]
+    result = run("profile", f"{file}:build", "--device", "h100-sxm", *given)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
 def test_help_says_that_importing_runs_code(run: Run) -> None:
     assert "runs its code" in " ".join(run("profile", "--help").stdout.split())
 

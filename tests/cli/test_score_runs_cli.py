@@ -109,6 +109,9 @@ def test_fit_as_json(run: Run, few: str, tmp_path: Path) -> None:
     done = run("calibrate", "frameworks", few, "--out", str(tmp_path / "f.toml"), "--json")
     document = json.loads(done.stdout)
     assert document["schema_version"] == 1 and document["file"] == str(tmp_path / "f.toml")
+    (warning,) = document["warnings"]
+    assert done.stderr == f"Warning: {warning}\n"
+    assert warning.startswith(f"{document['used']} of {document['rows']} rows could be used; a fit to fewer than 10")
     assert document["used"] == sum(f["runs"] for f in document["frameworks"].values())
     assert all(v["doubt"] > 0 for f in document["frameworks"].values() for v in f["parameters"].values())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +51,15 @@ class Table(Mapping[str, Array]):
         return self.columns[name] if name in self.columns else np.full(self.rows, np.nan)
 
 
+def _is_empty(file: Path, ending: str) -> bool:
+    """Whether a file holds nothing, packed or not; what cannot be unpacked is left to the reader of tables."""
+    try:
+        with gzip.open(file) if ending.endswith(".gz") else file.open("rb") as stream:
+            return not stream.read(4096).strip()
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
 def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
     """Reads a CSV, CSV.gz or Parquet file.
 
@@ -57,7 +68,7 @@ def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
         required: columns that must be there.
 
     Raises:
-        InputFileError: it cannot be read, or a required column is missing; the message names it.
+        InputFileError: it is empty or cannot be read, or a required column is missing; the message names it.
     """
     import duckdb
 
@@ -68,6 +79,8 @@ def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
     refuse_endless(file)
     if not file.is_file():
         raise InputFileError(str(path), "is a folder" if file.is_dir() else "does not exist")
+    if _is_empty(file, ending):
+        raise InputFileError(str(path), "is empty")
     connection = duckdb.connect()
     try:
         relation = connection.execute(f"select * from {READERS[ending]}(?)", [str(file)])

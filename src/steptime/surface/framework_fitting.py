@@ -28,6 +28,10 @@ BAND_RUNS: Final = 50
 """Least sources and runs for bands of their own; with fewer, those of the frameworks in use are kept."""
 
 
+FEW_RUNS: Final = 10
+"""With fewer runs a fit says little more than what is expected of any framework."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkResult:
     """A fit and what it rests on."""
@@ -48,7 +52,7 @@ class FrameworkResult:
         return {
             "rows": self.reading.rows, "runs": len(self.found.runs), "used": int(self.used.sum()),
             "sources": len(set(_sources(self.found)[self.used])), "rounds": self.fitted.rounds,
-            "refused": len(self.found.refused),
+            "refused": len(self.found.refused), "warnings": list(self.warnings),
             "bands": {name: {"low": b.low, "high": b.high, "coverage90": c, "own": c is not None}
                       for name, b, c in zip(("named", "generic"), self.bands, self.coverage, strict=True)},
             "common": _parameters(self.fitted.common, self.fitted.common_doubt),
@@ -63,6 +67,16 @@ class FrameworkResult:
                 for name, own in self.fitted.devices.items()
             },
         }  # fmt: skip
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the fit doubtful: few runs, or few of the rows that were given."""
+        used, rows = int(self.used.sum()), self.reading.rows
+        if used >= FEW_RUNS and 2 * used >= rows:
+            return ()
+        few = f"; a fit to fewer than {FEW_RUNS} says little about a framework" if used < FEW_RUNS else ""
+        why = "; steptime score FILE --out rows.csv says why not the others" if used < rows else ""
+        return (f"{used} of {rows} rows could be used{few}{why}",)
 
     def _counts(self, column: str) -> Counter[str]:
         return Counter(str(name) for name in getattr(self.found.fit.runs, column)[self.used])

@@ -64,6 +64,8 @@ def command(
     family = _family(only)
     tables = _tables(kernels, collectives)
     _folder(out)
+    if tables[1] is not None:
+        _folder(out / FABRICS)
     written, fabrics = dict[str, "list[Curve]"](), list["FabricProfile"]()
     try:
         if tables[0] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,6 +33,7 @@ def command(
     from steptime.store import refuse_unwritable, write_whole
     from steptime.surface.cli.progress import Progress
     from steptime.surface.framework_fitting import fit_runs
+    from steptime.surface.report.text import printable
 
     if save and out is not None:
         raise UserError("--save and --out exclude each other", hint="--save writes the file of the package")
@@ -42,6 +44,8 @@ def command(
     with Progress("fitting frameworks") as progress:
         result = fit_runs(file, progress, source=OWN_SOURCE if save else None)
     write_whole(target, result.toml)
+    for warning in result.warnings:
+        print(printable(f"Warning: {warning}"), file=sys.stderr)
     if json:
         from steptime.surface.cli.output import document, print_json
 

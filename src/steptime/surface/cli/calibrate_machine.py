@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +67,7 @@ def machine(
         out=out, quick=quick, resume=resume, processes=processes, threads=threads,
         device=None if device is None else device.value,
     )  # fmt: skip
+    refuse_outputs(table, plot)
     compare_to = None if compare_to is None else compared(compare_to, request)
     fitted = measured(request)
     if fitted is not None:  # None: a rank of a running job that only took part
@@ -78,12 +80,29 @@ def measured(request: Request) -> Fitted | None:
     from steptime.calibrate.machine.session import calibrate
     from steptime.surface.cli.progress import Progress
 
+    path = journal_path(request.out)
+    before = 0 if request.resume else _records(path)
     try:
         with Progress("measuring") as progress:
             return calibrate(request, progress)
     except KeyboardInterrupt:
-        print(f"Measured so far is in {journal_path(request.out)}; --resume goes on.", file=sys.stderr)
+        found = _records(path)
+        print(
+            f"Measured so far is in {path}; --resume goes on." if found not in (0, before) else "Nothing was measured.",
+            file=sys.stderr,
+        )
         raise
+
+
+def _records(path: Path) -> int:
+    """Measurements in a journal; 0 where there is none."""
+    from steptime.errors import InputFileError
+    from steptime.store import read_journal
+
+    try:
+        return sum("of" in record for record in read_journal(path).records)
+    except InputFileError:
+        return 0
 
 
 def report(
@@ -153,6 +172,22 @@ def refuse_suffix(out: Path) -> None:
 
     if out.suffix != ".toml":
         raise FieldError("", "--out", f"{str(out)[:80]!r} does not end in .toml", hint="for example --out machine.toml")
+
+
+def refuse_outputs(table: Path | None, plot: Path | None) -> None:
+    """Raises UserError for further files that cannot be written, before anything is measured.
+
+    The other ranks of a running job write nothing.
+    """
+    from steptime.store import refuse_table
+    from steptime.surface.report.calibration import refuse_plot
+
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if table is not None:
+        refuse_table(table)
+    if plot is not None:
+        refuse_plot(plot)
 
 
 def write_table(path: Path, fitted: Fitted) -> None:

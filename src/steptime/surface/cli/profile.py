@@ -94,6 +94,7 @@ def command(
 
     files = Files(snapshot=snapshot, trace=trace, roofline=roofline)
     _check(files)
+    snapshot_measured = _measured(measured)
     if model.lower().endswith(".onnx"):
         check_onnx({
             "batch": batch, "seq": seq, "input": inputs, "dtype": dtype, "autocast": autocast, "optimizer": optimizer,
@@ -107,7 +108,7 @@ def command(
         dims=parse_dims(dim or []),
     )  # fmt: skip
     _write(found, files)
-    compared = _compared(found, measured)
+    compared = _compared(found, snapshot_measured)
     if json:
         from steptime.surface.cli.output import document, print_json
 
@@ -145,7 +146,9 @@ def parse_dims(texts: list[str]) -> dict[str, int]:
 
 
 def _check(files: Files) -> None:
-    """Before the work: suffixes and folders of the files to write."""
+    """Before the work: suffixes and folders of the files to write, and what draws them."""
+    from steptime.store import refuse_unwritable
+
     for name, allowed in ENDINGS.items():
         path: Path | None = getattr(files, name)
         if path is None:
@@ -154,6 +157,12 @@ def _check(files: Files) -> None:
             raise UserError(f"--{name} {path}: the name must end in {' or '.join(allowed)}")
         if not path.parent.is_dir():
             raise UserError(f"--{name} {path}: there is no folder {path.parent}")
+        if path.is_dir() or path.is_file() or not path.exists():  # not a device or a pipe
+            refuse_unwritable(path)
+    if files.roofline is not None:
+        from steptime.surface.report.roofline import require_matplotlib
+
+        require_matplotlib()
 
 
 def _write(found: Any, files: Files) -> None:
@@ -180,10 +189,17 @@ def _write(found: Any, files: Files) -> None:
         write_roofline(found.table, files.roofline)
 
 
-def _compared(found: Any, path: Path | None) -> dict[str, Any] | None:
+def _measured(path: Path | None) -> int | None:
+    """Peak of a measured snapshot, read before the work; None where none was given."""
     if path is None:
         return None
     from steptime.surface.formats.snapshot_reader import read_snapshot
 
-    peak, predicted = read_snapshot(path).device().peak_allocated_bytes, found.memory["allocated"]
+    return read_snapshot(path).device().peak_allocated_bytes
+
+
+def _compared(found: Any, peak: int | None) -> dict[str, Any] | None:
+    if peak is None:
+        return None
+    predicted = found.memory["allocated"]
     return {"peak_bytes": peak, "predicted_bytes": predicted, "error": predicted / peak - 1 if peak else None}

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from steptime.calibrate.machine.profile import Fitted, Predictor
 from steptime.errors import InputFileError, UserError
+from steptime.store import refuse_unwritable
 from steptime.surface.report.text import console, grid, heading, indented, percent, printable, seconds
 from steptime.units import format_si
 
@@ -142,6 +143,27 @@ def text_plot(residuals: Sequence[Residual]) -> str:
     return "\n".join([*lines, "  +" + "-" * COLUMNS, f"   {scale}"])
 
 
+def refuse_plot(path: Path) -> None:
+    """Find out before the work that a picture cannot be written.
+
+    Raises:
+        UserError: matplotlib is not installed, or does not write this kind of file.
+        InputFileError: the file cannot be written.
+    """
+    kinds = _figure().canvas.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in kinds:
+        raise UserError(f"--plot {path}: matplotlib writes no such file", hint=f"one of {', '.join(sorted(kinds))}")
+    refuse_unwritable(path)
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("a picture needs matplotlib", hint="pip install 'steptime[calibrate]'") from None
+    return Figure(figsize=(6, 6), layout="constrained")
+
+
 def write_plot(path: Path, residuals: Sequence[Residual]) -> None:
     """A picture of the same, by matplotlib.
 
@@ -149,11 +171,7 @@ def write_plot(path: Path, residuals: Sequence[Residual]) -> None:
         UserError: matplotlib is not installed, or does not write this kind of file.
         InputFileError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("a picture needs matplotlib", hint="pip install 'steptime[calibrate]'") from None
-    figure = Figure(figsize=(6, 6), layout="constrained")
+    figure = _figure()
     axes = figure.add_subplot()
     families = sorted({r.family.split()[0] for r in residuals})
     for name in families:

@@ -43,8 +43,7 @@ def write_roofline(table: CostTable, path: Path) -> Path:
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: a plot is not written as {path.suffix or 'a file without suffix'!r}",
                         hint=f"give a name that ends in {' or '.join(SUFFIXES)}")  # fmt: skip
-    if find_spec("matplotlib") is None:
-        raise UserError("figures need matplotlib", hint="pip install 'steptime[calibrate]'")
+    require_matplotlib()
     settings = {"svg.hashsalt": "steptime", "svg.fonttype": "none", "font.size": 9, "savefig.dpi": 140}
     with import_module("matplotlib").rc_context(settings):
         figure = import_module("matplotlib.figure").Figure(figsize=SIZE, layout="constrained")
@@ -52,6 +51,12 @@ def write_roofline(table: CostTable, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
+
+
+def require_matplotlib() -> None:
+    """Raises UserError where there is nothing to draw with."""
+    if find_spec("matplotlib") is None:
+        raise UserError("figures need matplotlib", hint="pip install 'steptime[calibrate]'")
 
 
 def draw(axes: Any, table: CostTable) -> None:
