@@ -150,6 +150,39 @@ def test_wrong_estimate_files(run: Run, api: FakeApi, tmp_path: Path, text: str,
     assert str(file) in result.stderr
 
 
+def written(**changes: object) -> str:
+    return json.dumps(make_estimate().to_json() | changes)
+
+
+IMPOSSIBLE = [
+    ({"step_time_s": -5}, "step_time_s: -5: has to be above 0"), ({"mfu": 7}, "mfu: 7: has to be 0 to 1"),
+    ({"step_time_bracket_s": [3, 2]}, "step_time_bracket_s: [3, 2]: the lower bound has to come first"),
+    ({"step_time_band_s": [-1, 2]}, "step_time_band_s.0: -1: has to be 0 or more"),
+    ({"time": {"compute/x_s": -1}}, "time.compute/x_s: -1: has to be 0 or more"),
+    ({"memory_capacity_bytes": 0}, "memory_capacity_bytes: 0: has to be above 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "named"), IMPOSSIBLE, ids=str)
+def test_impossible_values_of_an_estimate(run: Run, tmp_path: Path, changes: dict[str, object], named: str) -> None:
+    file = tmp_path / "estimate.json"
+    file.write_text(written(**changes))
+    result = run("diff", str(file), str(file))
+    assert (result.exit_code, result.stderr) == (2, f"Error: {file}: {named}\n")
+
+
+def test_what_an_estimate_leaves_open_is_a_dash(run: Run, tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.json", tmp_path / "part.json"
+    whole.write_text(written())
+    part.write_text(written(step_time_s=None, mfu=None, step_time_bracket_s=[None, 2], time={"compute/x_s": None}))
+    shown = run("diff", str(whole), str(part))
+    assert shown.exit_code == 0, shown.stderr
+    assert "nan" not in shown.stdout and "unknown" not in shown.stdout
+    rows = {line.split()[0]: line.split()[1:] for line in shown.stdout.splitlines() if line.strip()}
+    assert rows["mfu"][-1] == rows["step_time_s"][-1] == rows["compute/x_s"][-1] == "-"
+    assert rows["step_time_bracket_s"][-4:] == ["-", "to", "2", "s"]
+
+
 def test_file_that_is_not_utf8(run: Run, api: FakeApi, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_bytes(b'model = "\xff"')

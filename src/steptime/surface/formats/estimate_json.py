@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from steptime.cost.collective_fabric import fabric_of
 from steptime.errors import FieldError, InputFileError
@@ -17,6 +18,30 @@ from steptime.terms import Terms
 
 #: JSON has no infinity and no NaN; steptime writes null for both.
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+def _bounded(words: str, allowed: Callable[[float], bool]) -> AfterValidator:
+    """Refuses a number that is not ``allowed``, in ``words``; null is."""
+
+    def checked(value: float) -> float:
+        if not math.isnan(value) and not (math.isfinite(value) and allowed(value)):
+            raise PydanticCustomError("range", f"has to be {words}")
+        return value
+
+    return AfterValidator(checked)
+
+
+def _ordered(value: list[float]) -> list[float]:
+    """Refuses bounds of which the lower is above the upper."""
+    if value[0] > value[1]:
+        raise PydanticCustomError("order", "the lower bound has to come first")
+    return value
+
+
+Positive = Annotated[Number, _bounded("above 0", lambda value: value > 0)]
+Amount = Annotated[Number, _bounded("0 or more", lambda value: value >= 0)]
+Share = Annotated[Number, _bounded("0 to 1", lambda value: 0 <= value <= 1)]
+Bounds = Annotated[list[Amount], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
 
 
 class _Object(BaseModel):
@@ -53,29 +78,29 @@ class _Detail(_Call):
 class _Estimate(_Object):
     schema_version: int
     flops_convention: str = ""
-    step_time_s: Number
-    step_time_bracket_s: Annotated[list[Number], Field(min_length=2, max_length=2)]
-    step_time_band_s: Annotated[list[Number], Field(min_length=2, max_length=2)] | None
-    mfu: Number
-    hfu: Number
-    tokens_per_s_per_gpu: Number
-    samples_per_s: Number
-    model_flops: Number
-    time: dict[str, Number]
-    overlapped: dict[str, Number]
-    peak_memory_bytes: Number
-    memory: dict[str, Number]
-    memory_capacity_bytes: Number
-    oom_probability: Number
+    step_time_s: Positive
+    step_time_bracket_s: Bounds
+    step_time_band_s: Bounds | None
+    mfu: Share
+    hfu: Share
+    tokens_per_s_per_gpu: Amount
+    samples_per_s: Amount
+    model_flops: Amount
+    time: dict[str, Amount]
+    overlapped: dict[str, Amount]
+    peak_memory_bytes: Amount
+    memory: dict[str, Amount]
+    memory_capacity_bytes: Positive
+    oom_probability: Share
     feasible: bool
     reasons: list[str]
     bottleneck: str
     plan: dict[str, Any]
     provenance: _Provenance
     workload: dict[str, Any] = Field(default_factory=dict)
-    memory_by_definition: dict[str, Number] = Field(default_factory=dict)
-    band_shares: dict[str, Number] = Field(default_factory=dict)
-    what_if: dict[str, Number] = Field(default_factory=dict)
+    memory_by_definition: dict[str, Amount] = Field(default_factory=dict)
+    band_shares: dict[str, Amount] = Field(default_factory=dict)
+    what_if: dict[str, Positive] = Field(default_factory=dict)
     published: dict[str, Any] | None = None
     notes: list[str] = Field(default_factory=list)
     details: list[_Detail] = Field(default_factory=list)
@@ -86,7 +111,7 @@ def parse_estimate(text: str, path: str) -> Estimate:
 
     Raises:
         InputFileError: the text is not JSON, or is another document of steptime's.
-        UserError: fields that are unknown, missing or of the wrong type.
+        UserError: fields that are unknown, missing, of the wrong type or out of range.
     """
     document = _document(text, path)
     if not isinstance(document, Mapping) or "step_time_s" not in document:

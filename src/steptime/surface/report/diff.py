@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN_TERMS: Final = 15
+DASH: Final = "-"
 #: What a plan records although it follows from the degrees.
 _FOLLOWS: Final = ("stage_layers", "fullest_stage", "fullest_phase", "domains", "micro_batches")
 #: How a headline figure is written, by how its name ends; the first that fits.
@@ -49,14 +50,21 @@ def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
         return
     table = t.grid(("plan", "A", "B"), left=(0, 1, 2))
     for key, (left, right) in changed.items():
-        table.add_row(t.printable(key), _cell(left), _cell(right))
+        table.add_row(t.printable(key), *("absent" if value is None else _cell(value) for value in (left, right)))
     out.print(table)
 
 
 def _cell(value: Any, unit: Callable[[float], str] = t.number) -> str:
+    """What is no number to subtract; a dash for what an estimate left open."""
     if isinstance(value, (list, tuple)):
-        return " to ".join(map(unit, value))
-    return "absent" if value is None else t.number(value)
+        return " to ".join(_cell(each, unit) for each in value)
+    if value is None or value != value:
+        return DASH
+    return unit(value) if _is_number(value) else t.number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _print_changes(
@@ -64,8 +72,8 @@ def _print_changes(
 ) -> None:
     """Terms by absolute difference, largest first."""
     changes = {path: (_value(pair[0]), _value(pair[1])) for path, pair in terms.items()}
-    moved = [(path, pair) for path, pair in changes.items() if pair[0] != pair[1]]
-    moved.sort(key=lambda item: -abs(item[1][1] - item[1][0]))
+    moved = [(path, pair) for path, pair in changes.items() if pair[0] != pair[1] and not all(map(math.isnan, pair))]
+    moved.sort(key=lambda item: _order(item[1][1] - item[1][0]))
     out.print()
     if not moved:
         out.print(f"no term of {title} differs")
@@ -79,6 +87,11 @@ def _print_changes(
         out.print(f"{len(moved) - len(shown)} smaller differences with --all")
 
 
+def _order(difference: float) -> float:
+    """Unknown differences first, then the largest."""
+    return -math.inf if math.isnan(difference) else -abs(difference)
+
+
 def _value(value: Any) -> float:
     return 0.0 if value is None else float(value)
 
@@ -89,7 +102,7 @@ def _unit(name: str) -> Callable[[float], str]:
 
 def _add(table: Any, name: str, pair: Sequence[Any], unit: Callable[[float], str]) -> None:
     left, right = pair
-    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (left, right)):
+    if not (_is_number(left) and _is_number(right)):
         table.add_row(t.printable(name), _cell(left, unit), _cell(right, unit), "", "")
         return
     delta = right - left
