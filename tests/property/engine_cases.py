@@ -82,7 +82,7 @@ def machines(draw: st.DrawFn) -> Machine:
         vector_flops_per_s=4e13 * draw(scale), peak_flops_per_s=matrix * 1.4, memory_Bps=2e12 * draw(scale),
         memory_bytes=8e10, kernel_latency_s=5e-6 * draw(scale), fast_Bps=3e11 * draw(scale),
         fast_latency_s=2.5e-6 * draw(scale), slow_Bps=slow, lone_slow_Bps=slow * draw(st.sampled_from([0.5, 1.0])),
-        slow_latency_s=5e-6 * draw(scale), fast_domain=8,
+        slow_latency_s=5e-6 * draw(scale), host_Bps=2e10 * draw(scale), fast_domain=8,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ GPT = ModelSpec(
 FREE = Machine(
     matrix_flops_per_s=1e15, attention_flops_per_s=1e15, vector_flops_per_s=1e14, peak_flops_per_s=1e15,
     memory_Bps=1e12, memory_bytes=1e11, kernel_latency_s=0.0, fast_Bps=1e30, fast_latency_s=0.0, slow_Bps=1e30,
-    lone_slow_Bps=1e30, slow_latency_s=0.0, fast_domain=8,
+    lone_slow_Bps=1e30, slow_latency_s=0.0, host_Bps=1e30, fast_domain=8,
 )  # fmt: skip
 
 

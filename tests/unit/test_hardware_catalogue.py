@@ -163,6 +163,31 @@ def test_measured_efficiencies_cite_their_measurement(name: str, share: float) -
     assert device.kernel_latency_s == pytest.approx(4.5e-6)
 
 
+# device, GB/s of its link to the host in one direction
+HOST_LINKS = [
+    ("v100-sxm2-16gb", 16), ("a100-pcie-40gb", 32), ("h100-sxm", 64), ("h200-nvl", 64), ("gb200", 225),
+    ("gb300", 225), ("mi250x", 36), ("mi325x", 64), ("gaudi2", 32), ("arc-b60", 32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "GBps"), HOST_LINKS)
+def test_link_to_the_host(name: str, GBps: float) -> None:
+    device = load_device(name)
+    assert device.host_link_Bps == GBps * 1e9
+    assert device.host_Bps == pytest.approx(0.625 * GBps * 1e9)
+    assert device.sources["host_efficiency"].kind is Kind.ASSUMED
+
+
+def test_devices_that_do_not_say_have_the_usual_link_to_the_host() -> None:
+    silent = {
+        name
+        for name in device_names()
+        if load_device(name).sources["host_link_Bps"].text.startswith("steptime default")
+    }
+    assert {name.partition("-")[0] for name in silent} == {"tpu", "published"}
+    assert {load_device(name).host_Bps for name in silent} == {20e9}
+
+
 def test_a_variant_does_not_inherit_a_measurement() -> None:
     for name in ("h200-sxm", "h800-sxm", "a800-sxm-80gb", "b200-sxm", "a100-pcie-80gb"):
         assert load_device(name).sources["matrix_efficiency"].kind is Kind.ASSUMED, name

@@ -97,6 +97,18 @@ def test_what_if_on_a_cluster(tmp_path: Path) -> None:
     assert network.sources["efficiency"].text.endswith("own.toml")
 
 
+def test_link_to_the_host_of_ones_own(tmp_path: Path) -> None:
+    """A device file gives it, the default where it does not; a cluster changes it like every number of its device."""
+    assert load_device(write(tmp_path, DEVICE)).host_Bps == 20e9
+    own = load_device(write(tmp_path, 'host_bandwidth = "100 GB/s"\nhost_efficiency = 0.5\n' + DEVICE))
+    assert (own.host_link_Bps, own.host_Bps) == (100e9, 50e9)
+    rig = load_cluster(write(tmp_path, 'base = "dgx-h100"\n[device]\nhost_bandwidth = "32 GB/s"'))
+    assert rig.device.host_Bps == 20e9 and rig.device.memory_Bps == 3.35e12
+    for wrong in ("host_bandwidth = 64", 'host_bandwidth = "64 GB"', "host_efficiency = 1.5"):
+        with pytest.raises(FieldError, match=wrong.split()[0]):
+            load_device(write(tmp_path, f"{wrong}\n{DEVICE}"))
+
+
 def test_device_table_with_a_base_and_a_path_beside_the_cluster(tmp_path: Path) -> None:
     write(tmp_path, DEVICE, "part/chip.toml")
     named = CLUSTER.replace('"h100-sxm"', '"part/chip.toml"')

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from steptime import api
-from steptime.cost.offload import HOST_LINK_BPS
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.memory import LAYERS_TERM, stage_terms
@@ -50,24 +50,24 @@ def test_copies_in_full_view(recompute: int) -> None:
     """Every layer's activations go down and up once per micro-batch, at the rate of the host link."""
     e = evaluated(Plans(dp=8, recompute=recompute), overlap=SHOWN)
     kept = e.sizes.boundary_bytes if recompute else e.sizes.layer.kept_bytes
-    assert float(e.step.copies_s) == pytest.approx(2 * 8 * 32 * kept / HOST_LINK_BPS)
+    assert float(e.step.copies_s) == pytest.approx(2 * 8 * 32 * kept / e.machine.host_Bps)
     without = evaluated(Plans(dp=8, recompute=recompute), offload=False)
     assert float(e.step_time_s - without.step_time_s) == pytest.approx(float(e.step.copies_s))
 
 
 def test_copies_hide_behind_the_layer_as_far_as_they_fit() -> None:
     e = evaluated(Plans(dp=8))
-    layer, copy_s = e.passes.layer, e.sizes.layer.kept_bytes / HOST_LINK_BPS
+    layer, copy_s = e.passes.layer, e.sizes.layer.kept_bytes / e.machine.host_Bps
     assert copy_s > layer.backward_s > layer.forward_s
     assert float(e.step.copies_s) == pytest.approx(8 * 32 * (2 * copy_s - layer.forward_s - layer.backward_s))
     full = evaluated(Plans(dp=8, recompute=FULL_RECOMPUTE))
-    assert full.sizes.boundary_bytes / HOST_LINK_BPS < full.passes.layer.forward_s
+    assert full.sizes.boundary_bytes / full.machine.host_Bps < full.passes.layer.forward_s
     assert full.step.copies_s == 0
 
 
 def test_the_pipeline_waits_too_while_it_fills_and_drains() -> None:
     e = evaluated(Plans(pp=4, dp=2), overlap=SHOWN)
-    one_layer_s = 2 * e.sizes.layer.kept_bytes / HOST_LINK_BPS
+    one_layer_s = 2 * e.sizes.layer.kept_bytes / e.machine.host_Bps
     assert float(e.step.copies_s) == pytest.approx((32 * 8 + 3 * 8) * one_layer_s)
 
 
@@ -80,7 +80,9 @@ def test_terms_add_up_and_the_bracket_holds(plans: Plans, overlap: frozenset[str
     both = exposed_terms(lines).get(TERM, 0.0) + hidden_terms(lines).get(TERM, 0.0)
     assert both >= float(e.step.copies_busy_s) * (1 - 1e-12) > 0
     low, high = bracket_s(e)
-    assert float(e.step.copies_busy_s) / 2 <= low <= e.step_time_s <= high
+    assert e.machine.bound is not None
+    fastest_s = float(e.step.copies_busy_s) * e.machine.host_Bps / e.machine.bound.host_Bps
+    assert fastest_s / 2 <= low <= e.step_time_s <= high
 
 
 def test_a_block_of_plans_is_each_of_them() -> None:
@@ -102,3 +104,72 @@ def test_copies_overlap_unless_the_user_says_otherwise() -> None:
     assert shown.plan["overlap"] == ["dp"] and none.plan["overlap"] == []
     assert shown.time[TERM] > run(offload="activations").time.get(TERM, 0.0)
     assert TERM not in run().time
+
+
+def on_link(tmp_path: Path, link: str, **plan: Any) -> Any:
+    path = tmp_path / "rig.toml"
+    path.write_text(f'base = "dgx-h100"\n[device]\n{link}\n', encoding="utf-8")
+    return api.estimate("llama3-8b", str(path), gpus=1, global_batch=8, plan=plan)
+
+
+def test_the_link_to_the_host_is_the_users(tmp_path: Path) -> None:
+    """Twice the rate, whether by the link or by the share of it that is sustained, halves what the copies take."""
+    slow, fast, better = (
+        on_link(tmp_path, text, offload="activations", overlap="none").time[TERM]
+        for text in (
+            'host_bandwidth = "50 GB/s"\nhost_efficiency = 0.4',
+            'host_bandwidth = "100 GB/s"\nhost_efficiency = 0.4',
+            'host_bandwidth = "50 GB/s"\nhost_efficiency = 0.8',
+        )
+    )
+    assert slow == pytest.approx(2 * fast) == pytest.approx(2 * better)
+
+
+def test_the_optimiser_on_the_host_moves_over_the_same_link(tmp_path: Path) -> None:
+    """Gradients of 2 bytes go down, weights of 2 come back: 4 bytes of each of 8.03 billion parameters."""
+    half, one = (
+        on_link(tmp_path, f'host_bandwidth = "{rate} GB/s"\nhost_efficiency = 1.0', offload="optimizer", zero=0)
+        for rate in (1, 2)
+    )
+    moved_s = (half.time["optimizer/host_adam_s"] - one.time["optimizer/host_adam_s"]) * 2
+    assert moved_s == pytest.approx(4 * 8030261248 / 1e9, rel=1e-6)
+
+
+def test_a_link_between_chips_hides_what_pci_express_cannot() -> None:
+    """225 GB/s of GB200 at 0.625, against 20 GB/s where nothing is known."""
+    grace, h100 = (
+        api.estimate("llama3-8b", name, gpus=1, global_batch=8, plan={"offload": "activations"})
+        for name in ("gb200", "h100-sxm")
+    )
+    assert grace.provenance.constants["host_link_Bps"]["value"] == 225e9
+    assert grace.bottleneck.startswith("compute") and h100.bottleneck.startswith("offload")
+    assert grace.what_if["host_link_x2"] < grace.step_time_s
+
+
+def test_the_link_is_a_constant_of_those_who_use_it() -> None:
+    names = {"host_link_Bps", "host_efficiency"}
+    for plan, shown in (({"offload": "activations"}, names), ({"offload": "optimizer"}, names), ({}, set())):
+        found = api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=64, plan={"recompute": "full", **plan})
+        assert names & set(found.provenance.constants) == shown
+        assert ("host_link_x2" in found.what_if) == bool(shown)
+
+
+@pytest.mark.parametrize(
+    ("path", "offload"),
+    [
+        (TERM, "activations"), ("offload/activations/one_layer/host_copy_s", "activations"),
+        ("optimizer/host_adam_s", "optimizer"),
+    ],
+)  # fmt: skip
+def test_explained_copies_name_the_link_and_its_source(path: str, offload: str) -> None:
+    found = api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=64, plan={"offload": offload, "zero": 1})
+    (detail,) = [one for one in found.details if one.path == path]
+    assert "64 GB/s each way (datasheet: NVIDIA H100" in detail.basis and "0.625 of it sustained" in detail.basis
+    if detail.function.endswith("host_copy_s"):
+        assert detail.value == pytest.approx(detail.arguments["kept_bytes"] / 40e9)
+
+
+def test_no_step_is_faster_than_its_copies_at_the_rate_of_the_datasheet() -> None:
+    e = evaluated(Plans(dp=8))
+    one_way_s = 8 * 32 * float(e.sizes.layer.kept_bytes) / 64e9
+    assert bracket_s(e)[0] == pytest.approx(one_way_s)

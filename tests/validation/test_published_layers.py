@@ -24,7 +24,7 @@ def _machine(s: dict[str, Any]) -> Machine:
         memory_Bps=s["hbm_bandwidth"] * 1e9, memory_bytes=s["hbm_capacity"] * 1e9, kernel_latency_s=20e-6,
         fast_Bps=s["nvlink_bandwidth"] * s["nvlink_eff"] * 1e9, fast_latency_s=s["nvlink_latency"],
         slow_Bps=link_Bps * s["nic_factor"], lone_slow_Bps=link_Bps, slow_latency_s=s["ib_latency"],
-        fast_domain=s["nvlink_size"],
+        host_Bps=1e30, fast_domain=s["nvlink_size"],
     )  # fmt: skip
 
 

@@ -7,26 +7,23 @@ from steptime.num import Num, maximum
 HOST_ADAM_PER_S = 3.9e9
 """Parameters per second that vectorised Adam updates on a host of two sockets (ZeRO-Offload, arXiv 2101.06840, table 4:
 10 billion in about 2.6 s)."""
-HOST_LINK_BPS = 20e9
-"""Sustained bandwidth between a device and its host: PCIe 4.0 x16 at 0.65 of 32 GB/s; assumed."""
-
 HELD_LAYERS = 2
 """Layers whose activations are on the device when all go to the host: one computes while the other is on its way."""
 
 
-def host_copy_s(kept_bytes: Num) -> Num:
+def host_copy_s(kept_bytes: Num, host_Bps: Num) -> Num:
     r"""Copy of activations between a device and its host, in one direction.
 
     $$t = A / \beta_h$$
 
-    where $A$ = `kept_bytes` (bytes) and $\beta_h$ = :data:`HOST_LINK_BPS`.
+    where $A$ = `kept_bytes` (bytes) and $\beta_h$ = `host_Bps` (bytes/s) is what the link sustains one way.
 
     Source: count of bytes.
 
-    >>> host_copy_s(4e9)
+    >>> host_copy_s(4e9, 20e9)
     0.2
     """
-    return kept_bytes / HOST_LINK_BPS
+    return kept_bytes / host_Bps
 
 
 def lasting_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
@@ -62,18 +59,18 @@ def exposed_copies_s(copy_s: Num, forward_s: Num, backward_s: Num, hides: Num) -
     return maximum(copy_s - hides * forward_s, 0.0) + maximum(copy_s - hides * backward_s, 0.0)
 
 
-def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num) -> Num:
+def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num, host_Bps: Num) -> Num:
     r"""Optimiser step on the host.
 
     $$t = \frac{r\,P}{R_h} + \frac{M}{\beta_h}$$
 
     where each of $r$ = `ranks` devices of a host owns $P$ = `parameters`, the host updates $R_h$ =
     :data:`HOST_ADAM_PER_S` parameters per second, and $M$ = `moved_bytes` (gradients down, weights up) cross the link
-    of a device at $\beta_h$ = :data:`HOST_LINK_BPS`.
+    of a device at $\beta_h$ = `host_Bps` (bytes/s).
 
     Source: ZeRO-Offload, Ren et al., arXiv 2101.06840.
 
-    >>> round(host_adam_s(1e9, 8, 4e9), 2)
+    >>> round(host_adam_s(1e9, 8, 4e9, 20e9), 2)
     2.25
     """
-    return ranks * parameters / HOST_ADAM_PER_S + moved_bytes / HOST_LINK_BPS
+    return ranks * parameters / HOST_ADAM_PER_S + moved_bytes / host_Bps

@@ -25,7 +25,7 @@ from steptime.estimate.layer import (
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
-from steptime.estimate.traffic import CriticalStage
+from steptime.estimate.traffic import CriticalStage, layer_copy_s
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
@@ -99,10 +99,10 @@ def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: 
 def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:
     """A step of which all traffic overlaps or none."""
     layout, hides = e.inputs.layout, float(overlap)
-    inputs = e.inputs
-    stage = critical_stage(layout, passes, inputs.copy_s, hides)
+    inputs, copy_s = e.inputs, layer_copy_s(e.job, e.plans, e.sizes, machine)
+    stage = critical_stage(layout, passes, copy_s, hides)
     if machine is not e.machine or not _same_parts(stage, e.step.stage):
-        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout, inputs.copy_s)
+        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout, copy_s)
     inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides)
     return compose(inputs, passes, framework, stage)
 

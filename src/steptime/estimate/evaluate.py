@@ -71,7 +71,7 @@ def composed(
     method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, passes: Passes
 ) -> tuple[StepInputs, Step]:
     """Step of plans whose passes are known, and what else it is composed of."""
-    layout, copy_s = layout_of(method, job, plans), layer_copy_s(job, plans, sizes)
+    layout, copy_s = layout_of(method, job, plans), layer_copy_s(job, plans, sizes, machine)
     stage = critical_stage(layout, passes, copy_s, float("offload" in job.overlap))
     inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout, copy_s)
     return inputs, compose(inputs, passes, job.framework, stage)

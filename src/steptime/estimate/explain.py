@@ -14,6 +14,8 @@ WHAT_IF: dict[str, dict[str, float]] = {
     "slow_links_x2": {"slow_Bps": 2.0, "lone_slow_Bps": 2.0},
     "latencies_x0.5": {"kernel_latency_s": 0.5, "fast_latency_s": 0.5, "slow_latency_s": 0.5},
 }
+#: The same for jobs that keep something on the host.
+WHAT_IF_OFFLOADED = {**WHAT_IF, "host_link_x2": {"host_Bps": 2.0}}
 
 
 def bottleneck_of(time: Terms) -> str:
@@ -29,7 +31,8 @@ def bottleneck_of(time: Terms) -> str:
 
 def what_if(e: Evaluation) -> dict[str, float]:
     """Step time of the same plan on a machine that is better in one respect."""
-    return {name: step_time_on(e, e.machine.faster(**factors)) for name, factors in WHAT_IF.items()}
+    known = WHAT_IF_OFFLOADED if e.job.offload else WHAT_IF
+    return {name: step_time_on(e, e.machine.faster(**factors)) for name, factors in known.items()}
 
 
 def step_time_on(e: Evaluation, machine: Machine) -> float:

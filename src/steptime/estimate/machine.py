@@ -11,10 +11,12 @@ from steptime.estimate.kernels import Models, models_of, profile_of
 from steptime.estimate.measured_groups import Groups, groups_of
 from steptime.estimate.memory_kernels import memory_models
 from steptime.hardware.profile import Curve
-from steptime.hardware.records import Cluster, Device, Kind, Level, Source
+from steptime.hardware.records import HOST_LINK, Cluster, Device, Kind, Level, Source
 from steptime.num import Num, where
 from steptime.plan.job import Precision
 from steptime.plan.quantise import NARROW_DTYPES
+
+UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Machine:
     lone_slow_Bps: float
     """Per rank of a group that has one rank in each domain."""
     slow_latency_s: float
+    host_Bps: float
+    """Between a device and its host, one direction."""
     fast_domain: int
     models: Models = field(default_factory=dict)
     """Fitted time models by operator; what has none is timed by the roofline."""
@@ -44,6 +48,8 @@ class Machine:
     """Fitted collectives; without them transfers are textbook rings."""
     groups: Groups | None = None
     """Collectives that were measured on this machine itself."""
+    host_basis: str = ""
+    """What the rate between a device and its host rests on."""
     narrow: bool = False
     """Products run in a format narrower than 16 bits."""
     bound: Machine | None = None
@@ -120,10 +126,21 @@ def machine_of(
         slow_Bps=one_link_Bps * slow.links_per_device,
         lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
         slow_latency_s=slow.latency_s,
+        host_Bps=device.host_Bps,
+        host_basis=host_basis(device),
         fast_domain=cluster.fast_domain,
         narrow=precision.matrix_dtype in NARROW_DTYPES,
     )
     return _calibrated(machine, cluster, gpus, precision) if calibrated else machine
+
+
+def host_basis(device: Device) -> str:
+    """The datasheet's link to the host and the share of it that is sustained, each with its source."""
+    link, share = (device.sources.get(name, UNSTATED) for name in HOST_LINK)
+    return (
+        f"host link of {device.host_link_Bps / 1e9:g} GB/s each way ({link.kind}: {link.text}), "
+        f"{device.host_efficiency:g} of it sustained ({share.kind}: {share.text})"
+    )
 
 
 def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precision) -> Machine:
@@ -141,7 +158,7 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
         vector_flops_per_s=machine.vector_flops_per_s / device.vector_efficiency,
         memory_Bps=device.memory_Bps, kernel_latency_s=0.0, fast_latency_s=0.0, slow_latency_s=0.0,
         fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=machine.slow_Bps / slow.efficiency,
-        lone_slow_Bps=machine.lone_slow_Bps / slow.efficiency,
+        lone_slow_Bps=machine.lone_slow_Bps / slow.efficiency, host_Bps=device.host_link_Bps,
     )  # fmt: skip
     return replace(machine, models=models, fabric=fabric, groups=groups, bound=bound)
 
@@ -153,9 +170,6 @@ class Constant:
     name: str
     value: float
     source: Source
-
-
-UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
 
 
 def _level_constants(level: Level) -> list[Constant]:
@@ -197,10 +211,13 @@ def curve_constants(machine: Machine) -> list[Constant]:
     ]  # fmt: skip
 
 
-def constants_of(cluster: Cluster, gpus: int, precision: Precision, *, fitted_links: bool = False) -> list[Constant]:
+def constants_of(
+    cluster: Cluster, gpus: int, precision: Precision, *, fitted_links: bool = False, offloads: bool = False
+) -> list[Constant]:
     """Every catalogue number that an estimate of such a job rests on, with its source.
 
-    ``fitted_links``: fitted collectives stand for the efficiencies and latencies of the links.
+    ``fitted_links``: fitted collectives stand for the efficiencies and latencies of the links. ``offloads``: something
+    is kept on the host.
     """
     device = cluster.device
     vector = precision.vector_dtype if precision.vector_dtype in device.vector_flops_per_s else "fp32"
@@ -212,7 +229,7 @@ def constants_of(cluster: Cluster, gpus: int, precision: Precision, *, fitted_li
             name: getattr(device, name)
             for name in (
                 "memory_bytes", "memory_Bps", "matrix_efficiency", "vector_efficiency", "memory_efficiency",
-                "kernel_latency_s",
+                "kernel_latency_s", *(HOST_LINK if offloads else ()),
             )
         },
     }  # fmt: skip

@@ -69,7 +69,9 @@ class Setting:
     def constants(self) -> tuple[Constant, ...]:
         """Numbers that every estimate of the job rests on."""
         fitted = self.machine.fabric is not None
-        stated = constants_of(self.cluster, self.job.gpus, self.job.precision, fitted_links=fitted)
+        stated = constants_of(
+            self.cluster, self.job.gpus, self.job.precision, fitted_links=fitted, offloads=bool(self.job.offload)
+        )
         return (*stated, *curve_constants(self.machine))
 
     @cached_property

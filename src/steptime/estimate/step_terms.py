@@ -7,14 +7,14 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from steptime.cost.collective_fabric import Fabric
-from steptime.cost.offload import HOST_LINK_BPS, exposed_copies_s
+from steptime.cost.offload import exposed_copies_s
 from steptime.estimate.communication import Given, TransferCall, collective_over_call, message_basis
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.result import Argument, FormulaCall
 from steptime.estimate.step import Behind, bubble_arguments, copy_arguments, copy_bubble
-from steptime.estimate.traffic import Sent, offloaded_arguments, replicated_of, shared_of
+from steptime.estimate.traffic import Sent, layer_copy_arguments, offloaded_arguments, replicated_of, shared_of
 from steptime.num import Num
 from steptime.plan.schedules import ZERO_BUBBLE
 
@@ -84,7 +84,7 @@ def step_lines(e: Evaluation) -> Iterator[Line]:
     yield from _data_parallel_lines(e)
     yield from _pipeline_lines(e)
     if "activations" in e.job.offload:
-        yield _copies_line(e)
+        yield from _copies_lines(e)
     yield _optimizer_line(e)
     yield from _overhead_lines(e)
 
@@ -102,13 +102,16 @@ def _overhead_lines(e: Evaluation) -> Iterator[Line]:
     yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s), recipe=known("scaling.growth_s", grown))
 
 
-def _copies_line(e: Evaluation) -> Line:
-    """Waits for activations that go to the host and come back."""
+def _copies_lines(e: Evaluation) -> Iterator[Line]:
+    """Waits for activations that go to the host and come back, and the copy of one layer, from which they follow."""
     step = e.step
-    return Line(
+    yield Line(
         path="offload/activations/exposed_copies_s", exposed_s=float(step.copies_s),
         hidden_s=max(float(step.copies_busy_s - step.copies_s), 0.0), recipe=lambda: _copies_recipe(e),
     )  # fmt: skip
+    one = layer_copy_arguments(e.plans, e.sizes, e.machine)
+    yield Line(path="offload/activations/one_layer/host_copy_s", part_s=float(e.inputs.copy_s),
+               recipe=known("offload.host_copy_s", one, e.machine.host_basis))  # fmt: skip
 
 
 def _copies_recipe(e: Evaluation) -> Made:
@@ -116,8 +119,7 @@ def _copies_recipe(e: Evaluation) -> Made:
     copies = copy_arguments(inputs, step.behind_forward_s, step.behind_backward_s)
     filling = copy_bubble(inputs, step.stage, exposed_copies_s(**copies))
     each = called("offload.exposed_copies_s", copies, times_per_step=step.micro_batches * step.stage.layers)
-    basis = f"host link of {HOST_LINK_BPS / 1e9:g} GB/s, assumed"
-    return [each, called("pipeline.pipeline_bubble_s", filling)], basis
+    return [each, called("pipeline.pipeline_bubble_s", filling)], e.machine.host_basis
 
 
 def _optimizer_line(e: Evaluation) -> Line:
@@ -125,7 +127,8 @@ def _optimizer_line(e: Evaluation) -> Line:
     seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, step.optimizer_bytes
     if "optimizer" in e.job.offload:
         host = offloaded_arguments(e.job, moved, machine)
-        return Line(path="optimizer/host_adam_s", exposed_s=seconds, recipe=known("offload.host_adam_s", host))
+        recipe = known("offload.host_adam_s", host, machine.host_basis)
+        return Line(path="optimizer/host_adam_s", exposed_s=seconds, recipe=recipe)
     fitted = streamed(machine.models, moved)
     if fitted is None:
         traffic = {"moved_bytes": moved, "memory_Bps": machine.memory_Bps}

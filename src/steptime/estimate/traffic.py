@@ -204,15 +204,19 @@ def offloaded_arguments(job: Job, optimizer_bytes: Num, machine: Machine) -> dic
     owned = optimizer_bytes / adam_step_bytes(1, states, job.gradient_bytes, precision.element_bytes)
     return {
         "parameters": owned, "ranks": float(min(NODE, machine.fast_domain, job.gpus)),
-        "moved_bytes": owned * (job.gradient_bytes + precision.element_bytes),
+        "moved_bytes": owned * (job.gradient_bytes + precision.element_bytes), "host_Bps": machine.host_Bps,
     }  # fmt: skip
 
 
-def layer_copy_s(job: Job, plans: Plans, sizes: Sizes) -> Num:
+def layer_copy_s(job: Job, plans: Plans, sizes: Sizes, machine: Machine) -> Num:
     """Time of a layer's activations to the host, or back, for one micro-batch; 0 where they stay on the device."""
-    if "activations" not in job.offload:
-        return 0.0
-    return host_copy_s(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, plans))
+    return host_copy_s(**layer_copy_arguments(plans, sizes, machine)) if "activations" in job.offload else 0.0
+
+
+def layer_copy_arguments(plans: Plans, sizes: Sizes, machine: Machine) -> dict[str, Num]:
+    """Arguments of the copy of a layer's activations to the host, or back."""
+    kept_bytes = kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, plans)
+    return {"kept_bytes": kept_bytes, "host_Bps": machine.host_Bps}
 
 
 def optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> Num:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -36,6 +36,10 @@ class Source:
     kind: Kind
 
 
+HOST_LINK: Final = ("host_link_Bps", "host_efficiency")
+"""Numbers of a device that only what is kept on the host rests on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator as software sees it (one die or package with its own memory)."""
@@ -59,6 +63,10 @@ class Device:
     clock_Hz: float | None = None
     """Boost clock."""
     power_W: float | None = None
+    host_link_Bps: float
+    """Datasheet bandwidth of its link to the host (PCI Express, or a link between chips), one direction."""
+    host_efficiency: float
+    """Share of it that copies of a training step sustain."""
     matrix_efficiency: float
     """Share of the matrix peak that a large product sustains."""
     vector_efficiency: float
@@ -75,6 +83,16 @@ class Device:
     def measured_as(self) -> str:
         """Name under which its time models and the factors of frameworks on it are kept: its own if it has curves."""
         return self.name if self.curves is not None else self.like or self.name
+
+    @property
+    def host_Bps(self) -> float:
+        """Sustained bandwidth between the device and its host, in each direction."""
+        return self.host_link_Bps * self.host_efficiency
+
+    def with_host_link(self, host_Bps: float) -> Device:
+        """The same device where somebody says what its link to the host sustains, each way."""
+        given = dict.fromkeys(HOST_LINK, Source(text="given", kind=Kind.ASSUMED))
+        return replace(self, host_link_Bps=host_Bps, host_efficiency=1.0, sources={**self.sources, **given})
 
     def matrix_dtype(self, dtype: str) -> str:
         """Dtype whose rate the matrix units have for another: where they lack fp8, int8 stands for it."""

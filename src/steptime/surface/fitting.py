@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.cost.offload import HOST_LINK_BPS
 from steptime.errors import FieldError
 from steptime.estimate.graph.kernels import alone
+from steptime.estimate.machine import host_basis
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.single import Setting
 from steptime.hardware import device_within
@@ -51,8 +51,8 @@ def fit(
         optimizer: ``adamw``, ``adam``, ``sgd`` or ``sgd-momentum``; of a captured module also any of them with
             ``-loop``, the first two with ``-fused``, ``adagrad``, ``rmsprop`` and ``adafactor``; of other models also
             ``adam8bit``.
-        host_bandwidth_Bps: bytes per second between device and host of a captured module, each way; None: 20e9. The
-            estimate of other models knows this one rate only.
+        host_bandwidth_Bps: bytes per second that the link between device and host sustains, each way; None: the
+            device's.
         allow: strongest change of the numbers: ``none``, ``rounding`` (fewer bits somewhere), or ``training`` (what is
             learned may differ).
         inputs: shapes of a captured module's inputs, as ``8x1024:int64``, where the factory gives none.
@@ -64,29 +64,25 @@ def fit(
     """
     change = Change(choice("allow", allow, tuple(Change)))
     machine = device_within(text("device", device))
-    host_Bps = HOST_LINK_BPS if host_bandwidth_Bps is None else host_bandwidth_Bps
-    number("host_bandwidth", host_Bps, 1e6, 1e15, "bytes per second between device and host")
+    if host_bandwidth_Bps is not None:
+        given_Bps = number("host_bandwidth", host_bandwidth_Bps, 1e6, 1e15, "bytes per second between device and host")
+        machine = machine.with_host_link(given_Bps)
     sizes = {
         "batch": None if batch is None else whole("batch", batch, 1, MAX_BATCH),
         "seq": None if seq is None else whole("seq", seq, 1, MAX_SEQ),
     }
     given = text("model", model)
     if is_target(given):
-        return _captured(given, machine, sizes, optimizer, loss, host_Bps, change, tuple(inputs), progress)
+        return _captured(given, machine, sizes, optimizer, loss, change, tuple(inputs), progress)
     if inputs:
         raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
     if loss is not None:
         raise FieldError("", "loss", "is for a module that is captured; this model has its own")
-    if host_Bps != HOST_LINK_BPS:
-        problem = (
-            f"is for a module that is captured; the estimate of other models knows {HOST_LINK_BPS / 1e9:g} GB/s only"
-        )
-        raise FieldError("", "host_bandwidth", problem)
     return _estimated(given, machine, sizes, optimizer, change)
 
 
 def _captured(
-    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, loss: str | None, host_Bps: float,
+    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, loss: str | None,
     allow: Change, inputs: tuple[str, ...], progress: Progress | None,
 ) -> FitResult:  # fmt: skip
     from steptime.search.fit.bench import Bench
@@ -97,14 +93,13 @@ def _captured(
         seq=sizes["seq"], inputs=tuple(parse_input(one) for one in inputs),
     )  # fmt: skip
     batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
-    engine = Captured(bench=bench, batch=batch, host_Bps=host_Bps, allow=allow)
+    engine = Captured(bench=bench, batch=batch, host_Bps=device.host_Bps, allow=allow)
     counter = _Counter(progress, len(engine.precisions) + 2 * len(engine.micro_batches) + 4)
     bench.ran = counter.one
     found = search(engine, counter.more)
     return _result(
-        found, given, device, batch, sizes["seq"], optimizer, host_Bps, allow, captures=bench.captures,
-        notes=_notes(engine),
-    )  # fmt: skip
+        found, given, device, batch, sizes["seq"], optimizer, allow, captures=bench.captures, notes=_notes(engine)
+    )
 
 
 def _notes(engine: Captured) -> list[str]:
@@ -165,13 +160,13 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
     )  # fmt: skip
     found = search(engine)
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
-    return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, HOST_LINK_BPS, allow,
-                   captures=0, notes=(*notes, *engine.left_out))  # fmt: skip
+    return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, allow, captures=0,
+                   notes=(*notes, *engine.left_out))  # fmt: skip
 
 
 def _result(
-    found: Found, model: str, device: Device, batch: int, seq: int | None, optimizer: str, host_Bps: float,
-    allow: Change, *, captures: int, notes: Sequence[str],
+    found: Found, model: str, device: Device, batch: int, seq: int | None, optimizer: str, allow: Change,
+    *, captures: int, notes: Sequence[str],
 ) -> FitResult:  # fmt: skip
     constants = memory_constants()
     provenance: dict[str, Any] = {
@@ -179,11 +174,11 @@ def _result(
         "memory": {"capture": "live tensors of a captured step, placed by a model of PyTorch's caching allocator",
                    "simulation": "the recorded chain of blocks under a schedule, and the allocator's usual slack",
                    "estimate": "the estimate of the model's dimensions, and the allocator's usual slack"},
-        "host_bandwidth": "given" if host_Bps != HOST_LINK_BPS else "assumed: PCIe 4.0 x16 at 0.65 of 32 GB/s",
+        "host_bandwidth": host_basis(device),
     }  # fmt: skip
     return FitResult(
         model=model, device=device.name, batch=batch, seq=seq, optimizer=optimizer, allow=str(allow),
-        host_Bps=host_Bps, capacity_bytes=device.memory_bytes, context_bytes=constants.context_bytes,
+        host_Bps=device.host_Bps, capacity_bytes=device.memory_bytes, context_bytes=constants.context_bytes,
         baseline=found.baseline, cheapest=found.cheapest, least=found.least, front=found.front, guide=found.guide,
         candidates=found.candidates, captures=captures, provenance=provenance, notes=tuple(notes),
     )  # fmt: skip

@@ -344,7 +344,7 @@ class Captured(Batched):
         if kind == "paged":
             return update_s + 2.0 * state_bytes(program) / self.host_Bps
         if kind == "offload":
-            return float(host_adam_s(elements, 1, 0.0)) + (gradient_bytes(program) + weights) / self.host_Bps
+            return float(host_adam_s(elements, 1, gradient_bytes(program) + weights, self.host_Bps))
         return update_s
 
     def _streamed_s(self, precision: str, name: str, moved: float, flops: float, launches: float) -> float:

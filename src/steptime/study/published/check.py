@@ -134,6 +134,10 @@ def _plans(record: Mapping[str, Any], strategy: str) -> Plans:
     )  # fmt: skip
 
 
+UNUSED_BPS = float("inf")
+"""The paper keeps nothing on the host."""
+
+
 def _machine(s: Mapping[str, float]) -> Machine:
     """The paper's system; 0.8 of peak and 20 us per operation are constants of its code."""
     matrix, vector = s["matrix_flops_fp16"] * 1e12, s["vector_flops_fp16"] * 1e12
@@ -143,7 +147,7 @@ def _machine(s: Mapping[str, float]) -> Machine:
         peak_flops_per_s=matrix, memory_Bps=s["hbm_bandwidth"] * 1e9, memory_bytes=s["hbm_capacity"] * 1e9,
         kernel_latency_s=20e-6, fast_Bps=s["nvlink_bandwidth"] * s["nvlink_eff"] * 1e9,
         fast_latency_s=s["nvlink_latency"], slow_Bps=one_link_Bps * s["nic_factor"], lone_slow_Bps=one_link_Bps,
-        slow_latency_s=s["ib_latency"], fast_domain=int(s["nvlink_size"]),
+        slow_latency_s=s["ib_latency"], host_Bps=UNUSED_BPS, fast_domain=int(s["nvlink_size"]),
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def command(
         typer.Option(
             "--host-bandwidth",
             metavar="'N GB/s'",
-            help="Between device and host of a captured module, each way; default 20 GB/s.",
+            help="What the link between device and host sustains, each way; default the device's.",
         ),
     ] = None,
     allow: Annotated[
