@@ -83,6 +83,7 @@ def test_the_nodes_asked_for_are_there() -> None:
     asked += (
         " aws-p4d aws-p5 aws-p5en perlmutter frontier mi300x-8 mi325x-8 mi355x-8 gaudi2-8 gaudi3-8 l40s-8 rtx4090-8"
     )
+    asked += " aws-p4de aws-p5e aws-p6-b200 azure-nd-h100-v5 gcp-a3-mega gcp-a3-ultra trn2-pod alps el-capitan"
     assert set(asked.split()) <= set(cluster_names())
 
 
@@ -112,6 +113,14 @@ DATASHEET = [
     ("mi355x", 2516.6, 157.3, 288, 8000),
     ("tpu-v5e", 197, None, 16, 819),
     ("tpu-v6e", 918, None, 32, 1638),
+    ("rtx-5090", 209.5, 104.8, 32, 1792),
+    ("rtx-6000-ada", 364.2, 91.1, 48, 960),
+    ("a10", 125, 31.2, 24, 600),
+    ("a10g", 70, 35, 24, 600),
+    ("gh200-96gb", 989.4, 66.9, 96, 4000),
+    ("gh200-144gb", 989.4, 66.9, 144, 4900),
+    ("mi300a", 980.6, 122.6, 128, 5300),
+    ("trainium2", 667, None, 96, 2900),
     ("gaudi2", 432, None, 96, 2460),
     ("gaudi3", 1835, None, 128, 3670),
 ]
@@ -140,6 +149,12 @@ def test_we_see_what_the_datasheet_says(
         ("h100-pcie", "bf16", 4096),
         ("t4", "fp16", 1024),
         ("l40s", "bf16", 1024),
+        ("rtx-6000-ada", "bf16", 1024),
+        ("rtx-5090", "bf16", 512),
+        ("rtx-5090", "fp4", 4096),
+        ("a10", "bf16", 1024),
+        ("a10g", "bf16", 512),
+        ("mi300a", "bf16", 2048),
         ("mi300x", "bf16", 2048),
         ("mi355x", "bf16", 4096),
         ("mi350x", "fp8", 8192),
@@ -166,7 +181,8 @@ def test_measured_efficiencies_cite_their_measurement(name: str, share: float) -
 # device, GB/s of its link to the host in one direction
 HOST_LINKS = [
     ("v100-sxm2-16gb", 16), ("a100-pcie-40gb", 32), ("h100-sxm", 64), ("h200-nvl", 64), ("gb200", 225),
-    ("gb300", 225), ("mi250x", 36), ("mi325x", 64), ("gaudi2", 32), ("arc-b60", 32),
+    ("gb300", 225), ("gh200-144gb", 450), ("rtx-5090", 64), ("mi300a", 2650),
+    ("mi250x", 36), ("mi325x", 64), ("gaudi2", 32), ("arc-b60", 32),
 ]  # fmt: skip
 
 
@@ -184,7 +200,7 @@ def test_devices_that_do_not_say_have_the_usual_link_to_the_host() -> None:
         for name in device_names()
         if load_device(name).sources["host_link_Bps"].text.startswith("steptime default")
     }
-    assert {name.partition("-")[0] for name in silent} == {"tpu", "published"}
+    assert {name.partition("-")[0] for name in silent} == {"tpu", "trainium2", "published"}
     assert {load_device(name).host_Bps for name in silent} == {20e9}
 
 
@@ -245,6 +261,16 @@ def test_published_system(generation: str, size: int) -> None:
         ("aws-p4d", 8, 6.25e9),
         ("aws-p5", 8, 50e9),
         ("aws-p5en", 8, 50e9),
+        ("aws-p4de", 8, 6.25e9),
+        ("aws-p5e", 8, 50e9),
+        ("aws-p6-b200", 8, 50e9),
+        ("aws-g5", 8, 1.5625e9),
+        ("azure-nd-h100-v5", 8, 50e9),
+        ("gcp-a3-mega", 8, 25e9),
+        ("gcp-a3-ultra", 8, 50e9),
+        ("trn2-pod", 16, 25e9),
+        ("alps", 4, 25e9),
+        ("el-capitan", 4, 25e9),
         ("perlmutter", 4, 25e9),
         ("gb200-nvl72", 72, 50e9),
         ("gb300-nvl72", 72, 100e9),
@@ -270,11 +296,30 @@ def test_network_share_of_a_device(name: str, devices: int, per_device_Bps: floa
         ("B200", "b200-sxm"),
         ("RTX 4090", "rtx-4090"),
         ("TPU v5e", "tpu-v5e"),
+        ("RTX 5090", "rtx-5090"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("GH200", "gh200-96gb"),
+        ("Trn2", "trainium2"),
         ("TPU7x Ironwood", "tpu-v7"),
     ],
 )
 def test_spellings(spelling: str, name: str) -> None:
     assert load_device(spelling).name == name
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("p4de", "aws-p4de"),
+        ("p4de.24xlarge", "aws-p4de"),
+        ("p6-b200.48xlarge", "aws-p6-b200"),
+        ("Standard_ND96isr_H100_v5", "azure-nd-h100-v5"),
+        ("a3-megagpu-8g", "gcp-a3-mega"),
+        ("a3-ultragpu-8g", "gcp-a3-ultra"),
+    ],
+)
+def test_instances_by_the_names_of_their_clouds(spelling: str, name: str) -> None:
+    assert load_cluster(spelling).name == name
 
 
 def test_aliases_lead_somewhere_and_hide_nothing() -> None:
