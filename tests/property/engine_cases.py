@@ -67,8 +67,8 @@ def models(draw: st.DrawFn, plain: bool = False) -> ModelSpec:
         causal=draw(yes), seq_len=seq_len, vocab=0 if plain else draw(st.sampled_from([0, 32000, 50257])),
         tied_embeddings=draw(yes), position=position, max_positions=seq_len if position == "learned" else 0,
         qkv_bias=draw(yes), out_bias=draw(yes), mlp_bias=draw(yes), norm_bias=draw(yes), final_norm=draw(yes),
-        head_bias=draw(yes), embedding_norm=draw(yes), dropout=draw(yes), mlp_dropout=draw(yes), window=window,
-        windowed_layers=draw(st.integers(0, layers)) if window else 0,
+        head_bias=draw(yes), embedding_norm=draw(yes), layer_scale=draw(yes), dropout=draw(yes),
+        mlp_dropout=draw(yes), window=window, windowed_layers=draw(st.integers(0, layers)) if window else 0,
     )  # fmt: skip
 
 

@@ -245,6 +245,71 @@ def test_opt_with_another_embedding_width_is_refused(tmp_path: Path) -> None:
         read_huggingface(write(tmp_path, config))
 
 
+def edited(name: str, folder: Path, **changes: Any) -> Path:
+    return write(folder, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("phi-2", {"qk_layernorm": True}, "qk_layernorm: is true, which is not supported yet"),
+        ("minimax-m2", {"attn_type_list": [0] * 62}, "attn_type_list: has layers with linear attention"),
+        ("dinov2-base", {"mlp_ratio": 1000}, "mlp_ratio: is 1000"),
+        ("command-r7b", {"sliding_window_pattern": 0}, "sliding_window_pattern: is 0"),
+    ],
+)
+def test_what_a_family_cannot_have(tmp_path: Path, name: str, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        read_huggingface(edited(name, tmp_path, **changes))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        # Of 36 layers every fourth has no rotary positions, and those have the window.
+        ("smollm3-3b", {"use_sliding_window": True, "sliding_window": 64, "layer_types": None}, 9),
+        ("smollm3-3b", {"sliding_window": 64, "layer_types": None}, 0),
+        ("command-r7b", {"sliding_window_pattern": 8}, 28),
+        ("command-r7b", {"layer_types": ["full_attention"] * 32}, 0),
+    ],
+)
+def test_layers_with_a_window(tmp_path: Path, name: str, changes: dict[str, Any], expected: int) -> None:
+    assert read_huggingface(edited(name, tmp_path, **changes))[0].windowed_layers == expected
+
+
+def test_layer_switch_is_the_older_name_of_the_pattern(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "command-r7b.json").read_text(encoding="utf-8"))
+    del config["sliding_window_pattern"]
+    assert read_huggingface(write(tmp_path, config | {"layer_switch": 2}))[0].windowed_layers == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field", "value"),
+    [
+        ("command-r", {"use_qk_norm": True}, "qk_norm", "full"),
+        ("minimax-m2", {"qk_norm_type": "per_head"}, "qk_norm", "head"),
+        ("minimax-m2", {"use_qk_norm": False}, "qk_norm", "none"),
+        ("minitron-4b", {"attention_bias": True}, "qkv_bias", True),
+        ("minitron-4b", {"head_dim": None, "kv_channels": 64}, "head_dim", 64),
+        ("phi3.5-moe", {"lm_head_bias": False}, "head_bias", False),
+        ("dinov2-base", {"mlp_ratio": 2}, "ffn_hidden", 1536),
+        ("dinov2-base", {"use_swiglu_ffn": True}, "ffn_hidden", 2048),
+        ("dinov2-base", {"use_swiglu_ffn": True, "hidden_size": 816}, "ffn_hidden", 2176),
+        ("dinov2-base", {"image_size": 224}, "max_positions", 257),
+    ],
+)
+def test_keys_of_later_families(tmp_path: Path, name: str, changes: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(read_huggingface(edited(name, tmp_path, **changes))[0], field) == value
+
+
+def test_the_mask_token_and_the_classifier_of_dinov2(tmp_path: Path) -> None:
+    bare = parameter_terms(read_huggingface(edited("dinov2-base", tmp_path, use_mask_token=False))[0]).total
+    assert parameter_terms(load_catalogue_model("dinov2-base")).total == bare + 768
+    _, report = read_huggingface(edited("dinov2-base", tmp_path, architectures=["Dinov2ForImageClassification"]))
+    assert report.assumed["num_labels"].startswith("no head")
+
+
 def test_clip_projection_counts(tmp_path: Path) -> None:
     inner = json.loads((FOLDER / "clip-vit-l14.json").read_text(encoding="utf-8"))["vision_config"]
     inner |= {"architectures": ["CLIPVisionModelWithProjection"], "projection_dim": 768}

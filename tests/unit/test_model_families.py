@@ -350,3 +350,12 @@ def test_expert_ranks_that_are_tried():
     assert set(np.unique(fixed.ep)) == {1, 4}
     dense = CorrectedSpace().list(_job("llama3-8b", gpus=16, global_batch=16), strategy, 8, CORRECTED.rules)
     assert dense.configurations.ep == 1
+
+
+def test_a_layer_scale_has_a_weight_per_channel_and_keeps_its_input():
+    """DINOv2 with images of 518 pixels: 1370 tokens of 768."""
+    model = load_model("dinov2-base")
+    rows = _rows(_job("dinov2-base", seq_len=model.seq_len), dp=64)
+    for name in ("attention_scale", "mlp_scale"):
+        assert (rows[name].weights, rows[name].kept_bytes) == (768, 1370 * 768 * 2)
+    assert "attention_scale" not in _rows(_job("vit-b16"), dp=64)

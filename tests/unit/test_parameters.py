@@ -42,6 +42,7 @@ def test_every_term_of_a_small_model() -> None:
         ({"norms_per_layer": 4}, 3 * 2 * 8),
         ({"final_norm": False}, -8),
         ({"embedding_norm": True}, 8),
+        ({"layer_scale": True}, 3 * 2 * 8),
         ({"position": "learned", "max_positions": 32}, 32 * 8),
         ({"max_positions": 32}, 0),
         ({"gated_mlp": False}, -3 * 8 * 16),

@@ -52,6 +52,14 @@ EXACT = [
     ("gemma2-27b", 27_227_128_320, f"{KERAS} gemma2_27b_en"),
     ("gemma3-1b", 999_885_952, f"{KERAS} gemma3_1b"),
     ("phi3-mini", 3_821_079_552, f"{HUB} microsoft/Phi-3-mini-4k-instruct"),
+    ("phi-1.5", 1_418_270_720, f"{HUB} microsoft/phi-1_5"),
+    ("phi-2", 2_779_683_840, f"{HUB} microsoft/phi-2"),
+    ("command-r7b", 8_028_033_024, f"{HUB} CohereForAI/aya-expanse-8b, which has its dimensions"),
+    ("olmoe-1b-7b", 6_919_161_856, f"{HUB} allenai/OLMoE-1B-7B-0924"),
+    ("smollm3-3b", 3_075_098_624, f"{HUB} HuggingFaceTB/SmolLM3-3B"),
+    ("glm4-9b", 9_400_279_040, "n_params of llama.cpp for GLM-4-9B-0414"),
+    ("dinov2-base", 86_580_480, "parameters of Dinov2Model facebook/dinov2-base as counted by PyTorch"),
+    ("dinov2-giant", 1_136_480_768, "parameters of Dinov2Model facebook/dinov2-giant as counted by PyTorch"),
     ("olmo2-7b", 7_298_617_344, f"{HUB} allenai/OLMo-2-1124-7B"),
     ("olmo2-13b", 13_716_198_400, f"{HUB} allenai/OLMo-2-1124-13B"),
     ("gpt-oss-20b", 20_914_757_184, f"{KERAS} gpt_oss_20b_en"),
@@ -79,6 +87,13 @@ WITH_EXTRAS = [
     ("llama3.2-1b", 1_498_482_688, 128_256 * 2048, f"{KERAS} llama3.2_1b, which counts the tied table twice"),
     ("opt-125m", 125_237_760, -2 * 768, f"{KERAS} opt_125m_en, without the two first rows of the position table"),
     ("gemma3-27b", 27_432_406_640, 423_060_336, f"{HUB} unsloth/gemma-3-27b-it; vision: {KERAS} 27b less 27b_text"),
+    # Scales of FP8: one for 128 x 128 weights of attention and experts.
+    (
+        "minimax-m2",
+        228_703_644_928,
+        62 * (2 * 3072 * (6144 + 1024) + 256 * 3 * 3072 * 1536) // 128**2,
+        f"{HUB} MiniMaxAI/MiniMax-M2",
+    ),
     # The multi-token layer: one more block, embedding, head, three norms and the 2 hidden -> hidden projection.
     ("glm4.5", 358_337_791_296, 3_935_625_632 + 2 * 151_552 * 5120 + 3 * 5120 + 2 * 5120**2, f"{HUB} zai-org/GLM-4.5"),
     (
@@ -127,9 +142,33 @@ def test_checkpoints_with_their_multi_token_layer(name: str) -> None:
     assert int(parameter_terms(spec).total) + 2 * spec.vocab * spec.hidden == published
 
 
+#: model, its parameters written out from its dimensions: tables and head, then layers with each matrix.
+BY_HAND = [
+    ("phi3.5-moe", (2 * 4096 + 1) * 32_064 + 2 * 4096
+     + 32 * (2 * (4096 + 1) * 4096 + 2 * (4096 + 1) * 1024 + 16 * 4096 + 16 * 3 * 4096 * 6400 + 2 * 2 * 4096)),
+    ("command-r", 8192 * 256_000 + 8192 + 40 * (4 * 8192**2 + 3 * 8192 * 22_528 + 8192)),
+    ("command-r-plus", 12_288 * 256_000 + 12_288
+     + 64 * (2 * 12_288**2 + 2 * 12_288 * 1024 + 3 * 12_288 * 33_792 + 12_288 + (96 + 8) * 128)),
+    ("minitron-4b", 2 * 3072 * 256_000 + 2 * 3072 + 32 * (2 * 3072**2 + 2 * 3072 * 1024 + 2 * 3072 * 9216 + 4 * 3072)),
+    ("minitron-8b", 2 * 4096 * 256_000 + 2 * 4096
+     + 32 * (2 * 4096 * 6144 + 2 * 4096 * 1024 + 2 * 4096 * 16_384 + 4 * 4096)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "count"), BY_HAND)
+def test_counts_by_hand(name: str, count: int) -> None:
+    assert int(parameter_terms(load_catalogue_model(name)).total) == count
+
+
 @pytest.mark.parametrize(
     ("name", "billions", "source"),
     [
+        ("phi3.5-moe", 42.0, "model card microsoft/Phi-3.5-MoE-instruct, 42B"),
+        ("command-r", 35.0, "model card CohereForAI/c4ai-command-r-v01, 35B"),
+        ("command-r-plus", 104.0, "model card CohereForAI/c4ai-command-r-plus, 104B"),
+        ("minimax-m2", 229.0, "model card MiniMaxAI/MiniMax-M2, 229B"),
+        ("minitron-4b", 4.2, "arXiv 2407.14679, 4.2B"),
+        ("minitron-8b", 8.3, "arXiv 2407.14679, 8.3B"),
         ("gpt3-175b", 174.6, "arXiv 2005.14165, table D.1: 174,600M"),
         ("megatron-gpt-22b", 22.0, "arXiv 2205.05198, table 3"),
         ("megatron-gpt-175b", 175.0, "arXiv 2205.05198, table 3"),
@@ -153,6 +192,8 @@ def test_rounded_counts(name: str, billions: float, source: str) -> None:
         ("deepseek-v2", 21.4, "arXiv 2405.04434: 21B active"),
         ("deepseek-v3", 37.6, "arXiv 2412.19437: 37B active"),
         ("qwen3-235b-a22b", 22.2, "arXiv 2505.09388: 22B active"),
+        ("phi3.5-moe", 6.6, "model card microsoft/Phi-3.5-MoE-instruct: 6.6B active"),
+        ("olmoe-1b-7b", 1.3, "arXiv 2409.02060: 1.3B active"),
         ("kimi-k2", 32.9, "arXiv 2507.20534: 32.6B active"),
     ],
 )

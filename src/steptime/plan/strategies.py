@@ -191,6 +191,9 @@ class Corrected(Strategy):
         """What joins a block's output to the residual stream; a dropout adds it in the same kernel."""
         rows = [self.norm(s, f"post_{block}_norm", block)] if s.model.norms_per_layer == 4 else []
         elements = self.stream_elements(s)
+        if s.model.layer_scale:  # moves what a bias moves, and keeps its input
+            scale = self.out_bias(s, f"{block}_scale", block)
+            rows.append(replace(scale, kept_bytes=elements * s.element_bytes))
         if s.model.dropout:
             rows.append(dropout(f"{block}_dropout", block, elements, element_bytes=s.element_bytes,
                                 mask_bytes=s.mask_bytes))  # fmt: skip
@@ -254,7 +257,7 @@ def patch_embedding(s: Shape) -> Row:
     if vision is None:
         raise ValueError("the model has no patches")
     k = vision.channels * vision.patch_size**2
-    whole = int(vision.patch_bias) + int(vision.class_token) + s.model.max_positions
+    whole = int(vision.patch_bias) + int(vision.class_token) + int(vision.mask_token) + s.model.max_positions
     weights = (k + whole) * s.hidden
     return matmul(
         "patch_embedding", "embedding", s.sharded_tokens, s.hidden, k, element_bytes=s.element_bytes,

@@ -48,6 +48,7 @@ class _VisionTable(_Table):
     channels: Count = 3
     class_token: bool = True
     patch_bias: bool = True
+    mask_token: bool = False
     head_outputs: CountOrZero = 0
     head_bias: bool = True
 
@@ -82,6 +83,7 @@ class _ModelTable(_Table):
     attention_sinks: bool = False
     parallel_block: bool = False
     embedding_norm: bool = False
+    layer_scale: bool = False
     dropout: bool = False
     mlp_dropout: bool = False
     window: Count | None = None

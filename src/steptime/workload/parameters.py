@@ -21,8 +21,8 @@ def parameter_terms(spec: ModelSpec) -> Terms:
         N = V H + P H + L [(Q + 2K) H + Q H] + (L - L_E) [g H F + F H]
             + L_E [H n_E + n_E (g H F_E + F_E H) + g H F_S + F_S H] + L n_{norm} H + H + V H
 
-    plus the biases, the norms of queries and keys, attention sinks and gates that the specification names.
-    The last term, the head, is zero where the head shares the embedding. Latent attention replaces the
+    plus the biases, the norms of queries and keys, attention sinks, layer scales and gates that the specification
+    names. The last term, the head, is zero where the head shares the embedding. Latent attention replaces the
     projections of queries, keys and values by its own (see the paths ``layers/attention/q_down``...).
     A model with ``vocab`` 0 and no vision part has only its blocks.
 
@@ -41,6 +41,7 @@ def parameter_terms(spec: ModelSpec) -> Terms:
         terms |= _experts(spec, spec.experts)
     norm = spec.hidden * (1 + spec.norm_bias)
     terms["layers/norms"] = spec.layers * spec.norms_per_layer * norm
+    terms["layers/scales"] = spec.layers * 2 * spec.hidden * spec.layer_scale
     terms["final_norm"] = norm * spec.final_norm
     terms["head"] = _head(spec)
     terms |= _further_tokens(spec)
@@ -74,6 +75,7 @@ def _embedding(spec: ModelSpec) -> dict[str, int]:
         vision = spec.vision
         terms["embedding/patch"] = (vision.channels * vision.patch_size**2 + vision.patch_bias) * width
         terms["embedding/class_token"] = vision.class_token * width
+        terms["embedding/mask_token"] = vision.mask_token * width
     terms["embedding/norm"] = spec.embedding_norm * width * (1 + spec.norm_bias)
     return terms
 

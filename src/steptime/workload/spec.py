@@ -56,6 +56,8 @@ class Vision:
     class_token: bool = True
     patch_bias: bool = True
     """Bias on the patch projection (CLIP has none)."""
+    mask_token: bool = False
+    """A learnt token that stands for patches which are hidden (DINOv2)."""
     head_outputs: int = 0
     """Outputs of the linear head on the class token (classes, or the width of a projection); 0: no head."""
     head_bias: bool = True
@@ -113,6 +115,8 @@ class ModelSpec:
     parallel_block: bool = False
     """Attention and MLP read the same input and their outputs are added (GPT-J, GPT-NeoX, Falcon)."""
     embedding_norm: bool = False
+    layer_scale: bool = False
+    """A learnt factor per channel on the outputs of attention and MLP (CaiT, arXiv 2103.17239; DINOv2)."""
     dropout: bool = False
     """Dropout on attention probabilities and on the outputs of attention and MLP."""
     mlp_dropout: bool = False

@@ -52,6 +52,22 @@ def _olmo2(f: Fields) -> Values:
     return gated_rms(f) | {"qk_norm": "full"}
 
 
+def _smollm3(f: Fields) -> Values:
+    """SmolLM3: a window, if ``use_sliding_window``, on the layers that have no rotary positions."""
+    values, rotary = gated_rms(f), f.items("no_rope_layers", int) or []
+    width = window_width(f) if f.flag("use_sliding_window") else None
+    return values | windows(f, values["layers"], lambda i: not (rotary[i] if i < len(rotary) else (i + 1) % 4), width)
+
+
+def _glm4(f: Fields) -> Values:
+    return gated_rms(f) | {"out_bias": False, "norms_per_layer": 4}
+
+
+def _nemotron(f: Fields) -> Values:
+    """Nemotron (arXiv 2402.16819): squared ReLU without a gate, layer norms with biases."""
+    return gated_rms(f) | {"gated_mlp": False, "norm": "layernorm", "norm_bias": True}
+
+
 def _gemma(f: Fields) -> Values:
     return gated_rms(f) | {"activation": _gemma_activation(f)}
 
@@ -88,7 +104,8 @@ def biased_layernorm(f: Fields) -> Values:
     }
 
 
-def _computed_positions(values: Values, kind: str = "rope") -> Values:
+def computed_positions(values: Values, kind: str = "rope") -> Values:
+    """The same values with positions that are computed, in place of a table."""
     return values | {"position": kind, "max_positions": 0}
 
 
@@ -104,14 +121,14 @@ def _gpt2(f: Fields) -> Values:
 
 def _gptj(f: Fields) -> Values:
     _four_times(f)
-    values = _computed_positions(biased_layernorm(f))
+    values = computed_positions(biased_layernorm(f))
     attention = {"qkv_bias": False, "out_bias": False, "norms_per_layer": 1, "parallel_block": True}
     return values | attention | {"head_bias": not values["tied_embeddings"]}
 
 
 def _gpt_neox(f: Fields) -> Values:
     bias = f.flag("attention_bias")
-    values = _computed_positions(biased_layernorm(f))
+    values = computed_positions(biased_layernorm(f))
     return values | {"qkv_bias": bias, "out_bias": bias, "parallel_block": f.flag("use_parallel_residual")}
 
 
@@ -132,7 +149,7 @@ def _opt(f: Fields) -> Values:
 
 def _bloom(f: Fields) -> Values:
     _four_times(f)
-    return _computed_positions(biased_layernorm(f), "alibi") | {"embedding_norm": True}
+    return computed_positions(biased_layernorm(f), "alibi") | {"embedding_norm": True}
 
 
 def _falcon(f: Fields) -> Values:
@@ -141,7 +158,7 @@ def _falcon(f: Fields) -> Values:
     if not new:
         heads = 1 if shared else f.count("num_attention_heads")
         f.force("num_key_value_heads", heads, f"multi_query is {str(shared).lower()}")
-    values = _computed_positions(biased_layernorm(f), "alibi" if f.flag("alibi") else "rope")
+    values = computed_positions(biased_layernorm(f), "alibi" if f.flag("alibi") else "rope")
     bias, parallel = f.flag("bias"), f.flag("parallel_attn") or new
     norms = f.optional("num_ln_in_parallel_attn") or (2 if new or not parallel else 1)
     return values | {
@@ -159,7 +176,7 @@ def _starcoder2(f: Fields) -> Values:
         raise f.error("mlp_type", "is not supported yet", hint="supported: default")
     if f.text("norm_type") not in (None, "layer_norm"):
         raise f.error("norm_type", "is not supported yet", hint="supported: layer_norm")
-    values = _computed_positions(biased_layernorm(f)) | {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias}
+    values = computed_positions(biased_layernorm(f)) | {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias}
     return values | windows(f, values["layers"], lambda layer: True, window_width(f))
 
 
@@ -200,6 +217,22 @@ DENSE: dict[str, Family] = {
     "qwen3": Family(build=_qwen3, defaults=_QWEN | {"num_key_value_heads": 32, "head_dim": 128}),
     "olmo2": Family(build=_olmo2, defaults=_LLAMA | {"vocab_size": 50304, "max_position_embeddings": 2048}),
     "phi3": Family(build=_mistral, defaults=_LLAMA | {"vocab_size": 32064, "max_position_embeddings": 4096}),
+    "smollm3": Family(
+        build=_smollm3,
+        defaults=_LLAMA
+        | {"vocab_size": 128256, "max_position_embeddings": 32768, "tie_word_embeddings": True}
+        | {"num_key_value_heads": 4},
+    ),
+    "glm4": Family(
+        build=_glm4,
+        defaults=_LLAMA
+        | {"vocab_size": 151552, "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128},
+    ),
+    "nemotron": Family(
+        build=_nemotron,
+        defaults={"vocab_size": 256000, "max_position_embeddings": 4096, "hidden_act": "relu2"},
+        aliases={"head_dim": ("kv_channels",)},
+    ),
     "gemma": Family(
         build=_gemma,
         defaults=_GEMMA | {"vocab_size": 256000, "max_position_embeddings": 8192, "num_key_value_heads": 16},

@@ -36,6 +36,41 @@ def _gpt_oss(f: Fields) -> Values:
     return values | sliding | {"attention_sinks": True, "experts": experts}
 
 
+def _phimoe(f: Fields) -> Values:
+    """Phi-3.5-MoE: layer norms with biases, and biases on queries, keys, values, output and head."""
+    values = _mixtral(f) | {"norm": "layernorm", "norm_bias": True}
+    return values | {"head_bias": f.flag("lm_head_bias")}
+
+
+def _olmoe(f: Fields) -> Values:
+    values = gated_rms(f) | {"qk_norm": "full"}
+    experts = Experts(
+        experts=f.count("num_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=values["ffn_hidden"],
+        moe_layers=values["layers"],
+    )
+    return values | {"experts": experts}
+
+
+def _minimax_m2(f: Fields) -> Values:
+    kinds = f.items("attn_type_list", int) or []
+    if any(kind != 1 for kind in kinds):
+        problem = "has layers with linear attention, which are not supported yet"
+        raise f.error("attn_type_list", problem, hint="supported: 1 for every layer")
+    values = gated_rms(f)
+    norm = ("head" if f.text("qk_norm_type") == "per_head" else "full") if f.flag("use_qk_norm") else "none"
+    experts = Experts(
+        experts=f.count("num_local_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=values["ffn_hidden"],
+        shared_ffn_hidden=f.optional("shared_intermediate_size", low=0, high=LIMITS["shared_ffn_hidden"]) or 0,
+        moe_layers=values["layers"],
+        router_bias=f.flag("use_routing_bias"),
+    )
+    return values | {"out_bias": False, "qk_norm": norm, "experts": experts}
+
+
 def _sparse_layers(f: Fields, layers: int) -> int:
     """Layers of Qwen that have experts: every ``decoder_sparse_step``-th, without ``mlp_only_layers``."""
     step = f.count("decoder_sparse_step", high=LIMITS["layers"])
@@ -193,6 +228,25 @@ EXPERTS: dict[str, Family] = {
         defaults=_LLAMA
         | {"vocab_size": 32000, "max_position_embeddings": 131072, "num_key_value_heads": 8}
         | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "phimoe": Family(
+        build=_phimoe,
+        defaults=_LLAMA
+        | {"vocab_size": 32064, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+        | {"num_local_experts": 16, "num_experts_per_tok": 2},
+    ),
+    "olmoe": Family(
+        build=_olmoe,
+        defaults=_LLAMA
+        | {"vocab_size": 50304, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8},
+        aliases={"num_experts": ("num_local_experts",)},
+    ),
+    "minimax_m2": Family(
+        build=_minimax_m2,
+        defaults=_LLAMA
+        | {"vocab_size": 200064, "max_position_embeddings": 196608, "num_key_value_heads": 8, "head_dim": 128}
+        | {"num_local_experts": 256, "num_experts_per_tok": 8, "use_qk_norm": True, "use_routing_bias": True},
+        aliases={"num_local_experts": ("num_experts",)},
     ),
     "gpt_oss": Family(
         build=_gpt_oss,

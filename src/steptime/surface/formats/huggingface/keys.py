@@ -21,7 +21,10 @@ _KEYS_BY_REASON = {
         "ep_size", "initial_context_length", "_remove_final_layer_norm", "add_cross_attention",
         "logit_scale_init_value",
         "encoder_stride", "for_llm_compressor", "cache_implementation", "max_window_layers", "use_sliding_window",
-        "sliding_window", "projection_dim", "use_bfloat16",
+        "sliding_window", "projection_dim", "use_bfloat16", "model_max_length", "apply_layernorm",
+        "reshape_hidden_states", "out_features", "out_indices", "stage_names", "order_of_interleaved_layers",
+        "use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding",
+        "max_model_len", "shared_moe_mode", "mlp_intermediate_size",
     ),
     _VALUES: (
         "alibi_bias_max", "apply_residual_connection_post_layernorm", "attn_logit_softcapping", "attn_scale",
@@ -34,15 +37,17 @@ _KEYS_BY_REASON = {
         "routed_scaling_factor", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn",
         "scoring_func", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
         "summary_use_proj", "swiglu_limit", "topk_group", "topk_method", "use_qk_norm", "router_jitter_noise",
-        "head_dim_scale", "use_bidirectional_attention", "rotary_embedding_base",
+        "head_dim_scale", "use_bidirectional_attention", "rotary_embedding_base", "clip_qkv", "input_jitter_noise",
+        "layerscale_value", "logit_scale", "no_rope_layers", "no_rope_layer_interval", "norm_eps",
+        "position_embedding_type", "rope_percent",
     ),
     "adds a loss of negligible cost": (
         "aux_loss_alpha", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "z_loss",
     ),
-    "layers dropped at random are counted as run": ("layerdrop", "layer_dropout"),
+    "layers dropped at random are counted as run": ("layerdrop", "layer_dropout", "drop_path_rate"),
     _GENERATION: ("use_cache", "generation_config", "max_length", "temperature", "top_k", "top_p", "max_new_tokens"),
     "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only": (
-        "num_nextn_predict_layers", "num_mtp_layers",
+        "num_nextn_predict_layers", "num_mtp_layers", "use_mtp", "num_mtp_modules", "mtp_transformer_layers",
     ),
     "only the language model is read": (
         "vision_config", "audio_config", "vision_feature_layer", "vision_feature_select_strategy",

@@ -14,13 +14,14 @@ from steptime.surface.formats.huggingface.dense import DENSE
 from steptime.surface.formats.huggingface.experts import EXPERTS
 from steptime.surface.formats.huggingface.fields import Fields
 from steptime.surface.formats.huggingface.keys import NOT_YET, REASONS, SAME_TYPE, THEIR_NAMES, UNKNOWN_KEY
+from steptime.surface.formats.huggingface.parallel import PARALLEL
 from steptime.surface.formats.huggingface.vision import VISION
 from steptime.surface.formats.record import ImportReport
 from steptime.workload.check import check_spec
 from steptime.workload.files import read_text
 from steptime.workload.spec import ModelSpec
 
-FAMILIES: dict[str, Family] = DENSE | EXPERTS | VISION
+FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION
 
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
 _INNER = ("text_config", "vision_config")

@@ -1,4 +1,4 @@
-"""Vision transformers: ViT, and the image tower of CLIP."""
+"""Vision transformers: ViT, DINOv2, and the image tower of CLIP."""
 
 from __future__ import annotations
 
@@ -79,6 +79,20 @@ def _classes(f: Fields) -> int:
     return len(labels) if labels is not None else count or 0
 
 
+def _dinov2(f: Fields) -> Values:
+    """DINOv2 (arXiv 2304.07193): a ViT with layer scales; the largest has a gated MLP of two thirds of the width."""
+    hidden = f.count("hidden_size", high=LIMITS["hidden"])
+    width, gated = hidden * f.count("mlp_ratio", high=64), f.flag("use_swiglu_ffn")
+    # Two thirds of the width, rounded up to a multiple of 8.
+    width = -(-(width * 2 // 3) // 8) * 8 if gated else width
+    f.force("intermediate_size", width, "mlp_ratio times the hidden width" + ", two thirds of it, gated" * gated)
+    if "Dinov2ForImageClassification" in (f.items("architectures", str) or []):
+        f.assume("num_labels", "no head (the classifier of DINOv2 is not counted)")
+    values = _tower(f, _vision(f, mask_token=f.flag("use_mask_token")))
+    values |= {"qkv_bias": f.flag("qkv_bias"), "layer_scale": True, "gated_mlp": gated}
+    return values | ({"activation": "silu"} if gated else {})
+
+
 def _clip_vision(f: Fields) -> Values:
     outputs = 0
     if "CLIPVisionModelWithProjection" in (f.items("architectures", str) or []):
@@ -94,6 +108,12 @@ VISION: dict[str, Family] = {
         build=_vit,
         defaults={"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
         | {"image_size": 224, "patch_size": 16, "num_channels": 3, "hidden_act": "gelu", "qkv_bias": True},
+    ),
+    "dinov2": Family(
+        build=_dinov2,
+        defaults={"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "mlp_ratio": 4}
+        | {"image_size": 224, "patch_size": 14, "num_channels": 3, "hidden_act": "gelu", "qkv_bias": True}
+        | {"use_mask_token": True},
     ),
     "clip_vision_model": Family(
         build=_clip_vision,
