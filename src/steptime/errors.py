@@ -16,7 +16,8 @@ An infeasible plan is no error: it is data (see :mod:`steptime.plan.legality`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 
 class SteptimeError(Exception):
@@ -35,16 +36,33 @@ class UserError(SteptimeError):
         self.hint = hint
 
 
-class UnknownNameError(UserError):
-    """A name that is not in a catalogue, with the nearest names that are."""
+SIMILAR: Final = 0.7
+"""Names are proposed that share this much of their letters, in order, with what was given (the ratio of difflib); a
+letter too many, too few or wrong in a name of four is that near."""
+PREFIX: Final = 2
+"""Shortest beginning of a name that stands for it."""
+LISTED: Final[Mapping[str, str]] = {
+    "device": "steptime devices lists them",
+    "cluster": "steptime clusters and steptime devices list what there is",
+    "model": "steptime models lists them",
+    "framework": "steptime frameworks lists them",
+}
+"""Kind of name -> what to do where nothing is near."""
 
-    def __init__(self, kind: str, given: str, allowed: Iterable[str], *, where: str = "") -> None:
+
+class UnknownNameError(UserError):
+    """A name that is not in a catalogue, with the nearest names that are.
+
+    Where none is near, ``otherwise`` says what to do, else the command that lists the names of that kind.
+    """
+
+    def __init__(self, kind: str, given: str, allowed: Iterable[str], *, where: str = "", otherwise: str = "") -> None:
         self.kind = kind
         self.given = given
         self.allowed = sorted(allowed)
         super().__init__(
             f"{where + ': ' if where else ''}there is no {kind} {shorten(given)!r}",
-            hint=did_you_mean(given, self.allowed),
+            hint=did_you_mean(given, self.allowed, otherwise or LISTED.get(kind, "")),
         )
 
 
@@ -80,25 +98,37 @@ def shorten(text: str, limit: int = 80) -> str:
 
 
 def nearest(given: str, allowed: Iterable[str], count: int = 3) -> list[str]:
-    """Names of ``allowed`` that look most like ``given``, best first.
+    """Names of ``allowed`` that are spelt almost like ``given``, best first; then those that begin with it.
 
     >>> nearest("llama3-8", ["gpt3-175b", "llama3-8b", "llama3-70b"])
     ['llama3-8b', 'llama3-70b']
+    >>> nearest("b2", ["b200-sxm", "a100-sxm"]), nearest("cohere", ["starcoder2"])
+    (['b200-sxm'], [])
     """
-    names = {name.lower(): name for name in allowed}
-    close = difflib.get_close_matches(given.lower()[:80], names, n=count, cutoff=0.5)
-    return [names[name] for name in close]
+    names, key = {_spelling(name): name for name in allowed}, _spelling(given[:80])
+    close = difflib.get_close_matches(key, names, n=count, cutoff=SIMILAR)
+    begun = [name for name in names if len(key) >= PREFIX and name.startswith(key) and name not in close]
+    return [names[name] for name in (*close, *begun)[:count]]
 
 
-def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """A hint with the nearest valid names, or with some valid ones if none is near.
+def _spelling(name: str) -> str:
+    """A name where neither case nor ``-`` against ``_`` matters."""
+    return name.lower().replace("_", "-")
+
+
+def did_you_mean(given: str, allowed: Iterable[str], otherwise: str = "") -> str:
+    """A hint with the nearest valid names; if none is near ``otherwise``, or without that some valid ones.
 
     >>> did_you_mean("b20", ["b200-sxm", "h100-sxm"])
     'did you mean b200-sxm?'
+    >>> did_you_mean("cohere", ["starcoder2"], "steptime models lists them")
+    'steptime models lists them'
     """
     names = list(allowed)
     close = nearest(given, names)
     if close:
         return f"did you mean {' or '.join(close)}?"
+    if otherwise:
+        return otherwise
     listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return f"valid: {listed}" if names else "there are none"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from steptime import api
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
 from steptime.surface.formats.huggingface import read_huggingface, supported_model_types
 from steptime.surface.formats.huggingface.keys import UNKNOWN_KEY
@@ -21,6 +22,28 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 256, "hidden_act": "silu",
 }  # fmt: skip
+
+SCAN = """
+import torch
+from torch import nn
+
+
+class Scan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.decay, self.head = nn.Embedding(64, 16), nn.Parameter(torch.zeros(16)), nn.Linear(16, 64)
+
+    def forward(self, tokens):
+        inputs, state, outputs = self.table(tokens), 0.0, []
+        for step in range(tokens.shape[1]):
+            state = torch.sigmoid(self.decay) * state + inputs[:, step]
+            outputs.append(state)
+        return self.head(torch.stack(outputs, 1))
+
+
+def scan(batch: int = 4, seq: int = 8):
+    return Scan(), torch.zeros(batch, seq, dtype=torch.int64)
+"""
 
 #: Models whose configuration has layers that predict further tokens; the catalogue has the main models alone.
 FURTHER_TOKENS = {"deepseek-v3": 1, "glm4.5": 1, "glm4.5-air": 1}
@@ -215,6 +238,34 @@ def test_known_but_unsupported_kinds_are_named(tmp_path: Path, kind: str) -> Non
     with pytest.raises(UserError, match="not supported yet") as caught:
         read_huggingface(write(tmp_path, LLAMA | {"model_type": kind}))
     assert "supported: bloom, " in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "toml"), [("bert", True), ("modernbert", True), ("mamba2", False), ("t5", False)])
+def test_refused_kinds_are_told_what_works(tmp_path: Path, kind: str, toml: bool) -> None:
+    with pytest.raises(UserError) as caught:
+        read_huggingface(write(tmp_path, LLAMA | {"model_type": kind}))
+    assert ("TOML file with causal = false" in str(caught.value)) == toml
+    assert "steptime profile pkg.module:factory" in str(caught.value)
+
+
+def test_a_text_encoder_as_a_toml_file_is_estimated(tmp_path: Path) -> None:
+    file = tmp_path / "bert.toml"
+    file.write_text('layers = 12\nhidden = 768\nheads = 12\nvocab = 30522\nposition = "learned"\nseq_len = 512\n'
+                    "causal = false\n", encoding="utf-8")  # fmt: skip
+    assert api.estimate(str(file), "dgx-a100", gpus=8, global_batch=64).feasible
+
+
+def test_a_state_space_module_is_captured(tmp_path: Path) -> None:
+    """A scan in plain PyTorch: what the refusal of such configurations proposes."""
+    (tmp_path / "scan.py").write_text(SCAN, encoding="utf-8")
+    assert api.estimate(f"{tmp_path}/scan.py:scan", "dgx-a100", gpus=1, global_batch=4).step_time_s > 0
+
+
+def test_unknown_model_type_without_a_near_one_lists_them_all(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        read_huggingface(write(tmp_path, LLAMA | {"model_type": "quixotic"}))
+    assert "did you mean" not in str(caught.value) and "steptime profile pkg.module:factory" in str(caught.value)
+    assert set(supported_model_types()) <= set(str(caught.value).partition("supported: ")[2].split(", "))
 
 
 def test_unknown_model_type_has_the_nearest(tmp_path: Path) -> None:

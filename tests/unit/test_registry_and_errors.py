@@ -56,3 +56,36 @@ def test_hints():
     assert errors.did_you_mean("zzz", ["a", "b"]) == "valid: a, b"
     assert errors.did_you_mean("qqq", [f"n{i}" for i in range(20)]).endswith(", ...")
     assert errors.did_you_mean("b20", ["b200", "b2000"]) == "did you mean b200 or b2000?"
+    assert errors.nearest("Dgx_H10", ["a100", "dgx-h100"]) == ["dgx-h100"]
+    assert errors.nearest("b", ["b200"]) == [], "one letter begins too many names"
+
+
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [("cohere", "starcoder2"), ("minimax_m2", "gemma2"), ("p4de", "p4"), ("nemotron", "megatron-core"), ("phi", "opt")],
+)
+def test_other_names_are_not_proposed(given, other):
+    assert errors.nearest(given, [other]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "near"), [("mixral", "mixtral"), ("h210", "h200"), ("zreo", "zero"), ("qwen3-moe", "qwen3_moe")]
+)
+def test_slips_of_the_keyboard_are(given, near):
+    assert errors.nearest(given, [near, "falcon"]) == [near]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("device", "steptime devices lists them"),
+        ("cluster", "steptime clusters and steptime devices list what there is"),
+        ("model", "steptime models lists them"),
+        ("framework", "steptime frameworks lists them"),
+        ("optimizer", "valid: abc"),
+    ],
+)
+def test_where_nothing_is_near_the_error_says_how_to_list_what_there_is(kind, says):
+    assert errors.UnknownNameError(kind, "xyz", ["abc"]).hint == says
+    assert errors.UnknownNameError(kind, "xyz", ["abc"], otherwise="look there").hint == "look there"
+    assert errors.UnknownNameError(kind, "abd", ["abcd"], otherwise="look there").hint == "did you mean abcd?"

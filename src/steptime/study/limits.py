@@ -250,5 +250,5 @@ def load_matmul_device(name: str) -> MatmulDevice:
     """
     table = load_matmul_devices()
     if name not in table:
-        raise UnknownNameError("device", name, table)
+        raise UnknownNameError("device", name, table, otherwise=f"the table has {', '.join(table)}")
     return table[name]

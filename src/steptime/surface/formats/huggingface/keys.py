@@ -63,6 +63,15 @@ _HYBRID = "a model with linear or state-space attention in some layers"
 _ENCODER = "an encoder for text"
 _SPARSE = "a model with an attention indexer (sparse attention)"
 
+CAPTURE = (
+    "a torch module of it can be captured: steptime profile pkg.module:factory --device NAME, and pkg.module:factory "
+    "in place of a model"
+)
+#: Kind of model -> how it can be given instead; of the others a module can be captured.
+WAYS = {
+    _ENCODER: f"its dimensions in a TOML file with causal = false describe it (docs/models.md); or {CAPTURE}",
+}
+
 #: model_type -> what it is; these are refused by name instead of being taken for a typing error.
 NOT_YET = {
     "t5": _ENCODER_DECODER, "mt5": _ENCODER_DECODER, "umt5": _ENCODER_DECODER, "longt5": _ENCODER_DECODER,

@@ -13,7 +13,15 @@ from steptime.surface.formats.huggingface.common import Family
 from steptime.surface.formats.huggingface.dense import DENSE
 from steptime.surface.formats.huggingface.experts import EXPERTS
 from steptime.surface.formats.huggingface.fields import Fields
-from steptime.surface.formats.huggingface.keys import NOT_YET, REASONS, SAME_TYPE, THEIR_NAMES, UNKNOWN_KEY
+from steptime.surface.formats.huggingface.keys import (
+    CAPTURE,
+    NOT_YET,
+    REASONS,
+    SAME_TYPE,
+    THEIR_NAMES,
+    UNKNOWN_KEY,
+    WAYS,
+)
 from steptime.surface.formats.huggingface.parallel import PARALLEL
 from steptime.surface.formats.huggingface.vision import VISION
 from steptime.surface.formats.record import ImportReport
@@ -155,6 +163,9 @@ def _family(model_type: str, where: str, prefix: str) -> Family:
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     if model_type in NOT_YET:
-        message = f"{where}: {prefix}model_type: {model_type!r} is {NOT_YET[model_type]}, which is not supported yet"
-        raise UserError(message, hint=f"supported: {_supported()}")
-    raise UnknownNameError("model_type", model_type, FAMILIES, where=where)
+        kind = NOT_YET[model_type]
+        message = f"{where}: {prefix}model_type: {model_type!r} is {kind}, which is not supported yet"
+        raise UserError(message, hint=f"{WAYS.get(kind, CAPTURE)}\n  supported: {_supported()}")
+    raise UnknownNameError(
+        "model_type", model_type, FAMILIES, where=where, otherwise=f"{CAPTURE}\n  supported: {_supported()}"
+    )
