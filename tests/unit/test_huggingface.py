@@ -346,7 +346,7 @@ def test_layer_switch_is_the_older_name_of_the_pattern(tmp_path: Path) -> None:
         ("phi3.5-moe", {"lm_head_bias": False}, "head_bias", False),
         ("dinov2-base", {"mlp_ratio": 2}, "ffn_hidden", 1536),
         ("dinov2-base", {"use_swiglu_ffn": True}, "ffn_hidden", 2048),
-        ("dinov2-base", {"use_swiglu_ffn": True, "hidden_size": 816}, "ffn_hidden", 2176),
+        ("dinov2-base", {"use_swiglu_ffn": True, "hidden_size": 100, "num_attention_heads": 4}, "ffn_hidden", 272),
         ("dinov2-base", {"image_size": 224}, "max_positions", 257),
     ],
 )
