@@ -392,27 +392,6 @@ def test_no_negative_number_of_further_tokens(tmp_path: Path) -> None:
         read_huggingface(write(tmp_path, config | {"num_nextn_predict_layers": -1}))
 
 
-@pytest.mark.parametrize(
-    ("given", "groups"),
-    [({}, (8, 4)), ({"n_group": None, "topk_group": None}, (1, 1)), ({"n_group": 4, "topk_group": None}, (4, 4))],
-)
-def test_groups_of_experts(tmp_path: Path, given: dict[str, Any], groups: tuple[int, int]) -> None:
-    config = json.loads((FOLDER / "deepseek-v3.json").read_text(encoding="utf-8"))
-    spec, report = read_huggingface(write(tmp_path, config | given))
-    assert spec.experts and (spec.experts.groups, spec.experts.groups_per_token) == groups
-    assert not {"n_group", "topk_group"} & report.ignored.keys()
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [({"n_group": 7}, "n_group: is 7, with 256 experts"), ({"topk_group": 9}, "topk_group: is 9, with 8 groups")],
-)
-def test_groups_that_do_not_fit_the_experts(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
-    config = json.loads((FOLDER / "deepseek-v3.json").read_text(encoding="utf-8"))
-    with pytest.raises(FieldError, match=problem):
-        read_huggingface(write(tmp_path, config | given))
-
-
 def test_report_of_a_catalogue_name_is_empty() -> None:
     spec, report = read_model("LLAMA2-7B")
     assert spec.name == "llama2-7b"
