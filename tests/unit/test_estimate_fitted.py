@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,8 +20,6 @@ from steptime.hardware.profiles import load_profile
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 
-DEFAULT = load_cluster("dgx-h100").levels[-1].sources["efficiency"].text
-"""What the catalogue says of an efficiency that it assumes."""
 EIGHT, TWO_NODES = Plans(tp=8, in_tp=8), Plans(tp=16, in_tp=8)
 
 
@@ -92,16 +88,6 @@ def test_links_that_nothing_alike_was_measured_on_keep_the_textbook(cluster: str
 def test_pcie_says_textbook() -> None:
     call = collective_call("all_gather", EIGHT, machine("l40s-8", 8), ("tp",), 1e8)
     assert call.basis == TEXTBOOK and call.function == "collective.ring_all_gather_s"
-
-
-@pytest.mark.parametrize("level", ["nvlink", "network"])
-@pytest.mark.parametrize("line", ["efficiency = 0.5", 'latency = "9 us"', f"efficiency = 0.5\nsource = '{DEFAULT}'"])
-def test_a_stated_efficiency_or_latency_goes_before_a_fit(tmp_path: Path, level: str, line: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(f'base = "dgx-h100"\n[levels.{level}]\n{line}\n')
-    assert machine(str(path)).fabric is None
-    path.write_text('base = "dgx-h100"\ntitle = "Mine"\n')
-    assert machine(str(path)).fabric is not None
 
 
 def test_a_message_inside_a_node_is_faster_than_one_between_nodes() -> None:

@@ -18,7 +18,8 @@ from steptime.calibrate.score import Predicted
 from steptime.calibrate.table import Table
 from steptime.cost.collective_fabric import Fabric, fabric_of
 from steptime.errors import UserError
-from steptime.estimate.fabrics import carried_between, carried_inside, nearest_profile, network_profile, scaled
+from steptime.estimate.fabrics import carried_between, carried_inside, nearest_profile, network_profile
+from steptime.estimate.stated import scaled
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.num import Array

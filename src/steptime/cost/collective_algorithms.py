@@ -89,6 +89,8 @@ LIBRARY: Final[Mapping[str, tuple[str, ...]]] = {
 TWO_PHASES: Final = "reduce_scatter+all_gather"
 #: Kinds whose results a framework copies in or out of a list of tensors.
 WRAPPED: Final = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+LEAST_HOP_S: Final = 1e-12
+"""No hop is taken for shorter where a ratio of two is formed."""
 _REDUCES: Final = {"reduce": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.5}
 
 
@@ -251,14 +253,16 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
     """Time under one protocol."""
     spans = where(ranks > inside, 1.0, 0.0)
     direct = name == "direct"
-    start = fabric.start_s[p] + spans * fabric.outer_start_s[p] + (fabric.direct_start_s[p] if direct else 0.0)
+    start = fabric.start_s[p] + spans * fabric.outer_start_s[p]
+    if direct:
+        start = start + fabric.direct_start_s[p] + where(spans > 0, fabric.far_message_s, fabric.near_message_s)
     hop = fabric.direct_hop_s[p] if direct else fabric.hop_s[p]
     outer_hop = fabric.direct_hop_s[p] if direct else (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
     share = fabric.direct_share[p] if direct else 1.0
     outer_share = fabric.tree_share if name == "tree" else share
     single = where(inside > 1, 1.0, fabric.single_share)
     if name == "tree" and fabric.short_chains:
-        path = short_chains(path, ranks, inside, 2 * outer_hop / hop)
+        path = short_chains(path, ranks, inside, 2 * outer_hop / max(hop, LEAST_HOP_S))
     simple = p == len(PROTOCOLS) - 1
     return transfer_s(
         path,

@@ -61,6 +61,10 @@ class Fabric:
     """The same for every rank of the group (one list entry each)."""
     wrap_Bps: float = 0.0
     """Rate at which such copies pass over the tensor; 0: there are none."""
+    near_message_s: float = 0.0
+    """What a message, or an exchange of all pairs, takes longer inside a domain than the rest says."""
+    far_message_s: float = 0.0
+    """The same of one between domains."""
     switch_start_s: float = 0.0
     """Launch of an all-reduce in the switch."""
     switch_Bps: float = 0.0

@@ -9,6 +9,16 @@ from functools import lru_cache
 from typing import Any, Final
 
 from steptime.cost.collective_fabric import Fabric, fabric_of
+from steptime.estimate.stated import (
+    as_known,
+    at_its_word,
+    inner_Bps,
+    outer_Bps,
+    restated_between,
+    restated_inside,
+    scaled,
+    stated_text,
+)
 from steptime.hardware.fabric_profile import FabricProfile, load_fabric_profiles
 from steptime.hardware.records import Cluster, Level
 
@@ -35,8 +45,9 @@ RATES: Final[Mapping[str, tuple[str, ...]]] = {
     "slow_Bps": ("outer_Bps",),
     "fast_latency_s": (
         "start_s", "hop_s", "direct_start_s", "direct_hop_s", "switch_start_s", "ramp_s", "wrap_start_s", "wrap_hop_s",
+        "near_message_s",
     ),
-    "slow_latency_s": ("outer_start_s", "outer_hop_s", "tree_hop_s"),
+    "slow_latency_s": ("outer_start_s", "outer_hop_s", "tree_hop_s", "far_message_s"),
 }  # fmt: skip
 
 
@@ -46,16 +57,21 @@ class Basis:
 
     level: str
     """Name of the level of the cluster."""
-    profile: FabricProfile
+    profile: FabricProfile | None
+    """None: on what a file says of this level, with the textbook's formula."""
     carried: bool
     """Whether they were measured on other links and carried over in units of the datasheet."""
+    stated: str = ""
+    """What somebody stated over the numbers of the catalogue that they belong to."""
 
     @property
     def text(self) -> str:
         """One phrase for a report."""
+        if self.profile is None:
+            return f"{self.level}: bandwidth, efficiency and latency as stated"
         error = f"median error {'there ' * self.carried}{100 * self.profile.median_ape:.1f} %"
         how = "carried over from fabric" if self.carried else "fitted fabric"
-        return f"{self.level}: {how} {self.profile.name} ({error})"
+        return f"{self.level}: {how} {self.profile.name} ({error}){self.stated and f', {self.stated}'}"
 
     @property
     def how(self) -> str:
@@ -102,19 +118,20 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
     Chains of trees are no longer than pays, so that no group is the slower one for lying nearer together.
 
     Nothing is carried over to other vendors, to links unlike any that was measured (PCIe), to second levels inside
-    a node, and to levels whose efficiency or latency somebody stated: a stated number is the better one.
+    a node, and to levels that say themselves what their links reach. Numbers that somebody stated over those of the
+    catalogue change the coefficients that they speak of (:mod:`steptime.estimate.stated`).
 
     Args:
         cluster: the machine.
         slow: the level that groups cross once they leave a domain.
         gpus: devices of the job.
     """
-    fast, networked = cluster.levels[0], _is_network(slow, cluster.levels[0])
-    if cluster.device.vendor != VENDOR or fast.stated or (gpus > cluster.fast_domain and not networked):
+    fast, networked = as_known(cluster.levels[0]), _is_network(slow, cluster.levels[0])
+    if cluster.device.vendor != VENDOR or fast is None or (gpus > cluster.fast_domain and not networked):
         return None
     profiles = _profiles()
-    near = nearest_profile(cluster, profiles)
-    link_Bps = fast.link_Bps * fast.links_per_device / fast.oversubscription
+    near = nearest_profile(replace(cluster, levels=(fast, *cluster.levels[1:])), profiles)
+    link_Bps = inner_Bps(fast)
     if near is None:
         return None
     same_device = near.device == cluster.device.measured_as
@@ -125,16 +142,31 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
     values = carried_inside(near, link_Bps, fast.group)
     if carried and (fast.devices or SWITCHED) < SWITCHED:
         values["switch_Bps"] = 0.0
-    own_network = not carried and near.nic_Bps == slow.link_Bps * slow.links_per_device
-    if networked and not own_network:
-        values |= carried_between(slow, network, fast.devices)
-        values |= _no_nearer_than_inside(values)
-    between = Basis(level=slow.name, profile=network, carried=not own_network) if networked else None
+    inside = Basis(level=fast.name, profile=near, carried=carried, stated=stated_text(cluster.levels[0], fast))
+    stated = restated_inside(values, cluster.levels[0], fast) if inside.stated else {}
+    between = None
+    if networked:
+        net = as_known(slow)
+        own_network = not carried and net is not None and near.nic_Bps == outer_Bps(net)
+        if not own_network:
+            values |= carried_between(net or slow, network, fast.devices)
+            values |= _no_nearer_than_inside(values)
+        between, restated = _between(slow, net, network, values, carried=not own_network)
+        values |= restated
     return FabricModel(
-        fabric=replace(fabric_of(values), short_chains=True),
+        fabric=replace(fabric_of({**values, **stated}), short_chains=True), inside=inside, between=between,
         oversubscription=slow.oversubscription if networked else 1.0,
-        inside=Basis(level=fast.name, profile=near, carried=carried), between=between,
     )  # fmt: skip
+
+
+def _between(
+    slow: Level, net: Level | None, network: FabricProfile, values: Mapping[str, Any], *, carried: bool
+) -> tuple[Basis, Mapping[str, Any]]:
+    """What the numbers of a level between domains rest on, and those that it states over ``net``, what is known."""
+    if net is None:
+        return Basis(level=slow.name, profile=None, carried=False), at_its_word(slow)
+    basis = Basis(level=slow.name, profile=network, carried=carried, stated=stated_text(slow, net))
+    return basis, restated_between(values, slow, net) if basis.stated else {}
 
 
 @lru_cache(maxsize=1)
@@ -144,9 +176,9 @@ def _profiles() -> tuple[FabricProfile, ...]:
 
 
 def _is_network(slow: Level, fast: Level) -> bool:
-    """Whether a level joins nodes and nobody stated how well."""
+    """Whether a level joins nodes."""
     inside_node = slow.devices is not None and slow.devices <= LARGEST_NODE
-    return slow is not fast and not inside_node and not slow.stated
+    return slow is not fast and not inside_node
 
 
 def nearest_profile(
@@ -199,8 +231,3 @@ def _no_nearer_than_inside(values: Mapping[str, Any]) -> dict[str, Any]:
     hops = tuple(max(far, near) for far, near in zip(values["outer_hop_s"], values["hop_s"], strict=True))
     rates = tuple(min(far, near) for far, near in zip(values["outer_Bps"], values["Bps"], strict=True))
     return {"outer_hop_s": hops, "outer_Bps": rates}
-
-
-def scaled(value: Any, factor: float) -> Any:
-    """A coefficient, or a triple of them, times a factor."""
-    return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor

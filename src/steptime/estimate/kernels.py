@@ -72,6 +72,8 @@ class KernelModel:
     """Datasheet numbers of the device and fitted coefficients."""
     curve: Curve
     residual: Residual | None = None
+    stated: str = ""
+    """What somebody stated over the numbers of the device that the curve belongs to."""
 
     def seconds(self, shape: Mapping[str, Num]) -> Num:
         """Time of one call."""
@@ -86,7 +88,8 @@ class KernelModel:
         """What it rests on, for a report."""
         curve = self.curve
         how = f"{curve.kind} curve" if curve.points else f"curve {curve.source}:"
-        return f"{how} {curve.family} {curve.dtype} (median error {100 * curve.median_ape:.1f} %)"
+        error = f"median error {100 * curve.median_ape:.1f} %"
+        return f"{how} {curve.family} {curve.dtype} ({error}){self.stated and f', {self.stated}'}"
 
     def faster(self, factors: Mapping[str, float]) -> KernelModel:
         """The same model on a device whose rates are multiplied."""

@@ -10,6 +10,7 @@ from steptime.estimate.fabrics import FabricModel, fabric_model
 from steptime.estimate.kernels import Models, models_of, profile_of
 from steptime.estimate.measured_groups import Groups, groups_of
 from steptime.estimate.memory_kernels import memory_models
+from steptime.estimate.stated_device import as_measured, restated
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import HOST_LINK, Cluster, Device, Kind, Level, Source
 from steptime.num import Num, where
@@ -146,7 +147,9 @@ def host_basis(device: Device) -> str:
 def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precision) -> Machine:
     """The machine with its fitted models, as far as it has any."""
     device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
-    models = {**memory_models(device, profile_of(device.measured_as)), **models_of(device, precision)}
+    known = as_measured(device)
+    models = {**memory_models(known, profile_of(device.measured_as)), **models_of(known, precision)}
+    models = restated(device, models)
     groups = groups_of(device.curves)
     fabric = fabric_model(cluster, slow, gpus) if groups is None else None
     if not models and fabric is None and groups is None:
@@ -172,9 +175,11 @@ class Constant:
     source: Source
 
 
-def _level_constants(level: Level) -> list[Constant]:
+def _level_constants(level: Level, fitted: bool) -> list[Constant]:
+    """``fitted``: coefficients of a fit stand for the efficiency and latency that the catalogue has."""
+    within = {n for n in ("efficiency", "latency_s") if fitted and level.catalogue.get(n) == getattr(level, n)}
     names = ("link_Bps", "links_per_device", "efficiency", "latency_s", "oversubscription")
-    stated = [n for n in names if n in level.sources or getattr(level, n) != 1]
+    stated = [n for n in names if n not in within and (n in level.sources or getattr(level, n) != 1)]
     return [
         Constant(name=f"{level.name}.{n}", value=getattr(level, n), source=level.sources.get(n, UNSTATED))
         for n in stated
@@ -207,7 +212,7 @@ def curve_constants(machine: Machine) -> list[Constant]:
                           f"{', '.join(basis.profile.sources)}",
                           kind=Kind.ASSUMED if basis.carried else Kind(basis.profile.kind)),
         )
-        for basis in (machine.fabric.bases() if machine.fabric is not None else ())
+        for basis in (machine.fabric.bases() if machine.fabric is not None else ()) if basis.profile is not None
     ]  # fmt: skip
 
 
@@ -235,14 +240,9 @@ def constants_of(
     }  # fmt: skip
     out: list[Constant] = []
     out += [Constant(name=n, value=v, source=device.sources.get(n, UNSTATED)) for n, v in values.items()]
-    links = _level_constants(cluster.levels[0]) + _outer_constants(cluster, gpus)
-    return out + [c for c in links if not fitted_links or not c.name.endswith((".efficiency", ".latency_s"))]
-
-
-def _outer_constants(cluster: Cluster, gpus: int) -> list[Constant]:
-    """Numbers of the slow links, for a job that leaves one fast domain."""
     slow = slow_level(cluster, gpus)
-    return _level_constants(slow) if gpus > cluster.fast_domain and slow is not cluster.levels[0] else []
+    crossed = [slow] if gpus > cluster.fast_domain and slow is not cluster.levels[0] else []
+    return out + [c for level in (cluster.levels[0], *crossed) for c in _level_constants(level, fitted_links)]
 
 
 def slow_level(cluster: Cluster, gpus: int) -> Level:

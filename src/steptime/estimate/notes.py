@@ -10,6 +10,7 @@ from steptime.plan.job import Job, Precision
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
 
+PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 HOST = "host"
 """The group of terms in which the device waits for the host."""
 
@@ -53,6 +54,21 @@ def dropped_choices(job: Job) -> tuple[str, ...]:
         f"expert_capacity {job.expert_capacity:g} drops at least {dropped * 100:.1f} % of the choices of experts: "
         "model FLOPs, MFU and HFU count the others; tokens/s counts every token",
     )
+
+
+def changed_device(device: Device) -> tuple[str, ...]:
+    """Notes where a file changes a number of a device that does not change what it may be thought to change."""
+    known, out = device.catalogue, []
+    kept = all(device.matrix_flops_per_s.get(dtype) == known.get(f"matrix_flops_per_s.{dtype}") for dtype in PEAKS)
+    units = known.get("sm_count")
+    if kept and units is not None and device.sm_count != units:
+        out.append(
+            f"sm_count {device.sm_count} for {units:g}: work spreads over so many units, but their peak rates stay "
+            "as they are; state [matrix] and [vector] too for a smaller or larger chip"
+        )
+    if device.like is not None and device.clock_Hz is not None and "clock_Hz" not in known:
+        out.append("clock changes nothing: the catalogue has no clock of this device that its peak rates belong to")
+    return tuple(out)
 
 
 def micro_batch_taken(time: Terms, share: int) -> tuple[str, ...]:

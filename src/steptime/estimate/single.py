@@ -15,7 +15,7 @@ from steptime.estimate.graph.kernels import with_further_models
 from steptime.estimate.machine import Constant, Machine, constants_of, curve_constants, machine_of, weakest
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import least_step_s, model_flops_per_step, recomputed_flops_per_step, utilisation
-from steptime.estimate.notes import beyond_framework, dropped_choices, rate_stood_in, uneven_batch
+from steptime.estimate.notes import beyond_framework, changed_device, dropped_choices, rate_stood_in, uneven_batch
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.terms_of import (
     details_of,
@@ -155,8 +155,8 @@ def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
     """What a reader has to know about a plan of a job before using its numbers."""
     job = setting.job
     return (
-        *uneven_batch(job, plans), *dropped_choices(job), *beyond_framework(job.framework.name, plans),
-        *rate_stood_in(setting.cluster.device, job.precision),
+        *changed_device(setting.cluster.device), *uneven_batch(job, plans), *dropped_choices(job),
+        *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),
     )  # fmt: skip
 
 

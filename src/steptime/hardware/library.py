@@ -15,6 +15,8 @@ from typing import Any, Final
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware.load import (
     LIKE,
+    TUNED,
+    UNLIKE,
     Document,
     Layer,
     cluster_record,
@@ -22,6 +24,7 @@ from steptime.hardware.load import (
     device_record,
     layer,
     level_record,
+    of_catalogue,
     origin,
     parse_toml,
     read,
@@ -169,18 +172,16 @@ def _chain(document: Document, kind: str) -> list[Document]:
 def _defaults(kind: str) -> Layer:
     """What stands where no file says anything: efficiencies and latencies, all assumed."""
     document = read(CATALOGUE / "defaults.toml", kind, trusted=True)
-    stack = layer(document.table[kind], kind, _own_source(document), where=document.where)
-    return replace(stack, assumed=frozenset(stack.numbers))
+    return of_catalogue(layer(document.table[kind], kind, _own_source(document), where=document.where))
 
 
 def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
     stack = bottom
     for document in reversed(chain):
         own = layer(document.table, kind, _own_source(document), where=document.where)
-        if document.trusted and kind == "device":
-            own = replace(own, texts={**own.texts, LIKE: _name(document)})
-        elif document.trusted:
-            own = replace(own, assumed=frozenset(own.numbers))
+        if document.trusted:
+            own = of_catalogue(own)
+            own = replace(own, texts={**own.texts, LIKE: _name(document)}) if kind == "device" else own
         stack = _with_companion(own, document, "").over(stack)
     return stack
 
@@ -253,6 +254,7 @@ def _cluster_device(chain: list[Document]) -> Device:
         table = {"base": given} if isinstance(given, str) else given
         default = origin(document.table, _own_source(document))
         own = _with_companion(layer(table, "device", default, where=document.where), document, "device.")
+        own = of_catalogue(own) if document.trusted else own
         if "base" in table:
             base = _find(table["base"], "device", beside=document, field="device.base")
             stack = _layers(_chain(base, "device"), "device", _defaults("device"))
@@ -279,8 +281,15 @@ def _levels(chain: list[Document]) -> list[Level]:
             below = stacks.get(name, bottom)
             if "link" in table:
                 below = _link(table["link"], document, name, bottom).over(below)
-            stacks[name] = layer(table, "level", default, where=document.where).over(below)
+            own = layer(table, "level", default, where=document.where)
+            stacks[name] = _of_cluster(own).over(below) if document.trusted else own.over(below)
     return [level_record(name, stack, where=chain[0].where) for name, stack in stacks.items()]
+
+
+def _of_cluster(own: Layer) -> Layer:
+    """A level of a cluster of the catalogue; with an efficiency or latency of its own it is like no others."""
+    own = of_catalogue(own)
+    return own if own.numbers.keys().isdisjoint(TUNED) else replace(own, texts={**own.texts, UNLIKE: "others"})
 
 
 def _link(name: str, beside: Document, level: str, bottom: Layer) -> Layer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -42,8 +42,11 @@ class Document:
 
 TUNED: Final = ("efficiency", "latency")
 """Numbers of a level that say how well its links work."""
+CLOCK: Final = "clock"
 LIKE: Final = "like"
 """Text of a layer that no file has: the name of the catalogue's file that it was read from."""
+UNLIKE: Final = "unlike"
+"""Likewise of a level of the catalogue that says itself how well its links work: no fit to others belongs to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,10 @@ class Layer:
     numbers: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    assumed: frozenset[str] = frozenset()
-    """Keys of the numbers that the catalogue assumes for all links of a kind."""
+    catalogue: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that the catalogue has for devices or links of this kind, by the same keys."""
+    stated: frozenset[str] = frozenset()
+    """Keys of the numbers that a file of the user's gives."""
 
     def over(self, below: Layer) -> Layer:
         """This layer's entries, and those of ``below`` where it has none.
@@ -66,8 +71,14 @@ class Layer:
             numbers={**below.numbers, **self.numbers},
             sources={**below.sources, **self.sources},
             texts={**kept, **self.texts},
-            assumed=self.assumed | (below.assumed - self.numbers.keys()),
+            catalogue={**below.catalogue, **self.catalogue},
+            stated=self.stated | (below.stated - self.numbers.keys()),
         )
+
+
+def of_catalogue(own: Layer) -> Layer:
+    """A layer of the catalogue: nobody states its numbers over others, and others may be compared with them."""
+    return replace(own, catalogue=own.numbers, stated=frozenset())
 
 
 def read(path: Path, kind: str, *, trusted: bool = False) -> Document:
@@ -177,6 +188,7 @@ def layer(table: Table, kind: str, default: Source, *, where: str) -> Layer:
     own = origin(table, default)
     entries = [(set(entry["fields"]), origin(entry, own)) for entry in table.get("sources", ())]
     return Layer(
+        stated=frozenset(found),
         numbers={key: _convert(given, spec, where, key) for key, (given, spec) in found.items()},
         sources={key: _source_of(key, entries, own) for key in found},
         texts={key: given for key, given in table.items() if isinstance(given, str) and key not in fields},
@@ -243,6 +255,7 @@ def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curv
         FieldError: a number that has no default is missing.
     """
     _require(stack, DEVICE, where, prefix)
+    stack = _clocked(stack)
     rates: dict[str, Any] = {}
     for table, (record, dtypes) in RATES.items():
         rates[record] = {d: stack.numbers[f"{table}.{d}"] for d in dtypes if f"{table}.{d}" in stack.numbers}
@@ -258,9 +271,28 @@ def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curv
         like=stack.texts.get(LIKE),
         curves=curves,
         sources={_record_key(key, DEVICE): source for key, source in stack.sources.items()},
+        catalogue={_record_key(key, DEVICE): number for key, number in stack.catalogue.items()},
         **rates,
         **numbers,
     )
+
+
+def _clocked(stack: Layer) -> Layer:
+    """Peak rates follow a clock that is stated, but for those that are stated too; memory has a clock of its own."""
+    known = stack.catalogue.get(CLOCK)
+    if known is None or CLOCK not in stack.stated or stack.numbers[CLOCK] == known:
+        return stack
+    factor = stack.numbers[CLOCK] / known
+    follow = [key for key in stack.numbers if key.partition(".")[0] in RATES and key not in stack.stated]
+    return replace(
+        stack,
+        numbers={**stack.numbers, **{key: stack.numbers[key] * factor for key in follow}},
+        sources={**stack.sources, **{key: _by_clock(stack.sources[key], factor) for key in follow}},
+    )
+
+
+def _by_clock(source: Source, factor: float) -> Source:
+    return Source(text=f"{source.text}; times {factor:.4g}, the stated clock over the catalogue's", kind=Kind.ASSUMED)
 
 
 def _record_key(key: str, fields: Mapping[str, Field]) -> str:
@@ -290,8 +322,9 @@ def level_record(name: str, stack: Layer, *, where: str) -> Level:
         )
     numbers: dict[str, Any] = {LEVEL[key].record: value for key, value in stack.numbers.items()}
     sources = {LEVEL[key].record: source for key, source in stack.sources.items()}
-    stated = not stack.assumed.issuperset(TUNED)
-    return Level(**{"name": name, "devices": None, **numbers}, sources=sources, stated=stated)
+    own = UNLIKE in stack.texts or ("bandwidth" not in stack.catalogue and stack.stated.issuperset(TUNED))
+    known = {} if own else {LEVEL[key].record: value for key, value in stack.catalogue.items()}
+    return Level(**{"name": name, "devices": None, **numbers}, sources=sources, catalogue=known)
 
 
 def cluster_record(

@@ -76,6 +76,9 @@ class Device:
     """Time that every operator costs besides its work."""
     curves: Profile | None = None
     """Time models fitted to this very machine; they go before the profile of the catalogue."""
+    catalogue: Mapping[str, float] = field(default_factory=dict)
+    """Numbers as the catalogue has them, by field as in `sources`, where a file of the user's may have changed some:
+    fitted curves belong to these."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Field name (``memory_Bps``, ``matrix_flops_per_s.bf16``) to the source of its number."""
 
@@ -130,8 +133,9 @@ class Level:
     """Latency of one hop."""
     oversubscription: float = 1.0
     """Bandwidth into the level divided by bandwidth across it; 1: full bisection."""
-    stated: bool = True
-    """Whether somebody gave its efficiency or latency; else they are what the catalogue assumes for such links."""
+    catalogue: Mapping[str, float] = field(default_factory=dict)
+    """Numbers by field as the catalogue has them for such links, where a file of the user's may have changed some:
+    fitted collectives belong to these. Empty: the level's own numbers are all there is."""
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     @property
@@ -161,12 +165,10 @@ class Cluster:
         return self.levels[0].group
 
     def outer_level(self, devices: int) -> Level:
-        """The level that a job of so many devices has to cross: slowest of those it spans.
+        """The level that a job of so many devices has to cross: slowest of those that it spans beyond the innermost.
 
         Returns the innermost level for a job that fits in it.
         """
-        spanned = [self.levels[0]]
-        for inner, level in zip(self.levels, self.levels[1:], strict=False):
-            if inner.devices is not None and devices > inner.devices:
-                spanned.append(level)
-        return min(spanned, key=lambda level: level.rank_Bps)
+        pairs = zip(self.levels, self.levels[1:], strict=False)
+        spanned = [level for inner, level in pairs if inner.devices is not None and devices > inner.devices]
+        return min(spanned, key=lambda level: level.rank_Bps, default=self.levels[0])

@@ -14,6 +14,7 @@ from steptime.estimate.kernels import GEMM, KernelModel, Timed, _gemm_numbers, p
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import Formula
+from steptime.estimate.stated_device import as_measured, restated
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Cluster, Device, Level
 from steptime.num import Num
@@ -75,11 +76,12 @@ def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
     profile = profile_of(device.measured_as)
     if profile is None:
         return machine
+    known = as_measured(device)
     further = {
-        **_host_timed_products(device, profile, precision),
-        **further_models(device, profile, precision.matrix_dtype),
+        **_host_timed_products(known, profile, precision),
+        **further_models(known, profile, precision.matrix_dtype),
     }
-    return replace(machine, models={**further, **machine.models})
+    return replace(machine, models={**restated(device, further), **machine.models})
 
 
 def _host_timed_products(device: Device, profile: Profile, precision: Precision) -> dict[str, KernelModel]:
@@ -98,7 +100,8 @@ def with_further_models(machine: Machine, cluster: Cluster, precision: Precision
     profile = None if device.curves is not None else profile_of(device.measured_as)
     if profile is None or not machine.models:
         return machine
-    return replace(machine, models={**machine.models, **further_models(device, profile, precision.matrix_dtype)})
+    further = further_models(as_measured(device), profile, precision.matrix_dtype)
+    return replace(machine, models={**machine.models, **restated(device, further)})
 
 
 def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, KernelModel]:

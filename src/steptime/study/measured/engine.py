@@ -64,7 +64,8 @@ def cluster_of(device: str, per_node: int, network_Bps: float | None) -> Cluster
     if inner.devices is not None and per_node < inner.devices <= LARGEST_NODE:
         inner = replace(inner, devices=per_node)
     if network_Bps and outer:
-        outer[-1] = replace(outer[-1], link_Bps=network_Bps, links_per_device=1.0)
+        known = {**outer[-1].catalogue, "link_Bps": network_Bps, "links_per_device": 1.0}
+        outer[-1] = replace(outer[-1], link_Bps=network_Bps, links_per_device=1.0, catalogue=known)
     return replace(cluster, levels=(inner, *outer))
 
 

@@ -109,7 +109,7 @@ def _leaves(prefix: str, record: Any) -> Iterator[tuple[str, Any, Any]]:
     sources = getattr(record, "sources", {})
     for name in record.__dataclass_fields__:
         value = getattr(record, name)
-        if name == "sources" or value is None or (prefix and name in ("name", "title")):
+        if name in ("sources", "catalogue") or value is None or (prefix and name in ("name", "title")):
             continue
         if isinstance(value, Mapping):
             for key, item in value.items():

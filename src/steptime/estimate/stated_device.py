@@ -1,0 +1,69 @@
+"""Efficiencies and the latency of kernels that somebody stated over those of the catalogue, in fitted time models.
+
+A fitted curve belongs to the device of the catalogue. A stated efficiency speeds up or slows down the unit that it
+speaks of, and a stated latency moves that of each kernel, as :mod:`steptime.cost.stated` says. Peak rates and
+bandwidths need no such care: they are arguments of the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from steptime.cost.stated import stated_latency_s, stated_share_factor
+from steptime.estimate.kernels import RATES, KernelModel
+from steptime.hardware.records import Device
+
+#: Efficiency of a device -> rates of a machine that it is a share of.
+SHARES: Final[Mapping[str, tuple[str, ...]]] = {
+    "matrix_efficiency": ("matrix_flops_per_s", "attention_flops_per_s"),
+    "vector_efficiency": ("vector_flops_per_s",),
+    "memory_efficiency": ("memory_Bps",),
+}
+LATENCIES: Final = ("latency_s", "launch_s")
+"""Arguments of the models that are the latency of a kernel."""
+LARGE: Final = {"m": 8192.0, "n": 8192.0, "k": 8192.0, "residual": 0.0}
+"""A product that is large enough for the share of the peak that a curve reaches."""
+
+
+def as_measured(device: Device) -> Device:
+    """The device with the latency of kernels that its fitted curves were used with."""
+    return replace(device, kernel_latency_s=device.catalogue.get("kernel_latency_s", device.kernel_latency_s))
+
+
+def restated(device: Device, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+    """The models of a device of the catalogue, made for :func:`as_measured`, with what a file states over it."""
+    known = {n: value for n, value in device.catalogue.items() if n in SHARES or n == "kernel_latency_s"}
+    changed = {n: value for n, value in known.items() if getattr(device, n) != value}
+    if not changed or device.curves is not None:
+        return dict(models)
+    return {name: _restated(device, model, changed) for name, model in models.items()}
+
+
+def _restated(device: Device, model: KernelModel, known: Mapping[str, float]) -> KernelModel:
+    factors: dict[str, float] = {}
+    texts: list[str] = []
+    fixed = dict(model.fixed)
+    for name, value in known.items():
+        stated = getattr(device, name)
+        used = [r for r in SHARES.get(name, ()) if any(a in fixed for a in RATES[r])]
+        late = [n for n in LATENCIES if n in fixed] if name == "kernel_latency_s" else []
+        factors |= dict.fromkeys(
+            used, stated_share_factor(stated, value, _reached(model, name, value)) if used else 1.0
+        )
+        fixed |= {n: stated_latency_s(fixed[n], stated, value) for n in late}
+        if used or late:
+            texts.append(f"{name} {stated:g} for {value:g}")
+    text = f"with the stated {', '.join(texts)}" if texts else ""
+    return replace(model, fixed=fixed, stated=text).faster(factors)
+
+
+def _reached(model: KernelModel, name: str, known: float) -> float:
+    """Share of a datasheet rate that a model reaches at most; what is known of the device where it does not say."""
+    fixed = model.fixed
+    if name == "matrix_efficiency" and "peak_flops_per_s" in fixed:
+        return 2.0 * LARGE["m"] ** 3 / (float(model.seconds(LARGE)) * fixed["peak_flops_per_s"])
+    own = "memory_efficiency" in fixed or "matrix_flops_per_s" in fixed
+    coefficient = "efficiency" if (name == "matrix_efficiency") == own else name
+    return known if name == "vector_efficiency" else fixed.get(coefficient, known)
