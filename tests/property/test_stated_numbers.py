@@ -210,5 +210,6 @@ def test_stating_what_is_assumed_of_unknown_links_changes_nothing(tmp_path: Path
         for line in ("", "efficiency = 0.7", "efficiency = 0.35")
     )
     assert plain.fabric is not None and same.fabric is not None and worse.fabric is not None
+    assert plain.fabric.fabric.outer_Bps[-1] == pytest.approx(0.9 * 40e9), "carried over from another network"
     assert same.fabric.fabric == plain.fabric.fabric
     assert worse.fabric.fabric.outer_Bps == pytest.approx([rate / 2 for rate in plain.fabric.fabric.outer_Bps])

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime.calibrate.collective_estimates import estimated
 from steptime.calibrate.collective_fit import fit, predict
 from steptime.calibrate.collective_machines import MACHINES, Machine, library_of
 from steptime.calibrate.collective_priors import untold
 from steptime.calibrate.collective_rows import Rows
-from steptime.calibrate.collectives import assumed, predict_rows, rows_of, usable
+from steptime.calibrate.collectives import predict_rows, rows_of, usable
 from steptime.calibrate.table import Table
 from steptime.cost.collective_algorithms import ALGORITHMS, LIBRARY, candidate_s, collective_s
 from steptime.cost.collective_fabric import Fabric, fabric_of, transfer_s
@@ -32,6 +33,7 @@ from steptime.cost.parameter_server import push_pull_s
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware import load_cluster
 from steptime.hardware.fabric_profile import (
+    FabricProfile,
     fabric_profile_names,
     load_fabric_profile,
     load_fabric_profiles,
@@ -231,8 +233,8 @@ def test_predictions_of_unseen_sources_and_machines() -> None:
 
 
 def test_a_carried_profile_is_marked_as_assumed() -> None:
-    profile = assumed(load_cluster("gb200-nvl72"), load_fabric_profiles())
-    assert profile.kind == "assumed"
+    profile = estimated(load_cluster("gb200-nvl72"), leaves_node=True)
+    assert isinstance(profile, FabricProfile) and profile.kind == "assumed"
     assert profile.coefficients["domain"] == 72
 
 

@@ -15,6 +15,9 @@ XGMI_16: Final = (1.0, *(0.25,) * 2, *(0.5,) * 4, *(1.5,) * 8)
 #: Four GPUs wired pair by pair with a third of their links each.
 FULL_MESH_4: Final = (1 / 3, 2 / 3, 1.0)
 
+BROKEN: Final = "broken"
+"""Tag of machines that are known to be no model of others of their kind: of their own rows alone, never a default."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -44,7 +47,7 @@ class Machine:
     outer: bool = False
     """Whether the rows span several domains, so that the coefficients between domains are fitted."""
     tags: frozenset[str] = field(default_factory=frozenset)
-    """``broken``: known to be no model of such a machine; shown apart, never a default."""
+    """What is to be known of it: :data:`BROKEN`."""
 
 
 def at_place(machine: Machine, place: str) -> bool:
@@ -93,7 +96,7 @@ def _nccl() -> Iterator[Machine]:
     for name, (gpu, link) in pcie.items():
         yield Machine(
             name=f"{name}-nccl", device=name, library="nccl", gpus=(gpu,), sources=source, domain=2, outer=True,
-            trees=False, link_Bps=link * GB, nic_Bps=link * GB, tags=frozenset({"broken"} if name == "l40s" else ()),
+            trees=False, link_Bps=link * GB, nic_Bps=link * GB, tags=frozenset({BROKEN} if name == "l40s" else ()),
         )  # fmt: skip
     yield Machine(
         name="arc-b60-oneccl", device="arc-b60", library="oneccl", gpus=("Arc-Pro-B60",), sources=source, domain=2,

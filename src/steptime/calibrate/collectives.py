@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from steptime.calibrate.collective_estimates import Textbook, estimated
 from steptime.calibrate.collective_fit import fit, predict
-from steptime.calibrate.collective_machines import MACHINES, Machine, at_place, library_of
+from steptime.calibrate.collective_machines import BROKEN, MACHINES, Machine, at_place, library_of
 from steptime.calibrate.collective_rows import Rows
 from steptime.calibrate.expert_exchange import is_exchange, predict_exchanges
 from steptime.calibrate.score import Predicted
 from steptime.calibrate.table import Table
 from steptime.cost.collective_fabric import Fabric, fabric_of
 from steptime.errors import UserError
-from steptime.estimate.fabrics import carried_between, carried_inside, nearest_profile, network_profile
-from steptime.estimate.stated import scaled
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.num import Array
@@ -35,11 +34,8 @@ WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4
 MOST_ROWS: Final = 450
 """Rows that a fit looks at."""
-#: Latency of a network over that of Slingshot, by the start of the cluster's name: EFA delivers datagrams out of
-#: order, and its receiver sorts them (nccl-tests on p4de and p5, two nodes: 1.5 to 3 times).
-LATENCY: Final = {"aws": 2.0}
-#: A second level of no more devices than this joins the domains of one node.
-NODE: Final = 16
+OWN, CARRIED, TEXTBOOK = "own", "transferred", "textbook"
+"""What a prediction rests on: a fit to this machine, or to others, or rings on datasheet links."""
 #: Words of the column ``interconnect`` that name a cluster of the catalogue.
 _CLUSTERS: Final = {"p4de": "aws-p4d", "p5en": "aws-p5en", "p5": "aws-p5"}
 
@@ -159,7 +155,8 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
     """Predictions for the rows of a table of collectives.
 
     A row takes the profile of its own source, else that of its device and library, else of its device under NCCL,
-    else that of the nearest machine with its coefficients carried over in units of the datasheet links.
+    else what an estimate times its collectives with (:func:`steptime.calibrate.collective_estimates.estimated`):
+    coefficients carried over in units of the datasheet links, or the textbook's rings.
 
     Args:
         table: with the columns of ``collectives.parquet``.
@@ -167,10 +164,12 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
     """
     known = {p.name: p for p in profiles}
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
-    reason = np.full(table.rows, "", dtype=object)
+    reason, origin = (np.full(table.rows, "", dtype=object) for _ in range(2))
     own = is_exchange(table)
     if own.any():
-        seconds[own], low[own], high[own], reason[own] = predict_exchanges(table.take(own), known.values())
+        found = predict_exchanges(table.take(own), known.values())
+        seconds[own], low[own], high[own], reason[own], fitted = found
+        origin[own] = np.where(fitted, OWN, CARRIED)
     others = np.flatnonzero(~own)
     for key, place in _keys(table.take(others)).items():
         index = others[place]
@@ -179,18 +178,33 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
         if isinstance(choice, str):
             reason[index] = choice
             continue
-        machine, profile = choice
+        machine, model = choice
         rows = _placed(machine, part)
         good = usable(rows)
         reason[index] = np.where(good, "", _unreadable(rows))
-        time = predict(fabric_of(profile.coefficients), rows.take(good))
-        ring = np.array(["NCCL_ALGO=Ring" in note for note in part.text("notes")[good]], dtype=bool)
-        if ring.any():
-            only = replace(fabric_of(profile.coefficients), trees=False, switch_Bps=0.0)
-            time[ring] = predict(only, rows.take(good).take(ring))
+        time = _seconds(model, rows.take(good), part.text("notes")[good])
         seconds[index[good]] = time
-        low[index[good]], high[index[good]] = time * profile.band[0], time * profile.band[1]
-    return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason)
+        low[index[good]], high[index[good]] = time * model.band[0], time * model.band[1]
+        origin[index[good]] = _origin(model)
+    return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason, origin=origin)
+
+
+def _seconds(model: FabricProfile | Textbook, rows: Rows, notes: Array) -> Array:
+    """Time of rows; those whose notes name the ring get no other algorithm."""
+    if isinstance(model, Textbook):
+        return model.seconds(rows)
+    time = predict(fabric_of(model.coefficients), rows)
+    ring = np.array(["NCCL_ALGO=Ring" in note for note in notes], dtype=bool)
+    if ring.any():
+        only = replace(fabric_of(model.coefficients), trees=False, switch_Bps=0.0)
+        time[ring] = predict(only, rows.take(ring))
+    return time
+
+
+def _origin(model: FabricProfile | Textbook) -> str:
+    if isinstance(model, Textbook):
+        return TEXTBOOK
+    return CARRIED if model.kind == "assumed" else OWN
 
 
 def _unreadable(rows: Rows) -> Array:
@@ -214,11 +228,12 @@ def _keys(table: Table) -> dict[Key, Array]:
     return {key: np.array(index) for key, index in found.items()}
 
 
-def choose(key: Key, known: Mapping[str, FabricProfile]) -> tuple[Machine, FabricProfile] | str:
+def choose(key: Key, known: Mapping[str, FabricProfile]) -> tuple[Machine, FabricProfile | Textbook] | str:
     """The machine and profile for rows of one kind, or why there is none."""
     source, gpu, place, library, spans = key
     device = _device(gpu)
     here = [m for m in MACHINES if m.name in known and (gpu in m.gpus or (m.device == device and not m.links_by_group))]
+    here = [m for m in here if BROKEN not in m.tags or source in m.sources]
     if device is None and not here:
         return "no such device in the catalogue"
     nearest = min(here, key=lambda m: _distance(m, source, gpu, place, library), default=None)
@@ -226,7 +241,7 @@ def choose(key: Key, known: Mapping[str, FabricProfile]) -> tuple[Machine, Fabri
         nearest = None  # what a host saw is no model of the kernels alone
     if nearest is not None and (nearest.outer or spans <= (1 if nearest.domain > 8 else 0)):
         return nearest, known[nearest.name]
-    return _carried(nearest, device or (nearest.device if nearest else ""), place, known, spans)
+    return _estimated(device or (nearest.device if nearest else ""), place, spans)
 
 
 def _distance(machine: Machine, source: str, gpu: str, place: str, library: str) -> tuple[bool, ...]:
@@ -249,67 +264,19 @@ def _device(gpu: str) -> str | None:
         return None
 
 
-def _carried(
-    nearest: Machine | None, device: str, place: str, known: Mapping[str, FabricProfile], spans: float,
-) -> tuple[Machine, FabricProfile] | str:  # fmt: skip
-    """A profile for links that were not measured; a node with more devices than the cluster's is one domain too."""
+def _estimated(device: str, place: str, spans: float) -> tuple[Machine, FabricProfile | Textbook] | str:
+    """What estimates have for links that were not measured; devices of one node are then one domain of them."""
     try:
-        name = next((c for word, c in _CLUSTERS.items() if word in place), device)
-        profile = assumed(load_cluster(name), known.values(), nearest.name if nearest else None)
+        cluster = load_cluster(next((c for word, c in _CLUSTERS.items() if word in place), device))
     except UserError as error:
         return str(error)
-    level: Mapping[str, Any] = profile.coefficients
-    domain = int(float(level["domain"]))
+    model, inner, domain = estimated(cluster, leaves_node=spans > 0), cluster.levels[0], cluster.fast_domain
     machine = Machine(
-        name=profile.name, device=device, library="nccl", gpus=(), sources=(),
+        name=cluster.name, device=device, library="nccl", gpus=(), sources=(),
         domain=RACK if spans == 0 and domain >= 8 else domain,
-        link_Bps=profile.link_Bps, nic_Bps=profile.nic_Bps, outer=True,
+        link_Bps=inner.link_Bps * inner.links_per_device, outer=True,
     )  # fmt: skip
-    return machine, profile
-
-
-def assumed(cluster: Any, profiles: Iterable[FabricProfile], inner: str | None = None) -> FabricProfile:
-    """Coefficients for a cluster that was not measured: those of the nearest machines, scaled by datasheet links.
-
-    Latencies stay; bandwidths are carried over as shares of the link. Inside a domain the nearest machine is `inner`,
-    else the NCCL profile of the same device, else the one whose links are nearest in speed. Between domains
-    the latencies are those of Perlmutter, the only measured network with all group sizes.
-
-    Args:
-        cluster: a :class:`steptime.hardware.records.Cluster`.
-        profiles: measured profiles.
-        inner: name of the profile for the inside of a domain.
-
-    Raises:
-        UserError: there is no NCCL profile at all.
-    """
-    nccl = [p for p in profiles if p.library == "nccl" and "l40s" not in p.name]
-    near = nearest_profile(cluster, nccl, inner)
-    if near is None:
-        raise UserError("no measured NCCL profile to carry over")
-    levels = _without_packages(cluster.levels)
-    level = levels[0]
-    link = level.link_Bps * level.links_per_device
-    network = network_profile(nccl, near)
-    values = carried_inside(near, link, level.group)
-    if len(levels) > 1:
-        values |= carried_between(levels[1], network, level.devices)
-        late = next((factor for word, factor in LATENCY.items() if cluster.name.startswith(word)), 1.0)
-        for name in ("outer_start_s", "outer_hop_s", "tree_hop_s"):
-            values[name] = scaled(values[name], late)
-    sure = max(near.band[1], 1 / near.band[0], network.band[1], 1.5)
-    return FabricProfile(
-        name=f"{cluster.name}-assumed", device=cluster.device.name, library="nccl", link_Bps=link,
-        nic_Bps=levels[1].link_Bps if len(levels) > 1 else 0.0, coefficients=values,
-        points=0, median_ape=near.median_ape, mean_ape=near.mean_ape, bias=near.bias, band=(1 / sure, sure),
-        source=f"{near.name} inside a domain, {network.name} between, in units of the datasheet links", kind="assumed",
-    )  # fmt: skip
-
-
-def _without_packages(levels: Sequence[Any]) -> Sequence[Any]:
-    """The levels of a cluster without pairs of dies inside a node: the links between them are the slower ones."""
-    inside = len(levels) > 2 and levels[1].devices is not None and levels[1].devices <= NODE
-    return levels[1:] if inside else levels
+    return machine, model
 
 
 def fabric(profile: FabricProfile) -> Fabric:

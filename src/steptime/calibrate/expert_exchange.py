@@ -191,8 +191,8 @@ def processors_of(device: str) -> float:
     return float(load_device(device).sm_count or 132)
 
 
-def predict_exchanges(table: Table, profiles: Iterable[FabricProfile]) -> tuple[Array, Array, Array, Array]:
-    """Seconds, 5th and 95th percentile and reason ("" if predicted) for a table that holds only exchanges.
+def predict_exchanges(table: Table, profiles: Iterable[FabricProfile]) -> tuple[Array, Array, Array, Array, Array]:
+    """Seconds, 5th and 95th percentile, reason ("" if predicted) of a table that holds only exchanges; if fitted there.
 
     A device without a profile takes that of the device whose links are nearest in speed.
     """
@@ -203,6 +203,7 @@ def predict_exchanges(table: Table, profiles: Iterable[FabricProfile]) -> tuple[
     reason = np.where(good, "", "sizes of the exchange unknown").astype(object)
     many = np.array(["normal kernels" in place for place in table.text("interconnect")], dtype=bool)
     reason[many], good = "no formula for the kernels for many tokens", good & ~many
+    fitted = np.zeros(table.rows, bool)
     for gpu in np.unique(table.text("gpu").astype(str)):
         own = good & (table.text("gpu") == gpu)
         profile = _nearest(gpu, known)
@@ -211,14 +212,20 @@ def predict_exchanges(table: Table, profiles: Iterable[FabricProfile]) -> tuple[
             continue
         time = predict(profile.coefficients, float(profile.coefficients["processors"]), rows.take(own))  # type: ignore[arg-type]
         seconds[own], low[own], high[own] = time, time * profile.band[0], time * profile.band[1]
-    return seconds, low, high, reason
+        fitted[own] = profile.device == _device(gpu)
+    return seconds, low, high, reason, fitted
+
+
+def _device(gpu: str) -> str:
+    """Name in the catalogue of a spelling of the measurements."""
+    named = {spelling: device for device, spelling, _, _ in DEVICES}
+    return load_device(named.get(gpu, gpu)).name
 
 
 def _nearest(gpu: str, known: list[FabricProfile]) -> FabricProfile | None:
     """The profile of that device, else of the one with the most similar multiprocessor count."""
-    named = {spelling: device for device, spelling, _, _ in DEVICES}
     try:
-        device = load_device(named.get(gpu, gpu))
+        device = load_device(_device(gpu))
     except UserError:
         return None
     count = float(device.sm_count or 132)

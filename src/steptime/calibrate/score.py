@@ -51,6 +51,8 @@ class Predicted:
     """95th percentile."""
     reason: Array
     """Why a row has no prediction; "" where it has one."""
+    origin: Array | None = None
+    """How the curve of each row was come by; None: nobody asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ VENDOR: Final = "NVIDIA"
 """Vendor of the devices that the measured library runs on."""
 NETWORK: Final = "perlmutter"
 """The only measured network with all group sizes; its latencies stand for every other."""
+NETWORK_LATENCY_S: Final = 5e-6
+"""What the catalogue has for a hop of its links."""
 #: Share of a NIC that long transfers reach on InfiniBand and RoCE (nccl-tests of OCI with 16 ranks, A100 and MI300X:
 #: 0.95 and 0.89; a host port that serves one GPU both ways reaches 0.64 to 0.73, GKE H200 and B200). The Slingshot
 #: NICs of Perlmutter sit behind PCIe 4 and stay at 0.68.
@@ -181,19 +183,17 @@ def _is_network(slow: Level, fast: Level) -> bool:
     return slow is not fast and not inside_node
 
 
-def nearest_profile(
-    cluster: Cluster, profiles: Iterable[FabricProfile], inner: str | None = None
-) -> FabricProfile | None:
-    """The measured fabric that is most like the inside of a domain: `inner`, the same device, the nearest link."""
+def nearest_profile(cluster: Cluster, profiles: Iterable[FabricProfile]) -> FabricProfile | None:
+    """The measured fabric that is most like the inside of a domain: the same device, the nearest link."""
     level = cluster.levels[0]
     link, domain = level.link_Bps * level.links_per_device, float(level.group)
     device = cluster.device.measured_as
 
-    def distance(p: FabricProfile) -> tuple[bool, bool, bool, float, float]:
+    def distance(p: FabricProfile) -> tuple[bool, bool, float, float]:
         width = float(p.coefficients["domain"])  # type: ignore[arg-type]
         speed, size, same = abs(math.log(p.link_Bps / link)), abs(math.log(width / domain)), p.device == device
         wired = bool(p.coefficients.get("links_by_group")) and (size > 0 or (not same and speed > 0))
-        return p.name != inner, wired, not same, speed, size
+        return wired, not same, speed, size
 
     return min(profiles, key=distance, default=None)
 
@@ -213,13 +213,15 @@ def carried_inside(near: FabricProfile, link_Bps: float, domain: int) -> dict[st
 
 
 def carried_between(outer: Level, network: FabricProfile, domain: int | None) -> dict[str, Any]:
-    """Coefficients between domains, of another network, for the NICs of this one."""
+    """Coefficients between domains, of another network, for the NICs of this one: latencies are in units of a hop's."""
     names = ("outer_start_s", "outer_hop_s", "single_share", "tree_hop_s", "tree_share")
     out: dict[str, Any] = {n: network.coefficients[n] for n in names if n in network.coefficients}
     per_device = outer.link_Bps * outer.links_per_device
     share = per_device / network.nic_Bps if network.nic_Bps else 1.0
     slow, middle, _ = scaled(network.coefficients.get("outer_Bps", (per_device,) * 3), share)
     out |= {"outer_Bps": (slow, middle, NIC_SHARE * per_device), "single_share": SINGLE_SHARE / NIC_SHARE}
+    late = outer.latency_s / NETWORK_LATENCY_S
+    out |= {n: scaled(out[n], late) for n in ("outer_start_s", "outer_hop_s", "tree_hop_s") if n in out}
     return out | {"nics": float(domain or 1)}
 
 

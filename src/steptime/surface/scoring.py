@@ -109,7 +109,8 @@ def score_collectives(path: str | Path, given: Mapping[str, str | float] | None 
     reason = found.reason.copy()
     reason[(reason == "") & ~_positive(found.seconds)] = NO_VALUE
     reason[~_positive(measured)] = NO_TIME
-    made = _scored(table, measured, replace(found, reason=reason), table["collective"], {})
+    origin = {} if found.origin is None else {"by_curve": found.origin}
+    made = _scored(table, measured, replace(found, reason=reason), table["collective"], origin)
     return replace(made, hints=_hints(made, {NO_FORMULA: unknown_collectives}))
 
 
