@@ -13,10 +13,10 @@ from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.communication import TEXTBOOK, collective_call, collective_time_s, message_time_s
 from steptime.estimate.fabrics import fabric_model
 from steptime.estimate.machine import Machine, curve_constants, machine_of
-from steptime.estimate.memory_kernels import USES, memory_timed, streamed
+from steptime.estimate.memory_kernels import USES, memory_models, memory_timed, streamed
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.fabric_profile import load_fabric_profile
-from steptime.hardware.profiles import load_profile
+from steptime.hardware.profiles import load_profile, profile_names
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 
@@ -159,3 +159,11 @@ def test_no_curve_is_transferred_where_one_was_fitted_or_from_another_vendor() -
     assert all("mi" in c.source and "h100" not in c.source for c in found["mi300x"])
     assert all(c.kind == "assumed" and c.points == 0 for c in found["h100-nvl"])
     assert not any(c.dtype == "fp4" for c in found["h100-nvl"])
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_no_operator_bound_by_memory_launches_longer_than_a_kernel_does(name: str) -> None:
+    """A fit that lacks what narrow rows cost puts it into the launch, which then makes all others too slow."""
+    device = load_device(name)
+    for role, model in memory_models(device, load_profile(name)).items():
+        assert model.fixed["launch_s"] <= 1.1 * device.kernel_latency_s, role

@@ -42,6 +42,12 @@ GENERIC: Final = tuple(
 
 Their timers flush the cache, or the operators are large: no effect of the cache."""
 
+BY_ROWS: Final = tuple(
+    Coefficient(name=c.name, start=1000.0, low=0.1, high=1e5) if c.name == "row_bytes" else c for c in GENERIC
+)
+"""For kernels that take a row at a time: rows as narrow as a head cost as much as much wider ones. Where nothing but
+the launch can say so, it comes out as long as that of the narrowest rows, and all others too slow."""
+
 MERGED: Final = tuple(
     Coefficient(name=c.name, start=1.0, low=0.1, high=1e4) if c.name == "efficiency" else c for c in GENERIC
 )
@@ -209,6 +215,8 @@ def family(
 
 
 TORCH: Final = "^neusight"
+BY_ROW: Final = "pytorch"
+"""Norms that take a row at a time, among those of one source."""
 NEW: Final = "^layer="
 OLD: Final = "^v0 "
 COMPILED: Final = (
@@ -241,7 +249,7 @@ FAMILIES: Final = (
     family("elementwise_bwd", "elementwise_bwd", only(gradients_of_maps, TORCH)),
     family("layernorm", "layernorm", only(norms, "^neusight|^vidur")),
     *(
-        family(f"{op}_{kernel}", op, only(shape, "^cudnn", "", f"^{kernel}$"), GENERIC)
+        family(f"{op}_{kernel}", op, only(shape, "^cudnn", "", f"^{kernel}$"), BY_ROWS if kernel == BY_ROW else GENERIC)
         for op, shape in (("layernorm", norms), ("layernorm_bwd", gradients_of_norms))
         for kernel in ("cudnn", "pytorch", "torch_compile")
     ),
