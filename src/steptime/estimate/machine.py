@@ -17,8 +17,6 @@ from steptime.num import Num, where
 from steptime.plan.job import Precision
 from steptime.plan.quantise import NARROW_DTYPES
 
-UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
