@@ -17,6 +17,8 @@ from steptime.num import Num, where
 from steptime.plan.job import Precision
 from steptime.plan.quantise import NARROW_DTYPES
 
+UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
