@@ -10,19 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime import api
 from steptime.calibrate.frameworks.bands import Band, band_of, honest_coverage, left_out, source_weights
-from steptime.calibrate.frameworks.fit import Fitted, FrameworkFit
+from steptime.calibrate.frameworks.fit import BUSY_COLUMNS, Fitted, FrameworkFit
 from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, device_spread, framework_of
 from steptime.calibrate.frameworks.save import packaged, to_toml
 from steptime.errors import FieldError, UserError
 from steptime.estimate.band import band_of as step_band
 from steptime.estimate.communication import boundary_times_s, collective_over_s, message_time_s
 from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.kernels import models_of, of_device
+from steptime.hardware import load_device
 from steptime.num import Array
 from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, habits_of, kernel_factor, widening
 from steptime.plan.framework import PARAMETERS as NAMES
 from steptime.plan.framework_file import PACKAGED, check_tables
 from steptime.plan.framework_library import framework_names, framework_table, load_framework
+from steptime.plan.job import PRECISIONS
 from steptime.study.measured import read_runs
 from steptime.study.measured.engine import Setting, settings_of
 from steptime.study.measured.samples import Modelled, modelled
@@ -343,3 +347,35 @@ def test_left_out_groups_are_predicted_by_the_others(runs: Modelled) -> None:
     other = fit.fit(group != "even")
     assert found.residual[::2] == pytest.approx((fit.log_s(other) - fit.log_measured)[::2])
     assert (found.deviation > 0).all()
+
+
+def test_the_factor_of_a_device_is_that_of_dtypes_with_a_curve() -> None:
+    """It was learnt with the curves; the datasheet's rates of other dtypes know nothing of it."""
+    plain = load_framework("generic", UNKNOWN)
+    for name, dtype, known in (("b200-sxm", "bf16", BUSY), ("b200-sxm", "fp32", ()), ("gaudi2", "bf16", BUSY)):
+        device, own = load_device(name), framework_table()["device"][name]
+        found = of_device(device, models_of(device, PRECISIONS[dtype]))
+        assert found == set(known)
+        framework = load_framework("generic", name, found)
+        for parameter in ("matrix", "narrow"):
+            factor = float(own[parameter]) if known else 1.0
+            assert getattr(framework, parameter) == pytest.approx(getattr(plain, parameter) * factor)
+
+
+def test_a_higher_peak_without_a_curve_is_a_faster_step() -> None:
+    job = {"gpus": 8, "global_batch": 64, "dtype": "fp32"}
+    slow, fast = (api.estimate("gpt2-xl", name, **job).step_time_s for name in ("h100-sxm", "b200-sxm"))
+    assert fast < slow
+
+
+def test_a_fit_sees_no_factor_of_a_device_where_it_does_not_act(runs: Modelled) -> None:
+    fit, base = runs.fit, packaged()[0]
+    double = replace(base, devices={name: np.full(len(BUSY), 0.7) for name in fit.device_names})
+    none = replace(base, devices={})
+    bare = FrameworkFit([replace(sample, of_device=()) for sample in fit.samples], fit.runs)
+    assert np.allclose(bare.log_s(double), fit.log_s(none))
+    assert (fit.log_s(double) > fit.log_s(none)).all()
+    used, moved = np.ones(fit.count, bool), np.ones(len(fit._trust()))
+    both = (one._columns(moved)[:, BUSY_COLUMNS] for one in (fit, bare))
+    assert np.allclose(next(both) - next(both), fit.factored) and fit.factored.any()
+    assert all(np.allclose(factors, 0.0, atol=1e-6) for factors in bare.fit(used).devices.values())

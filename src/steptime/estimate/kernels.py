@@ -144,6 +144,23 @@ def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
     return out
 
 
+#: Parameters of a framework -> the model of a product that they multiply, and the family of its curves.
+OF_PRODUCTS: Mapping[str, tuple[str, str]] = {
+    "matrix": ("matmul", "gemm"), "narrow": ("matmul", "gemm"), "attention": ("attention", "attention_fwd"),
+}  # fmt: skip
+
+
+def of_device(device: Device, models: Models) -> frozenset[str]:
+    """Parameters of a framework that a device's own factors multiply, with the models of a precision.
+
+    Such a factor was learnt with the curves of the device, of the dtypes that have one. It says nothing of products
+    in other dtypes, which are timed by the datasheet; on a device without any curve it says all there is.
+    """
+    profile = profile_of(device.measured_as)
+    fitted = set() if profile is None else {curve.family for curve in profile.curves if curve.timer == "kernel"}
+    return frozenset(name for name, (model, family) in OF_PRODUCTS.items() if model in models or family not in fitted)
+
+
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
     """The curve of the dtype; the two 16-bit formats stand for each other."""
     alike = {"bf16": "fp16", "fp16": "bf16", "fp4": "nvfp4"}.get(dtype, dtype)

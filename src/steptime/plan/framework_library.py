@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from steptime.errors import UserError
 from steptime.hardware.library import architecture_of
-from steptime.plan.framework import IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor, widening
+from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor, widening
 from steptime.plan.framework_file import framework_tables
 
 GENERIC = "generic"
@@ -30,12 +30,13 @@ def framework_names() -> list[str]:
     return ["ideal", GENERIC, *sorted(framework_table()["framework"])]
 
 
-def load_framework(name: str, device: str) -> Framework:
+def load_framework(name: str, device: str, factors: Collection[str] = BUSY) -> Framework:
     """A framework on a device.
 
     Args:
         name: one of :func:`framework_names`; ``generic`` where the framework is not known.
         device: name of the device in the catalogue; one without runs has the common factor and a wider band.
+        factors: parameters of :data:`~steptime.plan.framework.BUSY` that the device's own factors multiply.
 
     Raises:
         UserError: no such framework.
@@ -49,10 +50,10 @@ def load_framework(name: str, device: str) -> Framework:
         raise UserError(f"there is no framework {name!r}", hint=hint)
     common, own = table["common"], table["framework"].get(name, {})
     values = {p: float(own.get(p, common[p])) for p in PARAMETERS}
-    factors = table["device"].get(device, {})
-    values |= {p: values[p] * float(factor) for p, factor in factors.items() if p in PARAMETERS}
+    known = table["device"].get(device, {})
+    values |= {p: values[p] * float(known[p]) for p in BUSY if p in known and p in factors}
     values["attention"] *= kernel_factor(habits_of(name).kernel, architecture_of(device))
-    spread = _spread(table, own, factors)
+    spread = _spread(table, own, known)
     return replace(IDEAL, name=name, spread=spread, **values)
 
 

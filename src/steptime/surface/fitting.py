@@ -140,14 +140,14 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
     batch = DEFAULT_BATCH if sizes["batch"] is None else sizes["batch"]
     cluster, mode = alone(device), MODES["corrected"]
 
-    framework = framework_of(None, mode, device.measured_as)
-
     def make(kind: Kind) -> Setting:
         optimizer_states = OPTIMIZERS["adam8bit"] if kind.optimizer == "8bit" else states
         adapter = adapter_of({"rank": LORA_RANK, "qlora": True}) if kind.weights == "qlora" else None
+        precision = PRECISIONS[kind.precision]
+        framework = framework_of(None, mode, device, precision)
         job = Job(
             model=spec, gpus=1, global_batch=batch, seq_len=sizes["seq"] or spec.seq_len,
-            precision=PRECISIONS[kind.precision], optimizer=optimizer_states, adapter=adapter, framework=framework,
+            precision=precision, optimizer=optimizer_states, adapter=adapter, framework=framework,
         )  # fmt: skip
         offload = {OFFLOADS[kind.optimizer]} if kind.optimizer in OFFLOADS else set()
         offload |= {"activations"} if kind.swapped else set()

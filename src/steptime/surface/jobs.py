@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
+from steptime.estimate.kernels import models_of, of_device
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
+from steptime.hardware.records import Device
 from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
@@ -53,7 +55,7 @@ class Request:
         precision = PRECISIONS[self.dtype]
         spec, captured = load_workload(self.model, dtype=self.dtype, seq=self.seq)
         cluster = load_cluster(text("cluster", self.cluster))
-        framework = framework_of(self.framework, self.mode, cluster.device.measured_as)
+        framework = framework_of(self.framework, self.mode, cluster.device, precision)
         adapter = adapter_of(self.lora)
         _check_modelled(spec, precision, adapter, self.mode)
         if captured is not None:
@@ -96,7 +98,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
 
-def framework_of(name: str | None, mode: Mode, device: str) -> Framework:
+def framework_of(name: str | None, mode: Mode, device: Device, precision: Precision) -> Framework:
     """The framework of that name; without one the common values, in a mode that reproduces a paper the ideal one.
 
     A name that tables of measured runs may have for it, such as NeMo, is as good.
@@ -113,7 +115,7 @@ def framework_of(name: str | None, mode: Mode, device: str) -> Framework:
     given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
     if given not in framework_names():
         raise UnknownNameError("framework", given, framework_names())
-    return load_framework(given, device)
+    return load_framework(given, device.measured_as, of_device(device, models_of(device, precision)))
 
 
 def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:

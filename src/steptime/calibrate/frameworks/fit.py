@@ -6,7 +6,7 @@ at once. A run whose settings are not all stated is the weighted geometric mean 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -54,11 +54,13 @@ class Sample:
     weight: float
     works: Works
     inputs: StepInputs
+    of_device: Collection[str] = BUSY
+    """Parameters that the factors of its device multiply (:func:`steptime.estimate.kernels.of_device`)."""
 
     @staticmethod
     def of(
         run: int, weight: float, evaluation: Evaluation, *, attention: float = 1.0, tensor: float = 1.0,
-        vector: float = 1.0,
+        vector: float = 1.0, of_device: Collection[str] = BUSY,
     ) -> Sample:  # fmt: skip
         """What a fit needs of an evaluation.
 
@@ -69,6 +71,7 @@ class Sample:
             attention: time of its fused attention kernel over that of the newest.
             tensor: what it shows of transfers over ``tp``, over what its framework shows as a rule.
             vector: time of its operators bound by memory, over what its framework needs as a rule.
+            of_device: parameters that the factors of its device multiply.
         """
 
         def own(work: PhaseWork) -> PhaseWork:
@@ -78,7 +81,7 @@ class Sample:
             )
 
         works = {part: {phase: own(w) for phase, w in each.items()} for part, each in evaluation.works.items()}
-        return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs)
+        return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs, of_device=of_device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,7 @@ class FrameworkFit:
         self.device_names = with_relatives(set(self.runs.device))
         self.of_framework = np.searchsorted(self.names, self.runs.framework)[self.run]
         self.of_device = np.searchsorted(self.device_names, self.runs.device)[self.run]
+        self.factored = np.array([[float(name in s.of_device) for name in BUSY] for s in self.samples])
 
     def _samples_log_s(self, columns: Array) -> Array:
         framework = framework_of(columns, "many")
@@ -161,8 +165,17 @@ class FrameworkFit:
     def log_s(self, fitted: Fitted, *, named: bool = True) -> Array:
         """Logarithm of the predicted time of every run; ``named``: each with its framework's own parameters."""
         known = [self.runs.framework[r] if named else None for r in range(self.count)]
-        rows = np.array([fitted.columns(known[r], self.runs.device[r]) for r in range(self.count)])
-        return self._by_run(self._samples_log_s(rows[self.run]))
+        return self._by_run(self._samples_log_s(self._told(fitted, known)))
+
+    def _told(self, fitted: Fitted, frameworks: Sequence[str | None]) -> Array:
+        """Values of each sample where the framework of its run is so called."""
+        devices = self.runs.device
+        rows = np.array([fitted.columns(frameworks[r], devices[r]) for r in range(self.count)])
+        nothing = np.zeros(len(BUSY))
+        factors = np.array([fitted.devices.get(devices[r], nothing) for r in range(self.count)])
+        columns: Array = rows[self.run]
+        columns[:, BUSY_COLUMNS] -= factors[self.run] * (1.0 - self.factored)
+        return columns
 
     def _unpacked(self, theta: Array) -> tuple[Array, Array, Array]:
         n, f = len(PARAMETERS), len(self.names)
@@ -172,7 +185,7 @@ class FrameworkFit:
     def _columns(self, theta: Array) -> Array:
         common, frameworks, devices = self._unpacked(theta)
         columns: Array = common[None] + frameworks[self.of_framework]
-        columns[:, BUSY_COLUMNS] += devices[self.of_device]
+        columns[:, BUSY_COLUMNS] += devices[self.of_device] * self.factored
         return columns
 
     def _slopes(self, columns: Array, base: Array) -> Array:
@@ -192,8 +205,9 @@ class FrameworkFit:
             jacobian[:, i] = np.bincount(self.run, weights=each, minlength=self.count)
             np.add.at(jacobian, (self.run, n + self.of_framework * n + i), each)
             if parameter.name in BUSY:
-                place = n + n * f + self.of_device * len(BUSY) + BUSY.index(parameter.name)
-                np.add.at(jacobian, (self.run, place), each)
+                k = BUSY.index(parameter.name)
+                place = n + n * f + self.of_device * len(BUSY) + k
+                np.add.at(jacobian, (self.run, place), each * self.factored[:, k])
         return jacobian
 
     def _run_weights(self, used: Array) -> Array:
@@ -266,7 +280,7 @@ class FrameworkFit:
         """
         known = [self.runs.framework[r] if named else None for r in range(self.count)]
         devices = self.runs.device
-        rows = np.array([fitted.columns(known[r], devices[r]) for r in range(self.count)])[self.run]
+        rows = self._told(fitted, known)
         pairs = [fitted.doubts(known[r], devices[r]) for r in range(self.count)]
         base = self._samples_log_s(rows)
         slopes = self._slopes(rows, base)

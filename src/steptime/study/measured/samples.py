@@ -11,7 +11,9 @@ import numpy as np
 from steptime.calibrate.frameworks.fit import FrameworkFit, Runs, Sample
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.kernels import of_device
 from steptime.estimate.memory_definitions import oom_probability
+from steptime.hardware.records import Device
 from steptime.num import Array
 from steptime.study.measured.engine import Setting, factors_of, settings_of
 from steptime.study.measured.memory import predicted_bytes
@@ -51,10 +53,11 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
         except UserError as error:
             refused.append((run, str(error)))
             continue
-        for weight, evaluation in found:
-            samples.append(Sample.of(len(used), weight, evaluation, **factors_of(run, evaluation.job.attention)))
-        log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e in found))
-        oom.append(sum(w * oom_probability(e) for w, e in found))
+        for weight, evaluation, device in found:
+            factors, own = factors_of(run, evaluation.job.attention), of_device(device, evaluation.machine.models)
+            samples.append(Sample.of(len(used), weight, evaluation, **factors, of_device=own))
+        log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e, _ in found))
+        oom.append(sum(w * oom_probability(e) for w, e, _ in found))
         used.append(run)
         if progress:
             progress(done, len(runs))
@@ -72,11 +75,13 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     )  # fmt: skip
 
 
-def _evaluated(run: MeasuredRun) -> list[tuple[float, Evaluation]]:
+def _evaluated(run: MeasuredRun) -> list[tuple[float, Evaluation, Device]]:
     settings: tuple[Setting, ...] = settings_of(run)
-    found = [(setting.weight, setting.evaluate()) for setting in settings]
-    found = [(w, e) for w, e in found if 0 < float(e.step_time_s) < math.inf and 0 < float(e.peak_bytes) < math.inf]
+    found = [(setting.weight, setting.evaluate(), setting.cluster.device) for setting in settings]
+    found = [
+        (w, e, d) for w, e, d in found if 0 < float(e.step_time_s) < math.inf and 0 < float(e.peak_bytes) < math.inf
+    ]
     if not found:
         raise UserError("no plausible setting gives a finite time")
-    total = sum(weight for weight, _ in found)
-    return [(weight / total, evaluation) for weight, evaluation in found]
+    total = sum(weight for weight, _, _ in found)
+    return [(weight / total, evaluation, device) for weight, evaluation, device in found]
