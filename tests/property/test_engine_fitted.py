@@ -68,9 +68,9 @@ def test_the_bracket_holds_and_terms_add_up(data):
     low, high = bracket_s(e)
     assert 0 < low <= e.step_time_s <= high
     optimizer = streamed(e.machine.models, e.step.optimizer_bytes)
-    assert optimizer is not None and close(
-        float(e.step.optimizer_s), float(optimizer.seconds) * case.job.framework.optimizer
-    )
+    assert optimizer is not None
+    own_s = float(optimizer.seconds) * case.job.framework.optimizer
+    assert "optimizer" in case.job.offload or close(float(e.step.optimizer_s), own_s)
     lines = lines_of(e)
     assert close(exposed_terms(lines).total, float(e.step_time_s))
     assert all(_rests(line) for line in lines if "_comm/" in line.path)
@@ -105,7 +105,8 @@ def test_time_scales_with_the_clock(data):
     """Products apart: their overlap saturates with time."""
     case = data.draw(fitted_cases())
     models = {name: model for name, model in case.machine.models.items() if name != "matmul"}
-    case = replace(case, machine=replace(case.machine, models=models), job=replace(case.job, framework=IDEAL))
+    own = replace(case.job, framework=IDEAL, offload=frozenset())
+    case = replace(case, machine=replace(case.machine, models=models), job=own)
     plans = data.draw(legal_plans(case))
     half = case.machine.faster(**dict.fromkeys([*RATES, "lone_slow_Bps"], 0.5), **dict.fromkeys(LATENCIES, 2.0))
     assert close(float(case.evaluate(plans, machine=half).step_time_s), 2 * float(case.evaluate(plans).step_time_s))
