@@ -62,7 +62,7 @@ def test_traffic_hides_behind_copies_too() -> None:
     e = evaluated(Plans(dp=8, zero=3))
     forward_s = float(e.passes.layer.forward_s)
     behind = e.step.data.forward.behind_s
-    assert behind == pytest.approx(e.sizes.layer.kept_bytes / HOST_LINK_BPS) and behind > forward_s
+    assert behind == pytest.approx(e.sizes.layer.kept_bytes / e.machine.host_Bps) and behind > forward_s
     assert evaluated(Plans(dp=8, zero=3), offload=False).step.data.forward.behind_s == forward_s
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.num import Num, maximum
+from steptime.num import Num, maximum, minimum, where
 
 
 def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
@@ -20,6 +20,24 @@ def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
     7.0
     """
     return one_layer_s + maximum(layers - 1, 0) * maximum(one_layer_s - behind_s, 0.0)
+
+
+def layers_per_bucket(parameters: Num, ranks: Num, layers: Num) -> Num:
+    r"""Layers whose gradients, or weights, travel as one message.
+
+    $$b = \min\Big(\max\Big(\frac{\max(4 \cdot 10^7,\ 10^6\,r)}{P},\ 1\Big),\ \max(L, 1)\Big)$$
+
+    where $P$ = `parameters` of one layer on a rank, $r$ = `ranks` that share them, and $L$ = `layers` on the device.
+    The more ranks a ring has, the more hops a message makes, so that few long ones travel.
+
+    Source: Megatron-Core, `DistributedDataParallelConfig.bucket_size`: 40 million parameters by default, and no less
+    than 1 million for each rank; DeepSpeed's buckets of 500 million elements are longer still.
+
+    >>> layers_per_bucket(1e7, 8, 32), layers_per_bucket(5e7, 256, 32), layers_per_bucket(5e7, 8, 32)
+    (4.0, 5.12, 1.0)
+    """
+    shared = maximum(4e7, 1e6 * ranks) / where(parameters > 0, parameters, 1.0)
+    return minimum(maximum(shared, 1.0), maximum(layers, 1.0))
 
 
 def partly_hidden_s(hidden_s: Num, shown_s: Num, share: Num) -> Num:

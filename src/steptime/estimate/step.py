@@ -305,7 +305,7 @@ def inputs_of(
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
         hides_copies=float("offload" in job.overlap), copy_s=copy_s,
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
-        traffic=traffic_of(strategy, job, machine, plans, sizes, stage, micro_batches),
+        traffic=traffic_of(method, strategy, job, machine, plans, sizes, stage, micro_batches),
         replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, stage),
         optimizer_bytes=optimizer_bytes, optimizer_s=optimizer_time_s(job, optimizer_bytes, machine),
         host_optimizer_s=host_optimizer_time_s(job, optimizer_bytes, machine),

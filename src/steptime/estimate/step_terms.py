@@ -140,7 +140,7 @@ def _optimizer_line(e: Evaluation) -> Line:
 
 def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
     data, traffic = e.step.data, e.inputs.traffic
-    shared = shared_of(e.strategy, e.job, e.plans, e.sizes, e.step.stage)
+    shared = shared_of(e.method, e.strategy, e.job, e.plans, e.sizes, e.step.stage)
     ends = (shared.reduce_ends, traffic.reductions), (shared.gather_ends, traffic.gathers)
     for name, exposed_s, busy_s, behind, part, sent in (
         ("gradients", data.gradient_s, data.gradient_busy_s, data.backward, data.reduction_share, ends[0]),

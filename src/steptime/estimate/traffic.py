@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steptime.cost.data_parallel import adam_step_bytes
+from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
 from steptime.cost.offload import host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
@@ -62,10 +62,11 @@ class Traffic:
 
 
 def traffic_of(
-    strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage, micro_batches: Num
-) -> Traffic:
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage,
+    micro_batches: Num,
+) -> Traffic:  # fmt: skip
     """Collectives over the data-parallel group, by ZeRO stage."""
-    shared, zero = shared_of(strategy, job, plans, sizes, stage), plans.zero
+    shared, zero = shared_of(method, strategy, job, plans, sizes, stage), plans.zero
     gather_s = sent_s(machine, shared.gather)
     return Traffic(
         reduce_s=sent_s(machine, shared.reduce), gather_s=gather_s,
@@ -104,8 +105,8 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
     return total
 
 
-def shared_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Shared:
-    """The collectives of :func:`traffic_of`."""
+def shared_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Shared:
+    """The collectives of :func:`traffic_of`; those of a layer are its share of a bucket, but for ZeRO-3."""
     pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group_of(plans, ("edp",))))
@@ -121,7 +122,12 @@ def shared_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: C
     def each(sent: Callable[[Job, Plans, Pool, Size], list[Sent]], size: Size) -> list[Sent]:
         return [one for pool in pools for one in sent(job, plans, pool, size)]
 
-    return Shared(each(_reductions, layer), each(_gathers, layer), each(_reductions, ends), each(_gathers, ends))
+    def bucketed(sent: Callable[[Job, Plans, Pool, Size], list[Sent]]) -> list[Sent]:
+        if not method.calibrated:
+            return each(sent, layer)
+        return [one for pool in pools for one in _in_buckets(sent(job, plans, pool, layer), pool, plans, layer, stage)]
+
+    return Shared(bucketed(_reductions), bucketed(_gathers), each(_reductions, ends), each(_gathers, ends))
 
 
 class Pool(NamedTuple):
@@ -134,6 +140,13 @@ class Pool(NamedTuple):
 
 Size = Callable[[str], Num]
 """Bytes or parameters of a pool by the name of their sum."""
+
+
+def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: CriticalStage) -> list[Sent]:
+    """A layer's part of messages of several layers."""
+    layers = layers_per_bucket(size(pool.weights), pool.group[0], stage.layers)
+    layers = where(plans.zero >= 3, 1.0, layers)
+    return [one._replace(size_bytes=one.size_bytes * layers, times=one.times / layers) for one in sent]
 
 
 def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:

@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
     Rule(name="micro_batch", meaning="the micro-batch is larger than a replica's share of the batch",
          broken=lambda job, p: (p.micro_batch > _share(job, p)) & (p.dp <= job.global_batch)),
     Rule(name="interleaving",
-         meaning="interleaving needs virtual stages equal but for the ends, and a multiple of pp micro-batches",
+         meaning="virtual stages are unequal within the ends, or pp does not divide the micro-batches",
          broken=lambda job, p: (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2)
                                               | (ceil_div(_share(job, p), p.micro_batch) % p.pp != 0))),
     Rule(name="panels", meaning="more SUMMA panels than columns of the hidden dimension",

@@ -162,11 +162,17 @@ def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
     known = {"layers", "hidden", "heads"} <= set(stated)
     names = [name for name in catalogue_names() if _plain(name) == _plain(called)]
     names.sort(key=lambda name: _joined(name) != _joined(called))
-    for name in names if not known else (*names, *catalogue_names()):
+    for name in names if not known else (*names, *_plainest_first()):
         model = load_catalogue_model(name)
         if not model_contradictions(model, stated) and (name in names or not model.experts):
             return name
     return None
+
+
+def _plainest_first() -> list[str]:
+    """Models of the catalogue; of those with equal dimensions LLaMA's come first, and parallel blocks last."""
+    specs = {name: load_catalogue_model(name) for name in catalogue_names()}
+    return sorted(specs, key=lambda name: (specs[name].parallel_block, specs[name].family != "llama"))
 
 
 def _joined(name: str) -> str:
