@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from steptime.num import Num, maximum, minimum, where
 
+BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK = 4e7, 1e6
+"""Least size of a bucket of gradients, and least for each rank that shares it (Megatron-Core)."""
+
 
 def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
     r"""Exposed part of one collective per layer, each running behind the computation of the next layer.
@@ -36,7 +39,7 @@ def layers_per_bucket(parameters: Num, ranks: Num, layers: Num) -> Num:
     >>> layers_per_bucket(1e7, 8, 32), layers_per_bucket(5e7, 256, 32), layers_per_bucket(5e7, 8, 32)
     (4.0, 5.12, 1.0)
     """
-    shared = maximum(4e7, 1e6 * ranks) / where(parameters > 0, parameters, 1.0)
+    shared = maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks) / where(parameters > 0, parameters, 1.0)
     return minimum(maximum(shared, 1.0), maximum(layers, 1.0))
 
 

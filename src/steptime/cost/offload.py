@@ -26,6 +26,11 @@ def host_copy_s(kept_bytes: Num, host_Bps: Num) -> Num:
     return kept_bytes / host_Bps
 
 
+def _waited_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
+    """What a copy takes beyond the pass that it hides behind."""
+    return maximum(copy_s - hides * pass_s, 0.0)
+
+
 def lasting_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
     r"""How long a layer's pass lasts with its copy to the host or back.
 
@@ -39,7 +44,7 @@ def lasting_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
     >>> lasting_s(1.0, 3.0, 1.0), lasting_s(4.0, 3.0, 1.0), lasting_s(1.0, 3.0, 0.0)
     (3.0, 4.0, 4.0)
     """
-    return pass_s + maximum(copy_s - hides * pass_s, 0.0)
+    return pass_s + _waited_s(pass_s, copy_s, hides)
 
 
 def exposed_copies_s(copy_s: Num, forward_s: Num, backward_s: Num, hides: Num) -> Num:
@@ -56,7 +61,7 @@ def exposed_copies_s(copy_s: Num, forward_s: Num, backward_s: Num, hides: Num) -
     >>> exposed_copies_s(3.0, 1.0, 2.0, 1.0), exposed_copies_s(3.0, 1.0, 2.0, 0.0)
     (3.0, 6.0)
     """
-    return maximum(copy_s - hides * forward_s, 0.0) + maximum(copy_s - hides * backward_s, 0.0)
+    return _waited_s(forward_s, copy_s, hides) + _waited_s(backward_s, copy_s, hides)
 
 
 def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num, host_Bps: Num) -> Num:

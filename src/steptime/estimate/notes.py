@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from steptime.estimate.metrics import kept_choices
+from steptime.hardware.fields import RATES
 from steptime.hardware.records import Device
 from steptime.num import ceil_div
 from steptime.plan.framework import MODEL_AXES, habits_of
@@ -10,7 +11,7 @@ from steptime.plan.job import Job, Precision
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
 
-PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+DTYPES = RATES["matrix"][1]
 HOST = "host"
 """The group of terms in which the device waits for the host."""
 
@@ -59,7 +60,7 @@ def dropped_choices(job: Job) -> tuple[str, ...]:
 def changed_device(device: Device) -> tuple[str, ...]:
     """Notes where a file changes a number of a device that does not change what it may be thought to change."""
     known, out = device.catalogue, []
-    kept = all(device.matrix_flops_per_s.get(dtype) == known.get(f"matrix_flops_per_s.{dtype}") for dtype in PEAKS)
+    kept = all(device.matrix_flops_per_s.get(dtype) == known.get(f"matrix_flops_per_s.{dtype}") for dtype in DTYPES)
     units = known.get("sm_count")
     if kept and units is not None and device.sm_count != units:
         out.append(

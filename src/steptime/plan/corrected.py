@@ -10,7 +10,7 @@ from steptime.plan.job import Job
 from steptime.plan.legality import RULES, Rule
 from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import Plans
-from steptime.plan.schedules import virtual_stage
+from steptime.plan.schedules import equal_but_for_ends, virtual_stage
 from steptime.plan.strategies import STRATEGIES, micro_batch_share
 
 
@@ -39,7 +39,7 @@ class CorrectedMethod(Method):
         over = layers - least * plans.pp
         each, lacking = virtual_stage(layers, plans.pp, plans.vpp)
         last = minimum(each, ceil_div(lacking, 2))
-        cut = (plans.vpp > 1) & (lacking <= 2 * each)
+        cut = (plans.vpp > 1) & equal_but_for_ends(each, lacking)
         return StageSplit(
             first=where(
                 cut, plans.vpp * each - (lacking - last), least + where((over > plans.pp - 2) & (over > 0), 1, 0)

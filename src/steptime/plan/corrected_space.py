@@ -10,10 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from steptime.num import Array, ceil_div, divisors
-from steptime.plan.framework import Habits
+from steptime.plan.framework import Habits, piped_stage
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.schedules import equal_but_for_ends, virtual_stage
 from steptime.plan.space import Space, expand, factorisations, panels_worth_trying
 
 TABLE = 4_000_000
@@ -60,7 +61,7 @@ class CorrectedSpace(Space):
     def accustomed(self, habits: Habits) -> CorrectedSpace:
         """The same space with the ZeRO stages that a framework has; its own where it has none of those tried."""
         plain = tuple(stage for stage in self.zero if stage in habits.zero_stages) or (habits.zero,)
-        return replace(self, zero=plain, piped_zero=tuple(sorted({min(stage, 1) for stage in plain})))
+        return replace(self, zero=plain, piped_zero=tuple(sorted({piped_stage(stage, 2) for stage in plain})))
 
     @property
     def _piped_zero(self) -> tuple[int, ...]:
@@ -214,8 +215,8 @@ def virtual_stages(layers: int, stages: int) -> list[int]:
     """
     if stages == 1:
         return [1]
-    lacking, full = -layers % stages, -(-layers // stages)
-    return [v for v in divisors(full) if v == 1 or lacking <= 2 * full // v]
+    full, _ = virtual_stage(layers, stages, 1)
+    return [v for v in divisors(int(full)) if v == 1 or equal_but_for_ends(*virtual_stage(layers, stages, v))]
 
 
 def micro_batch_choices(share: int) -> list[int]:

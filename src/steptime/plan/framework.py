@@ -158,6 +158,18 @@ MODEL_AXES = ("tp", "cp", "pp", "ep")
 """Axes of common frameworks beside ``dp``."""
 
 
+def piped_stage(zero: int, stages: int) -> int:
+    """The ZeRO stage that a stage amounts to with so many pipeline stages.
+
+    A pipeline keeps the weights gathered and reduces gradients once per step, so that what shards all of both runs as
+    ZeRO-1 there (torchtitan: `fsdp_reshard_after_forward`, by default off with a pipeline).
+
+    >>> piped_stage(3, 1), piped_stage(3, 4), piped_stage(0, 4)
+    (3, 1, 0)
+    """
+    return zero if stages == 1 else min(zero, 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
     """What a framework does unless it is told otherwise, and what it has; facts of its documentation, not fitted."""
@@ -195,15 +207,12 @@ class Habits:
     """Axes that it has beside ``dp``."""
 
     def zero_with(self, stages: int) -> int:
-        """ZeRO stage unless told otherwise, with so many pipeline stages.
-
-        A pipeline keeps the weights gathered and reduces gradients once per step, so that what shards all of both runs
-        as ZeRO-1 there (torchtitan: `fsdp_reshard_after_forward`, by default off with a pipeline).
+        """ZeRO stage unless told otherwise, with so many pipeline stages (:func:`piped_stage`).
 
         >>> habits_of("torchtitan").zero_with(1), habits_of("torchtitan").zero_with(4), habits_of("ddp").zero_with(4)
         (3, 1, 0)
         """
-        return self.zero if stages == 1 else min(self.zero, 1)
+        return piped_stage(self.zero, stages)
 
     def stages_with(self, stages: int) -> frozenset[int]:
         """ZeRO stages that it has with so many pipeline stages.
@@ -211,7 +220,7 @@ class Habits:
         >>> sorted(habits_of("torchtitan").stages_with(1)), sorted(habits_of("torchtitan").stages_with(2))
         ([0, 2, 3], [0, 1])
         """
-        return self.zero_stages if stages == 1 else frozenset(min(stage, 1) for stage in self.zero_stages)
+        return frozenset(piped_stage(stage, stages) for stage in self.zero_stages)
 
     def overlap_with(self, offload: frozenset[str], *, experts: bool) -> frozenset[str]:
         """What hides where so much is kept on the host, copied while the device computes; without experts no ``ep``."""
@@ -240,7 +249,7 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
     return KERNELS[kernel].get(architecture or "", 1.0)
 
 
-_MEGATRON = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, zero_stages=frozenset({0, 1}))
+_MEGATRON = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True)
 _DEEPSPEED_2021 = Habits(
     kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}),
 )  # fmt: skip
@@ -248,14 +257,11 @@ _FULLY_SHARDED = Habits(kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}
 _BY_OPERATOR = "norm+activation+outputs"
 _DATA_ONLY: frozenset[str] = frozenset()
 HABITS: Mapping[str, Habits] = {
-    "megatron": _MEGATRON,
+    "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
         _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
     ),
-    "megatron-core": Habits(
-        gradient_dtype="fp32", context="ring", scattered_messages=True, tensor_exposed=0.6, exchange_once=True,
-        overlap=frozenset({"dp", "ep"}),
-    ),
+    "megatron-core": replace(_MEGATRON, tensor_exposed=0.6, exchange_once=True, overlap=frozenset({"dp", "ep"})),
     "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
     "megascale": Habits(scattered_messages=True, zero_stages=frozenset({0, 1, 2})),

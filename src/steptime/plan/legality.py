@@ -11,7 +11,7 @@ import numpy as np
 from steptime.num import Num, ceil_div, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
-from steptime.plan.schedules import ZERO_BUBBLE, virtual_stage
+from steptime.plan.schedules import ZERO_BUBBLE, equal_but_for_ends, virtual_stage
 
 Broken = Callable[[Job, Plans], Any]
 
@@ -51,8 +51,7 @@ def _uneven_expert(job: Job, p: Plans) -> Any:
 
 
 def _unequal(job: Job, p: Plans) -> Any:
-    each, lacking = virtual_stage(job.model.layers, p.pp, p.vpp)
-    return lacking > 2 * each
+    return np.logical_not(equal_but_for_ends(*virtual_stage(job.model.layers, p.pp, p.vpp)))
 
 
 MEMORY = "memory"

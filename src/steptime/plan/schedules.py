@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from steptime.num import Num, ceil_div
 
@@ -39,7 +40,7 @@ def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, N
     $$k = \left\lceil \frac{L}{p\,v} \right\rceil, \qquad d = p\,v\,k - L$$
 
     where $L$ = `layers`, $p$ = `stages`, $v$ = `virtual_stages` of each. Embedding and head take the places of the
-    layers that lack, so that $d$ may be up to $2 k$.
+    layers that lack (:func:`equal_but_for_ends`).
 
     Source: Megatron-Core, `--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split` and
     `--pipeline-model-parallel-layout`.
@@ -49,3 +50,12 @@ def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, N
     """
     each = ceil_div(layers, stages * virtual_stages)
     return each, stages * virtual_stages * each - layers
+
+
+def equal_but_for_ends(each: Num, lacking: Num) -> Any:
+    """Whether virtual stages of so many layers are equal but for the first and the last, which lack all that does.
+
+    >>> equal_but_for_ends(4, 3), equal_but_for_ends(1, 3)
+    (True, False)
+    """
+    return lacking <= 2 * each

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steptime.plan.framework import habits_of
+from steptime.plan.framework import habits_of, piped_stage
 from steptime.plan.framework_library import framework_names
 from steptime.study.doctor.records import Stated
 from steptime.study.doctor.trace import Recording
-from steptime.study.measured.meaning import USUAL, recompute_words, selective, sole_choice, zero_of
+from steptime.study.measured.meaning import USUAL, recompute_words, selective, sole_choice
 from steptime.workload.library import catalogue_names, load_catalogue_model
 from steptime.workload.spec import ModelSpec
 
@@ -110,7 +110,7 @@ def _habitual(framework: str, settings: Mapping[str, Any], plan: Mapping[str, An
     found: dict[str, Any] = {name: choice for name, choice in choices.items() if choice is not None}
     if "zero" in found:
         pp = plan.get("pp", 1)
-        found["zero"] = zero_of(int(found["zero"]), pp if isinstance(pp, int) else 1)
+        found["zero"] = piped_stage(int(found["zero"]), pp if isinstance(pp, int) else 1)
     if "sp" in found:
         found["sp"] = "on" if found["sp"] == "true" or plan.get("tp", 1) == 1 else "off"
     return {name: choice for name, choice in found.items() if choice != USUAL[name]}

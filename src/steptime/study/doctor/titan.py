@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from steptime.plan.framework import piped_stage
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
 from steptime.study.doctor.records import StepLine
 from steptime.study.measured.canonical import recomputation
-from steptime.study.measured.meaning import recipe_called, recompute_words, selective, shards_of, zero_of
+from steptime.study.measured.meaning import recipe_called, recompute_words, selective, shards_of
 
 _STEP: Final = re.compile(r"\bstep:\s*(\d{1,12})\s+loss:")
 _TPS: Final = re.compile(r"\b(?:tps|wps):\s*" + w.NUMBER)
@@ -153,7 +154,7 @@ class Torchtitan:
         plan = self.gathered.plan
         if plan.get("pp", 1) > 1:
             plan.pop("micro_batch", None)
-            plan["zero"] = zero_of(plan.get("zero", 1), plan["pp"])
+            plan["zero"] = piped_stage(plan.get("zero", 1), plan["pp"])
         self._recomputation()
         self.gathered.model.update(_sizes(self._fields))
 

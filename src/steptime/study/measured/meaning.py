@@ -80,15 +80,6 @@ def modelled_optimizer(name: str) -> str:
     return name if name in OPTIMIZERS else "adam"
 
 
-def zero_of(stage: int, pp: int) -> int:
-    """ZeRO stage of a plan: with pipeline stages weights and gradients stay whole over the step.
-
-    >>> zero_of(3, 1), zero_of(3, 4)
-    (3, 1)
-    """
-    return stage if pp == 1 else min(stage, 1)
-
-
 def shards_of(framework: str, ranks: int, cp: int) -> int:
     """Ranks of one sharding group, of all data-parallel and context ranks, where a run states so many.
 

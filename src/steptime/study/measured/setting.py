@@ -6,10 +6,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from steptime.plan.framework import piped_stage
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
-from steptime.study.measured.meaning import RECOMPUTE, modelled_optimizer, zero_of
+from steptime.study.measured.meaning import RECOMPUTE, modelled_optimizer
 from steptime.study.measured.run import MeasuredRun
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
 def plans_of(found: Candidate, domain: int) -> Plans:
     """The plan of a setting, placed in fast domains of so many devices."""
     d = found.degrees
-    zero = zero_of(found.zero, d.pp)
+    zero = piped_stage(found.zero, d.pp)
     shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
     return Plans(
         tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,
