@@ -101,7 +101,7 @@ def cases(
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
         attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(["dp", "pp", "ep", "offload"])))),
         offload=frozenset() if method is PUBLISHED else frozenset(draw(st.sets(st.sampled_from(OFFLOADS)))),
-        exchange_once=draw(st.booleans()),
+        exchange_once=draw(st.booleans()), separate_masking=draw(st.booleans()),
         framework=IDEAL if method is PUBLISHED else draw(st.sampled_from([IDEAL, HARSH])),
     )  # fmt: skip
     strategy = method.strategies[draw(st.sampled_from(names))]

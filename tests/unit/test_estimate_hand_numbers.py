@@ -61,6 +61,25 @@ def test_unfused_attention_keeps_five_bytes_per_score():
     assert _evaluated(Plans(recompute=1), job).sizes.layer.kept_bytes == 34 * s * h
 
 
+def test_scores_that_are_scaled_and_masked_apart_pass_memory_three_more_times():
+    """Scaling reads and writes a s^2 b scores forward and backward, an added mask forward alone; neither keeps any."""
+    job = replace(_job(), attention="unfused")
+    plain, apart = (_evaluated(Plans(), replace(job, separate_masking=separate)) for separate in (False, True))
+    passes = {
+        (time.row.name, time.phase): time.moved_bytes
+        for time in apart.times["layer"]
+        if time.row.name in ("score_scale", "score_mask")
+    }
+    scores = 2 * GPT.heads * GPT.seq_len**2
+    assert passes == {
+        ("score_scale", "forward"): 2 * scores, ("score_scale", "backward"): 2 * scores,
+        ("score_mask", "forward"): 2 * scores,
+    }  # fmt: skip
+    assert apart.sizes.layer.kept_bytes == plain.sizes.layer.kept_bytes
+    again = _evaluated(Plans(recompute=1), replace(job, separate_masking=True)).times["layer"]
+    assert {t.row.name for t in again if t.phase == "recompute"} >= {"score_scale", "score_mask"}
+
+
 def test_full_recomputation_keeps_the_input_of_each_layer():
     """arXiv 2205.05198, table 2: 2 s b h per layer."""
     e = _evaluated(Plans(recompute=2))

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from steptime.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
-from steptime.calibrate.scaling import carried, clock_Hz, traits, weighted_median, within_peak
+from steptime.calibrate.scaling import carried, clock_Hz, large_share, traits, weighted_median, within_peak
+from steptime.calibrate.training import beside_sixteen_bits, lacking_curves
 from steptime.calibrate.transfer import SCALED_NEIGHBOURS, TRANSFER_BANDS, transferred_curve
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import load_profile
 
 HERE = replace(
     load_device("h100-sxm"), name="here", clock_Hz=1e9, sm_count=100, memory_Bps=1e12, power_W=500.0,
@@ -120,3 +122,45 @@ def test_a_transferred_product_carries_and_says_from_where() -> None:
 @pytest.mark.parametrize("band", TRANSFER_BANDS.values())
 def test_the_band_of_a_transfer_holds_the_usual_error(band: tuple[float, float]) -> None:
     assert band[0] <= -0.24 and band[1] >= 0.24
+
+
+def _reaching(dtype: str, efficiency: float) -> Curve:
+    return replace(CURVE, dtype=dtype, coefficients=CURVE.coefficients | {"compute_efficiency": efficiency})
+
+
+def test_a_transferred_dtype_gains_no_more_over_16_bits_than_on_its_donors() -> None:
+    device, donor = load_device("a100-sxm-80gb"), load_device("h100-sxm")
+    curve, own = _reaching("tf32", 1.0), _reaching("bf16", 0.7)
+    donors = [(donor, _reaching("tf32", 0.72), _reaching("bf16", 0.8))]
+    gain = [large_share(c.coefficients, donor, c.dtype) for c in donors[0][1:]]
+    want = large_share(own.coefficients, device, "bf16") * gain[0] / gain[1]
+    held = beside_sixteen_bits(curve, device, own, donors)
+    assert large_share(held.coefficients, device, "tf32") == pytest.approx(want, rel=1e-3)
+    assert want < 0.8 * large_share(curve.coefficients, device, "tf32")
+    slow = _reaching("tf32", 0.3)
+    assert beside_sixteen_bits(slow, device, own, donors).coefficients == slow.coefficients, "an upper bound alone"
+
+
+def test_tf32_of_the_a100_is_no_nearer_to_its_peak_than_its_16_bits() -> None:
+    """Both keep the same matrix units busy; measured on H100 and B200 the shares of the peaks are within 5 %."""
+    device, profile = load_device("a100-sxm-80gb"), load_profile("a100-sxm-80gb")
+    assert profile is not None
+    shares = {}
+    for dtype in ("bf16", "tf32"):
+        curve = profile.curve("gemm", dtype)
+        assert curve is not None
+        shares[dtype] = large_share(curve.coefficients, device, dtype)
+    assert 0.6 < shares["tf32"] <= 1.05 * shares["bf16"]
+
+
+def test_the_transferred_curves_of_the_catalogue_are_those_of_today() -> None:
+    """What ``python benchmarks/bench_kernels.py --transfer`` writes; a device that joins the catalogue needs it."""
+    old = [
+        (name, curve.family, curve.dtype)
+        for name, curves in lacking_curves()
+        for curve in curves
+        if (stored := load_profile(name)) is None
+        or (found := stored.curve(curve.family, curve.dtype, curve.timer)) is None
+        or found.coefficients != curve.coefficients
+    ]
+    assert old == []

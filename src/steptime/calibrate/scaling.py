@@ -65,14 +65,31 @@ def carried(curve: Curve, source: Device, target: Device) -> dict[str, float]:
     return out
 
 
-def within_peak(values: Mapping[str, float], device: Device, dtype: str) -> dict[str, float]:
-    r"""Coefficients of products under which a large one does not beat the peak of a device.
+def large_share(values: Mapping[str, float], device: Device, dtype: str) -> float:
+    r"""Share of the datasheet's peak that a large product reaches.
 
-    $$\frac{2\,n^3}{P\,t(n, n, n)} \le 1, \qquad n = 16384$$
+    $$\frac{2\,n^3}{P\,t(n, n, n)}, \qquad n = 16384$$
 
-    where $P$ is the datasheet's peak (FLOP/s) and $t$ the modelled time (s) without casts; where it does, the share of
-    the peak inside a tile is lowered until it does not. A part whose matrix units were slowed down, but neither its
-    clock nor its memory, loses less around the products than those that it descends from.
+    where $P$ is the peak of the dtype (FLOP/s) and $t$ the modelled time (s) without casts.
+
+    Raises:
+        UserError: the device has no peak for the dtype.
+
+    Source: definition of an efficiency.
+    """
+    numbers = gemm_device(device, dtype)
+    sizes = dict(zip(("a_bytes", "b_bytes", "out_bytes"), BYTES[dtype], strict=True))
+    shape = {"m": LARGE, "n": LARGE, "k": LARGE, "batch": 1.0, **sizes}
+    seconds = float(FAMILY.predict(shape, numbers, {**values, "quantise_s": 0.0}))
+    return 2 * LARGE**3 / seconds / numbers["peak_flops_per_s"]
+
+
+def within_peak(values: Mapping[str, float], device: Device, dtype: str, share: float = 1.0) -> dict[str, float]:
+    """Coefficients of products under which a large one reaches at most a share of the peak of a device.
+
+    Where it would reach more (:func:`large_share`), the share of the peak inside a tile is lowered until it does not.
+    A part whose matrix units were slowed down, but neither its clock nor its memory, loses less around the products
+    than those that it descends from.
 
     A device without a peak for the dtype keeps the values.
 
@@ -81,13 +98,8 @@ def within_peak(values: Mapping[str, float], device: Device, dtype: str) -> dict
     out = dict(values)
     if _peak(device, dtype) is None:
         return out
-    numbers = gemm_device(device, dtype)
-    sizes = dict(zip(("a_bytes", "b_bytes", "out_bytes"), BYTES[dtype], strict=True))
-    shape = {"m": LARGE, "n": LARGE, "k": LARGE, "batch": 1.0, **sizes}
     for _ in range(_STEPS):
-        seconds = float(FAMILY.predict(shape, numbers, out | {"quantise_s": 0.0}))
-        share = 2 * LARGE**3 / seconds / numbers["peak_flops_per_s"]
-        out["compute_efficiency"] /= max(share, 1.0)
+        out["compute_efficiency"] /= max(large_share(out, device, dtype) / share, 1.0)
     return out
 
 

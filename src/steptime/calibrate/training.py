@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
+from steptime.calibrate.scaling import large_share, within_peak
 from steptime.calibrate.transfer import DTYPES, transferred_curve
 from steptime.hardware.library import device_names, load_device
 from steptime.hardware.profile import Curve, Profile
@@ -44,7 +47,8 @@ def lacking_curves(devices: Iterable[str] | None = None) -> Iterator[tuple[str, 
             continue
         device = load_device(name)
         near = {n: p for n, p in profiles.items() if n != name and distance(device, records[n]) <= FARTHEST}
-        found = [_transferred(device, key, near, records) for key in _lacking(device, profiles.get(name))]
+        known = profiles.get(name)
+        found = [_transferred(device, key, known, near, records) for key in _lacking(device, known)]
         curves = [curve for curve in found if curve is not None]
         if curves:
             yield name, curves
@@ -64,6 +68,53 @@ def _fitted(profile: Profile | None, key: Key) -> Curve | None:
     return curve if curve is not None and curve.kind == "fitted" else None
 
 
-def _transferred(device: Device, key: Key, near: Mapping[str, Profile], records: Mapping[str, Device]) -> Curve | None:
-    curves = {name: curve for name, profile in near.items() if (curve := _fitted(profile, key)) is not None}
-    return transferred_curve(device, curves, records) if curves else None
+def _transferred(
+    device: Device, key: Key, own: Profile | None, near: Mapping[str, Profile], records: Mapping[str, Device]
+) -> Curve | None:
+    curves = _fitted_to(key, near)
+    if not curves:
+        return None
+    curve = transferred_curve(device, curves, records)
+    family, dtype, timer = key
+    if family != "gemm" or dtype in ALIKE:
+        return curve
+    for known in ALIKE:
+        wide = _fitted_to((family, known, timer), near)
+        mine = _fitted(own, (family, known, timer)) or (transferred_curve(device, wide, records) if wide else None)
+        donors = {name: (records[name], curves[name], wide[name]) for name in curves if name in wide}
+        if mine is not None and donors:
+            return beside_sixteen_bits(curve, device, mine, donors.values())
+    return curve
+
+
+def _fitted_to(key: Key, near: Mapping[str, Profile]) -> dict[str, Curve]:
+    return {name: curve for name, profile in near.items() if (curve := _fitted(profile, key)) is not None}
+
+
+def beside_sixteen_bits(
+    curve: Curve, device: Device, own: Curve, donors: Iterable[tuple[Device, Curve, Curve]]
+) -> Curve:
+    r"""A transferred curve of products that gains no more over 16 bits than it does on its donors.
+
+    $$u' = \min\left(u,\; u_{16} \operatorname{median}_d \frac{v_d}{v_{d,16}}\right)$$
+
+    where $u$ is the share of the peak that a large product reaches (:func:`steptime.calibrate.scaling.large_share`)
+    on the device and $v_d$ that on a donor; those of 16 bits are measured, at the best. What keeps a device from its
+    peak, power above all, does so in every dtype.
+
+    Args:
+        curve: of the dtype that nobody measured on `device`.
+        device: whose curve it is.
+        own: its curve of 16 bits.
+        donors: device, curve of the dtype, curve of 16 bits.
+
+    Source: choice of this program. Where a dtype of a measured device is left out, the mean error of products falls
+    from 15 to 13 %; without the minimum it is 15 %.
+    """
+    gains = [
+        large_share(narrow.coefficients, other, narrow.dtype) / large_share(wide.coefficients, other, wide.dtype)
+        for other, narrow, wide in donors
+    ]
+    share = large_share(own.coefficients, device, own.dtype) * statistics.median(gains)
+    held = within_peak(curve.coefficients, device, curve.dtype, share)
+    return replace(curve, coefficients={name: float(f"{value:.6g}") for name, value in held.items()})

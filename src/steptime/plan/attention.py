@@ -11,7 +11,7 @@ from dataclasses import replace
 from steptime.cost.attention import causal_pairs, windowed_pairs
 from steptime.num import Num, ceil_div, maximum, where
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
-from steptime.plan.rows import Row, Transfer, fused_attention, over, unfused_attention
+from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
 from steptime.plan.shapes import Shape
 
 
@@ -92,14 +92,22 @@ def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) ->
 
 
 def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
+    """Kernels of their own; scaling is undone in the backward pass, a mask that is added needs none."""
     forward, backward = _transfers(s, heads, heads.kv_rows * heads.head_dim * s.element_bytes)
-    return unfused_attention(
-        ("scores", "softmax", "probability_dropout", "attend"), "attention", pairs=heads.rows * s.seq_len,
+    pairs, again = heads.rows * s.seq_len, where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0)
+    scores, *rest = unfused_attention(
+        ("scores", "softmax", "probability_dropout", "attend"), "attention", pairs=pairs,
         rows=heads.rows, keys=heads.keys, kv_rows=heads.kv_rows, head_dim=heads.head_dim, dropout=s.model.dropout,
         accumulate=1, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
         kept_scores=(heads.rows + heads.kv_local) * heads.key_dim, kept_attend=heads.kv_local * heads.value_dim,
-        recomputed=where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0), forward=forward, backward=backward,
+        recomputed=again, forward=forward, backward=backward,
     )  # fmt: skip
+    if not s.job.separate_masking:
+        return (scores, *rest)
+    size = pairs * s.element_bytes
+    masking = (move("score_scale", "attention", size, size),
+               move("score_mask", "attention", size, size, operator="move_forward"))  # fmt: skip
+    return (scores, *[replace(row, recomputed=again) for row in masking], *rest)
 
 
 def _transfers(s: Shape, heads: Heads, gathered: Num) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:

@@ -194,6 +194,9 @@ class Habits:
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces travels over one ring, and so over one NIC of each node."""
 
+    separate_masking: bool = False
+    """Where attention is not fused, scores are scaled and masked by kernels of their own before the softmax."""
+
     selective: str = "attention"
     """What it recomputes when asked to do so selectively, in the words of a plan."""
 
@@ -276,7 +279,7 @@ HABITS: Mapping[str, Habits] = {
     "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY),
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
-    "ddp": Habits(zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY),
+    "ddp": Habits(separate_masking=True, zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY),
     "llm.c": Habits(zero_stages=frozenset({0, 1}), axes=_DATA_ONLY),
     "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3})),
     "paxml": Habits(zero=3, zero_stages=frozenset({0, 3})),
@@ -292,7 +295,9 @@ recipes) is assumed. Megatron-LM of 2021 reduced gradients after the last backwa
 `overlap_comm` is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs that
 arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
 Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
-`activation_checkpoint.selective_ac_option = "op"`). Others as :class:`Habits` says.
+`activation_checkpoint.selective_ac_option = "op"`). Models in plain PyTorch write scores / sqrt(d) + mask before
+`softmax` (BERT and GPT-2 of Hugging Face's transformers, eager), each a kernel without a compiler; Megatron has one
+(`masked_softmax_fusion`, on by default). Others as :class:`Habits` says.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only

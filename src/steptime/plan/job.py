@@ -157,6 +157,8 @@ class Job:
     copy does."""
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces over the data-parallel ranks leaves a node by one NIC; else by those of all."""
+    separate_masking: bool = False
+    """Unfused attention scales and masks its scores by kernels of their own; else the softmax does both."""
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None
@@ -180,7 +182,7 @@ def with_habits(job: Job, framework: str) -> Job:
     habits = habits_of(framework)
     return replace(
         job, context=habits.context, scattered_messages=habits.scattered_messages, exchange_once=habits.exchange_once,
-        single_ring=habits.single_ring, memory=memory_profile_of(framework),
+        single_ring=habits.single_ring, separate_masking=habits.separate_masking, memory=memory_profile_of(framework),
         overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )  # fmt: skip
