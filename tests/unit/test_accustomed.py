@@ -160,3 +160,35 @@ def test_the_fastest_plan_that_likely_fits_is_named() -> None:
     assert few.likely_to_fit.step_time_s == pytest.approx(first.step_time_s, rel=1e-12)
     assert few.to_json()["likely_to_fit"]["plan"] == first.plan
     assert api.plan(**JOB, top=1).likely_to_fit is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "read", "words"),
+    [
+        (None, "attention", "was read as attention, as in Megatron-LM"),
+        ("megatron-core", "attention", "was read as attention, as megatron-core means it"),
+        ("torchtitan", "norm+activation+outputs", "was read as norm+activation+outputs, as torchtitan means it"),
+        ("axolotl", "norm+activation+outputs", "as torchtune means it"),
+    ],
+)
+def test_selective_recomputation_is_what_the_framework_calls_so(framework: str | None, read: str, words: str) -> None:
+    given = {"micro_batch": 1, "zero": 3}
+    e = api.estimate(**JOB, framework=framework, plan={**given, "recompute": "selective"})
+    spelled = api.estimate(**JOB, framework=framework, plan={**given, "recompute": read})
+    assert set(e.plan["recompute"].split("+")) == set(read.split("+"))
+    assert (e.step_time_s, e.peak_memory_bytes) == (spelled.step_time_s, spelled.peak_memory_bytes)
+    assert [note for note in e.notes if "selective" in note and words in note]
+    assert not [note for note in spelled.notes if "selective" in note]
+
+
+def test_attention_alone_is_attention_whatever_the_framework() -> None:
+    e = api.estimate(**JOB, framework="torchtitan", plan={"recompute": "attention"})
+    assert e.plan["recompute"] == "attention"
+    both = api.estimate(**JOB, framework="torchtitan", plan={"recompute": "selective+attention"})
+    assert set(both.plan["recompute"].split("+")) == {"attention", "norm", "activation", "outputs"}
+
+
+def test_a_search_reads_selective_as_the_framework_does() -> None:
+    found = searched("torchtitan", strategy="1d", fix={"recompute": "selective", "tp": 1, "pp": 1})
+    assert {plan.plan["recompute"] for plan in found.plans} == {"norm+activation+outputs"}
+    assert any("selective was read as norm+activation+outputs" in note for note in found.notes)

@@ -55,3 +55,15 @@ def test_what_qualifies_a_choice_of_the_run_goes_with_it():
 
 def test_megatron_deepspeed_takes_the_advice_of_megatron():
     assert "--overlap-grad-reduce" in advice_for("dp_comm", "megatron-deepspeed")[0]
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "read"),
+    [
+        ("NeMo", "selective", "attention"), ("torchtitan", "selective", "norm+activation+outputs"),
+        ("axolotl", "selective", "norm+activation+outputs"), ("torchtitan", "attention", "attention"),
+        ("torchtitan", "selective+attention", "norm+activation+outputs+attention"),
+    ],
+)  # fmt: skip
+def test_the_plan_that_the_user_gives_is_in_the_words_of_the_framework(framework, given, read):
+    assert merged({"framework": framework}, {"recompute": given}, Stated()).plan["recompute"] == read

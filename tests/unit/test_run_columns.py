@@ -215,7 +215,7 @@ def test_names_near_a_framework_are_refused() -> None:
 
 
 def test_recomputation_in_the_words_of_megatron_core() -> None:
-    assert recompute_code("selective") == RECOMPUTE_CODES["attention"] == recompute_code("core_attn")
+    assert recompute_code("selective", "megatron-core") == RECOMPUTE_CODES["attention"] == recompute_code("core_attn")
     assert set(OTHER_WORDS.values()) <= set(RECOMPUTE_CODES) and not set(OTHER_WORDS) & set(RECOMPUTE_CODES)
     with pytest.raises(UnknownNameError, match="selective"):
         recompute_code("selectiv")

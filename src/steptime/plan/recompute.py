@@ -16,6 +16,7 @@ import numpy as np
 from steptime.errors import UnknownNameError
 from steptime.num import Num, where
 from steptime.plan.alternate import by_outputs
+from steptime.plan.framework import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import Row
 from steptime.workload.spec import ModelSpec
@@ -96,14 +97,42 @@ def _marked(row: Row, parts: Iterable[tuple[Part, Any]]) -> Row:
 
 
 OTHER_WORDS: Final = {
-    "selective": "attention", "core_attn": "attention", "layernorm": "norm", "mla_up_proj": "up_projection",
-    "moe_act": "activation", "moe": "experts", "off": "none",
+    "core_attn": "attention", "layernorm": "norm", "mla_up_proj": "up_projection", "moe_act": "activation",
+    "moe": "experts", "off": "none",
 }  # fmt: skip
-"""Words of Megatron-Core (``--recompute-granularity``, ``--recompute-modules``) -> name of the bit."""
+"""Words of Megatron-Core (``--recompute-modules``) -> name of the bit."""
+SELECTIVE: Final = "selective"
+"""The word that each framework has for a choice of its own (:attr:`steptime.plan.framework.Habits.selective`)."""
 
 
-def recompute_code(text: str) -> int:
+def says_selective(text: str) -> bool:
+    """Whether one of the parts is the word whose meaning depends on the framework.
+
+    >>> says_selective("selective+norm"), says_selective("attention")
+    (True, False)
+    """
+    return SELECTIVE in _words(text)
+
+
+def spelled_out(text: str, framework: str) -> str:
+    """The same recomputation with ``selective`` in the words that mean one thing whatever the framework.
+
+    >>> spelled_out("selective", "megatron-core"), spelled_out("selective", "torchtitan"), spelled_out("full", "")
+    ('attention', 'norm+activation+outputs', 'full')
+    """
+    return "+".join(habits_of(framework).selective if word == SELECTIVE else word for word in _words(text))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split("+")]
+
+
+def recompute_code(text: str, framework: str = "") -> int:
     """The code of ``none``, ``full``, or parts joined by ``+``; parts may have the names of Megatron-Core.
+
+    Args:
+        text: what is recomputed; ``selective`` is what the framework calls so.
+        framework: its name; empty: none is named, and ``selective`` is attention, as in Megatron-LM.
 
     Raises:
         UnknownNameError: no such part.
@@ -112,10 +141,10 @@ def recompute_code(text: str) -> int:
     (5, 5, 0)
     """
     code = 0
-    for word in text.split("+"):
-        name = OTHER_WORDS.get(word.strip(), word.strip())
+    for word in _words(spelled_out(text, framework)):
+        name = OTHER_WORDS.get(word, word)
         if name not in RECOMPUTE_CODES:
-            raise UnknownNameError("recompute", name, (*RECOMPUTE_CODES, "selective"))
+            raise UnknownNameError("recompute", name, (*RECOMPUTE_CODES, SELECTIVE))
         code |= RECOMPUTE_CODES[name]
     return code
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected_space import CorrectedSpace
-from steptime.plan.framework import MODEL_AXES, Habits, habits_of
-from steptime.plan.framework_library import framework_names, framework_table
+from steptime.plan.framework import IDEAL, MODEL_AXES, Habits, habits_of
+from steptime.plan.framework_library import GENERIC, framework_names, framework_table
+from steptime.plan.recompute import SELECTIVE, says_selective, spelled_out
 from steptime.plan.space import Space
 
 Strategies = Mapping[str, tuple[Constraint, ...]]
@@ -50,6 +51,23 @@ def renamed(given: str | None) -> tuple[str, ...]:
     runs = framework_table()["framework"].get(taken, {}).get("runs")
     behind = "" if runs is None else f", fitted to {runs} run{'' if runs == 1 else 's'}"
     return (f"framework {given} was taken as {taken}{behind}; steptime frameworks lists all",)
+
+
+def read_as(framework: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note on how a recomputation was read that frameworks mean differently.
+
+    >>> read_as("torchtitan", {"recompute": "selective"})[0]
+    'recompute selective was read as norm+activation+outputs, as torchtitan means it'
+    >>> read_as("torchtitan", {"recompute": "attention"}), read_as("torchtitan", {})
+    ((), ())
+    """
+    given = plan.get("recompute")
+    if not isinstance(given, str) or not says_selective(given):
+        return ()
+    read = f"recompute {SELECTIVE} was read as {spelled_out(SELECTIVE, framework)}"
+    if framework in (GENERIC, IDEAL.name):
+        return (f"{read}, as in Megatron-LM; with a framework named it is what that means by it",)
+    return (f"{read}, as {framework} means it",)
 
 
 def _spelling(name: str) -> str:

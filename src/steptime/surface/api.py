@@ -22,7 +22,15 @@ from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans
 from steptime.search.result import PlanResult
 from steptime.study.modes import MODES, Mode
-from steptime.surface.accustomed import Scope, fixed_values, renamed, scope_of, stage_unless_given
+from steptime.surface.accustomed import (
+    Scope,
+    fixed_values,
+    framework_taken,
+    read_as,
+    renamed,
+    scope_of,
+    stage_unless_given,
+)
 from steptime.surface.captured import check_strategy, mode_of
 from steptime.surface.difference import Difference as Difference
 from steptime.surface.difference import diff as diff
@@ -87,7 +95,8 @@ def plan(
     setting = request.setting(gpus, global_batch, choices)
     chosen = mode_of(setting, chosen)
     check_strategy(setting, text("strategy", strategy))
-    constraints = constraints_of(columns, [limit] if isinstance(limit, str) else limit)
+    named = setting.job.framework.name
+    constraints = constraints_of(columns, [limit] if isinstance(limit, str) else limit, named)
     fixed = fixed_values(constraints)
     check_mode({**choices, **fixed}, chosen)
     check_model(setting.job.model, text("strategy", strategy), {**choices, **fixed})
@@ -95,11 +104,10 @@ def plan(
         chosen.method.strategies[strategy]
     strategies = chosen.auto if strategy == "auto" else {strategy: ()}
     whole("top", top, 1, 10**5)
-    scope = scope_of(
-        setting.job.framework.name, chosen.space.fixed(fixed), strategies, constraints, text("strategy", strategy)
-    )
+    scope = scope_of(named, chosen.space.fixed(fixed), strategies, constraints, text("strategy", strategy))
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
-    return replace(result, advice=_advice(setting, scope, result), notes=(*renamed(framework), *scope.notes))
+    notes = (*renamed(framework), *read_as(named, columns), *scope.notes)
+    return replace(result, advice=_advice(setting, scope, result), notes=notes)
 
 
 def _advice(setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
@@ -141,7 +149,7 @@ def estimate(
     chosen, given = MODES[text("mode", mode)], _table("plan", plan)
     if strategy == "auto":
         strategy = text("strategy", given.get("strategy", strategy))
-    checked = checked_plan(given, chosen)
+    checked = checked_plan(given, chosen, _named(framework))
     if gpus is not None:
         whole("gpus", gpus, 1, MAX_DEVICES)
     name, checked = strategy_of(strategy, checked, chosen)
@@ -163,7 +171,13 @@ def estimate(
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
     found = estimate_plan(setting, chosen.method.strategies[name], placed, explain=True)
-    return replace(found, notes=(*renamed(framework), *_taken(found, setting.job, checked), *found.notes))
+    said = (*renamed(framework), *read_as(setting.job.framework.name, given))
+    return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
+
+
+def _named(framework: str | None) -> str:
+    """The framework whose words a plan is in; empty: none is named."""
+    return framework_taken(None if framework is None else text("framework", framework)) or ""
 
 
 def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,13 +25,14 @@ DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fulles
 """What the record of a plan says beside: it follows from the rest, so that a record may be given as a plan."""
 
 
-def checked_plan(plan: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """The plan's values, each checked on its own; ``sp`` becomes a number, ``recompute`` its code.
+def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> dict[str, Any]:
+    """The plan's values, each checked on its own; ``sp`` becomes a number, ``recompute`` what the framework means.
 
     Raises:
         UserError: an unknown key, a value of the wrong type or out of range, or one that the mode does not model.
     """
-    out = {key: _checked(key, value) for key, value in plan.items() if key not in DERIVED and value is not None}
+    given = {key: value for key, value in plan.items() if key not in DERIVED and value is not None}
+    out = {key: _checked(key, value, framework) for key, value in given.items()}
     check_mode(out, mode)
     _check_schedule(out)
     if out.get("recompute_every", 1) > 1 and not out.get("recompute", 0) & FULL_RECOMPUTE:
@@ -40,7 +41,7 @@ def checked_plan(plan: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     return out
 
 
-def _checked(key: str, value: Any) -> Any:
+def _checked(key: str, value: Any, framework: str = "") -> Any:
     if key in COUNTS:
         return whole(key, value, *COUNTS[key])
     if key in CHOICES:
@@ -50,7 +51,7 @@ def _checked(key: str, value: Any) -> Any:
     if key == "sp":
         return int(switch(key, value))
     if key == "recompute":
-        return recompute_of(value)
+        return recompute_of(value, framework)
     if key in SETS:
         return some_of(key, value, SETS[key])
     if key == "placement":
@@ -58,15 +59,15 @@ def _checked(key: str, value: Any) -> Any:
     raise UnknownNameError("key of a plan", key, (*KEYS, "placement"))
 
 
-def recompute_of(value: Any) -> int:
-    """The code of ``none``, ``full``, or parts joined by ``+``.
+def recompute_of(value: Any, framework: str = "") -> int:
+    """The code of ``none``, ``full``, or parts joined by ``+``, in the words of a framework.
 
     Raises:
         FieldError: it is no text.
         UnknownNameError: no such part.
         PlanError: ``full`` together with parts.
     """
-    code = recompute_code(text("recompute", value))
+    code = recompute_code(text("recompute", value), framework)
     if code & FULL_RECOMPUTE and code != FULL_RECOMPUTE:
         raise PlanError(f"recompute {shorten(value)}: full recomputes every part already", hint="give full alone")
     return code
@@ -195,8 +196,8 @@ def _fitting(inner: int, gpus: int) -> str:
     return f"with these degrees {counts} GPUs would work"
 
 
-def constraints_of(fix: Mapping[str, Any], limit: Sequence[str]) -> list[Constraint]:
-    """Conditions on the columns of a plan.
+def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str = "") -> list[Constraint]:
+    """Conditions on the columns of a plan, in the words of a framework.
 
     Raises:
         UserError: an unknown column, operator or value.
@@ -207,7 +208,7 @@ def constraints_of(fix: Mapping[str, Any], limit: Sequence[str]) -> list[Constra
     for key, value in fix.items():
         if key not in CONSTRAINED:
             raise UnknownNameError("degree", key, (*CONSTRAINED, *JOB_KEYS))
-        out.append(Constraint(column=key, relation="=", value=_checked(key, value)))
+        out.append(Constraint(column=key, relation="=", value=_checked(key, value, framework)))
     for bound in limit:
         match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", text("limit", bound))
         if match is None:

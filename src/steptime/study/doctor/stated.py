@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from steptime.plan.framework import habits_of, piped_stage
 from steptime.plan.framework_library import framework_names
+from steptime.plan.recompute import spelled_out
 from steptime.study.doctor.records import Stated
 from steptime.study.doctor.trace import Recording
-from steptime.study.measured.meaning import USUAL, recompute_words, selective, sole_choice
+from steptime.study.measured.meaning import USUAL, sole_choice
+from steptime.study.measured.tables import framework_called
 from steptime.workload.library import catalogue_names, load_catalogue_model
 from steptime.workload.spec import ModelSpec
 
@@ -80,9 +82,10 @@ def merged(
 
 def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     """The user's plan, where selective recomputation is what the framework calls so."""
-    if plan.get("recompute") != "selective":
+    given = plan.get("recompute")
+    if not isinstance(given, str):
         return plan
-    return {**plan, "recompute": recompute_words(selective(framework))}
+    return {**plan, "recompute": spelled_out(given, framework_called(str(framework)) or str(framework))}
 
 
 def _overlapped(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from steptime.plan.framework import habits_of
 from steptime.plan.job import OPTIMIZERS
+from steptime.plan.recompute import SELECTIVE, spelled_out
 from steptime.study.measured.canonical import dtype_name
 from steptime.study.measured.tables import framework_default
 
@@ -57,7 +57,7 @@ def selective(framework: str) -> str:
     >>> selective("megatron-core"), selective("torchtitan")
     ('attention', 'ops')
     """
-    words = habits_of(framework).selective
+    words = spelled_out(SELECTIVE, framework)
     return next(kind for kind in RECOMPUTE if recompute_words(kind) == words)
 
 

@@ -112,9 +112,9 @@ Recompute = Annotated[
     typer.Option(
         "--recompute",
         metavar="PARTS",
-        help="What backward recomputes: none (default), full, selective (attention), or parts joined by +: attention, "
-        "norm, activation, up_projection (of latent attention), mlp, experts, outputs (all but attention and every "
-        "second product: torchtitan's op).",
+        help="What backward recomputes: none (default), full, selective (as --framework means it; attention where none "
+        "is named), or parts joined by +: attention, norm, activation, up_projection (of latent attention), mlp, "
+        "experts, outputs (all but attention and every second product: torchtitan's op).",
     ),
 ]
 RecomputeEvery = Annotated[
