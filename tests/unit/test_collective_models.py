@@ -31,7 +31,8 @@ from steptime.cost.collective_schedules import (
 )
 from steptime.cost.parameter_server import push_pull_s
 from steptime.errors import FieldError, UnknownNameError
-from steptime.hardware import load_cluster
+from steptime.estimate.fabrics import carried_between
+from steptime.hardware import library, load_cluster
 from steptime.hardware.fabric_profile import (
     FabricProfile,
     fabric_profile_names,
@@ -39,6 +40,7 @@ from steptime.hardware.fabric_profile import (
     load_fabric_profiles,
     save_fabric_profile,
 )
+from steptime.hardware.load import Layer
 
 PLAIN = Fabric(
     domain=8,
@@ -294,3 +296,18 @@ def test_rows_that_name_the_ring_get_no_tree() -> None:
 def test_size_of_an_exchange_over_the_whole_group() -> None:
     rows = rows_of(table(source=["new", "nnscaler_mi200"], collective=["alltoall"] * 2, gpu=["MI200 GCD"] * 2))
     assert list(rows.size_bytes) == [1e8, 1e8 / 8]
+
+
+def test_latencies_of_a_carried_network_are_in_units_of_the_hop_that_the_catalogue_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = load_fabric_profile("perlmutter-nccl")
+    other = replace(load_cluster("dgx-h100").levels[-1], latency_s=2 * load_cluster("perlmutter").levels[-1].latency_s)
+    far = carried_between(other, network, 8)
+    assert far["outer_hop_s"] == pytest.approx(np.multiply(2, network.coefficients["outer_hop_s"]))
+    monkeypatch.setattr(library, "_defaults", lambda kind: Layer(numbers={"latency": 2e-6}))
+    library.usual_latency_s.cache_clear()
+    try:
+        assert carried_between(other, network, 8)["outer_hop_s"] == pytest.approx(np.multiply(2.5, far["outer_hop_s"]))
+    finally:
+        library.usual_latency_s.cache_clear()

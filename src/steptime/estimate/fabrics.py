@@ -20,15 +20,15 @@ from steptime.estimate.stated import (
     stated_text,
 )
 from steptime.hardware.fabric_profile import FabricProfile, load_fabric_profiles
+from steptime.hardware.library import usual_latency_s
 from steptime.hardware.records import Cluster, Level
 
 LIBRARY: Final = "nccl"
 VENDOR: Final = "NVIDIA"
 """Vendor of the devices that the measured library runs on."""
 NETWORK: Final = "perlmutter"
-"""The only measured network with all group sizes; its latencies stand for every other."""
-NETWORK_LATENCY_S: Final = 5e-6
-"""What the catalogue has for a hop of its links."""
+"""The only measured network with all group sizes; its latencies stand for every other, in units of those of links that
+do not say theirs, as its own do not."""
 #: Share of a NIC that long transfers reach on InfiniBand and RoCE (nccl-tests of OCI with 16 ranks, A100 and MI300X:
 #: 0.95 and 0.89; a host port that serves one GPU both ways reaches 0.64 to 0.73, GKE H200 and B200). The Slingshot
 #: NICs of Perlmutter sit behind PCIe 4 and stay at 0.68.
@@ -220,7 +220,7 @@ def carried_between(outer: Level, network: FabricProfile, domain: int | None) ->
     share = per_device / network.nic_Bps if network.nic_Bps else 1.0
     slow, middle, _ = scaled(network.coefficients.get("outer_Bps", (per_device,) * 3), share)
     out |= {"outer_Bps": (slow, middle, NIC_SHARE * per_device), "single_share": SINGLE_SHARE / NIC_SHARE}
-    late = outer.latency_s / NETWORK_LATENCY_S
+    late = outer.latency_s / usual_latency_s()
     out |= {n: scaled(out[n], late) for n in ("outer_start_s", "outer_hop_s", "tree_hop_s") if n in out}
     return out | {"nics": float(domain or 1)}
 

@@ -175,6 +175,16 @@ def _defaults(kind: str) -> Layer:
     return of_catalogue(layer(document.table[kind], kind, _own_source(document), where=document.where))
 
 
+@lru_cache(maxsize=1)
+def usual_latency_s() -> float:
+    """Latency of a hop of links that do not say theirs.
+
+    >>> usual_latency_s() == load_cluster("perlmutter").levels[-1].latency_s
+    True
+    """
+    return _defaults("link").numbers["latency"]
+
+
 def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
     stack = bottom
     for document in reversed(chain):
