@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from steptime import api
 from steptime.estimate.communication import collective_call, collective_over_s, message_time_s
+from steptime.estimate.kernels import models_of
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.notes import changed_device
 from steptime.estimate.result import Estimate
-from steptime.hardware import load_cluster
+from steptime.estimate.stated_device import restated
+from steptime.hardware import load_cluster, load_device
 from steptime.hardware.records import Cluster
 from steptime.num import Num
 from steptime.plan.job import PRECISIONS
@@ -92,6 +94,16 @@ def test_an_efficiency_of_one_is_the_datasheet(name: str) -> None:
     inner, outer = cluster.levels[:2]
     assert whole.fabric.Bps[-1] == pytest.approx(inner.link_Bps * inner.links_per_device)
     assert whole.fabric.outer_Bps[-1] == pytest.approx(outer.link_Bps * outer.links_per_device)
+
+
+@pytest.mark.parametrize("name", ["l4", "h100-sxm", "b200"])
+def test_no_large_product_beats_the_peak_of_a_device_that_is_said_to_reach_it(name: str) -> None:
+    device = replace(load_device(name), matrix_efficiency=1.0)
+    model = restated(device, models_of(device, PRECISIONS["bf16"]))["matmul"]
+    edges = (8192.0, 16384.0)
+    times_s = [float(model.seconds({"m": n, "n": n, "k": n, "residual": 0.0})) for n in edges]
+    shares = [2 * n**3 / t / device.matrix_flops_per_s["bf16"] for n, t in zip(edges, times_s, strict=True)]
+    assert max(shares) == pytest.approx(1.0, rel=1e-3) or max(shares) < 1.0
 
 
 def step(cluster: str) -> Estimate:

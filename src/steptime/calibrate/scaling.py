@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from steptime.calibrate.gemm import BYTES, COEFFICIENTS, FAMILY, FEW_UNITS, STRIDE, gemm_device
+from steptime.cost.gemm import share_of_peak
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
@@ -66,11 +67,10 @@ def carried(curve: Curve, source: Device, target: Device) -> dict[str, float]:
 
 
 def large_share(values: Mapping[str, float], device: Device, dtype: str) -> float:
-    r"""Share of the datasheet's peak that a large product reaches.
+    """Share of the datasheet's peak that a large product reaches.
 
-    $$\frac{2\,n^3}{P\,t(n, n, n)}, \qquad n = 16384$$
-
-    where $P$ is the peak of the dtype (FLOP/s) and $t$ the modelled time (s) without casts.
+    :func:`steptime.cost.gemm.share_of_peak` of the modelled time (s), without casts, of one with 16384 rows, columns
+    and terms of a sum.
 
     Raises:
         UserError: the device has no peak for the dtype.
@@ -81,7 +81,7 @@ def large_share(values: Mapping[str, float], device: Device, dtype: str) -> floa
     sizes = dict(zip(("a_bytes", "b_bytes", "out_bytes"), BYTES[dtype], strict=True))
     shape = {"m": LARGE, "n": LARGE, "k": LARGE, "batch": 1.0, **sizes}
     seconds = float(FAMILY.predict(shape, numbers, {**values, "quantise_s": 0.0}))
-    return 2 * LARGE**3 / seconds / numbers["peak_flops_per_s"]
+    return float(share_of_peak(LARGE, seconds, numbers["peak_flops_per_s"]))
 
 
 def within_peak(values: Mapping[str, float], device: Device, dtype: str, share: float = 1.0) -> dict[str, float]:

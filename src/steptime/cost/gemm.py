@@ -329,6 +329,21 @@ def _fastest_tiles_s(
     return best
 
 
+def share_of_peak(edge: Num, time_s: Num, peak_flops_per_s: Num) -> Num:
+    r"""Share of the peak that a product of as many rows and columns as its depth reaches.
+
+    $$\eta = \frac{2\,n^3}{P\,t}$$
+
+    where $n$ = `edge`, $t$ = `time_s` is the time of the product (s) and $P$ = `peak_flops_per_s` the datasheet's peak.
+
+    Source: definition.
+
+    >>> share_of_peak(1000, 4e-6, 1e15)
+    0.5
+    """
+    return 2 * edge**3 / (time_s * peak_flops_per_s)
+
+
 def _ceil(x: Num) -> Num:
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from steptime.cost.gemm import share_of_peak
 from steptime.cost.stated import stated_latency_s, stated_share_factor
 from steptime.estimate.kernels import RATES, KernelModel
 from steptime.hardware.records import Device
@@ -23,8 +24,9 @@ SHARES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 LATENCIES: Final = ("latency_s", "launch_s")
 """Arguments of the models that are the latency of a kernel."""
-LARGE: Final = {"m": 8192.0, "n": 8192.0, "k": 8192.0, "residual": 0.0}
-"""A product that is large enough for the share of the peak that a curve reaches."""
+LARGE: Final = (8192.0, 16384.0)
+"""Edges of products of which one reaches the largest share of the peak: full tiles and waves want a larger one, a clock
+that falls under load a shorter one."""
 
 
 def as_measured(device: Device) -> Device:
@@ -63,7 +65,8 @@ def _reached(model: KernelModel, name: str, known: float) -> float:
     """Share of a datasheet rate that a model reaches at most; what is known of the device where it does not say."""
     fixed = model.fixed
     if name == "matrix_efficiency" and "peak_flops_per_s" in fixed:
-        return 2.0 * LARGE["m"] ** 3 / (float(model.seconds(LARGE)) * fixed["peak_flops_per_s"])
+        times_s = {n: model.seconds({"m": n, "n": n, "k": n, "residual": 0.0}) for n in LARGE}
+        return max(float(share_of_peak(n, t, fixed["peak_flops_per_s"])) for n, t in times_s.items())
     own = "memory_efficiency" in fixed or "matrix_flops_per_s" in fixed
     coefficient = "efficiency" if (name == "matrix_efficiency") == own else name
     return known if name == "vector_efficiency" else fixed.get(coefficient, known)
