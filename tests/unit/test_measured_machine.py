@@ -178,6 +178,37 @@ def test_faster_parts_make_every_curve_faster(cluster: Cluster) -> None:
     assert after == before, "links between domains are not made faster"
 
 
+@pytest.mark.parametrize(
+    ("level", "stated", "ranks", "inside", "factor"),
+    [
+        ("local", 'bandwidth = "2 GB/s"', 4, 4, 0.5), ("local", "efficiency = 0.5", 4, 4, 2.0),
+        ("node", 'bandwidth = "0.4 GB/s"', 2, 1, 0.25), ("node", "oversubscription = 2", 2, 1, 2.0),
+        ("node", 'bandwidth = "0.4 GB/s"', 4, 4, 1.0), ("local", "links_per_device = 2", 2, 1, 1.0),
+    ],
+)  # fmt: skip
+def test_a_file_that_states_other_links_moves_what_was_measured_on_them(
+    cluster: Cluster, tmp_path: Path, level: str, stated: str, ranks: int, inside: int, factor: float
+) -> None:
+    (tmp_path / "other.toml").write_text(f'base = "m.toml"\n[levels.{level}]\n{stated}\n')
+    plans = Plans(tp=ranks, in_tp=inside)
+    long, none = 1e9, 1e-9
+    machines = [machine(c) for c in (cluster, load_cluster(tmp_path / "other.toml"))]
+    before, after = (collective_time_s("all_reduce", plans, m, ("tp",), long) for m in machines)
+    late = [collective_time_s("all_reduce", plans, m, ("tp",), none) for m in machines]
+    assert after - late[1] == pytest.approx(factor * (before - late[0])) and late[0] == pytest.approx(late[1])
+    basis = collective_call("all_reduce", plans, machines[1], ("tp",), long).basis
+    assert basis.startswith(f"measured all_reduce of {ranks} ranks") and ("with the stated" in basis) == (factor != 1)
+
+
+@pytest.mark.parametrize(("latency", "seconds"), [("50 us", 2.5e-5), ("200 us", 5e-5 + 3 * 1e-4)])
+def test_a_stated_latency_moves_that_of_measured_groups(
+    cluster: Cluster, tmp_path: Path, latency: str, seconds: float
+) -> None:
+    (tmp_path / "other.toml").write_text(f'base = "m.toml"\n[levels.local]\nlatency = "{latency}"\n')
+    other = machine(load_cluster(tmp_path / "other.toml"))
+    assert collective_time_s("all_reduce", Plans(tp=4, in_tp=4), other, ("tp",), 1e-9) == pytest.approx(seconds)
+
+
 def test_a_curve_without_a_coefficient_is_named(cluster: Cluster) -> None:
     short = curve("streaming/gelu", {k: v for k, v in STREAM.items() if k != "fresh_from_bytes"})
     device = replace(cluster.device, curves=Profile(device="mine", curves=(short,)))

@@ -151,6 +151,7 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
     models = {**memory_models(known, profile_of(device.measured_as)), **models_of(known, precision)}
     models = restated(device, models)
     groups = groups_of(device.curves)
+    groups = None if groups is None else groups.restated({"local": fast, "node": slow})
     fabric = fabric_model(cluster, slow, gpus) if groups is None else None
     if not models and fabric is None and groups is None:
         return machine

@@ -12,18 +12,23 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from steptime.cost.regression import SENT
+from steptime.cost.stated import stated_latency_s
 from steptime.estimate.measured import FORMULAS, checked
 from steptime.estimate.operators import Formula
+from steptime.estimate.stated import as_measured, stated_text
 from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.records import Level
 from steptime.num import Num, where
 
 NAME: Final = re.compile(r"(\w+)/(\w+)/(local|node)(\d+)")
 #: Kinds that were not measured -> one that sends the same bytes the other way.
 MIRROR: Final = {"reduce": "broadcast", "p2p": "point_to_point"}
+OF_RATE: Final = ("rate_per_s", "near_Bps", "far_Bps")
+"""Coefficients that are rates of the links."""
 #: A rate of a machine -> coefficients that scale with it, by axis.
 RATES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "fast_Bps": ("local", ("rate_per_s", "near_Bps", "far_Bps")),
-    "slow_Bps": ("node", ("rate_per_s", "near_Bps", "far_Bps")),
+    "fast_Bps": ("local", OF_RATE),
+    "slow_Bps": ("node", OF_RATE),
     "fast_latency_s": ("local", ("latency_s",)),
     "slow_latency_s": ("node", ("latency_s",)),
 }
@@ -40,12 +45,14 @@ class GroupCurve:
     formula: Formula
     fixed: Mapping[str, float]
     curve: Curve
+    stated: str = ""
+    """What somebody stated over the numbers of the level that the curve was measured on."""
 
     @property
     def text(self) -> str:
         """One phrase for a report."""
         error = f"median error {100 * self.curve.median_ape:.1f} %"
-        return f"measured {self.kind} of {self.ranks} ranks ({error})"
+        return f"measured {self.kind} of {self.ranks} ranks ({error}){self.stated and f', {self.stated}'}"
 
     def arguments(self, size_bytes: Num) -> dict[str, Num]:
         """Arguments of the formula for a tensor of that size."""
@@ -84,6 +91,14 @@ class Groups:
                 return one
         return None
 
+    def restated(self, levels: Mapping[str, Level]) -> Groups:
+        """The same groups with what a file states over the levels that they were measured on.
+
+        Args:
+            levels: axis -> its level.
+        """
+        return Groups(curves=tuple(_restated(one, levels[one.axis]) for one in self.curves))
+
     def faster(self, factors: Mapping[str, float]) -> Groups:
         """The same groups on a machine whose rates are multiplied."""
         return Groups(curves=tuple(_faster(one, factors) for one in self.curves))
@@ -97,6 +112,22 @@ def _faster(one: GroupCurve, factors: Mapping[str, float]) -> GroupCurve:
             if name in fixed:
                 fixed[name] *= factor
     return replace(one, fixed=fixed)
+
+
+def _restated(one: GroupCurve, level: Level) -> GroupCurve:
+    """Rates in proportion to those of the level, latencies as :func:`~steptime.cost.stated.stated_latency_s` says.
+
+    A collective has at least one hop per rank but the first.
+    """
+    known = as_measured(level)
+    text = "" if known is None else stated_text(level, known)
+    if known is None or not text:
+        return one
+    fixed = {n: value * level.rank_Bps / known.rank_Bps if n in OF_RATE else value for n, value in one.fixed.items()}
+    hops = one.ranks - 1
+    if "latency_s" in fixed:
+        fixed["latency_s"] = stated_latency_s(fixed["latency_s"], hops * level.latency_s, hops * known.latency_s)
+    return replace(one, fixed=fixed, stated=text)
 
 
 def groups_of(profile: Profile | None) -> Groups | None:

@@ -23,7 +23,15 @@ _ZERO: Final = (0.0, 0.0, 0.0)
 
 def as_known(level: Level) -> Level | None:
     """The level with the numbers of the catalogue where it has some; None where its own are all there is."""
-    known = level.catalogue
+    return _with(level, level.catalogue)
+
+
+def as_measured(level: Level) -> Level | None:
+    """The level with the numbers that its collectives were measured with; None where none were."""
+    return _with(level, level.measured)
+
+
+def _with(level: Level, known: Mapping[str, float]) -> Level | None:
     if not known:
         return None
     least = {name: value for name, value in OF_LINKS.items() if value is not None and "link_Bps" in known}

@@ -7,6 +7,7 @@ A name is looked up in the folders ``devices``, ``clusters`` and ``links`` of th
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -293,7 +294,15 @@ def _levels(chain: list[Document]) -> list[Level]:
                 below = _link(table["link"], document, name, bottom).over(below)
             own = layer(table, "level", default, where=document.where)
             stacks[name] = _of_cluster(own).over(below) if document.trusted else own.over(below)
+        if "curves" in _table(document, "device"):
+            stacks = {name: replace(stack, measured=stack.numbers) for name, stack in stacks.items()}
     return [level_record(name, stack, where=chain[0].where) for name, stack in stacks.items()]
+
+
+def _table(document: Document, key: str) -> Mapping[str, Any]:
+    """A table of a file, empty where there is none of that key or it is a name."""
+    given = document.table.get(key)
+    return given if isinstance(given, Mapping) else {}
 
 
 def _of_cluster(own: Layer) -> Layer:

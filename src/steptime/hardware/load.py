@@ -58,6 +58,8 @@ class Layer:
     texts: Mapping[str, str] = field(default_factory=dict)
     catalogue: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the catalogue has for devices or links of this kind, by the same keys."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Numbers with which the collectives of a machine were measured, by the same keys."""
     stated: frozenset[str] = frozenset()
     """Keys of the numbers that a file of the user's gives."""
 
@@ -72,6 +74,7 @@ class Layer:
             sources={**below.sources, **self.sources},
             texts={**kept, **self.texts},
             catalogue={**below.catalogue, **self.catalogue},
+            measured={**below.measured, **self.measured},
             stated=self.stated | (below.stated - self.numbers.keys()),
         )
 
@@ -324,7 +327,8 @@ def level_record(name: str, stack: Layer, *, where: str) -> Level:
     sources = {LEVEL[key].record: source for key, source in stack.sources.items()}
     own = UNLIKE in stack.texts or ("bandwidth" not in stack.catalogue and stack.stated.issuperset(TUNED))
     known = {} if own else {LEVEL[key].record: value for key, value in stack.catalogue.items()}
-    return Level(**{"name": name, "devices": None, **numbers}, sources=sources, catalogue=known)
+    measured = {LEVEL[key].record: value for key, value in stack.measured.items()}
+    return Level(**{"name": name, "devices": None, **numbers}, sources=sources, catalogue=known, measured=measured)
 
 
 def cluster_record(

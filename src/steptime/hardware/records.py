@@ -136,6 +136,9 @@ class Level:
     catalogue: Mapping[str, float] = field(default_factory=dict)
     """Numbers by field as the catalogue has them for such links, where a file of the user's may have changed some:
     fitted collectives belong to these. Empty: the level's own numbers are all there is."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Likewise as the file has them that names the curves of a measured machine, whose collectives belong to these.
+    Empty: none were measured."""
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     @property
