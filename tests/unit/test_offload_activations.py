@@ -146,6 +146,20 @@ def test_the_optimiser_on_the_host_moves_over_the_same_link(tmp_path: Path) -> N
     assert moved_s == pytest.approx(4 * 8030261248 / 1e9, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "ranks"),
+    [("dgx-h100", 8, 8), ("dgx-h100", 4, 4), ("gb200-nvl72", 8, 4), ("gb200-nvl72", 1, 2), ("gh200-96gb", 4, 2)],
+)
+def test_processors_are_shared_by_the_devices_that_have_them(cluster: str, gpus: int, ranks: int) -> None:
+    """3.9 billion parameters per second on two sockets; a GB200 has a Grace for two GPUs, a GH200 for one."""
+    plan = {"offload": "optimizer", "zero": 1, "micro_batch": 1}
+    e = api.estimate("llama3-8b", cluster, gpus=gpus, global_batch=8, plan=plan)
+    moved_s = 4 * 8030261248 / gpus / load_cluster(cluster).device.host_Bps
+    updated_s = ranks * 8030261248 / gpus / 3.9e9
+    assert e.time["optimizer/host_adam_s"] == pytest.approx(moved_s + updated_s, rel=1e-6)
+    assert ("devices_per_cpu" in e.provenance.constants) == (not cluster.startswith("dgx"))
+
+
 def test_a_link_between_chips_hides_what_pci_express_cannot() -> None:
     """225 GB/s of GB200 at 0.625, against 20 GB/s where nothing is known."""
     grace, h100 = (

@@ -7,6 +7,8 @@ from steptime.num import Num, maximum
 HOST_ADAM_PER_S = 3.9e9
 """Parameters per second that vectorised Adam updates on a host of two sockets (ZeRO-Offload, arXiv 2101.06840, table 4:
 10 billion in about 2.6 s)."""
+SOCKETS = 2
+"""Processors of the host that :data:`HOST_ADAM_PER_S` is of."""
 HELD_LAYERS = 2
 """Layers whose activations are on the device when all go to the host: one computes while the other is on its way."""
 
@@ -69,9 +71,9 @@ def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num, host_Bps: Num) ->
 
     $$t = \frac{r\,P}{R_h} + \frac{M}{\beta_h}$$
 
-    where each of $r$ = `ranks` devices of a host owns $P$ = `parameters`, the host updates $R_h$ =
-    :data:`HOST_ADAM_PER_S` parameters per second, and $M$ = `moved_bytes` (gradients down, weights up) cross the link
-    of a device at $\beta_h$ = `host_Bps` (bytes/s).
+    where each of $r$ = `ranks` devices that share a host of two sockets owns $P$ = `parameters`, the host updates
+    $R_h$ = :data:`HOST_ADAM_PER_S` parameters per second, and $M$ = `moved_bytes` (gradients down, weights up) cross
+    the link of a device at $\beta_h$ = `host_Bps` (bytes/s).
 
     Source: ZeRO-Offload, Ren et al., arXiv 2101.06840.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from steptime.cost.offload import SOCKETS
 from steptime.errors import UserError
 from steptime.estimate.fabrics import FabricModel, fabric_model
 from steptime.estimate.kernels import Models, models_of, profile_of
@@ -17,6 +18,8 @@ from steptime.num import Num, where
 from steptime.plan.job import Precision
 from steptime.plan.quantise import NARROW_DTYPES
 
+NODE = 8
+"""Devices of one node, as a rule."""
 UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
 
 
@@ -51,6 +54,8 @@ class Machine:
     """Collectives that were measured on this machine itself."""
     host_basis: str = ""
     """What the rate between a device and its host rests on."""
+    host_ranks: float = float(NODE)
+    """Devices of the job that share a host of two sockets."""
     narrow: bool = False
     """Products run in a format narrower than 16 bits."""
     bound: Machine | None = None
@@ -128,11 +133,24 @@ def machine_of(
         lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
         slow_latency_s=slow.latency_s,
         host_Bps=device.host_Bps,
+        host_ranks=host_ranks(device, cluster.fast_domain, gpus),
         host_basis=host_basis(device),
         fast_domain=cluster.fast_domain,
         narrow=precision.matrix_dtype in NARROW_DTYPES,
     )
     return _calibrated(machine, cluster, gpus, precision) if calibrated else machine
+
+
+def host_ranks(device: Device, fast_domain: int, gpus: int) -> float:
+    """Devices of a job that share a host of two sockets: those of the processors, as a rule those of a node.
+
+    >>> from steptime.hardware import load_device
+    >>> [host_ranks(load_device(name), domain, 64) for name, domain in (("h100", 8), ("gb200", 72), ("gh200-96gb", 4))]
+    [8.0, 4.0, 2.0]
+    """
+    if device.devices_per_cpu is None:
+        return float(min(NODE, fast_domain, gpus))
+    return float(SOCKETS * min(device.devices_per_cpu, gpus))
 
 
 def host_basis(device: Device) -> str:
@@ -227,6 +245,7 @@ def constants_of(
     """
     device = cluster.device
     vector = precision.vector_dtype if precision.vector_dtype in device.vector_flops_per_s else "fp32"
+    of_host = (*HOST_LINK, *(() if device.devices_per_cpu is None else ("devices_per_cpu",))) if offloads else ()
     matrix = precision.matrix_dtype
     values = {
         f"matrix_flops_per_s.{device.matrix_dtype(matrix)}": _matrix_rate(device, matrix),
@@ -235,7 +254,7 @@ def constants_of(
             name: getattr(device, name)
             for name in (
                 "memory_bytes", "memory_Bps", "matrix_efficiency", "vector_efficiency", "memory_efficiency",
-                "kernel_latency_s", *(HOST_LINK if offloads else ()),
+                "kernel_latency_s", *of_host,
             )
         },
     }  # fmt: skip

@@ -206,17 +206,13 @@ def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stag
     return Sent("all_reduce", size_bytes, group_of(plans, (strategy.replicated_axis,)))
 
 
-NODE = 8
-"""Devices of one host, as a rule."""
-
-
 def offloaded_arguments(job: Job, optimizer_bytes: Num, machine: Machine) -> dict[str, Num]:
     """Arguments of the optimiser step on the host."""
     precision = job.precision
     states = job.optimizer.bytes_per_parameter(precision)
     owned = optimizer_bytes / adam_step_bytes(1, states, job.gradient_bytes, precision.element_bytes)
     return {
-        "parameters": owned, "ranks": float(min(NODE, machine.fast_domain, job.gpus)),
+        "parameters": owned, "ranks": machine.host_ranks,
         "moved_bytes": owned * (job.gradient_bytes + precision.element_bytes), "host_Bps": machine.host_Bps,
     }  # fmt: skip
 

@@ -41,6 +41,7 @@ DEVICE: Final[Mapping[str, Field]] = {
     "power": Field(record="power_W", dimension="W", low=0.01, high=1e6, required=False, example="700 W"),
     "host_bandwidth": Field(record="host_link_Bps", dimension="Bps", low=1e6, high=1e15, example="64 GB/s"),
     "host_efficiency": _share("host_efficiency"),
+    "devices_per_cpu": Field(record="devices_per_cpu", low=1, high=64, whole=True, required=False, example="2"),
     "matrix_efficiency": _share("matrix_efficiency"),
     "vector_efficiency": _share("vector_efficiency"),
     "memory_efficiency": _share("memory_efficiency"),

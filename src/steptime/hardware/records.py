@@ -67,6 +67,8 @@ class Device:
     """Datasheet bandwidth of its link to the host (PCI Express, or a link between chips), one direction."""
     host_efficiency: float
     """Share of it that copies of a training step sustain."""
+    devices_per_cpu: int | None = None
+    """Devices that share one processor of the host; None: those of a node share its two."""
     matrix_efficiency: float
     """Share of the matrix peak that a large product sustains."""
     vector_efficiency: float

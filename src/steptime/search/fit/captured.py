@@ -11,6 +11,7 @@ from steptime.cost.offload import host_adam_s
 from steptime.cost.optimiser_step import adam_flops
 from steptime.errors import UserError
 from steptime.estimate.graph import KernelCall, Work
+from steptime.estimate.machine import host_ranks
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.search.fit.arrangements import Arranged, arrangements
 from steptime.search.fit.bench import Bench, Footprint, Issued, Run
@@ -344,7 +345,8 @@ class Captured(Batched):
         if kind == "paged":
             return update_s + 2.0 * state_bytes(program) / self.host_Bps
         if kind == "offload":
-            return float(host_adam_s(elements, 1, gradient_bytes(program) + weights, self.host_Bps))
+            ranks = host_ranks(self.bench.device, 1, 1)
+            return float(host_adam_s(elements, ranks, gradient_bytes(program) + weights, self.host_Bps))
         return update_s
 
     def _streamed_s(self, precision: str, name: str, moved: float, flops: float, launches: float) -> float:
