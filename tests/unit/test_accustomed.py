@@ -53,8 +53,9 @@ def test_no_framework_in_particular_has_everything(name: str) -> None:
 def test_what_shards_all_shards_all_unless_told_otherwise(name: str) -> None:
     e = api.estimate(**JOB, framework=name, plan={"micro_batch": 1})
     assert e.plan["zero"] == 3 and e.feasible
-    assert e.notes == (f"zero was not given: 3 was taken, as {name} does",)
-    told = api.estimate(**JOB, framework=name, plan={"micro_batch": 1, "zero": 3})
+    within = {"shard": 8} if name == "fms-fsdp" else {}
+    assert len(e.notes) == 1 and f"was taken, as {name} does" in e.notes[0]
+    told = api.estimate(**JOB, framework=name, plan={"micro_batch": 1, "zero": 3, **within})
     assert told.notes == () and told.step_time_s == e.step_time_s
 
 
@@ -64,6 +65,35 @@ def test_a_pipeline_keeps_weights_gathered_and_one_rank_shares_nothing() -> None
     assert api.estimate(**JOB, framework="ddp", plan={}).plan["zero"] == 0
     alone = api.estimate("llama3-8b", "dgx-h100", gpus=1, global_batch=1, framework="torchtitan")
     assert alone.plan["zero"] == 1 and alone.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("framework", "plan", "shard"),
+    [
+        ("fms-fsdp", {}, 8), ("fms-fsdp", {"zero": 3}, 0), ("fms-fsdp", {"shard": 16}, 16),
+        ("fms-fsdp", {"shard": 0}, 0), ("fms-fsdp", {"tp": 8}, 0), ("fsdp", {}, 0), ("torchtitan", {}, 0),
+        ("composer-fsdp", {}, 0), ("deepspeed", {"zero": 3}, 0), (None, {}, 0),
+    ],
+)  # fmt: skip
+def test_a_framework_with_hybrid_shards_shares_out_within_a_node(
+    framework: str | None, plan: dict[str, int], shard: int
+) -> None:
+    e = api.estimate(**JOB, framework=framework, plan={"micro_batch": 1, **plan})
+    assert e.plan["shard"] == shard
+    assert any("within nodes of 8 (HSDP)" in note for note in e.notes) == (shard == 8)
+
+
+def test_a_node_of_a_larger_domain_is_that_of_its_processors() -> None:
+    job = {**JOB, "cluster": "gb200-nvl72"}
+    assert api.estimate(**job, framework="fms-fsdp", plan={}).plan["shard"] == 4
+    assert api.estimate(**JOB | {"gpus": 8}, framework="fms-fsdp", plan={}).plan["shard"] == 0
+
+
+def test_a_search_tries_shards_within_a_node_where_the_framework_has_them() -> None:
+    shards = {p.plan["shard"] for p in api.plan(**JOB, framework="fms-fsdp", top=10**3).plans}
+    assert shards == {0, 8}
+    assert {p.plan["shard"] for p in api.plan(**JOB, framework="fms-fsdp", fix={"shard": 16}).plans} == {16}
+    assert {p.plan["shard"] for p in api.plan(**JOB, framework="composer-fsdp", top=10**3).plans} == {0}
 
 
 def test_a_wish_beyond_the_framework_is_kept_and_told() -> None:

@@ -105,7 +105,8 @@ def test_recomputation(text: str, kind: str, share: float):
         ("selective activation checkpointing", "torchtitan", "ops", 1), ("Selective AC", "automodel", "ops", 1),
         ("selective op", "torchtitan", "ops", 1), ("selective op", "generic", "ops", 1),
         ("selective_ac_option=op", "torchtitan", "ops", 1), ("selective 2", "torchtitan", "full", 0.5),
-        ("selective (1/3)", "fms-fsdp", "full", 1 / 3), ("selective_ac_option: '4'", "torchtitan", "full", 0.25),
+        ("selective (1/3)", "fms-fsdp", "full", 1 / 3), ("selective", "fms-fsdp", "full", 1),
+        ("selective_ac_option: '4'", "torchtitan", "full", 0.25),
         ("selective (attention)", "torchtitan", "attention", 1), ("full", "torchtitan", "full", 1),
     ],
 )  # fmt: skip

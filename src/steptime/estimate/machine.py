@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from steptime.cost.offload import SOCKETS
 from steptime.errors import UserError
-from steptime.estimate.fabrics import FabricModel, fabric_model
+from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
 from steptime.estimate.kernels import Models, models_of, profile_of
 from steptime.estimate.measured_groups import Groups, groups_of
 from steptime.estimate.memory_kernels import memory_models
@@ -151,6 +151,19 @@ def host_ranks(device: Device, fast_domain: int, gpus: int) -> float:
     if device.devices_per_cpu is None:
         return float(min(NODE, fast_domain, gpus))
     return float(SOCKETS * min(device.devices_per_cpu, gpus))
+
+
+def node_devices(cluster: Cluster) -> int:
+    """Devices of one node: of a fast domain that is none the devices of two processors, as a rule eight.
+
+    >>> from steptime.hardware import load_cluster
+    >>> [node_devices(load_cluster(name)) for name in ("dgx-h100", "perlmutter", "gb200-nvl72")]
+    [8, 4, 4]
+    """
+    if cluster.fast_domain <= LARGEST_NODE:
+        return cluster.fast_domain
+    per_cpu = cluster.device.devices_per_cpu
+    return NODE if per_cpu is None else SOCKETS * per_cpu
 
 
 def host_basis(device: Device) -> str:

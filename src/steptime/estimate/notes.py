@@ -121,11 +121,18 @@ def rate_stood_in(device: Device, precision: Precision) -> tuple[str, ...]:
     return ()
 
 
-def stage_taken(framework: str, stage: int) -> tuple[str, ...]:
+def stage_taken(framework: str, stage: int, shard: int = 0) -> tuple[str, ...]:
     """A note where no ZeRO stage was given and the framework's is not that of a framework without habits.
+
+    ``shard``: ranks that share out, where they are not all.
 
     >>> stage_taken("torchtitan", 3), stage_taken("generic", 1)
     (('zero was not given: 3 was taken, as torchtitan does',), ())
+    >>> "within nodes of 8 (HSDP)" in stage_taken("fms-fsdp", 3, 8)[0]
+    True
     """
+    if shard:
+        taken = f"zero and shard were not given: ZeRO-{stage} within nodes of {shard} (HSDP) was taken"
+        return (f"{taken}, as {framework} does; zero {stage} without shard is over all ranks",)
     usual = habits_of("").zero
     return () if stage == usual else (f"zero was not given: {stage} was taken, as {framework} does",)

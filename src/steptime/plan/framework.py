@@ -203,6 +203,9 @@ class Habits:
     zero: int = 1
     """ZeRO stage that it runs unless told otherwise, without a pipeline."""
 
+    within_node: bool = False
+    """Unless told otherwise the devices of a node share out among them, and the nodes hold copies (HSDP)."""
+
     zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """ZeRO stages that it has, without a pipeline."""
 
@@ -274,7 +277,9 @@ HABITS: Mapping[str, Habits] = {
     "torchtune": replace(
         _FULLY_SHARDED, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), selective=_BY_OPERATOR,
     ),
-    "fms-fsdp": replace(_FULLY_SHARDED, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY),
+    "fms-fsdp": replace(
+        _FULLY_SHARDED, within_node=True, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY, selective="full",
+    ),
     "automodel": replace(_FULLY_SHARDED, exchange_once=True, selective=_BY_OPERATOR),
     "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY),
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
@@ -295,19 +300,22 @@ recipes) is assumed. Megatron-LM of 2021 reduced gradients after the last backwa
 `overlap_comm` is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs that
 arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
 Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
-`activation_checkpoint.selective_ac_option = "op"`). Models in plain PyTorch write scores / sqrt(d) + mask before
-`softmax` (BERT and GPT-2 of Hugging Face's transformers, eager), each a kernel without a compiler; Megatron has one
-(`masked_softmax_fusion`, on by default). Others as :class:`Habits` says.
+`activation_checkpoint.selective_ac_option = "op"`); fms-fsdp takes whole blocks, by default all
+(`selective_checkpointing` 1). Models in plain PyTorch write scores / sqrt(d) + mask before `softmax` (BERT and GPT-2 of
+Hugging Face's transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by
+default). Others as :class:`Habits` says.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only
-or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp. PyTorch's DDP keeps a whole copy on every
-rank. torchtune has `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over `ici_fsdp_parallelism` (-1,
-the rest of the devices, by default), or the states alone (`shard_optimizer_over_data`); paxml likewise over its data
-axis. Megatron-LM of 2021 had neither its distributed optimiser nor context and expert ranks; later
-`--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim, optim_grads
-and optim_grads_params. llm.c has `-z` 0 and 1 and data parallelism alone. DeepSpeed has all stages, and Ulysses since
-2023 (arXiv 2309.14509); what its users take is assumed, as of others without one default of their own."""
+or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp, and takes hsdp, shards within a node
+(`train_config` in its fms_fsdp/config/training.py); torchtitan shards over all ranks (`data_parallel_replicate_degree`
+1, `data_parallel_shard_degree` -1 in its config), as do PyTorch's FSDP (FULL_SHARD) and DeepSpeed. PyTorch's DDP keeps
+a whole copy on every rank. torchtune has `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over
+`ici_fsdp_parallelism` (-1, the rest of the devices, by default), or the states alone (`shard_optimizer_over_data`);
+paxml likewise over its data axis. Megatron-LM of 2021 had neither its distributed optimiser nor context and expert
+ranks; later `--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim,
+optim_grads and optim_grads_params. llm.c has `-z` 0 and 1 and data parallelism alone. DeepSpeed has all stages, and
+Ulysses since 2023 (arXiv 2309.14509); what its users take is assumed, as of others without one default of their own."""
 
 
 def habits_of(name: str) -> Habits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steptime.plan.constraints import Constraint
@@ -85,9 +85,31 @@ def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
     return habits.zero_with(degrees.get("pp", 1)) if shared else Habits().zero
 
 
+def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: int) -> int:
+    """Ranks among which a framework shares out where neither they nor a ZeRO stage are given; 0: all.
+
+    PyTorch's own FSDP, which a framework's name may stand for, shards over all.
+
+    Args:
+        framework: its name as given.
+        degrees: of the mesh.
+        node: devices of a node.
+
+    >>> [shard_unless_given(name, {"dp": 64}, 8) for name in ("fms-fsdp", "FSDP", "torchtitan", None)]
+    [8, 0, 0, 0]
+    >>> shard_unless_given("fms-fsdp", {"dp": 8}, 8), shard_unless_given("fms-fsdp", {"dp": 64, "pp": 2}, 8)
+    (0, 0)
+    """
+    own = habits_of(framework_taken(framework) or "").within_node and not renamed(framework)
+    ranks = degrees.get("dp", 1)
+    alone = all(degrees.get(axis, 1) == 1 for axis in ("cp", "pp"))
+    return node if own and alone and ranks > node and ranks % node == 0 else 0
+
+
 def scope_of(
-    framework: str, space: Space, strategies: Strategies, constraints: Sequence[Constraint], asked: str
-) -> Scope:
+    framework: str, space: Space, strategies: Strategies, constraints: Sequence[Constraint], asked: str,
+    within: int = 0,
+) -> Scope:  # fmt: skip
     """The plans of a search that a framework has, and those that the user asks for all the same.
 
     Args:
@@ -96,6 +118,7 @@ def scope_of(
         strategies: strategies that are searched, each with constraints of its own.
         constraints: what the user fixes or bounds.
         asked: the strategy that the user named, ``auto`` for none.
+        within: ranks of a node, where the job has several; shards within it are tried if the framework has them.
     """
     habits = habits_of(framework)
     wished = {c.column for c in constraints if _asks(c)} | OF_STRATEGY.get(asked, frozenset())
@@ -106,6 +129,8 @@ def scope_of(
     if isinstance(narrowed, CorrectedSpace) and not any(c.column == "zero" and c.relation == "=" for c in constraints):
         usual, narrowed = narrowed, narrowed.accustomed(habits)
         left_out += [] if narrowed.zero == usual.zero else [_stages(narrowed, pipelines="pp" not in lacking)]
+        if habits.within_node and within and not any(c.column == "shard" for c in constraints):
+            narrowed = replace(narrowed, shard=(0, within))
     alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
     notes = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
     return Scope(

@@ -10,6 +10,7 @@ import numpy as np
 
 from steptime.errors import PlanError, UserError, shorten
 from steptime.estimate.evaluate import evaluate
+from steptime.estimate.machine import node_devices
 from steptime.estimate.notes import micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
@@ -29,6 +30,7 @@ from steptime.surface.accustomed import (
     read_as,
     renamed,
     scope_of,
+    shard_unless_given,
     stage_unless_given,
 )
 from steptime.surface.captured import check_strategy, mode_of
@@ -104,7 +106,11 @@ def plan(
         chosen.method.strategies[strategy]
     strategies = chosen.auto if strategy == "auto" else {strategy: ()}
     whole("top", top, 1, 10**5)
-    scope = scope_of(named, chosen.space.fixed(fixed), strategies, constraints, text("strategy", strategy))
+    node = node_devices(setting.cluster)
+    scope = scope_of(
+        named, chosen.space.fixed(fixed), strategies, constraints, text("strategy", strategy),
+        within=node if gpus > node and gpus % node == 0 else 0,
+    )  # fmt: skip
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
     notes = (*renamed(framework), *read_as(named, columns), *scope.notes)
     return replace(result, advice=_advice(setting, scope, result), notes=notes)
@@ -167,6 +173,8 @@ def estimate(
     hidden, longer = setting.job.model.hidden, max(degrees["tp"], degrees["tp2"])
     panels = panels_worth_trying(hidden, longer)[0] if name == "2d" else 1
     columns = {key: checked[key] for key in _COLUMNS if key in checked}
+    if not {"zero", "shard"} & set(columns):
+        columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
@@ -182,11 +190,16 @@ def _named(framework: str | None) -> str:
 
 def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Notes on what was not given."""
-    stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"])
+    stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"], _shard(found, given))
     if "micro_batch" in given:
         return stage
     share = int(ceil_div(job.global_batch, found.plan["dp"]))
     return (*micro_batch_taken(found.time, share), *stage)
+
+
+def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
+    """Ranks that share out where nobody said how many."""
+    return 0 if "shard" in given else int(found.plan["shard"])
 
 
 def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
