@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.framework import MODEL_AXES, Habits, habits_of
 from steptime.plan.framework_library import framework_names
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import RULES
+from steptime.plan.recompute import recompute_code
 from steptime.search.planner import LIKELY
 from steptime.study.measured.tables import table
 from steptime.study.modes import MODES
@@ -94,6 +96,33 @@ def test_a_search_tries_shards_within_a_node_where_the_framework_has_them() -> N
     assert shards == {0, 8}
     assert {p.plan["shard"] for p in api.plan(**JOB, framework="fms-fsdp", fix={"shard": 16}).plans} == {16}
     assert {p.plan["shard"] for p in api.plan(**JOB, framework="composer-fsdp", top=10**3).plans} == {0}
+
+
+@pytest.mark.parametrize(
+    ("framework", "dense", "experts"),
+    [
+        ("generic", "none full", "none full"), ("fms-fsdp", "none full", "none full"),
+        ("megatron-core", "none mlp full", "none norm+activation+up_projection full"),
+        ("torchtitan", "none norm+activation+outputs full", "none norm+activation+outputs full"),
+    ],
+)  # fmt: skip
+def test_a_search_tries_the_parts_that_a_framework_recomputes(framework: str, dense: str, experts: str) -> None:
+    mode, asked = MODES["corrected"], Constraint(column="recompute", relation="=", value=2)
+    for words, has_experts in ((dense, False), (experts, True)):
+        codes = tuple(recompute_code(word) for word in words.split())
+        scope = scope_of(framework, mode.space, mode.auto, (), "auto", experts=has_experts)
+        assert scope.space.recompute == codes  # type: ignore[attr-defined]
+    told = scope_of(framework, mode.space.fixed({"recompute": 2}), mode.auto, (asked,), "auto")
+    assert told.space.recompute == (2,)  # type: ignore[attr-defined]
+
+
+def test_parts_find_a_faster_plan_where_memory_is_tight() -> None:
+    job: dict[str, Any] = {"gpus": 256, "global_batch": 1024, "framework": "megatron-core"}
+    mesh = {"tp": 2, "cp": 2, "pp": 4, "ep": 64, "micro_batch": 1}
+    found = api.plan("deepseek-v3", "dgx-h100", **job, fix=mesh, strategy="context", top=1)
+    whole = api.plan("deepseek-v3", "dgx-h100", **job, fix=mesh | {"recompute": "full"}, strategy="context", top=1)
+    assert set(found.plans[0].plan["recompute"].split("+")) == {"norm", "activation", "up_projection"}
+    assert found.plans[0].step_time_s < 0.9 * whole.plans[0].step_time_s and found.plans[0].oom_probability < 1.0
 
 
 def test_a_wish_beyond_the_framework_is_kept_and_told() -> None:

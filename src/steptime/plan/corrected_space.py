@@ -63,6 +63,11 @@ class CorrectedSpace(Space):
         plain = tuple(stage for stage in self.zero if stage in habits.zero_stages) or (habits.zero,)
         return replace(self, zero=plain, piped_zero=tuple(sorted({piped_stage(stage, 2) for stage in plain})))
 
+    def with_parts(self, parts: str) -> CorrectedSpace:
+        """The same space with recomputation of these parts tried too, before that of whole layers."""
+        code = sum(RECOMPUTE_CODES[name] for name in parts.split("+"))
+        return replace(self, recompute=(*self.recompute[:1], code, *self.recompute[1:]))
+
     @property
     def _piped_zero(self) -> tuple[int, ...]:
         return self.piped_zero or tuple(stage for stage in self.zero if stage <= 1)

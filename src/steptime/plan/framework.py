@@ -200,6 +200,12 @@ class Habits:
     selective: str = "attention"
     """What it recomputes when asked to do so selectively, in the words of a plan."""
 
+    parts: str = ""
+    """What it can recompute of a layer, beside all of it, for least time per byte; empty: nothing that is tried."""
+
+    expert_parts: str = ""
+    """Likewise of models with experts."""
+
     zero: int = 1
     """ZeRO stage that it runs unless told otherwise, without a pipeline."""
 
@@ -261,26 +267,28 @@ _DEEPSPEED_2021 = Habits(
 )  # fmt: skip
 _FULLY_SHARDED = Habits(kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}))
 _BY_OPERATOR = "norm+activation+outputs"
+_OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
 _DATA_ONLY: frozenset[str] = frozenset()
 HABITS: Mapping[str, Habits] = {
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
         _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
     ),
-    "megatron-core": replace(_MEGATRON, tensor_exposed=0.6, exchange_once=True, overlap=frozenset({"dp", "ep"})),
+    "megatron-core": replace(_MEGATRON, tensor_exposed=0.6, exchange_once=True, overlap=frozenset({"dp", "ep"}),
+                             parts="mlp", expert_parts="norm+activation+up_projection"),
     "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
     "megascale": Habits(scattered_messages=True, zero_stages=frozenset({0, 1, 2})),
     "torchtitan": replace(
-        _FULLY_SHARDED, gradient_dtype="fp32", context="ring", selective=_BY_OPERATOR,
+        _FULLY_SHARDED, gradient_dtype="fp32", context="ring", **_OPERATORS,
     ),
     "torchtune": replace(
-        _FULLY_SHARDED, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), selective=_BY_OPERATOR,
+        _FULLY_SHARDED, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
     ),
     "fms-fsdp": replace(
         _FULLY_SHARDED, within_node=True, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY, selective="full",
     ),
-    "automodel": replace(_FULLY_SHARDED, exchange_once=True, selective=_BY_OPERATOR),
+    "automodel": replace(_FULLY_SHARDED, exchange_once=True, **_OPERATORS),
     "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY),
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
@@ -301,9 +309,11 @@ recipes) is assumed. Megatron-LM of 2021 reduced gradients after the last backwa
 arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
 Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
 `activation_checkpoint.selective_ac_option = "op"`); fms-fsdp takes whole blocks, by default all
-(`selective_checkpointing` 1). Models in plain PyTorch write scores / sqrt(d) + mask before `softmax` (BERT and GPT-2 of
-Hugging Face's transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by
-default). Others as :class:`Habits` says.
+(`selective_checkpointing` 1). Megatron-Core recomputes modules (`--recompute-modules`): mlp of dense layers; of experts
+the activation, with the norms and the projections of latent attention (moe_act, layernorm, mla_up_proj), which drop
+their outputs. Models in plain PyTorch write scores / sqrt(d) + mask before `softmax` (BERT and GPT-2 of Hugging Face's
+transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by default).
+Others as :class:`Habits` says.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only

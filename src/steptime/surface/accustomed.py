@@ -108,7 +108,7 @@ def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: 
 
 def scope_of(
     framework: str, space: Space, strategies: Strategies, constraints: Sequence[Constraint], asked: str,
-    within: int = 0,
+    within: int = 0, experts: bool = False,
 ) -> Scope:  # fmt: skip
     """The plans of a search that a framework has, and those that the user asks for all the same.
 
@@ -119,6 +119,7 @@ def scope_of(
         constraints: what the user fixes or bounds.
         asked: the strategy that the user named, ``auto`` for none.
         within: ranks of a node, where the job has several; shards within it are tried if the framework has them.
+        experts: whether the model has experts.
     """
     habits = habits_of(framework)
     wished = {c.column for c in constraints if _asks(c)} | OF_STRATEGY.get(asked, frozenset())
@@ -129,8 +130,12 @@ def scope_of(
     if isinstance(narrowed, CorrectedSpace) and not any(c.column == "zero" and c.relation == "=" for c in constraints):
         usual, narrowed = narrowed, narrowed.accustomed(habits)
         left_out += [] if narrowed.zero == usual.zero else [_stages(narrowed, pipelines="pp" not in lacking)]
-        if habits.within_node and within and not any(c.column == "shard" for c in constraints):
+        fixed = {c.column for c in constraints}
+        if habits.within_node and within and "shard" not in fixed:
             narrowed = replace(narrowed, shard=(0, within))
+        parts = habits.expert_parts if experts else habits.parts
+        if parts and not fixed & {"recompute", "recompute_every"}:
+            narrowed = narrowed.with_parts(parts)
     alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
     notes = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
     return Scope(

@@ -109,7 +109,7 @@ def plan(
     node = node_devices(setting.cluster)
     scope = scope_of(
         named, chosen.space.fixed(fixed), strategies, constraints, text("strategy", strategy),
-        within=node if gpus > node and gpus % node == 0 else 0,
+        within=node if gpus > node and gpus % node == 0 else 0, experts=setting.job.model.experts is not None,
     )  # fmt: skip
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
     notes = (*renamed(framework), *read_as(named, columns), *scope.notes)

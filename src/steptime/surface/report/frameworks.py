@@ -41,6 +41,7 @@ HABITS: Final = {
     "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
     "separate_masking": "unfused attention masks scores by kernels of its own",
     "selective": "what is recomputed where it is asked to do so selectively",
+    "parts": "what a search recomputes beside whole layers", "expert_parts": "likewise of models with experts",
     "within_node": "nodes hold copies unless told otherwise (HSDP)",
     "zero": "ZeRO stage unless told otherwise", "zero_stages": "ZeRO stages that it has, without a pipeline",
     "axes": "axes beside dp that it has",
