@@ -108,6 +108,17 @@ def test_one_odd_device_does_not_move_a_transferred_product() -> None:
     assert transferred_curve(target, other, devices).coefficients["throttle"] > 1.05 * before["throttle"]
 
 
+def test_cards_of_one_architecture_share_the_vote_on_what_its_library_has() -> None:
+    names = ("a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "h100-sxm", "l40s")
+    devices = {name: load_device(name) for name in names}
+    fixed = replace(CURVE, coefficients=CURVE.coefficients | {"batched_tile": 4.0, "throttle": 0.4})
+    chosen = replace(CURVE, coefficients=CURVE.coefficients | {"batched_tile": 1.0, "throttle": 0.1})
+    curves = {name: fixed if name.startswith("a100") else chosen for name in names}
+    found = transferred_curve(load_device("a40"), curves, devices).coefficients
+    assert found["throttle"] > 0.39, "three cards"
+    assert found["batched_tile"] < 1.5, "one architecture of three"
+
+
 def test_a_transferred_product_carries_and_says_from_where() -> None:
     names = [n for n in device_names() if "bf16" in load_device(n).matrix_flops_per_s and n != "b200-sxm"][:9]
     devices = {name: load_device(name) for name in names}

@@ -31,6 +31,9 @@ REACH: Final = 1.0
 CLOSE: Final = 0.05
 #: Shapes from which on the coefficients of a device count in full.
 ENOUGH_SHAPES: Final = 500
+#: Family to coefficients that say which kernels a library has. It has the same for all cards of an architecture, so
+#: that they share one vote.
+OF_THE_LIBRARY: Final[Mapping[str, tuple[str, ...]]] = {"gemm": ("batched_tile",)}
 #: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
 SCALED_ERROR: Final = 0.15
@@ -78,7 +81,8 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
 
     Families that scale with the datasheet (:func:`steptime.calibrate.scaling.carried`) take medians with weights
     $s / (0.05 + d)$, others geometric means with weights $s\,e^{-d}$, where $d$ is the distance of the devices
-    (:func:`steptime.hardware.profiles.distance`) and $s$ the share of 500 shapes that were measured, at most 1.
+    (:func:`steptime.hardware.profiles.distance`) and $s$ the share of 500 shapes that were measured, at most 1. Where
+    a coefficient says which kernels a library has, the weights of an architecture are divided by its devices.
 
     Args:
         device: the device without measurements.
@@ -96,6 +100,9 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     best, error = curves[order[0]], SCALED_ERROR if scaled else TRANSFER_ERROR
     near = [replace(curves[name], coefficients=carried(curves[name], devices[name], device)) for name in order]
     middle = blended(near, [weights[name] for name in order], median=scaled)
+    if library := OF_THE_LIBRARY.get(best.family, ()):
+        votes = _votes({name: weights[name] for name in order}, devices)
+        middle |= {name: value for name, value in blended(near, votes, median=scaled).items() if name in library}
     middle = within_peak(middle, device, best.dtype) if best.family == FAMILY.name else middle
     related = any(devices[name].vendor == device.vendor for name in order)
     return replace(
@@ -115,6 +122,12 @@ def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
     """How much the curve of another device counts: less of unlike architectures, and of few measurements."""
     away, share = distance(device, other), min(max(curve.points, 1) / ENOUGH_SHAPES, 1.0)
     return share / (CLOSE + away) if scaled else share * math.exp(-away / REACH)
+
+
+def _votes(weights: Mapping[str, float], devices: Mapping[str, Device]) -> list[float]:
+    """Weights of devices, divided by how many of them are of the same architecture."""
+    kinds = [devices[name].architecture or name for name in weights]
+    return [weight / kinds.count(kind) for weight, kind in zip(weights.values(), kinds, strict=True)]
 
 
 def _band(best: Curve, factor: float) -> tuple[float, float]:
