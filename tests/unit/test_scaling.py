@@ -119,6 +119,17 @@ def test_cards_of_one_architecture_share_the_vote_on_what_its_library_has() -> N
     assert found["batched_tile"] < 1.5, "one architecture of three"
 
 
+def test_a_card_has_the_library_of_its_own_architecture() -> None:
+    names = ("a100-sxm-80gb", "h100-sxm", "b200-sxm", "l40s")
+    devices = {name: load_device(name) for name in names}
+    fixed = replace(CURVE, coefficients=CURVE.coefficients | {"batched_tile": 4.0, "throttle": 0.4})
+    chosen = replace(CURVE, coefficients=CURVE.coefficients | {"batched_tile": 1.0, "throttle": 0.1})
+    curves = dict.fromkeys(names, chosen) | {"l40s": fixed}
+    found = transferred_curve(load_device("l4"), curves, devices).coefficients
+    assert found["batched_tile"] == 4.0, "as on the only other card of its kind"
+    assert found["throttle"] < 0.39, "which has one vote of four on everything else"
+
+
 def test_a_transferred_product_carries_and_says_from_where() -> None:
     names = [n for n in device_names() if "bf16" in load_device(n).matrix_flops_per_s and n != "b200-sxm"][:9]
     devices = {name: load_device(name) for name in names}

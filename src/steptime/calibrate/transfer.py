@@ -31,8 +31,8 @@ REACH: Final = 1.0
 CLOSE: Final = 0.05
 #: Shapes from which on the coefficients of a device count in full.
 ENOUGH_SHAPES: Final = 500
-#: Family to coefficients that say which kernels a library has. It has the same for all cards of an architecture, so
-#: that they share one vote.
+#: Family to coefficients that say which kernels a library has. It has the same for all cards of an architecture: they
+#: decide for one more of their kind, and share one vote where no card of the device's own kind is known.
 OF_THE_LIBRARY: Final[Mapping[str, tuple[str, ...]]] = {"gemm": ("batched_tile",)}
 #: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
@@ -82,7 +82,8 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     Families that scale with the datasheet (:func:`steptime.calibrate.scaling.carried`) take medians with weights
     $s / (0.05 + d)$, others geometric means with weights $s\,e^{-d}$, where $d$ is the distance of the devices
     (:func:`steptime.hardware.profiles.distance`) and $s$ the share of 500 shapes that were measured, at most 1. Where
-    a coefficient says which kernels a library has, the weights of an architecture are divided by its devices.
+    a coefficient says which kernels a library has, only devices of the same architecture count, or, if there are none,
+    the weights of every architecture are divided by its devices.
 
     Args:
         device: the device without measurements.
@@ -98,11 +99,12 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     if not order:
         raise UserError(f"{device.name}: no curve of another device to transfer")
     best, error = curves[order[0]], SCALED_ERROR if scaled else TRANSFER_ERROR
-    near = [replace(curves[name], coefficients=carried(curves[name], devices[name], device)) for name in order]
-    middle = blended(near, [weights[name] for name in order], median=scaled)
+    near = {name: replace(curves[name], coefficients=carried(curves[name], devices[name], device)) for name in order}
+    middle = blended(list(near.values()), [weights[name] for name in order], median=scaled)
     if library := OF_THE_LIBRARY.get(best.family, ()):
-        votes = _votes({name: weights[name] for name in order}, devices)
-        middle |= {name: value for name, value in blended(near, votes, median=scaled).items() if name in library}
+        votes = _votes(device, {name: weights[name] for name in order}, devices)
+        voted = blended([near[name] for name in votes], list(votes.values()), median=scaled)
+        middle |= {name: voted[name] for name in library if name in middle}
     middle = within_peak(middle, device, best.dtype) if best.family == FAMILY.name else middle
     related = any(devices[name].vendor == device.vendor for name in order)
     return replace(
@@ -124,10 +126,11 @@ def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
     return share / (CLOSE + away) if scaled else share * math.exp(-away / REACH)
 
 
-def _votes(weights: Mapping[str, float], devices: Mapping[str, Device]) -> list[float]:
-    """Weights of devices, divided by how many of them are of the same architecture."""
-    kinds = [devices[name].architecture or name for name in weights]
-    return [weight / kinds.count(kind) for weight, kind in zip(weights.values(), kinds, strict=True)]
+def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
+    """Weights of devices of the same architecture; if there are none, of all, those of one architecture as one."""
+    kinds = {name: devices[name].architecture or name for name in weights}
+    own = {name: weight for name, weight in weights.items() if kinds[name] == device.architecture}
+    return own or {name: weight / list(kinds.values()).count(kinds[name]) for name, weight in weights.items()}
 
 
 def _band(best: Curve, factor: float) -> tuple[float, float]:
