@@ -28,7 +28,7 @@ _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
 #: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
 _BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
 #: Recomputation that is not full -> about how much of the forward pass it repeats.
-_AGAIN: Final = {"none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.15}
+_AGAIN: Final = {"none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.4}
 AVOIDED: Final = 0.7
 """Chance that a recomputation which memory does not ask for is left out."""
 PARTS: Final = (0.25, 0.5, 1.0)
