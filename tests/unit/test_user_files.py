@@ -12,6 +12,7 @@ from steptime.hardware import load_device
 from steptime.search.fit.bench import Bench
 from steptime.surface.captured import captured_target
 from steptime.workload.capture.factory import load_target
+from steptime.workload.capture.problems import CaptureError
 
 CODE = """
 from pathlib import Path
@@ -35,6 +36,22 @@ shared = build()
 
 def same(batch=4):
     return shared[0], torch.empty(batch, 16, 64)
+
+class Aside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+    def forward(self, x):
+        self.beside = x.mean()
+        return self.blocks(x)
+
+def labelled(batch=4):
+    labels, module = torch.zeros(batch, 16, 64), Aside()
+    return module, torch.empty(batch, 16, 64), lambda out: nn.functional.mse_loss(out, labels) + module.beside
+
+def of_four():
+    labels = torch.zeros(4, 16, 64)
+    return nn.Sequential(*(Block() for _ in range(4))), torch.empty(4, 16, 64), lambda out: out.sub(labels).mean()
 """
 
 
@@ -53,6 +70,17 @@ def runs(file: Path) -> int:
 def test_a_module_as_a_workload_runs_its_file_once(file: Path) -> None:
     assert captured_target(f"{file}:build", "bf16", None).layers == 4
     assert runs(file) == 1
+
+
+def test_a_loss_may_hold_labels_of_its_batch_and_its_module(file: Path) -> None:
+    assert captured_target(f"{file}:labelled", "fp32", None).layers == 4
+
+
+def test_a_loss_that_holds_labels_needs_a_factory_that_takes_the_batch(file: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"recorded with 2, 3, 5 samples; it makes 4\n  let the factory take `batch`"
+    ):
+        captured_target(f"{file}:of_four", "fp32", None)
 
 
 def test_variants_of_a_module_run_its_file_once(file: Path) -> None:

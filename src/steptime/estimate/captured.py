@@ -54,13 +54,39 @@ def captured_model(
         UserError: its sizes are not affine in the samples, or it does not run the same operators for all of them.
         CaptureError: it cannot be captured.
     """
+    from steptime.workload.captured.torch_inputs import converted
+
+    module, cast = converted(module, dtype)
+
+    def step(batch: int) -> tuple[Any, Any, Any]:
+        return module, cast(inputs_of_batch(batch)), loss
+
+    return captured_steps(step, name=name, batches=batches, autocast=autocast, **options)
+
+
+def captured_steps(
+    step_of_batch: Callable[[int], tuple[Any, Any, Any]], *, name: str = "", dtype: str | None = None,
+    batches: Sequence[int] = BATCHES, **options: Any,
+) -> CapturedModel:  # fmt: skip
+    """A module that is made anew for each number of samples as a workload of plans, with inputs and loss of its own.
+
+    Args:
+        step_of_batch: from a number of samples to a module, the inputs of its forward and its loss; all three may
+            have the samples in their sizes.
+        name: likewise the others, as in :func:`captured_model`.
+
+    Raises:
+        UserError: as :func:`captured_model`.
+    """
     from steptime.workload.capture import capture
     from steptime.workload.captured.torch_inputs import converted, named
 
-    module, cast = converted(module, dtype)
-    title = name or named(module)
-    chosen = {"target": "cuda", "optimizer": None, "loss": loss, "autocast": autocast, "name": title, **options}
-    programs = [capture(module, cast(inputs_of_batch(batch)), **chosen) for batch in batches]
+    programs = []
+    for batch in batches:
+        given, inputs, loss = step_of_batch(batch)
+        module, cast = converted(given, dtype)
+        chosen = {"target": "cuda", "optimizer": None, "loss": loss, "name": name or named(module), **options}
+        programs.append(capture(module, cast(inputs), **chosen))
     return model_of_programs(programs, tuple(batches))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steptime.errors import PlanError
-from steptime.estimate.captured import BATCHES
+from steptime.estimate.captured import BATCHES, captured_steps
 from steptime.estimate.captured import captured_model as captured_model
 from steptime.estimate.single import Setting
 from steptime.plan.captured import CAPTURED
@@ -17,6 +17,9 @@ from steptime.workload.capture.optional import require_torch
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from steptime.workload.capture.factory import Target
+
 CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "bf16"}
 """Training recipe -> element type in which a module is captured for it."""
 
@@ -24,8 +27,8 @@ CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32
 def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
     """The module that a factory makes, as a workload.
 
-    The factory is called for each of three batches where it takes one; else the leading dim of its inputs is the batch,
-    unless something speaks against that.
+    The factory is called for each of three batches where it takes one, and its module, inputs and loss are taken; else
+    the leading dim of its inputs is the batch, unless something speaks against that.
 
     Args:
         target: ``pkg.module:factory`` or ``file.py:factory``.
@@ -37,7 +40,7 @@ def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
     """
     require_torch()
     from steptime.workload.capture.factory import load_target
-    from steptime.workload.capture.variants import batch_parameter, leading_batch, resized
+    from steptime.workload.capture.variants import batch_parameter
 
     element = CAPTURED_DTYPES.get(dtype)
     more = {} if seq is None else {"seq": seq}
@@ -48,13 +51,29 @@ def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
         return load_target(target, sizes=sizes, dtype=element, inputs=())
 
     first = made(BATCHES[0])
+    if not takes:
+        return _of_one_batch(target, first, element)
 
-    def inputs_of_batch(batch: int) -> Any:
-        if takes:
-            return first.inputs if batch == BATCHES[0] else made(batch).inputs
-        return resized(first.inputs, batch, leading_batch(target, first.module, first.inputs))
+    def step(batch: int) -> tuple[Any, Any, Any]:
+        one = first if batch == BATCHES[0] else made(batch)
+        return one.module, one.inputs, one.loss
 
-    return captured_model(first.module, inputs_of_batch, name=first.name, dtype=element, loss=first.loss)
+    return captured_steps(step, name=first.name, dtype=element)
+
+
+def _of_one_batch(target: str, made: Target, element: str | None) -> CapturedModel:
+    """The module of a factory that does not take a batch: its inputs are given others."""
+    from steptime.workload.capture.problems import CaptureError
+    from steptime.workload.capture.variants import TAKE_BATCH, leading_batch, resized
+
+    given = leading_batch(target, made.module, made.inputs)
+    try:
+        return captured_model(
+            made.module, lambda batch: resized(made.inputs, batch, given), name=made.name, dtype=element, loss=made.loss
+        )
+    except CaptureError as error:
+        sizes = ", ".join(map(str, BATCHES))
+        raise CaptureError(f"{error}\n  recorded with {sizes} samples; it makes {given}", hint=TAKE_BATCH) from None
 
 
 def summary_of(model: CapturedModel) -> ModelSpec:
