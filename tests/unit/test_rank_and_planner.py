@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -87,6 +89,53 @@ def test_nothing_fits():
     assert result.nearest is not None and "memory" in result.nearest.reasons
     assert result.reasons["memory"] > 0
     assert any("devices work" in sentence for sentence in result.advice)
+
+
+def advice_on(model: str, cluster: str, gpus: int, global_batch: int, **more: Any) -> dict[str, float | None]:
+    """Sentences of advice without their figure -> the figure."""
+    found = api.plan(model, cluster, gpus=gpus, global_batch=global_batch, **more)
+    assert found.feasible == 0
+    parts = [sentence.partition(": best step ") for sentence in found.advice]
+    return {words: float(rest.split()[0]) if rest else None for words, _, rest in parts}
+
+
+HOST = "--fix offload=optimizer fits, with the optimiser in the host's memory"
+
+
+def test_where_memory_is_short_the_host_is_tried():
+    advice = advice_on("llama3-70b", "dgx-h100", 8, 32)
+    offloaded = api.plan("llama3-70b", "dgx-h100", gpus=8, global_batch=32, fix={"offload": "optimizer"}, top=1)
+    assert advice[HOST] == pytest.approx(offloaded.plans[0].step_time_s, rel=1e-3)
+    assert list(advice) == [HOST, "16 devices work"]  # a second node, not 15 devices of it
+
+
+def test_what_the_host_holds_already_is_not_advised():
+    advice = advice_on("llama3-8b", "rtx4090-8", 1, 4, fix={"offload": "optimizer,activations"})
+    assert not any(words.startswith("--fix offload") for words in advice)
+    assert any(words.startswith("steptime fit llama3-8b --device rtx-4090 --batch 4 weighs") for words in advice)
+
+
+def test_constraints_without_which_plans_fit_are_named():
+    advice = advice_on("llama3-8b", "dgx-h100", 32, 64, fix={"schedule": "zb-h1", "vpp": 2}, limit=["dp>=1"])
+    assert set(advice) == {"without --fix vpp=2 plans fit", "without --fix schedule plans fit"}
+    advice = advice_on("llama3-8b", "dgx-h100", 32, 64, fix={"tp": 8}, limit=["dp>=8"])
+    bound, freed = (
+        "without --limit 'dp>=8' plans fit",
+        api.plan("llama3-8b", "dgx-h100", gpus=32, global_batch=64, fix={"tp": 8}, top=1),
+    )
+    assert advice[bound] == pytest.approx(freed.plans[0].step_time_s, rel=1e-3)
+
+
+def test_a_batch_smaller_than_the_replicas_is_named():
+    advice = advice_on("qwen3-30b-a3b", "aws-p4d", 32, 1, framework="composer-fsdp")
+    assert "--global-batch 32 fits, a sequence per device" in advice
+
+
+def test_software_that_has_few_plans_is_named():
+    advice = advice_on("command-r", "gcp-a3-mega", 32, 64, framework="ddp")
+    best = api.plan("command-r", "gcp-a3-mega", gpus=32, global_batch=64, top=1).plans[0].step_time_s
+    assert advice["--framework generic, which has every kind of plan, fits"] == pytest.approx(best, rel=1e-3)
+    assert HOST not in advice
 
 
 def test_progress_ends_at_all_candidates():

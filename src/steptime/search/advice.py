@@ -12,7 +12,9 @@ from steptime.plan.space import Space
 from steptime.search.planner import find
 
 NEAR = 16
-"""Device counts on either side that are tried one by one."""
+"""Smaller device counts that are tried one by one."""
+DOMAINS = 16
+"""Fast domains beyond those there are that are tried one by one."""
 IDLE = 0.02
 """Share of the devices that may idle without a word about it being needed to find a faster count."""
 
@@ -36,7 +38,7 @@ def faster_counts(
     if gpus <= domain or gpus % domain == 0:
         return ()
     rounder = {gpus // size * size for size in (domain, 4 * domain) if gpus // size}
-    times = {count: _best_s(setting, count, space, strategies, constraints) for count in rounder}
+    times = {count: best_step_s(setting, count, space, strategies, constraints) for count in rounder}
     better = {count: time_s for count, time_s in times.items() if time_s is not None and time_s < best_s}
     if not better:
         return ()
@@ -46,7 +48,7 @@ def faster_counts(
     )
 
 
-def _best_s(
+def best_step_s(
     setting: Setting, gpus: int, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
     constraints: Sequence[Constraint],
 ) -> float | None:  # fmt: skip
@@ -61,14 +63,14 @@ def nearest_counts(
     """Sentences that name numbers of devices with a plan, and the price of the idle ones.
 
     Below: the fastest of the counts that leave at most two in a hundred idle, else the nearest that works. Above: the
-    nearest of the next counts, whole fast domains and powers of two.
+    nearest power of two or number of whole fast domains.
     """
     gpus, domain = setting.job.gpus, min(setting.machine.fast_domain, 1 << 20)
 
     def times(counts: Iterable[int], first: bool) -> dict[int, float]:
         out: dict[int, float] = {}
         for count in counts:
-            best_s = _best_s(setting, count, space, strategies, constraints)
+            best_s = best_step_s(setting, count, space, strategies, constraints)
             if best_s is not None:
                 out[count] = best_s
                 if first:
@@ -80,7 +82,7 @@ def nearest_counts(
     below = times(sorted((c for c in near if 0 < c < gpus and gpus - c <= IDLE * gpus), reverse=True), first=False)
     below = below or times([1 << k for k in range(gpus.bit_length(), -1, -1) if 1 << k < gpus], first=True)
     powers = [1 << k for k in range(gpus.bit_length(), gpus.bit_length() + 8)]
-    above = times(sorted({gpus + d for d in range(1, NEAR + 1)} | {whole + domain, *powers}), first=True)
+    above = times(sorted({whole + k * domain for k in range(1, DOMAINS + 1)} | set(powers)), first=True)
     return (*_below(gpus, below), *_above(gpus, above))
 
 

@@ -18,18 +18,16 @@ from steptime.num import ceil_div
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.space import panels_worth_trying, rows_of
-from steptime.search.advice import faster_counts, nearest_counts, why_empty
+from steptime.search.advice import faster_counts
 from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans
 from steptime.search.result import PlanResult
 from steptime.study.modes import MODES, Mode
 from steptime.surface.accustomed import (
     Scope,
-    fixed_values,
     framework_taken,
     read_as,
     renamed,
-    scope_of,
     shard_unless_given,
     stage_unless_given,
 )
@@ -44,13 +42,12 @@ from steptime.surface.limits import Limits as Limits
 from steptime.surface.limits import limits as limits
 from steptime.surface.plan_keys import JOB_KEYS, MAX_DEVICES
 from steptime.surface.request import (
-    check_mode,
     checked_plan,
     completed_degrees,
-    constraints_of,
     job_choices,
     strategy_of,
 )
+from steptime.surface.searching import Search, what_fits
 from steptime.surface.values import text, whole
 from steptime.workload.captured.record import CapturedModel
 
@@ -94,35 +91,21 @@ def plan(
     choices, columns = job_choices(_table("fix", fix))
     request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype, optimizer=optimizer, mode=chosen,
                       framework=framework, lora=lora)  # fmt: skip
-    setting = request.setting(gpus, global_batch, choices)
-    chosen = mode_of(setting, chosen)
-    check_strategy(setting, text("strategy", strategy))
-    named = setting.job.framework.name
-    constraints = constraints_of(columns, [limit] if isinstance(limit, str) else limit, named)
-    fixed = fixed_values(constraints)
-    check_mode({**choices, **fixed}, chosen)
-    check_model(setting.job.model, text("strategy", strategy), {**choices, **fixed})
-    if strategy != "auto":
-        chosen.method.strategies[strategy]
-    strategies = chosen.auto if strategy == "auto" else {strategy: ()}
+    search = Search(request=request, gpus=gpus, global_batch=global_batch, choices=choices, columns=columns,
+                    limit=[limit] if isinstance(limit, str) else limit, strategy=strategy)  # fmt: skip
+    setting, scope = search.prepared()
     whole("top", top, 1, 10**5)
-    node = node_devices(setting.cluster)
-    scope = scope_of(
-        named, chosen.space.fixed(fixed), strategies, constraints, text("strategy", strategy),
-        within=node if gpus > node and gpus % node == 0 else 0, experts=setting.job.model.experts is not None,
-    )  # fmt: skip
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
-    notes = (*renamed(framework), *read_as(named, columns), *scope.notes)
-    return replace(result, advice=_advice(setting, scope, result), notes=notes)
+    notes = (*renamed(framework), *read_as(setting.job.framework.name, columns), *scope.notes)
+    return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
 
 
-def _advice(setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
+def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
     """What to change where nothing fits, or fewer devices are faster."""
-    searched = (setting, scope.space, scope.strategies, scope.constraints)
-    if result.feasible:
-        return faster_counts(*searched, result.plans[0].step_time_s)
-    reasons = () if result.candidates else why_empty(setting.job, scope.constraints)
-    return (*reasons, *nearest_counts(*searched))
+    if not result.feasible:
+        return what_fits(search, setting, scope, result)
+    found = result.plans[0].step_time_s
+    return faster_counts(setting, scope.space, scope.strategies, scope.constraints, found)
 
 
 def _table(field: str, value: Any) -> dict[str, Any]:
