@@ -49,9 +49,9 @@ def print_headline(out: Console, e: Estimate) -> None:
     for name, value in _headline_rows(e):
         out.print(f"{name:<16}{value}", soft_wrap=False)
     print_notes(out, e)
-    warning = risk.warning(e)
-    if warning:
-        out.print(warning)
+    for line in (*risk.failings(e), risk.warning(e)):
+        if line:
+            out.print(t.printable(line))
 
 
 def print_notes(out: Console, e: Estimate) -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from steptime.estimate.result import Estimate
+from steptime.plan.legality import MEANING, MEMORY
 from steptime.search.planner import LIKELY
 from steptime.surface.report import text as t
+
+RECOMPUTED: Final = 0.8
+"""Most of the activations that full recomputation saves: the inputs of layers stay, and one layer is whole."""
+GATHERED: Final = 0.97
+"""Most of what the other ranks hold that ZeRO-3 saves: gathered layers stay for a while."""
+HELD: Final = ("weights", "gradients", "optimizer", "activations")
+WORTH: Final = 0.05
+"""Least share of the peak that an option of several has to save to be named, where it is not the last that lacks."""
 
 
 def chance(e: Estimate) -> str | None:
@@ -63,6 +73,66 @@ def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
         f"{risk}; the fastest that likely fits is {which}: {t.seconds(likely.step_time_s)} ({change}), "
         f"P(oom) {chance(likely)}"
     )
+
+
+def failings(e: Estimate) -> list[str]:
+    """One line on each reason why a plan is not feasible; on memory with what to try."""
+    return [_short(e) if name == MEMORY else f"not feasible: {name}: {MEANING.get(name, '')}".rstrip(": ")
+            for name in e.reasons]  # fmt: skip
+
+
+def _short(e: Estimate) -> str:
+    lacking = e.peak_memory_bytes - e.memory_capacity_bytes
+    return f"not feasible: it needs {t.memory(lacking)} more than a device has; try {_enough(e, lacking)}"
+
+
+def _enough(e: Estimate, lacking: float) -> str:
+    """The options that may save so many bytes: one of them, or else the fewest together, the host's memory last."""
+    saved = _savings(e)
+    alone = [option for option, size in saved.items() if size >= lacking]
+    if alone:
+        return " or ".join(alone)
+    together: list[str] = []
+    for option in sorted(saved, key=lambda one: (one.startswith("--offload"), -saved[one])):
+        worth = saved[option] * _left(e, option, together)
+        if lacking > 0 and worth >= min(lacking, WORTH * e.peak_memory_bytes):
+            together.append(option)
+            lacking -= worth
+    return " and ".join(together if lacking <= 0 else ["more ranks of tp or pp", *together])
+
+
+def _left(e: Estimate, option: str, before: Sequence[str]) -> float:
+    """The share of what an option saves alone that is left to it beside those before."""
+    if option.startswith("--micro-batch") and "--recompute full" in before:
+        return 1 - RECOMPUTED
+    if option.startswith("--offload") and "--zero 3" in before and not e.plan.get("zero", 1):
+        return 1 / _sharing(e)
+    return 1.0
+
+
+def _savings(e: Estimate) -> dict[str, float]:
+    """Options that the plan has not yet -> the bytes that they save, about."""
+    if not e.memory_by_definition:
+        return {}
+    plan, held = e.plan, dict.fromkeys(HELD, 0.0) | e.memory.rollup(1)
+    stage, micro_batch, offload = plan.get("zero", 1), plan.get("micro_batch", 1), plan.get("offload", ())
+    out = {}
+    if plan.get("recompute", "none") != "full":
+        out["--recompute full"] = RECOMPUTED * held["activations"]
+    if micro_batch > 1:
+        out[f"--micro-batch {micro_batch // 2}"] = held["activations"] / 2
+    if stage < 3 and plan.get("pp", 1) == 1 and _sharing(e) > 1:
+        whole = held["weights"] + (stage < 2) * held["gradients"] + (stage < 1) * held["optimizer"]
+        out["--zero 3"] = GATHERED * whole * (1 - 1 / _sharing(e))
+    if "optimizer" not in offload:
+        out[f"--offload {','.join(['optimizer', *offload])}"] = held["optimizer"]
+    return out
+
+
+def _sharing(e: Estimate) -> int:
+    """Ranks over which ZeRO shares the states out."""
+    ranks: int = e.plan.get("shard", 0) or e.plan.get("dp", 1) * e.plan.get("cp", 1)
+    return ranks
 
 
 def _remedies(e: Estimate, searched: bool) -> list[str]:
