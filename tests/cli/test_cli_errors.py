@@ -130,8 +130,9 @@ def test_wrong_run_files(run: Run, api: FakeApi, tmp_path: Path, text: str, name
 ESTIMATE_FILES = [
     ("{", "not valid JSON"),
     ("[]", "not an estimate"),
-    ('{"plans": []}', "`steptime plan`"),
+    ('{"plans": []}', "a `steptime plan` that found none"),
     ('{"step_time_s": NaN}', "NaN is not a JSON number"),
+    ('{"plans": [1]}', "not an estimate"),
     ('{"step_time_s": 1}', "schema_version"),
     ('{"step_time_s": 1, "schema_version": 99}', "99"),
     ('{"step_time_s": "fast", "schema_version": 1}', "step_time_s: 'fast'"),

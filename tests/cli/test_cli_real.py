@@ -265,6 +265,38 @@ def test_diff_of_a_run_and_a_written_estimate(run: Run, tmp_path: Path) -> None:
     assert printed["plan"]["tp"] == [8, 4]
 
 
+def test_diff_of_two_searches_is_that_of_their_first_plans(run: Run, tmp_path: Path) -> None:
+    files = []
+    for name, more in (("a", ()), ("b", ("--fix", "tp=8"))):
+        written = run(*PLAN, "--top", "1", *more, "--json").stdout
+        files.append((tmp_path / f"{name}.json", json.loads(written)["plans"][0]))
+        files[-1][0].write_text(written)
+    printed = document(run, "diff", *(str(path) for path, _ in files))
+    assert printed["headline"]["step_time_s"] == [first["step_time_s"] for _, first in files]
+    assert printed["plan"]["tp"][1] == 8
+
+
+def test_a_plan_for_another_cluster_is_told_its_placement(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    job = ("llama3-70b", "--gpus", "144", "--global-batch", "288")
+    file.write_text(run("plan", *job, "--cluster", "gb200-nvl72", "--top", "1", "--json").stdout)
+    there = ("estimate", *job, "--cluster", "dgx-h200", "--plan", str(file))
+    refused = run(*there)
+    assert refused.exit_code == 2 and "is more than the 8 devices of a fast domain" in refused.stderr
+    named = refused.stderr.split("--placement ")[1].split()[0]
+    assert document(run, *there, "--placement", named)["plan"]["placement"] == {
+        axis: int(inside) for axis, inside in (one.split("=") for one in named.split(","))
+    }
+
+
+@pytest.mark.parametrize("command", [("estimate",), ("plan", *MACHINE), ("fit", "--device", "l4")], ids=lambda c: c[0])
+def test_an_onnx_file_is_sent_to_profile(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "net.onnx"
+    file.write_bytes(b"")
+    result = run(command[0], str(file), *command[1:])
+    assert result.exit_code == 2 and "is recorded by steptime profile only" in result.stderr
+
+
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_examples(run: Run, example: Path) -> None:
     assert document(run, "estimate", str(example))["feasible"] is True

@@ -195,22 +195,34 @@ def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
         )
 
 
+def _placed_as_given(plans: Plans, placement: Mapping[str, int], domain: int, axes: Sequence[str]) -> Plans:
+    """The plan with a placement.
+
+    Raises:
+        PlanError: it does not divide the degrees, or a fast domain has fewer devices; the message has one that fits.
+    """
+    usual = plans.in_order(domain)
+    fits = ",".join(f"{axis}={getattr(usual, f'in_{axis}')}" for axis in axes)
+    hint = f"--placement {fits} is that of launchers on this cluster"
+    for axis, inside in placement.items():
+        degree = int(getattr(plans, axis))
+        if degree % inside:
+            raise PlanError(f"placement {axis} {inside} does not divide {axis} {degree}", hint=hint)
+    placed = plans.with_columns({f"in_{axis}": n for axis, n in placement.items()})
+    if placed.domain_ranks > domain:
+        arithmetic = " x ".join(f"{axis} {n}" for axis, n in placement.items())
+        problem = f"placement {arithmetic} = {placed.domain_ranks} is more than the {domain} devices of a fast domain"
+        raise PlanError(problem, hint=hint)
+    return placed
+
+
 def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement: Mapping[str, int] | None) -> Plans:
     """The plan with the placement that was given; else in the order of launchers, or in published mode the fastest."""
     how = mode.method.strategies[strategy]
     domain = setting.machine.fast_domain
     axes = (*how.tensor_axes, "dp", "pp")
     if placement is not None:
-        for axis, inside in placement.items():
-            degree = int(getattr(plans, axis))
-            if degree % inside:
-                raise PlanError(f"placement {axis} {inside} does not divide {axis} {degree}")
-        placed = plans.with_columns({f"in_{axis}": n for axis, n in placement.items()})
-        if placed.domain_ranks > domain:
-            arithmetic = " x ".join(f"{axis} {n}" for axis, n in placement.items())
-            raise PlanError(f"placement {arithmetic} = {placed.domain_ranks} is more than the {domain} devices "
-                            "of a fast domain")  # fmt: skip
-        return placed
+        return _placed_as_given(plans, placement, domain, axes)
     if mode.method.calibrated:
         return plans.in_order(domain)
     one = Plans(**{axis: np.array([int(getattr(plans, axis))]) for axis in axes})

@@ -65,6 +65,9 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
         from steptime.surface.formats.huggingface import read_huggingface
 
         return read_huggingface(given)
+    if ending == "file" and given.lower().endswith(".onnx"):
+        raise InputFileError(given, "an ONNX file is recorded by steptime profile only",
+                             hint="to plan or fit it, write its PyTorch module as file.py:factory")  # fmt: skip
     if ending == "file":
         raise InputFileError(given, "is neither a .toml nor a .json file", hint="rename it, or give another file")
     if is_target(given):

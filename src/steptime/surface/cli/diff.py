@@ -10,7 +10,9 @@ from steptime.surface.cli import options as o
 
 
 def command(
-    a: Annotated[str, typer.Argument(metavar="A", help="RUN.toml, or JSON of `steptime estimate --json`.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="RUN.toml, or what estimate or plan (its first) wrote with --json.")
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
     show_all: o.All = False,
     json: o.Json = False,

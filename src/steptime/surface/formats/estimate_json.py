@@ -107,20 +107,20 @@ class _Estimate(_Object):
 
 
 def parse_estimate(text: str, path: str) -> Estimate:
-    """The estimate in a JSON text; ``path`` is the file that errors name.
+    """The estimate in a JSON text, of a search that of its first plan; ``path`` is the file that errors name.
 
     Raises:
         InputFileError: the text is not JSON, or is another document of steptime's.
         UserError: fields that are unknown, missing, of the wrong type or out of range.
     """
     document = _document(text, path)
+    plans = document.get("plans") if isinstance(document, Mapping) else None
+    if isinstance(plans, list):
+        if not plans:
+            raise InputFileError(path, "a `steptime plan` that found none", hint="its advice says what else to ask for")
+        document = plans[0]
     if not isinstance(document, Mapping) or "step_time_s" not in document:
-        plans = isinstance(document, Mapping) and "plans" in document
-        raise InputFileError(
-            path,
-            "the output of `steptime plan`, not of `steptime estimate`" if plans else "not an estimate",
-            hint="write one with: steptime estimate RUN.toml --json > a.json",
-        )
+        raise InputFileError(path, "not an estimate", hint="write one with: steptime estimate RUN.toml --json > a.json")
     if document.get("schema_version") != SCHEMA_VERSION:
         given = document.get("schema_version")
         raise FieldError(path, "schema_version", f"{given!r}; this steptime reads {SCHEMA_VERSION}")
