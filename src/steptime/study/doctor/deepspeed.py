@@ -19,6 +19,12 @@ _TIMERS: Final = re.compile(r"time \(ms\) \| (.*)$")
 _TIMER: Final = re.compile(r"([a-z][a-z_ -]*?): " + w.NUMBER)
 _PRINTED: Final = re.compile(r"\[config\.py[^\]]*\]\s+([a-z][a-z0-9_]{1,63}) (?:\.{1,60})? (.*)$")
 _JSON: Final = re.compile(r'^\s*"([a-z][a-z0-9_]{1,63})": ("?[\w.+-]{1,64}"?),?\s*$')
+_OPENED: Final = re.compile(r'^\s*"(offload_[a-z]{1,20})": \{')
+_DEVICE: Final = re.compile(
+    r"""(offload_(?:optimizer|param))['"]?\s?[=:]\s?[A-Za-z]{0,60}[({][^})]{0,80}?device['"]?\s?[=:]\s?"""
+    r"""(?:<[A-Za-z.]{1,40}: )?['"]?(cpu|nvme)"""
+)
+_HOST: Final = ("cpu", "nvme")
 _CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
 
 #: Timers of the engine that cover a whole step, under the names of today.
@@ -41,6 +47,7 @@ class DeepSpeed:
     def __init__(self) -> None:
         self.gathered = Gathered()
         self._skipped = 0
+        self._opened = ""
 
     def feed(self, rank: int | None, line: str) -> None:
         """Take one line."""
@@ -61,10 +68,24 @@ class DeepSpeed:
             g.add_event("allocator_retry")
         elif match := _PRINTED.search(line) or _JSON.match(line):
             g.add_flag(match[1], match[2].strip().strip('"'))
-            if match[1].startswith("zero_") and "overlap_comm" in line:
-                g.add_flag("overlap_comm", str("overlap_comm=True" in line or "'overlap_comm': True" in line))
+            self._part_of_zero(match[1], match[2], line)
+        elif match := _OPENED.match(line):
+            self._opened = match[1]
+        elif "CPU Offload: True" in line:
+            g.add_flag("offload_optimizer", "cpu")
         elif _CHECKPOINT.search(line):
             g.add_event("checkpoint")
+
+    def _part_of_zero(self, name: str, value: str, line: str) -> None:
+        """What the configuration of ZeRO says within one line, or on a line of an object that was opened above."""
+        g = self.gathered
+        if name.startswith("zero_") and "overlap_comm" in line:
+            g.add_flag("overlap_comm", str("overlap_comm=True" in line or "'overlap_comm': True" in line))
+        for part, device in _DEVICE.findall(line) if name.startswith("zero_") else ():
+            g.add_flag(part, device)
+        if name == "device" and self._opened:
+            g.add_flag(self._opened, value.strip().strip('"'))
+        self._opened = self._opened if name in ("device", "nvme_path", "buffer_count", "pin_memory") else ""
 
     def _speed(self, rank: int | None, line: str) -> None:
         step, speed = _GLOBAL_STEP.search(line), _SPEED.search(line)
@@ -95,6 +116,10 @@ class DeepSpeed:
         stage = w.count(g.flags.get("zero_optimization_stage", g.flags.get("stage", "")))
         if stage is not None and stage <= 3:
             g.plan["zero"] = stage
+        if g.flags.get("offload_optimizer") in _HOST:
+            g.plan["offload"] = "optimizer"
+        if g.flags.get("offload_param") in _HOST:
+            g.notes.append("offload_param: weights in the memory of the host are not modelled; predicted on the device")
         for dtype, names in (("bf16", ("bfloat16_enabled", "bfloat16_config")), ("fp16", ("fp16_enabled",))):
             if any(g.flags.get(name, "").lower().startswith(("true", "enabled=true")) for name in names):
                 g.settings["dtype"] = dtype

@@ -46,6 +46,8 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
     "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
 }  # fmt: skip
 _SAID: Final = ("True", "False")
+#: Share of the optimiser on the host from which all of it is taken to be there.
+HALF: Final = 0.5
 #: Modules of ``--recompute-modules`` that a plan knows.
 _MODULES: Final = frozenset({"core_attn", "layernorm", "mla_up_proj", "moe_act", "moe", "mlp"})
 #: ``--data-parallel-sharding-strategy`` -> ZeRO stage.
@@ -195,6 +197,7 @@ def _choices(g: Gathered) -> None:
         g.settings["dtype"] = dtype
     g.set_optimizer(_optimizer(flags))
     _sharding(g)
+    _offload(g)
     fp32 = flags.get("accumulate_allreduce_grads_in_fp32")
     if fp32 in _SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
         narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
@@ -224,6 +227,21 @@ def _sharding(g: Gathered) -> None:
         g.plan["zero"] = _FSDP.get(flags.get("data_parallel_sharding_strategy", ""), 3)
     if flags.get("deepspeed") == "True" and (stage := w.count(flags.get("zero_stage", ""))) is not None and stage <= 3:
         g.plan["zero"] = stage
+
+
+def _offload(g: Gathered) -> None:
+    """The optimiser on the host; of a part of it the prediction is that of none or all, whichever is nearer."""
+    share = w.number(g.flags.get("optimizer_offload_fraction", "")) if "optimizer_offload_fraction" in g.flags else 1.0
+    if g.flags.get("optimizer_cpu_offload") == "True" and share is not None and share > 0:
+        if share >= HALF:
+            g.plan["offload"] = "optimizer"
+        if share < 1:
+            kept = "all" if share >= HALF else "nothing"
+            g.notes.append(f"optimizer_offload_fraction {share:g}: predicted with {kept} of the optimiser on the host")
+    if g.flags.get("cpu_offloading") == "True":
+        g.notes.append(
+            "cpu_offloading: activations of some layers on the host are not modelled; predicted on the device"
+        )
 
 
 def _dtype(flags: Mapping[str, str]) -> str | None:

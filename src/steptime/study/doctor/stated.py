@@ -136,6 +136,8 @@ def _same(name: str, given: Any, said: Any) -> bool:
         return (str(given).lower() in ("on", "true", "1")) == bool(said == "on")
     if name == "dtype":
         return (given, said) in _MAY_BE
+    if name == "offload":
+        return str(said) in str(given).split(",")
     if name == "overlap":
         return ("dp" in str(given).split(",")) == ("dp" in str(said).split(","))
     return False
