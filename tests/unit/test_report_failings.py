@@ -20,6 +20,7 @@ CASES = [
     ("llama3-8b", "dgx-h100", 64, {"zero": 1, "micro_batch": 4, "shard": 8}),
     ("gpt3-175b", "dgx-b200", 32, {"tp": 2, "zero": 0, "micro_batch": 2}),
     ("gemma2-27b", "dgx-b200", 4, {"zero": 2, "recompute": "norm+activation"}),
+    ("gemma2-27b", "dgx-h100", 8, {"tp": 2, "pp": 2, "micro_batch": 4, "offload": "optimizer"}),
 ]
 
 

@@ -10,8 +10,8 @@ from steptime.plan.legality import MEANING, MEMORY
 from steptime.search.planner import LIKELY
 from steptime.surface.report import text as t
 
-RECOMPUTED: Final = 0.8
-"""Most of the activations that full recomputation saves: the inputs of layers stay, and one layer is whole."""
+RECOMPUTED: Final = 0.75
+"""Most of the activations of layers that full recomputation saves: their inputs stay, and one layer is whole."""
 GATHERED: Final = 0.97
 """Most of what the other ranks hold that ZeRO-3 saves: gathered layers stay for a while."""
 HELD: Final = ("weights", "gradients", "optimizer", "activations")
@@ -118,7 +118,8 @@ def _savings(e: Estimate) -> dict[str, float]:
     stage, micro_batch, offload = plan.get("zero", 1), plan.get("micro_batch", 1), plan.get("offload", ())
     out = {}
     if plan.get("recompute", "none") != "full":
-        out["--recompute full"] = RECOMPUTED * held["activations"]
+        ends = e.memory.rollup(2).get("activations/ends", 0.0)
+        out["--recompute full"] = RECOMPUTED * (held["activations"] - ends)
     if micro_batch > 1:
         out[f"--micro-batch {micro_batch // 2}"] = held["activations"] / 2
     if stage < 3 and plan.get("pp", 1) == 1 and _sharing(e) > 1:
