@@ -205,7 +205,7 @@ def network_profile(profiles: Iterable[FabricProfile], near: FabricProfile) -> F
 
 def carried_inside(near: FabricProfile, link_Bps: float, domain: int) -> dict[str, Any]:
     """Coefficients inside a domain, for links of another speed: latencies stay, bandwidths are shares of the link."""
-    values: dict[str, Any] = dict(near.coefficients) | {"domain": domain, "trees": True}
+    values: dict[str, Any] = dict(near.coefficients) | {"domain": domain}
     for name in ("Bps", "switch_Bps", "direct_pair_Bps"):
         if name in values:
             values[name] = scaled(values[name], link_Bps / near.link_Bps)

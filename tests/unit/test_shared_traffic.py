@@ -1,0 +1,121 @@
+"""What replicas send each other, by the volumes of the ZeRO paper, and what each of them holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.machine import Machine
+from steptime.estimate.memory import stage_memory
+from steptime.estimate.terms_of import fullest_stage, memory_terms
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
+from steptime.plan.plans import Plans
+from steptime.surface.models import load_model
+from steptime.workload.parameters import parameter_terms
+from steptime.workload.spec import ModelSpec
+
+LINK_Bps = 1e11
+MACHINE = Machine(
+    matrix_flops_per_s=1e15, attention_flops_per_s=1e15, vector_flops_per_s=1e14, peak_flops_per_s=1e15,
+    memory_Bps=1e12, memory_bytes=1e12, kernel_latency_s=0.0, fast_Bps=LINK_Bps, fast_latency_s=0.0, slow_Bps=LINK_Bps,
+    lone_slow_Bps=LINK_Bps, slow_latency_s=0.0, host_Bps=1e11, fast_domain=8,
+)  # fmt: skip
+DENSE = load_model("llama2-7b")
+EXPERTS = load_model("mixtral-8x7b")
+
+
+def evaluated(plans: Plans, model: ModelSpec = DENSE, batch: int = 8, **changes: Any) -> Evaluation:
+    job = Job(model=model, gpus=int(plans.ranks), global_batch=batch, seq_len=1024, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"], overlap=frozenset())  # fmt: skip
+    return evaluate(CORRECTED, CORRECTED.strategies["1d"], replace(job, **changes), MACHINE, plans)
+
+
+def sent_bytes(e: Evaluation) -> float:
+    """Bytes that a rank of eight sends in a step, over 7/8."""
+    assert e.step.data.busy_s == pytest.approx(e.step.data.exposed_s, rel=1e-12), "nothing overlaps"
+    return float(e.step.data.busy_s) * LINK_Bps * 8 / 7
+
+
+def ends_of(model: ModelSpec) -> int:
+    """Parameters of embedding, last norm and head."""
+    return 2 * model.vocab * model.hidden + model.hidden
+
+
+@pytest.mark.parametrize(("zero", "micro_batches", "volume"), [
+    (0, 1, 2), (1, 1, 2), (2, 1, 2), (3, 1, 3), (0, 4, 2), (1, 4, 2), (2, 4, 5), (3, 4, 12),
+])  # fmt: skip
+def test_volume_of_zero(zero: int, micro_batches: int, volume: int) -> None:
+    """ZeRO, arXiv 1910.02054, section 7: 2 Psi elements as plain data parallelism up to stage 2, 3 Psi at stage 3.
+
+    With gradients or weights in shards, every micro-batch sends them anew. Embedding and head stay gathered from the
+    forward pass to the backward pass, as FSDP keeps its root module.
+    """
+    e = evaluated(Plans(dp=8, in_dp=8, zero=zero), batch=8 * micro_batches)
+    kept = ends_of(DENSE) * micro_batches * (zero == 3)
+    assert sent_bytes(e) == pytest.approx(2 * (volume * parameter_terms(DENSE).total - kept), rel=1e-12)
+
+
+@pytest.mark.parametrize(("ep", "volume"), [(1, 3), (8, 0)])
+def test_volume_of_experts(ep: int, volume: int) -> None:
+    """Replicas of all experts send them as other weights; experts that nobody else holds are not sent."""
+    experts = EXPERTS.layers * 8 * 3 * EXPERTS.hidden * 14336
+    e = evaluated(Plans(dp=8, in_dp=8, ep=ep, zero=3), EXPERTS)
+    others = parameter_terms(EXPERTS).total - experts
+    assert sent_bytes(e) == pytest.approx(2 * (3 * others - ends_of(EXPERTS) + volume * experts), rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_frozen_weights_are_sent_where_they_are_in_shards(zero: int) -> None:
+    """An adapter's weights are reduced and gathered; the frozen ones only gathered, and only by stage 3."""
+    e = evaluated(Plans(dp=8, in_dp=8, zero=zero), adapter=Adapter(rank=16))
+    frozen, trained = parameter_terms(DENSE).total, float(e.sizes.layer.weights) * DENSE.layers
+    assert 0 < trained < 0.01 * frozen
+    elements = {1: 2 * trained, 2: 2 * trained, 3: 3 * trained + 2 * frozen - ends_of(DENSE)}[zero]
+    assert sent_bytes(e) == pytest.approx(2 * elements, rel=1e-12)
+
+
+@pytest.mark.parametrize(("ep", "held"), [(1, 8), (8, 0)])
+def test_stage_3_holds_two_whole_layers(ep: int, held: int) -> None:
+    """FSDP, arXiv 2304.11277: the layer that runs and the one that is prefetched; experts without replicas are there
+    anyway."""
+    e = evaluated(Plans(dp=8, in_dp=8, ep=ep, zero=3), EXPERTS)
+    expert = 3 * EXPERTS.hidden * 14336
+    layer = (parameter_terms(EXPERTS).total - ends_of(EXPERTS)) / EXPERTS.layers
+    backward = stage_memory(CORRECTED, e.strategy, e.job, e.plans, e.sizes, "first").phases["backward"]
+    gathered = backward["working/backward/gathered_weights_bytes"].value
+    assert gathered == 2 * (2 * (layer - 8 * expert + held * expert) + ends_of(EXPERTS))
+
+
+def of_layers(name: str, layers: int, with_experts: int) -> ModelSpec:
+    """A model cut to so many layers."""
+    model = load_model(name)
+    assert model.experts is not None
+    return replace(model, layers=layers, experts=replace(model.experts, moe_layers=with_experts))
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 5])
+@pytest.mark.parametrize("with_experts", [17, 20])
+@pytest.mark.parametrize("name", ["deepseek-v3", "mixtral-8x7b"])
+def test_stages_hold_the_model(name: str, with_experts: int, pp: int) -> None:
+    """Three layers without experts stand first, as those of DeepSeek-V3."""
+    model = of_layers(name, 20, with_experts)
+    e = evaluated(Plans(pp=pp, zero=0), model, batch=64)
+
+    def held(stage: str) -> float:
+        calls = stage_memory(CORRECTED, e.strategy, e.job, e.plans, e.sizes, stage).held
+        return sum(float(calls[f"{part}/parameter_bytes"].value) for part in ("weights", "expert_weights"))
+
+    stages = [held("first"), *[held("middle")] * max(pp - 2, 0), *[held("last")] * (pp > 1)]
+    assert sum(stages) == pytest.approx(2 * parameter_terms(model).total, rel=1e-12)
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+@pytest.mark.parametrize("with_experts", [10, 17, 20])
+@pytest.mark.parametrize("name", ["deepseek-v3", "mixtral-8x7b"])
+def test_memory_terms_of_layers_of_two_kinds_add_up(name: str, with_experts: int, pp: int) -> None:
+    e = evaluated(Plans(pp=pp), of_layers(name, 20, with_experts), batch=64)
+    assert memory_terms(e, fullest_stage(e)).total == pytest.approx(float(e.peak_bytes), rel=1e-12)
