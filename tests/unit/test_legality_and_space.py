@@ -39,11 +39,13 @@ MOE = replace(MODEL, experts=Experts(experts=8, experts_per_token=2, expert_ffn_
 BROKEN_EXPERTS = {
     "experts": [Plans(ep=3, dp=3), Plans(ep=16, dp=16)],
     "expert_width": [Plans(etp=16, tp=16)],
+    "expert_mesh": [Plans(cp=2, dp=2, ep=8), Plans(tp=2, dp=4, ep=8, etp=2)],
     "expert_sequence": [Plans(tp=2, sp=0)],
     "summa_model": [Plans(tp2=2)],
 }
 FINE = [
     Plans(), Plans(tp=32), Plans(tp=16), Plans(tp=8, pp=32, dp=16), Plans(pp=4, vpp=2, dp=4), Plans(pp=4, vpp=8, dp=2),
+    Plans(pp=2, vpp=2),
     Plans(dp=3, micro_batch=6), Plans(zero=3, dp=16), Plans(panels=4096), Plans(zero=3, dp=16, shard=8),
     Plans(recompute=2, recompute_every=3),
 ]  # fmt: skip
@@ -65,6 +67,7 @@ def test_experts_over_folded_ranks():
     assert names_of(broken_rules(replace(JOB, model=MOE), plans)) == ()
     assert (plans.edp, plans.inside("etp"), plans.inside("ep"), plans.inside("edp")) == (2, 2, 2, 1)
     assert names_of(broken_rules(replace(JOB, model=MOE), Plans(tp=2, sp=1))) == ()
+    assert names_of(broken_rules(replace(JOB, model=MOE), Plans(cp=4, dp=2, ep=8))) == (), "context ranks are ranks"
     assert names_of(broken_rules(replace(JOB, context="ulysses"), Plans(tp=8, cp=8))) == ("heads",)
 
 
@@ -147,9 +150,9 @@ def test_fixed_columns_may_leave_the_usual_choices():
 
 
 def test_domains_that_devices_do_not_fill():
-    """64 devices in domains of 72: everything inside; 128 devices: at most 64 of 72."""
+    """64 devices in domains of 72: everything inside; 128 devices: at most 64 of 72; 2304 fill 32 domains exactly."""
     space, strategy = CorrectedSpace(), CORRECTED.strategies["1d"]
-    for gpus, inside in ((64, 64), (128, 64)):
+    for gpus, inside in ((64, 64), (128, 64), (2304, 72)):
         meshes = space.meshes(replace(JOB, gpus=gpus), strategy)
         _, placements = space.placements(strategy, meshes, gpus, 72, nearer_is_faster=True)
         assert set(np.asarray(placements.domain_ranks).tolist()) == {inside}

@@ -90,6 +90,18 @@ def test_stage_3_holds_two_whole_layers(ep: int, held: int) -> None:
     assert gathered == 2 * (2 * (layer - 8 * expert + held * expert) + ends_of(EXPERTS))
 
 
+@pytest.mark.parametrize(("inside", "fast"), [(1, 0), (2, 2), (4, 3)])
+def test_messages_between_stages(inside: int, fast: int) -> None:
+    """Four stages have three links, of which ``fast`` lie in a domain; forward and back once per micro-batch."""
+    one = replace(MACHINE, fast_Bps=4 * LINK_Bps)
+    e = evaluated(Plans(pp=4, in_pp=inside), batch=16)
+    e = evaluate(e.method, e.strategy, e.job, one, e.plans)
+    message = 2 * 1024 * DENSE.hidden
+    mean_s = message * (fast / 4 + (3 - fast)) / 3 / LINK_Bps
+    assert e.step.pipeline_comm_s == pytest.approx(2 * 16 * mean_s, rel=1e-12)
+    assert e.step.bubble_links_s == pytest.approx(2 * 3 * mean_s, rel=1e-12)
+
+
 def of_layers(name: str, layers: int, with_experts: int) -> ModelSpec:
     """A model cut to so many layers."""
     model = load_model(name)
