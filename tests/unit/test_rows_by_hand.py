@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from steptime.estimate.metrics import recomputed_flops_per_step
+from steptime.estimate.sizes import sizes_of
 from steptime.plan.corrected import CORRECTED
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.memory_profile import memory_profile_of
-from steptime.plan.plans import Plans
+from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Block, Row
 from steptime.plan.shapes import Shape
 from steptime.surface.models import load_model
@@ -104,7 +106,7 @@ def test_the_head_takes_more_places_than_the_embedding() -> None:
 @pytest.mark.parametrize(("cp", "context", "tokens"), [(1, "all_gather", 0), (2, "all_gather", TOKENS),
                                                        (8, "all_gather", TOKENS), (8, "ring", 0)])  # fmt: skip
 def test_context_ranks_that_gather_hold_all_keys_and_values(cp: int, context: str, tokens: int) -> None:
-    """Llama 3, arXiv 2407.21783, section 3.3.2: keys and values of the whole sequence; blocks in a ring are not held."""
+    """Llama 3, arXiv 2407.21783, section 3.3.2: keys and values of the whole sequence; a ring holds none."""
     job = replace(job_of("llama3-8b"), context=context)
     assert Shape(job, Plans(cp=cp), "cp").gathered_kv == 2 * tokens * 8 * 128
 
@@ -118,3 +120,28 @@ def test_the_backward_pass_of_a_head_holds_three_gradients(tp: int) -> None:
     gathered = stream + stream / tp if tp > 1 else 0
     loss = CORRECTED.strategies["1d"].block(job, Plans(tp=tp)).loss_bytes
     assert loss == 128256 / tp * 4096 * BF16 + stream + gathered
+
+
+def test_adapters_keep_what_lies_between_their_products() -> None:
+    """LoRA of rank 16 on q, k, v, o, gate, up and down of Llama 3 8B: the inputs are kept as before, 16 numbers more
+    per token and matrix."""
+    job = job_of("llama3-8b")
+    plain, adapted = (
+        sizes_of(CORRECTED.strategies["1d"].block(one, Plans())).layer.kept_bytes
+        for one in (job, replace(job, adapter=Adapter(rank=16)))
+    )
+    assert adapted - plain == TOKENS * 7 * 16 * BF16
+
+
+def test_recomputed_experts_run_forward_once_more() -> None:
+    """Mixtral: router over 8 experts, and two experts of three matrices of 4096 x 14336 for each token."""
+    job, code = job_of("mixtral-8x7b"), RECOMPUTE_CODES["experts"]
+    per_token = 2 * (4096 * 8 + 2 * 3 * 4096 * 14336)
+    assert recomputed_flops_per_step(job, code) == 64 * TOKENS * 32 * per_token
+    whole, left = (
+        sizes_of(CORRECTED.strategies["1d"].block(job, Plans(recompute=recompute))).layer.kept_bytes
+        for recompute in (0, code)
+    )
+    activations = TOKENS * 2 * (4096 + 3 * 14336) * BF16
+    scores = TOKENS * 8 * FP32
+    assert whole - left == activations + scores, "all but the input of the router"
