@@ -23,8 +23,8 @@ def convolution_flops(batch: Num, pixels: Num, channels_in: Num, channels_out: N
 
     Source: definition.
 
-    >>> convolution_flops(1, 4, 2, 3, 9)
-    432
+    >>> convolution_flops(5, 4, 2, 3, 9)
+    2160
     """
     return 2 * batch * pixels * channels_in * channels_out * taps
 
@@ -62,6 +62,9 @@ def convolution_s(
     >>> t = convolution_s(1024, 1024, 1024, 1e6, 0, 1e13, 1e12, 64, 0, 1, 1, 0, 128, 0, 1)
     >>> round(t / (2 * 1024**3 / 1e13), 3)
     1.0
+    >>> less = convolution_s(1024, 1024, 1024, 1e6, 1, 1e13, 1e12, 64, 0, 1, 1, 0, 128, 0, 2.25)   # Winograd's
+    >>> round(t / less, 3)
+    2.25
     """
     padded = ceil_div(rows, 32) * ceil_div(columns, 32) * 1024
     blocks = ceil_div(rows, tile) * ceil_div(columns, tile)

@@ -42,8 +42,8 @@ def rotated_s(ranks: Num, inside: Num, near_s: Num, far_s: Num) -> Num:
 
     Source: ring attention, Liu et al., arXiv 2310.01889, section 3.
 
-    >>> rotated_s(4, 4, 0.001, 0.01), rotated_s(4, 2, 0.001, 0.01)
-    (0.003, 0.03)
+    >>> rotated_s(4, 4, 0.001, 0.01), rotated_s(4, 2, 0.001, 0.01), rotated_s(4, 1, 0.1, 0.01)
+    (0.003, 0.03, 0.03)
     """
     steps: Num = ranks - 1
     return steps * maximum(where(inside > 1, near_s, 0.0), where(ranks > inside, far_s, 0.0))

@@ -17,6 +17,8 @@ def mean_stage_link_s(stages: Num, inside: Num, fast_s: Num, slow_s: Num) -> Num
 
     >>> mean_stage_link_s(8, 4, 1.0, 8.0)   # six fast links, one slow
     2.0
+    >>> mean_stage_link_s(2, 2, 1.0, 8.0), mean_stage_link_s(2, 1, 1.0, 8.0), mean_stage_link_s(1, 1, 1.0, 8.0)
+    (1.0, 8.0, 0.0)
     """
     domains = stages / inside
     links = maximum(stages - 1, 1)

@@ -34,6 +34,8 @@ def recurrent_s(
 
     >>> round(1e6 * recurrent_s(64, 1024, 4, 25, 4, 1e13, 1e12, 0, 1e-5, 0.5, 0, 1, 1))
     2938
+    >>> round(1e6 * recurrent_s(64, 1024, 4, 25, 4, 1e13, 1e12, 0, 1e-5, 0.5, 0, 1, 2))   # and with the input
+    5620
     """
     work = 2 * products * gates * hidden * hidden * (batch + batch_half) / (efficiency * matrix_flops_per_s)
     weights = gates * hidden * hidden * element_bytes / (weight_reuse * memory_Bps)

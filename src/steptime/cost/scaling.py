@@ -19,8 +19,8 @@ def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:
 
     Source: own; the expected maximum of $n$ similar times grows with $\log n$.
 
-    >>> growth_s(1.0, 64, 0.01)
-    0.03
+    >>> growth_s(2.0, 64, 0.01), growth_s(2.0, 8, 0.01)
+    (0.06, 0.0)
     """
     doublings = np.log2(maximum(devices, NODE) / NODE)
     extra: Num = work_s * growth * (doublings if isinstance(doublings, np.ndarray) else float(doublings))

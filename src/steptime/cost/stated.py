@@ -21,6 +21,8 @@ def stated_share_factor(stated: float, known: float, reached: float) -> float:
 
     >>> stated_share_factor(0.35, 0.7, 0.9), stated_share_factor(0.7, 0.7, 0.9), stated_share_factor(1.0, 0.7, 0.8)
     (0.5, 1.0, 1.25)
+    >>> stated_share_factor(0.75, 0.5, 0.8), stated_share_factor(1.0, 0.5, 1.2)   # half way; a fit above the datasheet
+    (1.125, 1.0)
     """
     if stated <= known:
         return stated / known
