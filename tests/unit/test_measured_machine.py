@@ -144,6 +144,19 @@ def test_other_groups_keep_the_ring(cluster: Cluster, kind: str, tp: int, inside
     assert found == collective_time_s(kind, plans, plain, ("tp",), 8e6) > 0
 
 
+def test_near_is_known_to_be_fast_only_where_nothing_else_was_measured(cluster: Cluster) -> None:
+    """Placements that leave room in a domain are left out of a search where they can't be faster."""
+    mine, plain = machine(cluster), machine(cluster, calibrated=False)
+    assert mine.groups is not None
+    inside = replace(mine.groups, curves=tuple(one for one in mine.groups.curves if one.axis == "local"))
+    assert plain.nearer_is_faster and replace(mine, groups=inside).nearer_is_faster
+    assert not mine.nearer_is_faster, "one group between nodes was measured, many inside"
+    assert not replace(plain, fast_Bps=plain.slow_Bps / 2).nearer_is_faster
+    assert not replace(plain, fast_latency_s=2 * plain.slow_latency_s).nearer_is_faster
+    assert not replace(plain, lone_slow_Bps=2 * plain.fast_Bps).nearer_is_faster
+    assert replace(plain, fast_Bps=plain.slow_Bps, fast_latency_s=plain.slow_latency_s).nearer_is_faster
+
+
 def test_a_block_of_plans_is_its_plans(cluster: Cluster) -> None:
     mine = machine(cluster)
     block = Plans(tp=np.array([1, 2, 3, 4, 4, 8]), in_tp=np.array([1, 2, 3, 4, 2, 4]))

@@ -90,6 +90,8 @@ def test_terms_add_up_and_the_bracket_holds(plans: Plans, overlap: frozenset[str
     assert exposed_terms(lines).total == pytest.approx(float(e.step_time_s), rel=1e-12)
     both = exposed_terms(lines).get(TERM, 0.0) + hidden_terms(lines).get(TERM, 0.0)
     assert both >= float(e.step.copies_busy_s) * (1 - 1e-12) > 0
+    if plans.pp == 1:
+        assert both == pytest.approx(float(e.step.copies_busy_s)), "what is seen and what hides is what is copied"
     low, high = bracket_s(e)
     assert e.machine.bound is not None
     fastest_s = float(e.step.copies_busy_s) * e.machine.host_Bps / e.machine.bound.host_Bps
