@@ -13,6 +13,7 @@ from steptime.calibrate.served import SERVED, served
 from steptime.calibrate.table import Table
 from steptime.cost import elementwise
 from steptime.cost.memory_bound import memory_bound_s
+from steptime.estimate.memory_kernels import device_numbers
 from steptime.hardware.records import Device
 from steptime.num import Array
 
@@ -55,13 +56,9 @@ MERGED: Final = tuple(
 
 
 def device_arguments(device: Device, dtype: str) -> dict[str, float]:
-    """Datasheet numbers of :func:`memory_bound_s`."""
+    """Datasheet numbers of :func:`memory_bound_s`, whatever the dtype."""
     del dtype
-    return {
-        "memory_Bps": device.memory_Bps,
-        "l2_bytes": float(device.l2_bytes or 4 * 2**20),
-        "vector_flops_per_s": device.vector_flops_per_s.get("fp32", max(device.vector_flops_per_s.values())),
-    }
+    return device_numbers(device)
 
 
 def element_bytes(table: Table) -> Array:
