@@ -17,13 +17,15 @@ from steptime.num import divisors
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, virtual_stages
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import COLUMNS, Plans
+from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
 from steptime.plan.space import panels_worth_trying
 from steptime.search.planner import find
 from steptime.study.published.method import PUBLISHED
 from steptime.study.published.space import PublishedSpace
+from steptime.surface.models import load_model
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
@@ -187,6 +189,23 @@ def test_searches_together_are_searches_apart(drawn):
         (alone,) = search([task], 3)
         assert np.array_equal(together.best_s, alone.best_s)
         assert (together.candidates, together.feasible) == (alone.candidates, alone.feasible)
+
+
+def test_searches_of_other_constraints_together_are_searches_apart():
+    """One task that recomputes attention beside one that recomputes nothing or whole layers."""
+    from steptime.search.exhaustive import Task, search
+
+    job = Job(model=load_model("llama2-7b"), gpus=8, global_batch=8, seq_len=4096, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"])  # fmt: skip
+    setting = Setting(method=CORRECTED, job=job, cluster=load_cluster("dgx-h100"))
+    spaces = (CorrectedSpace(), CorrectedSpace().fixed({"recompute": RECOMPUTE_CODES["norm"]}))
+    tasks = [Task(setting=setting, strategy=CORRECTED.strategies["1d"], space=space) for space in spaces]
+    together = search(tasks, 3)
+    for found, task in zip(together, tasks, strict=True):
+        (alone,) = search([task], 3)
+        assert np.array_equal(found.best_s, alone.best_s) and found.feasible == alone.feasible
+        assert np.array_equal(found.front_bytes, alone.front_bytes)
+    assert not set(together[0].front_bytes) & set(together[1].front_bytes)
 
 
 def test_all_strategies_are_searched_somewhere():

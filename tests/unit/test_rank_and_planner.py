@@ -70,10 +70,24 @@ def test_a_winner_is_its_own_estimate(result):
 
 def test_strategies_together_are_as_good_as_the_best_of_them(result):
     alone = [
-        api.plan("llama2-13b", "dgx-a100", gpus=32, global_batch=64, strategy=name, top=1).plans[0].step_time_s
+        api.plan("llama2-13b", "dgx-a100", gpus=32, global_batch=64, strategy=name, top=1)
         for name in ("1d", "context", "2d")
     ]
-    assert result.plans[0].step_time_s == min(alone)
+    assert result.plans[0].step_time_s == min(found.plans[0].step_time_s for found in alone)
+
+
+def test_reasons_of_strategies_add_up(result):
+    """Both are searched unless one is named; of context parallelism what is not tensor parallelism alone."""
+    parts = [
+        api.plan("llama2-13b", "dgx-a100", gpus=32, global_batch=64, strategy=name, limit=limit, top=1)
+        for name, limit in (("1d", []), ("context", ["cp>=2"]))
+    ]
+    assert result.candidates == sum(part.candidates for part in parts)
+    assert result.feasible == sum(part.feasible for part in parts)
+    assert all("memory" in part.reasons for part in parts)
+    counted = {name: sum(part.reasons.get(name, 0) for part in parts) for name in result.reasons}
+    assert result.reasons == counted and min(counted.values()) > 0
+    assert list(result.reasons.values()) == sorted(counted.values(), reverse=True)
 
 
 def test_fix_and_limit():

@@ -133,6 +133,15 @@ def test_adapters_keep_what_lies_between_their_products() -> None:
     assert adapted - plain == TOKENS * 7 * 16 * BF16
 
 
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_of_every_so_many_layers_one_runs_forward_once_more(every: int) -> None:
+    """Llama 3 8B: 6.98 billion weights in the products of 32 layers, and attention over half of all pairs."""
+    weights = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    scores = 32 * 4 * 4096 * (TOKENS + 1) / 2
+    found = recomputed_flops_per_step(job_of("llama3-8b"), RECOMPUTE_CODES["full"], every)
+    assert found == pytest.approx(64 * TOKENS * (2 * weights + scores) / every, rel=1e-12)
+
+
 def test_recomputed_experts_run_forward_once_more() -> None:
     """Mixtral: router over 8 experts, and two experts of three matrices of 4096 x 14336 for each token."""
     job, code = job_of("mixtral-8x7b"), RECOMPUTE_CODES["experts"]

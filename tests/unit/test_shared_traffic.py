@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.layer import FORWARD, phase_time
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import stage_memory
 from steptime.estimate.terms_of import fullest_stage, memory_terms
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.plans import Plans
+from steptime.plan.rows import Row, over
 from steptime.surface.models import load_model
 from steptime.workload.parameters import parameter_terms
 from steptime.workload.spec import ModelSpec
@@ -57,6 +59,34 @@ def test_volume_of_zero(zero: int, micro_batches: int, volume: int) -> None:
     e = evaluated(Plans(dp=8, in_dp=8, zero=zero), batch=8 * micro_batches)
     kept = ends_of(DENSE) * micro_batches * (zero == 3)
     assert sent_bytes(e) == pytest.approx(2 * (volume * parameter_terms(DENSE).total - kept), rel=1e-12)
+
+
+@pytest.mark.parametrize(("shard", "zero"), [(2, 1), (4, 1), (4, 2), (4, 3), (8, 3)])
+def test_volume_of_shards_with_replicas(shard: int, zero: int) -> None:
+    """PyTorch FSDP, arXiv 2304.11277, section 3.2.2: shards are scattered and gathered among ``shard`` ranks, and the
+    gradients of one shard are added up over the 8 / ``shard`` that hold the same."""
+    e = evaluated(Plans(dp=8, in_dp=8, zero=zero, shard=shard))
+    parameters, copies = parameter_terms(DENSE).total, 8 / shard
+    kept = ends_of(DENSE) * (zero == 3)
+    among = ((3 if zero == 3 else 2) * parameters - kept) * (shard - 1) / shard
+    between = 2 * parameters / shard * (copies - 1) / copies
+    assert sent_bytes(e) * 7 / 8 == pytest.approx(2 * (among + between), rel=1e-12)
+
+
+@pytest.mark.parametrize(("zero", "ranks"), [(0, 1), (1, 8)])
+def test_an_optimiser_on_the_host_moves_gradients_down_and_weights_up(zero: int, ranks: int) -> None:
+    """ZeRO-Offload, arXiv 2101.06840, section 4: 2 bytes of gradient and 2 of weight per parameter that a rank owns;
+    table 4: a host updates 10 billion parameters in 2.6 s, for all eight of its devices."""
+    e = evaluated(Plans(dp=8, in_dp=8, zero=zero), offload=frozenset({"optimizer"}))
+    owned = parameter_terms(DENSE).total / ranks
+    assert e.step.optimizer_s == pytest.approx(8 * owned * 2.6e-10 + 4 * owned / MACHINE.host_Bps, rel=0.02)
+
+
+def test_a_row_without_work_takes_what_it_sends() -> None:
+    row = Row(name="sent", block="b", operator="nothing", shape={}, forward=(over("tp", "all_gather", 8e9),))
+    late = replace(MACHINE, kernel_latency_s=1.0)
+    time = phase_time(row, FORWARD, Plans(tp=8, in_tp=8), late)
+    assert time.total_s == pytest.approx(7e9 / LINK_Bps) and time.issued == 0, "no kernel, nothing to issue"
 
 
 @pytest.mark.parametrize(("ep", "volume"), [(1, 3), (8, 0)])
