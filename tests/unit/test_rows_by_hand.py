@@ -154,3 +154,19 @@ def test_recomputed_experts_run_forward_once_more() -> None:
     activations = TOKENS * 2 * (4096 + 3 * 14336) * BF16
     scores = TOKENS * 8 * FP32
     assert whole - left == activations + scores, "all but the input of the router"
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_experts_need_room_for_the_gradients_around_their_activation(ranks: int) -> None:
+    """Mixtral: two rows per token, of gate and up (2 x 14336) and of the input (4096), beside the residual stream."""
+    block = block_of("mixtral-8x7b", Plans(dp=ranks, ep=ranks))
+    assert block.working_bytes == TOKENS * (4096 + 2 * (4096 + 2 * 14336)) * BF16
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_of_latent_attention_two_statistics_per_row_are_kept_where_the_rest_is_made_again(tp: int) -> None:
+    """DeepSeek-V3: 128 heads of queries and keys 192 wide and values 128 wide come from the latents once more."""
+    rows, again = (rows_of("deepseek-v3", Plans(tp=tp, recompute=code)) for code in (0, RECOMPUTE_CODES["outputs"]))
+    heads = TOKENS * 128 / tp
+    assert rows["fused_attention"].kept_bytes == heads * ((192 + 192 + 128) * BF16 + 2 * BF16)
+    assert again["fused_attention"].kept_bytes == heads * 2 * BF16
