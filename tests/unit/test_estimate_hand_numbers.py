@@ -118,7 +118,12 @@ def test_ring_all_reduce_sends_twice_n_minus_one_over_n(n):
     ("dtype", "optimizer", "each"),
     [
         ("bf16", "adam", 16),
+        ("fp16", "adam", 16),
         ("fp32", "adam", 16),
+        ("tf32", "adam", 16),
+        ("fp8-te", "adam", 16),
+        ("mxfp8", "adam", 16),
+        ("nvfp4", "adam", 16),
         ("bf16", "sgd", 8),
         ("fp32", "momentum", 12),
         ("bf16", "adam8bit", 10 + 2 * 4 / 256),
@@ -127,7 +132,8 @@ def test_ring_all_reduce_sends_twice_n_minus_one_over_n(n):
 def test_bytes_per_parameter(dtype, optimizer, each):
     """Adam in mixed precision: 2 weights + 2 gradients + 4 + 4 + 4 (ZeRO, arXiv 1910.02054, section 3.1).
 
-    In 8 bits two states of one byte and an fp32 scale for 256 elements.
+    In 32 bits, and where only products are in TF32, 4 of each; narrow products leave the weights in 16 bits. In 8 bits
+    two states of one byte and an fp32 scale for 256 elements.
     """
     e = _evaluated(Plans(zero=0), _job(dtype=dtype, optimizer=optimizer))
     memory = memory_terms(e, fullest_stage(e))

@@ -239,3 +239,16 @@ def test_frozen_weights_in_the_narrow_format():
     assert wide - narrow == pytest.approx(products, rel=1e-12)
     bf16 = terms(job_of("megatron-core", adapter=Adapter(rank=16)), Plans())["frozen_weights/parameter_bytes"]
     assert bf16 == wide
+
+
+def test_buffers_are_those_of_the_documented_settings() -> None:
+    """cuBLAS takes 8 MiB of workspace up to Ampere and 32 MiB from Hopper on (PyTorch, CUDA semantics), Transformer
+    Engine as much of its own. DeepSpeed, ZeRO-3: `stage3_max_live_parameters` of 1e9 and two buckets of 5e8 elements
+    (`reduce_bucket_size`, `overlap_comm`), in 16 bits; Megatron-DeepSpeed has the two buckets."""
+    mib = 1 << 20
+    workspaces = {"megatron-core": 64, "megatron": 8, "torchtitan": 32, "deepspeed": 32, "torchtune": 8}
+    assert {name: PROFILES[name].workspace_bytes / mib for name in workspaces} == workspaces
+    buckets = {"megatron-core": 0, "torchtitan": 0, "megatron-deepspeed": 2 * 5e8 * 2, "deepspeed": (1e9 + 2 * 5e8) * 2}
+    assert {name: PROFILES[name].bucket_bytes for name in buckets} == buckets
+    plain = memory_profile_of("ideal")
+    assert (plain.workspace_bytes, plain.bucket_bytes, plain.placeholder_bytes) == (0, 0, 0)
