@@ -139,11 +139,11 @@ DENSE = [name for name in catalogue_names() if not (load_model(name).experts or 
 @pytest.mark.parametrize("strategy", ["1d", "context", "2d"])
 @pytest.mark.parametrize("name", DENSE)
 def test_rows_of_one_device_hold_the_parameters_of_the_ledger(name, strategy):
-    if name == "clip-vit-l14":
-        pytest.skip("its norm before the first layer is not in the rows")
     model = load_model(name)
     job = Job(model=model, gpus=1, global_batch=1, seq_len=model.seq_len, precision=PRECISIONS["bf16"],
               optimizer=OPTIMIZERS["adam"])  # fmt: skip
     sizes = sizes_of(CORRECTED.strategies[strategy].block(job, Plans()))
     total = sizes.layer.weights * model.layers + sizes.first.weights + sizes.last.weights
-    assert total == parameter_terms(model).total
+    # The norm before the first layer of CLIP, 1024 weights and biases, is in no row.
+    missing = 2 * 1024 if name == "clip-vit-l14" else 0
+    assert total + missing == parameter_terms(model).total
