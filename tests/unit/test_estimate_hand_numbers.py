@@ -12,9 +12,10 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.memory import stage_terms
 from steptime.estimate.metrics import model_flops_per_step
 from steptime.estimate.single import Setting, estimate_plan, occupancy
-from steptime.estimate.terms_of import fullest_stage, memory_terms
+from steptime.estimate.terms_of import exposed_terms, fullest_stage, lines_of, memory_terms
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
+from steptime.plan.framework import Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.workload.parameters import parameter_terms
@@ -206,3 +207,15 @@ def test_the_memory_terms_of_unfused_attention_with_dropout_add_up():
     memory = memory_terms(e, fullest_stage(e))
     assert memory.total == pytest.approx(float(e.peak_bytes), rel=1e-12)
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("recompute", "again"), [(0, 0.0), (2, 1.0)])
+def test_a_slow_host_issues_recomputed_layers_once_more(recompute, again):
+    """One second per operator: the device waits for the host alone, forward, backward and forward again."""
+    slow = replace(_job(), framework=Framework(name="slow", host_s=1.0))
+    e = _evaluated(Plans(recompute=recompute), slow)
+    terms = exposed_terms(lines_of(e))
+    waited = {path.split("/")[1]: s for path, s in terms.items() if path.startswith("host/") and "/layer/" in path}
+    assert waited.get("recompute", 0.0) == pytest.approx(again * waited["forward"])
+    assert waited["forward"] == pytest.approx(e.works["layer"]["forward"].operators * GPT.layers * 16, rel=1e-3)
+    assert terms.total == pytest.approx(float(e.step_time_s), rel=1e-12)

@@ -161,3 +161,12 @@ def test_stages_hold_the_model(name: str, with_experts: int, pp: int) -> None:
 def test_memory_terms_of_layers_of_two_kinds_add_up(name: str, with_experts: int, pp: int) -> None:
     e = evaluated(Plans(pp=pp), of_layers(name, 20, with_experts), batch=64)
     assert memory_terms(e, fullest_stage(e)).total == pytest.approx(float(e.peak_bytes), rel=1e-12)
+
+
+@pytest.mark.parametrize(("layers", "pp", "split"), [(19, 5, (4, 4, 3)), (18, 5, (3, 4, 3)), (20, 5, (4, 4, 4)),
+                                                     (20, 1, (20, 20, 20))])  # fmt: skip
+def test_a_micro_batch_passes_every_layer_once(layers: int, pp: int, split: tuple[int, int, int]) -> None:
+    e = evaluated(Plans(pp=pp), replace(DENSE, layers=layers))
+    layout, ends = e.inputs.layout, e.passes.first.both_s + e.passes.last.both_s
+    assert (layout.first, layout.middle, layout.last) == split
+    assert float(e.step.stage.all_stages_s) == pytest.approx(layers * float(e.passes.layer.both_s) + float(ends))
