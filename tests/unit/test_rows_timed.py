@@ -68,6 +68,7 @@ def test_a_softmax_reads_what_it_needs_and_writes_once(
     (call,) = timed.shapes
     reread = again * elements * 2 if elements_per_row == 65536 else 0
     assert (call["moved_bytes"], call["reread_bytes"], call["rows"]) == (tensors * elements * 2, reread, rows)
+    assert call["vector_flops"] == (0 if backward else 4 * elements), "as the curves were fitted"
 
 
 def test_a_loss_reads_its_logits_twice() -> None:

@@ -13,14 +13,12 @@ from steptime.calibrate.served import SERVED, served
 from steptime.calibrate.table import Table
 from steptime.cost import elementwise
 from steptime.cost.memory_bound import memory_bound_s
-from steptime.estimate.memory_kernels import device_numbers
+from steptime.estimate.memory_kernels import ONE_BLOCK, SOFTMAX_FLOPS, device_numbers
 from steptime.hardware.records import Device
 from steptime.num import Array
 
 ARGUMENTS: Final = ("moved_bytes", "rows", "reread_bytes", "vector_flops")
 ELEMENT_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "bf16": 2, "fp16": 2, "int16": 2, "fp8": 1}
-ONE_BLOCK: Final = 1024
-"""Longest row that a block of the eager softmax keeps in registers; longer rows are read again."""
 BINARY: Final = re.compile(r"opname=(add|mul|sub|div|pow);|target=<built-in function (add|sub)>")
 COSTLY: Final = {"div": 4.0, "pow": 16.0, "tanh": 12.0, "gelu": 12.0, "truediv": 4.0}
 """Vector operations per element beside 1 for sums and products (a count of instructions, not measured)."""
@@ -141,7 +139,7 @@ def softmaxes(table: Table) -> dict[str, Array]:
     """Softmax: rows that one block cannot hold are read again."""
     rows, width, numel = elements(table)
     size = element_bytes(table)
-    return columns(2 * numel * size, rows, np.where(width > ONE_BLOCK, numel * size, 0.0), 4 * numel)
+    return columns(2 * numel * size, rows, np.where(width > ONE_BLOCK, numel * size, 0.0), SOFTMAX_FLOPS * numel)
 
 
 def gradients_of_softmax(table: Table) -> dict[str, Array]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.cost import attention, elementwise
+from steptime.cost import elementwise
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.kernels import KernelModel, Models, Timed
 from steptime.estimate.operators import Formula
@@ -23,8 +23,9 @@ L2_BYTES: Final = float(4 * 2**20)
 """Last-level cache of a device whose datasheet does not give it."""
 ONE_BLOCK: Final = 1024
 """Longest row that a block of a softmax kernel keeps in registers; longer rows are read again."""
-GELU_FLOPS, DROPOUT_FLOPS = 12, 10
-"""Vector instructions per element of a GELU and of a dropout, as the fitted curves count them."""
+GELU_FLOPS, DROPOUT_FLOPS, SOFTMAX_FLOPS = 12, 10, 4
+"""Vector instructions per element of a GELU, a dropout and a softmax, as the fitted curves count them (none of the
+gradient of a softmax)."""
 
 Shape = Mapping[str, Num]
 KERNEL, EAGER = "kernel", "eager"
@@ -97,10 +98,19 @@ def _rms_norm_backward(s: Shape) -> dict[str, Num]:
     return _call(elementwise.rms_norm_backward_bytes(x, rows, width, size), rows)
 
 
-def _softmax(s: Shape, tensors: int, read: int) -> dict[str, Num]:
+def _softmax(s: Shape) -> dict[str, Num]:
+    return _normalised(s, 2, 1, SOFTMAX_FLOPS * s["elements"])
+
+
+def _softmax_backward(s: Shape) -> dict[str, Num]:
+    return _normalised(s, 3, 2, 0.0)
+
+
+def _normalised(s: Shape, tensors: int, read: int, flops: Num) -> dict[str, Num]:
+    """Rows that are read, and read again where a block cannot hold them."""
     x, size = s["elements"], s["element_bytes"]
     again = where(x > ONE_BLOCK * s["rows"], read * x * size, 0.0)
-    return _call(tensors * x * size, s["rows"], again, attention.softmax_flops(s["pairs"], s["rows"]))
+    return _call(tensors * x * size, s["rows"], again, flops)
 
 
 def _cross_entropy(s: Shape) -> dict[str, Num]:
@@ -157,7 +167,7 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "move_forward": (Use("stream", _MOVED), Use(NOTHING, _MOVED)),
     "move_backward": (Use(NOTHING, _MOVED), Use("stream", _MOVED)),
     "top_k": (Use("stream", _MOVED), Use("stream", _MOVED)),
-    "softmax": (Use("softmax", lambda s: _softmax(s, 2, 1)), Use("softmax_backward", lambda s: _softmax(s, 3, 2))),
+    "softmax": (Use("softmax", _softmax), Use("softmax_backward", _softmax_backward)),
     "cross_entropy": (Use("softmax", _cross_entropy), Use("stream", _cross_entropy)),
     "embedding": (
         Use("embedding", lambda s: _call(_EMBEDDING(s), s["tokens"])),
