@@ -10,6 +10,7 @@ import pytest
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, partial_fillings
+from steptime.plan.framework import habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import BIT, CAPTURED_RULES, MEANING, NAMES, RULES, broken_rules, names_of
 from steptime.plan.plans import Plans, concatenate
@@ -147,6 +148,19 @@ def test_constraints_restrict_meshes_configurations_and_placements():
 def test_fixed_columns_may_leave_the_usual_choices():
     space = CorrectedSpace().fixed({"micro_batch": 5, "zero": 2, "vpp": 2, "tp": 4})
     assert (space.micro_batch, space.zero, space.vpp, space.recompute) == ((5,), (2,), (2,), (0, 2))
+
+
+@pytest.mark.parametrize("habits", ["torchtitan", "ddp", "maxtext", "megatron-core"])
+def test_stages_of_a_framework_leave_no_mesh_of_experts_out(habits):
+    """Where nobody has the same weights all ZeRO stages are one plan, whichever of them a framework has."""
+    job = replace(JOB, model=replace(MOE, experts=replace(MOE.experts, expert_ffn_hidden=1024)), gpus=8)
+    columns = ("tp", "pp", "dp", "ep", "micro_batch", "recompute")
+    listed = []
+    for space in (CorrectedSpace(), CorrectedSpace().accustomed(habits_of(habits))):
+        c = space.list(job, CORRECTED.strategies["1d"], 8, RULES).configurations
+        listed.append({tuple(int(getattr(c, name)[i]) for name in columns) for i in range(rows_of(c))})
+    assert (8, 1, 1, 8, 16, 0) in listed[1]
+    assert listed[0] == listed[1]
 
 
 def test_domains_that_devices_do_not_fill():

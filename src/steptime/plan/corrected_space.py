@@ -94,15 +94,18 @@ class CorrectedSpace(Space):
     def _without_copies(
         self, job: Job, strategy: Strategy, mesh_of: Array, configurations: Plans
     ) -> tuple[Array, Plans]:
-        """Leaves out configurations that differ in a ZeRO stage alone where it shares nothing out.
+        """Leaves one of the configurations that differ in a ZeRO stage alone where it shares nothing out.
 
         Without experts no such configurations were made; with them it depends on their own ranks.
         """
         if job.model.experts is None or len({*self.zero, *self._piped_zero}) == 1:
             return mesh_of, configurations
-        copies = nobody_shares(job, strategy, configurations) & (configurations.zero != self._lone_zero)
-        chosen = np.flatnonzero(~copies)
-        return mesh_of[chosen], configurations.take(chosen)
+        lone = nobody_shares(job, strategy, configurations)
+        first = np.where(np.asarray(configurations.pp) > 1, (*self._piped_zero, *self.zero)[0], self.zero[0])
+        chosen = np.flatnonzero(~(lone & (np.asarray(configurations.zero) != first)))
+        kept = configurations.take(chosen)
+        zero = np.where(lone[chosen], self._lone_zero, np.asarray(kept.zero))
+        return mesh_of[chosen], kept.with_columns({"zero": zero})
 
     def _micro_batches(self, share: int) -> list[int]:
         return [m for m in self.micro_batch if m <= share] if self.micro_batch else micro_batch_choices(share)
