@@ -10,6 +10,7 @@ import pytest
 from steptime import api
 from steptime.errors import FieldError, PlanError, UserError
 from steptime.plan.constraints import Constraint
+from steptime.plan.framework_library import framework_names
 from steptime.study.modes import MODES
 from steptime.surface.request import checked_plan, completed_degrees, constraints_of, strategy_of
 from steptime.surface.values import some_of, whole
@@ -206,6 +207,17 @@ def test_the_plan_of_an_estimate_may_be_given_as_it_is(plan):
     first = api.estimate(**MIXTRAL, plan=plan)
     again = api.estimate(**MIXTRAL, plan=json.loads(json.dumps(first.to_json()["plan"])))
     assert replace(again, notes=()) == replace(first, notes=())  # the micro-batch is given the second time
+
+
+@pytest.mark.parametrize("framework", framework_names())
+@pytest.mark.parametrize("overlap", [None, "none"])
+def test_the_plan_of_an_estimate_means_the_same_under_every_framework(framework, overlap):
+    """What a framework hides of its own accord, nothing included, is no other choice when the plan says so."""
+    plan = {"tp": 2, "sp": "off"} if overlap is None else {"tp": 2, "sp": "off", "overlap": overlap}
+    given = {**MIXTRAL, "model": "llama2-13b", "framework": framework}
+    first = api.estimate(**given, plan=plan)
+    again = api.estimate(**given, plan=json.loads(json.dumps(first.to_json()["plan"])))
+    assert again.step_time_s == first.step_time_s and again.plan == first.plan
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,10 @@ class Request:
 
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
-    """The job with the habits of its framework, but where the user chose otherwise; with ``overlap`` none all shows.
+    """The job with the habits of its framework, but where the user chose otherwise.
+
+    Where the framework hides transfers and ``overlap`` none is chosen all shows, the share that its fitted factors hide
+    included; factors of a framework that hides nothing of its own accord hold no such share.
 
     Raises:
         UserError: the exchange of experts shall hide, and the model has none.
@@ -93,7 +96,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
     )  # fmt: skip
     accustomed = with_habits(job, job.framework.name)
-    if "overlap" in chosen and not chosen["overlap"]:
+    if accustomed.overlap and "overlap" in chosen and not chosen["overlap"]:
         accustomed = replace(accustomed, framework=without_hiding(job.framework))
     return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
