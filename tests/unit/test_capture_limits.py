@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,22 @@ def test_the_message_names_the_line(module: Any, message: str) -> None:
         capture(module, [X])
     assert message in str(caught.value)
     assert __file__ in str(caught.value)
+
+
+def test_what_fails_is_said_once() -> None:
+    """PyTorch would log the stack of its own functions beside."""
+    said: list[str] = []
+    log, listener = logging.getLogger("torch._subclasses.fake_tensor"), logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(listener)
+    try:
+        with pytest.raises(UserError, match="same reduction dim"):
+            capture(nn.Linear(8, 8), (torch.zeros(2, 4),))
+        assert said == []
+        log.error("later")
+    finally:
+        log.removeHandler(listener)
+    assert said == ["later"]
 
 
 def test_a_share_of_a_mask_can_be_stated() -> None:

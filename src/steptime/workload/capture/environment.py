@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import transformer
 
@@ -42,6 +44,7 @@ def capturing(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_masks_not_read())
+        stack.enter_context(_said_once())
         if meta:
             stack.enter_context(torch.device("meta"))
         else:
@@ -107,3 +110,15 @@ def _masks_not_read() -> Iterator[None]:
         yield
     finally:
         place._detect_is_causal_mask = before
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """PyTorch logs what fails under fake tensors with its own stack; it is raised too, and explained."""
+    log = logging.getLogger(fake_tensor.__name__)
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
