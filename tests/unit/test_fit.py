@@ -231,8 +231,24 @@ def test_the_link_to_the_host_is_the_devices_or_the_given_one() -> None:
         ({"batch": 0}, "batch"), ({"allow": "all"}, "allow"), ({"host_bandwidth_Bps": -1.0}, "host_bandwidth"),
         ({"optimizer": "adamw-loop"}, "optimizer: adamw-loop is for a module that is captured"),
         ({"optimizer": "adamm"}, "optimizer"), ({"inputs": ["8x4"]}, "inputs"), ({"seq": "x"}, "seq"),
+        ({"optimizer": ["adamw"]}, "optimizer"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         fit("llama3-8b", "h100-sxm", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"inputs": 8}, "inputs: 8 is not a list of texts"), ({"inputs": [8]}, "inputs: .* is not a list of texts"),
+        ({"optimizer": ["adamw"]}, "optimizer: .* is not a text"),
+        ({"inputs": "0x3"}, "its inputs hold no sample: their leading dim is 0"),
+    ],
+)  # fmt: skip
+def test_wrong_input_of_a_captured_module_is_told(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    """Halves of no sample would never end."""
+    (tmp_path / "line.py").write_text("from torch import nn\n\ndef line():\n    return nn.Linear(3, 3)\n")
+    with pytest.raises(UserError, match=message):
+        fit(f"{tmp_path}/line.py:line", "h100-sxm", **given)

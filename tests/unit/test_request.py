@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -182,6 +183,18 @@ MIXTRAL = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 64, "global_b
 def test_what_a_model_or_a_mode_has_not(arguments, problem):
     with pytest.raises(UserError, match=problem):
         api.estimate(**arguments)
+
+
+def test_what_is_no_estimate_has_no_difference():
+    e = api.estimate(**ESTIMATE)
+    for a, b, name in ((e, "run.toml", "b: 'run.toml'"), (None, e, "a: None")):
+        with pytest.raises(FieldError, match=f"{name} is no estimate"):
+            api.diff(a, b)
+
+
+def test_numbers_of_every_kind_are_told():
+    with pytest.raises(FieldError, match=r"utilization: 1\.5 must lie from"):
+        api.limits(utilization=Fraction(3, 2))
 
 
 def test_a_search_refuses_the_same():

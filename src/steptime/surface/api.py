@@ -136,7 +136,7 @@ def estimate(
         UserError: something in the input is wrong; the message says what to change.
     """
     chosen, given = MODES[text("mode", mode)], _table("plan", plan)
-    if strategy == "auto":
+    if text("strategy", strategy) == "auto":
         strategy = text("strategy", given.get("strategy", strategy))
     checked = checked_plan(given, chosen, _named(framework))
     if gpus is not None:

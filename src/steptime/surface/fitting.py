@@ -24,7 +24,7 @@ from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer, es
 from steptime.surface.values import choice, number, text, whole
 from steptime.version import __version__
 from steptime.workload.capture.factory import is_target
-from steptime.workload.capture.inputs import parse_input
+from steptime.workload.capture.inputs import InputSpec, parse_inputs
 
 if TYPE_CHECKING:
     from steptime.search.fit.captured import Captured
@@ -71,9 +71,9 @@ def fit(
         "batch": None if batch is None else whole("batch", batch, 1, MAX_BATCH),
         "seq": None if seq is None else whole("seq", seq, 1, MAX_SEQ),
     }
-    given = text("model", model)
+    given, optimizer = text("model", model), text("optimizer", optimizer)
     if is_target(given):
-        return _captured(given, machine, sizes, optimizer, loss, change, tuple(inputs), progress)
+        return _captured(given, machine, sizes, optimizer, loss, change, parse_inputs(inputs), progress)
     if inputs:
         raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
     if loss is not None:
@@ -83,14 +83,14 @@ def fit(
 
 def _captured(
     given: str, device: Device, sizes: dict[str, int | None], optimizer: str, loss: str | None,
-    allow: Change, inputs: tuple[str, ...], progress: Progress | None,
+    allow: Change, inputs: tuple[InputSpec, ...], progress: Progress | None,
 ) -> FitResult:  # fmt: skip
     from steptime.search.fit.bench import Bench
     from steptime.search.fit.captured import Captured
 
     bench = Bench(
         text=given, device=device, optimizer=captured_optimizer(optimizer), loss=loss, batch=sizes["batch"],
-        seq=sizes["seq"], inputs=tuple(parse_input(one) for one in inputs),
+        seq=sizes["seq"], inputs=inputs,
     )  # fmt: skip
     batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
     engine = Captured(bench=bench, batch=batch, host_Bps=device.host_Bps, allow=allow)

@@ -11,6 +11,7 @@ from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError
 from steptime.plan.job import OPTIMIZERS, Optimizer
+from steptime.surface.values import text
 
 CAPTURED_DEFAULT: Final = "adamw"
 """Of a captured module; a model by its dimensions costs the same with ``adam`` and ``adamw``."""
@@ -37,8 +38,8 @@ def captured_optimizer(name: str) -> str:
     >>> captured_optimizer("momentum"), captured_optimizer("adamw-loop")
     ('sgd-momentum', 'adamw-loop')
     """
-    if name not in _CAPTURED:
-        raise UnknownNameError("optimizer", str(name), _CAPTURED)
+    if text("optimizer", name) not in _CAPTURED:
+        raise UnknownNameError("optimizer", name, _CAPTURED)
     own = _CAPTURED[name]
     if own is None:
         raise FieldError("", "optimizer", f"{name} cannot be captured", hint=f"captured are {', '.join(CAPTURED)}")

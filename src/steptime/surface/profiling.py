@@ -26,7 +26,7 @@ from steptime.surface.profile_settings import (
     texts_of_tensors,
 )  # fmt: skip
 from steptime.workload.capture.factory import Target, is_target, load_target
-from steptime.workload.capture.inputs import parse_input
+from steptime.workload.capture.inputs import parse_inputs
 from steptime.workload.graph import Parameter, Program
 from steptime.workload.graph.arena import arena_of
 from steptime.workload.graph.liveness import Held, Liveness, Peak
@@ -290,7 +290,7 @@ def target_of(
 ) -> Target:  # fmt: skip
     """Import a factory and call it with the sizes that were given."""
     sizes = {name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None}
-    return load_target(model, sizes=sizes, dtype=dtype, inputs=tuple(parse_input(text) for text in inputs))
+    return load_target(model, sizes=sizes, dtype=dtype, inputs=parse_inputs(inputs))
 
 
 def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[Program, Settings]:

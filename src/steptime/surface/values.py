@@ -33,7 +33,7 @@ def number(field: str, value: Any, low: float, high: float, meaning: str) -> flo
         raise FieldError("", field, f"{shorten(repr(value))} is not a number", hint=meaning)
     if not low <= float(value) <= high:
         near = low if float(value) < low else high
-        problem = f"{value:g} must lie from {low:g} to {high:g} ({meaning}); the nearest is {near:g}"
+        problem = f"{float(value):g} must lie from {low:g} to {high:g} ({meaning}); the nearest is {near:g}"
         raise FieldError("", field, problem)
     return float(value)
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from steptime.errors import UserError, shorten
+from steptime.errors import FieldError, UserError, shorten
 from steptime.workload.graph import ELEMENT_BYTES
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
@@ -45,6 +45,21 @@ def parse_input(text: str) -> InputSpec:
     if math.prod(shape) > LARGEST:
         raise UserError(f"--input {shorten(text)!r} has more than 2^48 elements")
     return InputSpec(shape, dtype, match["name"])
+
+
+def parse_inputs(texts: Any) -> tuple[InputSpec, ...]:
+    """Read the inputs of a module: a list of texts, or one text.
+
+    Raises:
+        UserError: something else, or one of them is no shape.
+
+    >>> [spec.shape for spec in parse_inputs(["8x3", "8"])], parse_inputs("8x3")[0].shape
+    ([(8, 3), (8,)], (8, 3))
+    """
+    given = (texts,) if isinstance(texts, str) else texts
+    if not isinstance(given, (list, tuple)) or not all(isinstance(text, str) for text in given):
+        raise FieldError("", "inputs", f"{shorten(repr(texts))} is not a list of texts", hint="for example ['8x1024']")
+    return tuple(parse_input(text) for text in given)
 
 
 def made(specs: tuple[InputSpec, ...], dtype: str | None) -> Any:

@@ -248,12 +248,14 @@ def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
         inputs: their leading dims must be the same, or 1.
 
     Raises:
-        UserError: no input has a dim, or the batch may be elsewhere.
+        UserError: no input has a dim, there is no sample in them, or the batch may be elsewhere.
     """
     tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
     sizes = {int(tensor.shape[0]) for tensor in tensors}
     if not sizes:
         raise UserError(f"{text}: no input has a batch dim", hint=TAKE_BATCH)
+    if sizes == {0}:
+        raise UserError(f"{text}: its inputs hold no sample: their leading dim is 0", hint="make them for 1 or more")
     if len(sizes - {1}) > 1:
         several = ", ".join(map(str, sorted(sizes)))
         raise UserError(f"{text}: which dim is the batch is not known: the leading dims of the inputs are {several}",
