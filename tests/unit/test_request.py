@@ -13,6 +13,7 @@ from steptime.errors import FieldError, PlanError, UserError
 from steptime.plan.constraints import Constraint
 from steptime.plan.framework_library import framework_names
 from steptime.study.modes import MODES
+from steptime.surface.formats.run_toml import parse_run, parse_toml
 from steptime.surface.request import checked_plan, completed_degrees, constraints_of, strategy_of
 from steptime.surface.values import some_of, whole
 
@@ -231,6 +232,20 @@ def test_the_plan_of_an_estimate_means_the_same_under_every_framework(framework,
     first = api.estimate(**given, plan=plan)
     again = api.estimate(**given, plan=json.loads(json.dumps(first.to_json()["plan"])))
     assert again.step_time_s == first.step_time_s and again.plan == first.plan
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [('["dp", "pp"]', {"dp", "pp"}), ("[]", set()), ('"dp, pp"', {"dp", "pp"}), ('["none"]', set())],
+)
+def test_a_list_in_a_file_is_a_list_in_python(written, means):
+    document = parse_toml(f'model = "x"\n[plan]\noverlap = {written}', "run.toml")
+    assert checked_plan(parse_run(document, "run.toml").plan, CORRECTED)["overlap"] == means
+
+
+def test_a_list_of_no_words_is_refused_by_its_field():
+    with pytest.raises(FieldError, match=r"^run\.toml: plan\.overlap: \[1\]: "):
+        parse_run(parse_toml('model = "x"\n[plan]\noverlap = [1]', "run.toml"), "run.toml")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ COUNTS: Final = {name: key for name, key in KEYS.items() if isinstance(key, Coun
 RATIOS: Final = {name: key for name, key in KEYS.items() if isinstance(key, Ratio)}
 WORDS: Final = ("sp", "recompute")
 """Keys in words of which each candidate of a search has its own value; they have no order."""
+SEVERAL: Final = ("overlap", "offload")
+"""Keys in words of which several may hold: joined by commas, or a list."""
 CONSTRAINED: Final = (*COUNTS, *WORDS)
 """Keys that a search can keep at a value or, where they are counts, bound."""
 JOB_KEYS: Final = tuple(name for name in KEYS if name not in CONSTRAINED)

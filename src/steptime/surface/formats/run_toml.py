@@ -25,14 +25,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from steptime.errors import InputFileError
 from steptime.surface.formats.fields import as_user_error
-from steptime.surface.plan_keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, Count, Ratio
+from steptime.surface.plan_keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, SEVERAL, Count, Ratio
+
+
+def _joined(given: Any) -> Any:
+    """The text that means the same as a list of words; everything else as it is."""
+    if not isinstance(given, list) or not all(isinstance(word, str) for word in given):
+        return given
+    return ",".join(given) or "none"
+
 
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
+Words = Annotated[Word, BeforeValidator(_joined)]
+"""Words joined by commas, as options have them; or a list of words."""
 Positive = Annotated[float, Field(gt=0, le=1e4)]
 
 
@@ -47,6 +57,8 @@ def _value(name: str) -> Any:
         return Annotated[int, Field(ge=key.low, le=key.high)]
     if isinstance(key, Ratio):
         return Positive
+    if name in SEVERAL:
+        return Words
     return bool | Literal["on", "off"] if name == "sp" else Word
 
 
