@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields, replace
 
 import numpy as np
@@ -100,15 +101,22 @@ OFFLOADED = [(), ("optimizer",), ("activations",), ("activations", "optimizer")]
 @ENGINE
 @given(st.data())
 def test_a_faster_matrix_unit_slows_no_step(offload, data):
-    """Traffic that hid behind computation may show, but by no more than the computation got shorter."""
+    """Traffic that hid behind computation may show, but by no more than the computation got shorter.
+
+    The step is that of the stage with the longest pass. Where that becomes another one, its optimiser may take longer;
+    its passes may not.
+    """
     case = data.draw(cases(methods=(CORRECTED,)))
     case = replace(
         case, job=replace(case.job, overlap=case.job.overlap | {"dp", "offload"}, offload=frozenset(offload))
     )
     plans = data.draw(legal_plans(case)).with_columns({"dp": 8, "in_dp": 1})
     faster = [case.machine.faster(matrix_flops_per_s=x, attention_flops_per_s=x) for x in (1.0, 2.0, 8.0)]
-    times = [float(case.evaluate(plans, machine=machine).step_time_s) for machine in faster]
-    assert times[2] <= times[1] * (1 + 1e-12) and times[1] <= times[0] * (1 + 1e-12)
+    steps = [case.evaluate(plans, machine=machine).step for machine in faster]
+    for slow, fast in itertools.pairwise(steps):
+        held = [(step.stage.layers, step.stage.first, step.stage.last) for step in (slow, fast)]
+        before, after = (slow.total_s, fast.total_s) if held[0] == held[1] else (slow.steady_s, fast.steady_s)
+        assert after <= before * (1 + 1e-12)
 
 
 @ENGINE
