@@ -71,8 +71,8 @@ def plan(
         global_batch: sequences per optimiser step.
         seq: tokens of a sequence; None: the model's own.
         dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``mxfp8``, ``nvfp4``).
-        optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum``, ``sgd``.
-        strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: all of them.
+        optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``.
+        strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.
         mode: ``corrected`` or ``published``.
         framework: training software whose fitted slowdowns and overheads are applied (``steptime frameworks`` lists
             them); ``generic`` where it is not known, ``ideal`` for none. None: ``generic``, in published mode
@@ -124,10 +124,12 @@ def estimate(
 
     Args:
         plan: degrees and choices: ``dp tp tp2 cp pp vpp ep etp sp micro_batch panels zero shard recompute
-            recompute_every schedule overlap attention context gradient_dtype expert_imbalance expert_capacity`` and
-            ``placement`` (axis -> ranks inside a fast domain). What is missing is 1, except ``dp``, which takes the
-            devices that are left, the placement, which is the fastest one, and choices, which are the framework's.
-            The ``plan`` of an estimate may be given as it is.
+            recompute_every schedule overlap offload attention context gradient_dtype expert_imbalance
+            expert_capacity`` and ``placement`` (axis -> ranks inside a fast domain). Degrees and the micro-batch are 1
+            where they are missing, but ``dp`` takes the devices that are left; ``sp`` is on, nothing is recomputed,
+            and the ZeRO stage and the choices are the framework's. Without a placement the axes fill a fast domain in
+            the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in published mode it is the fastest one. The
+            ``plan`` of an estimate or of a search may be given as it is.
 
     The other arguments are those of :func:`plan`; without ``gpus`` the product of the degrees is taken, without
     ``global_batch`` one micro-batch per stage and replica.

@@ -44,7 +44,7 @@ def fit(
     Args:
         model: ``pkg.module:factory`` or ``file.py:factory``, which is imported and captured; or a catalogue name, a
             ``config.json`` or a TOML file, which is estimated by its dimensions.
-        device: catalogue name or TOML file.
+        device: catalogue name or TOML file of a device, or of a cluster of it.
         batch: samples of an optimiser step; None: the factory's default, of other models 8. A factory that takes
             ``batch`` is called for each micro-batch; of one that does not, the leading dim of the inputs is resized.
         seq: tokens of a sample; None: the model's own.

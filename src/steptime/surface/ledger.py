@@ -42,6 +42,11 @@ class Ledger:
 def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger:
     """Parameters, FLOPs and bytes of a model without a cluster.
 
+    Args:
+        model: catalogue name, ``config.json`` or TOML file.
+        seq: tokens of a sequence; None: the model's own.
+        dtype: training recipe, as for an estimate.
+
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """

@@ -87,8 +87,8 @@ def limits(
         tp_out: ranks that share the output dim.
         dp: data ranks.
         width_bytes: bytes per word.
-        device: catalogue name or TOML file of a device or cluster; None: the H100 SXM5 of arXiv 2411.01137. What
-            follows takes the place of single figures of it.
+        device: catalogue name of a device or cluster, or TOML file of a cluster; None: the H100 SXM5 of arXiv
+            2411.01137. What follows takes the place of single figures of it.
         flops_8bit_per_s: dense 8-bit peak.
         memory_Bps: bandwidth of device memory.
         network_Bps: bandwidth of a device's links, both directions together.

@@ -45,7 +45,7 @@ def command(
     width_bytes: Annotated[float | None, _number("--width-bytes", "Bytes per word; default 2.")] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Catalogue name or TOML file; default: the H100 SXM5 of arXiv 2411.01137."),
+        typer.Option("--device", help="Catalogue name or cluster file; default: the H100 SXM5 of arXiv 2411.01137."),
     ] = None,
     flops_8bit: Annotated[
         str | None, _quantity("--flops-8bit", "TFLOP/s", "Dense 8-bit peak; default: the device's.")
