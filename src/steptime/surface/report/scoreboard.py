@@ -159,7 +159,7 @@ def page(board: Board) -> str:
         "Errors are of predicted against measured time, $p/t-1$; mean, median and p90 of its magnitude, bias its mean. "
         "In band: share of the measured times inside the predicted 90 % band; its interval (90 %) draws whole sources "
         "again, because rows of one source err together. Mean over sources: of sources with ten rows or more, each "
-        "counting once; without the largest: without the source that has 40 % of the rows. Rank: median rank "
+        "counting once; without the largest: without the source that has most rows. Rank: median rank "
         "correlation over groups of five plans or more.",
         ways_table(board), claims_line(board), computed_line(board),
         *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
