@@ -1,0 +1,64 @@
+"""Pages name every command, key and habit that there is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from steptime.hardware.fields import DEVICE, LEVEL, RATES
+from steptime.plan.framework import MODEL_AXES, habits_of
+from steptime.plan.framework_library import framework_names
+from steptime.surface.cli.main import COMMANDS
+from steptime.surface.formats.run_toml import _Run as RunFile
+from steptime.surface.plan_keys import KEYS
+from steptime.workload.spec import Experts, LatentAttention, ModelSpec, Vision
+
+MODELS = (ModelSpec, Experts, LatentAttention, Vision)
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def unnamed(names: set[str], text: str) -> set[str]:
+    return {name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)}
+
+
+def test_every_command_is_on_a_page() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
+    assert not unnamed({f"steptime {name}" for name in COMMANDS}, text)
+
+
+def test_the_index_names_every_page() -> None:
+    linked = set(re.findall(r"\]\((\w+)\.md\)", page("index")))
+    assert linked == {path.stem for path in DOCS.glob("*.md")} - {"index"}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("estimate", {*KEYS, *RunFile.model_fields}),
+        ("hardware", {*DEVICE, *LEVEL, *RATES}),
+        ("models", {field.name for record in MODELS for field in fields(record)}),
+    ],
+)
+def test_a_page_has_every_key_of_its_file(name: str, keys: set[str]) -> None:
+    assert not unnamed(keys, page(name))
+
+
+def test_the_page_of_frameworks_has_their_stages_and_axes() -> None:
+    table = re.findall(r"^\| (`.*`) \| (\d) \| ([\d, ]+) \| (.*) \|$", page("frameworks"), re.M)
+    shown = {
+        name: (int(stage), {int(one) for one in stages.split(", ")}, axes.replace("`", ""))
+        for names, stage, stages, axes in table for name in names.replace("`", "").split(", ")
+    }  # fmt: skip
+    assert set(shown) == set(framework_names()) - {"ideal"}
+    for name, (stage, stages, axes) in shown.items():
+        habits = habits_of(name)
+        all_of = {"all": set(MODEL_AXES), "none": set()}
+        own = all_of.get(axes, set(axes.split(", ")))
+        assert (habits.zero, set(habits.zero_stages), set(habits.axes)) == (stage, stages, own), name
