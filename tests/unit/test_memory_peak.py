@@ -252,3 +252,39 @@ def test_buffers_are_those_of_the_documented_settings() -> None:
     assert {name: PROFILES[name].bucket_bytes for name in buckets} == buckets
     plain = memory_profile_of("ideal")
     assert (plain.workspace_bytes, plain.bucket_bytes, plain.placeholder_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("shard", [0, 1, 4])
+def test_ranks_that_share_nothing_gather_nothing(shard):
+    """ZeRO-3 over one rank is a whole copy on each: no second one is made for the computation."""
+    gathered = terms(job_of(), Plans(dp=8, zero=3, shard=shard))["working/loss/gathered_weights_bytes"]
+    assert gathered == (0.0 if shard == 1 else 2 * (2 * LAYER + 2 * V * H + H))
+
+
+def test_experts_that_share_nothing_gather_nothing():
+    job = job_of(name="mixtral-8x7b")
+    both, dense = (
+        terms(job, Plans(dp=8, ep=ep, zero=3, shard=2))["working/loss/gathered_weights_bytes"] for ep in (4, 8)
+    )
+    assert both - dense == 2 * 2 * 2 * 3 * H * F, "two layers of two experts"
+    assert terms(job, Plans(dp=8, ep=4, zero=3, shard=1))["working/loss/gathered_weights_bytes"] == 0
+
+
+def test_temporaries_of_layers_with_experts_alone():
+    """Llama 4 Scout: 5120 hidden; the routed expert outweighs the shared one of equal width, and none is dense."""
+    job = job_of(name="llama4-scout")
+    assert sizes(job, Plans()).working_bytes == 2 * S * (5120 + 5120 + 2 * 8192)
+
+
+def test_temporaries_of_a_shared_expert_beside_narrow_ones():
+    """Wide shared expert: the gradients of its gate and up outweigh one routed row per token."""
+    model = load_model("llama4-scout")
+    assert model.experts is not None
+    job = job_of(model=replace(model, experts=replace(model.experts, shared_ffn_hidden=12288)))
+    assert sizes(job, Plans()).working_bytes == 2 * S * (5120 + 2 * 12288)
+
+
+def test_unfused_scores_of_layers_with_experts_free_what_the_experts_kept():
+    job = job_of(name="mixtral-8x7b", attention="unfused", seq_len=8192)
+    scores = 2 * 32 * 8192**2 + 8192 * H - 2 * 8192 * 3 * F
+    assert sizes(job, Plans()).working_bytes == 2 * scores

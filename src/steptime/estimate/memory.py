@@ -211,10 +211,10 @@ def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> MemoryCall:
 def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> MemoryCall:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
     sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
-    dense = where(sharded & (gradient_ranks(strategy, plans) > 1), 1.0, 0.0)
+    dense = where(sharded & (sharing_ranks(plans, gradient_ranks(strategy, plans)) > 1), 1.0, 0.0)
     parameters, trained = (layer.weights + layer.frozen_bytes / each) * dense, layer.weights * dense
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
-        experts = where(sharded & (plans.edp > 1), 1.0, 0.0)
+        experts = where(sharded & (sharing_ranks(plans, plans.edp) > 1), 1.0, 0.0)
         parameters = parameters + (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
         trained = trained + layer.expert_weights * experts
     ends = (sizes.first.weights * stage.first + sizes.last.weights * stage.last) * dense

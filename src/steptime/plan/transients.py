@@ -7,7 +7,7 @@ ranks gather the sequence.
 
 from __future__ import annotations
 
-from steptime.num import Num, maximum, where
+from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
 from steptime.plan.shapes import Shape
 from steptime.workload.spec import ModelSpec
@@ -23,18 +23,51 @@ def layer_elements(s: Shape) -> Num:
     $t f$ kept are free), gathered keys and values with their gradients, unfused scores (gradients before and after
     the softmax; what the MLP kept is free).
     """
-    hidden, stream = s.model.hidden, s.sharded_tokens * s.model.hidden
-    gathers = where(s.plans.tp > 1, 1.0, 0.0)
-    act = s.tokens * s.ffn_in
-    out = s.tokens * (gathers * hidden + s.ffn)
-    into = s.tokens * ((1.0 + gathers) * hidden - s.ffn)
-    most = stream + maximum(act, maximum(out, into))
-    most = maximum(most, 2 * s.gathered_kv)
-    if s.job.attention == "unfused":
-        most = maximum(most, stream + 2 * Heads(s).rows * s.seq_len - s.tokens * (s.ffn_in + s.ffn))
-    if s.model.experts is not None:
+    stream = s.sharded_tokens * s.model.hidden
+    most: Num = 2 * s.gathered_kv
+    for local in _mlp_widths(s):
+        most = maximum(most, stream + _mlp_elements(s, local))
+    experts = s.model.experts
+    if experts is not None:
         most = maximum(most, stream + s.expert_rows * (s.hidden + s.expert_in))
+    if s.job.attention == "unfused":
+        most = maximum(most, stream + 2 * Heads(s).rows * s.seq_len - _freed_elements(s))
     return most
+
+
+def _mlp_widths(s: Shape) -> list[Num]:
+    """Local widths of the MLPs of all tokens that layers have: the dense one, and of experts the shared one."""
+    experts = s.model.experts
+    widths = [s.ffn] if s.dense_share else []
+    if experts is not None and experts.shared_ffn_hidden:
+        widths.append(ceil_div(experts.shared_ffn_hidden, s.tp))
+    return widths
+
+
+def _inner(s: Shape, local: Num) -> Num:
+    """Columns of the first product of an MLP of some local width."""
+    return local * (2 if s.model.gated_mlp else 1)
+
+
+def _mlp_elements(s: Shape, local: Num) -> Num:
+    """Largest temporary in the backward pass of an MLP, beside the gradient of the residual stream."""
+    hidden, gathers = s.model.hidden, where(s.plans.tp > 1, 1.0, 0.0)
+    out = s.tokens * (gathers * hidden + local)
+    into = s.tokens * ((1.0 + gathers) * hidden - local)
+    return maximum(s.tokens * _inner(s, local), maximum(out, into))
+
+
+def _freed_elements(s: Shape) -> Num:
+    """What products out of MLPs and activation functions kept and is free in the backward pass of attention.
+
+    Where layers differ, of the kind that kept least.
+    """
+    freed: list[Num] = [s.tokens * (s.ffn_in + s.ffn)] if s.dense_share else []
+    experts = s.model.experts
+    if experts is not None:
+        shared = ceil_div(experts.shared_ffn_hidden, s.tp)
+        freed.append(s.expert_rows * (s.expert_in + s.expert_width) + s.tokens * (_inner(s, shared) + shared))
+    return freed[0] if len(freed) == 1 else minimum(freed[0], freed[1])
 
 
 def loss_bytes(s: Shape) -> Num:
