@@ -270,6 +270,13 @@ def test_experts_that_share_nothing_gather_nothing():
     assert terms(job, Plans(dp=8, ep=4, zero=3, shard=1))["working/loss/gathered_weights_bytes"] == 0
 
 
+def test_frozen_ends_are_gathered_as_frozen_layers_are():
+    job, plans = job_of(adapter=Adapter(rank=16)), Plans(dp=8, zero=3)
+    adapters = 16 * (4 * H + 2 * 1024 + 2 * H + 3 * (H + F))
+    found = terms(job, plans, phase="loss")["working/loss/gathered_weights_bytes"]
+    assert found == 2 * (2 * (LAYER + adapters) + 2 * V * H + H)
+
+
 def test_temporaries_of_layers_with_experts_alone():
     """Llama 4 Scout: 5120 hidden; the routed expert outweighs the shared one of equal width, and none is dense."""
     job = job_of(name="llama4-scout")

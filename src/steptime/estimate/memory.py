@@ -217,7 +217,8 @@ def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: S
         experts = where(sharded & (sharing_ranks(plans, plans.edp) > 1), 1.0, 0.0)
         parameters = parameters + (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
         trained = trained + layer.expert_weights * experts
-    ends = (sizes.first.weights * stage.first + sizes.last.weights * stage.last) * dense
+    first, last = (end.weights + end.frozen_bytes / each for end in (sizes.first, sizes.last))
+    ends = (first * stage.first + last * stage.last) * dense
     return MemoryCall(GATHERED, {
         "parameters": parameters, "ends_parameters": ends, "bytes_each": each,
         "layers_at_once": minimum(2.0, stage.layers), "trained": trained,
