@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steptime import api
-from steptime.surface.report.risk import failings
+from steptime.surface.report.risk import failings, warning
 from steptime.surface.report.text import memory
 
 CASES = [
@@ -56,3 +56,35 @@ def test_a_broken_rule_is_told_with_its_meaning() -> None:
         "not feasible: kv_heads: tp and the key-value heads do not divide each other",
     ]
     assert failings(estimated(("llama3-8b", "dgx-h100", 8, {"tp": 8}))) == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpus", "tried"),
+    [
+        ("fms-fsdp", 64, "--shard 0"),
+        ("fms-fsdp", 8, "a framework that has tp or pp and --offload optimizer"),
+        ("fms-fsdp", 16, "--shard 0 and --offload optimizer"),
+        ("ddp", 64, "a framework that has tp or pp and --offload optimizer"),
+        ("llm.c", 64, "a framework that has tp or pp"),
+    ],
+)
+def test_what_is_to_be_tried_is_what_the_framework_has(framework: str, gpus: int, tried: str) -> None:
+    found = api.estimate("llama3-70b", "dgx-h100", gpus=gpus, global_batch=gpus, framework=framework,
+                         plan={"recompute": "full"})  # fmt: skip
+    (line,) = failings(found)
+    assert line.endswith(f"more than a device has; try {tried}")
+
+
+def test_shards_over_all_ranks_are_what_copies_of_them_lack() -> None:
+    """FSDP within nodes of 8 by default: over all 64 devices the same plan fits."""
+    plan = {"recompute": "full"}
+    run = {"gpus": 64, "global_batch": 64, "framework": "fms-fsdp"}
+    within, over = (api.estimate("llama3-70b", "dgx-h100", plan=plan | more, **run) for more in ({}, {"shard": 0}))
+    assert (within.plan["shard"], within.feasible, over.feasible) == (8, False, True)
+
+
+def test_a_plan_that_may_not_fit_names_what_its_framework_has() -> None:
+    found = api.estimate("llama3-70b", "dgx-h100", gpus=8, global_batch=8, framework="torchtune",
+                         plan={"recompute": "full", "cp": 4})  # fmt: skip
+    assert str(warning(found)).endswith("try more ranks of tp")
+    assert str(warning(found, searched=True)).endswith("try more devices")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from steptime.estimate.result import Estimate
+from steptime.plan.framework import habits_of
 from steptime.plan.legality import MEANING, MEMORY
 from steptime.search.planner import LIKELY
 from steptime.surface.report import text as t
@@ -98,7 +99,7 @@ def _enough(e: Estimate, lacking: float) -> str:
         if lacking > 0 and worth >= min(lacking, WORTH * e.peak_memory_bytes):
             together.append(option)
             lacking -= worth
-    return " and ".join(together if lacking <= 0 else ["more ranks of tp or pp", *together])
+    return " and ".join(together if lacking <= 0 else [_more_ranks(e), *together])
 
 
 def _left(e: Estimate, option: str, before: Sequence[str]) -> float:
@@ -122,9 +123,12 @@ def _savings(e: Estimate) -> dict[str, float]:
         out["--recompute full"] = RECOMPUTED * (held["activations"] - ends)
     if micro_batch > 1:
         out[f"--micro-batch {micro_batch // 2}"] = held["activations"] / 2
-    if stage < 3 and plan.get("pp", 1) == 1 and _sharing(e) > 1:
+    if _takes_zero_3(e) and _sharing(e) > 1:
         whole = held["weights"] + (stage < 2) * held["gradients"] + (stage < 1) * held["optimizer"]
         out["--zero 3"] = GATHERED * whole * (1 - 1 / _sharing(e))
+    if stage and _sharing(e) < _copies(e):
+        shared = held["optimizer"] + (stage > 1) * held["gradients"] + (stage > 2) * held["weights"]
+        out["--shard 0"] = shared * (1 - _sharing(e) / _copies(e))
     if "optimizer" not in offload:
         out[f"--offload {','.join(['optimizer', *offload])}"] = held["optimizer"]
     return out
@@ -132,8 +136,20 @@ def _savings(e: Estimate) -> dict[str, float]:
 
 def _sharing(e: Estimate) -> int:
     """Ranks over which ZeRO shares the states out."""
-    ranks: int = e.plan.get("shard", 0) or e.plan.get("dp", 1) * e.plan.get("cp", 1)
+    shard: int = e.plan.get("shard", 0)
+    return min(shard, _copies(e)) if shard else _copies(e)
+
+
+def _copies(e: Estimate) -> int:
+    """Ranks that have the same weights."""
+    ranks: int = e.plan.get("dp", 1) * e.plan.get("cp", 1)
     return ranks
+
+
+def _takes_zero_3(e: Estimate) -> bool:
+    """Whether the plan could have ZeRO-3 and has not, under its framework."""
+    has = 3 in habits_of(e.provenance.framework).zero_stages
+    return has and e.plan.get("zero", 1) < 3 and e.plan.get("pp", 1) == 1
 
 
 def _remedies(e: Estimate, searched: bool) -> list[str]:
@@ -142,8 +158,16 @@ def _remedies(e: Estimate, searched: bool) -> list[str]:
     out = []
     if plan.get("recompute", "none") != "full":
         out.append("--fix recompute=full" if searched else "--recompute full")
-    if plan.get("zero", 1) < 3 and plan.get("pp", 1) == 1 and plan.get("dp", 1) > 1:
+    if _takes_zero_3(e) and plan.get("dp", 1) > 1:
         out.append("--fix zero=3" if searched else "--zero 3")
+    if plan.get("zero", 1) and _sharing(e) < _copies(e):
+        out.append("--fix shard=0" if searched else "--shard 0")
     if micro_batch > 1:
         out.append(f"--limit 'micro_batch<={micro_batch // 2}'" if searched else f"--micro-batch {micro_batch // 2}")
-    return out or ["more ranks of tp or pp"]
+    return out or ["more devices" if searched else _more_ranks(e)]
+
+
+def _more_ranks(e: Estimate) -> str:
+    """Ranks to cut the model over, of those that the framework has; a search has tried them."""
+    axes = [axis for axis in ("tp", "pp") if axis in habits_of(e.provenance.framework).axes]
+    return f"more ranks of {' or '.join(axes)}" if axes else "a framework that has tp or pp"
