@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -24,6 +24,8 @@ _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
 
 SEVERAL = 3
 """Placements per shape from which what a device does is computed apart from its transfers."""
+PIECE = 1 << 14
+"""Placements whose transfers are computed at a time, so that their arrays stay in the cache."""
 
 
 def inner_columns(job: Job) -> tuple[str, ...]:
@@ -146,24 +148,34 @@ def layer_table(
     plans = as_float(shapes.plans.take(shape_of).with_columns(
         {name: _taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
     ))  # fmt: skip
-    block, (costed, shape_at) = strategy.block(job, plans), np.unique(shape_of, return_inverse=True)
+    costed, shape_at = np.unique(shape_of, return_inverse=True)
     if len(shape_of) < SEVERAL * len(costed):
-        works = works_of(part_times(block, plans, machine), job)
+        works = works_of(part_times(strategy.block(job, plans), plans, machine), job)
     else:
-        works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, block, plans)
+        works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, plans)
     return LayerTable(passes=passes_of(works, job.framework), row=row, count=len(shape_of))
 
 
 def _shared_works(
-    strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, block: Block, plans: Plans
+    strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, plans: Plans
 ) -> Works:
     """Work of every placement: that of its shape, computed once, and its own transfers."""
     device = works_of(part_times(_without_transfers(strategy.block(job, shapes)), shapes, machine), job)
-    links = works_of(part_times(_only_transfers(block), plans, machine), job)
+    pieces = [slice(start, start + PIECE) for start in range(0, max(len(shape_at), 1), PIECE)]
+    links = [_links_of(strategy, job, machine, plans.take(piece)) for piece in pieces]
+    lengths = [len(shape_at[piece]) for piece in pieces]
     return {
-        part: {phase: _joined(work, shape_at, links[part][phase]) for phase, work in phases.items()}
+        part: {
+            phase: _joined(work, shape_at, [one[part][phase].links_s for one in links], lengths)
+            for phase, work in phases.items()
+        }
         for part, phases in device.items()
     }
+
+
+def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Works:
+    """Transfers of some placements."""
+    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job)
 
 
 def _without_transfers(block: Block) -> Block:
@@ -188,6 +200,17 @@ def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
     return replace(block, layer=layer, first=first, last=last)
 
 
-def _joined(device: PhaseWork, shape_at: Array, links: PhaseWork) -> PhaseWork:
+def _joined(
+    device: PhaseWork, shape_at: Array, pieces: Sequence[Mapping[str, Num]], lengths: Sequence[int]
+) -> PhaseWork:
     taken = {f.name: _taken(getattr(device, f.name), shape_at) for f in fields(PhaseWork) if f.name != "links_s"}
-    return PhaseWork(**taken, links_s=links.links_s)
+    axes = dict.fromkeys(axis for piece in pieces for axis in piece)
+    links_s = {axis: _together([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}
+    return PhaseWork(**taken, links_s=links_s)
+
+
+def _together(pieces: Sequence[Num], lengths: Sequence[int]) -> Num:
+    """One column of its pieces, each an array or one number; a single piece as it is."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate([np.broadcast_to(piece, (n,)) for piece, n in zip(pieces, lengths, strict=True)])
