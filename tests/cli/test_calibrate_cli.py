@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from fake_api import Run
 
+from steptime.calibrate.others import expert_blocks
+from steptime.calibrate.table import read_table
 from steptime.hardware import Kind, load_cluster, load_device
 from steptime.hardware.profiles import read_profile
 from steptime.surface.cli import calibrate_fit
@@ -316,3 +318,27 @@ def test_score_refuses(
     done = run("score", *(str(softmaxes) if a == "K" else a for a in arguments))
     assert (done.exit_code, done.stdout) == (EXIT_USER, "")
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("gpu", ["A100/80GB", "../mine.toml"])
+def test_a_table_cannot_name_files(run: Run, softmaxes: Path, tmp_path: Path, gpu: str) -> None:
+    """A spelling that looks like a path is a GPU that is not known: its rows are left out, the others fitted."""
+    head, *rows = softmaxes.read_text().splitlines()
+    strange = [row.replace(",a100,", f",{gpu},") for row in rows]
+    products = [f"mine,{gpu},gemm,bf16,,,90,cuda_graph_mean"]
+    softmaxes.write_text("\n".join([head, *strange, *products]) + "\n")
+    out = tmp_path / "profiles"
+    done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(out), "--json")
+    assert done.exit_code == 0, done.stderr
+    assert list(json.loads(done.stdout)["profiles"]) == ["h100-sxm"]
+
+
+def test_experts_without_tokens_are_left_out_in_silence(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    lines = ["source,gpu,op,dtype,m,n,k,latency_us,method,notes"]
+    placed = "fw=vllm;topk=2;experts=8;tp=1;ep=1;dist=power_law"
+    lines += [f"mine,h100,moe,bf16,0,4096,4096,{90 + i},cuda_graph_mean,{placed}" for i in range(20)]
+    path = tmp_path / "experts.csv"
+    path.write_text("\n".join(lines) + "\n")
+    table = read_table(path)
+    assert set(expert_blocks(table)["rows"]) == {1.0}
+    assert not recwarn.list

@@ -15,7 +15,7 @@ from steptime.calibrate.gemm_residual import fitted_residual, residual_of, resid
 from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_s
 from steptime.errors import UnknownNameError, UserError
-from steptime.hardware.library import load_device
+from steptime.hardware.library import is_path, load_device
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
 from steptime.num import Array, Num
@@ -287,6 +287,8 @@ def _by_shape(shape: Mapping[str, Array], seconds: Array) -> tuple[Array, Array]
 
 
 def _device(name: str) -> Device | None:
+    if is_path(name):
+        return None
     try:
         return load_device(name)
     except UnknownNameError:

@@ -12,7 +12,7 @@ from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, reada
 from steptime.calibrate.fitting import Prior, cross_validated, fit, fitted_curve, hashed
 from steptime.calibrate.table import Table
 from steptime.errors import UnknownNameError
-from steptime.hardware.library import load_device
+from steptime.hardware.library import is_path, load_device
 from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import nearest
 from steptime.hardware.records import Device
@@ -118,9 +118,11 @@ def weak_priors(family: KernelFamily) -> dict[str, Prior]:
 
 
 def devices_of(table: Table) -> dict[str, Device]:
-    """Measured names of GPUs to devices, without those that the catalogue lacks."""
+    """Measured names of GPUs to devices, without those that the catalogue lacks; a table cannot name files."""
     found = {}
     for name in sorted(set(table.text("gpu"))):
+        if is_path(name):
+            continue
         try:
             found[name] = load_device(name)
         except UnknownNameError:

@@ -68,7 +68,7 @@ def expert_blocks(table: Table) -> dict[str, Array]:
     tokens, hidden, wide = table.number("m"), table.number("k"), table.number("n") / tensor
     touched = np.asarray(experts_touched(experts, tokens, choices))
     groups = np.maximum(touched / ranks, 1.0)
-    rows = np.maximum(tokens * choices / touched, 1.0)
+    rows = np.maximum(tokens * choices / np.where(touched > 0, touched, 1.0), 1.0)
     size = np.array([WEIGHT_BYTES.get(dtype, 2.0) for dtype in table.text("dtype")])
     weights = groups * 3 * wide * hidden * size
     moved = 2 * groups * rows * (2 * hidden + 3 * wide)
