@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from steptime.errors import InputFileError, UserError  # noqa: E402
 from steptime.workload.capture.onnx import load, read_onnx  # noqa: E402
+from steptime.workload.capture.onnx.step import program_of_file  # noqa: E402
 
 
 def info(name, *shape, type=TensorProto.FLOAT):
@@ -261,3 +262,17 @@ def test_inputs_that_are_no_tensors(tmp_path):
     refused(write(tmp_path / "m.onnx", model([node], [sequence])), "input 'x' is not a tensor")
     text = info("x", 4, type=TensorProto.STRING)
     refused(write(tmp_path / "m.onnx", model([helper.make_node("Identity", ["x"], ["y"])], [text])), "element type 8")
+
+
+@pytest.mark.parametrize("wrong", [{"dilations": [-1, 1]}, {"dilations": [0, 0]}, {"strides": [0, 1]}])
+def test_windows_that_step_backwards_or_not_at_all(tmp_path, wrong):
+    kernel = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "k")
+    node = helper.make_node("Conv", ["x", "k"], ["y"], **wrong)
+    proto = model([node], [info("x", 1, 3, 8, 8)], [info("y", 1, 4, 8, 8)], [kernel])
+    refused(write(tmp_path / "m.onnx", proto), "does not fit 8")
+
+
+def test_a_model_without_weights_names_the_option_of_the_command_and_of_python(tmp_path):
+    proto = model([helper.make_node("Relu", ["x"], ["y"])])
+    with pytest.raises(UserError, match="give --inference, in Python training=False"):
+        program_of_file(write(tmp_path / "m.onnx", proto))

@@ -37,7 +37,7 @@ def window_size(size: int, kernel: int, stride: int, pads: int, dilation: int = 
     112
     """
     span = size + pads - dilation * (kernel - 1) - 1
-    if stride < 1 or span < 0:
+    if stride < 1 or dilation < 1 or span < 0:
         raise ValueError(f"a window of {kernel} (dilation {dilation}, stride {stride}) does not fit {size} + {pads}")
     if not ceil:
         return span // stride + 1

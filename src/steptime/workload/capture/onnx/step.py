@@ -40,7 +40,8 @@ def program_of_model(model: OnnxModel, path: str, *, training: bool) -> Program:
     if not training:
         return program_of(model.graph, name=model.name, module=model.module, source=source, batch=batch)
     if not model.graph.sources("parameter"):
-        raise InputFileError(path, "it has no weights, so there is nothing to train", hint="give training=False")
+        hint = "give --inference, in Python training=False"
+        raise InputFileError(path, "it has no weights, so there is nothing to train", hint=hint)
     if not any(value.type.dtype in FLOATS for value in model.graph.outputs):
         raise InputFileError(path, "none of its outputs is floating-point, so nothing flows back")
     derived = gradients(model.nodes, model.graph)
