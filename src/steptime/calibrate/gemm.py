@@ -14,8 +14,8 @@ from steptime.calibrate.fitting import Prior, fitted_curve, hashed
 from steptime.calibrate.gemm_residual import fitted_residual, residual_of, residuals_of_gradients
 from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_s
-from steptime.errors import UnknownNameError, UserError
-from steptime.hardware.library import is_path, load_device
+from steptime.errors import UserError
+from steptime.hardware.library import device_named, load_device
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
 from steptime.num import Array, Num
@@ -202,7 +202,7 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     """
     shape = gemm_shape(table)
     seconds = table.number("latency_us") * 1e-6
-    known = {name: _device(name) for name in set(table.text("gpu"))}
+    known = {name: device_named(name) for name in set(table.text("gpu"))}
     suspect = np.array(["SUSPECT" in notes for notes in table.text("notes")], bool)
     usable = np.isin(table.text("op"), list(ops)) & readable(shape) & (seconds > 0) & ~suspect
     keys: dict[tuple[str, str, str, str], list[int]] = {}
@@ -284,15 +284,6 @@ def _by_shape(shape: Mapping[str, Array], seconds: Array) -> tuple[Array, Array]
     order = np.argsort(inverse, kind="stable")
     parts = np.split(seconds[order], np.cumsum(np.bincount(inverse))[:-1])
     return first, np.array([np.median(part) for part in parts])
-
-
-def _device(name: str) -> Device | None:
-    if is_path(name):
-        return None
-    try:
-        return load_device(name)
-    except UnknownNameError:
-        return None
 
 
 def _has_peak(truth: Truth) -> bool:

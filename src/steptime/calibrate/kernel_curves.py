@@ -11,8 +11,7 @@ import numpy as np
 from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timer_of
 from steptime.calibrate.fitting import Prior, cross_validated, fit, fitted_curve, hashed
 from steptime.calibrate.table import Table
-from steptime.errors import UnknownNameError
-from steptime.hardware.library import is_path, load_device
+from steptime.hardware.library import device_named, load_device
 from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import nearest
 from steptime.hardware.records import Device
@@ -119,15 +118,8 @@ def weak_priors(family: KernelFamily) -> dict[str, Prior]:
 
 def devices_of(table: Table) -> dict[str, Device]:
     """Measured names of GPUs to devices, without those that the catalogue lacks; a table cannot name files."""
-    found = {}
-    for name in sorted(set(table.text("gpu"))):
-        if is_path(name):
-            continue
-        try:
-            found[name] = load_device(name)
-        except UnknownNameError:
-            continue
-    return found
+    found = {name: device_named(name) for name in sorted(set(table.text("gpu")))}
+    return {name: device for name, device in found.items() if device is not None}
 
 
 def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> Iterator[Cell]:

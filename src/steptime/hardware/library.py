@@ -101,6 +101,22 @@ def cluster_names() -> list[str]:
     return sorted(_files("cluster"))
 
 
+def device_named(name: str) -> Device | None:
+    """The device of the catalogue that a table of measurements names, None where there is none.
+
+    A table cannot name files.
+
+    >>> device_named("h100-sxm") == load_device("h100-sxm"), device_named("no-such-gpu"), device_named("A100/80GB")
+    (True, None, None)
+    """
+    if is_path(name):
+        return None
+    try:
+        return load_device(name)
+    except UnknownNameError:
+        return None
+
+
 def is_path(name: str) -> bool:
     """Whether a text stands for a file and not for a name of the catalogue.
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from steptime.calibrate.transfer import transferred_curve, widened
 from steptime.errors import UserError
-from steptime.hardware.library import is_path, load_device
+from steptime.hardware.library import device_named
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import TIMERS, load_profile, profile_names
 from steptime.hardware.records import Device
@@ -76,10 +76,8 @@ class Known:
 
 
 def device_of(gpu: str) -> Device | None:
-    """The device with that spelling in the catalogue; a table cannot name files."""
-    if not gpu or is_path(gpu):
-        return None
+    """The device with that spelling in the catalogue; none too where its file cannot be read."""
     try:
-        return load_device(gpu)
+        return device_named(gpu) if gpu else None
     except UserError:
         return None
