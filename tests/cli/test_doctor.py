@@ -11,7 +11,7 @@ import pytest
 from fake_api import Run
 from typer.testing import CliRunner
 
-from doctor_logs import iteration
+from doctor_logs import arguments, iteration
 from steptime.surface.cli import doctor, estimate, options
 from steptime.surface.cli.main import app
 from steptime.surface.plan_keys import KEYS
@@ -37,6 +37,22 @@ def test_the_log_alone_says_what_the_job_is(run):
     assert d["predicted"]["plan"]["overlap"] == []
     assert [row["name"] for row in d["comparison"]][:2] == ["step time", "MFU"]
     assert any("tp 2" in warning for warning in d["warnings"])
+
+
+def test_a_log_with_experts_is_no_run_of_a_dense_model_of_its_sizes(run, tmp_path):
+    """What the run has of experts is held against the model, and expert ranks do not stop a dense one."""
+    log = tmp_path / "moe.log"
+    sizes = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 14336,
+             "num_query_groups": 8, "world_size": 64, "seq_length": 4096, "expert_model_parallel_size": 8}  # fmt: skip
+    steps = "".join(iteration(i, 2500.0) for i in range(1, 9))
+    log.write_text(arguments(**sizes, num_experts=8, moe_router_topk=2) + steps)
+    d = document(run, str(log), "--cluster", "dgx-h100")
+    assert (d["predicted"]["model"], d["predicted"]["plan"]["ep"]) == ("mixtral-8x7b", 8)
+    d = document(run, str(log), "--cluster", "dgx-h100", "--model", "llama3-8b")
+    assert d["findings"][0]["evidence"] == ["llama3-8b has experts 0, but the run says 8"]
+    log.write_text(arguments(**sizes, num_experts=12) + steps)
+    wanted = "no model of the catalogue has the sizes of the log's (layers 32, hidden 4096, heads 32, ffn_hidden 14336"
+    assert any(text.startswith(wanted) for text in document(run, str(log), "--cluster", "dgx-h100")["warnings"])
 
 
 def test_the_framework_of_the_log_is_that_of_the_prediction(run):

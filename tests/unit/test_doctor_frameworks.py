@@ -184,6 +184,15 @@ def test_deepspeed_engine_lines_in_a_megatron_log(tmp_path):
     assert log.stated.plan["zero"] == 2
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("float16_config", "fp16"), ("bfloat16_config", "bf16")])
+def test_deepspeed_of_2025_states_its_dtype(tmp_path, name, dtype):
+    head = "[2026-03-01 12:00:00,001] [INFO] [config.py:1003:print]   "
+    dump = f"{head}{name} ............... enabled=True auto_cast=False\n{head}zero_optimization_stage ...... 2\n"
+    speed = "[2026-03-01 12:00:01,001] epoch=0/micro_step=1/global_step={}, RunningAvgSamplesPerSec=3.1, CurrSamplesPerSec=3.1\n"
+    log = log_of(tmp_path, dump + "".join(map(speed.format, range(1, 5))))
+    assert log.stated.settings["dtype"] == dtype
+
+
 # NeMo
 
 

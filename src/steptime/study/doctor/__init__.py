@@ -12,6 +12,7 @@ from steptime.study.doctor.stated import (
     StatedJob,
     catalogue_model,
     framework_of,
+    held_against,
     merged,
     model_contradictions,
     stated_by_trace,
@@ -22,6 +23,6 @@ from steptime.study.doctor.trace import read_trace
 __all__ = [
     "Compared", "Diagnosis", "Finding", "Log", "Stated", "StatedJob", "TraceTimes", "Variant", "Verdict",
     "catalogue_model", "device_contradictions", "diagnose_log", "diagnose_trace", "fitted_framework", "framework_of",
-    "kind_of", "memory_is_off", "merged", "model_contradictions", "read_log", "read_trace", "series_of",
+    "held_against", "kind_of", "memory_is_off", "merged", "model_contradictions", "read_log", "read_trace", "series_of",
     "stated_by_trace", "trace_times",
 ]  # fmt: skip

@@ -25,6 +25,10 @@ _DEVICE: Final = re.compile(
     r"""(?:<[A-Za-z.]{1,40}: )?['"]?(cpu|nvme)"""
 )
 _HOST: Final = ("cpu", "nvme")
+#: Dtype -> what says so, in releases until 2024 and in later ones.
+_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "bf16": ("bfloat16_enabled", "bfloat16_config"), "fp16": ("fp16_enabled", "float16_config"),
+}  # fmt: skip
 _CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
 
 #: Timers of the engine that cover a whole step, under the names of today.
@@ -120,7 +124,7 @@ class DeepSpeed:
             g.plan["offload"] = "optimizer"
         if g.flags.get("offload_param") in _HOST:
             g.notes.append("offload_param: weights in the memory of the host are not modelled; predicted on the device")
-        for dtype, names in (("bf16", ("bfloat16_enabled", "bfloat16_config")), ("fp16", ("fp16_enabled",))):
+        for dtype, names in _DTYPES.items():
             if any(g.flags.get(name, "").lower().startswith(("true", "enabled=true")) for name in names):
                 g.settings["dtype"] = dtype
         g.set_optimizer(g.flags.get("optimizer_name", ""))

@@ -101,6 +101,8 @@ class MaxText:
         for flag, (table, name) in _WHOLE.items():
             if value := w.count(g.flags.get(flag, "")):
                 tables[table][name] = value
+        if experts := w.count(g.flags.get("num_experts", "")):
+            g.model["experts"] = experts if experts > 1 else 0
         g.model_name = g.flags.get("model_name", "") if g.flags.get("model_name") != "default" else ""
         if "gpus" not in g.settings and 0.5 <= self._gpus <= 1e7:
             g.settings["gpus"] = round(self._gpus)

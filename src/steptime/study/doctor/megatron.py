@@ -186,9 +186,22 @@ class Megatron:
                 tables[table][name] = value
         if g.flags.get("group_query_attention") == "False":
             g.model.pop("kv_heads", None)
+        _experts(g)
         g.settle_batch()
         _choices(g)
         _savings(g)
+
+
+def _experts(g: Gathered) -> None:
+    """Dimensions of the experts; without any, their number is 0. Megatron-DeepSpeed prints it as a list."""
+    if "num_experts" not in g.flags:
+        return
+    experts = w.count(g.flags["num_experts"].strip("[]")) or 0
+    g.model["experts"] = experts = experts if experts > 1 else 0
+    if experts:
+        width = w.count(g.flags.get("moe_ffn_hidden_size", "")) or g.model.get("ffn_hidden")
+        chosen = {"experts_per_token": w.count(g.flags.get("moe_router_topk", "")), "expert_ffn_hidden": width}
+        g.model.update({name: value for name, value in chosen.items() if value})
 
 
 def _choices(g: Gathered) -> None:

@@ -39,7 +39,8 @@ class Stated:
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Degrees and choices of a plan."""
     model: Mapping[str, int] = field(default_factory=dict)
-    """Fields of a model: ``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``, ``vocab``."""
+    """Fields of a model: ``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``, ``vocab``; ``experts`` (0:
+    none), ``experts_per_token``, ``expert_ffn_hidden``."""
     model_name: str = ""
     """What the log calls its model: ``llama3 8B``."""
     framework: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.plan.framework import habits_of, piped_stage
@@ -23,6 +23,8 @@ _SPACE: Final = ("tp", "tp2", "cp", "pp", "dp")
 _MAY_BE: Final = (("fp8", "fp8-te"), ("fp8", "mxfp8"), ("mxfp8", "fp8-te"))
 #: Entry of a plan -> those that it says more about.
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*_SPACE, "zero")}
+#: Dimensions of a log that are those of the experts.
+_OF_EXPERTS: Final = ("experts_per_token", "expert_ffn_hidden")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +146,42 @@ def _same(name: str, given: Any, said: Any) -> bool:
 
 
 def model_contradictions(model: ModelSpec, stated: Mapping[str, int]) -> tuple[str, ...]:
-    """Dimensions of the model that the log prints otherwise."""
+    """Dimensions of the model that the log prints otherwise.
+
+    >>> model_contradictions(load_catalogue_model("llama3-8b"), {"layers": 32, "experts": 8, "expert_ffn_hidden": 9})
+    ('llama3-8b has experts 0, but the run says 8',)
+    """
+    own = ((name, _dimension(model, name), value) for name, value in stated.items())
     return tuple(
-        f"{model.name} has {name} {getattr(model, name)}, but the run says {value}"
-        for name, value in stated.items()
-        if getattr(model, name) != value
+        f"{model.name} has {name} {has}, but the run says {value}"
+        for name, has, value in own
+        if has is not None and has != value
     )
+
+
+def _dimension(model: ModelSpec, name: str) -> int | None:
+    """A dimension of a model or of its experts; None: it has none of that kind, or one that nothing depends on."""
+    experts = model.experts
+    if name == "experts":
+        return 0 if experts is None else experts.experts
+    if name in _OF_EXPERTS:
+        return None if experts is None else int(getattr(experts, name))
+    if name == "ffn_hidden" and experts is not None and experts.moe_layers == model.layers:
+        return None
+    return int(getattr(model, name))
+
+
+def held_against(model: ModelSpec, stated: Stated) -> tuple[Stated, tuple[str, ...]]:
+    """What a log states, as far as the model can have it, and what contradicts the model.
+
+    A dense model has no expert ranks.
+    """
+    found, ranks = model_contradictions(model, stated.model), stated.plan.get("ep", 1)
+    if model.experts is not None or ranks == 1:
+        return stated, found
+    plan = {name: value for name, value in stated.plan.items() if name not in ("ep", "etp")}
+    said = () if stated.model.get("experts") else (f"{model.name} has no experts, but the run has ep {ranks}",)
+    return replace(stated, plan=plan), (*found, *said)
 
 
 def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
@@ -163,13 +195,16 @@ def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
     'llama2-7b'
     >>> catalogue_model({}, "llama3 405B")
     'llama3.1-405b'
+    >>> catalogue_model({"layers": 32, "hidden": 4096, "heads": 32, "experts": 8, "expert_ffn_hidden": 14336})
+    'mixtral-8x7b'
     """
     known = {"layers", "hidden", "heads"} <= set(stated)
     names = [name for name in catalogue_names() if _plain(name) == _plain(called)]
     names.sort(key=lambda name: _joined(name) != _joined(called))
     for name in names if not known else (*names, *_plainest_first()):
         model = load_catalogue_model(name)
-        if not model_contradictions(model, stated) and (name in names or not model.experts):
+        alike = bool(model.experts) == bool(stated.get("experts"))
+        if not model_contradictions(model, stated) and (name in names or alike):
             return name
     return None
 

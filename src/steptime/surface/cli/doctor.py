@@ -186,10 +186,11 @@ def _predict(
     notes: list[str] = []
     if model is None and (model := doctor.catalogue_model(stated.model, stated.model_name)):
         notes.append(f"model {model}: {_why(stated)}")
-    elif model is None and stated.model_name:
-        notes.append(f"no model of the catalogue has name and sizes of the log's {stated.model_name}: give --model")
+    elif model is None and (stated.model_name or stated.model):
+        notes.append(f"no model of the catalogue has {_sought(stated)}: give --model")
     base = None if model is None else job_from(model, cluster, settings, plan)
     spec = None if base is None or base.cluster is None else load_model(base.model)
+    stated, against = (stated, ()) if spec is None else doctor.held_against(spec, stated)
     merged = doctor.merged(
         settings if base is None else base.settings, plan if base is None else base.plan, stated,
         experts=spec is not None and spec.experts is not None,
@@ -213,10 +214,17 @@ def _predict(
             notes.append("what is recomputed is neither given nor stated: predicted as nothing")
         job = job_from(base.model, base.cluster, merged.settings, merged.plan)
         out = _Prediction(job, merged, estimate_of(job), spec)
-        out.contradictions += doctor.model_contradictions(spec, stated.model)
+        out.contradictions += against
     out.notes = tuple(notes)
     out.stated = dict(stated.plan)
     return out
+
+
+def _sought(stated: Stated) -> str:
+    """What a model was looked for by."""
+    if stated.model_name:
+        return f"name and sizes of the log's {stated.model_name}"
+    return "the sizes of the log's (" + ", ".join(f"{name} {value}" for name, value in stated.model.items()) + ")"
 
 
 def _why(stated: Stated) -> str:
