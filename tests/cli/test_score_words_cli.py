@@ -56,3 +56,19 @@ def test_doubts_and_a_fit_to_nothing_are_told(run: Run, tmp_path: Path) -> None:
     text = run("score", str(tmp_path / "mine.csv"), "--leave-out", "each").stdout
     assert "1 doubtful: printed time and rate differ a hundredfold or more: a wrong unit?" in " ".join(text.split())
     assert "All rows are of one source, so nothing remains to fit to" in text
+
+
+def test_columns_that_nothing_reads_are_told(run: Run, tmp_path: Path) -> None:
+    """A column under a name that is not known is no silent loss; one without a cell, or of remarks, needs no line."""
+    head = "model,cluster,gpus,global_batch,seq,step_time,framework,memory,Optimizer,remarks,notes\n"
+    (tmp_path / "mine.csv").write_text(head + "llama2-7b,dgx-h100,8,64,4096,2.3 s,NeMo,61 GiB,lion,,first\n")
+    text = " ".join(run("score", str(tmp_path / "mine.csv")).stdout.split())
+    assert "columns that are not read: memory, Optimizer (steptime score --columns" in text
+    assert json.loads(run("score", str(tmp_path / "mine.csv"), "--json").stdout)["columns_not_read"] == [
+        "memory",
+        "Optimizer",
+    ]
+    (tmp_path / "mine.csv").write_text(
+        head.replace("memory", "peak_mem") + "llama2-7b,dgx-h100,8,64,4096,2.3 s,,9,,,\n"
+    )
+    assert "not read" not in run("score", str(tmp_path / "mine.csv")).stdout

@@ -118,6 +118,7 @@ def score_reading(
         "seen_by_the_fit": 0 if leave_out is not None else seen(scores.scored),
         "reading": {name: reading.to_json()[name] for name in ("runs", "timed", "with_memory", "supporting_claims")},
     }
+    how |= {"columns_not_read": list(reading.columns_not_read)}
     how |= {"doubts": doubts(scores.scored), **_unfitted(reading.runs, leave_out)}
     ordered = sorted(missing, key=lambda row: row.line)
     return RunScore(rows=reading.rows, scored=scores.scored, missing=tuple(ordered), how=how)

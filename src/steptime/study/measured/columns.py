@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -40,9 +40,15 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "metric_tokens_per_s_per_gpu": ("tokens_per_s_per_gpu", "tokens_per_second_per_gpu", "tokens_s_gpu"),
     "metric_tflops_per_gpu": ("tflops_per_gpu", "tflops", "tflop_s_per_gpu", "tflop_s_gpu"),
     "metric_mfu": ("mfu",),
-    "metric_peak_mem_gb": ("peak_mem_gb", "peak_memory_gb", "peak_memory", "memory_gb"),
+    "metric_peak_mem_gb": ("peak_mem_gb", "peak_memory_gb", "peak_memory", "peak_mem", "memory_gb"),
 }
 """Column -> other names that it may have; its own name wins, then the first of these."""
+FURTHER: Final = frozenset({
+    "source", "source_key", "provenance", "workload", "notes", "qc_flags", "head_dim", "gated_mlp", "tied_embeddings",
+    "internode", "schedule", "offload", "tflops_definition", "mem_definition", "mem_unit", "derived_step_time_s",
+    "derived_tokens_per_s_per_gpu", "calc_model_tflops_noattnhalf", "calc_model_tflops_causal", "arch_filled",
+})  # fmt: skip
+"""Columns without other names: those that are read, and those that are worked out from others."""
 SCALED: Final[Mapping[str, tuple[str, str]]] = {
     "step_time_ms": ("metric_step_time_s", "ms"), "iteration_time_ms": ("metric_step_time_s", "ms"),
     "peak_memory_bytes": ("metric_peak_mem_gb", "B"), "peak_mem_gib": ("metric_peak_mem_gb", "GiB"),
@@ -79,3 +85,17 @@ def own_names(names: Sequence[str]) -> list[tuple[str, str]]:
         chosen = own if best.get(own, rank) == rank else name.strip()
         out.append((chosen, SCALED[key][1] if key in SCALED and chosen == own else ""))
     return out
+
+
+def not_read(cells: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Columns of a table, under their own names, that have a cell and that nothing reads.
+
+    >>> not_read([{"model": "x", "notes": "y", "loss": "", "optimizer": ""}, {"model": "x", "optimizer": "lion"}])
+    ('optimizer',)
+    """
+    found: dict[str, None] = {}
+    for row in cells:
+        for name, text in row.items():
+            if text.strip() and name not in OTHER_NAMES and name not in FURTHER:
+                found.setdefault(name)
+    return tuple(found)

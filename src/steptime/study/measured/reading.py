@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.errors import UserError
+from steptime.study.measured.columns import not_read
 from steptime.study.measured.computed import computed_rows
 from steptime.study.measured.read import METRICS, TableRow, read_rows
 from steptime.study.measured.reasons import Flag, Reason, RowProblem, Skipped, reason_counts
@@ -20,6 +21,8 @@ class Reading:
 
     runs: tuple[MeasuredRun, ...]
     skipped: tuple[Skipped, ...]
+    columns_not_read: tuple[str, ...] = ()
+    """Columns of the file that have a cell and that no run is made of."""
 
     @property
     def rows(self) -> int:
@@ -86,7 +89,8 @@ def runs_of(rows: list[TableRow]) -> Reading:
             name = f"{run.row_id}#{ids[run.row_id]}"
             run = replace(run, row_id=name, flags=run.flags | {Flag.ROW_ID_REPEATED})
         runs.append(run)
-    return Reading(runs=_marked(runs), skipped=tuple(skipped))
+    unread = not_read(row.cells for row in rows)
+    return Reading(runs=_marked(runs), skipped=tuple(skipped), columns_not_read=unread)
 
 
 def _marked(runs: list[MeasuredRun]) -> tuple[MeasuredRun, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from steptime.errors import shorten
 from steptime.surface.report.text import console, error_figures, grid, heading, indented, percent, printable
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ TITLES: Final = {
     "by_source": "By source", "by_gpu": "By GPU", "by_scale": "By number of GPUs", "by_dtype": "By dtype",
     "by_kind": "By kind of model",
 }  # fmt: skip
+COLUMNS: Final = 12
+"""Columns of a table that a line names."""
 MOST: Final = 40
 """Rows of a table, the groups with the most runs; --json has all."""
 
@@ -41,6 +44,10 @@ def _counts(screen: Console, score: Mapping[str, Any]) -> None:
                  f"{score['memory']['rows']} peak memories", soft_wrap=True)  # fmt: skip
     for reason, number in score["skipped"].items():
         indented(screen, f"{number} skipped: {reason}", by=2)
+    if unread := score.get("columns_not_read"):
+        more = f" and {len(unread) - COLUMNS} more" if len(unread) > COLUMNS else ""
+        names = ", ".join(shorten(name, 40) for name in unread[:COLUMNS]) + more
+        indented(screen, f"columns that are not read: {names} (steptime score --columns lists those that are)", by=2)
     screen.print(printable(f"Predicted by {score['predicted_by']}, framework {score['framework']}."), soft_wrap=True)
     if score.get("note"):
         screen.print(printable(score["note"][:1].upper() + score["note"][1:]), soft_wrap=True)
