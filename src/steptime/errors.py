@@ -53,16 +53,20 @@ LISTED: Final[Mapping[str, str]] = {
 class UnknownNameError(UserError):
     """A name that is not in a catalogue, with the nearest names that are.
 
-    Where none is near, ``otherwise`` says what to do, else the command that lists the names of that kind.
+    Where none is near, ``otherwise`` says what to do, else the command that lists the names of that kind. ``always``
+    stands below the nearest names too.
     """
 
-    def __init__(self, kind: str, given: str, allowed: Iterable[str], *, where: str = "", otherwise: str = "") -> None:
+    def __init__(
+        self, kind: str, given: str, allowed: Iterable[str], *, where: str = "", otherwise: str = "", always: str = ""
+    ) -> None:
         self.kind = kind
         self.given = given
         self.allowed = sorted(allowed)
+        hint = did_you_mean(given, self.allowed, always or otherwise or LISTED.get(kind, ""))
         super().__init__(
             f"{where + ': ' if where else ''}there is no {kind} {shorten(given)!r}",
-            hint=did_you_mean(given, self.allowed, otherwise or LISTED.get(kind, "")),
+            hint=hint if always in hint else f"{hint}\n  {always}",
         )
 
 

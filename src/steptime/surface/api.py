@@ -40,6 +40,7 @@ from steptime.surface.ledger import Ledger as Ledger
 from steptime.surface.ledger import ledger as ledger
 from steptime.surface.limits import Limits as Limits
 from steptime.surface.limits import limits as limits
+from steptime.surface.models import import_notes
 from steptime.surface.plan_keys import JOB_KEYS, MAX_DEVICES
 from steptime.surface.request import (
     checked_plan,
@@ -96,8 +97,8 @@ def plan(
     setting, scope = search.prepared()
     whole("top", top, 1, 10**5)
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
-    notes = (*renamed(framework), *read_as(setting.job.framework.name, columns), *scope.notes)
-    return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
+    said = (*import_notes(model, seq=seq), *renamed(framework), *read_as(setting.job.framework.name, columns))
+    return replace(result, advice=_advice(search, setting, scope, result), notes=(*said, *scope.notes))
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
@@ -164,7 +165,7 @@ def estimate(
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
     found = estimate_plan(setting, chosen.method.strategies[name], placed, explain=True)
-    said = (*renamed(framework), *read_as(setting.job.framework.name, given))
+    said = (*import_notes(model, seq=seq), *renamed(framework), *read_as(setting.job.framework.name, given))
     return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
 
 

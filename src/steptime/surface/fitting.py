@@ -19,7 +19,7 @@ from steptime.search.fit.result import FitResult
 from steptime.search.fit.techniques import Change
 from steptime.study.modes import MODES
 from steptime.surface.jobs import adapter_of, framework_of, with_choices
-from steptime.surface.models import load_model
+from steptime.surface.models import import_notes, load_model
 from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer, estimated_optimizer
 from steptime.surface.values import choice, number, text, whole
 from steptime.version import __version__
@@ -160,6 +160,7 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
     )  # fmt: skip
     found = search(engine)
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
+    notes += import_notes(given, seq=sizes["seq"])
     return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, allow, captures=0,
                    notes=(*notes, *engine.left_out))  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 from steptime.estimate.metrics import forward_flops_per_sequence
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.surface.models import load_model
+from steptime.surface.models import import_notes, load_model
 from steptime.surface.plan_keys import MAX_SEQ
 from steptime.surface.values import text, whole
 from steptime.terms import Terms
@@ -65,5 +65,5 @@ def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger
             "gradients/parameter_bytes": count * precision.gradient_bytes,
             "adam_states/parameter_bytes": count * states,
         }),
-        notes=(f"sequence of {length} tokens, {dtype}", *notes),
+        notes=(f"sequence of {length} tokens, {dtype}", *notes, *import_notes(model, seq=seq)),
     )  # fmt: skip

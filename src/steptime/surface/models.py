@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from steptime.errors import InputFileError, UnknownNameError, UserError, shorten
 from steptime.surface.captured import captured_target, summary_of
@@ -13,6 +14,9 @@ from steptime.workload.capture.factory import is_target
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.library import catalogue_names, hub_model, in_catalogue, load_catalogue_model, read_model_toml
 from steptime.workload.spec import ModelSpec
+
+KEYS: Final = 6
+"""Keys of a file that a note names."""
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> ModelSpec:
@@ -77,6 +81,35 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
     if known is not None:
         return load_catalogue_model(known), ImportReport(source="catalogue")
     raise _unknown(given)
+
+
+def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, ...]:
+    """What a model's file left out or left open that its numbers depend on; empty for a model that has no such file.
+
+    Args:
+        given: as for :func:`load_workload`; it can be loaded.
+        seq: tokens of a sequence as asked for; None: the model's own.
+    """
+    if isinstance(given, CapturedModel) or _ending(given) not in (".json", "folder") or in_catalogue(given):
+        return ()
+    report = read_model(given)[1]
+    kept: dict[str, list[str]] = {}
+    for key, reason in report.ignored.items():
+        if key in report.telling:
+            kept.setdefault(reason, []).append(key)
+    taken = {key: value for key, value in report.assumed.items() if key in report.telling}
+    length = [taken.pop(key) for key in list(taken) if key.rpartition(".")[2] == "seq_len"]
+    of = f"of {Path(report.source).name}"
+    said = [
+        f"seq was not given: {n} was taken {why}" for n, _, why in (text.partition(" ") for text in length) if not seq
+    ]
+    said += [f"{_listed(keys)} {of}: {reason}" for reason, keys in kept.items()]
+    return (*said, *(f"{key} {of}: {value}" for key, value in taken.items()))
+
+
+def _listed(keys: list[str]) -> str:
+    more = f" and {len(keys) - KEYS} more" if len(keys) > KEYS else ""
+    return ", ".join(shorten(key, 40) for key in keys[:KEYS]) + more
 
 
 def _ending(given: str) -> str:

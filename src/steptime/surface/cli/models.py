@@ -17,17 +17,19 @@ def command(
 ) -> None:
     """List models, or show one with its dimensions and parameters."""
     from steptime.surface.cli.output import document, plain, print_json
-    from steptime.surface.models import load_model
+    from steptime.surface.models import load_model, read_model
     from steptime.surface.report import catalogue
     from steptime.workload import active_parameter_terms, catalogue_names, parameter_terms
 
     if name is not None:
-        spec = load_model(name)
+        spec, report = read_model(name)
         terms, active = parameter_terms(spec), active_parameter_terms(spec).total
         if json:
-            print_json(document(model={**plain(spec), "parameters": terms, "active_parameters": active}))
+            imported = {"assumed": dict(report.assumed), "ignored": dict(report.ignored)}
+            print_json(document(model={**plain(spec), "parameters": terms, "active_parameters": active, **imported}))
         else:
             catalogue.print_model(spec, terms, active)
+            catalogue.print_import(report.assumed, report.ignored)
         return
     listed = [(spec, parameter_terms(spec).total) for spec in map(load_model, catalogue_names())]
     if json:

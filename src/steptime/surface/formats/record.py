@@ -15,3 +15,6 @@ class ImportReport:
     """Key (with its path, ``vision_config``) -> why it was not used."""
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Key that the file lacks -> the value taken, and why."""
+    telling: frozenset[str] = frozenset()
+    """Those of both that whoever uses the model's numbers has to know: parts left out, keys that are not known, choices
+    between several readings. Not: keys without a cost, defaults of the family."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from steptime.errors import shorten
 from steptime.surface.report import text as t
 from steptime.units import format_si
 
@@ -84,6 +85,18 @@ def print_model(spec: ModelSpec, parameters: Mapping[str, float], active: float)
     out.print()
     out.print(term_table(parameters, t.big, title="parameters", show_all=True))
     out.print(f"active per token: {t.big(active)}")
+
+
+def print_import(assumed: Mapping[str, str], ignored: Mapping[str, str]) -> None:
+    """What a file does not say and was assumed, and what it says and was not used."""
+    out = t.console()
+    for title, entries in (("assumed", assumed), ("not used", ignored)):
+        if entries:
+            table = t.grid((title, ""), left=(0, 1))
+            for key, text in entries.items():
+                table.add_row(*map(t.printable, (shorten(key, 40), text)))
+            out.print()
+            out.print(table)
 
 
 def _print_record(title: str, parts: Sequence[tuple[str, Any]]) -> None:

@@ -21,7 +21,7 @@ def gated_rms(f: Fields) -> Values:
         "activation": activation(f),
         "norm": "rmsnorm",
         "qkv_bias": bias,
-        "out_bias": bias,
+        "out_bias": f.flag("attention_out_bias") if f.has("attention_out_bias") else bias,
         "mlp_bias": f.flag("mlp_bias"),
     }
 
@@ -49,7 +49,9 @@ def _qwen3(f: Fields) -> Values:
 
 
 def _olmo2(f: Fields) -> Values:
-    return gated_rms(f) | {"qk_norm": "full"}
+    """OLMo 2, and OLMo 3, which has a window on three of four layers."""
+    values = gated_rms(f) | {"qk_norm": "full"}
+    return values | windows(f, values["layers"], lambda layer: (layer + 1) % 4 != 0, window_width(f))
 
 
 def _smollm3(f: Fields) -> Values:

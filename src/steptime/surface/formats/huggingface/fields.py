@@ -32,6 +32,8 @@ class Fields:
         self.where = where
         self.prefix = prefix
         self.assumed: dict[str, str] = {}
+        self.chosen: set[str] = set()
+        """Keys in ``assumed`` that could be taken otherwise, and are no default of the family."""
         self._raw = raw
         self._defaults = dict(defaults or {})
         self._aliases = dict(aliases or {})
@@ -54,7 +56,7 @@ class Fields:
         if key in self._defaults:
             value = self._defaults[key]
             if value is not None:
-                self.assume(name, f"{value} ({self._why.get(key, 'default of the family')})")
+                self.assumed[self.prefix + name] = f"{value} ({self._why.get(key, 'default of the family')})"
             return name, value
         if needed:
             raise self.error(name, "is missing")
@@ -65,8 +67,9 @@ class Fields:
         return FieldError(self.where, shorten(self.prefix + name), problem, hint=hint)
 
     def assume(self, name: str, value: str) -> None:
-        """Note a value that the file does not give."""
+        """Note a choice that the file leaves open."""
         self.assumed[self.prefix + name] = value
+        self.chosen.add(self.prefix + name)
 
     def default(self, key: str, value: Any, why: str) -> None:
         """Set the value that a missing key takes, and how it comes about."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 _NO_COST = "does not change the cost"
 _VALUES = "changes values, not the cost"
 _GENERATION = "matters when generating, not when training"
+_SMALL_LOSS = "adds a loss of negligible cost"
+WITHOUT_COST = frozenset({_NO_COST, _VALUES, _GENERATION, _SMALL_LOSS})
+"""Reasons that nobody has to know who uses a model's numbers."""
 
 _KEYS_BY_REASON = {
     _NO_COST: (
@@ -18,6 +21,9 @@ _KEYS_BY_REASON = {
         "type_vocab_size",
         "offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32", "unk_token_id",
         "attn_config", "image_token_index", "boi_token_index", "eoi_token_index", "mm_tokens_per_image",
+        "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id",
+        "audio_token_id", "vision_feature_layer", "vision_feature_select_strategy", "image_seq_length",
+        "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
         "ep_size", "initial_context_length", "_remove_final_layer_norm", "add_cross_attention",
         "logit_scale_init_value",
         "encoder_stride", "for_llm_compressor", "cache_implementation", "max_window_layers", "use_sliding_window",
@@ -39,9 +45,9 @@ _KEYS_BY_REASON = {
         "summary_use_proj", "swiglu_limit", "topk_group", "topk_method", "use_qk_norm", "router_jitter_noise",
         "head_dim_scale", "use_bidirectional_attention", "rotary_embedding_base", "clip_qkv", "input_jitter_noise",
         "layerscale_value", "logit_scale", "no_rope_layers", "no_rope_layer_interval", "norm_eps",
-        "position_embedding_type", "rope_percent",
+        "position_embedding_type", "rope_percent", "attention_multiplier", "residual_multiplier", "logits_scaling",
     ),
-    "adds a loss of negligible cost": (
+    _SMALL_LOSS: (
         "aux_loss_alpha", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "z_loss",
     ),
     "layers dropped at random are counted as run": ("layerdrop", "layer_dropout", "drop_path_rate"),
@@ -50,12 +56,12 @@ _KEYS_BY_REASON = {
         "num_nextn_predict_layers", "num_mtp_layers", "use_mtp", "num_mtp_modules", "mtp_transformer_layers",
     ),
     "only the language model is read": (
-        "vision_config", "audio_config", "vision_feature_layer", "vision_feature_select_strategy",
+        "vision_config", "audio_config",
     ),
 }  # fmt: skip
 
 REASONS = {key: reason for reason, keys in _KEYS_BY_REASON.items() for key in keys}
-UNKNOWN_KEY = "steptime does not know this key"
+UNKNOWN_KEY = "unknown to steptime, and not counted"
 
 _ENCODER_DECODER = "an encoder-decoder model"
 _STATE_SPACE = "a state-space model"
@@ -84,10 +90,14 @@ NOT_YET = {
     "deepseek_v32": _SPARSE, "glm_moe_dsa": _SPARSE,
 }  # fmt: skip
 
-#: Other names of a model_type.
+#: Other names of a model_type, and types whose layers are those of another one. Granite differs from Llama by factors,
+#: Seed-OSS by a bias that may be missing, the language models of Qwen-VL from Qwen by the positions of images, and
+#: OLMo 3 from OLMo 2 by its windows.
 SAME_TYPE = {
     "gemma3_text": "gemma3", "llama4_text": "llama4", "RefinedWeb": "falcon", "RefinedWebModel": "falcon",
-    "kimi": "kimi_k2",
+    "kimi": "kimi_k2", "granite": "llama", "seed_oss": "llama", "olmo3": "olmo2", "ministral": "mistral",
+    "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe": "qwen3_moe", "qwen3_vl_moe_text": "qwen3_moe",
 }  # fmt: skip
 
 #: Our field -> the key that most families have for it; for messages.

@@ -21,6 +21,7 @@ from steptime.surface.formats.huggingface.keys import (
     THEIR_NAMES,
     UNKNOWN_KEY,
     WAYS,
+    WITHOUT_COST,
 )
 from steptime.surface.formats.huggingface.parallel import PARALLEL
 from steptime.surface.formats.huggingface.vision import VISION
@@ -107,7 +108,15 @@ def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, Imp
     spec = ModelSpec(name=name, family=SAME_TYPE.get(model_type, model_type), source=f"config {where}", **values)
     ignored |= {prefix + key: _reason(key, model_type) for key in f.unused()}
     names = {ours: prefix + theirs for ours, theirs in THEIR_NAMES.items()}
-    return check_spec(spec, where, names), ImportReport(source=where, ignored=ignored, assumed=dict(f.assumed))
+    given = {**raw, **{prefix + key: value for key, value in config.items()}}
+    telling = f.chosen | {key for key, reason in ignored.items() if _matters(reason, given[key])}
+    report = ImportReport(source=where, ignored=ignored, assumed=dict(f.assumed), telling=frozenset(telling))
+    return check_spec(spec, where, names), report
+
+
+def _matters(reason: str, value: Any) -> bool:
+    """Whether a key that is not used may change the cost; a key that is not known and is off does not."""
+    return reason not in WITHOUT_COST and not (reason == UNKNOWN_KEY and not value)
 
 
 def _reason(key: str, model_type: str | None) -> str:
@@ -166,6 +175,5 @@ def _family(model_type: str, where: str, prefix: str) -> Family:
         kind = NOT_YET[model_type]
         message = f"{where}: {prefix}model_type: {model_type!r} is {kind}, which is not supported yet"
         raise UserError(message, hint=f"{WAYS.get(kind, CAPTURE)}\n  supported: {_supported()}")
-    raise UnknownNameError(
-        "model_type", model_type, FAMILIES, where=where, otherwise=f"{CAPTURE}\n  supported: {_supported()}"
-    )
+    hint = f"{CAPTURE}\n  supported: {_supported()}"
+    raise UnknownNameError("supported model_type", model_type, FAMILIES, where=where, always=hint)
