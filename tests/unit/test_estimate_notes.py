@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +70,21 @@ def test_a_rate_that_stands_in_is_named(cluster: str, dtype: str, words: str) ->
 def test_a_rate_of_the_device_needs_no_word(cluster: str, dtype: str) -> None:
     plan = {"micro_batch": 1}
     assert api.estimate("llama3-8b", cluster, gpus=8, global_batch=8, dtype=dtype, plan=plan).notes == ()
+
+
+def test_levels_between_the_first_and_the_slowest_are_named(tmp_path: Path) -> None:
+    """Traffic within a leaf is timed over the spine, so whoever wrote the leaf into a file has to know."""
+    level = '[levels.{}]\n{}link = "roce-400"\n'
+    text = 'device = "h100-sxm"\n[levels.nvlink]\ndevices = 8\nlink = "nvlink4"\n'
+    file = tmp_path / "pods.toml"
+    file.write_text(
+        text + level.format("leaf", "devices = 32\n") + level.format("spine", "") + "oversubscription = 4\n"
+    )
+    job: dict[str, Any] = {"model": "llama3-8b", "cluster": str(file), "global_batch": 64}
+    (note,) = api.estimate(**job, gpus=64, plan={"micro_batch": 1}).notes
+    assert note.startswith("level leaf is not told apart from spine: traffic that leaves nvlink is timed as if")
+    assert note in api.plan(**job, gpus=64, top=1).notes
+    assert api.estimate(**job, gpus=32, plan={"micro_batch": 1}).notes == ()
+    assert api.estimate(**job, gpus=8, plan={"micro_batch": 1}).notes == ()
+    file.write_text(file.read_text().replace("oversubscription = 4", ""))
+    assert api.estimate(**job, gpus=64, plan={"micro_batch": 1}).notes == ()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.errors import UnknownNameError
 from steptime.surface.formats.huggingface import read_huggingface
 from steptime.surface.models import import_notes
 from steptime.workload import load_catalogue_model, parameter_terms
@@ -89,3 +90,10 @@ def test_olmo_3_has_windows_and_seed_a_bias_of_its_own(tmp_path: Path) -> None:
     assert read_huggingface(write(tmp_path, config))[0].out_bias
     spec = read_huggingface(write(tmp_path, config | {"attention_out_bias": False}))[0]
     assert spec.qkv_bias and not spec.out_bias
+
+
+def test_an_unknown_model_type_with_a_near_one_has_the_other_ways_too(tmp_path: Path) -> None:
+    """What a file says of itself is seldom a typing error."""
+    with pytest.raises(UnknownNameError, match="no supported model_type 'olmo4'") as caught:
+        read_huggingface(write(tmp_path, TEXT | {"model_type": "olmo4"}))
+    assert "did you mean" in str(caught.value) and "steptime profile pkg.module:factory" in str(caught.value)

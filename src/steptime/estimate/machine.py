@@ -283,6 +283,26 @@ def slow_level(cluster: Cluster, gpus: int) -> Level:
     return cluster.outer_level(max(gpus, cluster.fast_domain + 1))
 
 
+def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
+    """A note where a job spans levels between its fast domains and the slowest: they are not told apart from that one.
+
+    >>> from steptime.hardware import load_cluster
+    >>> levels_left_out(load_cluster("frontier"), 64)[0].partition(":")[0]
+    'level node is not told apart from network'
+    >>> levels_left_out(load_cluster("frontier"), 8), levels_left_out(load_cluster("dgx-h100"), 64)
+    ((), ())
+    """
+    slow, fast = slow_level(cluster, gpus), cluster.levels[0]
+    spanned = [level for level in cluster.levels[1:] if level is not slow and level.rank_Bps > slow.rank_Bps]
+    between = " and ".join(level.name for level in spanned if level.devices is not None and level.devices < gpus)
+    if gpus <= cluster.fast_domain or not between:
+        return ()
+    return (
+        f"level {between} is not told apart from {slow.name}: traffic that leaves {fast.name} is timed as if all of it "
+        f"crossed {slow.name}, the slowest level that {gpus} devices span",
+    )
+
+
 def weakest(constants: Iterable[Constant]) -> Kind:
     """The weakest kind of number among them."""
     return max((c.source.kind for c in constants), key=lambda kind: kind.weakness, default=Kind.ASSUMED)

@@ -12,7 +12,15 @@ from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import bottleneck_of, what_if
 from steptime.estimate.graph.kernels import with_further_models
-from steptime.estimate.machine import Constant, Machine, constants_of, curve_constants, machine_of, weakest
+from steptime.estimate.machine import (
+    Constant,
+    Machine,
+    constants_of,
+    curve_constants,
+    levels_left_out,
+    machine_of,
+    weakest,
+)
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import least_step_s, model_flops_per_step, recomputed_flops_per_step, utilisation
 from steptime.estimate.notes import beyond_framework, changed_device, dropped_choices, rate_stood_in, uneven_batch
@@ -157,6 +165,7 @@ def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
     return (
         *changed_device(setting.cluster.device), *uneven_batch(job, plans), *dropped_choices(job),
         *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),
+        *levels_left_out(setting.cluster, job.gpus),
     )  # fmt: skip
 
 

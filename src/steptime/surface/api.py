@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime.errors import PlanError, UserError, shorten
 from steptime.estimate.evaluate import evaluate
-from steptime.estimate.machine import node_devices
+from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.notes import micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
@@ -98,7 +98,8 @@ def plan(
     whole("top", top, 1, 10**5)
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
     said = (*import_notes(model, seq=seq), *renamed(framework), *read_as(setting.job.framework.name, columns))
-    return replace(result, advice=_advice(search, setting, scope, result), notes=(*said, *scope.notes))
+    notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
