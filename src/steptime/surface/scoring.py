@@ -139,7 +139,7 @@ def predict_kernels(table: Table, known: Known | None = None) -> tuple[Predicted
         table: with the columns of ``kernels.parquet``; text and numbers as :class:`Table` promises.
         known: profiles; default those of the catalogue.
     """
-    known, table = known or Known.load(), _usual_names(table)
+    known, table = known or Known.load(), usual_names(table)
     devices = {name: device_of(name) for name in set(table.text("gpu"))}
     reason = _first_reasons(table, devices)
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
@@ -154,7 +154,7 @@ def predict_kernels(table: Table, known: Known | None = None) -> tuple[Predicted
     return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason), origin
 
 
-def _usual_names(table: Table) -> Table:
+def usual_names(table: Table) -> Table:
     """The table with operators and dtypes under the names that the families know."""
     ops = {name: name if name in OPS else operator_named(name) for name in set(table.text("op"))}
     known = {name: name in BYTES or bool(dtype_of(name)) for name in set(table.text("dtype"))}

@@ -75,9 +75,12 @@ def command(
     except KeyboardInterrupt:
         print(f"{len(written)} devices and {len(fabrics)} fabrics were fitted; they are in {out}.", file=sys.stderr)
         raise
+    left_out = _left_out(tables, family, written, fabrics)
     if not written and not fabrics:
-        raise UserError("no curve could be fitted", hint="every curve needs a known GPU and enough different shapes")
-    _report(written, fabrics, out, json)
+        reasons = [f"{n} rows: {why}" for rows in left_out.values() for why, n in rows.items()]
+        every = "every curve needs a known GPU and enough different shapes"
+        raise UserError("no curve could be fitted", hint="\n  ".join([*reasons, every]))
+    _report(written, fabrics, left_out, out, json)
 
 
 def _family(only: str | None) -> str | None:
@@ -104,9 +107,23 @@ def _tables(kernels: Path | None, collectives: Path | None) -> tuple[Table | Non
     from steptime.surface.score_tables import KERNEL_COLUMNS, read_collectives, read_measurements
 
     return (
-        None if kernels is None else read_measurements(kernels, KERNEL_COLUMNS),
+        None if kernels is None else _of_the_user(read_measurements(kernels, KERNEL_COLUMNS)),
         None if collectives is None else read_collectives(collectives, {}),
     )
+
+
+def _of_the_user(table: Table) -> Table:
+    """The table; where all its sources are unknown, with operators and dtypes under their own names."""
+    from steptime.surface.scoring import usual_names
+
+    return table if _known_sources(table) else usual_names(table)
+
+
+def _known_sources(table: Table) -> bool:
+    """Whether a source of the table is one that families tell apart."""
+    from steptime.surface.scoring import KNOWN_SOURCE
+
+    return any(KNOWN_SOURCE.match(name) for name in set(table.text("source")))
 
 
 def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, list[Curve]]) -> None:
@@ -131,10 +148,10 @@ def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, l
 def _cells(table: Table) -> list[Cell]:
     """Cells of all families; a table of sources that are all unknown is read like one of a plain framework."""
     from steptime.calibrate.kernel_families import all_cells
-    from steptime.surface.scoring import KNOWN_SOURCE, standing_in
+    from steptime.surface.scoring import standing_in
 
     sources = table.text("source")
-    if any(KNOWN_SOURCE.match(name) for name in set(sources)):
+    if _known_sources(table):
         return list(all_cells(table))
     cells = all_cells(standing_in(table, "neusight", ""))
     return [replace(c, source=", ".join(sorted(set(sources[c.rows]))) or "unnamed") for c in cells]
@@ -199,12 +216,30 @@ def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
             progress(i + 1, len(MACHINES))
 
 
-def _report(written: dict[str, list[Curve]], fabrics: list[FabricProfile], out: Path, as_json: bool) -> None:
+def _left_out(
+    tables: tuple[Table | None, Table | None], only: str | None, written: dict[str, list[Curve]],
+    fabrics: list[FabricProfile],
+) -> dict[str, dict[str, int]]:  # fmt: skip
+    """Rows of both tables that nothing was fitted to, by reason."""
+    from steptime.surface.fit_left_out import collectives_left_out, kernels_left_out
+
+    kernels, collectives = tables
+    names = [fabric.name for fabric in fabrics]
+    return {
+        "kernels": {} if kernels is None else kernels_left_out(kernels, written, only),
+        "collectives": {} if collectives is None else collectives_left_out(collectives, names),
+    }
+
+
+def _report(
+    written: dict[str, list[Curve]], fabrics: list[FabricProfile], left_out: dict[str, dict[str, int]], out: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
     if as_json:
         from steptime.surface.cli.output import document, print_json
 
-        print_json(document(folder=str(out), profiles=written, fabrics=fabrics))
+        print_json(document(folder=str(out), profiles=written, fabrics=fabrics, left_out=left_out))
         return
     from steptime.surface.report.score import print_curves
 
-    print_curves(written, fabrics, out)
+    print_curves(written, fabrics, left_out, out)

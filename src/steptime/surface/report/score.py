@@ -48,8 +48,11 @@ def print_score(score: Mapping[str, Any]) -> None:
     screen.print("\nIn band: share of the measurements inside the predicted 90 % band.", soft_wrap=True)
 
 
-def print_curves(profiles: Mapping[str, Sequence[Curve]], fabrics: Sequence[FabricProfile], out: Path) -> None:
-    """What was fitted, with errors on shapes that the fit did not see."""
+def print_curves(
+    profiles: Mapping[str, Sequence[Curve]], fabrics: Sequence[FabricProfile],
+    left_out: Mapping[str, Mapping[str, int]], out: Path,
+) -> None:  # fmt: skip
+    """What was fitted, with errors on shapes that the fit did not see, and rows that nothing was fitted to."""
     screen = console()
     screen.print("Errors on shapes that the fit did not see")
     if profiles:
@@ -64,6 +67,11 @@ def print_curves(profiles: Mapping[str, Sequence[Curve]], fabrics: Sequence[Fabr
         for fabric in fabrics:
             table.add_row(fabric.name, str(fabric.points), *_held_out(fabric))
         screen.print(table)
+    if any(left_out.values()):
+        screen.print()
+    for kind, reasons in left_out.items():
+        for reason, rows in reasons.items():
+            indented(screen, f"{rows} row{'' if rows == 1 else 's'} of {kind} left out: {reason}", by=0)
     screen.print(printable(f"\nWritten to {out}"), soft_wrap=True)
 
 
