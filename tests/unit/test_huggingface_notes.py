@@ -61,8 +61,22 @@ def test_defaults_and_keys_without_a_cost_are_not_worth_a_note(tmp_path: Path) -
 
 
 def test_a_reading_among_several_is_told(tmp_path: Path) -> None:
-    (note,) = import_notes(str(FOLDER / "deepseek-v3.json"), seq=4096)[-1:]
+    note = import_notes(str(FOLDER / "deepseek-v3.json"), seq=4096)[-2]
     assert note.startswith("num_nextn_predict_layers of deepseek-v3.json: mtp_depth = 1")
+
+
+def test_the_format_of_a_checkpoint_is_not_that_of_training(tmp_path: Path) -> None:
+    """The ledger's states are those of an estimate: weights in the dtype of the run."""
+    file = write(tmp_path, TEXT | {"wings": None, "quantization_config": {"quant_method": "mxfp4"}})
+    stored = (
+        "0.531 bytes per weight of my.json are those of the checkpoint: training holds weights in the dtype of the run"
+    )
+    ledger = api.ledger(file, seq=512)
+    assert ledger.bytes["weights/parameter_bytes"] == 2 * ledger.parameters.total
+    assert ledger.notes[-1] == stored
+    assert api.estimate(file, "h100-sxm", gpus=1, global_batch=1, seq=512).notes == (stored,)
+    (tmp_path / "my.toml").write_text("layers = 2\nhidden = 64\nheads = 4\nweight_bytes = 0.5\n")
+    assert import_notes(str(tmp_path / "my.toml"), seq=None)[0].startswith("0.5 bytes per weight of my.toml")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Ledger:
     flops: Terms
     """Model FLOPs of one sequence forward, by part."""
     bytes: Terms
-    """Weights, gradients and optimiser states of the whole model."""
+    """Weights, gradients and optimiser states of the whole model in training, whatever its checkpoint is stored in."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger
         name=spec.name, family=spec.family, source=spec.source, parameters=parameters,
         flops=Terms(forward_flops_per_sequence(job)),
         bytes=Terms({
-            "weights/parameter_bytes": count * (spec.weight_bytes or precision.element_bytes),
+            "weights/parameter_bytes": count * precision.element_bytes,
             "gradients/parameter_bytes": count * precision.gradient_bytes,
             "adam_states/parameter_bytes": count * states,
         }),

@@ -84,15 +84,15 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
 
 
 def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, ...]:
-    """What a model's file left out or left open that its numbers depend on; empty for a model that has no such file.
+    """What a model's file left out, left open, or says of its checkpoint alone; empty for a model without a file.
 
     Args:
         given: as for :func:`load_workload`; it can be loaded.
         seq: tokens of a sequence as asked for; None: the model's own.
     """
-    if isinstance(given, CapturedModel) or _ending(given) not in (".json", "folder") or in_catalogue(given):
+    if isinstance(given, CapturedModel) or _ending(given) not in (".json", ".toml", "folder") or in_catalogue(given):
         return ()
-    report = read_model(given)[1]
+    spec, report = read_model(given)
     kept: dict[str, list[str]] = {}
     for key, reason in report.ignored.items():
         if key in report.telling:
@@ -104,7 +104,11 @@ def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, .
         f"seq was not given: {n} was taken {why}" for n, _, why in (text.partition(" ") for text in length) if not seq
     ]
     said += [f"{_listed(keys)} {of}: {reason}" for reason, keys in kept.items()]
-    return (*said, *(f"{key} {of}: {value}" for key, value in taken.items()))
+    said += [f"{key} {of}: {value}" for key, value in taken.items()]
+    if spec.weight_bytes is not None:
+        stored = f"{spec.weight_bytes:.3g} bytes per weight {of} are those of the checkpoint"
+        said.append(f"{stored}: training holds weights in the dtype of the run")
+    return tuple(said)
 
 
 def _listed(keys: list[str]) -> str:

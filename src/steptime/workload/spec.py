@@ -125,7 +125,8 @@ class ModelSpec:
     """Sliding-window width of the layers that have one."""
     windowed_layers: int = 0
     weight_bytes: float | None = None
-    """Bytes per weight element where the checkpoint is quantised; None: that of the dtype."""
+    """Bytes per weight element where the checkpoint is quantised; None: that of the dtype. No estimate of training
+    depends on it."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
     mtp_depth: int = 0
