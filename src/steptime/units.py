@@ -75,6 +75,8 @@ def parse(text: str, dimension: str) -> float:
     number, unit = match.group(1), match.group(2)
     if unit is None:
         raise UserError(f"{text!r} has no unit", hint=_example(dimension, number))
+    if unit.startswith(","):
+        raise UserError(f"{text!r} has a comma in its number", hint="write it without, for example '5200' or '5.2'")
     if unit not in units:
         known = next((d for d, table in UNITS.items() if unit in table), None)
         problem = f"{unit!r} is a unit of {known}, not of {dimension}" if known else f"unknown unit {unit!r}"
@@ -93,8 +95,18 @@ _EXAMPLES: Final = {
 }  # fmt: skip
 
 
+_BASE: Final = {"bytes": "B", "Bps": "B/s", "flops": "FLOP", "flops_per_s": "FLOP/s", "s": "s", "Hz": "Hz", "W": "W"}
+
+
 def _example(dimension: str, number: str) -> str:
-    return f"write for example '{number} {_EXAMPLES[dimension]}'"
+    """The number with the usual unit, or with that of SI where its size says that it is in it already.
+
+    >>> _example("flops_per_s", "900"), _example("flops_per_s", "900e12"), _example("s", "5e-6")
+    ("write for example '900 TFLOP/s'", "write for example '900e12 FLOP/s'", "write for example '5e-6 s'")
+    """
+    size = abs(float(number.replace("_", "")))
+    plain = size < 1e-2 if dimension == "s" else size >= 1e6
+    return f"write for example '{number} {(_BASE if plain and size else _EXAMPLES)[dimension]}'"
 
 
 def format_si(value: float, unit: str, digits: int = 3) -> str:

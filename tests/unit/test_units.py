@@ -30,7 +30,9 @@ def test_parse(text, dimension, value):
         ("80", "bytes", "no unit"), ("80 GB/s", "bytes", "a unit of Bps, not of bytes"), ("80 Gb/x", "Bps", "unknown"),
         ("GB", "bytes", "not a number"), ("", "bytes", "not a number"), ("1 2 GB", "bytes", "unknown unit"),
         ("1e999 GB", "bytes", "not finite"), ("nan GB", "bytes", "not a number"), ("x" * 1000, "s", "not a number"),
-        ("80 gb", "bytes", "unknown unit"),
+        ("80 gb", "bytes", "unknown unit"), ("5,200 GB/s", "Bps", "a comma in its number\n  write it without"),
+        ("900", "flops_per_s", "'900 TFLOP/s'"), ("900e12", "flops_per_s", "'900e12 FLOP/s'"),
+        ("3_350_000_000_000", "Bps", "'3_350_000_000_000 B/s'"), ("4.5e-6", "s", "'4.5e-6 s'"), ("0", "s", "'0 us'"),
     ],
 )  # fmt: skip
 def test_refusals(text, dimension, problem):
