@@ -72,3 +72,15 @@ def test_columns_that_nothing_reads_are_told(run: Run, tmp_path: Path) -> None:
         head.replace("memory", "peak_mem") + "llama2-7b,dgx-h100,8,64,4096,2.3 s,,9,,,\n"
     )
     assert "not read" not in run("score", str(tmp_path / "mine.csv")).stdout
+
+
+def test_devices_may_have_the_names_of_their_drivers(run: Run, tmp_path: Path) -> None:
+    head, shape = "gpu,op,dtype,m,n,k,latency_us\n", "gemm,bf16,8192,8192,8192,1740\n"
+    names = ("NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe", "h100-sxm")
+    (tmp_path / "k.csv").write_text(head + "".join(f"{name},{shape}" for name in names))
+    document = json.loads(run("score", "--kernels", str(tmp_path / "k.csv"), "--json").stdout)
+    assert document["scored"] == 3
+    assert document["by_gpu"][names[0]]["bias"] == document["by_gpu"]["h100-sxm"]["bias"]
+    head = "gpu,n_gpus,gpus_per_node,collective,bytes,time_us\n"
+    (tmp_path / "c.csv").write_text(head + f"{names[0]},8,8,all_reduce,268435456,1200\n")
+    assert json.loads(run("score", "--collectives", str(tmp_path / "c.csv"), "--json").stdout)["scored"] == 1

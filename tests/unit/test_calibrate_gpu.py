@@ -16,6 +16,8 @@ from test_calibrate_machine import HOST, TODO, measured
 from steptime.calibrate.machine import profile, session, work
 from steptime.calibrate.machine.torch_timer import CudaTimer
 from steptime.errors import UserError
+from steptime.hardware.library import device_named
+from steptime.study.measured.canonical import device_name
 from steptime.surface import comparison
 
 # --- against a public profile
@@ -53,7 +55,9 @@ def test_residuals_against_a_public_profile(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_catalogue_name_of_a_gpu(processor: str, name: str | None) -> None:
-    assert comparison.catalogue_name(processor) == name
+    device = device_named(processor)
+    assert (None if device is None else device.name) == name
+    assert name is None or device_name(processor).name == name
 
 
 # --- a GPU that is not there

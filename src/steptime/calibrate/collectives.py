@@ -19,8 +19,9 @@ from steptime.calibrate.score import Predicted
 from steptime.calibrate.table import Table
 from steptime.cost.collective_fabric import Fabric, fabric_of
 from steptime.errors import UserError
-from steptime.hardware import load_cluster, load_device
+from steptime.hardware import load_cluster
 from steptime.hardware.fabric_profile import FabricProfile
+from steptime.hardware.library import device_named
 from steptime.num import Array
 
 KINDS: Final = {
@@ -259,9 +260,10 @@ def _distance(machine: Machine, source: str, gpu: str, place: str, library: str)
 @cache
 def _device(gpu: str) -> str | None:
     try:
-        return load_device(gpu.split("(")[0].strip()).name
+        device = device_named(gpu.split("(")[0].strip())
     except UserError:
         return None
+    return None if device is None else device.name
 
 
 def _estimated(device: str, place: str, spans: float) -> tuple[Machine, FabricProfile | Textbook] | str:

@@ -7,9 +7,11 @@ A name is looked up in the folders ``devices``, ``clusters`` and ``links`` of th
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +37,9 @@ from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 from steptime.hardware.search_path import CATALOGUE, named_files
 
+#: What drivers write before the name of a device, and behind it.
+_MAKERS: Final = re.compile(r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel)[ -]+")
+_MODULES: Final = re.compile(r"[ -](hbm\d\w*|sxm6 ac)$")
 _FOLDERS: Final = {"device": "devices", "cluster": "clusters", "link": "links"}
 
 
@@ -102,19 +107,28 @@ def cluster_names() -> list[str]:
 
 
 def device_named(name: str) -> Device | None:
-    """The device of the catalogue that a table of measurements names, None where there is none.
+    """The device of the catalogue that a table of measurements or a driver names, None where there is none.
 
-    A table cannot name files.
+    A table cannot name files. Drivers write the maker first and the parts in an order of their own.
 
     >>> device_named("h100-sxm") == load_device("h100-sxm"), device_named("no-such-gpu"), device_named("A100/80GB")
     (True, None, None)
+    >>> [device_named(name).name for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe", "Tesla V100-SXM2-16GB")]
+    ['h100-sxm', 'a100-pcie-80gb', 'v100-sxm2-16gb']
     """
     if is_path(name):
         return None
-    try:
-        return load_device(name)
-    except UnknownNameError:
-        return None
+    plain = " ".join(name.lower().split())
+    while (shorter := _MAKERS.sub("", plain)) != plain:
+        plain = shorter
+    for given in (name, plain, _MODULES.sub("", plain)):
+        first, *rest = given.split()[:4] or [""]
+        for order in permutations(rest):
+            try:
+                return load_device(" ".join((first, *order)))
+            except UnknownNameError:
+                continue
+    return None
 
 
 def is_path(name: str) -> bool:

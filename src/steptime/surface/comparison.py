@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +17,7 @@ from steptime.calibrate.machine.runner import Measured
 from steptime.calibrate.score import Score
 from steptime.calibrate.table import Table
 from steptime.errors import UnknownNameError, UserError
-from steptime.hardware.library import is_path, load_device
+from steptime.hardware.library import device_named
 from steptime.hardware.profiles import profile_names
 from steptime.store import write_whole
 from steptime.surface.score_tables import TEXTS
@@ -29,8 +27,6 @@ AUTO: Final = "auto"
 """Stands for the device of the catalogue that the machine says it has."""
 ATTENTION_SOURCE: Final = "simumax"
 """Source of the catalogue that measured the same call of torch (scaled dot product attention)."""
-MAKERS: Final = re.compile(r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel)[ -]+")
-MODULES: Final = re.compile(r"[ -](hbm\d\w*|sxm6 ac)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,27 +55,6 @@ class Comparison:
     """As ``steptime score`` prints it."""
 
 
-def catalogue_name(processor: str) -> str | None:
-    """The device of the catalogue that calls itself so; None if there is none.
-
-    >>> catalogue_name("NVIDIA H100 80GB HBM3"), catalogue_name("NVIDIA A100-SXM4-80GB"), catalogue_name("my CPU")
-    ('h100-sxm', 'a100-sxm-80gb', None)
-    """
-    name = " ".join(processor.lower().split())
-    if is_path(name):
-        return None
-    while (shorter := MAKERS.sub("", name)) != name:
-        name = shorter
-    for given in (name, MODULES.sub("", name)):
-        first, *rest = given.split()[:4] or [""]
-        for order in permutations(rest):
-            try:
-                return load_device(" ".join((first, *order))).name
-            except UserError:
-                continue
-    return None
-
-
 def public_device(given: str, processor: str = "") -> str:
     """Catalogue name of the device to compare with.
 
@@ -92,7 +67,8 @@ def public_device(given: str, processor: str = "") -> str:
         UserError: the machine is none of the catalogue.
     """
     known = profile_names()
-    name = catalogue_name(processor if given == AUTO else given)
+    found = device_named(processor if given == AUTO else given)
+    name = None if found is None else found.name
     if name is None and given == AUTO:
         raise UserError(
             f"the catalogue has no device that calls itself {processor!r}",

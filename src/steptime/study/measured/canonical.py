@@ -11,7 +11,7 @@ from functools import cache
 from typing import Final
 
 from steptime.errors import UserError
-from steptime.hardware.library import is_path, load_device
+from steptime.hardware.library import device_named, is_path, load_device
 from steptime.hardware.records import Device
 
 _VENDORS: Final = re.compile(r"\b(nvidia|amd|intel|google|habana|instinct|tesla|geforce|accelerators?|gpus?|cloud)\b")
@@ -48,6 +48,8 @@ def device_name(text: str) -> DeviceName:
     ('h100-sxm', True)
     >>> device_name("A800/H800 80GB").ambiguous, device_name("abacus").name
     (True, None)
+    >>> device_name("NVIDIA A100 80GB PCIe").name  # as its driver says
+    'a100-pcie-80gb'
     """
     plain = " ".join(text.lower()[:200].split())
     unsure = bool(_UNSURE.search(plain))
@@ -58,6 +60,9 @@ def device_name(text: str) -> DeviceName:
         if len(names) > 1:
             return DeviceName(name=None, ambiguous=True)
         bare = either.group(1)
+    called = device_named(bare)
+    if called is not None:
+        return DeviceName(name=called.name, assumed=unsure)
     parts = [part for part in re.split(r"[\s_-]+", re.sub(r"(\d)\s+gb\b", r"\1gb", bare)) if part]
     for kept in range(len(parts), 0, -1):
         found = _known("-".join(parts[:kept]))
