@@ -15,6 +15,9 @@ XGMI_16: Final = (1.0, *(0.25,) * 2, *(0.5,) * 4, *(1.5,) * 8)
 #: Four GPUs wired pair by pair with a third of their links each.
 FULL_MESH_4: Final = (1 / 3, 2 / 3, 1.0)
 
+#: Devices of the nodes in which rings over NVLink were measured: one with 8 devices, a tray of a rack with 4.
+NODE, TRAY = 8.0, 4.0
+
 BROKEN: Final = "broken"
 """Tag of machines that are known to be no model of others of their kind: of their own rows alone, never a default."""
 
@@ -36,6 +39,8 @@ class Machine:
     """Text that it must not hold; "" for any."""
     domain: int
     """Devices in one inner domain."""
+    known_ranks: float = 0.0
+    """Ranks up to which hops of a ring are alike (:class:`steptime.cost.collective_fabric.Fabric`); 0: all are."""
     nics: float = 1.0
     link_Bps: float
     nic_Bps: float = 0.0
@@ -90,7 +95,7 @@ def _nccl() -> Iterator[Machine]:
     for name, (device, gpu, link, switch, domain) in nv.items():
         yield Machine(
             name=f"{name}-nccl", device=device, library="nccl", gpus=(gpu,), sources=source, domain=domain,
-            link_Bps=link * GB, switch=switch,
+            link_Bps=link * GB, switch=switch, known_ranks=NODE if domain == NODE else TRAY,
         )  # fmt: skip
     pcie = {"rtx-pro-6000": ("RTX-PRO-6000-BSE", 63), "l40s": ("L40S", 31.5)}
     for name, (gpu, link) in pcie.items():
@@ -112,7 +117,7 @@ def _vtrain() -> Iterator[Machine]:
         gpu = ("A100" if "a100" in name else "V100") + ("-SXM4" if "a100" in name else "-SXM2") + "(8-GPU node)"
         yield Machine(
             name=name, device=device, library="nccl", gpus=(gpu,), sources=("vtrain_lut",), domain=8,
-            link_Bps=link * GB, links_by_group=share,
+            link_Bps=link * GB, links_by_group=share, known_ranks=NODE,
         )  # fmt: skip
 
 
@@ -145,7 +150,7 @@ def _custom() -> Iterator[Machine]:
                 continue
             yield replace(
                 base, name=f"{base.name.rsplit('-', 1)[0]}-{library}", library=library, switch=False,
-                sources=("aiconfigurator_custom_ar",),
+                sources=("aiconfigurator_custom_ar",), known_ranks=0.0,
             )  # fmt: skip
 
 
@@ -154,6 +159,7 @@ def _other() -> Iterator[Machine]:
         if base.name.split("-")[0] in ("h100", "b200", "gb300"):
             yield replace(
                 base, name=f"{base.name.rsplit('-', 1)[0]}-xla", library="xla", sources=("xla_perf_table",),
+                known_ranks=0.0,
             )  # fmt: skip
     yield Machine(
         name="perlmutter-nccl", device="a100-sxm-40gb", library="nccl", gpus=("A100-SXM4(Perlmutter)",),

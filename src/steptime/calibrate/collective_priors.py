@@ -18,6 +18,15 @@ from steptime.calibrate.collective_rows import Rows
 US: Final = 1e-6
 #: Time of one level of a tree over one hop of a ring between domains, where trees were not measured (Perlmutter).
 TREE_HOPS: Final = 2.5
+#: Hop of a long ring over NVLink under protocol Simple, and one partner in an exchange of many pairs. Rings of 4 to 72
+#: in one domain (GB300 under XLA, the only ones beyond 8) take 1.7 to 2.6 us a hop, as what belongs to short ones is
+#: told apart or not, and exchanges 0.3 to 0.4 us; NCCL itself reckons with 3.4 us on NVLink (src/graph/tuning.cc).
+#: Groups of 2 to 8 say nothing of it. A hop takes 12 us there on NVLink 5, which rings of 64 and 72 contradict by
+#: factors; on NVLink 4 it cannot be told from the start (0.5 to 3.4 us fit as well), nor a partner (0.02 to 2.7 us).
+LONG_HOP_S: Final = 2.4 * US
+LONG_DIRECT_HOP_S: Final = 0.3 * US
+#: Longest hop under LL128 on NVLink: twice what NCCL itself reckons with, 1.9 us (src/graph/tuning.cc).
+LONGEST_LL128_S: Final = 3.8 * US
 #: Largest datasheet bandwidth of a device on PCIe (5.0 x16); faster links are NVLink or xGMI.
 PCIE_BPS: Final = 64e9
 
@@ -69,6 +78,8 @@ def priors(machine: Machine) -> dict[str, Prior]:
         "switch_start_s": Prior(40 * US, 2 * US, 120 * US, 0.6),
         "switch_Bps": Prior(0.6 * link, 0.2 * link, 1.3 * link, 0.4),
     }
+    if machine.known_ranks:
+        out["hop_s.1"] = out["hop_s.1"]._replace(high=LONGEST_LL128_S)
     if machine.library == "host":
         out |= {
             "wrap_start_s": Prior(100 * US, 1 * US, 1e-3, 1.0),
@@ -128,7 +139,10 @@ def told(machine: Machine, rows: Rows) -> list[str]:
 def fixed(machine: Machine) -> dict[str, Any]:
     """Coefficients that are facts of the machine."""
     out: dict[str, Any] = {"domain": machine.domain, "nics": machine.nics, "links_by_group": machine.links_by_group}
-    return out | {"trees": machine.trees}
+    out["trees"] = machine.trees
+    if machine.known_ranks:
+        out |= {"known_ranks": machine.known_ranks, "long_hop_s": LONG_HOP_S, "long_direct_hop_s": LONG_DIRECT_HOP_S}
+    return out
 
 
 def untold(machine: Machine, rows: Rows) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.collective_fabric import PROTOCOLS, Fabric, link_share, transfer_s
+from steptime.cost.collective_fabric import PROTOCOLS, Fabric, link_share, mean_hop_s, transfer_s
 from steptime.cost.collective_hierarchical import (
     hierarchical_all_to_all_path,
     hierarchical_path,
@@ -256,14 +256,13 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
     start = fabric.start_s[p] + spans * fabric.outer_start_s[p]
     if direct:
         start = start + fabric.direct_start_s[p] + where(spans > 0, fabric.far_message_s, fabric.near_message_s)
-    hop = fabric.direct_hop_s[p] if direct else fabric.hop_s[p]
-    outer_hop = fabric.direct_hop_s[p] if direct else (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
+    hop, outer_hop = _hops(name, p, spans, ranks, fabric)
     share = fabric.direct_share[p] if direct else 1.0
     outer_share = fabric.tree_share if name == "tree" else share
     single = where(inside > 1, 1.0, fabric.single_share)
-    if name == "tree" and fabric.short_chains:
-        path = short_chains(path, ranks, inside, 2 * outer_hop / max(hop, LEAST_HOP_S))
     simple = p == len(PROTOCOLS) - 1
+    if name == "tree" and fabric.short_chains:
+        path = short_chains(path, ranks, inside, 2 * outer_hop / maximum(hop, LEAST_HOP_S))
     return transfer_s(
         path,
         start,
@@ -273,8 +272,27 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
         (fabric.outer_Bps[p] or 1e-9) * outer_share * single * lanes,
         fabric.ramp_s if simple else 0.0,
         fabric.ramp_bytes,
-        fabric.overlap if simple else 1.0,
+        _overlap(spans, fabric) if simple else 1.0,
     )
+
+
+def _hops(name: str, p: int, spans: Num, ranks: Num, fabric: Fabric) -> tuple[Num, Num]:
+    """A hop inside a domain and one between domains under one protocol."""
+    known = fabric.known_ranks
+    if name == "direct":
+        hop: Num = fabric.direct_hop_s[p]
+        hop = mean_hop_s(hop, fabric.long_direct_hop_s, known, ranks) if known else hop
+        return hop, hop
+    hop, outer_hop = fabric.hop_s[p], (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
+    if known and p == len(PROTOCOLS) - 1:
+        inside_s = hop if name == "tree" else mean_hop_s(hop, fabric.long_hop_s, known, ranks)
+        hop = where(spans > 0, fabric.long_hop_s, inside_s)
+    return hop, outer_hop
+
+
+def _overlap(spans: Num, fabric: Fabric) -> Num:
+    """How much of the latency a long transfer hides, in a group inside one domain or over several."""
+    return where(spans > 0, fabric.outer_overlap, fabric.overlap) if fabric.outer_overlap else fabric.overlap
 
 
 def _switch(path: Path, ranks: Num, inside: Num, element_bytes: Num, lanes: Num, fabric: Fabric) -> Num:

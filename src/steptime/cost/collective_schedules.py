@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steptime.num import Num, minimum, where
+from steptime.num import Num, maximum, minimum, where
 
 
 class Path(NamedTuple):
@@ -124,7 +124,7 @@ def double_tree_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
     )
 
 
-def short_chains(path: Path, ranks: Num, inside: Num, longest: float) -> Path:
+def short_chains(path: Path, ranks: Num, inside: Num, longest: Num) -> Path:
     r"""The path of a double binary tree whose chains are no longer than pays; more of the way is tree instead.
 
     $$h_0 = 2 (c - 1),\quad h_1 = 2 \lceil \log_2 (n / c) \rceil,\quad V_0 = 2 S \frac{n - 1}{n}\Big|_{t>1},\quad
@@ -139,7 +139,7 @@ def short_chains(path: Path, ranks: Num, inside: Num, longest: float) -> Path:
     >>> short_chains(double_tree_path(64.0, 64, 64), 64, 64, 10.0)[:3]   # chains of 8, and 8 of them
     (14, 6, 126.0)
     """
-    chain = 2 ** log2_floor(minimum(inside, max(longest, 1.0)))
+    chain = 2 ** log2_floor(minimum(inside, maximum(longest, 1.0)))
     twice = path.inner_bytes * (inside / where(inside > 1, inside - 1, 1))
     return path._replace(
         inner_hops=2 * (chain - 1), outer_hops=2 * log2_ceil(ranks / chain), inner_bytes=twice * (ranks - 1) / ranks

@@ -46,8 +46,8 @@ RATES: Final[Mapping[str, tuple[str, ...]]] = {
     "fast_Bps": ("Bps", "switch_Bps", "direct_pair_Bps", "wrap_Bps"),
     "slow_Bps": ("outer_Bps",),
     "fast_latency_s": (
-        "start_s", "hop_s", "direct_start_s", "direct_hop_s", "switch_start_s", "ramp_s", "wrap_start_s", "wrap_hop_s",
-        "near_message_s",
+        "start_s", "hop_s", "long_hop_s", "direct_start_s", "direct_hop_s", "long_direct_hop_s", "switch_start_s",
+        "ramp_s", "wrap_start_s", "wrap_hop_s", "near_message_s",
     ),
     "slow_latency_s": ("outer_start_s", "outer_hop_s", "tree_hop_s", "far_message_s"),
 }  # fmt: skip
@@ -105,7 +105,7 @@ class FabricModel:
         f = self.fabric
         if self.between is None:
             return True
-        far_hops = all(far >= near for far, near in zip(f.outer_hop_s, f.hop_s, strict=True))
+        far_hops = all(far >= near for far, near in zip(f.outer_hop_s, _hops(f.hop_s, f.long_hop_s), strict=True))
         far_bytes = all(far <= near for far, near in zip(f.outer_Bps, f.Bps, strict=True))
         return far_hops and far_bytes and f.single_share <= 1 and (f.short_chains or not f.trees)
 
@@ -220,6 +220,7 @@ def carried_between(outer: Level, network: FabricProfile, domain: int | None) ->
     share = per_device / network.nic_Bps if network.nic_Bps else 1.0
     slow, middle, _ = scaled(network.coefficients.get("outer_Bps", (per_device,) * 3), share)
     out |= {"outer_Bps": (slow, middle, NIC_SHARE * per_device), "single_share": SINGLE_SHARE / NIC_SHARE}
+    out |= {"outer_overlap": network.coefficients["overlap"]} if "overlap" in network.coefficients else {}
     late = outer.latency_s / usual_latency_s()
     out |= {n: scaled(out[n], late) for n in ("outer_start_s", "outer_hop_s", "tree_hop_s") if n in out}
     return out | {"nics": float(domain or 1)}
@@ -230,6 +231,12 @@ def _no_nearer_than_inside(values: Mapping[str, Any]) -> dict[str, Any]:
 
     What was measured on two machines need not fit together so, and the search relies on it.
     """
-    hops = tuple(max(far, near) for far, near in zip(values["outer_hop_s"], values["hop_s"], strict=True))
+    near_hops = _hops(values["hop_s"], values.get("long_hop_s", 0.0))
+    hops = tuple(max(far, near) for far, near in zip(values["outer_hop_s"], near_hops, strict=True))
     rates = tuple(min(far, near) for far, near in zip(values["outer_Bps"], values["Bps"], strict=True))
     return {"outer_hop_s": hops, "outer_Bps": rates}
+
+
+def _hops(hop_s: tuple[float, ...], long_hop_s: float) -> tuple[float, ...]:
+    """The longest hop inside a domain by protocol: that of a long ring may be the longer one under Simple."""
+    return (*hop_s[:-1], max(hop_s[-1], long_hop_s))

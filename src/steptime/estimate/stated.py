@@ -45,6 +45,8 @@ def restated_inside(values: Mapping[str, Any], level: Level, known: Level) -> di
     share = _share_factor(level, known, values["Bps"][-1] / inner_Bps(known))
     out = _faster(values, ("Bps", "switch_Bps", "direct_pair_Bps"), rate * share)
     out |= _later(values, ("hop_s",), level, known)
+    if "long_hop_s" in values:
+        out["long_hop_s"] = stated_latency_s(values["long_hop_s"], level.latency_s, known.latency_s)
     if "switch_start_s" in values:
         out["switch_start_s"] = values["switch_start_s"] + max(level.latency_s - known.latency_s, 0.0)
     return out | {"near_message_s": _message_s(values.get("direct_start_s", _ZERO), level, known)}
