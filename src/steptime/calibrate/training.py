@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from steptime.calibrate.scaling import large_share, within_peak
-from steptime.calibrate.transfer import DTYPES, transferred_curve
+from steptime.calibrate.transfer import DTYPES, transferred_curve, unlike_units
 from steptime.hardware.library import device_names, load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import distance, load_profile, profile_names
@@ -17,14 +18,14 @@ from steptime.hardware.records import Device
 Key = tuple[str, str, str]
 #: Family, dtype and timer of what :mod:`steptime.estimate` looks for.
 WANTED: Final[tuple[Key, ...]] = (
-    *(("gemm", dtype, "kernel") for dtype in ("bf16", "fp16", "fp8", "tf32")),
+    *(("gemm", dtype, "kernel") for dtype in ("bf16", "fp16", "fp8", "fp4", "tf32")),
     *(("attention_fwd", dtype, "kernel") for dtype in ("bf16", "fp8")),
     ("attention_bwd", "bf16", "kernel"),
     *((family, "any", "kernel") for family in ("elementwise", "activation", "rope")),
     *((family, "any", "eager") for family in ("layernorm", "layernorm_bwd", "softmax", "softmax_bwd", "dropout")),
     ("embedding", "any", "eager"),
 )
-#: Either stands for the other, so neither is transferred where one was measured.
+#: Either stands for the other, so neither is transferred where one was measured, or comes from nearer devices.
 ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 FARTHEST: Final = 3.0
 """Distance (:func:`steptime.hardware.profiles.distance`) beyond which an architecture says nothing about another.
@@ -48,7 +49,8 @@ def lacking_curves(devices: Iterable[str] | None = None) -> Iterator[tuple[str, 
         device = load_device(name)
         near = {n: p for n, p in profiles.items() if n != name and distance(device, records[n]) <= FARTHEST}
         known = profiles.get(name)
-        found = [_transferred(device, key, known, near, records) for key in _lacking(device, known)]
+        keys = [key for key in _lacking(device, known) if not _outdone(device, key, near, records)]
+        found = [_transferred(device, key, known, near, records) for key in keys]
         curves = [curve for curve in found if curve is not None]
         if curves:
             yield name, curves
@@ -60,6 +62,21 @@ def _lacking(device: Device, own: Profile | None) -> Iterator[Key]:
             continue
         if not any(_fitted(own, (family, same, timer)) for same in (dtype, ALIKE.get(dtype, dtype))):
             yield family, dtype, timer
+
+
+def _outdone(device: Device, key: Key, near: Mapping[str, Profile], records: Mapping[str, Device]) -> bool:
+    """Whether the other format of 16 bits, which stands for this one, was measured on a device that is more alike."""
+    family, dtype, timer = key
+    other = ALIKE.get(dtype)
+    if other is None or other not in device.matrix_flops_per_s:
+        return False
+    mine, others = (_nearest(device, _fitted_to((family, d, timer), near), records) for d in (dtype, other))
+    return others < mine
+
+
+def _nearest(device: Device, curves: Iterable[str], records: Mapping[str, Device]) -> float:
+    """Distance of the most alike of some devices; infinite if there are none."""
+    return min((distance(device, records[name]) for name in curves), default=math.inf)
 
 
 def _fitted(profile: Profile | None, key: Key) -> Curve | None:
@@ -81,9 +98,10 @@ def _transferred(
     for known in ALIKE:
         wide = _fitted_to((family, known, timer), near)
         mine = _fitted(own, (family, known, timer)) or (transferred_curve(device, wide, records) if wide else None)
-        donors = {name: (records[name], curves[name], wide[name]) for name in curves if name in wide}
+        unlike = {name: unlike_units(device, records[name], dtype) for name in curves if name in wide}
+        donors = [(records[name], curves[name], wide[name]) for name in unlike if unlike[name] == min(unlike.values())]
         if mine is not None and donors:
-            return beside_sixteen_bits(curve, device, mine, donors.values())
+            return beside_sixteen_bits(curve, device, mine, donors)
     return curve
 
 

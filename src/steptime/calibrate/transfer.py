@@ -29,6 +29,10 @@ SCALED_NEIGHBOURS: Final = 7
 REACH: Final = 1.0
 #: Distance at which devices are as good as the same, for families that scale with the datasheet.
 CLOSE: Final = 0.05
+#: Distance up to which devices are one chip with the same memory, clock and power: only their links differ.
+SAME: Final = 1e-3
+#: Log of a ratio of two rates up to which datasheets may differ by rounding.
+ROUNDED: Final = 0.05
 #: Shapes from which on the coefficients of a device count in full.
 ENOUGH_SHAPES: Final = 500
 #: Family to coefficients that say which kernels a library has. It has the same for all cards of an architecture: they
@@ -83,7 +87,8 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     $s / (0.05 + d)$, others geometric means with weights $s\,e^{-d}$, where $d$ is the distance of the devices
     (:func:`steptime.hardware.profiles.distance`) and $s$ the share of 500 shapes that were measured, at most 1. Where
     a coefficient says which kernels a library has, only devices of the same architecture count, or, if there are none,
-    the weights of every architecture are divided by its devices.
+    the weights of every architecture are divided by its devices. Where a device is measured that is the same but for
+    its links (a distance of 0), no other counts.
 
     Args:
         device: the device without measurements.
@@ -98,6 +103,8 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     order = sorted(weights, key=lambda name: (-weights[name], name))[: SCALED_NEIGHBOURS if scaled else NEIGHBOURS]
     if not order:
         raise UserError(f"{device.name}: no curve of another device to transfer")
+    if same := [name for name in order if distance(device, devices[name]) <= SAME]:
+        return _as_it_is(curves[same[0]], same[0])
     best, error = curves[order[0]], SCALED_ERROR if scaled else TRANSFER_ERROR
     near = {name: replace(curves[name], coefficients=carried(curves[name], devices[name], device)) for name in order}
     middle = blended(list(near.values()), [weights[name] for name in order], median=scaled)
@@ -120,10 +127,27 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     )
 
 
+def _as_it_is(curve: Curve, name: str) -> Curve:
+    """The curve of a device that is the same."""
+    return replace(curve, bias=0.0, points=0, source=f"transferred from {name}", kind="assumed")
+
+
 def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
     """How much the curve of another device counts: less of unlike architectures, and of few measurements."""
-    away, share = distance(device, other), min(max(curve.points, 1) / ENOUGH_SHAPES, 1.0)
+    away = distance(device, other) + unlike_units(device, other, curve.dtype)
+    share = min(max(curve.points, 1) / ENOUGH_SHAPES, 1.0)
     return share / (CLOSE + away) if scaled else share * math.exp(-away / REACH)
+
+
+def unlike_units(device: Device, other: Device, dtype: str) -> float:
+    """Log of how much more a dtype gains over 16 bits on one datasheet than on the other: their units are not alike."""
+    gains = [
+        rates[dtype] / wide
+        for rates in (device.matrix_flops_per_s, other.matrix_flops_per_s)
+        if dtype in rates and (wide := rates.get("bf16", rates.get("fp16")))
+    ]
+    apart = abs(math.log(gains[0] / gains[1])) if len(gains) == len((device, other)) else 0.0
+    return apart if apart > ROUNDED else 0.0
 
 
 def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:

@@ -1,0 +1,60 @@
+"""Curves of devices that nobody measured, from relatives: the same chip, other units of one dtype, nearer donors."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+
+from steptime.calibrate.scaling import large_share
+from steptime.calibrate.training import lacking_curves
+from steptime.calibrate.transfer import unlike_units
+from steptime.hardware import load_device
+from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import load_profile
+
+
+def products(device: str) -> dict[str, Curve]:
+    """Transferred curves of products by dtype."""
+    return {curve.dtype: curve for _, found in lacking_curves([device]) for curve in found if curve.family == "gemm"}
+
+
+def rate(device: str, curve: Curve | None) -> float:
+    """FLOP/s of a large product."""
+    assert curve is not None
+    record = load_device(device)
+    return large_share(curve.coefficients, record, curve.dtype) * record.matrix_flops_per_s[curve.dtype]
+
+
+def test_units_are_unlike_by_what_a_dtype_gains_over_16_bits() -> None:
+    gb200, gb300, b200 = (load_device(name) for name in ("gb200", "gb300", "b200-sxm"))
+    assert unlike_units(gb200, gb300, "fp4") == pytest.approx(log(6 / 4))
+    assert unlike_units(gb200, b200, "fp4") == 0
+    assert unlike_units(load_device("h100-sxm"), b200, "tf32") == 0, "495 of 989 and 1100 of 2250 are halves"
+    assert unlike_units(load_device("h100-sxm"), gb300, "fp4") == 0, "nothing to compare"
+
+
+def test_four_bits_of_the_gb200_lie_between_those_of_its_relatives() -> None:
+    found = products("gb200")["fp4"]
+    slow, fast = (rate(name, load_profile(name).curve("gemm", "fp4")) for name in ("b200-sxm", "gb300"))  # type: ignore[union-attr]
+    assert found.source.startswith("transferred from b200-sxm")
+    assert 0.97 * slow <= rate("gb200", found) <= fast < 10e15 * 0.7
+
+
+@pytest.mark.parametrize(("device", "same"), [("a800-sxm-80gb", "a100-sxm-80gb"), ("h800-sxm", "h100-sxm")])
+def test_a_device_that_differs_in_its_links_alone_has_the_curves_of_its_twin_as_they_are(
+    device: str, same: str
+) -> None:
+    twin = load_profile(same)
+    assert twin is not None
+    for dtype in ("bf16", "fp16"):
+        found, own = products(device)[dtype], twin.curve("gemm", dtype)
+        assert own is not None and found.coefficients == own.coefficients
+        assert (found.source, found.kind, found.points) == (f"transferred from {same}", "assumed", 0)
+        assert any(name.startswith("residual_") for name in found.coefficients)
+
+
+def test_of_two_formats_of_16_bits_that_of_the_nearer_donors_stands_for_both() -> None:
+    assert set(products("gb200")) == {"bf16", "fp8", "fp4", "tf32"}
+    assert {"fp16", "bf16"} <= set(products("h800-sxm")), "both were measured on the nearest"
+    assert "fp16" in products("v100-sxm2-32gb"), "it has no other"
