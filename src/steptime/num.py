@@ -58,6 +58,54 @@ def where(condition: Any, yes: Num, no: Num) -> Num:
     return yes if condition else no
 
 
+def soft_maximum(a: Num, b: Num, sharpness: Num) -> Num:
+    r"""Larger of two positive numbers, rounded off where they are alike: $(a^p + b^p)^{1/p}$ with $p$ = `sharpness`.
+
+    $p = 1$ adds them, $p = 2$ is the hypotenuse, and the larger $p$, the nearer it comes to the maximum.
+
+    >>> soft_maximum(3.0, 4.0, 1), soft_maximum(3.0, 4.0, 2), round(soft_maximum(4.0, 4.0, 8), 3)
+    (7.0, 5.0, 4.362)
+    """
+    soft: Num = (a**sharpness + b**sharpness) ** (1 / sharpness)
+    return soft
+
+
+def floor(x: Num) -> Num:
+    """Largest whole number not above ``x``.
+
+    >>> floor(2.5)
+    2
+    """
+    return np.floor(x) if isinstance(x, ndarray) else math.floor(x)
+
+
+def ceil(x: Num) -> Num:
+    """Smallest whole number not below ``x``.
+
+    >>> ceil(2.5)
+    3
+    """
+    return np.ceil(x) if isinstance(x, ndarray) else math.ceil(x)
+
+
+def exp(x: Num) -> Num:
+    """Exponential.
+
+    >>> exp(0.0)
+    1.0
+    """
+    return np.exp(x) if isinstance(x, ndarray) else math.exp(x)
+
+
+def log2(x: Num) -> Num:
+    """Logarithm to base 2.
+
+    >>> log2(8)
+    3.0
+    """
+    return np.log2(x) if isinstance(x, ndarray) else math.log2(x)
+
+
 def floor_div(a: Num, b: Num) -> Num:
     """Largest whole number not above ``a / b`` (for whole ``a``, ``b`` below 2^53).
 
@@ -97,6 +145,15 @@ def divisors(n: int) -> list[int]:
     """
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return low + [n // d for d in reversed(low) if d * d != n]
+
+
+def taken(value: Any, index: Any) -> Any:
+    """Entries of an array at ``index``; a number, which stands for all of them, stays.
+
+    >>> float(taken(np.array([1.0, 2.0]), 1)), taken(3.0, 1)
+    (2.0, 3.0)
+    """
+    return value[index] if isinstance(value, ndarray) else value
 
 
 def weighted_quantiles(values: Any, weights: Any, levels: Any) -> Array:

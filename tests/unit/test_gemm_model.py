@@ -21,7 +21,8 @@ from steptime.calibrate.gemm import (
 )
 from steptime.calibrate.score import errors_of
 from steptime.calibrate.table import Table
-from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s, quantised_waves
+from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s
+from steptime.cost.waves import quantised_waves
 from steptime.errors import UserError
 from steptime.hardware import load_device
 from steptime.num import Array

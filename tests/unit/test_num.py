@@ -31,8 +31,23 @@ def test_divisions(a, b):
         assert function(a, np.array([float(b)])).tolist() == [function(a, b)]
 
 
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 16))
+def test_soft_maximum_lies_between_the_larger_and_the_sum(a, b, sharpness):
+    soft = num.soft_maximum(a, b, sharpness)
+    assert max(a, b) * (1 - 1e-12) <= soft <= (a + b) * (1 + 1e-12)
+    assert num.soft_maximum(np.array([a]), b, sharpness) == pytest.approx(soft, rel=1e-12)
+
+
+@given(st.floats(1e-3, 1e3))
+def test_functions_of_one_number_agree_on_arrays(x):
+    for function in (num.floor, num.ceil, num.exp, num.log2):
+        if function is not num.exp or x < 700:
+            assert function(np.array([x])).tolist() == pytest.approx([function(x)], rel=1e-12)
+
+
 def test_numbers_stay_numbers():
     assert type(num.maximum(1, 2)) is type(num.where(True, 1, 2)) is type(num.ceil_div(3, 2)) is int
+    assert type(num.log2(8)) is type(num.exp(0)) is float
     assert num.where(np.array([True, False]), 1.0, 2.0).tolist() == [1.0, 2.0]
     assert num.where(True, np.array([1.0]), 2.0).tolist() == [1.0]
     assert num.where(False, 1.0, 2.0) == 2.0

@@ -12,7 +12,7 @@ from steptime.calibrate.family import Coefficient, KernelFamily
 from steptime.calibrate.score import errors_of
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
-from steptime.num import Array
+from steptime.num import Array, taken
 
 LOSS_SCALE = 0.05
 """Log error (about the noise of a measurement) up to which the loss is quadratic; beyond, it grows linearly."""
@@ -192,7 +192,7 @@ def fitted_curve(
 
 def take(columns: Mapping[str, Any], index: Array) -> dict[str, Any]:
     """Rows of the columns; plain numbers stay."""
-    return {name: value[index] if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+    return {name: taken(value, index) for name, value in columns.items()}
 
 
 def pooled(parts: Sequence[Mapping[str, Any]], rows: Sequence[int]) -> dict[str, Any]:

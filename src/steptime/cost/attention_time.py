@@ -8,7 +8,8 @@ Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
 from __future__ import annotations
 
 from steptime.cost.memory_bound import cached_Bps
-from steptime.num import Num, ceil_div, floor_div, maximum, minimum, where
+from steptime.cost.waves import wave_factor
+from steptime.num import Num, ceil_div, floor_div, maximum, minimum, soft_maximum, where
 
 
 def keys_of_tiles(queries: Num, keys: Num, causal: Num, window: Num, window_keys: Num, rows: Num) -> tuple[Num, Num]:
@@ -57,21 +58,19 @@ def tiled_compute_s(
 ) -> Num:
     r"""Time of blocks that walk over keys, spread over the processors of a device.
 
-    $$t = \max\left(B\,r\,\bar k\,\sigma\,\Big[1 + \theta\Big(\frac{\lceil B/S\rceil}{B/S} - 1\Big)\Big],\
-      r\,k_{\max}\,\sigma\,S\right)$$
+    $$t = \max\left(B\,r\,\bar k\,\sigma\,\omega,\ r\,k_{\max}\,\sigma\,S\right)$$
 
     where $B$ = `blocks` of $r$ = `tile_rows` queries see $\bar k$ = `mean_keys` keys each, the longest
     $k_{\max}$ = `longest_keys`; $\sigma$ = `pair_s` is the time (s) of one pair on the whole device of
-    $S$ = `sm_count` processors; $\theta$ = `tail` in [0, 1] says how much of the last, partly filled wave is lost.
+    $S$ = `sm_count` processors, and $\omega$ is `wave_factor` of the blocks with `tail`.
 
     Source: wave quantisation; blocks of unequal length bound from below by the longest.
 
     >>> [round(1e9 * tiled_compute_s(blocks, 1, 1, 1, 1e-9, 100, 1.0)) for blocks in (50, 100, 101, 200)]
     [100, 100, 200, 200]
     """
-    waves = blocks / sm_count
-    filled = 1 + tail * (ceil_div(blocks, sm_count) / waves - 1)
-    return maximum(blocks * tile_rows * mean_keys * pair_s * filled, tile_rows * longest_keys * pair_s * sm_count)
+    spread_s = blocks * tile_rows * mean_keys * pair_s
+    return maximum(spread_s * wave_factor(blocks, sm_count, tail), tile_rows * longest_keys * pair_s * sm_count)
 
 
 def tiled_attention_s(
@@ -125,8 +124,7 @@ def tiled_attention_s(
     pair_s = pair_flops / (efficiency * matrix_flops_per_s) + softmax_flops / vector_flops_per_s
     compute = tiled_compute_s(blocks, tile_rows, mean + fill_keys, longest + fill_keys, pair_s, sm_count, tail)
     memory = moved_bytes / (memory_efficiency * memory_Bps)
-    joined: Num = (compute**overlap + memory**overlap) ** (1 / overlap)
-    return launch_s + joined + serial_passes * memory
+    return launch_s + soft_maximum(compute, memory, overlap) + serial_passes * memory
 
 
 def attention_pair_flops(qk_dim: Num, v_dim: Num) -> Num:
@@ -208,15 +206,15 @@ def attention_decode_s(
     r"""Time of attention with one new query per sequence: the cache of keys and values is read once.
 
     $$t = \tau + (t_c^{\,p} + t_m^{\,p})^{1/p}, \quad
-      t_m = \frac{\rho\,U D E (k + n_s k_0) + Q}{\beta'}\,\omega, \quad
-      t_c = \frac{2\,U D\,k\,\max(g, g_0)}{\mu R_m}\,\omega, \quad
-      \omega = 1 + \theta\Big(\frac{\lceil U n_s/S\rceil}{U n_s/S} - 1\Big)$$
+      t_m = \frac{\rho\,(U D E\,k + Q) + U D E\,n_s k_0}{\beta'}\,\omega, \quad
+      t_c = \frac{2\,U D\,k\,\max(g, g_0)}{\mu R_m}\,\omega$$
 
-    $U$ = batch x `kv_heads` readers of $k$ keys (`seen_keys` plus `window_keys`), $D$ = `width` = $d_{qk} + d_v$,
-    $E$ = `kv_bytes`, $Q$ the queries and outputs (2 bytes). A reader is split over $n_s = S/U$ blocks while a block
-    keeps `chunk_keys` keys; a block costs $k_0$ = `fill_keys` more. $\beta'$ is `cached_Bps` of that traffic.
-    A group of $g$ query heads is padded to $g_0$ = `pad_heads`; beyond `group_limit` heads it is read
-    $\rho = 1 + u\,(g - 1)$ times with $u$ = `unshared`.
+    $U$ = batch x `kv_heads` readers see $k$ keys, with a window $w$ at most $w$ and `window_keys` of them, $D$ =
+    `width` = $d_{qk} + d_v$, $E$ = `kv_bytes`, $Q$ the queries and outputs (2 bytes). A reader is split over
+    $n_s = S/U$ blocks while a block keeps `chunk_keys` keys; a block costs $k_0$ = `fill_keys` more, and $\omega$ is
+    `wave_factor` of all blocks with `tail`. $\beta'$ is `cached_Bps` of $U D E\,k + Q$, $\tau$ = `launch_s`, $p$ =
+    `overlap` and $\mu$ = `matrix_efficiency`. A group of $g$ query heads is padded to $g_0$ = `pad_heads`; beyond
+    `group_limit` heads it is read $\rho = 1 + u\,(g - 1)$ times with $u$ = `unshared`.
 
     Source: FlashDecoding (split over keys); definition of the traffic.
 
@@ -230,7 +228,7 @@ def attention_decode_s(
     readers = batch * kv_heads
     splits = minimum(maximum(sm_count / readers, 1), maximum(seen / chunk_keys, 1))
     blocks = readers * splits
-    wave = 1 + tail * (ceil_div(blocks, sm_count) * sm_count / blocks - 1)
+    wave = wave_factor(blocks, sm_count, tail)
     reads = where(group > group_limit, 1 + unshared * (group - 1), 1)
     moved = readers * seen * width * kv_bytes + 2 * batch * heads * width
     fill = readers * splits * fill_keys * width * kv_bytes
@@ -238,8 +236,7 @@ def attention_decode_s(
     memory = (reads * moved + fill) / rate * wave
     flops = 2 * readers * seen * width * maximum(group, pad_heads)
     compute = flops / (matrix_efficiency * matrix_flops_per_s) * wave
-    joined: Num = (compute**overlap + memory**overlap) ** (1 / overlap)
-    return launch_s + joined
+    return launch_s + soft_maximum(compute, memory, overlap)
 
 
 def mixed_attention_s(

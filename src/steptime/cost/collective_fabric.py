@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.cost.collective_schedules import Path
-from steptime.num import Num, maximum
+from steptime.num import Num, maximum, soft_maximum
 
 #: The protocols of NCCL: 8-byte words with a flag each, 128-byte lines with a flag each, and bulk copies with fences.
 PROTOCOLS: Final = ("ll", "ll128", "simple")
@@ -178,7 +178,7 @@ def transfer_s(
     work_s = inner_s + outer_s if path.serial else maximum(inner_s, outer_s)
     chain_s = inner_hop_s * path.inner_hops + outer_hop_s * path.outer_hops
     added = not isinstance(overlap, np.ndarray) and overlap == 1.0
-    both_s = chain_s + work_s if added else (chain_s**overlap + work_s**overlap) ** (1 / overlap)
+    both_s = chain_s + work_s if added else soft_maximum(chain_s, work_s, overlap)
     if ramp_s == 0.0:
         return start_s + both_s
     moved = maximum(path.inner_bytes, path.outer_bytes)

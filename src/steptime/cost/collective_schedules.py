@@ -11,12 +11,9 @@ one step of the ring; 0 in the textbook formulas.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-import numpy as np
-
-from steptime.num import Num, maximum, minimum, where
+from steptime.num import Num, ceil, floor, log2, maximum, minimum, where
 
 
 class Path(NamedTuple):
@@ -40,9 +37,7 @@ def log2_ceil(n: Num) -> Num:
     >>> log2_ceil(1), log2_ceil(8), log2_ceil(9)
     (0, 3, 4)
     """
-    if isinstance(n, np.ndarray):
-        return np.ceil(np.log2(np.maximum(n, 1)) - 1e-9)
-    return math.ceil(math.log2(max(n, 1)) - 1e-9)
+    return ceil(log2(maximum(n, 1)) - 1e-9)
 
 
 def log2_floor(n: Num) -> Num:
@@ -51,9 +46,7 @@ def log2_floor(n: Num) -> Num:
     >>> log2_floor(1), log2_floor(8), log2_floor(9)
     (0, 3, 3)
     """
-    if isinstance(n, np.ndarray):
-        return np.floor(np.log2(np.maximum(n, 1)) + 1e-9)
-    return math.floor(math.log2(max(n, 1)) + 1e-9)
+    return floor(log2(maximum(n, 1)) + 1e-9)
 
 
 def ring_path(size_bytes: Num, ranks: Num, inside: Num, own_steps: Num = 0.0, passes: Num = 1) -> Path:

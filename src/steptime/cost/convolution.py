@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from steptime.num import Num, ceil_div, floor_div, maximum, where
+from steptime.cost.waves import wave_factor
+from steptime.num import Num, ceil_div, floor_div, maximum, soft_maximum, where
 
 
 def output_size(size: Num, kernel: Num, stride: Num, padding: Num) -> Num:
@@ -52,9 +53,9 @@ def convolution_s(
       + \Big(\frac{M}{\eta\beta}\Big)^3\right]^{1/3}$$
 
     where $m', n'$ are `rows` and `columns` rounded up to tiles of 32 (what a tile of `tile` loses is in $\omega$),
-    $k$ = `depth` and $k_0$ = `start_depth` starts and ends a block, $\omega = 1 + \theta(\lceil B/S\rceil S/B - 1)$
-    with $B$ tiles on $S$ = `sm_count` processors and $\theta$ = `tail`, and $w$ = `winograd` where `winograd_taps`
-    is 1 (three by three, stride one), else 1. Forward: $m = n_b p$, $n = c_o$, $k = c_i t$; gradient of the data:
+    $k$ = `depth` and $k_0$ = `start_depth` starts and ends a block, $\omega$ is
+    `wave_factor` of the tiles on `sm_count` processors with `tail`, and $w$ = `winograd` where `winograd_taps` is 1
+    (three by three, stride one), else 1. Forward: $m = n_b p$, $n = c_o$, $k = c_i t$; gradient of the data:
     $n = c_i$, $k = c_o t$; gradient of the weights: $m = c_o$, $n = c_i t$, $k = n_b p$.
 
     Source: implicit product, cuDNN, arXiv 1410.0759; Winograd, arXiv 1509.09308 (at most 2.25 fewer operations).
@@ -68,9 +69,7 @@ def convolution_s(
     """
     padded = ceil_div(rows, 32) * ceil_div(columns, 32) * 1024
     blocks = ceil_div(rows, tile) * ceil_div(columns, tile)
-    wave = 1 + tail * (ceil_div(blocks, sm_count) * sm_count / blocks - 1)
     saved = where(winograd_taps > 0, winograd, 1.0)
-    compute = 2 * padded * (depth + start_depth) / (efficiency * matrix_flops_per_s * saved) * wave
+    compute = 2 * padded * (depth + start_depth) / (efficiency * matrix_flops_per_s * saved)
     memory = moved_bytes / (memory_efficiency * memory_Bps)
-    joined: Num = (compute**3 + memory**3) ** (1 / 3)
-    return launch_s + joined
+    return launch_s + soft_maximum(compute * wave_factor(blocks, sm_count, tail), memory, 3)

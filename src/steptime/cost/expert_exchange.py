@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from steptime.num import Num, ceil_div, maximum, where
+from steptime.num import Num, ceil_div, maximum, soft_maximum, where
 
 #: Values of a block that share one scale (4 bytes) in 8-bit dispatch, and the bytes of the header of a message.
 BLOCK: Final = 128
@@ -98,7 +98,7 @@ def exchange_s(
     messages = ceil_div(tokens, busy) if way == "dispatch" else tokens * top_k / busy
     moved, domains = tokens * top_k * row, ranks / inside
     link_s, work_s = moved / one.Bps, messages * (one.message_s + row / one.message_Bps)
-    inner_s = (link_s**one.blend + work_s**one.blend) ** (1 / one.blend)
+    inner_s = soft_maximum(link_s, work_s, one.blend)
     outer_s = moved * (1 - inside / ranks) / one.outer_Bps
     start_s = one.start_s + one.expert_s * experts + where(domains > 1, one.outer_start_s, 0.0)
     return start_s + one.peer_s * (domains - 1) + maximum(inner_s, outer_s)

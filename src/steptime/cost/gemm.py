@@ -11,12 +11,10 @@ Only plain arithmetic and a loop over a fixed table of tiles: a million shapes c
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
-import numpy as np
-
-from steptime.num import Num, maximum, minimum, where
+from steptime.cost.waves import quantised_waves
+from steptime.num import Num, ceil, exp, floor, maximum, minimum, soft_maximum, where
 
 #: Tiles $(b_m, b_n)$ that every library has.
 TILES: Final = (
@@ -79,25 +77,8 @@ def tile_step_s(
     101.0
     """
     arithmetic = 2 * rows * columns * sm_count / (peak_flops_per_s * compute_efficiency)
-    inner = (arithmetic**INNER_NORM + step_s**INNER_NORM) ** (1 / INNER_NORM)
+    inner = soft_maximum(arithmetic, step_s, INNER_NORM)
     return inner + (rows + columns) * element_bytes * sm_count / (memory_Bps * operand_speed)
-
-
-def quantised_waves(tiles: Num, sm_count: Num, quantisation: Num) -> Num:
-    r"""Rounds that the tiles take, between the even share and whole rounds.
-
-    $$w = f + q (\lceil f \rceil - f), \quad f = T / S$$
-
-    where $T$ = `tiles`, $S$ = `sm_count` and $q$ = `quantisation` is 1 for hard rounds and 0 for work that is
-    spread evenly.
-
-    Source: NVIDIA, matrix multiplication background user's guide, wave quantisation.
-
-    >>> quantised_waves(15, 10, 1.0), quantised_waves(15, 10, 0.5)
-    (2.0, 1.75)
-    """
-    share = tiles / sm_count
-    return share + quantisation * (_ceil(share) - share)
 
 
 def gemm_memory_s(
@@ -274,7 +255,7 @@ def gemm_s(
     busy = minimum(whole, split)
     slowed = busy + throttle * minimum(busy, whole_s) * busy / (busy + THROTTLE_S)
     converted_s = where(a_bytes < WIDE_BYTES, quantise_s * batch * m * (k + quantise_row) / sm_count, 0.0)
-    return (latency_s + converted_s + slowed) * _exp(residual)
+    return (latency_s + converted_s + slowed) * exp(residual)
 
 
 def _fastest_tiles_s(
@@ -300,10 +281,10 @@ def _fastest_tiles_s(
 ) -> tuple[Num, Num]:
     """Compute time of the best tile with whole $k$, and with $k$ split until the device is full."""
     sizes = sorted({size for tile in (*TILES, *ODD_TILES) for size in tile})
-    rows = {size: _ceil(m / size) * (batch / sm_count) for size in sizes}
-    columns = {size: _ceil(n / size) for size in sizes}
+    rows = {size: ceil(m / size) * (batch / sm_count) for size in sizes}
+    columns = {size: ceil(n / size) for size in sizes}
     step_k = where(element_bytes > WIDE_BYTES, STEP_K[1], STEP_K[0])
-    whole_k = _ceil(k / step_k) * step_k + fill_k
+    whole_k = ceil(k / step_k) * step_k + fill_k
     apart = 1 + stride * k * element_bytes / PAGE_BYTES
     odd = apart * odd_tile
     most_splits = maximum(k / LEAST_K, 1)
@@ -319,9 +300,9 @@ def _fastest_tiles_s(
         end_s = epilogue * bm * bn * sm_count / memory_Bps
         share = rows[bm] * columns[bn]
         whole = quantised_waves(share, 1, quantisation) * (whole_k * sigma + end_s)
-        splits = minimum(_floor(1 / share), most_splits)
+        splits = minimum(floor(1 / share), most_splits)
         filled = share * splits
-        split_k = _ceil(k / maximum(splits, 1) / step_k) * step_k + fill_k
+        split_k = ceil(k / maximum(splits, 1) / step_k) * step_k + fill_k
         split = (filled + quantisation * (1 - filled)) * (split_k * sigma + end_s) + partial_s * splits
         split = where(splits > 1, split, whole)
         best = (whole, split) if best is None else (minimum(best[0], whole), minimum(best[1], split))
@@ -342,18 +323,6 @@ def share_of_peak(edge: Num, time_s: Num, peak_flops_per_s: Num) -> Num:
     0.5
     """
     return 2 * edge**3 / (time_s * peak_flops_per_s)
-
-
-def _ceil(x: Num) -> Num:
-    return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
-
-
-def _floor(x: Num) -> Num:
-    return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
-
-
-def _exp(x: Num) -> Num:
-    return np.exp(x) if isinstance(x, np.ndarray) else math.exp(x)
 
 
 def gemm_backward_s(

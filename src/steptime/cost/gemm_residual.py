@@ -8,13 +8,12 @@ measurements near a knot agree on (:mod:`steptime.calibrate.gemm_residual`), and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.num import Array, Num, maximum, minimum
+from steptime.num import Array, Num, log2, maximum, minimum
 
 #: First knot, step and number of knots of each axis, all in octaves: $k$, tiles per multiprocessor, $m / n$.
 AXES: Final = ((5.0, 2.0, 6), (-7.0, 3.0, 6), (-10.0, 17.0, 2))
@@ -60,9 +59,9 @@ def gemm_residual(m: Num, n: Num, k: Num, batch: Num, sm_count: Num, table: Arra
     """
     if table is None:
         return 0.0
-    a, x = _place(_log2(k), *AXES[0])
-    b, y = _place(_log2(batch * m * n / (TILE * sm_count)), *AXES[1])
-    c, z = _place(_log2(m / n), *AXES[2])
+    a, x = _place(log2(k), *AXES[0])
+    b, y = _place(log2(batch * m * n / (TILE * sm_count)), *AXES[1])
+    c, z = _place(log2(m / n), *AXES[2])
     corner = (a * _PADDED[1] + b) * _PADDED[2] + c
     planes = []
     for along_k in (0, _PADDED[1] * _PADDED[2]):
@@ -90,7 +89,3 @@ def _at(table: Array, index: Any) -> Num:
 
 def _between(low: Num, high: Num, share: Num) -> Num:
     return low + share * (high - low)
-
-
-def _log2(x: Num) -> Num:
-    return np.log2(x) if isinstance(x, np.ndarray) else math.log2(x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.num import Num, maximum, where
+from steptime.num import Num, maximum, soft_maximum, where
 
 SHARPNESS = 8
 """Exponent of the soft maximum: within 9 % of the larger where both are equal."""
@@ -24,8 +24,7 @@ def issued_s(device_s: Num, operators: Num, host_s: Num) -> Num:
     host: Num = operators * host_s
     if isinstance(host, float) and not host:
         return device_s
-    total: Num = (device_s**SHARPNESS + host**SHARPNESS) ** (1.0 / SHARPNESS)
-    return total
+    return soft_maximum(device_s, host, SHARPNESS)
 
 
 def issue_wait_s(device_s: Num, operators: Num, host_s: Num) -> Num:

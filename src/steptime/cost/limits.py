@@ -10,11 +10,7 @@ arXiv 2411.01137; Epoch, report on scaling until 2030 (August 2024), latency fig
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
-from steptime.num import Num
+from steptime.num import Num, log2
 
 
 def training_flops(parameters: Num, tokens: Num) -> Num:
@@ -144,8 +140,7 @@ def tree_latency_s(base_s: Num, ranks_inside: Num, inside_s: Num, nodes: Num, be
     >>> round(tree_latency_s(7.4e-6, 2.75, 0.6e-6, 16, 5e-6) * 1e6, 6)
     50.7
     """
-    depth = np.log2(nodes) if isinstance(nodes, np.ndarray) else math.log2(nodes)
-    return base_s + 2 * (ranks_inside * inside_s + depth * between_s)
+    return base_s + 2 * (ranks_inside * inside_s + log2(nodes) * between_s)
 
 
 def serial_latency_s(tokens: Num, batch_tokens: Num, layers: Num, block_latency_s: Num) -> Num:

@@ -6,7 +6,7 @@ Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
 
 from __future__ import annotations
 
-from steptime.num import Num
+from steptime.num import Num, soft_maximum
 
 FLOOR_SHARPNESS = 4
 """Exponent of the norm that joins the host's floor and the device's time; the larger, the sharper the corner."""
@@ -68,5 +68,4 @@ def memory_bound_s(
     rate = cached_Bps(moved_bytes, memory_Bps, l2_bytes, efficiency, cache_gain, cache_share)
     moving = (moved_bytes + rows * row_bytes + reread * reread_bytes) / rate
     device = launch_s + moving + vector_cost * vector_flops / vector_flops_per_s
-    total: Num = (device**FLOOR_SHARPNESS + floor_s**FLOOR_SHARPNESS) ** (1 / FLOOR_SHARPNESS)
-    return total
+    return soft_maximum(device, floor_s, FLOOR_SHARPNESS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.num import Num, ceil_div, maximum, minimum
+from steptime.num import Num, ceil_div, maximum, minimum, soft_maximum
 
 
 def experts_touched(experts: Num, tokens: Num, choices: Num) -> Num:
@@ -48,6 +48,8 @@ def grouped_products_s(
     where $G$ = `groups`, $m$ = `rows` of a group (padded to at least $m_g$ = `pad_rows`), $n$ = `columns`,
     $k$ = `depth`, $k_0$ = `start_depth`, $W$ = `weight_bytes` and $A$ = `activation_bytes` are moved,
     $B$ = tiles of 128 by 128 on $S$ = `sm_count` processors (too few are partly made up for by splitting the depth).
+    The device reaches $\varepsilon$ = `efficiency` of $R$ = `matrix_flops_per_s` and $\eta$ = `memory_efficiency` of
+    $\beta$ = `memory_Bps`; $p$ = `overlap`, and $\tau$ = `launch_s`.
     Where loads are skewed, the busiest of $e$ = `spread` ranks has $e^s$ times the mean, $s$ = `skew`; `spread` is 1
     for even loads.
 
@@ -57,11 +59,10 @@ def grouped_products_s(
     >>> round(t / (2 * 8 * 1024 * 4096**2 / 0.8e15), 4)
     1.0
     """
-    padded = ((rows * spread**skew) ** 4 + pad_rows**4) ** 0.25
+    padded = soft_maximum(rows * spread**skew, pad_rows, 4)
     blocks = groups * ceil_div(padded, 128) * ceil_div(columns, 128)
     few = maximum(1, sm_count / blocks) ** 0.5
     flops = 2 * groups * padded * columns * (depth + start_depth)
     compute = flops / (efficiency * matrix_flops_per_s) * few
     memory = (weight_bytes + activation_bytes) / (memory_efficiency * memory_Bps)
-    joined: Num = (compute**overlap + memory**overlap) ** (1 / overlap)
-    return launch_s + joined
+    return launch_s + soft_maximum(compute, memory, overlap)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.num import Num
+from steptime.num import Num, soft_maximum
 
 
 def recurrent_s(
@@ -39,5 +39,4 @@ def recurrent_s(
     """
     work = 2 * products * gates * hidden * hidden * (batch + batch_half) / (efficiency * matrix_flops_per_s)
     weights = gates * hidden * hidden * element_bytes / (weight_reuse * memory_Bps)
-    step: Num = (work**3 + weights**3) ** (1 / 3)
-    return launch_s + steps * (step_s + step)
+    return launch_s + steps * (step_s + soft_maximum(work, weights, 3))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from steptime.num import Num, maximum
+from steptime.num import Num, log2, maximum
 
 NODE = 8
 """Devices that need no network between them, as a rule."""
@@ -22,6 +20,4 @@ def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:
     >>> growth_s(2.0, 64, 0.01), growth_s(2.0, 8, 0.01)
     (0.06, 0.0)
     """
-    doublings = np.log2(maximum(devices, NODE) / NODE)
-    extra: Num = work_s * growth * (doublings if isinstance(doublings, np.ndarray) else float(doublings))
-    return extra
+    return work_s * growth * log2(maximum(devices, NODE) / NODE)

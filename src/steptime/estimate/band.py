@@ -14,6 +14,7 @@ import numpy as np
 from steptime.estimate.evaluate import PARTS, Evaluation, Works
 from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseWork, pass_of
 from steptime.estimate.step import Passes, compose
+from steptime.num import taken
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
 DEVICE = "device"
@@ -73,13 +74,9 @@ def _passes(works: Works, many: Framework) -> Passes:
     rows = {phase: _in_rows([works[part][phase] for part in PARTS]) for phase in (FORWARD, BACKWARD)}
     each: Any = pass_of(rows, many)
     layer, first, last = (
-        Pass(**{field.name: _row(getattr(each, field.name), i) for field in fields(Pass)}) for i in range(len(PARTS))
+        Pass(**{field.name: taken(getattr(each, field.name), i) for field in fields(Pass)}) for i in range(len(PARTS))
     )
     return Passes(layer=layer, first=first, last=last)
-
-
-def _row(value: Any, index: int) -> Any:
-    return value[index] if isinstance(value, np.ndarray) else value
 
 
 def _in_rows(works: list[PhaseWork]) -> PhaseWork:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum
+from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, taken
 
 RECOMPUTE_CODES = {
     "none": 0, "attention": 1, "full": 2, "norm": 4, "activation": 8, "up_projection": 16, "mlp": 32, "experts": 64,
@@ -77,7 +77,7 @@ class Plans:
 
     def take(self, index: Any) -> Plans:
         """The rows at ``index``; columns that are one number stay so."""
-        return Plans(**{n: c[index] if isinstance(c, np.ndarray) else c for n, c in self.columns().items()})
+        return Plans(**{n: taken(c, index) for n, c in self.columns().items()})
 
     def columns(self) -> dict[str, Num]:
         """Column by name."""
@@ -85,7 +85,7 @@ class Plans:
 
     def row(self, index: int) -> Plans:
         """One row as Python numbers."""
-        picked = {n: int(c[index]) if isinstance(c, np.ndarray) else int(c) for n, c in self.columns().items()}
+        picked = {n: int(taken(c, index)) for n, c in self.columns().items()}
         return Plans(**picked)
 
     def is_alone(self, axis: str) -> bool:

@@ -12,7 +12,7 @@ from steptime.estimate.layer import Pass, PhaseWork
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.step import Passes
-from steptime.num import Array, Num
+from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
@@ -76,20 +76,16 @@ def _single(column: Array) -> Num:
     return int(column[0]) if len(column) and (column == column[0]).all() else column
 
 
-def _taken(value: Num, index: Array) -> Num:
-    return value[index] if isinstance(value, np.ndarray) else value
-
-
 def take_sizes(sizes: Sizes, index: Array) -> Sizes:
     """Rows of a table of sizes."""
 
     def part(p: Part) -> Part:
-        return Part(**{f.name: _taken(getattr(p, f.name), index) for f in fields(Part)})
+        return Part(**{f.name: taken(getattr(p, f.name), index) for f in fields(Part)})
 
     return Sizes(
         layer=part(sizes.layer), first=part(sizes.first), last=part(sizes.last),
-        boundary_bytes=_taken(sizes.boundary_bytes, index), working_bytes=_taken(sizes.working_bytes, index),
-        loss_bytes=_taken(sizes.loss_bytes, index), leading=sizes.leading,
+        boundary_bytes=taken(sizes.boundary_bytes, index), working_bytes=taken(sizes.working_bytes, index),
+        loss_bytes=taken(sizes.loss_bytes, index), leading=sizes.leading,
         later=None if sizes.later is None else part(sizes.later),
     )  # fmt: skip
 
@@ -128,7 +124,7 @@ class LayerTable:
         index = self.row[shape, inner]
 
         def one(p: Pass) -> Pass:
-            return Pass(**{f.name: _taken(getattr(p, f.name), index) for f in fields(Pass)})
+            return Pass(**{f.name: taken(getattr(p, f.name), index) for f in fields(Pass)})
 
         return Passes(layer=one(self.passes.layer), first=one(self.passes.first), last=one(self.passes.last))
 
@@ -146,7 +142,7 @@ def layer_table(
     row = np.full(fits.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
     plans = as_float(shapes.plans.take(shape_of).with_columns(
-        {name: _taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
+        {name: taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
     ))  # fmt: skip
     costed, shape_at = np.unique(shape_of, return_inverse=True)
     if len(shape_of) < SEVERAL * len(costed):
@@ -203,10 +199,10 @@ def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
 def _joined(
     device: PhaseWork, shape_at: Array, pieces: Sequence[Mapping[str, Num]], lengths: Sequence[int]
 ) -> PhaseWork:
-    taken = {f.name: _taken(getattr(device, f.name), shape_at) for f in fields(PhaseWork) if f.name != "links_s"}
+    columns = {f.name: taken(getattr(device, f.name), shape_at) for f in fields(PhaseWork) if f.name != "links_s"}
     axes = dict.fromkeys(axis for piece in pieces for axis in piece)
     links_s = {axis: _together([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}
-    return PhaseWork(**taken, links_s=links_s)
+    return PhaseWork(**columns, links_s=links_s)
 
 
 def _together(pieces: Sequence[Num], lengths: Sequence[int]) -> Num:
