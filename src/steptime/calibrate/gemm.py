@@ -15,6 +15,7 @@ from steptime.calibrate.gemm_residual import fitted_residual, residual_of, resid
 from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_s
 from steptime.errors import UserError
+from steptime.estimate.kernels import FEW_UNITS, OPERAND_BYTES, SPREAD_UNITS
 from steptime.hardware.library import device_named, load_device
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
@@ -22,9 +23,8 @@ from steptime.num import Array, Num
 
 #: Dtype of a curve to bytes per element of left operand, right operand and result.
 BYTES: Final = {
-    "fp32": (4.0, 4.0, 4.0), "tf32": (4.0, 4.0, 4.0), "bf16": (2.0, 2.0, 2.0), "fp16": (2.0, 2.0, 2.0),
-    "fp8": (1.0, 1.0, 2.0), "fp8_block": (1.0, 1.0, 2.0), "fp4": (0.5625, 0.5625, 2.0), "int8": (1.0, 1.0, 2.0),
-    "sq": (1.0, 1.0, 2.0), "int8_wo": (2.0, 1.0, 2.0), "int4_wo": (2.0, 0.5, 2.0),
+    **OPERAND_BYTES, "fp8_block": (1.0, 1.0, 2.0), "int8": (1.0, 1.0, 2.0), "sq": (1.0, 1.0, 2.0),
+    "int8_wo": (2.0, 1.0, 2.0), "int4_wo": (2.0, 0.5, 2.0),
 }  # fmt: skip
 #: Dtype of a curve to the dtype of the peak, best first: weight-only kinds compute in 16 bits.
 PEAKS: Final = {
@@ -39,10 +39,6 @@ SOURCES: Final = (
 )  # fmt: skip
 #: Shapes that a curve needs.
 LEAST_SHAPES: Final = 60
-#: Multiprocessors of devices that have few large units: their work is spread as evenly as over many.
-NO_SM: Final = 64
-#: Fewer units than this are no multiprocessors.
-FEW_UNITS: Final = 10
 
 COEFFICIENTS: Final = (
     Coefficient(name="compute_efficiency", start=0.8, low=0.2, high=1.3),
@@ -108,7 +104,7 @@ def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
     return {
         "peak_flops_per_s": peak,
         "memory_Bps": device.memory_Bps,
-        "sm_count": float(units if units >= FEW_UNITS else NO_SM),
+        "sm_count": float(units if units >= FEW_UNITS else SPREAD_UNITS),
         "l2_bytes": float(device.l2_bytes or 0.0),
     }
 

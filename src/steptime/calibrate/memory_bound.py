@@ -16,9 +16,9 @@ from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.memory_kernels import ONE_BLOCK, SOFTMAX_FLOPS, device_numbers
 from steptime.hardware.records import Device
 from steptime.num import Array
+from steptime.workload.element_types import ELEMENT_BYTES
 
 ARGUMENTS: Final = ("moved_bytes", "rows", "reread_bytes", "vector_flops")
-ELEMENT_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "bf16": 2, "fp16": 2, "int16": 2, "fp8": 1}
 BINARY: Final = re.compile(r"opname=(add|mul|sub|div|pow);|target=<built-in function (add|sub)>")
 COSTLY: Final = {"div": 4.0, "pow": 16.0, "tanh": 12.0, "gelu": 12.0, "truediv": 4.0}
 """Vector operations per element beside 1 for sums and products (a count of instructions, not measured)."""

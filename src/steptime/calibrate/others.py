@@ -17,6 +17,7 @@ from steptime.calibrate.table import Table
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.cost.moe_time import experts_touched, grouped_products_s
 from steptime.cost.recurrent import recurrent_s
+from steptime.estimate.kernels import NVFP4_BYTES
 from steptime.hardware.records import Device
 from steptime.num import Array
 
@@ -31,7 +32,7 @@ GROUPED: Final = (
     Coefficient(name="skew", start=0.2, low=0.001, high=1.0),
 )
 WEIGHT_BYTES: Final = {
-    "bfloat16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "int4_wo": 0.53,
+    "bfloat16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": NVFP4_BYTES, "int4_wo": 0.53,
     "w4a16_mxfp4": 0.53, "w4a8_mxfp4_mxfp8": 0.53,
 }  # fmt: skip
 """Bytes per weight with its scales."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from steptime.calibrate.gemm import BYTES, COEFFICIENTS, FAMILY, FEW_UNITS, STRIDE, gemm_device
+from steptime.calibrate.gemm import BYTES, COEFFICIENTS, FAMILY, STRIDE, gemm_device
 from steptime.cost.gemm import share_of_peak
 from steptime.errors import UserError
+from steptime.estimate.kernels import FEW_UNITS
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
 from steptime.num import weighted_quantiles

@@ -11,7 +11,7 @@ from typing import Final
 from steptime.calibrate.scaling import large_share, within_peak
 from steptime.calibrate.transfer import DTYPES, transferred_curve, unlike_units
 from steptime.hardware.library import device_names, load_device
-from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.profiles import distance, load_profile, profile_names
 from steptime.hardware.records import Device
 
@@ -25,8 +25,6 @@ WANTED: Final[tuple[Key, ...]] = (
     *((family, "any", "eager") for family in ("layernorm", "layernorm_bwd", "softmax", "softmax_bwd", "dropout")),
     ("embedding", "any", "eager"),
 )
-#: Either stands for the other, so neither is transferred where one was measured, or comes from nearer devices.
-ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 FARTHEST: Final = 3.0
 """Distance (:func:`steptime.hardware.profiles.distance`) beyond which an architecture says nothing about another.
 

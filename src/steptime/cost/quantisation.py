@@ -13,6 +13,8 @@ SCALE_BYTES = 4.0
 """Bytes of an fp32 scale."""
 NF4_GROUP, NF4_SCALE_GROUP = 64, 256
 """Weights that share a scale in NF4, and scales that share a second one (QLoRA, arXiv 2305.14314, section 3)."""
+NVFP4_GROUP = 16
+"""Elements that share a scale in NVFP4 (NVIDIA, Blackwell architecture)."""
 STATE_GROUP = 256
 """Elements of an optimiser state that share an fp32 largest absolute value: blocks of bitsandbytes. The paper has 2048
 (arXiv 2110.02861, section 2)."""
@@ -92,6 +94,15 @@ def nf4_element_bytes() -> float:
     0.515869140625
     """
     return float(doubly_quantised_element_bytes(4, NF4_GROUP, 8, NF4_SCALE_GROUP))
+
+
+def nvfp4_element_bytes() -> float:
+    """Bytes of an element in NVFP4: 4 bits, and one byte of scale for 16 of them; see :func:`element_bytes`.
+
+    >>> nvfp4_element_bytes()
+    0.5625
+    """
+    return float(element_bytes(4, NVFP4_GROUP, 1.0))
 
 
 def state_8bit_bytes(elements: Num, group: Num = STATE_GROUP) -> Num:

@@ -14,17 +14,21 @@ from typing import Any, NamedTuple
 from steptime.cost.attention_time import tiled_attention_s
 from steptime.cost.gemm import gemm_s
 from steptime.cost.gemm_residual import NAMES, gemm_residual, residual_table
+from steptime.cost.quantisation import nvfp4_element_bytes
 from steptime.estimate.measured import curves_of, measured_name, work_of
 from steptime.estimate.operators import Formula
-from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import Device
 from steptime.num import Array, Num
 from steptime.plan.job import Precision
 
 GEMM, ATTENTION = Formula(gemm_s), Formula(tiled_attention_s)
-OPERAND_BYTES = {"fp4": (0.5625, 0.5625, 2.0), "fp8": (1.0, 1.0, 2.0), "bf16": (2.0, 2.0, 2.0), "fp16": (2.0, 2.0, 2.0),
-                 "tf32": (4.0, 4.0, 4.0), "fp32": (4.0, 4.0, 4.0)}  # fmt: skip
+NVFP4_BYTES = nvfp4_element_bytes()
+OPERAND_BYTES = {
+    "fp4": (NVFP4_BYTES, NVFP4_BYTES, 2.0), "fp8": (1.0, 1.0, 2.0), "bf16": (2.0, 2.0, 2.0), "fp16": (2.0, 2.0, 2.0),
+    "tf32": (4.0, 4.0, 4.0), "fp32": (4.0, 4.0, 4.0),
+}  # fmt: skip
 """Bytes per element of both operands and of the result of a product."""
 OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grouped_matmul")
 """Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
@@ -127,7 +131,7 @@ def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
     out = {}
     gemm = _curve(profile, "gemm", precision.matrix_dtype)
     if gemm is not None and precision.matrix_dtype in device.matrix_flops_per_s:
-        fixed, table = _gemm_numbers(device, precision, gemm), residual_table(gemm.coefficients)
+        fixed, table = gemm_numbers(device, precision, gemm), residual_table(gemm.coefficients)
         residual = None if table is None else Residual(table)
         out["matmul"] = KernelModel(formula=GEMM, fixed=fixed, curve=gemm, residual=residual)
         if precision.quantised_bytes is not None and precision.attention_dtype != precision.matrix_dtype:
@@ -163,11 +167,12 @@ def of_device(device: Device, models: Models) -> frozenset[str]:
 
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
     """The curve of the dtype; the two 16-bit formats stand for each other."""
-    alike = {"bf16": "fp16", "fp16": "bf16", "fp4": "nvfp4"}.get(dtype, dtype)
+    alike = {**ALIKE, "fp4": "nvfp4"}.get(dtype, dtype)
     return profile.curve(family, dtype) or profile.curve(family, alike)
 
 
-def _gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str, float]:
+def gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str, float]:
+    """Arguments of :func:`gemm_s` on a device but for the shape: datasheet numbers and fitted coefficients."""
     units = device.sm_count or 0
     a_bytes, b_bytes, out_bytes = OPERAND_BYTES[precision.matrix_dtype]
     fitted = {name: value for name, value in curve.coefficients.items() if name not in NAMES}

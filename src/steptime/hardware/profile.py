@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
+"""The two 16-bit formats, which run in the same units at one rate: a curve of either stands for the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block, Row, Timing, Transfer, over
 from steptime.workload.captured.record import NOTHING, CapturedModel, Line, Operator, Reduction
+from steptime.workload.element_types import ELEMENT_BYTES
 
 DIRECTIONS = {False: "forward", True: "backward"}
-ELEMENT_BYTES = {"fp32": 4.0, "fp64": 8.0, "bf16": 2.0, "fp16": 2.0}
 
 
 class Captured1D(Strategy):
@@ -52,7 +52,7 @@ class _Rows:
         self.plans, self.batch = plans, plans.micro_batch
         self.way = model.way(plans.tp, plans.sp)
         self.shared = where(plans.sp > 0, 1.0, 0.0) if model.sequence_parallel else 0.0
-        self.dtype_bytes = ELEMENT_BYTES.get(model.dtype, 2.0)
+        self.dtype_bytes = float(ELEMENT_BYTES[model.dtype])
 
     def at(self, line: Line) -> Num:
         """A size."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from steptime.cost.quantisation import element_bytes, nf4_element_bytes, state_8bit_element_bytes
+from steptime.cost.quantisation import element_bytes, nf4_element_bytes, nvfp4_element_bytes, state_8bit_element_bytes
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
 from steptime.registry import Registry
 from steptime.workload.captured.record import CapturedModel
+from steptime.workload.element_types import ELEMENT_BYTES
 from steptime.workload.spec import ModelSpec
 
 
@@ -72,7 +73,7 @@ for _precision in (
         Precision(
             name="nvfp4", matrix_dtype="fp4", attention_dtype="bf16", vector_dtype="bf16",
             element_bytes=2, gradient_bytes=2, master_weights=True,
-            quantised_bytes=float(element_bytes(4, 16, 1.0)), block_scaled=True, transposed_copy=True,
+            quantised_bytes=nvfp4_element_bytes(), block_scaled=True, transposed_copy=True,
         ),
     ):  # fmt: skip
     PRECISIONS.add(_precision.name, _precision)
@@ -117,7 +118,7 @@ QLORA_BYTES = nf4_element_bytes()
 #: Products that may have adapters.
 TARGETS = ("linear", "attention")
 #: Bytes of a gradient by the name of its dtype.
-GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16", "fp16")}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
 OVERLAPS = ("dp", "pp", "ep", "offload")

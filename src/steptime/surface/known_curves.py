@@ -13,12 +13,12 @@ from typing import Final
 from steptime.calibrate.transfer import transferred_curve, widened
 from steptime.errors import UserError
 from steptime.hardware.library import device_named
-from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.profiles import TIMERS, load_profile, profile_names
 from steptime.hardware.records import Device
 
 #: Dtypes whose curves stand for each other: same width of operands, same units.
-SIBLINGS: Final = {"bf16": ("fp16",), "fp16": ("bf16",), "fp8": ("fp8_block",), "fp8_block": ("fp8",)}
+SIBLINGS: Final = {**ALIKE, "fp8": "fp8_block", "fp8_block": "fp8"}
 #: Log error (standard deviation) that each step away from the right curve adds; choice of this program.
 SIBLING_ERROR, TIMER_ERROR, DTYPE_ERROR = 0.1, 0.5, 0.5
 
@@ -51,7 +51,7 @@ class Known:
 
     def _choices(self, family: str, dtype: str, timer: str) -> Iterator[tuple[str, str, str, float]]:
         """Place, dtype and timer of curves, the best first, and the log error that each adds."""
-        siblings = SIBLINGS.get(dtype, ())
+        siblings = [SIBLINGS[dtype]] if dtype in SIBLINGS else []
         for clock in (timer, *(t for t in TIMERS if t != timer)):
             late = 0.0 if clock == timer else TIMER_ERROR
             for place in ("own", "transferred"):

@@ -14,8 +14,8 @@ from typing import Final
 from steptime.cost import attention, elementwise, matmul
 from steptime.num import Num
 from steptime.store import content_key
+from steptime.workload.element_types import ELEMENT_BYTES
 
-ELEMENT_BYTES: Final[Mapping[str, int]] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 #: The three products of a linear layer in training: X W^T, dY W, dY^T X.
 LAYOUTS: Final = ("nt", "nn", "tn")
 

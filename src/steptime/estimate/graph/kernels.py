@@ -10,12 +10,12 @@ from steptime.cost.convolution import convolution_s
 from steptime.cost.recurrent import recurrent_s
 from steptime.errors import UserError
 from steptime.estimate.graph.work import KernelCall
-from steptime.estimate.kernels import GEMM, KernelModel, Timed, _gemm_numbers, profile_of, timed
+from steptime.estimate.kernels import GEMM, KernelModel, Timed, gemm_numbers, profile_of, timed
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
-from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.records import Cluster, Device, Level
 from steptime.num import Num
 from steptime.plan.job import PRECISIONS, Precision
@@ -89,7 +89,7 @@ def _host_timed_products(device: Device, profile: Profile, precision: Precision)
     curve = profile.curve("gemm", precision.matrix_dtype, "eager")
     if curve is None or precision.matrix_dtype not in device.matrix_flops_per_s:
         return {}
-    fixed = _gemm_numbers(device, precision, curve)
+    fixed = gemm_numbers(device, precision, curve)
     fixed["latency_s"] = min(fixed["latency_s"], device.kernel_latency_s)
     return {"matmul": KernelModel(formula=GEMM, fixed=fixed, curve=curve)}
 
@@ -145,7 +145,7 @@ def _carried(device: Device, family: str, dtype: str) -> Curve | None:
 
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
     """The two 16-bit formats stand for each other."""
-    alike = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
+    alike = ALIKE.get(dtype, dtype)
     found = (profile.curve(family, name, timer) for name in (dtype, alike) for timer in ("kernel", "eager"))
     return next((curve for curve in found if curve is not None), None)
 

@@ -10,8 +10,9 @@ from typing import Final
 
 from steptime.workload.aten.layout import fresh, like, tensor_type
 from steptime.workload.aten.views import expand, reshape, unsqueeze, wrap
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.node import Attribute, Nodes, Value
-from steptime.workload.graph.types import FLOATS, TensorType
+from steptime.workload.graph.types import TensorType
 
 Operand = Value | float | int | bool
 """A tensor or a number."""

@@ -10,8 +10,8 @@ from steptime.workload.aten.maths import add, full, sum_to
 from steptime.workload.autodiff import layers, maps, products, reductions, views  # noqa: F401  (they fill the tables)
 from steptime.workload.autodiff.storage import storages
 from steptime.workload.autodiff.table import CONSTANT, MAPS, REVERSE, Pulled, Step
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.node import SOURCES, Graph, Node, Nodes, Value, topological
-from steptime.workload.graph.types import FLOATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from steptime.workload.aten.maths import add, full, mul, reduce, sub, unary
 from steptime.workload.aten.views import expand, reshape
 from steptime.workload.autodiff.backwards import pull, unknown
 from steptime.workload.autodiff.table import BILINEAR, CONSTANT, FORWARD, LINEAR, MAPS, SYMMETRIC, Step, forward
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.node import SOURCES, Graph, Node, Nodes, Value
-from steptime.workload.graph.types import FLOATS
 
 Tangents = Sequence[Value | None]
 

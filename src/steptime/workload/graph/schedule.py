@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from steptime.workload.aten.layout import VIEWS
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.node import SOURCES, Graph, Node, Value
 from steptime.workload.graph.program import BEFORE, Call, Category, Parameter, Phase, Program, Storage
-from steptime.workload.graph.types import FLOATS
 
 _CATEGORIES: Mapping[str, Category] = {
     "parameter": "parameter", "buffer": "buffer", "input": "input", "state": "state", "constant": "buffer",

@@ -9,8 +9,8 @@ import numpy as np
 from steptime.workload.aten import maths
 from steptime.workload.capture.onnx.call import OnnxCall, Result, chain, row
 from steptime.workload.capture.onnx.tensor import dtype_of
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.node import Attribute, Value
-from steptime.workload.graph.types import FLOATS
 
 #: Operators of one tensor that ATen has under another or the same name and without arguments.
 MAPS = {

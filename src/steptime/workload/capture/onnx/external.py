@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from steptime.errors import InputFileError, shorten
 from steptime.workload.capture.onnx.tensor import DTYPES, GENERATED
-from steptime.workload.graph.types import ELEMENT_BYTES, FLOATS
+from steptime.workload.element_types import ELEMENT_BYTES, FLOATS
 
 if TYPE_CHECKING:
     from onnx import TensorProto

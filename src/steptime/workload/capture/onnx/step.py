@@ -8,9 +8,9 @@ from pathlib import Path
 from steptime.errors import InputFileError
 from steptime.workload.autodiff import gradients
 from steptime.workload.capture.onnx.model import OnnxModel, read_onnx
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.program import Program
 from steptime.workload.graph.schedule import program_of
-from steptime.workload.graph.types import FLOATS
 
 
 def program_of_file(path: Path | str, *, dims: Mapping[str, int] | None = None, training: bool = True) -> Program:

@@ -12,8 +12,9 @@ import numpy as np
 from steptime.errors import UserError
 from steptime.workload.aten.layout import tensor_type
 from steptime.workload.capture.onnx.limits import MAX_FOLDED_ELEMENTS
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.node import Nodes, Value
-from steptime.workload.graph.types import FLOATS, TensorType
+from steptime.workload.graph.types import TensorType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
