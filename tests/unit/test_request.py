@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from steptime import api
-from steptime.errors import FieldError, PlanError, UserError
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
 from steptime.plan.constraints import Constraint
 from steptime.plan.framework_library import framework_names
 from steptime.study.modes import MODES
@@ -143,6 +143,14 @@ def test_an_estimate_is_placed_as_launchers_number_ranks():
     plan = api.estimate(**ESTIMATE, plan={"tp": 4, "pp": 2}).plan
     room = 8 // 4
     assert plan["placement"] == {"tp": 4, "dp": min(plan["dp"], room), "pp": room // min(plan["dp"], room)}
+
+
+@pytest.mark.parametrize("mode", ["corrected", "published"])
+def test_an_unknown_strategy_is_refused_in_every_mode(mode):
+    with pytest.raises(UnknownNameError, match="there is no strategy '1D'\n.*1d"):
+        api.estimate(**ESTIMATE, plan={"strategy": "1D"}, mode=mode)
+    with pytest.raises(UnknownNameError, match="there is no strategy '1D'\n.*1d"):
+        api.plan(**ESTIMATE, strategy="1D", mode=mode)
 
 
 def test_the_published_mode_takes_the_fastest_placement():

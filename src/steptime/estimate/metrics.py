@@ -35,7 +35,7 @@ def _plain(job: Job) -> Job:
 
 @lru_cache(maxsize=64)
 def _plain_rows(job: Job, recompute: int) -> dict[str, tuple[float, tuple[Row, ...]]]:
-    block = CORRECTED.strategies["1d"].block(job, Plans(recompute=recompute))
+    block = CORRECTED.strategy("1d").block(job, Plans(recompute=recompute))
     parts = {"layers": (float(job.model.layers), block.layer)}
     return parts | {name: (1.0, rows) for name, rows in (("embedding", block.first), ("head", block.last)) if rows}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from steptime.estimate.metrics import kept_choices
 from steptime.hardware.fields import RATES
 from steptime.hardware.records import Device
-from steptime.num import ceil_div
 from steptime.plan.framework import MODEL_AXES, habits_of
-from steptime.plan.job import Job, Precision
+from steptime.plan.job import Job, Precision, replica_micro_batches
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
 
@@ -29,7 +28,7 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
     True
     """
     batch, dp, size = job.global_batch, int(plans.dp), int(plans.micro_batch)
-    micro_batches = int(ceil_div(ceil_div(batch, dp), size))
+    micro_batches = int(replica_micro_batches(batch, dp, size))
     charged = dp * micro_batches * size
     if charged == batch or dp > batch:
         return ()

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from steptime.num import Num, ceil_div, floor_div, minimum, where
-from steptime.plan.job import Job
+from steptime.plan.job import Job, replica_micro_batches
 from steptime.plan.legality import RULES, Rule
 from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.schedules import equal_but_for_ends, virtual_stage
-from steptime.plan.strategies import STRATEGIES, micro_batch_share
+from steptime.plan.strategies import STRATEGIES
 
 
 class CorrectedMethod(Method):
@@ -27,7 +27,7 @@ class CorrectedMethod(Method):
 
     def micro_batches(self, job: Job, plans: Plans) -> Num:
         """The last micro-batch of a share may be smaller; it is charged as a whole one."""
-        return ceil_div(micro_batch_share(job.global_batch, plans.dp), plans.micro_batch)
+        return replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
 
     def stage_split(self, job: Job, plans: Plans) -> StageSplit:
         """Layers left over go to the middle stages, then to the first: the ends have the embedding and the head.

@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime.num import Array, ceil_div, divisors
 from steptime.plan.framework import Habits, piped_stage
-from steptime.plan.job import Job
+from steptime.plan.job import Job, replica_sequences
 from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.schedules import equal_but_for_ends, virtual_stage
@@ -80,7 +80,7 @@ class CorrectedSpace(Space):
 
     def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
         """Micro-batches (divisors of the share, powers of two), recomputation, ZeRO stage, SUMMA panels."""
-        share = np.asarray(ceil_div(job.global_batch, np.asarray(meshes.dp)))
+        share = np.asarray(replica_sequences(job.global_batch, np.asarray(meshes.dp)))
         options = {int(s): self._micro_batches(int(s)) for s in np.unique(share)}
         mesh_of, micro_batch = expand(np.arange(len(share)), options, share)
         extra: dict[str, Array] = {"micro_batch": micro_batch}
@@ -203,7 +203,7 @@ def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
     of 64. Other counts may leave one device in nine idle, as 2048 devices in 32 domains of 72 do.
     """
     size = ways.prod(axis=1)
-    least = -(-gpus // fast_domain)
+    least = int(ceil_div(gpus, fast_domain))
     domains = least if gpus % fast_domain == 0 else max(least, int(gpus / (1 - IDLE_SHARE) // fast_domain))
     fits: Array = (fast_domain // np.maximum(size, 1)) * domains >= gpus // np.maximum(size, 1)
     return fits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from steptime.cost.quantisation import element_bytes, nf4_element_bytes, nvfp4_element_bytes, state_8bit_element_bytes
+from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
 from steptime.registry import Registry
@@ -123,6 +124,24 @@ CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
 OVERLAPS = ("dp", "pp", "ep", "offload")
 OFFLOADS = ("optimizer", "activations")
+
+
+def replica_sequences(global_batch: int, replicas: Num) -> Num:
+    r"""Sequences of the replica that has most: $\lceil B / d \rceil$ of $B$ = `global_batch` on $d$ = `replicas`.
+
+    >>> replica_sequences(100, 32), replica_sequences(96, 32)
+    (4, 3)
+    """
+    return ceil_div(global_batch, replicas)
+
+
+def replica_micro_batches(global_batch: int, replicas: Num, micro_batch: Num) -> Num:
+    r"""Micro-batches of that replica: $\lceil \lceil B / d \rceil / m \rceil$ of $m$ = `micro_batch` sequences each.
+
+    >>> replica_micro_batches(100, 32, 3)
+    2
+    """
+    return ceil_div(replica_sequences(global_batch, replicas), micro_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

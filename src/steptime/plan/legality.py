@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from steptime.num import Num, ceil_div, where
-from steptime.plan.job import Job
+from steptime.num import where
+from steptime.plan.job import Job, replica_micro_batches, replica_sequences
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.schedules import ZERO_BUBBLE, equal_but_for_ends, virtual_stage
 
@@ -31,10 +31,6 @@ def _indivisible_kv(job: Job, p: Plans) -> Any:
     return (kv_heads % ranks != 0) & (ranks % kv_heads != 0)
 
 
-def _share(job: Job, p: Plans) -> Num:
-    return ceil_div(job.global_batch, p.dp)
-
-
 def _tensor_ranks(job: Job, p: Plans) -> Any:
     """Ranks that cut the heads: with Ulysses the context ranks too."""
     return p.tp * p.cp if job.context == "ulysses" else p.tp
@@ -54,6 +50,15 @@ def _unequal(job: Job, p: Plans) -> Any:
     return np.logical_not(equal_but_for_ends(*virtual_stage(job.model.layers, p.pp, p.vpp)))
 
 
+def _not_interleaved(job: Job, p: Plans) -> Any:
+    micro_batches = replica_micro_batches(job.global_batch, p.dp, p.micro_batch)
+    return (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2) | (micro_batches % p.pp != 0))
+
+
+def _beyond_replica(job: Job, p: Plans) -> Any:
+    return (p.micro_batch > replica_sequences(job.global_batch, p.dp)) & (p.dp <= job.global_batch)
+
+
 MEMORY = "memory"
 """The reason that is found by the estimate, not by a rule."""
 
@@ -68,11 +73,10 @@ RULES: tuple[Rule, ...] = (
     Rule(name="batch", meaning="more data-parallel replicas than sequences in the global batch",
          broken=lambda job, p: p.dp > job.global_batch),
     Rule(name="micro_batch", meaning="the micro-batch is larger than a replica's share of the batch",
-         broken=lambda job, p: (p.micro_batch > _share(job, p)) & (p.dp <= job.global_batch)),
+         broken=_beyond_replica),
     Rule(name="interleaving",
          meaning="virtual stages are unequal within the ends, or pp does not divide the micro-batches",
-         broken=lambda job, p: (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2)
-                                              | (ceil_div(_share(job, p), p.micro_batch) % p.pp != 0))),
+         broken=_not_interleaved),
     Rule(name="panels", meaning="more SUMMA panels than columns of the hidden dimension",
          broken=lambda job, p: p.panels > job.model.hidden),
     Rule(name="zero_pipeline", meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",

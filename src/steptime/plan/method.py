@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from steptime.errors import UnknownNameError
 from steptime.num import Num
 from steptime.plan.job import Job
 from steptime.plan.legality import Rule
@@ -54,6 +55,16 @@ class Method(ABC):
     """What makes a plan impossible, memory apart."""
     share_replicated_gradients: ClassVar[bool]
     """Whether gradients of weights that tensor-parallel ranks replicate are reduced over them."""
+
+    def strategy(self, name: str) -> Strategy:
+        """The strategy of that name.
+
+        Raises:
+            UnknownNameError: there is none; the message has the nearest names.
+        """
+        if name not in self.strategies:
+            raise UnknownNameError("strategy", name, self.strategies)
+        return self.strategies[name]
 
     @abstractmethod
     def micro_batches(self, job: Job, plans: Plans) -> Num:

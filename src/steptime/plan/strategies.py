@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
-from steptime.num import Num, ceil_div, minimum, where
+from steptime.num import Num, ceil_div, where
 from steptime.plan.adapters import adapted
 from steptime.plan.attention import attention_rows
 from steptime.plan.experts import expert_rows, shared_gate
@@ -388,8 +388,3 @@ class Summa2D(Corrected):
 STRATEGIES: Registry[Strategy] = Registry("strategy", "steptime.strategies")
 for _strategy in (Tensor1D(), Context2D(), Summa2D()):
     STRATEGIES.add(_strategy.name, _strategy)
-
-
-def micro_batch_share(global_batch: int, replicas: Num) -> Num:
-    """Sequences of the replica that has most."""
-    return minimum(ceil_div(global_batch, replicas), global_batch)

@@ -64,7 +64,7 @@ def find(
     out: list[Found] = []
     done = 0
     for name, own in strategies.items():
-        task = Task(setting=setting, strategy=setting.method.strategies[name], space=space,
+        task = Task(setting=setting, strategy=setting.method.strategy(name), space=space,
                     constraints=(*constraints, *own))  # fmt: skip
         out += search([task], top, _shifted(progress, done))
         done += out[-1].candidates

@@ -101,7 +101,7 @@ def searches(method: Method, space: Space) -> Iterator[Search]:
         tasks = [
             Task(
                 setting=Setting(method=method, job=job_of(point), cluster=clusters[device, point.fast_domain]),
-                strategy=method.strategies[strategy],
+                strategy=method.strategy(strategy),
                 space=space,
             )
             for point in points

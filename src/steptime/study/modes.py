@@ -28,6 +28,17 @@ class Mode:
     attentions: tuple[str, ...]
     statistics: Statistics | None = None
 
+    def searched(self, asked: str) -> dict[str, tuple[Constraint, ...]]:
+        """Strategies that a search tries, for ``auto`` or a name, each with what keeps it apart from the others.
+
+        Raises:
+            UnknownNameError: the mode has no strategy of that name.
+        """
+        if asked == "auto":
+            return self.auto
+        self.method.strategy(asked)
+        return {asked: ()}
+
 
 def _more_than_one(axis: str) -> tuple[Constraint, ...]:
     return (Constraint(column=axis, relation=">=", value=2),)

@@ -103,7 +103,16 @@ def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: 
     own = habits_of(framework_taken(framework) or "").within_node and not renamed(framework)
     ranks = degrees.get("dp", 1)
     alone = all(degrees.get(axis, 1) == 1 for axis in ("cp", "pp"))
-    return node if own and alone and ranks > node and ranks % node == 0 else 0
+    return shards_within_node(ranks, node) if own and alone else 0
+
+
+def shards_within_node(ranks: int, node: int) -> int:
+    """Ranks among which one node shares out, where the ranks are several whole nodes of so many; 0: all.
+
+    >>> shards_within_node(64, 8), shards_within_node(8, 8), shards_within_node(12, 8)
+    (8, 0, 0)
+    """
+    return node if ranks > node and ranks % node == 0 else 0
 
 
 def scope_of(

@@ -14,8 +14,7 @@ from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.notes import micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.num import ceil_div
-from steptime.plan.job import Job
+from steptime.plan.job import Job, replica_sequences
 from steptime.plan.plans import Plans
 from steptime.plan.space import panels_worth_trying, rows_of
 from steptime.search.advice import faster_counts
@@ -165,7 +164,7 @@ def estimate(
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
-    found = estimate_plan(setting, chosen.method.strategies[name], placed, explain=True)
+    found = estimate_plan(setting, chosen.method.strategy(name), placed, explain=True)
     said = (*import_notes(model, seq=seq), *renamed(framework), *read_as(setting.job.framework.name, given))
     return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
 
@@ -180,7 +179,7 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
     stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"], _shard(found, given))
     if "micro_batch" in given:
         return stage
-    share = int(ceil_div(job.global_batch, found.plan["dp"]))
+    share = int(replica_sequences(job.global_batch, found.plan["dp"]))
     return (*micro_batch_taken(found.time, share), *stage)
 
 
@@ -222,7 +221,7 @@ def _placed_as_given(plans: Plans, placement: Mapping[str, int], domain: int, ax
 
 def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement: Mapping[str, int] | None) -> Plans:
     """The plan with the placement that was given; else in the order of launchers, or in published mode the fastest."""
-    how = mode.method.strategies[strategy]
+    how = mode.method.strategy(strategy)
     domain = setting.machine.fast_domain
     axes = (*how.tensor_axes, "dp", "pp")
     if placement is not None:

@@ -155,7 +155,7 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
         return Setting(method=mode.method, job=job, cluster=cluster, statistics=mode.statistics)
 
     engine = Estimated(
-        make=make, strategy=mode.method.strategies["1d"], batch=batch, rates=frozenset(device.matrix_flops_per_s),
+        make=make, strategy=mode.method.strategy("1d"), batch=batch, rates=frozenset(device.matrix_flops_per_s),
         allow=allow,
     )  # fmt: skip
     found = search(engine)

@@ -146,7 +146,7 @@ def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str
         if "tp2" in placement:
             placement["cp"] = placement.pop("tp2")
             degrees["placement"] = placement
-    axes = (*mode.method.strategies[strategy].tensor_axes, "dp", "pp")
+    axes = (*mode.method.strategy(strategy).tensor_axes, "dp", "pp")
     for axis in ("tp", "tp2", "cp"):
         inside = degrees.get("placement", {}).get(axis, 1)
         if axis not in axes and (degrees.get(axis, 1) > 1 or inside > 1):

@@ -13,7 +13,7 @@ from steptime.plan.constraints import Constraint
 from steptime.search.advice import best_step_s, nearest_counts, why_empty
 from steptime.search.result import PlanResult
 from steptime.study.modes import Mode
-from steptime.surface.accustomed import Scope, fixed_values, scope_of
+from steptime.surface.accustomed import Scope, fixed_values, scope_of, shards_within_node
 from steptime.surface.captured import check_strategy, mode_of
 from steptime.surface.jobs import Request, check_model
 from steptime.surface.request import check_mode, constraints_of
@@ -53,14 +53,10 @@ class Search:
         return setting, self._scope(setting, chosen, constraints)
 
     def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
-        if self.strategy != "auto":
-            chosen.method.strategies[self.strategy]
-        strategies = chosen.auto if self.strategy == "auto" else {self.strategy: ()}
-        space = chosen.space.fixed(fixed_values(constraints))
-        node, asked = node_devices(setting.cluster), text("strategy", self.strategy)
+        space, asked = chosen.space.fixed(fixed_values(constraints)), text("strategy", self.strategy)
         return scope_of(
-            setting.job.framework.name, space, strategies, constraints, asked,
-            within=node if self.gpus > node and self.gpus % node == 0 else 0,
+            setting.job.framework.name, space, chosen.searched(asked), constraints, asked,
+            within=shards_within_node(self.gpus, node_devices(setting.cluster)),
             experts=setting.job.model.experts is not None,
         )  # fmt: skip
 

@@ -41,7 +41,7 @@ class Setting:
 
     def evaluate(self, framework: Framework = IDEAL) -> Evaluation:
         """Time and memory of the setting under a framework."""
-        strategy = CORRECTED.strategies["context" if self.plans.cp > 1 else "1d"]
+        strategy = CORRECTED.strategy("context" if self.plans.cp > 1 else "1d")
         return evaluate(CORRECTED, strategy, replace(self.job, framework=framework), self.machine, self.plans)
 
 

@@ -27,7 +27,7 @@ UNFIT_WEIGHT: Final = 0.002
 def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
     """Memory in use on the device under each setting, all of one precision and attention at once."""
     out = np.zeros(len(settings))
-    strategy = CORRECTED.strategies["context"]
+    strategy = CORRECTED.strategy("context")
     domain = run.gpus_per_node
     for kind in sorted({(c.precision, c.attention) for c in settings}):
         chosen = [i for i, c in enumerate(settings) if (c.precision, c.attention) == kind]

@@ -79,7 +79,7 @@ def check_layers(progress: Progress | None = None) -> Check:
 
 
 def _check_record(check: Check, record: Mapping[str, Any]) -> None:
-    strategy = PUBLISHED.strategies[NAMES[record["strategy"]]]
+    strategy = PUBLISHED.strategy(NAMES[record["strategy"]])
     e = evaluate(PUBLISHED, strategy, _job(record), _machine(record["system"]), _plans(record, strategy.name))
     check.cases += 1
     times = {(time.row.name, time.phase): time for time in e.times["layer"]}

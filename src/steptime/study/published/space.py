@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from steptime.num import Array, ceil_div, divisors
+from steptime.num import Array, divisors
 from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices
-from steptime.plan.job import Job
+from steptime.plan.job import Job, replica_sequences
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.space import Space, expand, factorisations, panel_counts
@@ -73,7 +73,7 @@ class PublishedSpace(Space):
         """Micro-batches that divide the share and spread over the sequence axis; SUMMA panels."""
         tp, second = np.asarray(meshes.tp), np.asarray(getattr(meshes, strategy.tensor_axes[-1]))
         spread = {"1d": tp, "context": tp * second, "2d": second}[strategy.name]
-        share = ceil_div(job.global_batch, np.asarray(meshes.dp))
+        share = replica_sequences(job.global_batch, np.asarray(meshes.dp))
         choices = divisors if self.defects.equal_shares else micro_batch_choices
         shares = {int(n): choices(int(n)) for n in np.unique(share)}
         sizes = np.array(sorted(set().union(*shares.values())), dtype=np.int64)
