@@ -40,7 +40,7 @@ from steptime.hardware import load_cluster
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, activation, bias, matmul
-from steptime.store import Journal
+from steptime.store.journal import Journal
 
 STEPS = 14
 #: Launches of one training step that go through autograd: products, GELU, their gradients, sums.

@@ -190,7 +190,7 @@ def test_wrong_options_are_named(run: Run, file: Path, options: list[str], messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--snapshot", "{folder}/a.pickle", "--compare", "none.pickle"], "none.pickle: cannot be read"),
+        (["--snapshot", "{folder}/a.pickle", "--compare", "none.pickle"], "none.pickle: there is no such file"),
         (["--trace", "{folder}/t.json"], "t.json: is a folder"),
         (["--snapshot", "{folder}/a.pickle", "--roofline", "{folder}/r.svg"], "r.svg: is a folder"),
     ],

@@ -26,7 +26,7 @@ from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import InputFileError, UserError
 from steptime.hardware import device_within, load_cluster
-from steptime.store import Journal, read_journal
+from steptime.store.journal import Journal, read_journal
 from steptime.surface.cli.calibrate_machine import Device, machine
 
 HOST = Host(

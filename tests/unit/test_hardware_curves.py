@@ -98,7 +98,7 @@ def test_a_broken_companion_is_named(
 
 def test_a_folder_is_no_companion(given: Callable[[str], Device], tmp_path: Path) -> None:
     (tmp_path / "here" / "d.toml").mkdir()
-    with pytest.raises(InputFileError, match="is a directory"):
+    with pytest.raises(InputFileError, match="is a folder"):
         given('curves = "d.toml"')
 
 

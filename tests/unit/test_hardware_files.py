@@ -311,8 +311,8 @@ def test_what_is_no_plain_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     write(tmp_path, DEVICE, "chip.toml")
     for name, words in (
-        ("dir.toml", "is a directory"),
-        ("pipe.toml", "not a plain file"),
+        ("dir.toml", "is a folder"),
+        ("pipe.toml", "not a regular file"),
         ("chpi.toml", r"no such file\n.*chip.toml"),
         ("chip.toml/x.toml", "cannot be read"),
         ("n" * 5000 + ".toml", "cannot be read"),

@@ -280,7 +280,7 @@ def test_bad_paths(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder.json").mkdir()
     for path, says in (
-        (big, "at most 16777216"),
+        (big, "larger than 16 MiB"),
         (tmp_path / "binary.json", "not UTF-8"),
         (tmp_path / "none.json", "no such file"),
         (tmp_path / "folder.json", "no such file"),

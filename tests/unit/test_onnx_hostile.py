@@ -52,8 +52,8 @@ def test_files_that_are_no_model(tmp_path, content):
 
 
 def test_a_missing_file_and_a_folder(tmp_path):
-    refused(tmp_path / "none.onnx", "No such file")
-    refused(tmp_path, "Is a directory")
+    refused(tmp_path / "none.onnx", "there is no such file")
+    refused(tmp_path, "is a folder")
 
 
 def test_a_file_over_two_gigabytes_is_not_read(tmp_path):

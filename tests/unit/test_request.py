@@ -12,8 +12,9 @@ from steptime import api
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
 from steptime.plan.constraints import Constraint
 from steptime.plan.framework_library import framework_names
+from steptime.store.files import parse_toml
 from steptime.study.modes import MODES
-from steptime.surface.formats.run_toml import parse_run, parse_toml
+from steptime.surface.formats.run_toml import parse_run
 from steptime.surface.request import checked_plan, completed_degrees, constraints_of, strategy_of
 from steptime.surface.values import some_of, whole
 
@@ -147,9 +148,9 @@ def test_an_estimate_is_placed_as_launchers_number_ranks():
 
 @pytest.mark.parametrize("mode", ["corrected", "published"])
 def test_an_unknown_strategy_is_refused_in_every_mode(mode):
-    with pytest.raises(UnknownNameError, match="there is no strategy '1D'\n.*1d"):
+    with pytest.raises(UnknownNameError, match=r"there is no strategy '1D'\n.*1d"):
         api.estimate(**ESTIMATE, plan={"strategy": "1D"}, mode=mode)
-    with pytest.raises(UnknownNameError, match="there is no strategy '1D'\n.*1d"):
+    with pytest.raises(UnknownNameError, match=r"there is no strategy '1D'\n.*1d"):
         api.plan(**ESTIMATE, strategy="1D", mode=mode)
 
 

@@ -10,7 +10,7 @@ import pytest
 from steptime.errors import InputFileError, UnknownNameError
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.plan.recompute import OTHER_WORDS, recompute_code
-from steptime.store import write_table
+from steptime.store.tables import write_table
 from steptime.study.measured import Flag, MeasuredRun, Reading, Reason, TimeOrigin, read_runs
 from steptime.study.measured.columns import OTHER_NAMES, SCALED, own_names
 from steptime.study.measured.read import METRICS, NEEDED, UNITS

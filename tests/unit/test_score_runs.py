@@ -13,7 +13,7 @@ import pytest
 
 from steptime.calibrate.frameworks.save import packaged
 from steptime.errors import FieldError, InputFileError
-from steptime.store import write_table
+from steptime.store.tables import write_table
 from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
 from steptime.study.measured.predict import Scores, score_packaged
 from steptime.study.measured.published import COLUMNS, citation, published_rows, spread
@@ -208,7 +208,7 @@ def test_parquet_is_read_as_csv(tmp_path: Path):
     write_table(tmp_path / "runs.parquet", typed)
     one, other = read_any(tmp_path / "runs.parquet"), runs_of([TableRow(i, r) for i, r in enumerate(rows, 1)])
     assert one.runs == other.runs and not one.skipped
-    with pytest.raises(InputFileError, match="does not exist"):
+    with pytest.raises(InputFileError, match="there is no such file"):
         read_any(tmp_path / "none.parquet")
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import InputFileError, UserError
-from steptime.store import Journal, content_key, read_journal, refuse_unwritable, write_table, write_whole
+from steptime.store.files import refuse_unwritable, write_whole
+from steptime.store.journal import Journal, content_key, read_journal
+from steptime.store.tables import write_table
 
 HEADER = {"host": "a", "torch": "2"}
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from steptime.errors import InputFileError
 from steptime.num import Array
-from steptime.store import refuse_endless
+from steptime.store.files import refuse_endless, unreadable
 
 READERS = {".parquet": "read_parquet", ".csv": "read_csv", ".csv.gz": "read_csv"}
 
@@ -78,7 +78,7 @@ def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
         raise InputFileError(str(path), "is not a table", hint=f"give a file that ends in {', '.join(READERS)}")
     refuse_endless(file)
     if not file.is_file():
-        raise InputFileError(str(path), "is a folder" if file.is_dir() else "does not exist")
+        raise unreadable(file, IsADirectoryError() if file.is_dir() else FileNotFoundError())
     if _is_empty(file, ending):
         raise InputFileError(str(path), "is empty")
     connection = duckdb.connect()

@@ -10,10 +10,10 @@ from typing import Any, Final
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware.checks import band_in, count_in, number, one_of, pair, refuse_unknown, table_in, text_in
 from steptime.hardware.library import is_path
-from steptime.hardware.load import parse_toml, read_bytes
+from steptime.hardware.load import read_toml
 from steptime.hardware.profiles import toml_key, toml_text
 from steptime.hardware.search_path import named_files
-from steptime.store import write_whole
+from steptime.store.files import write_whole
 
 FOLDER: Final = "fabrics"
 Value = float | tuple[float, ...]
@@ -102,7 +102,7 @@ def read_fabric_profile(path: Path) -> FabricProfile:
         FieldError: a field is missing, unknown or not allowed.
     """
     where = str(path)
-    table = parse_toml(read_bytes(path), where)
+    table = read_toml(path)
     refuse_unknown(table, [f.name for f in fields(FabricProfile)], where, "")
     coefficients = table_in(table, "coefficients", where, "")
     _refuse_incomplete(coefficients, where)

@@ -29,9 +29,8 @@ from steptime.hardware.load import (
     level_record,
     of_catalogue,
     origin,
-    parse_toml,
     read,
-    read_bytes,
+    read_toml,
 )
 from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
@@ -68,7 +67,7 @@ def device_within(name_or_path: str | Path) -> Device:
     """
     given = str(name_or_path)
     if is_path(given):
-        table = parse_toml(read_bytes(Path(given).expanduser()), given)
+        table = read_toml(Path(given).expanduser())
         cluster = not {"levels", "device"}.isdisjoint(table)
     else:
         cluster = _resolve(given, "device") is None and _resolve(given, "cluster") is not None
@@ -156,7 +155,7 @@ def _resolve(name: str, kind: str) -> Path | None:
     if key in files:
         return files[key]
     path = CATALOGUE / "aliases.toml"
-    aliases: dict[str, str] = parse_toml(path.read_bytes(), str(path)).get(_FOLDERS[kind], {})
+    aliases: dict[str, str] = read_toml(path).get(_FOLDERS[kind], {})
     return files.get(aliases.get(key, ""))
 
 

@@ -7,17 +7,17 @@ gate of :mod:`steptime.hardware.schema` first.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
+from steptime.errors import FieldError, InputFileError, UserError, shorten
 from steptime.hardware.fields import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
 from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
+from steptime.store.files import parse_toml, read_text
 
 #: Larger files are refused unread.
 MAX_BYTES: Final = 2**20
@@ -93,10 +93,10 @@ def read(path: Path, kind: str, *, trusted: bool = False) -> Document:
         trusted: the file belongs to the catalogue.
 
     Raises:
-        InputFileError: it is missing, no plain file, unreadable, too large, not UTF-8 or not TOML.
+        InputFileError: it is missing, no regular file, unreadable, too large, not UTF-8 or not TOML.
         FieldError: it has an unknown key or a value that is not allowed.
     """
-    table = parse_toml(read_bytes(path), str(path))
+    table = read_toml(path)
     if not trusted:
         from steptime.hardware.schema import check
 
@@ -105,55 +105,13 @@ def read(path: Path, kind: str, *, trusted: bool = False) -> Document:
     return Document(path=path, table=table, trusted=trusted)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a plain file of a sensible size.
+def read_toml(path: Path) -> Table:
+    """The tables of a TOML file about hardware.
 
     Raises:
-        InputFileError: it is missing, no plain file, unreadable or too large.
+        InputFileError: it is missing, no regular file, unreadable, too large, not UTF-8 or not TOML.
     """
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise InputFileError(str(path), "is a directory, not a TOML file")
-        if not stat.S_ISREG(mode):
-            raise InputFileError(str(path), "is not a plain file")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise InputFileError(str(path), "there is no such file", hint=_neighbours(path)) from None
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise InputFileError(repr(str(path)), "is not a path") from None
-    if len(data) > MAX_BYTES:
-        raise InputFileError(str(path), f"is larger than {MAX_BYTES} bytes, too large for a hardware file")
-    return data
-
-
-def _neighbours(path: Path) -> str | None:
-    try:
-        names = sorted(p.name for p in path.parent.glob("*.toml"))
-    except OSError:
-        return None
-    return did_you_mean(path.name, names) if names else None
-
-
-def parse_toml(data: bytes, where: str) -> Table:
-    """The tables of a TOML text.
-
-    Raises:
-        InputFileError: not UTF-8, not TOML, or nested too deeply.
-    """
-    import tomllib
-
-    try:
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise InputFileError(where, f"is not UTF-8 text (byte {error.start})") from None
-    except RecursionError:
-        raise InputFileError(where, "is nested too deeply") from None
-    except ValueError as error:
-        raise InputFileError(where, f"is not valid TOML: {error}") from None
+    return parse_toml(read_text(path, MAX_BYTES, "a hardware file"), str(path))
 
 
 def _refuse_other_kind(table: Table, kind: str, where: str) -> None:

@@ -14,11 +14,11 @@ from typing import Any, Final
 from steptime.errors import FieldError
 from steptime.hardware.checks import band_in, count_in, number, one_of, pair, refuse_unknown, table_in, text_in
 from steptime.hardware.library import is_path
-from steptime.hardware.load import parse_toml, read_bytes
+from steptime.hardware.load import read_toml
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Device
 from steptime.hardware.search_path import named_files, search_roots
-from steptime.store import write_whole
+from steptime.store.files import write_whole
 
 FOLDER: Final = "profiles"
 TIMERS: Final = ("kernel", "eager")
@@ -60,7 +60,7 @@ def read_profile(path: Path) -> Profile:
         FieldError: a field is unknown, missing or not allowed.
     """
     where = str(path)
-    return profile_from(parse_toml(read_bytes(path), where), where)
+    return profile_from(read_toml(path), where)
 
 
 def profile_from(table: Mapping[str, Any], where: str) -> Profile:

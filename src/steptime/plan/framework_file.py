@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError
-from steptime.hardware.load import parse_toml
+from steptime.hardware.load import read_toml
 from steptime.hardware.search_path import user_roots
 from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, SHARES
 
@@ -50,7 +50,7 @@ def framework_tables() -> Mapping[str, Any]:
 @lru_cache(maxsize=8)
 def _tables(path: Path, changed: int) -> Mapping[str, Any]:
     """The tables of a file as it was when it was ``changed``."""
-    tables = completed({"framework": {}, "device": {}, **parse_toml(path.read_bytes(), str(path))})
+    tables = completed({"framework": {}, "device": {}, **read_toml(path)})
     check_tables(tables, str(path))
     return tables
 

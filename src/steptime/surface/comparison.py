@@ -19,7 +19,7 @@ from steptime.calibrate.table import Table
 from steptime.errors import UnknownNameError, UserError
 from steptime.hardware.library import device_named
 from steptime.hardware.profiles import profile_names
-from steptime.store import write_whole
+from steptime.store.files import write_whole
 from steptime.surface.score_tables import TEXTS
 from steptime.surface.scoring import predict_kernels
 

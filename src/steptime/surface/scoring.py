@@ -28,7 +28,7 @@ from steptime.errors import FieldError, UserError
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
 from steptime.num import Array
-from steptime.store import refuse_unwritable, write_whole
+from steptime.store.files import refuse_unwritable, write_whole
 from steptime.surface.known_curves import Known, device_of
 from steptime.surface.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
 from steptime.surface.score_columns import unknown_collectives, unknown_operators, unread_shapes

@@ -10,11 +10,14 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError, UnknownNameError
-from steptime.workload.files import read_text
+from steptime.errors import FieldError, UnknownNameError
+from steptime.store.files import parse_toml, read_text
 from steptime.workload.spec import ModelSpec
+
+MAX_FILE_BYTES: Final = 16 * 2**20
+"""Larger files are no descriptions of a model."""
 
 
 @cache
@@ -99,13 +102,7 @@ def read_model_toml(path: str | os.PathLike[str]) -> ModelSpec:
     from steptime.workload.modelfile import spec_from_table
 
     where = os.fspath(path)
-    text = read_text(path)
-    try:
-        table = tomllib.loads(text)
-    except RecursionError:
-        raise InputFileError(where, "is nested too deeply") from None
-    except ValueError as error:
-        raise InputFileError(where, f"is not valid TOML: {error}") from None
+    table = parse_toml(read_text(path, MAX_FILE_BYTES, "a model file"), where)
     if "layers" not in table and {"levels", "device", "memory", "matrix"} & set(table):
         raise FieldError(where, "layers", "this file describes a cluster or a device, not a model",
                          hint="give it with --cluster")  # fmt: skip

@@ -15,7 +15,7 @@ from steptime.calibrate.machine.work import Task
 from steptime.calibrate.toml_file import quantity_of, text_of
 from steptime.hardware.profile import Profile
 from steptime.hardware.profiles import profile_toml, read_profile
-from steptime.store import write_whole
+from steptime.store.files import write_whole
 
 #: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
 MARK: Final = "# Written by `steptime calibrate machine`; a later run overwrites it."

@@ -26,7 +26,7 @@ from steptime.calibrate.machine.runner import done_keys
 from steptime.calibrate.machine.torch_timer import summary
 from steptime.errors import UserError
 from steptime.num import divisors
-from steptime.store import Journal, Record, content_key
+from steptime.store.journal import Journal, Record, content_key
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point")
 #: Without a record for so long, the ranks are taken to hang.

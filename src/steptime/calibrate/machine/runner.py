@@ -19,7 +19,7 @@ from steptime.calibrate.machine.torch_ops import Pool, call_of, copies_of
 from steptime.calibrate.machine.torch_timer import CpuTimer, CudaTimer, Timer, summary
 from steptime.calibrate.machine.work import LAUNCHES, Task, extent_of, launches, tasks
 from steptime.errors import UserError
-from steptime.store import Journal, Record
+from steptime.store.journal import Journal, Record
 
 Progress = Callable[[int, int], None]
 

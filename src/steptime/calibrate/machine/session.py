@@ -15,7 +15,8 @@ from steptime.calibrate.machine.host import Host, this_host
 from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import load_torch
 from steptime.errors import InputFileError, UserError
-from steptime.store import Journal, read_journal, refuse_unwritable
+from steptime.store.files import refuse_unwritable
+from steptime.store.journal import Journal, read_journal
 
 Progress = Callable[[int, int], None]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from steptime.cost import attention, elementwise, matmul
 from steptime.num import Num
-from steptime.store import content_key
+from steptime.store.journal import content_key
 from steptime.workload.element_types import ELEMENT_BYTES
 
 #: The three products of a linear layer in training: X W^T, dY W, dY^T X.

@@ -11,7 +11,7 @@ from steptime.errors import InputFileError
 from steptime.hardware.library import is_path, load_device
 from steptime.hardware.mesh import AxisKind, Mesh, MeshAxis
 from steptime.hardware.records import Level
-from steptime.store import write_whole
+from steptime.store.files import write_whole
 
 #: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
 MARK: Final = "# Written by `steptime calibrate mesh`; a later run overwrites it."

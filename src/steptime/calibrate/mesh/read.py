@@ -12,6 +12,7 @@ from steptime.calibrate.mesh.links import Links
 from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
+from steptime.store.files import refuse_endless, unreadable
 from steptime.units import UNITS
 
 #: Larger files are refused unread.
@@ -51,7 +52,7 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
     except UnicodeDecodeError:
         raise InputFileError(str(path), "is not UTF-8 text") from None
     except (OSError, EOFError) as error:
-        raise InputFileError(str(path), f"cannot be read: {error}") from None
+        raise unreadable(path, error) from None
 
 
 def _heads_pairs(first: list[str], unit: str | None) -> bool:
@@ -65,11 +66,8 @@ def _heads_pairs(first: list[str], unit: str | None) -> bool:
 
 
 def _check_file(file: Path) -> None:
-    if not file.exists():
-        raise InputFileError(str(file), "does not exist")
-    if not file.is_file():
-        raise InputFileError(str(file), "is not a plain file")
-    if file.stat().st_size > MAX_BYTES:
+    refuse_endless(file)
+    if file.is_file() and file.stat().st_size > MAX_BYTES:
         raise InputFileError(str(file), f"is larger than {MAX_BYTES >> 20} MiB", hint="measure fewer message sizes")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from steptime.errors import InputFileError
+from steptime.store.files import unreadable
 
 #: Longest line of a log that is looked at; a longer one is cut (progress bars, dumped tensors).
 MAX_LINE: Final = 20_000
@@ -28,15 +29,13 @@ def open_bytes(path: str) -> IO[bytes]:
         InputFileError: it does not exist, cannot be read, or is a folder.
     """
     try:
-        if Path(path).exists() and not Path(path).is_file():
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
             raise InputFileError(path, "is no regular file: it is read more than once", hint="write it to a file first")
         with Path(path).open("rb") as file:
             packed = file.read(2) == _GZIP
         return gzip.open(path, "rb") if packed else Path(path).open("rb")  # type: ignore[return-value]
-    except OSError as error:
-        raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InputFileError(path, f"not a path: {error}") from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
 
 
 def kind_of(path: str) -> str:

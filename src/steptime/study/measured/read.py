@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
-from steptime.store import refuse_endless
+from steptime.store.files import read_bytes, unreadable
 from steptime.study.measured.columns import own_names
 from steptime.study.measured.reasons import Reason, RowProblem
 
@@ -185,22 +185,15 @@ def named_cells(named: Sequence[tuple[str, str]], cells: Sequence[str]) -> dict[
 
 def _text(path: Path) -> str:
     where = str(path)
-    refuse_endless(path)
+    data = read_bytes(path, MAX_BYTES, "a table of runs")
     try:
-        if path.is_file() and path.stat().st_size > MAX_BYTES:
-            raise InputFileError(where, "is larger than 1 GiB")
-        data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(data)) as stream:
                 data = stream.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise InputFileError(where, "is larger than 1 GiB")
-    except FileNotFoundError:
-        raise InputFileError(where, "does not exist") from None
-    except IsADirectoryError:
-        raise InputFileError(where, "is a folder", hint="give a .csv or .csv.gz file") from None
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise InputFileError(where, f"cannot be read: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(path, error) from error
+    if len(data) > MAX_BYTES:
+        raise InputFileError(where, "is larger than 1 GiB")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

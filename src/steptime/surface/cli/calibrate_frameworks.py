@@ -30,7 +30,7 @@ def command(
     the file makes every command use it. Takes a minute for a few thousand runs.
     """
     from steptime.plan.framework_file import NAME, PACKAGED
-    from steptime.store import refuse_unwritable, write_whole
+    from steptime.store.files import refuse_unwritable, write_whole
     from steptime.surface.cli.progress import Progress
     from steptime.surface.framework_fitting import fit_runs
     from steptime.surface.report.text import printable

@@ -97,7 +97,7 @@ def measured(request: Request) -> Fitted | None:
 def _records(path: Path) -> int:
     """Measurements in a journal; 0 where there is none."""
     from steptime.errors import InputFileError
-    from steptime.store import read_journal
+    from steptime.store.journal import read_journal
 
     try:
         return sum("of" in record for record in read_journal(path).records)
@@ -135,7 +135,7 @@ def compared(given: str, request: Request) -> str:
     Raises:
         UserError: nothing is published about it, or its table cannot be written.
     """
-    from steptime.store import refuse_unwritable
+    from steptime.store.files import refuse_unwritable
     from steptime.surface.comparison import AUTO, public_device, residuals_path
 
     refuse_unwritable(residuals_path(request.out))
@@ -179,7 +179,7 @@ def refuse_outputs(table: Path | None, plot: Path | None) -> None:
 
     The other ranks of a running job write nothing.
     """
-    from steptime.store import refuse_table
+    from steptime.store.tables import refuse_table
     from steptime.surface.report.calibration import refuse_plot
 
     if os.environ.get("RANK", "0") != "0":
@@ -193,7 +193,7 @@ def refuse_outputs(table: Path | None, plot: Path | None) -> None:
 def write_table(path: Path, fitted: Fitted) -> None:
     """The measured operators with the columns of a table of kernels."""
     from steptime.calibrate.machine.cluster_file import kernel_rows
-    from steptime.store import write_table
+    from steptime.store.tables import write_table
 
     write_table(path, list(kernel_rows(fitted.operators, fitted.host.processor, method_of(fitted))))
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from steptime.errors import FieldError, UserError
 from steptime.estimate.result import Estimate
-from steptime.surface.formats.fields import read_text
-from steptime.surface.formats.run_toml import RunSpec, is_run_document, parse_run, parse_toml
+from steptime.store.files import parse_toml
+from steptime.surface.formats.fields import read_description
+from steptime.surface.formats.run_toml import RunSpec, is_run_document, parse_run
 
 _NEEDED = {"gpus": "--gpus", "global_batch": "--global-batch"}
 
@@ -38,7 +39,7 @@ def _lora(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
 def _run_file(text: str) -> RunSpec | None:
     if not text.lower().endswith(".toml"):
         return None
-    document = parse_toml(read_text(text), text)
+    document = parse_toml(read_description(text), text)
     return parse_run(document, text) if is_run_document(document) else None
 
 
@@ -50,7 +51,7 @@ def refuse_run(model: str) -> None:
     """
     if not model.lower().endswith(".toml") or not Path(model).is_file():
         return
-    if is_run_document(parse_toml(read_text(model), model)):
+    if is_run_document(parse_toml(read_description(model), model)):
         raise UserError(
             f"{model}: a run, not a model", hint="steptime plan takes a model; steptime estimate takes a run"
         )
@@ -98,7 +99,7 @@ def estimate_or_file(path: str) -> Estimate:
     Raises:
         UserError: the file is neither.
     """
-    text = read_text(path)
+    text = read_description(path)
     if text.lstrip()[:1] in ("{", "[") and not path.lower().endswith(".toml"):
         from steptime.surface.formats.estimate_json import parse_estimate
 

@@ -147,7 +147,7 @@ def parse_dims(texts: list[str]) -> dict[str, int]:
 
 def _check(files: Files) -> None:
     """Before the work: suffixes and folders of the files to write, and what draws them."""
-    from steptime.store import refuse_unwritable
+    from steptime.store.files import refuse_unwritable
 
     for name, allowed in ENDINGS.items():
         path: Path | None = getattr(files, name)

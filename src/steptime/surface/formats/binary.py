@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steptime.errors import InputFileError
-from steptime.store import replace_file
+from steptime.store.files import replace_file
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

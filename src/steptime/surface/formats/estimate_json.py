@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from steptime.cost.collective_fabric import fabric_of
 from steptime.errors import FieldError, InputFileError
 from steptime.estimate.result import SCHEMA_VERSION, Argument, Detail, Estimate, FormulaCall, Provenance
-from steptime.surface.formats.fields import as_user_error, read_text
+from steptime.surface.formats.fields import as_user_error, read_description
 from steptime.terms import Terms
 
 #: JSON has no infinity and no NaN; steptime writes null for both.
@@ -136,7 +136,7 @@ def read_plan(path: str) -> dict[str, Any]:
     Raises:
         InputFileError: the file cannot be read, is not JSON, or has no plan.
     """
-    document = _document(read_text(path), path)
+    document = _document(read_description(path), path)
     plans = document.get("plans") if isinstance(document, Mapping) else None
     if isinstance(plans, list) and plans:
         document = plans[0]

@@ -1,42 +1,28 @@
-"""What the readers of user files share: bounded reading, and validation errors in our own words."""
+"""What the readers of user files share: a bound on what is read, and validation errors in our own words."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
-from steptime.store import refuse_endless
+from steptime.errors import FieldError, UserError, did_you_mean, shorten
+from steptime.store.files import read_text
 
 #: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.
 MAX_FILE_BYTES: Final = 64 * 2**20
 MAX_PROBLEMS: Final = 10
 
 
-def read_text(path: str) -> str:
-    """Text of a UTF-8 file.
+def read_description(path: str) -> str:
+    """Text of a file that describes a run or an estimate.
 
     Raises:
-        InputFileError: it does not exist, is no regular file, cannot be read, is too large or is not UTF-8.
+        InputFileError: as :func:`steptime.store.files.read_text`.
     """
-    refuse_endless(path)
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputFileError(path, f"not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise InputFileError(path, f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InputFileError(path, f"not a path: {error}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise InputFileError(path, f"larger than {MAX_FILE_BYTES // 2**20} MiB, so not a description of a run")
-    return text
+    return read_text(path, MAX_FILE_BYTES, "a description of a run")
 
 
 def as_user_error(error: ValidationError, where: str, root: type[BaseModel]) -> UserError:

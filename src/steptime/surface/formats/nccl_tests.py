@@ -17,9 +17,11 @@ import numpy as np
 from steptime.calibrate.collectives import KINDS, kind_of
 from steptime.calibrate.table import Table
 from steptime.errors import InputFileError
+from steptime.store.files import read_text
 from steptime.study.measured.canonical import device_name
-from steptime.workload.files import read_text
 
+#: Larger outputs are refused unread.
+MAX_BYTES: Final = 16 * 2**20
 HEAD: Final = ("size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2)
 """Columns of version 2.11 and later."""
 PLACES: Final = ("out-of-place", "in-place")
@@ -99,7 +101,7 @@ def read_nccl_tests(path: str | Path, given: Mapping[str, str | float]) -> Table
     """
     where, run = str(path), _Run(collective=_of_name(Path(path).name))
     rows: list[dict[str, str | float]] = []
-    for number, text in enumerate(read_text(path).splitlines(), 1):
+    for number, text in enumerate(read_text(path, MAX_BYTES, "an output of nccl-tests").splitlines(), 1):
         line = _TAG.sub("", text)
         if line.lstrip().startswith("#") or not _LINE.match(line):
             run.comment(line)

@@ -19,7 +19,6 @@ A model or cluster that is a path is relative to the file.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from steptime.errors import InputFileError
 from steptime.surface.formats.fields import as_user_error
 from steptime.surface.plan_keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, SEVERAL, Count, Ratio
 
@@ -127,19 +125,6 @@ def parse_run(document: Mapping[str, Any], where: str) -> RunSpec:
 def is_run_document(document: Mapping[str, Any]) -> bool:
     """Whether a TOML document describes a run (it names a model) and not a model itself."""
     return isinstance(document.get("model"), str) or isinstance(document.get("plan"), Mapping)
-
-
-def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The document in a TOML text.
-
-    Raises:
-        InputFileError: the text is not TOML.
-    """
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputFileError(where, f"not valid TOML: {problem}") from None
 
 
 def _relative(value: str, base: Path) -> str:

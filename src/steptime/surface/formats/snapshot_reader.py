@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, UserError, shorten
-from steptime.store import refuse_endless
+from steptime.store.files import read_bytes
 from steptime.surface.formats.plain_pickle import PickleProblem, loads
 from steptime.workload.graph.allocator import round_size
 
@@ -91,16 +91,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
             or class, or is no memory snapshot; the message says which.
     """
     where = str(path)
-    refuse_endless(path)
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputFileError(where, f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InputFileError(ascii(where), f"not a path: {error}") from None
-    if len(data) > MAX_BYTES:
-        raise InputFileError(where, f"larger than {MAX_BYTES // 2**20} MiB", hint="record fewer events (max_entries)")
+    data = read_bytes(path, MAX_BYTES, "a memory snapshot", hint="record fewer events (max_entries)")
     try:
         document = loads(data)
     except PickleProblem as error:

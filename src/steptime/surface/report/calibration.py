@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from steptime.calibrate.machine.profile import Fitted, Predictor
 from steptime.errors import InputFileError, UserError
-from steptime.store import refuse_unwritable
+from steptime.store.files import refuse_unwritable
 from steptime.surface.report.text import console, grid, heading, indented, percent, printable, seconds
 from steptime.units import format_si
 

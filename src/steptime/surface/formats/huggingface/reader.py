@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten
+from steptime.store.files import read_text
 from steptime.surface.formats.huggingface.common import Family
 from steptime.surface.formats.huggingface.dense import DENSE
 from steptime.surface.formats.huggingface.experts import EXPERTS
@@ -27,7 +28,7 @@ from steptime.surface.formats.huggingface.parallel import PARALLEL
 from steptime.surface.formats.huggingface.vision import VISION
 from steptime.surface.formats.record import ImportReport
 from steptime.workload.check import check_spec
-from steptime.workload.files import read_text
+from steptime.workload.library import MAX_FILE_BYTES
 from steptime.workload.spec import ModelSpec
 
 FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION
@@ -61,7 +62,7 @@ def read_huggingface(path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportRep
     folder = _is_folder(path)
     file = Path(path) / "config.json" if folder else Path(path)
     where = os.fspath(file)
-    raw = _parse(where, read_text(file))
+    raw = _parse(where, read_text(file, MAX_FILE_BYTES, "a model file"))
     name = Path(where).parent.name if file.name == "config.json" else file.stem
     return _read(raw, where, name or "model")
 

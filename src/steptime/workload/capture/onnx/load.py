@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from steptime.errors import InputFileError, UserError, shorten
-from steptime.store import refuse_endless
+from steptime.store.files import refuse_endless, unreadable
 from steptime.workload.capture.onnx.external import fetch
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def load_model(path: Path) -> ModelProto:
             raise InputFileError(str(path), f"{size} bytes; a model may have {MAX_FILE_BYTES} at most", hint=_SPLIT)
         model.ParseFromString(path.read_bytes())
     except OSError as problem:
-        raise InputFileError(str(path), problem.strerror or "cannot be read") from None
+        raise unreadable(path, problem) from None
     except (import_module("google.protobuf.message").DecodeError, UnicodeDecodeError):
         raise InputFileError(str(path), "not an ONNX model, or cut off") from None
     if not model.HasField("graph") or not model.opset_import:

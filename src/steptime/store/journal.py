@@ -1,4 +1,4 @@
-"""What outlives a process: a journal of measurements that can be resumed, and files that are whole or absent.
+"""A journal of measurements that can be resumed.
 
 A journal is JSON lines. The first line is its header, which says what was being measured and where; every other line
 is one record with a ``key``. A record is on disk when :meth:`Journal.append` returns, so an interrupted run loses at
@@ -11,21 +11,17 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final
 
-from steptime.errors import InputFileError, UserError, shorten
+from steptime.errors import InputFileError, shorten
+from steptime.store.files import read_bytes
 
 #: Larger journals are refused unread.
 MAX_BYTES: Final = 2**30
-
-#: Where a process finds what it was started with.
-OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 Record = Mapping[str, Any]
 
@@ -61,7 +57,7 @@ def read_journal(path: str | Path) -> Stored:
     Raises:
         InputFileError: there is no such file, it cannot be read, it is no journal, or a line in its middle is damaged.
     """
-    data = _bytes_of(Path(path))
+    data = read_bytes(path, MAX_BYTES, "a journal")
     whole, torn = data.rpartition(b"\n")[0], data.rpartition(b"\n")[2]
     lines = whole.split(b"\n") if whole else []
     parsed = [_parsed(line) for line in lines]
@@ -76,31 +72,6 @@ def read_journal(path: str | Path) -> Stored:
         raise InputFileError(str(path), "is not a journal of steptime", hint="give another file, or delete this one")
     records = tuple(record for record in parsed[1:] if record is not None)
     return Stored(header=parsed[0], records=records, whole_bytes=len(data) - len(torn))
-
-
-def refuse_endless(path: str | Path) -> None:
-    """Refuse what a reader may wait for without end, a named pipe or a device; what the shell opened is read.
-
-    Raises:
-        InputFileError: it is neither a file nor a folder, nor below ``/dev/fd`` as ``<(...)`` is.
-    """
-    try:
-        mode = Path(path).stat().st_mode
-    except (OSError, ValueError):  # said by who reads it
-        return
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not str(path).startswith(OPENED):
-        raise InputFileError(str(path), "is not a regular file", hint="write it to a file first")
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise InputFileError(str(path), "is not a plain file" if path.exists() else "there is no such file")
-        if path.stat().st_size > MAX_BYTES:
-            raise InputFileError(str(path), f"is larger than {MAX_BYTES} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be read: {error.strerror or error}") from None
 
 
 def _parsed(line: bytes) -> Record | None:
@@ -239,124 +210,3 @@ def check_header(path: str | Path, found: Record, wanted: Record) -> None:
 
 def _shown(value: object) -> str:
     return shorten(json.dumps(value), 60) if value is not None else "absent"
-
-
-def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:
-    """Writes a text file so that a reader sees the old file or the new one, never a part.
-
-    Args:
-        path: the file.
-        text: what it holds then.
-        make_folder: make its folder where there is none.
-
-    Raises:
-        InputFileError: it cannot be written.
-    """
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        raise InputFileError(str(path), "is not a plain file")
-    try:
-        if make_folder:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(target.resolve(), text.encode())
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
-
-
-def replace_file(target: Path, data: bytes) -> None:
-    """Replaces a file by a complete new one with its mode, or leaves it as it is.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def refuse_unwritable(path: str | Path) -> None:
-    """Find out before the work, not after it, that a file cannot be written.
-
-    Raises:
-        InputFileError: the folder is missing or read-only, or the path is no plain file.
-    """
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        raise InputFileError(str(path), "is a folder" if target.is_dir() else "is not a plain file")
-    try:
-        with tempfile.TemporaryFile(dir=target.resolve().parent):
-            pass
-        if target.exists():
-            with target.open("ab"):
-                pass
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
-
-
-TABLES: Final = {".csv": "csv, header true", ".csv.gz": "csv, header true, compression gzip", ".parquet": "parquet"}
-
-
-def refuse_table(path: str | Path) -> str:
-    """Find out before the work that a table cannot be written; its ending, of :data:`TABLES`.
-
-    Raises:
-        UserError: the ending is none of these.
-        InputFileError: as :func:`refuse_unwritable`.
-    """
-    ending = next((e for e in TABLES if Path(path).name.lower().endswith(e)), None)
-    if ending is None:
-        raise UserError(f"{shorten(str(path))} is not a table", hint=f"give a file that ends in {', '.join(TABLES)}")
-    refuse_unwritable(path)
-    return ending
-
-
-def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as CSV, CSV.gz or Parquet, by the ending; columns are those of all rows, in order of appearance.
-
-    Numbers become doubles, everything else text; what a row lacks is null.
-
-    Raises:
-        UserError: the ending is none of these, or there are no rows.
-        InputFileError: it cannot be written.
-    """
-    import duckdb
-
-    target, ending = Path(path), refuse_table(path)
-    if not rows:
-        raise UserError(f"there are no rows for {shorten(str(path))}")
-    columns = list({name: None for row in rows for name in row})
-    numeric = {c: all(isinstance(row.get(c), (int, float, type(None))) for row in rows) for c in columns}
-    types = ", ".join(f"{_quoted(c)} {'double' if numeric[c] else 'varchar'}" for c in columns)
-    values = [[_cell(row.get(c), numeric[c]) for c in columns] for row in rows]
-    connection = duckdb.connect()
-    try:
-        connection.execute(f"create table t ({types})")
-        connection.executemany(f"insert into t values ({', '.join('?' * len(columns))})", values)
-        literal = str(target).replace("'", "''")
-        connection.execute(f"copy t to '{literal}' (format {TABLES[ending]})")
-    except duckdb.Error as error:
-        raise InputFileError(str(path), f"cannot be written: {str(error).splitlines()[0][:200]}") from None
-    finally:
-        connection.close()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _cell(value: Any, numeric: bool) -> Any:
-    return value if numeric or value is None else str(value)

@@ -1,0 +1,169 @@
+"""Files of users: read with all the ways in which that can fail named, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.errors import InputFileError, nearest
+
+#: Where a process finds what it was started with.
+OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+
+
+def refuse_endless(path: str | os.PathLike[str]) -> None:
+    """Refuse what a reader may wait for without end, a named pipe or a device; what the shell opened is read.
+
+    Raises:
+        InputFileError: it is neither a file nor a folder, nor below ``/dev/fd`` as ``<(...)`` is.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # said by who reads it
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not str(path).startswith(OPENED):
+        raise InputFileError(str(path), "is not a regular file", hint="write it to a file first")
+
+
+def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError:
+    """What a failed attempt to open or read a file means, in words."""
+    where = os.fspath(path)
+    if isinstance(error, FileNotFoundError):
+        return InputFileError(where, "there is no such file", hint=_neighbour(Path(path)))
+    if isinstance(error, IsADirectoryError):
+        return InputFileError(where, "is a folder, not a file")
+    if isinstance(error, ValueError):
+        return InputFileError(ascii(where), f"is not a path: {error}")
+    return InputFileError(where, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _neighbour(path: Path) -> str | None:
+    """A file beside the missing one whose name is nearly the same."""
+    try:
+        close = nearest(path.name, (p.name for p in path.parent.glob(f"*{path.suffix}")), count=1)
+    except (OSError, ValueError):
+        return None
+    return f"did you mean {path.parent / close[0]}?" if path.suffix and close else None
+
+
+def read_bytes(path: str | os.PathLike[str], at_most: int, what: str, *, hint: str | None = None) -> bytes:
+    """The content of a user's file.
+
+    Args:
+        path: the file.
+        at_most: bytes that it may have.
+        what: what it ought to be, for the message about one that is larger.
+        hint: what to do about that.
+
+    Raises:
+        InputFileError: it is missing, a folder, no regular file, unreadable or too large.
+    """
+    refuse_endless(path)
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = b"" if size > at_most else file.read(at_most + 1)
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
+    if max(size, len(data)) > at_most:
+        raise InputFileError(
+            os.fspath(path), f"is larger than {at_most / 2**20:g} MiB, too large for {what}", hint=hint
+        )
+    return data
+
+
+def read_text(path: str | os.PathLike[str], at_most: int, what: str) -> str:
+    """The text of a user's file in UTF-8, with or without a byte-order mark; arguments of :func:`read_bytes`.
+
+    Raises:
+        InputFileError: as :func:`read_bytes`, or it is not UTF-8.
+    """
+    data = read_bytes(path, at_most, what)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputFileError(os.fspath(path), f"is not UTF-8 text (byte {error.start})") from None
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The document in a TOML text.
+
+    Raises:
+        InputFileError: the text is not TOML, or nested too deeply; the message names the file ``where``.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputFileError(where, "is nested too deeply") from None
+    except ValueError as error:
+        raise InputFileError(where, f"is not valid TOML: {error}") from None
+
+
+def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:
+    """Writes a text file so that a reader sees the old file or the new one, never a part.
+
+    Args:
+        path: the file.
+        text: what it holds then.
+        make_folder: make its folder where there is none.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise InputFileError(str(path), "is not a regular file")
+    try:
+        if make_folder:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target.resolve(), text.encode())
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
+
+
+def replace_file(target: Path, data: bytes) -> None:
+    """Replaces a file by a complete new one with its mode, or leaves it as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def refuse_unwritable(path: str | Path) -> None:
+    """Find out before the work, not after it, that a file cannot be written.
+
+    Raises:
+        InputFileError: the folder is missing or read-only, or the path is no regular file.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise InputFileError(str(path), "is a folder" if target.is_dir() else "is not a regular file")
+    try:
+        with tempfile.TemporaryFile(dir=target.resolve().parent):
+            pass
+        if target.exists():
+            with target.open("ab"):
+                pass
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None

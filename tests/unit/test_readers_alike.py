@@ -1,0 +1,59 @@
+"""Every reader of a user's file says the same of one that is missing or a folder, and names one that is nearly it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steptime.calibrate.mesh.read import read_links
+from steptime.calibrate.table import read_table
+from steptime.errors import InputFileError
+from steptime.hardware.library import load_cluster
+from steptime.store.files import read_bytes
+from steptime.store.journal import read_journal
+from steptime.study.doctor.source import open_bytes
+from steptime.study.measured.read import read_rows
+from steptime.surface.formats.fields import read_description
+from steptime.surface.formats.huggingface.reader import read_huggingface
+from steptime.surface.formats.snapshot_reader import read_snapshot
+from steptime.workload.library import read_model_toml
+
+READERS: dict[str, tuple[Callable[..., object], str]] = {
+    "model": (read_model_toml, "a.toml"), "cluster": (load_cluster, "a.toml"), "run": (read_description, "a.toml"),
+    "journal": (read_journal, "a.jsonl"), "snapshot": (read_snapshot, "a.pickle"), "log": (open_bytes, "a.log"),
+    "runs": (read_rows, "a.csv"), "table": (read_table, "a.parquet"), "links": (read_links, "a.csv"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_missing_file_is_said_to_be_missing(reader: str, tmp_path: Path) -> None:
+    read, name = READERS[reader]
+    beside = tmp_path / f"my_{name}"
+    beside.write_text("")
+    with pytest.raises(InputFileError, match=rf"there is no such file\n.*did you mean .*{beside.name}") as error:
+        read(str(tmp_path / f"mi_{name}"))
+    assert str(error.value).startswith(str(tmp_path / f"mi_{name}"))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_folder_is_said_to_be_one(reader: str, tmp_path: Path) -> None:
+    read, name = READERS[reader]
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputFileError, match="is a folder, not a file"):
+        read(str(tmp_path / name))
+
+
+def test_a_folder_of_a_model_needs_its_configuration(tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match=r"config\.json: there is no such file"):
+        read_huggingface(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(2**21 + 1)
+    with pytest.raises(InputFileError, match="is larger than 2 MiB, too large for a hardware file"):
+        read_bytes(large, 2**21, "a hardware file")
+    assert len(read_bytes(large, 2**22, "a hardware file")) == 2**21 + 1
