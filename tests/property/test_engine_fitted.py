@@ -17,6 +17,7 @@ from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.step_terms import Line
 from steptime.estimate.terms_of import exposed_terms, lines_of
+from steptime.estimate.traffic import optimizer_bytes
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL
@@ -67,7 +68,7 @@ def test_the_bracket_holds_and_terms_add_up(data):
     e = case.evaluate(data.draw(legal_plans(case)))
     low, high = bracket_s(e)
     assert 0 < low <= e.step_time_s <= high
-    optimizer = streamed(e.machine.models, e.step.optimizer_bytes)
+    optimizer = streamed(e.machine.models, optimizer_bytes(e.job, e.step.owned))
     assert optimizer is not None
     own_s = float(optimizer.seconds) * case.job.framework.optimizer
     assert "optimizer" in case.job.offload or close(float(e.step.optimizer_s), own_s)

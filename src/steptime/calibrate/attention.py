@@ -105,15 +105,16 @@ def implementation(source: str, kernel: str, notes: str, dtype: str) -> str:
 
 def whole_sequences(table: Table) -> dict[str, Array]:
     """Shape arguments of :func:`tiled_attention_s`, forward."""
-    return _tiled(table, times.attention_pair_flops, 1.0)
+    return _tiled(table, times.attention_pair_flops)
 
 
 def gradients(table: Table) -> dict[str, Array]:
     """The same, backward: queries, outputs and their gradients; keys, values and theirs."""
-    return _tiled(table, times.attention_backward_pair_flops, 2.0)
+    found = _tiled(table, times.attention_backward_pair_flops)
+    return found | {"moved_bytes": np.asarray(times.attention_backward_bytes(found["moved_bytes"]))}
 
 
-def _tiled(table: Table, pair_flops: Callable[[Array, Array], Array | float], passes: float) -> dict[str, Array]:
+def _tiled(table: Table, pair_flops: Callable[[Array, Array], Array | float]) -> dict[str, Array]:
     number = table.number
     batch, heads, kv_heads = number("b"), number("h_q"), number("h_kv")
     queries, keys = number("s_q"), number("s_kv")
@@ -125,7 +126,7 @@ def _tiled(table: Table, pair_flops: Callable[[Array, Array], Array | float], pa
     return {
         "batch": batch, "heads": heads, "kv_heads": kv_heads, "queries": queries, "keys": keys, "causal": causal,
         "window": window, "pair_flops": np.asarray(pair_flops(number("d_qk"), number("d_v"))),
-        "moved_bytes": passes * np.asarray(moved),
+        "moved_bytes": np.asarray(moved),
     }  # fmt: skip
 
 

@@ -149,6 +149,19 @@ def attention_backward_pair_flops(qk_dim: Num, v_dim: Num) -> Num:
     return 2 * (3 * qk_dim + 2 * v_dim)
 
 
+def attention_backward_bytes(forward_bytes: Num) -> Num:
+    r"""Traffic of attention backward: $M_b = 2 M$.
+
+    where $M$ = `forward_bytes`: queries, outputs, keys and values are read, and the gradients of all of them pass too.
+
+    Source: count of bytes, as `attention_bytes`.
+
+    >>> attention_backward_bytes(15360)
+    30720
+    """
+    return 2 * forward_bytes
+
+
 def seen_keys(queries: Num, keys: Num, window: Num) -> Num:
     r"""Keys that are read at all: $\min(s_k, w + s_q)$ with a window, else $s_k$.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from steptime.num import Num, log2, maximum
 
 NODE = 8
-"""Devices that need no network between them, as a rule."""
+"""Devices of one node, as a rule: they need no network between them."""
 
 
 def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:

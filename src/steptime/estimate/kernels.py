@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from steptime.cost.attention_time import tiled_attention_s
+from steptime.cost.attention_time import (
+    attention_backward_bytes,
+    attention_backward_pair_flops,
+    attention_pair_flops,
+    tiled_attention_s,
+)
 from steptime.cost.gemm import gemm_s
 from steptime.cost.gemm_residual import NAMES, gemm_residual, residual_table
 from steptime.cost.quantisation import nvfp4_element_bytes
@@ -34,8 +39,6 @@ OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grou
 """Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
 FEW_UNITS, SPREAD_UNITS = 10, 64
 """Devices with fewer units than this have no multiprocessors: their work spreads as over so many."""
-BACKWARD_PAIRS, BACKWARD_TRAFFIC = 2.5, 2.0
-"""Work and traffic of attention backward against forward, where only the forward has been measured."""
 
 #: A rate of a machine -> arguments of the models that it stands for.
 RATES = {
@@ -266,11 +269,12 @@ def _attention(models: Models, operator: str, shape: Mapping[str, Num], backward
     name = "attention_backward" if backward else "attention"
     if name not in models or "queries" not in shape:
         return None
-    pairs, traffic = (BACKWARD_PAIRS, BACKWARD_TRAFFIC) if backward else (1.0, 1.0)
-    q, element = shape["head_dim"], shape["element_bytes"]
-    moved = 2 * (shape["rows"] + shape["kv_rows"]) * q * element * traffic
+    q = shape["head_dim"]
+    pair_flops = attention_backward_pair_flops(q, q) if backward else attention_pair_flops(q, q)
+    moved = 2 * (shape["rows"] + shape["kv_rows"]) * q * shape["element_bytes"]
+    moved = attention_backward_bytes(moved) if backward else moved
     call = {name: shape[name] for name in ("batch", "heads", "kv_heads", "queries", "causal", "window")}
-    call |= {"keys": shape["seen_keys"], "pair_flops": 4 * q * pairs, "moved_bytes": moved}
+    call |= {"keys": shape["seen_keys"], "pair_flops": pair_flops, "moved_bytes": moved}
     return Timed(model=models[name], shapes=(call,))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from steptime.cost.offload import SOCKETS
+from steptime.cost.scaling import NODE
 from steptime.errors import UserError
 from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
 from steptime.estimate.kernels import Models, models_of, profile_of
@@ -18,8 +19,6 @@ from steptime.num import Num, where
 from steptime.plan.job import Precision
 from steptime.plan.quantise import NARROW_DTYPES
 
-NODE = 8
-"""Devices of one node, as a rule."""
 UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
 
 

@@ -31,14 +31,6 @@ optimiser's step comes when no activations are left; with fused kernels it needs
 LAYERS_TERM = "activations/layers/activation_bytes"
 
 
-def gradient_ranks(strategy: Strategy, plans: Plans) -> Num:
-    """Ranks that reduce a gradient together."""
-    ranks: Num = 1
-    for axis in strategy.gradient_axes:
-        ranks = ranks * getattr(plans, axis)
-    return ranks
-
-
 def sharing_ranks(plans: Plans, ranks: Num) -> Num:
     """Ranks of a group of so many that ZeRO shares out over: all, or those of one replica of the shards."""
     if not isinstance(plans.shard, np.ndarray) and not plans.shard:
@@ -113,7 +105,7 @@ def stage_of(method: Method, job: Job, plans: Plans, name: str) -> Stage:
 def held_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Calls:
     """What a stage holds throughout: weights, gradients, states, buffers."""
     weights = _total(sizes, "weights", stage, job)
-    ranks = sharing_ranks(plans, gradient_ranks(strategy, plans))
+    ranks = sharing_ranks(plans, strategy.gradient_ranks(plans))
     each = state_bytes(job)
 
     def states(name: str) -> MemoryCall:
@@ -211,7 +203,7 @@ def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> MemoryCall:
 def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> MemoryCall:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
     sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
-    dense = where(sharded & (sharing_ranks(plans, gradient_ranks(strategy, plans)) > 1), 1.0, 0.0)
+    dense = where(sharded & (sharing_ranks(plans, strategy.gradient_ranks(plans)) > 1), 1.0, 0.0)
     parameters, trained = (layer.weights + layer.frozen_bytes / each) * dense, layer.weights * dense
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         experts = where(sharded & (sharing_ranks(plans, plans.edp) > 1), 1.0, 0.0)
@@ -254,7 +246,7 @@ def _frozen_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stag
     out: Calls = {}
     if not sizes.has("frozen") and not sizes.has("frozen_experts"):
         return out
-    dense = gradient_ranks(strategy, plans)
+    dense = strategy.gradient_ranks(plans)
     for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", plans.edp)):
         if not sizes.has(pool):
             continue

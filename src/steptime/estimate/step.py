@@ -21,8 +21,8 @@ from steptime.estimate.traffic import (
     CriticalStage,
     Traffic,
     host_optimizer_time_s,
-    optimizer_bytes_of,
     optimizer_time_s,
+    owned_parameters,
     replicated_s,
     traffic_of,
 )
@@ -84,8 +84,8 @@ class StepInputs:
     traffic: Traffic
     replicated_s: Num
     """Reduction of gradients of weights that tensor-parallel ranks replicate."""
-    optimizer_bytes: Num
-    """Memory traffic of the optimiser."""
+    owned: Num
+    """Parameters that a rank updates."""
     optimizer_s: Num
     """Its time on the device; 0 where the host does it."""
     host_optimizer_s: Num
@@ -164,8 +164,8 @@ class Step:
     replicated_s: Num
     """Gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
-    optimizer_bytes: Num
-    """Memory traffic of the optimiser."""
+    owned: Num
+    """Parameters that a rank updates."""
     copies_s: Num
     """Waits for activations on their way to the host and back, filling and draining of the pipeline included."""
     copies_busy_s: Num
@@ -298,7 +298,7 @@ def inputs_of(
     fast_s, slow_s = boundary_times_s(job, machine, plans, sizes.boundary_bytes)
     slow_s = slow_s * method.slow_link_share(plans)
     micro_batches = method.micro_batches(job, plans)
-    optimizer_bytes = optimizer_bytes_of(method, strategy, job, plans, sizes, stage)
+    owned = owned_parameters(method, strategy, plans, sizes, stage)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         lifted=lifted_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
@@ -307,8 +307,8 @@ def inputs_of(
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
         traffic=traffic_of(method, strategy, job, machine, plans, sizes, stage, micro_batches),
         replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, stage),
-        optimizer_bytes=optimizer_bytes, optimizer_s=optimizer_time_s(job, optimizer_bytes, machine),
-        host_optimizer_s=host_optimizer_time_s(job, optimizer_bytes, machine),
+        owned=owned, optimizer_s=optimizer_time_s(job, owned, machine),
+        host_optimizer_s=host_optimizer_time_s(job, owned, machine),
     )  # fmt: skip
 
 
@@ -332,7 +332,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Cri
         bubble_links_s=(stages - 1) * 2 * link_s,
         stage_host_s=stage_issue_s(inputs.micro_batches, chunks, stages, framework.stage_s),
         replicated_s=inputs.replicated_s,
-        optimizer_bytes=inputs.optimizer_bytes,
+        owned=inputs.owned,
         optimizer_s=inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s,
         overhead_s=step_overhead_s(framework.step_s),
         copies_s=copies_s(inputs, stage, layer.forward_s, backward_s),

@@ -14,7 +14,14 @@ from steptime.estimate.kernels import Timed
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.result import Argument, FormulaCall
 from steptime.estimate.step import Behind, bubble_arguments, copy_arguments, copy_bubble
-from steptime.estimate.traffic import Sent, layer_copy_arguments, offloaded_arguments, replicated_of, shared_of
+from steptime.estimate.traffic import (
+    Sent,
+    layer_copy_arguments,
+    offloaded_arguments,
+    optimizer_bytes,
+    replicated_of,
+    shared_of,
+)
 from steptime.num import Num
 from steptime.plan.schedules import ZERO_BUBBLE
 
@@ -124,9 +131,9 @@ def _copies_recipe(e: Evaluation) -> Made:
 
 def _optimizer_line(e: Evaluation) -> Line:
     step, machine = e.step, e.machine
-    seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, step.optimizer_bytes
+    seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, optimizer_bytes(e.job, step.owned)
     if "optimizer" in e.job.offload:
-        host = offloaded_arguments(e.job, moved, machine)
+        host = offloaded_arguments(e.job, step.owned, machine)
         recipe = known("offload.host_adam_s", host, machine.host_basis)
         return Line(path="optimizer/host_adam_s", exposed_s=seconds, recipe=recipe)
     fitted = streamed(machine.models, moved)

@@ -13,7 +13,7 @@ from steptime.cost.offload import host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import gradient_ranks, kept_of_layer, sharing_ranks
+from steptime.estimate.memory import kept_of_layer, sharing_ranks
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
@@ -206,14 +206,11 @@ def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stag
     return Sent("all_reduce", size_bytes, group_of(plans, (strategy.replicated_axis,)))
 
 
-def offloaded_arguments(job: Job, optimizer_bytes: Num, machine: Machine) -> dict[str, Num]:
-    """Arguments of the optimiser step on the host."""
-    precision = job.precision
-    states = job.optimizer.bytes_per_parameter(precision)
-    owned = optimizer_bytes / adam_step_bytes(1, states, job.gradient_bytes, precision.element_bytes)
+def offloaded_arguments(job: Job, owned: Num, machine: Machine) -> dict[str, Num]:
+    """Arguments of the optimiser step on the host, for so many parameters of a rank."""
     return {
         "parameters": owned, "ranks": machine.host_ranks,
-        "moved_bytes": owned * (job.gradient_bytes + precision.element_bytes), "host_Bps": machine.host_Bps,
+        "moved_bytes": owned * (job.gradient_bytes + job.precision.element_bytes), "host_Bps": machine.host_Bps,
     }  # fmt: skip
 
 
@@ -228,33 +225,36 @@ def layer_copy_arguments(plans: Plans, sizes: Sizes, machine: Machine) -> dict[s
     return {"kept_bytes": kept_bytes, "host_Bps": machine.host_Bps}
 
 
-def optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> Num:
+def optimizer_bytes(job: Job, owned: Num) -> Num:
+    """Memory traffic of the optimiser for so many parameters of a rank."""
+    state_bytes = job.optimizer.bytes_per_parameter(job.precision)
+    return adam_step_bytes(owned, state_bytes, job.gradient_bytes, job.precision.element_bytes)
+
+
+def optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
     """Time of the optimiser's pass over its tensors on the device; 0 where the host does it."""
     if "optimizer" in job.offload:
         return 0.0
-    fitted = streamed(machine.models, optimizer_bytes)
+    moved_bytes = optimizer_bytes(job, owned)
+    fitted = streamed(machine.models, moved_bytes)
     if fitted is None:
-        return memory_s(optimizer_bytes, machine.memory_Bps)
-    return where(optimizer_bytes > 0, fitted.seconds, 0.0)
+        return memory_s(moved_bytes, machine.memory_Bps)
+    return where(moved_bytes > 0, fitted.seconds, 0.0)
 
 
-def host_optimizer_time_s(job: Job, optimizer_bytes: Num, machine: Machine) -> Num:
+def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
     """Time of the optimiser on the host; 0 where the device does it."""
-    return host_adam_s(**offloaded_arguments(job, optimizer_bytes, machine)) if "optimizer" in job.offload else 0.0
+    return host_adam_s(**offloaded_arguments(job, owned, machine)) if "optimizer" in job.offload else 0.0
 
 
-def optimizer_bytes_of(
-    method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage
-) -> Num:
-    """Memory traffic of the optimiser on the critical stage."""
+def owned_parameters(method: Method, strategy: Strategy, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Num:
+    """Parameters of the critical stage that a rank updates; 0 where the method leaves the optimiser out."""
     if not method.optimizer_step:
         return 0.0 * plans.dp
-    owned = _owned(plans, _on_stage(sizes, stage, "weights"), gradient_ranks(strategy, plans))
+    owned = _owned(plans, _on_stage(sizes, stage, "weights"), strategy.gradient_ranks(plans))
     if sizes.has("expert_weights"):
         owned = owned + _owned(plans, _on_stage(sizes, stage, "expert_weights"), plans.edp)
-    precision = job.precision
-    state_bytes = job.optimizer.bytes_per_parameter(precision)
-    return adam_step_bytes(owned, state_bytes, job.gradient_bytes, precision.element_bytes)
+    return owned
 
 
 def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:

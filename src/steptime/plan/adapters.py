@@ -64,7 +64,7 @@ def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list
 def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
     element, rank = job.precision.element_bytes, adapter.rank
     m, n, k = row.shape["m"], row.shape["n"], row.shape["k"]
-    projections = PROJECTIONS.get(row.name, 2 if job.model.gated_mlp and row.name in ("mlp_in", "shared_in") else 1)
+    projections = PROJECTIONS.get(row.name, job.model.mlp_inputs if row.name in ("mlp_in", "shared_in") else 1)
     first: Num = projections * rank * k
     second: Num = rank * n
     cut = row.name in ROW_PARALLEL

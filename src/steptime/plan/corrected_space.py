@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -211,7 +210,7 @@ def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
 
 def nobody_shares(job: Job, strategy: Strategy, plans: Plans) -> Array:
     """Whether no two ranks hold the same weights, so that all ZeRO stages are one plan."""
-    alone: Array = np.asarray(math.prod(getattr(plans, axis) for axis in strategy.gradient_axes)) == 1
+    alone: Array = np.asarray(strategy.gradient_ranks(plans)) == 1
     return alone if job.model.experts is None else np.logical_and(alone, np.asarray(plans.edp) == 1)
 
 

@@ -26,6 +26,13 @@ class Strategy(ABC):
     replicated_axis: ClassVar[str] = "tp"
     """Axis whose ranks all hold the weights that a row calls replicated."""
 
+    def gradient_ranks(self, plans: Plans) -> Num:
+        """Ranks that reduce a gradient together."""
+        ranks: Num = 1
+        for axis in self.gradient_axes:
+            ranks = ranks * getattr(plans, axis)
+        return ranks
+
     @abstractmethod
     def block(self, job: Job, plans: Plans) -> Block:
         """Rows of one layer and of what surrounds the layers, for one micro-batch."""

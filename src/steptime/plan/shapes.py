@@ -31,7 +31,7 @@ class Shape:
         self.query_width = self.heads * self.value_dim
         self.qkv_width = (self.heads + 2 * self.kv_heads) * model.head_dim
         self.ffn = ceil_div(model.ffn_hidden, plans.tp)
-        self.ffn_in = self.ffn * (2 if model.gated_mlp else 1)
+        self.ffn_in = self.ffn * model.mlp_inputs
         self.vocab = ceil_div(model.vocab, plans.tp)
         self.norm_kind = "layer_norm" if model.norm == "layernorm" else "rms_norm"
         self.norm_weights = 2 if model.norm_bias else 1
@@ -105,7 +105,7 @@ class Shape:
     @property
     def expert_in(self) -> Num:
         """Columns of an expert's first product."""
-        return self.expert_width * (2 if self.model.gated_mlp else 1)
+        return self.expert_width * self.model.mlp_inputs
 
 
 def _experts(model: ModelSpec) -> Experts:

@@ -162,7 +162,7 @@ class Corrected(Strategy):
             return expert_rows(s, experts)
         local = ceil_div(width, s.plans.tp)
         rows = [
-            self.into_block(s, "shared_in", "experts", local * (2 if s.model.gated_mlp else 1)),
+            self.into_block(s, "shared_in", "experts", local * s.model.mlp_inputs),
             activation("shared_activation", "experts", s.tokens * local, element_bytes=s.element_bytes,
                        gated=s.model.gated_mlp),
             self.out_of_block(s, "shared_out", "experts", local, width),

@@ -46,7 +46,7 @@ def _mlp_widths(s: Shape) -> list[Num]:
 
 def _inner(s: Shape, local: Num) -> Num:
     """Columns of the first product of an MLP of some local width."""
-    return local * (2 if s.model.gated_mlp else 1)
+    return local * s.model.mlp_inputs
 
 
 def _mlp_elements(s: Shape, local: Num) -> Num:

@@ -135,7 +135,7 @@ def _experts(spec: ModelSpec, experts: Experts) -> dict[str, int]:
 
 def _mlp_pair(spec: ModelSpec, ffn: int, bias: bool) -> tuple[int, int]:
     """Parameters into and out of a hidden layer of width ``ffn``; the gate counts with the way in."""
-    return (1 + spec.gated_mlp) * ffn * (spec.hidden + bias), spec.hidden * (ffn + bias)
+    return spec.mlp_inputs * ffn * (spec.hidden + bias), spec.hidden * (ffn + bias)
 
 
 def _further_tokens(spec: ModelSpec) -> dict[str, int]:

@@ -139,6 +139,11 @@ class ModelSpec:
         return 1.0 if self.causal else MASKED_SHARE
 
     @property
+    def mlp_inputs(self) -> int:
+        """Products into an MLP, which run as one: of a gated one 2 (gate and up), else 1."""
+        return 2 if self.gated_mlp else 1
+
+    @property
     def query_width(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_dim
