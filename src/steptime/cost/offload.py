@@ -66,18 +66,18 @@ def exposed_copies_s(copy_s: Num, forward_s: Num, backward_s: Num, hides: Num) -
     return _waited_s(forward_s, copy_s, hides) + _waited_s(backward_s, copy_s, hides)
 
 
-def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num, host_Bps: Num) -> Num:
+def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num, updates_per_s: Num, host_Bps: Num) -> Num:
     r"""Optimiser step on the host.
 
     $$t = \frac{r\,P}{R_h} + \frac{M}{\beta_h}$$
 
-    where each of $r$ = `ranks` devices that share a host of two sockets owns $P$ = `parameters`, the host updates
-    $R_h$ = :data:`HOST_ADAM_PER_S` parameters per second, and $M$ = `moved_bytes` (gradients down, weights up) cross
-    the link of a device at $\beta_h$ = `host_Bps` (bytes/s).
+    where each of $r$ = `ranks` devices that share a host owns $P$ = `parameters`, the host updates $R_h$ =
+    `updates_per_s` parameters per second (of two sockets :data:`HOST_ADAM_PER_S`), and $M$ = `moved_bytes` (gradients
+    down, weights up) cross the link of a device at $\beta_h$ = `host_Bps` (bytes/s).
 
     Source: ZeRO-Offload, Ren et al., arXiv 2101.06840.
 
-    >>> round(host_adam_s(1e9, 8, 4e9, 20e9), 2)
+    >>> round(host_adam_s(1e9, 8, 4e9, 3.9e9, 20e9), 2)
     2.25
     """
-    return ranks * parameters / HOST_ADAM_PER_S + moved_bytes / host_Bps
+    return ranks * parameters / updates_per_s + moved_bytes / host_Bps

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
-from steptime.cost.offload import host_adam_s, host_copy_s
+from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
@@ -210,7 +210,8 @@ def offloaded_arguments(job: Job, owned: Num, machine: Machine) -> dict[str, Num
     """Arguments of the optimiser step on the host, for so many parameters of a rank."""
     return {
         "parameters": owned, "ranks": machine.host_ranks,
-        "moved_bytes": owned * (job.gradient_bytes + job.precision.element_bytes), "host_Bps": machine.host_Bps,
+        "moved_bytes": owned * (job.gradient_bytes + job.precision.element_bytes),
+        "updates_per_s": HOST_ADAM_PER_S, "host_Bps": machine.host_Bps,
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from steptime.cost.offload import host_adam_s
+from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s
 from steptime.cost.optimiser_step import adam_flops
 from steptime.errors import UserError
 from steptime.estimate.graph import KernelCall, Work
@@ -346,7 +346,8 @@ class Captured(Batched):
             return update_s + 2.0 * state_bytes(program) / self.host_Bps
         if kind == "offload":
             ranks = host_ranks(self.bench.device, 1, 1)
-            return float(host_adam_s(elements, ranks, gradient_bytes(program) + weights, self.host_Bps))
+            moved = gradient_bytes(program) + weights
+            return float(host_adam_s(elements, ranks, moved, HOST_ADAM_PER_S, self.host_Bps))
         return update_s
 
     def _streamed_s(self, precision: str, name: str, moved: float, flops: float, launches: float) -> float:

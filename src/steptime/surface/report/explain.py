@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _DISPLAY: Final = re.compile(r"\$\$(.+?)\$\$|\.\. math::[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.DOTALL)
 _SYMBOLS: Final = (
-    re.compile(r"\$([^$]+)\$ = `+(\w+)`+()"),
+    re.compile(r"\$([^$]+)\$\s+=\s+`+(\w+)`+()"),
     re.compile(r"^\s*(\w+): :math:`([^`]+)`()", re.MULTILINE),
 )
 _SOURCE: Final = re.compile(r"^[ \t]*Source:\s*(.+(?:\n[ \t]*\S.*)*)", re.MULTILINE)
@@ -56,7 +56,7 @@ def formula_of(function: str) -> Formula:
         name=name,
         math=" ".join(latex.split()),
         symbols={**_symbols(inspect.getdoc(module) or ""), **_symbols(doc)},
-        source="" if source is None else " ".join(source.group(1).split()).rstrip("."),
+        source="" if source is None else _inline(" ".join(source.group(1).split()).rstrip(".")),
     )
 
 
@@ -67,6 +67,15 @@ def _find(name: str) -> tuple[ModuleType | None, Any]:
     except ImportError:
         return None, None
     return module, getattr(module, attribute, None)
+
+
+def _inline(text: str) -> str:
+    r"""A sentence with its formulas as text.
+
+    >>> _inline(r"grows with $\log n$")
+    'grows with log n'
+    """
+    return re.sub(r"\$([^$]+)\$", lambda found: to_text(found.group(1)), text)
 
 
 def _symbols(doc: str) -> dict[str, str]:

@@ -32,8 +32,16 @@ def to_text(formula: str, values: Mapping[str, str] | None = None) -> str:
     't = (S (n - 1))/(n beta_f)'
     >>> to_text(r"F = 2 m n k", {"m": "8", "n": "4", "k": "2"})
     'F = 2 · 8 · 4 · 2'
+    >>> to_text(r"t = g \log_2 \max(n / 8, 1)", {"g": "0.5", "n": "64"})
+    't = 0.5 · log_2 max(64 / 8, 1)'
+    >>> to_text(r"t = \sum_i t_i - t_{\max}", {"sum_i t_i": "3", "t_max": "1"})
+    't = 3 - 1'
     """
-    return _Renderer(formula, values or {}).group(None)
+    text = _Renderer(formula, values or {}).group(None)
+    for symbol, value in (values or {}).items():
+        if " " in symbol:
+            text = text.replace(symbol, value)
+    return text
 
 
 class _Renderer:
@@ -109,7 +117,7 @@ class _Renderer:
     def _symbol(self, name: str) -> str:
         """A letter or word with its subscript and primes, or the number that stands for it."""
         if name in _FUNCTIONS:
-            return name
+            return name + self._piece(self._next()) if self._peek() == "_" else name
         while self._peek() in ("_", "'"):
             name += "'" if self._next() == "'" else "_" + self._raw_subscript()
         return self._values.get(name, name)
@@ -137,10 +145,10 @@ def _join(pieces: list[str], *, dots: bool) -> str:
 def _gap(left: str, right: str, *, dots: bool) -> str:
     """What stands between two pieces: nothing, a space, or a dot for a product of numbers."""
     tight = not left or left.endswith("(") or right in (")", ",", ";", "]", "!") or right.startswith(("^", "_"))
-    if tight or left == "[" or (left in _FUNCTIONS and right.startswith(("(", "_"))):
+    function = left.partition("_")[0] in _FUNCTIONS
+    if tight or left == "[" or (function and right.startswith("(")):
         return ""
     if left in _BINARY or right in _BINARY or left in (",", ";"):
         return " "
-    if dots and (left[-1].isdigit() or left.endswith(")")) and (right[0].isalnum() or right.startswith("(")):
-        return " · "
-    return " "
+    factors = not function and (left[-1].isdigit() or left.endswith(")")) and (right[0].isalnum() or right[0] == "(")
+    return " · " if dots and factors else " "
