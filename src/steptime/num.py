@@ -126,6 +126,15 @@ def ceil_div(a: Num, b: Num) -> Num:
     return -floor_div(-a, b)
 
 
+def round_up(size: int, multiple: int) -> int:
+    """Smallest multiple that is not below ``size``.
+
+    >>> round_up(7, 4), round_up(8, 4)
+    (8, 8)
+    """
+    return -(-size // multiple) * multiple
+
+
 def greatest_common_divisor(a: Num, b: Num) -> Num:
     """Greatest common divisor of whole numbers.
 

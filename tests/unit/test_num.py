@@ -45,6 +45,12 @@ def test_functions_of_one_number_agree_on_arrays(x):
             assert function(np.array([x])).tolist() == pytest.approx([function(x)], rel=1e-12)
 
 
+@given(st.integers(0, 2**60), st.integers(1, 2**30))
+def test_a_size_is_rounded_up_to_the_next_multiple(size, multiple):
+    whole = num.round_up(size, multiple)
+    assert whole % multiple == 0 and 0 <= whole - size < multiple
+
+
 def test_numbers_stay_numbers():
     assert type(num.maximum(1, 2)) is type(num.where(True, 1, 2)) is type(num.ceil_div(3, 2)) is int
     assert type(num.log2(8)) is type(num.exp(0)) is float

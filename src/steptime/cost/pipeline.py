@@ -52,7 +52,7 @@ def zero_bubble_s(
 ) -> Num:
     r"""Bubble of schedules that move the gradients of weights out of the way of the other stages.
 
-    $$t = \max\left(\frac{\sum_i (t_i - l\,w_i) - (t_{\max} - l\,w_{\max})}{v},\ 0\right)$$
+    $$t = \max\left(\frac{\sum_i t_i - l \sum_i w_i - (t_{\max} - l\,w_{\max})}{v},\ 0\right)$$
 
     where $\sum_i t_i$ = `all_stages_s` and $t_{\max}$ = `slowest_stage_s` are those of :func:`pipeline_bubble_s`,
     $\sum_i w_i$ = `all_weights_s` and $w_{\max}$ = `slowest_weights_s` the parts of them that make gradients of

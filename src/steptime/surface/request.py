@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, shorten
+from steptime.num import round_up
 from steptime.plan.constraints import OPERATORS, Constraint
 from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS, OVERLAPS
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
@@ -191,7 +192,7 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None) -> dict[str,
 def _fitting(inner: int, gpus: int) -> str:
     if gpus % inner == 0:
         return f"dp {gpus // inner} would make {gpus}"
-    below, above = gpus // inner * inner, -(-gpus // inner) * inner
+    below, above = gpus // inner * inner, round_up(gpus, inner)
     counts = f"{below} or {above}" if below else f"{above}"
     return f"with these degrees {counts} GPUs would work"
 

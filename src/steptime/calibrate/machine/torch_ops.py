@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from steptime.calibrate.machine.work import LAUNCHES, Task, work_of
 from steptime.errors import UserError
+from steptime.num import round_up
 
 OperatorRun = Callable[[int], object]
 """Runs an operator on one of its copies of the operands, by number."""
@@ -67,7 +68,7 @@ class Pool:
             block = self._blocks[dtype] = self._filled(dtype, max(2 * held, count, 2**20))
             self._used = 0
         tensor = block[self._used : self._used + count].view(shape)
-        self._used += -(-count // 64) * 64
+        self._used += round_up(count, 64)
         return tensor
 
     def _filled(self, dtype: str, count: int) -> Any:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from steptime.num import round_up
 from steptime.plan.framework import piped_stage
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
@@ -187,5 +188,5 @@ def _sizes(fields: Mapping[str, str]) -> dict[str, int]:
     multiple, factor = said.get("multiple_of"), w.number(fields.get("ffn_dim_multiplier", "1")) or 1.0
     if multiple and 0 < factor < 1e3 and "hidden" in out and "ffn_hidden" not in out:
         width = int(factor * int(8 * out["hidden"] / 3))
-        out["ffn_hidden"] = -(-width // multiple) * multiple
+        out["ffn_hidden"] = round_up(width, multiple)
     return out

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.num import round_up
 from steptime.surface.formats.binary import write_bytes
 from steptime.surface.formats.timeline import Clock
 from steptime.workload.graph import BEFORE, Program
@@ -161,7 +162,7 @@ def _workspaces(placement: Placement, sizes: Sequence[int]) -> list[dict[str, An
     address = max([address, *(event.address + event.size_bytes for event in placement.events)])
     out = []
     for size in sizes:
-        address = -(-address // 2**21) * 2**21
+        address = round_up(address, 2**21)
         frames = [_frame("cuBLAS", 0, "workspace")]
         block = {
             "address": address,

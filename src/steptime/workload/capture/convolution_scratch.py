@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from steptime.num import round_up
+
 PIXELS_FOR_ONE = 20480
 """Elements of a single image from which oneDNN is used for it."""
 
@@ -66,14 +68,14 @@ def _block() -> int:
 def _blocked(channels: int, others: int) -> int:
     """Bytes of a copy whose channels are filled up to whole blocks."""
     block = _block()
-    return 4 * -(-channels // block) * block * others
+    return 4 * round_up(channels, block) * others
 
 
 def _weight_bytes(weight: Any, groups: int) -> int:
     taps = math.prod(weight.shape[2:])
     if groups > 1:
         return 4 * int(weight.numel())
-    return _blocked(weight.shape[0], -(-weight.shape[1] // _block()) * _block() * taps)
+    return _blocked(weight.shape[0], round_up(weight.shape[1], _block()) * taps)
 
 
 def _forward_bytes(x: Any, weight: Any, rest: Any, groups: int) -> int:

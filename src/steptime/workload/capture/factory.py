@@ -64,13 +64,18 @@ def load_target(text: str, *, sizes: Mapping[str, int], dtype: str | None, input
     match = TARGET.fullmatch(text)
     if match is None:
         raise UserError(f"{shorten(text)!r} is no factory", hint="write pkg.module:factory or file.py:factory")
-    factory = _found(match["module"], match["name"])
+    factory = found_factory(match["module"], match["name"])
     with _errors_of_user(text), contextlib.redirect_stdout(sys.stderr):
         given = _called(factory, sizes, dtype)
     return _target(given, text, inputs, dtype)
 
 
-def _found(module: str, name: str) -> Any:
+def found_factory(module: str, name: str) -> Any:
+    """What a dotted name means in a module or a file, which is imported for it.
+
+    Raises:
+        UserError: the import fails, or there is no such name; the message says what the user's own code raised.
+    """
     with _errors_of_user(f"importing {module}"), contextlib.redirect_stdout(sys.stderr):
         found: Any = _from_file(Path(module)) if module.endswith(".py") else _from_path(module)
     for part in name.split("."):

@@ -12,7 +12,7 @@ import torch
 from torch.utils import checkpoint as recompute
 
 from steptime.errors import UserError
-from steptime.workload.capture.factory import SIZES, TARGET, _found
+from steptime.workload.capture.factory import SIZES, TARGET, found_factory
 from steptime.workload.graph.checkpoints import Checkpoint, Tree, leaves
 
 Saves = Literal["all", "products", "8bit"]
@@ -229,7 +229,7 @@ def batch_parameter(text: str) -> inspect.Parameter | None:
     match = TARGET.fullmatch(text)
     if match is None:
         return None
-    factory = _found(match["module"], match["name"])
+    factory = found_factory(match["module"], match["name"])
     if isinstance(factory, torch.nn.Module):
         return None
     try:

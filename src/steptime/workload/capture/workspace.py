@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.num import round_up
 from steptime.workload.capture.convolution_scratch import convolution_scratch_bytes
 
 LONGEST_RUN = 33
@@ -64,7 +65,7 @@ def scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
 
 def _leading(width: int) -> int:
     """Leading dim that oneDNN gives a matrix of that width: a multiple of 16, never one of 256."""
-    width = -(-width // 16) * 16
+    width = round_up(width, 16)
     return width + 16 if width % 256 == 0 else width
 
 

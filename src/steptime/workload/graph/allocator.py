@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from steptime.errors import UserError
+from steptime.num import round_up
 from steptime.workload.graph.blocks import Block, Pool, merge, split
 
 MIN_BLOCK_BYTES: Final = 512
@@ -124,8 +125,8 @@ def round_size(requested_bytes: int, divisions: int = 0) -> int:
     if divisions > 1 and requested_bytes > MIN_BLOCK_BYTES * divisions:
         power = 1 << (requested_bytes.bit_length() - 1)
         step = power // divisions
-        return -(-requested_bytes // step) * step
-    return max(-(-requested_bytes // MIN_BLOCK_BYTES), 1) * MIN_BLOCK_BYTES
+        return round_up(requested_bytes, step)
+    return max(round_up(requested_bytes, MIN_BLOCK_BYTES), MIN_BLOCK_BYTES)
 
 
 def segment_size(size_bytes: int) -> int:
@@ -140,7 +141,7 @@ def segment_size(size_bytes: int) -> int:
         return SMALL_SEGMENT_BYTES
     if size_bytes < LARGE_BYTES:
         return LARGE_SEGMENT_BYTES
-    return -(-size_bytes // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES
+    return round_up(size_bytes, LARGE_ROUNDING_BYTES)
 
 
 class CachingAllocator:
@@ -283,7 +284,7 @@ class CachingAllocator:
             start = before if before is not None and not before.allocated else block
             if _room(start, size):
                 return start
-        space = max(ADDRESS_SPACE_BYTES, -(-size // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES)
+        space = max(ADDRESS_SPACE_BYTES, round_up(size, LARGE_SEGMENT_BYTES))
         base = self._addresses(space)
         page = SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
         block = Block(base, space // page * page, pool, base=base, mapped=False)
@@ -293,7 +294,7 @@ class CachingAllocator:
     def _map(self, block: Block, size: int, owner: int) -> Block | None:
         """Give memory to the pages of the first `size` bytes of a range that has none."""
         page = SMALL_SEGMENT_BYTES if block.pool.small else LARGE_SEGMENT_BYTES
-        mapped = min(-(-size // page) * page, block.size_bytes)
+        mapped = min(round_up(size, page), block.size_bytes)
         if not self._has(mapped):
             return None
         block.pool.remove(block)
@@ -309,7 +310,7 @@ class CachingAllocator:
     def _unmap(self, block: Block) -> None:
         """Give back the whole pages inside a free block."""
         page = SMALL_SEGMENT_BYTES if block.pool.small else LARGE_SEGMENT_BYTES
-        first = -(-(block.address - block.base) // page) * page + block.base
+        first = round_up(block.address - block.base, page) + block.base
         last = (block.end - block.base) // page * page + block.base
         if last <= first:
             return
@@ -337,7 +338,7 @@ class CachingAllocator:
 
     def _addresses(self, size: int) -> int:
         address = self._next_address
-        self._next_address += -(-size // LARGE_ROUNDING_BYTES) * LARGE_ROUNDING_BYTES
+        self._next_address += round_up(size, LARGE_ROUNDING_BYTES)
         return address
 
     def _log(self, action: Action, address: int, size: int, owner: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steptime.num import round_up
 from steptime.workload.graph.program import BEFORE, Program
 
 ALIGNMENT_BYTES = 64
@@ -40,7 +41,7 @@ def arena_of(program: Program) -> Arena:
         for number, storage in enumerate(program.storages)
         if storage.born != BEFORE and storage.size_bytes
     }
-    sizes = {n: -(-program.storages[n].size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for n in lives}
+    sizes = {n: round_up(program.storages[n].size_bytes, ALIGNMENT_BYTES) for n in lives}
     order = sorted(lives, key=lambda n: (-sizes[n], lives[n]))
     offsets: dict[int, int] = {}
     for number in order:

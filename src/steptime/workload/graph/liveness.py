@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from steptime.num import Array
+from steptime.num import Array, round_up
 from steptime.workload.graph.program import BEFORE, PHASES, Category, Phase, Program, Storage
 
 
@@ -54,7 +54,7 @@ class Liveness:
 
     def __init__(self, program: Program, rounding: int = 1) -> None:
         self.program = program
-        sizes = [-(-storage.size_bytes // rounding) * rounding for storage in program.storages]
+        sizes = [round_up(storage.size_bytes, rounding) for storage in program.storages]
         self.sizes: Array = np.array(sizes, dtype=np.int64)
         last = len(program.calls) - 1
         born = [storage.born for storage in program.storages]

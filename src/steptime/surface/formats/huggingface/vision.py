@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.num import round_up
 from steptime.surface.formats.huggingface.common import (
     Family,
     Values,
@@ -84,7 +85,7 @@ def _dinov2(f: Fields) -> Values:
     hidden = f.count("hidden_size", high=LIMITS["hidden"])
     width, gated = hidden * f.count("mlp_ratio", high=64), f.flag("use_swiglu_ffn")
     # Two thirds of the width, rounded up to a multiple of 8.
-    width = -(-(width * 2 // 3) // 8) * 8 if gated else width
+    width = round_up(width * 2 // 3, 8) if gated else width
     f.force("intermediate_size", width, "mlp_ratio times the hidden width" + ", two thirds of it, gated" * gated)
     if "Dinov2ForImageClassification" in (f.items("architectures", str) or []):
         f.assume("num_labels", "no head (the classifier of DINOv2 is not counted)")
