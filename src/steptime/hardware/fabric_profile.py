@@ -11,13 +11,12 @@ from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware.checks import band_in, count_in, number, one_of, pair, refuse_unknown, table_in, text_in
 from steptime.hardware.library import is_path
 from steptime.hardware.load import read_toml
-from steptime.hardware.profiles import toml_key, toml_text
+from steptime.hardware.profiles import KINDS, toml_key, toml_text
 from steptime.hardware.search_path import named_files
 from steptime.store.files import write_whole
 
 FOLDER: Final = "fabrics"
 Value = float | tuple[float, ...]
-KINDS: Final = ("fitted", "assumed", "measured")
 #: Coefficients that are lists (:class:`steptime.cost.collective_fabric.Fabric`); the rest are single numbers.
 _LISTS: Final = ("links_by_group",)
 _TRIPLES: Final = (

@@ -30,6 +30,7 @@ class Constraint:
         return OPERATORS[self.relation](getattr(plans, self.column), self.value)
 
 
+#: Degrees whose product is the number of devices.
 MESH_COLUMNS = ("tp", "tp2", "cp", "pp", "dp")
 
 

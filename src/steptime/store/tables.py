@@ -12,6 +12,15 @@ from steptime.store.files import refuse_unwritable
 TABLES: Final = {".csv": "csv, header true", ".csv.gz": "csv, header true, compression gzip", ".parquet": "parquet"}
 
 
+def delimiter_of(line: str) -> str:
+    """What separates the cells of a line: a comma unless a semicolon or a tab is more frequent.
+
+    >>> delimiter_of("a;b;c,d"), delimiter_of("a")
+    (';', ',')
+    """
+    return max(",;\t", key=line.count)
+
+
 def refuse_table(path: str | Path) -> str:
     """Find out before the work that a table cannot be written; its ending, of :data:`TABLES`.
 

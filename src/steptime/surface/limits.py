@@ -9,10 +9,8 @@ from typing import Any, Final
 from steptime.cost import limits as laws
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.study.limits import H100_SXM5, LimitDevice, LinearLayer, TrainingRun, limit_device
-from steptime.surface.values import number, text, whole
+from steptime.surface.values import MAX_COUNT, number, text, whole
 
-#: Largest dim, degree or depth that makes sense.
-MAX_COUNT: Final = 10**9
 THREE_MONTHS_S: Final = 91.3125 * 86400
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from steptime.errors import FieldError, UnknownNameError, shorten
 
+MAX_COUNT = 10**9
+"""Largest dim, degree, depth or count that makes sense."""
 SWITCH = {"on": True, "off": False, "true": True, "false": False}
 
 

@@ -13,6 +13,7 @@ from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
 from steptime.store.files import refuse_endless, unreadable
+from steptime.store.tables import delimiter_of
 from steptime.units import UNITS
 
 #: Larger files are refused unread.
@@ -83,8 +84,7 @@ def _rows(stream: TextIO, where: str) -> Rows:
     if "\0" in first:
         raise InputFileError(where, "is not text: line 1 has a zero byte")
     stream.seek(0)
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(stream, delimiter=delimiter, strict=True)
+    reader = csv.reader(stream, delimiter=delimiter_of(first), strict=True)
     try:
         for row in reader:
             if row and not row[0].startswith("#") and any(cell.strip() for cell in row):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from steptime.plan.constraints import MESH_COLUMNS
 from steptime.plan.framework import habits_of, piped_stage
 from steptime.plan.framework_library import framework_names
 from steptime.plan.recompute import spelled_out
@@ -17,12 +18,10 @@ from steptime.study.measured.tables import framework_called
 from steptime.workload.library import catalogue_names, load_catalogue_model
 from steptime.workload.spec import ModelSpec
 
-#: Degrees whose product is the number of GPUs.
-_SPACE: Final = ("tp", "tp2", "cp", "pp", "dp")
 #: Recipe that is given and that of the run, where one is a vaguer word for the other.
 _MAY_BE: Final = (("fp8", "fp8-te"), ("fp8", "mxfp8"), ("mxfp8", "fp8-te"))
 #: Entry of a plan -> those that it says more about.
-_QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*_SPACE, "zero")}
+_QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*MESH_COLUMNS, "zero")}
 #: Dimensions of a log that are those of the experts.
 _OF_EXPERTS: Final = ("experts_per_token", "expert_ffn_hidden")
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
 from steptime.store.files import read_bytes, unreadable
+from steptime.store.tables import delimiter_of
 from steptime.study.measured.columns import own_names
 from steptime.study.measured.reasons import Reason, RowProblem
 
@@ -38,7 +39,6 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "metric_peak_mem_gb": {"gb": 1.0, "mb": 1e-3, "b": 1e-9, "gib": 1.0, "mib": 2.0**-10},
 }  # fmt: skip
 """Units that a measurement may have behind its number -> factor to that of the column (memory: GB or GiB)."""
-DELIMITERS: Final = ",;\t"
 _QUANTITY: Final = re.compile(r"([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*([a-z%\u00b5/ ]*)", re.IGNORECASE)
 _GROUPED: Final = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 
@@ -161,7 +161,7 @@ def read_rows(path: str | Path) -> list[TableRow]:
 def _delimiter(text: str) -> str:
     """What separates the cells of the first line that is not empty, a comma unless another is more frequent there."""
     line = next((line for line in io.StringIO(text) if line.strip()), "")
-    return max(DELIMITERS, key=line.count)
+    return delimiter_of(line)
 
 
 def _records(reader: Any, named: list[tuple[str, str]]) -> Iterator[TableRow]:

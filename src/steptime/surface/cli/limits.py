@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from steptime.surface.cli import options as o
+from steptime.surface.values import MAX_COUNT
 
 if TYPE_CHECKING:
     from steptime.surface.limits import Limits
 
 #: Largest dim, degree or depth; as in the API, which is not imported here because it imports the catalogue.
-MAX_COUNT: Final = 10**9
 #: Parameter of the command -> dimension of its text, and parameter of the API.
 QUANTITIES: Final = {
     "flops_8bit": ("flops_per_s", "flops_8bit_per_s"), "memory_bandwidth": ("Bps", "memory_Bps"),

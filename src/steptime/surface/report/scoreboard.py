@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from steptime.study.measured.computed import EXACT
 from steptime.study.measured.targets import CLAIMS, Reached
+from steptime.surface.report.score_runs import TIME, TIME_HEAD
 from steptime.surface.report.text import change, percent
 from steptime.surface.scoreboard import SEEN, UNSEEN, WAYS, Board
 
 LEAST_OF_A_GPU: Final = 30
-ERRORS: Final = ("mape", "median_ape", "bias", "p90_ape", "coverage90")
-HEAD: Final = ("rows", "mean", "median", "bias", "p90", "in band")
 FIGURES: Final = {
     "predicted-and-measured": "Predicted over measured step time, sources not known to the fit",
     "residuals-by-scale": "Error by number of GPUs, sources not known to the fit",
@@ -34,13 +33,13 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
 
 def figures_of(errors: Mapping[str, Any]) -> list[str]:
     """Statistics of one group as cells."""
-    cells = ["-" if errors[n] is None else change(errors[n]) if n == "bias" else percent(errors[n]) for n in ERRORS]
+    cells = ["-" if errors[n] is None else change(errors[n]) if n == "bias" else percent(errors[n]) for n in TIME]
     return [str(errors["rows"]), *cells] if "rows" in errors else cells
 
 
 def ways_table(board: Board) -> str:
     """Every way of predicting in one line."""
-    head = ("predicted with", *HEAD, "interval of in band", "mean over sources", "without the largest", "rank")
+    head = ("predicted with", *TIME_HEAD, "interval of in band", "mean over sources", "without the largest", "rank")
     rows = []
     for key, found in board.summaries.items():
         interval, macro, rest = (found[n] for n in (
@@ -82,7 +81,7 @@ def group_table(board: Board, name: str, title: str, least: int = 1) -> str:
     if name == "by_scale":
         ordered.sort(key=lambda g: int(g.split("-")[0]))
     rows = [[g, *figures_of(kept[g]), _cell(seen[g]["mape"])] for g in ordered]
-    return markdown((title, *HEAD, "mean, packaged"), rows)
+    return markdown((title, *TIME_HEAD, "mean, packaged"), rows)
 
 
 def memory_table(board: Board) -> str:

@@ -171,3 +171,13 @@ def quantised_weight_bytes(f: Fields) -> float | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 2**20
+
+
+#: What a configuration of the Llama family means where it says nothing; likewise of the Qwen family.
+LLAMA = {"hidden_act": "silu", "tie_word_embeddings": False}
+QWEN = LLAMA | {
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "sliding_window": 4096,
+}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from steptime.surface.formats.huggingface.common import (
+    LLAMA,
+    QWEN,
     Family,
     Values,
     activation,
@@ -197,37 +199,30 @@ _OLD_NAMES = {
     "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
     "intermediate_size": ("ffn_hidden_size",),
 }
-_LLAMA = {"hidden_act": "silu", "tie_word_embeddings": False}
-_QWEN = _LLAMA | {
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 28,
-    "sliding_window": 4096,
-}
-_GEMMA = _LLAMA | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256}
+_GEMMA = LLAMA | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256}
 
 #: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
 DENSE: dict[str, Family] = {
-    "llama": Family(build=gated_rms, defaults=_LLAMA | {"vocab_size": 32000, "max_position_embeddings": 2048}),
+    "llama": Family(build=gated_rms, defaults=LLAMA | {"vocab_size": 32000, "max_position_embeddings": 2048}),
     "mistral": Family(
         build=_mistral,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 32000, "max_position_embeddings": 131072}
         | {"num_key_value_heads": 8, "sliding_window": 4096},
     ),
-    "qwen2": Family(build=_qwen2, defaults=_QWEN | {"num_key_value_heads": 32}),
-    "qwen3": Family(build=_qwen3, defaults=_QWEN | {"num_key_value_heads": 32, "head_dim": 128}),
-    "olmo2": Family(build=_olmo2, defaults=_LLAMA | {"vocab_size": 50304, "max_position_embeddings": 2048}),
-    "phi3": Family(build=_mistral, defaults=_LLAMA | {"vocab_size": 32064, "max_position_embeddings": 4096}),
+    "qwen2": Family(build=_qwen2, defaults=QWEN | {"num_key_value_heads": 32}),
+    "qwen3": Family(build=_qwen3, defaults=QWEN | {"num_key_value_heads": 32, "head_dim": 128}),
+    "olmo2": Family(build=_olmo2, defaults=LLAMA | {"vocab_size": 50304, "max_position_embeddings": 2048}),
+    "phi3": Family(build=_mistral, defaults=LLAMA | {"vocab_size": 32064, "max_position_embeddings": 4096}),
     "smollm3": Family(
         build=_smollm3,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 128256, "max_position_embeddings": 32768, "tie_word_embeddings": True}
         | {"num_key_value_heads": 4},
     ),
     "glm4": Family(
         build=_glm4,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 151552, "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128},
     ),
     "nemotron": Family(

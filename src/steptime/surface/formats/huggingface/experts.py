@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.surface.formats.huggingface.common import Family, Values, window_width, windows
+from steptime.surface.formats.huggingface.common import LLAMA, QWEN, Family, Values, window_width, windows
 from steptime.surface.formats.huggingface.dense import gated_rms, qwen_windows
 from steptime.surface.formats.huggingface.fields import Fields
 from steptime.workload.check import LIMITS
@@ -209,14 +209,7 @@ def _chunks(f: Fields, layers: int) -> Values:
     return found
 
 
-_LLAMA = {"hidden_act": "silu", "tie_word_embeddings": False}
-_QWEN = _LLAMA | {
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 28,
-    "sliding_window": 4096,
-}
-_DEEPSEEK = _LLAMA | {"first_k_dense_replace": 0, "moe_layer_freq": 1, "vocab_size": 102400}
+_DEEPSEEK = LLAMA | {"first_k_dense_replace": 0, "moe_layer_freq": 1, "vocab_size": 102400}
 _DEEPSEEK_V2 = _DEEPSEEK | {"max_position_embeddings": 2048}
 _DEEPSEEK_V3 = _DEEPSEEK | {"first_k_dense_replace": 3, "max_position_embeddings": 4096, "vocab_size": 129280}
 _DEEPSEEK_NAMES = {"n_routed_experts": ("num_experts", "num_local_experts"), _NEXT_TOKENS: ("num_mtp_layers",)}
@@ -225,43 +218,43 @@ _DEEPSEEK_NAMES = {"n_routed_experts": ("num_experts", "num_local_experts"), _NE
 EXPERTS: dict[str, Family] = {
     "mixtral": Family(
         build=_mixtral,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 32000, "max_position_embeddings": 131072, "num_key_value_heads": 8}
         | {"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     "phimoe": Family(
         build=_phimoe,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 32064, "max_position_embeddings": 131072, "num_key_value_heads": 8}
         | {"num_local_experts": 16, "num_experts_per_tok": 2},
     ),
     "olmoe": Family(
         build=_olmoe,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 50304, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8},
         aliases={"num_experts": ("num_local_experts",)},
     ),
     "minimax_m2": Family(
         build=_minimax_m2,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 200064, "max_position_embeddings": 196608, "num_key_value_heads": 8, "head_dim": 128}
         | {"num_local_experts": 256, "num_experts_per_tok": 8, "use_qk_norm": True, "use_routing_bias": True},
         aliases={"num_local_experts": ("num_experts",)},
     ),
     "gpt_oss": Family(
         build=_gpt_oss,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 201088, "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64}
         | {"attention_bias": True, "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4},
         aliases={"num_experts_per_tok": ("experts_per_token",)},
     ),
     "qwen2_moe": Family(
         build=_qwen2_moe,
-        defaults=_QWEN | {"num_key_value_heads": 16, "decoder_sparse_step": 1},
+        defaults=QWEN | {"num_key_value_heads": 16, "decoder_sparse_step": 1},
     ),
     "qwen3_moe": Family(
         build=_qwen3_moe,
-        defaults=_QWEN | {"num_key_value_heads": 4, "decoder_sparse_step": 1},
+        defaults=QWEN | {"num_key_value_heads": 4, "decoder_sparse_step": 1},
         aliases={"num_experts": ("num_local_experts",)},
     ),
     "deepseek_v2": Family(build=_deepseek_v2, defaults=_DEEPSEEK_V2, aliases=_DEEPSEEK_NAMES),
@@ -276,7 +269,7 @@ EXPERTS: dict[str, Family] = {
     ),
     "llama4": Family(
         build=_llama4,
-        defaults=_LLAMA
+        defaults=LLAMA
         | {"vocab_size": 202048, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 131072}
         | {"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192}
         | {"no_rope_layer_interval": 4},
