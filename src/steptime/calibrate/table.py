@@ -60,15 +60,11 @@ def _is_empty(file: Path, ending: str) -> bool:
         return False
 
 
-def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
+def read_table(path: str | Path) -> Table:
     """Reads a CSV, CSV.gz or Parquet file.
 
-    Args:
-        path: the file.
-        required: columns that must be there.
-
     Raises:
-        InputFileError: it is empty or cannot be read, or a required column is missing; the message names it.
+        InputFileError: it is empty or cannot be read.
     """
     import duckdb
 
@@ -84,22 +80,12 @@ def read_table(path: str | Path, required: tuple[str, ...] = ()) -> Table:
     connection = duckdb.connect()
     try:
         relation = connection.execute(f"select * from {READERS[ending]}(?)", [str(file)])
-        types = {str(d[0]): str(d[1]) for d in relation.description or []}
         raw = relation.fetchnumpy()
     except duckdb.Error as error:
         raise InputFileError(str(path), f"cannot be read as a table: {str(error).splitlines()[0][:200]}") from error
     finally:
         connection.close()
-    missing = [name for name in required if name not in raw]
-    if missing:
-        raise InputFileError(
-            str(path), f"lacks the column {missing[0]!r}", hint=f"it has {', '.join(list(types)[:20])}"
-        )
     return Table({name: _column(values) for name, values in raw.items()})
-
-
-def _listed(names: Mapping[str, str]) -> str:
-    return ", ".join(list(names)[:20])
 
 
 def _column(values: Any) -> Array:

@@ -132,14 +132,13 @@ def _positive(values: Array) -> Array:
     return mask
 
 
-def predict_kernels(table: Table, known: Known | None = None) -> tuple[Predicted, Array]:
+def predict_kernels(table: Table) -> tuple[Predicted, Array]:
     """Predictions for the rows of a table of kernels, and how the curve of each was come by.
 
     Args:
         table: with the columns of ``kernels.parquet``; text and numbers as :class:`Table` promises.
-        known: profiles; default those of the catalogue.
     """
-    known, table = known or Known.load(), usual_names(table)
+    known, table = Known.load(), usual_names(table)
     devices = {name: device_of(name) for name in set(table.text("gpu"))}
     reason = _first_reasons(table, devices)
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))

@@ -141,13 +141,11 @@ def variant_findings(e: Estimate | None, step_s: float, variants: Sequence[Varia
     return [finding(VARIANT, title, step_s - e.step_time_s, evidence, framework, relative=True)]
 
 
-def unexplained_finding(
-    e: Estimate | None, step_s: float, found: Sequence[Finding], framework: str, known_s: float = 0.0
-) -> list[Finding]:
+def unexplained_finding(e: Estimate | None, step_s: float, found: Sequence[Finding], framework: str) -> list[Finding]:
     """What is left between the prediction and the measured step once the findings are taken off."""
     if e is None or any(f.code == VARIANT for f in found):
         return []
-    explained = known_s + sum(f.lost_s or 0.0 for f in found if f.code not in ("spikes", "outside", "skipped"))
+    explained = sum(f.lost_s or 0.0 for f in found if f.code not in ("spikes", "outside", "skipped"))
     upper = e.step_time_band_s[1] if e.step_time_band_s is not None else e.step_time_s * 1.05
     rest = step_s - e.step_time_s - explained
     if step_s <= upper or rest < 0.03 * step_s:

@@ -88,13 +88,13 @@ def batch(row: TableRow, found: Degrees | None, schedule: ScheduleName, flags: s
     return Batch(global_batch=total, micro_batch=micro)
 
 
-def legal_micro_batches(share: int, at_most: int = 8) -> list[int]:
-    """Powers of two up to a limit that divide the sequences of one replica; at least one.
+def legal_micro_batches(share: int) -> list[int]:
+    """Powers of two up to 8 that divide the sequences of one replica; at least one.
 
     >>> legal_micro_batches(12), legal_micro_batches(7)
     ([1, 2, 4], [1])
     """
-    return [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= at_most and share % size == 0] or [1]
+    return [size for size in (1, 2, 4, 8) if share % size == 0] or [1]
 
 
 def possible_degrees(gpus: int, global_batch: int, heads: int, layers: int, per_node: int) -> Iterator[Degrees]:

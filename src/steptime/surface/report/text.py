@@ -223,12 +223,11 @@ def main_loss(time: Mapping[str, float]) -> str:
     return f"{name} {share(losses[name], total)}"
 
 
-def grid(columns: Sequence[str], *, title: str | None = None, left: Sequence[int] = (0,)) -> Table:
+def grid(columns: Sequence[str], *, left: Sequence[int] = (0,)) -> Table:
     """An unframed table; numbers are set right, the columns in ``left`` are set left and may fold."""
     from rich.table import Table
-    from rich.text import Text
 
-    table = Table(title=None if title is None else Text(title), box=None, pad_edge=False, title_justify="left")
+    table = Table(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         if i in left:
             table.add_column(name, overflow="fold")

@@ -36,12 +36,12 @@ class Line:
         """Size of a micro-batch under a way."""
         return _entry(self.constant, way) + _entry(self.slope, way) * micro_batch
 
-    def plus(self, other: Line, factor: float = 1.0) -> Line:
-        """Sum with another one, so often."""
+    def plus(self, other: Line) -> Line:
+        """Sum with another one."""
         ways = max(len(self.constant), len(other.constant))
         return line(
-            (_entry(self.constant, w) + factor * _entry(other.constant, w) for w in range(ways)),
-            (_entry(self.slope, w) + factor * _entry(other.slope, w) for w in range(ways)),
+            (_entry(self.constant, w) + _entry(other.constant, w) for w in range(ways)),
+            (_entry(self.slope, w) + _entry(other.slope, w) for w in range(ways)),
         )
 
 
