@@ -129,7 +129,7 @@ def test_small_external_numbers_are_read_only_inside_the_folder(tmp_path):
     refused(write(inside / "m.onnx", external("link.bin")), "through a link")
     for offset in ("8", "-1", "x", "9" * 40):
         refused(write(inside / "m.onnx", external("s.bin", offset)), "are not in 's.bin'")
-    refused(write(inside / "m.onnx", external("none.bin")), "must be known before the model runs")
+    refused(write(inside / "m.onnx", external("none.bin")), "must be known before .* in 'none.bin': is that beside")
 
 
 VERSIONS = (("", 18), ("own", 1))
@@ -276,3 +276,28 @@ def test_a_model_without_weights_names_the_option_of_the_command_and_of_python(t
     proto = model([helper.make_node("Relu", ["x"], ["y"])])
     with pytest.raises(UserError, match="give --inference, in Python training=False"):
         program_of_file(write(tmp_path / "m.onnx", proto))
+
+
+def whole(name, *shape):
+    return info(name, *shape, type=TensorProto.INT64)
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs", "message"),
+    [
+        (("Gemm", ["x", "x"], {}), [info("x", 4)], r"a matrix is needed.*\n.*inputs: x fp32\[4\], x fp32\[4\]; attr"),
+        (("ScatterND", ["x", "i", "x"], {}), [info("x"), whole("i")], r"do not fit it \(Index.*\n.*x fp32\[\], i int"),
+        (("LRN", ["x", "x"], {}), [info("x", 4)], "LRN"),
+        (("SequenceAt", ["x", ""], {}), [info("x", 4)], r"no sequence\n.*: x fp32\[4\], nothing; attributes: none"),
+        (("GatherND", ["x", "i"], {}), [info("x", 4), whole("i", 2, 2**40)], "1099511627776, but its data have 1 dims"),
+        (("ScatterND", ["x", "i", "x"], {}), [info("x", 4), whole("i", 2, 2**40)], "1099511627776, but .* 1 dims"),
+        (("SplitToSequence", ["x"], {}), [info("x", 2**40)], "1099511627776 tensors is too long"),
+        (("If", ["c"], {"else_branch": helper.make_graph([], "e", [], [])}), [info("x")], "it has no then_branch"),
+    ],
+)  # fmt: skip
+def test_a_node_that_cannot_be_read_is_shown_with_its_inputs(tmp_path, node, inputs, message):
+    op, names, attributes = node
+    made = helper.make_node(op, names, ["y"], **attributes)
+    unknown = [helper.make_empty_tensor_value_info("y")]
+    proto = model([made], inputs, unknown, [constant("c", True, np.bool_)])
+    refused(write(tmp_path / "m.onnx", proto), message)

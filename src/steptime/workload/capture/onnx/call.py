@@ -95,9 +95,13 @@ class OnnxCall:
 
     def known(self, index: int) -> Array:
         """Numbers of an input; shapes and the like must not depend on data."""
-        array = self.tensor(index).numbers()
+        found = self.tensor(index)
+        array = found.numbers()
         if array is None:
-            raise ValueError(f"input {index} ({self.tensor(index).name!r}) must be known before the model runs")
+            text = f"input {index} ({found.name!r}) must be known before the model runs"
+            if found.elsewhere is not None:
+                text += f"; its data are in {found.elsewhere!r}: is that beside the file?"
+            raise ValueError(text)
         return array
 
     def maybe_known(self, index: int) -> Array | None:

@@ -22,7 +22,8 @@ def opaque(
     """A node that computes something unknown from its inputs and from what its sub-graphs read.
 
     Raises:
-        ValueError: the type of an output is neither declared in the file nor inferred by the ``onnx`` library.
+        ValueError: the type of an output is neither declared in the file nor inferred by the ``onnx`` library, or the
+            node has more inputs, outputs or attributes than the operator.
     """
     types = _declared(node, declared, dims)
     if types is None:
@@ -79,7 +80,7 @@ def _type(proto: TypeProto, dims: Dims) -> TensorType | None:
 def _inferred(call: OnnxCall, node: NodeProto, dims: Dims) -> list[TensorType | None] | None:
     """What the library's own rule for the operator says."""
     import onnx
-    from onnx import defs, helper, numpy_helper, shape_inference
+    from onnx import checker, defs, helper, numpy_helper, shape_inference
 
     if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
         return None
@@ -99,7 +100,9 @@ def _inferred(call: OnnxCall, node: NodeProto, dims: Dims) -> list[TensorType | 
         found = shape_inference.infer_node_outputs(
             schema, node, given, data, opset_imports=[onnx.helper.make_opsetid(node.domain, call.version)]
         )
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
+    except checker.ValidationError as problem:
+        raise ValueError(next(iter(str(problem).splitlines()), "the file breaks the operator's rules")) from None
+    except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
         return None
     return _declared(node, found, dims)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,10 +77,19 @@ class Reader:
                 self._node(node, names)
             except InputFileError:
                 raise
-            except (UserError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as problem:
-                text = shorten(str(problem), 300) or type(problem).__name__
-                raise InputFileError(self.path, f"node {shorten(node.name)!r} ({node.op_type}): {text}") from None
+            except (UserError, ValueError) as problem:
+                raise self._refused(node, names, shorten(str(problem), 300) or "cannot be read") from None
+            except (TypeError, LookupError, ArithmeticError, AttributeError) as problem:
+                what = f"{type(problem).__name__}: {shorten(str(problem), 100)}"
+                raise self._refused(node, names, f"its inputs or attributes do not fit it ({what})") from None
             self._fill_modules(module_path(node))
+
+    def _refused(self, node: NodeProto, names: Mapping[str, Tensor], text: str) -> InputFileError:
+        """The error for a node, with what the file gives it."""
+        inputs = ", ".join(_given(name, names) for name in node.input) or "none"
+        attributes = ", ".join(attribute.name for attribute in node.attribute) or "none"
+        hint = f"inputs: {shorten(inputs, 300)}; attributes: {shorten(attributes)}"
+        return InputFileError(self.path, f"node {shorten(node.name)!r} ({node.op_type}): {text}", hint=hint)
 
     def _fill_modules(self, path: str) -> None:
         self.modules += [path] * (len(self.nodes) - len(self.modules))
@@ -181,11 +190,23 @@ class Reader:
         if condition is None:
             return None
         wanted = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
-        graph = next(attribute.g for attribute in node.attribute if attribute.name == wanted)
+        graph = next((attribute.g for attribute in node.attribute if attribute.name == wanted), None)
+        if graph is None:
+            raise ValueError(f"it has no {wanted}")
         inner = dict(names)
         self._stored(graph, inner)
         self._graph(graph, inner)
         return [self._find(inner, value.name) for value in graph.output]
+
+
+def _given(name: str, names: Mapping[str, Tensor]) -> str:
+    """An input of a node with its type: ``x fp32[4, 4]``."""
+    found = names.get(name)
+    if found is None:
+        return shorten(name, 40) or "nothing"
+    if found.parts is not None:
+        return f"{shorten(name, 40)}, a sequence of {len(found.parts)}"
+    return f"{shorten(name, 40)} {found.type.dtype}{list(found.type.shape)}"
 
 
 def _tensor(name: str, result: Any) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 
 from steptime.workload.aten import views
 from steptime.workload.capture.onnx.call import OnnxCall, Result, row
+from steptime.workload.capture.onnx.limits import MAX_PARTS
 from steptime.workload.capture.onnx.tensor import Tensor
 from steptime.workload.graph.node import Value
 from steptime.workload.graph.types import TensorType
@@ -32,6 +33,8 @@ def _split(call: OnnxCall) -> Result:
         each = 1 if given is None else int(given)
         if each < 1:
             raise ValueError(f"parts cannot have {each} elements")
+        if size > each * MAX_PARTS:
+            raise ValueError(f"a sequence of {-(-size // each)} tensors is too long; at most {MAX_PARTS}")
         sizes = [min(each, size - start) for start in range(0, size, each)]
     else:
         sizes = [int(n) for n in given]

@@ -155,13 +155,24 @@ def _scatter(call: OnnxCall) -> Result:
     return call.nodes.apply(op, inputs, {"dim": call.axis(0)}, outputs=[like(call.type())]).value()
 
 
+def _places(call: OnnxCall, indices: Value, depth: int) -> list[Value]:
+    """Indices of each of the first dims of the data.
+
+    Raises:
+        ValueError: the data have fewer dims.
+    """
+    if depth > call.type().rank:
+        raise ValueError(f"the last dim of its indices is {depth}, but its data have {call.type().rank} dims")
+    return [views.select(call.nodes, indices, -1, n) for n in range(depth)]
+
+
 @row("GatherND")
 def _gather_nd(call: OnnxCall) -> Result:
     x, indices = call.value(), call.value(1)
     depth = indices.type.shape[-1] if indices.type.rank else 0
     if call.get("batch_dims") or not depth:
         return None
-    parts = [views.select(call.nodes, indices, -1, n) for n in range(depth)]
+    parts = _places(call, indices, depth)
     output = tensor_type((*indices.type.shape[:-1], *x.type.shape[depth:]), x.type.dtype)
     return call.nodes.apply("index", {"self": x, "indices": parts}, outputs=[output]).value()
 
@@ -171,7 +182,7 @@ def _scatter_nd(call: OnnxCall) -> Result:
     if call.get("reduction", "none") not in ("none", "add"):
         return None
     indices = call.value(1)
-    parts = [views.select(call.nodes, indices, -1, n) for n in range(indices.type.shape[-1])]
+    parts = _places(call, indices, indices.type.shape[-1])
     inputs: dict[str, Value | Sequence[Value] | None] = {
         "self": call.value(), "indices": parts, "values": call.value(2),
     }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.errors import UserError
+from steptime.errors import UserError, shorten
 from steptime.workload.aten.layout import tensor_type
 from steptime.workload.capture.onnx.limits import MAX_FOLDED_ELEMENTS
 from steptime.workload.element_types import FLOATS
@@ -97,6 +97,12 @@ class Tensor:
         if self.array is None and self.stored is not None:
             return read_array(self.stored)
         return self.array
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Name of the other file that its numbers are in; None where they are in this one, or are computed."""
+        entries = () if self.stored is None else self.stored.external_data
+        return next((shorten(entry.value) for entry in entries if entry.key == "location"), None)
 
     @classmethod
     def known(cls, name: str, array: Array) -> Tensor:
