@@ -288,6 +288,9 @@ def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
     assert len(keys) == len(set(keys)) == 2 + progress[-1][1]
     session.calibrate(replace(request, resume=True), lambda done, total: None)  # nothing left to measure
     assert [r["key"] for r in read_journal(journal).records] == keys
+    journal.write_text(journal.read_text().replace('"dtypes":["fp32"]', '"dtypes":"x"', 1))
+    session.calibrate(replace(request, resume=True), lambda done, total: None)  # found again
+    assert [r["key"] for r in read_journal(journal).records] == [*keys, "dtypes"]
 
 
 @torch_needed

@@ -94,6 +94,25 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     assert len(read_journal(path).records) == 1
 
 
+def test_a_disk_that_fills_up_leaves_whole_records_and_is_named(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path, limits = _filled(tmp_path / "a.jsonl"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    whole = path.stat().st_size
+    try:
+        with (
+            pytest.raises(InputFileError, match=rf"{path}: cannot be written: .*\n  it keeps 3 records"),
+            Journal(path, HEADER, resume=True) as journal,
+        ):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 10, limits[1]))
+            journal.append({"key": "long", "seconds": [0.1] * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.stat().st_size == whole, "nothing of the record that did not fit is left, nor written at the end"
+    with Journal(path, HEADER, resume=True) as journal:
+        journal.append({"key": "long", "seconds": [0.1] * 100})
+    assert [record["key"] for record in read_journal(path).records] == ["k0", "k1", "k2", "long"]
+
+
 def test_a_record_needs_a_key_and_plain_data(tmp_path: Path) -> None:
     with Journal(tmp_path / "j.jsonl", HEADER) as journal:
         with pytest.raises(ValueError):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
 from steptime.store.files import read_bytes
@@ -120,11 +121,12 @@ class Journal:
             self._file.close()
             raise
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> io.FileIO:
+        """Unbuffered: what a full disk did not take must not be written again when the file is closed."""
         if self.path.exists() and not self.path.is_file():
             raise InputFileError(str(self.path), "is not a plain file")
         try:
-            return self.path.open("ab")
+            return self.path.open("ab", buffering=0)
         except OSError as error:
             raise InputFileError(str(self.path), f"cannot be written: {error.strerror or error}") from None
 
@@ -171,15 +173,18 @@ class Journal:
 
     def _write(self, record: Record) -> None:
         line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
-        before = self._size()
+        before, rest = self._size(), line.encode()
         try:
-            self._file.write(line.encode())
-            self._file.flush()
+            while rest:  # a disk that fills up takes a part
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(before)
-            raise InputFileError(str(self.path), f"cannot be written: {error.strerror or error}") from None
+            raise InputFileError(
+                str(self.path), f"cannot be written: {error.strerror or error}",
+                hint=f"it keeps {len(self._records)} records: make room and resume" if self._records else None,
+            ) from None  # fmt: skip
 
     def close(self) -> None:
         """Releases the file."""

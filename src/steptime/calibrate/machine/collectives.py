@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.runner import done_keys
+from steptime.calibrate.machine.runner import done_keys, is_sound
 from steptime.calibrate.machine.torch_timer import summary
 from steptime.errors import UserError
 from steptime.num import divisors
@@ -224,7 +224,7 @@ def results(records: Iterable[Record], mesh: Mesh) -> list[Timed]:
     """Measurements of this mesh in a journal; a visit that was made twice counts once, the later one."""
     latest: dict[tuple[str, str, int, int], dict[str, list[float]]] = {}
     for record in records:
-        if record.get("of") != "collective" or "error" in record or record["mesh"] != [mesh.nodes, mesh.local]:
+        if record.get("of") != "collective" or not is_sound(record) or record["mesh"] != [mesh.nodes, mesh.local]:
             continue
         name = (record["kind"], record["axis"], record["shape"]["ranks"], record["shape"]["bytes"])
         latest.setdefault(name, {})[record["key"]] = record["seconds"]

@@ -17,9 +17,9 @@ import numpy as np
 from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.torch_ops import Pool, call_of, copies_of
 from steptime.calibrate.machine.torch_timer import CpuTimer, CudaTimer, Timer, summary
-from steptime.calibrate.machine.work import LAUNCHES, Task, extent_of, launches, tasks
+from steptime.calibrate.machine.work import LAUNCHES, Task, extent_of, launches, tasks, work_of
 from steptime.errors import UserError
-from steptime.store.journal import Journal, Record
+from steptime.store.journal import Journal, Record, content_key
 
 Progress = Callable[[int, int], None]
 
@@ -131,8 +131,28 @@ def measure(bench: Bench, journal: Journal, todo: Sequence[Task], settings: Sett
 
 
 def done_keys(records: Iterable[Record]) -> set[str]:
-    """Keys that were measured; a visit that failed is made again."""
-    return {record["key"] for record in records if "error" not in record}
+    """Keys that were measured; a visit that failed, or whose record is damaged, is made again."""
+    return {record["key"] for record in records if is_sound(record)}
+
+
+def is_sound(record: Record) -> bool:
+    """Whether a record is a visit as it was written: its key is that of its content, and it holds times."""
+    seconds = record.get("seconds")
+    numbers = isinstance(seconds, list) and all(isinstance(one, (int, float)) for one in seconds)
+    if not numbers or "error" in record or record.get("of") not in ("operator", "collective"):
+        return False
+    try:
+        if record["of"] == "collective":
+            return bool(record["key"] == content_key({name: record[name] for name in COLLECTIVE}))
+        task = task_of(record)
+        work_of(task)  # an operator that this version does not know has none
+        return bool(record["key"] == visit_key(task, record["round"]))
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+COLLECTIVE: Final = ("of", "mesh", "round", "kind", "axis", "shape")
+"""What the key of a visit of a collective is made of."""
 
 
 def visit(bench: Bench, task: Task, round_: int, visit_s: float) -> Record:
@@ -168,11 +188,12 @@ def task_of(record: Record) -> Task:
 def results(records: Iterable[Record]) -> list[Measured]:
     """The measurements of a journal by task; a visit that was made twice counts once, the later one.
 
-    Samples that are zero, negative or not finite are left out; a task of which none remains is left out.
+    Samples that are zero, negative or not finite are left out, and records that are damaged; a task of which none
+    remains is left out.
     """
     visits: dict[str, dict[str, Record]] = {}
     for record in records:
-        if record.get("of") == "operator" and "error" not in record:
+        if record.get("of") == "operator" and is_sound(record):
             visits.setdefault(task_of(record).key, {})[record["key"]] = record
     return [found for made in visits.values() if (found := _together(list(made.values()))) is not None]
 

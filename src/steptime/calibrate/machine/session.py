@@ -14,6 +14,7 @@ from steptime.calibrate.machine.collectives import Mesh, RankDiedError
 from steptime.calibrate.machine.host import Host, this_host
 from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import load_torch
+from steptime.calibrate.machine.work import ELEMENT_BYTES
 from steptime.errors import InputFileError, UserError
 from steptime.store.files import refuse_unwritable
 from steptime.store.journal import Journal, read_journal
@@ -178,8 +179,9 @@ def _measure(
 def _dtypes(bench: Bench, journal: Journal) -> tuple[str, ...]:
     """Found once: a resumed run measures what the first one would have."""
     for record in journal.records:
-        if record["key"] == _DTYPES:
-            return tuple(record["dtypes"])
+        known = record.get("dtypes")
+        if record["key"] == _DTYPES and isinstance(known, list) and set(map(str, known)) <= set(ELEMENT_BYTES):
+            return tuple(known)
     found = bench.dtypes()
     journal.append({"key": _DTYPES, "dtypes": list(found)})
     return found
