@@ -199,6 +199,13 @@ def test_a_file_from_before_a_parameter_has_it_without_effect(
     assert spread is not None and spread.widening == 1 and spread.experts < 1e-9
 
 
+def test_a_band_that_is_no_number_has_an_end(settings: list[Setting]) -> None:
+    setting = settings[0]
+    framework = doubted(load_framework("generic", "h100-sxm"), high=1e9, low=-1e9)
+    band = step_band(setting.evaluate(framework))
+    assert band is not None and 0 <= band.low_s < band.high_s < float("inf")
+
+
 def test_a_framework_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"no framework 'megatron-cor'(?s:.*)megatron-core"):
         load_framework("megatron-cor", "h100-sxm")

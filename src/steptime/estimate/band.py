@@ -19,6 +19,8 @@ from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fi
 
 DEVICE = "device"
 """Name of the doubt about a device's own factor."""
+WIDEST = 100.0
+"""Logarithm of the widest band over the step time; a file may hold doubts whose band is no number."""
 NOISE = "noise"
 """Name of what remains of runs that are known exactly."""
 
@@ -56,8 +58,9 @@ def band_of(e: Evaluation) -> StepBand | None:
     total = sum(variances.values())
     deviation, step_s = spread.widening * math.sqrt(total), float(e.step_time_s)
     largest = sorted(variances.items(), key=lambda pair: -pair[1])
+    low, high = (math.exp(min(end * deviation, WIDEST)) for end in (spread.low, spread.high))
     return StepBand(
-        low_s=step_s * math.exp(spread.low * deviation), high_s=step_s * math.exp(spread.high * deviation),
+        low_s=step_s * low, high_s=step_s * high,
         shares={name: value / total for name, value in largest},
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ their doubts and bands come from one fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +23,10 @@ NOTHING: Final = 1e-12
 """Stands for no seconds, no share and no doubt, whose logarithm must be finite."""
 MANY: Final = 1e9
 """Stands for sources enough that their number says nothing."""
-#: Parameters that a device's own factor multiplies, and its doubt.
-DEVICE_FIELDS: Final = (*BUSY, "doubt")
+LARGEST: Final = 1e9
+"""Largest parameter, count of sources and end of a band: above what any fit gives, below what formulas overflow at."""
+LARGEST_DOUBT: Final = 10.0
+"""Largest standard deviation of a logarithm: a factor of twenty thousand."""
 
 
 def framework_path() -> Path:
@@ -86,8 +87,8 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
     if not isinstance(_table(tables, "provenance", where).get("source"), str):
         raise FieldError(where, "provenance.source", "is missing or no text")
     _values(tables, "common", where)
-    _positive(tables, "doubts", PARAMETERS, where)
-    _positive(tables, "band.model", ("noise", "experts", "unknown_device"), where)
+    _positive(tables, "doubts", PARAMETERS, where, most=LARGEST_DOUBT)
+    _positive(tables, "band.model", ("noise", "experts", "unknown_device"), where, most=LARGEST_DOUBT)
     _count(tables, "band.model", "unknown_sources", where)
     for title in ("named", "generic"):
         low, high = (_number(tables, f"band.{title}", end, where) for end in ("low", "high"))
@@ -95,9 +96,10 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
             raise FieldError(where, f"band.{title}", f"low is {low:g}, above high, {high:g}")
     for name in _table(tables, "framework", where):
         _values(tables["framework"], name, where, "framework.")
-        _positive(tables["framework"][name], "doubts", PARAMETERS, where, f"framework.{name}.")
+        _positive(tables["framework"][name], "doubts", PARAMETERS, where, f"framework.{name}.", LARGEST_DOUBT)
     for name in _table(tables, "device", where):
-        _positive(tables["device"], name, DEVICE_FIELDS, where, "device.")
+        _positive(tables["device"], name, BUSY, where, "device.")
+        _positive(tables["device"], name, ("doubt",), where, "device.", LARGEST_DOUBT)
         _count(tables["device"], name, "sources", where, "device.")
 
 
@@ -109,12 +111,13 @@ def _values(tables: Mapping[str, Any], path: str, where: str, before: str = "") 
 
 
 def _positive(
-    tables: Mapping[str, Any], path: str, names: tuple[str, ...], where: str, before: str = ""
+    tables: Mapping[str, Any], path: str, names: tuple[str, ...], where: str, before: str = "", most: float = LARGEST
 ) -> dict[str, float]:
     found = {name: _number(tables, path, name, where, before) for name in names}
     for name, value in found.items():
-        if value <= 0:
-            raise FieldError(where, f"{before}{path}.{name}", f"{value:g} is not positive")
+        if not 0 < value <= most:
+            problem = f"{value:g} is not positive" if value <= 0 else f"{value:g} is too large"
+            raise FieldError(where, f"{before}{path}.{name}", problem, hint=f"at most {most:g}")
     return found
 
 
@@ -127,8 +130,10 @@ def _count(tables: Mapping[str, Any], path: str, name: str, where: str, before: 
 def _number(tables: Mapping[str, Any], path: str, name: str, where: str, before: str = "") -> float:
     own = _table(tables, path, where, before)
     value = own.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        problem = "is missing" if value is None else "is not a finite number"
+    if (
+        isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST
+    ):  # nan as well
+        problem = "is missing" if value is None else f"is not a finite number up to {LARGEST:g}"
         raise FieldError(where, f"{before}{path}.{name}", problem, hint="steptime calibrate frameworks writes the file")
     return float(value)
 
