@@ -133,6 +133,7 @@ ESTIMATE_FILES = [
     ("[]", "not an estimate"),
     ('{"plans": []}', "a `steptime plan` that found none"),
     ('{"step_time_s": NaN}', "NaN is not a JSON number"),
+    (f'{{"step_time_s": 1, "plan": {{"tp": 1{"0" * 400}}}}}', "a whole number of 401 digits"),
     ('{"plans": [1]}', "not an estimate"),
     ('{"step_time_s": 1}', "schema_version"),
     ('{"step_time_s": 1, "schema_version": 99}', "99"),

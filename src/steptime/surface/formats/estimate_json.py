@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn
 
@@ -185,10 +186,17 @@ def _argument(value: float | str | dict[str, Any]) -> Argument:
 
 def _document(text: str, path: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputFileError(path, f"not valid JSON: {problem}") from None
+
+
+def _whole(digits: str) -> int:
+    """A whole number that floating-point numbers reach; no field of an estimate is larger."""
+    if len(digits) > sys.float_info.max_10_exp:
+        raise ValueError(f"a whole number of {len(digits)} digits")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:
