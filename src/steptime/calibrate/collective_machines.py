@@ -51,6 +51,8 @@ class Machine:
     """Whether its domains are nodes, between which the library builds trees."""
     outer: bool = False
     """Whether the rows span several domains, so that the coefficients between domains are fitted."""
+    within: bool = False
+    """Whether only rows of groups that stay in one domain are its own."""
     tags: frozenset[str] = field(default_factory=frozenset)
     """What is to be known of it: :data:`BROKEN`."""
 

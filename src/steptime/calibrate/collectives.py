@@ -33,6 +33,16 @@ KINDS: Final = {
 #: Sources whose size of an all-to-all is that of the tensor of the whole group: their times fall with the group.
 WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4
+LARGEST_BYTES: Final = 1e15
+"""Longest message that is believed."""
+TIMES_S: Final = (1e-12, 1e5)
+"""Shortest and longest time of a collective that is believed."""
+LARGEST_GROUP: Final = 1e6
+"""Largest group that is believed."""
+LEAST_ROWS, LEAST_SIZES = 12, 4
+"""Measurements, and sizes among them, that a fit needs: a size is in one fold only."""
+FARTHEST: Final = 10.0
+"""Median of measured over predicted, or its inverse, from which on it is the units that differ."""
 MOST_ROWS: Final = 450
 """Rows that a fit looks at."""
 OWN, CARRIED, TEXTBOOK = "own", "transferred", "textbook"
@@ -63,16 +73,17 @@ def rows_of(table: Table, domain: int | Array | None = None) -> Rows:
     node = np.where(np.isnan(node), ranks, node)
     most = node if domain is None else np.where(np.asarray(domain) < node, domain, node)
     with np.errstate(invalid="ignore", divide="ignore"):
-        inside = ranks / np.ceil(ranks / np.maximum(most, 1))
+        inside, share = ranks / np.ceil(ranks / np.maximum(most, 1)), table.number("bytes") / ranks
     element = np.where(np.isin(table.text("dtype"), ("int8", "uint8", "fp8")), 1.0, 2.0)
     whole = (kind == "all_to_all") & np.isin(table.text("source"), WHOLE_EXCHANGES)
-    size = np.where(whole, table.number("bytes") / ranks, table.number("bytes"))
+    size = np.where(whole, share, table.number("bytes"))
     return Rows(kind, ranks, inside, size, element, table.number("time_us") * 1e-6)
 
 
 def usable(rows: Rows) -> Array:
     """Rows that the formulas can read."""
-    good: Array = (rows.kind != "") & np.isfinite(rows.ranks) & (rows.ranks > 1) & (rows.size_bytes > 0)
+    groups = np.isfinite(rows.ranks) & (rows.ranks > 1) & np.isfinite(rows.inside) & (rows.inside >= 1)
+    good: Array = (rows.kind != "") & groups & (rows.size_bytes > 0) & (rows.size_bytes <= LARGEST_BYTES)
     return good
 
 
@@ -96,10 +107,32 @@ def libraries(table: Table) -> Array:
 
 
 def machine_rows(machine: Machine, table: Table, library: Array | None = None) -> Rows:
-    """The rows of a machine, those that can be read and whose time is positive."""
+    """The rows of a machine, those that can be read and that are believed."""
     part = table.take(covered(machine, table, library))
     rows = _placed(machine, part)
-    return rows.take(usable(rows) & (rows.measured_s > 0))
+    if machine.within:
+        rows = rows.take(rows.ranks <= rows.inside)
+    believed = (rows.measured_s >= TIMES_S[0]) & (rows.measured_s <= TIMES_S[1]) & (rows.ranks <= LARGEST_GROUP)
+    return rows.take(usable(rows) & believed)
+
+
+def machines_of(table: Table) -> tuple[Machine, ...]:
+    """Machines that a table may have measured.
+
+    A table of sources that are all unknown has measured the first machine with its device, library and interconnect;
+    one whose domains were measured alone takes only the rows that stay in one.
+    """
+    sources = sorted(set(table.text("source").tolist()))
+    if {source for machine in MACHINES for source in machine.sources} & set(sources):
+        return MACHINES
+    devices = {gpu: _device(gpu) for gpu in sorted(set(table.text("gpu").tolist()))}
+    found: dict[tuple[str, ...], Machine] = {}
+    for machine in MACHINES:
+        gpus = tuple(gpu for gpu, device in devices.items() if device == machine.device or gpu in machine.gpus)
+        if gpus and BROKEN not in machine.tags:
+            key = (machine.device, machine.library, machine.interconnect, machine.without)
+            found.setdefault(key, replace(machine, gpus=gpus, sources=tuple(sources), within=not machine.outer))
+    return tuple(found.values())
 
 
 def _placed(machine: Machine, table: Table) -> Rows:
@@ -130,12 +163,18 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
         held_out: what :func:`cross_validated` gives for them; computed if not given.
 
     Raises:
-        UserError: too few rows.
+        UserError: too few rows, or times that no such links could need.
     """
-    if len(rows.ranks) < 12:
-        raise UserError(f"{machine.name}: {len(rows.ranks)} measurements are too few")
+    count, sizes = len(rows.ranks), len(np.unique(rows.size_bytes))
+    if count < LEAST_ROWS or sizes < LEAST_SIZES:
+        hint = f"a fit needs {LEAST_ROWS} of {LEAST_SIZES} sizes"
+        raise UserError(f"{machine.name}: {count} usable measurements of {sizes} sizes are too few", hint=hint)
     held_out = cross_validated(machine, rows) if held_out is None else held_out
     coefficients = fit(machine, rows.merged().thinned(MOST_ROWS), starts=2)
+    off = float(np.median(rows.measured_s / held_out))
+    if not 1 / FARTHEST <= off <= FARTHEST:
+        hint = "are the units right? time_us is in microseconds, bytes is the size of the message"
+        raise UserError(f"{machine.name}: measured times are {off:.3g} times what its links explain", hint=hint)
     error = held_out / rows.measured_s - 1
     low, high = np.nanpercentile(rows.measured_s / held_out, [5, 95])
     return FabricProfile(

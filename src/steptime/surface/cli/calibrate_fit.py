@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 FABRICS: Final = "fabrics"
 """Folder of fabric profiles inside that of device profiles."""
-LEAST_COLLECTIVES: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,21 +198,29 @@ def _run(jobs: Sequence[Job], out: Path, written: dict[str, list[Curve]], step: 
 
 
 def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
-    from steptime.calibrate.collective_machines import MACHINES
-    from steptime.calibrate.collectives import calibrate, libraries, machine_rows
+    """Fits machine by machine and writes the profile of each; what cannot be fitted is said."""
+    from steptime.calibrate.collectives import calibrate, libraries, machine_rows, machines_of
     from steptime.hardware.fabric_profile import save_fabric_profile
     from steptime.surface.cli.progress import Progress
+    from steptime.surface.report.text import printable
 
-    library, folder = libraries(table), out / FABRICS
+    library, folder, machines = libraries(table), out / FABRICS, machines_of(table)
     _folder(folder)
+    refused: list[str] = []
     with Progress("fitting collectives") as progress:
-        for i, machine in enumerate(MACHINES):
+        for i, machine in enumerate(machines):
             rows = machine_rows(machine, table, library)
-            if len(rows.ranks) >= LEAST_COLLECTIVES:
-                profile = calibrate(machine, rows)
-                save_fabric_profile(profile, folder)
-                fabrics.append(profile)
-            progress(i + 1, len(MACHINES))
+            if len(rows.ranks):
+                try:
+                    profile = calibrate(machine, rows)
+                except UserError as error:
+                    refused.append(str(error))
+                else:
+                    save_fabric_profile(profile, folder)
+                    fabrics.append(profile)
+            progress(i + 1, len(machines))
+    for text in refused:
+        print(printable(f"Left out: {text}"), file=sys.stderr)
 
 
 def _left_out(
