@@ -65,3 +65,12 @@ def test_a_table_that_cannot_be_fitted_writes_nothing_and_says_why(
     assert (done.exit_code, done.stdout) == (EXIT_USER, "")
     assert message in done.stderr and "no curve could be fitted" in done.stderr
     assert list((out / "fabrics").iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_table_in_another_encoding_says_what_to_do(run: Run, tmp_path: Path, encoding: str) -> None:
+    path = Path(write(tmp_path, []))
+    path.write_text("\n".join([HEAD, row(source="größe")]) + "\n", encoding=encoding)
+    done = run("score", "--collectives", str(path))
+    assert (done.exit_code, done.stdout) == (EXIT_USER, "")
+    assert done.stderr.startswith(f"Error: {path}: cannot be read as a table") and "save it as UTF-8" in done.stderr

@@ -82,7 +82,9 @@ def read_table(path: str | Path) -> Table:
         relation = connection.execute(f"select * from {READERS[ending]}(?)", [str(file)])
         raw = relation.fetchnumpy()
     except duckdb.Error as error:
-        raise InputFileError(str(path), f"cannot be read as a table: {str(error).splitlines()[0][:200]}") from error
+        problem = f"cannot be read as a table: {str(error).splitlines()[0][:200]}"
+        hint = "save it as UTF-8" if "not utf-8" in str(error) else None
+        raise InputFileError(str(path), problem, hint=hint) from error
     finally:
         connection.close()
     return Table({name: _column(values) for name, values in raw.items()})
