@@ -141,6 +141,24 @@ def point_to_point_s(size_bytes: Num, link_Bps: Num, latency_s: Num) -> Num:
     return latency_s + size_bytes / link_Bps
 
 
+def ring_behind_share(ranks: Num) -> Num:
+    r"""Share of an operator's own time behind which what goes round a ring for it can run.
+
+    $$s = \frac{n-1}{n}$$
+
+    where $n$ = `ranks`: the operator works on one of $n$ pieces while the next one travels, and beside one of them, the
+    rank's own, nothing does. With $T$ for the operator and $C$ for the $n-1$ steps of the ring together, the last of
+    them ends after $T/n + (n-1)\max(C/(n-1), T/n) = T + \max(C - sT, 0)$.
+
+    Source: Wang et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023; ring
+    attention alike, arXiv 2310.01889.
+
+    >>> ring_behind_share(4), ring_behind_share(1)
+    (0.75, 0.0)
+    """
+    return (ranks - 1) / ranks
+
+
 def panel_overlap_s(one_panel_s: Num, panels: Num, busy_s: Num) -> Num:
     r"""Communication that a blocked product leaves exposed when each panel's transfers overlap the previous panel.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from steptime.cost.attention import causal_pairs, windowed_pairs
+from steptime.cost.collective import ring_behind_share
 from steptime.num import Num, ceil_div, maximum, where
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
@@ -87,7 +88,7 @@ def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) ->
         row = replace(row, weights=s.heads)
     if s.axis == "cp" and s.job.context == "ring":
         kept = row.kept_bytes + heads.ring_elements * s.element_bytes
-        row = replace(row, overlaps=(heads.ranks - 1) / heads.ranks, kept_bytes=kept)
+        row = replace(row, overlaps=ring_behind_share(heads.ranks), kept_bytes=kept)
     return row
 
 

@@ -182,9 +182,6 @@ class Habits:
     """Traffic that runs behind computation where it can."""
     kernel: str = "newest"
     """Fused attention kernel, of :data:`KERNELS`."""
-    tensor_exposed: float = 1.0
-    """Share of the transfers over ``tp`` that shows; the rest runs behind products."""
-
     scattered_messages: bool = False
     """Tensor-parallel ranks each send their part of a message between stages, and gather it where it arrives."""
 
@@ -274,14 +271,14 @@ HABITS: Mapping[str, Habits] = {
     "megatron-2021": replace(
         _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
     ),
-    "megatron-core": replace(_MEGATRON, tensor_exposed=0.6, exchange_once=True, overlap=frozenset({"dp", "ep"}),
+    "megatron-core": replace(_MEGATRON, exchange_once=True, overlap=frozenset({"dp", "tp", "ep"}),
                              parts="mlp", expert_parts="norm+activation+up_projection"),
     "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
-    "megascale": Habits(scattered_messages=True, zero_stages=frozenset({0, 1, 2})),
-    "torchtitan": replace(
-        _FULLY_SHARDED, gradient_dtype="fp32", context="ring", **_OPERATORS,
+    "megascale": Habits(
+        scattered_messages=True, overlap=frozenset({"dp", "tp"}), zero_stages=frozenset({0, 1, 2}),
     ),
+    "torchtitan": replace(_FULLY_SHARDED, gradient_dtype="fp32", **_OPERATORS),
     "torchtune": replace(
         _FULLY_SHARDED, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
     ),
@@ -298,15 +295,16 @@ HABITS: Mapping[str, Habits] = {
     "paxml": Habits(zero=3, zero_stages=frozenset({0, 3})),
 }  # fmt: skip
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
-fp32; both pass keys and values round a ring. NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`);
-that 0.4 of them hide is assumed. PyTorch's own fused attention is FlashAttention-2; MPT under Composer used the Triton
+fp32. Megatron-LM passes keys and values round a ring, torchtitan gathers them (`context_parallel_rotate_method`
+allgather, its default). NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`), and so does MegaScale
+(arXiv 2402.15627, section 3.2). PyTorch's own fused attention is FlashAttention-2; MPT under Composer used the Triton
 kernel of the first. Megatron-LM scatters messages between stages over the tensor-parallel ranks and gathers them on the
-fast links (arXiv 2104.04473, section 4.1), as does DeepSpeed's pipeline (`pipe_partitioned`). The
-recipes of Megatron-Core and NeMo Automodel for models with experts dispatch by DeepEP or HybridEP; that a pipeline with
-virtual stages also runs the exchange beside another micro-batch (`overlap_moe_expert_parallel_comm`, in some of the
-recipes) is assumed. Megatron-LM of 2021 reduced gradients after the last backward pass, and so does DeepSpeed unless
-`overlap_comm` is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs that
-arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
+fast links (arXiv 2104.04473, section 4.1), as does DeepSpeed's pipeline (`pipe_partitioned`). The recipes of
+Megatron-Core and NeMo Automodel for models with experts dispatch by DeepEP or HybridEP; that a pipeline with virtual
+stages also runs the exchange beside another micro-batch (`overlap_moe_expert_parallel_comm`, in some of the recipes) is
+assumed. Megatron-LM of 2021 reduced gradients after the last backward pass, and so does DeepSpeed unless `overlap_comm`
+is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs that arXiv
+2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
 Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
 `activation_checkpoint.selective_ac_option = "op"`); fms-fsdp takes whole blocks, by default all
 (`selective_checkpointing` 1). Megatron-Core recomputes modules (`--recompute-modules`): mlp of dense layers; of experts

@@ -122,7 +122,7 @@ TARGETS = ("linear", "attention")
 GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16", "fp16")}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
-OVERLAPS = ("dp", "pp", "ep", "offload")
+OVERLAPS = ("dp", "tp", "pp", "ep", "offload")
 OFFLOADS = ("optimizer", "activations")
 
 

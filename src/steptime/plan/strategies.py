@@ -20,6 +20,7 @@ from steptime.plan.experts import expert_rows, shared_gate
 from steptime.plan.job import Job
 from steptime.plan.latent import latent_rows
 from steptime.plan.method import Strategy
+from steptime.plan.overlap import beside_transfers
 from steptime.plan.plans import Plans
 from steptime.plan.quantise import quantised, wide
 from steptime.plan.recompute import recomputed
@@ -242,7 +243,8 @@ class Corrected(Strategy):
 
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
-    """Rows of a layer with what is recomputed, frozen and quantised."""
+    """Rows of a layer with what is hidden, recomputed, frozen and quantised."""
+    rows = beside_transfers(rows, job, plans)
     return quantised(adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True), job.precision)
 
 

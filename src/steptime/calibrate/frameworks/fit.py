@@ -59,8 +59,8 @@ class Sample:
 
     @staticmethod
     def of(
-        run: int, weight: float, evaluation: Evaluation, *, attention: float = 1.0, tensor: float = 1.0,
-        vector: float = 1.0, of_device: Collection[str] = BUSY,
+        run: int, weight: float, evaluation: Evaluation, *, attention: float = 1.0, vector: float = 1.0,
+        of_device: Collection[str] = BUSY,
     ) -> Sample:  # fmt: skip
         """What a fit needs of an evaluation.
 
@@ -69,16 +69,12 @@ class Sample:
             weight: share of belief in this setting of it.
             evaluation: the setting, evaluated.
             attention: time of its fused attention kernel over that of the newest.
-            tensor: what it shows of transfers over ``tp``, over what its framework shows as a rule.
             vector: time of its operators bound by memory, over what its framework needs as a rule.
             of_device: parameters that the factors of its device multiply.
         """
 
         def own(work: PhaseWork) -> PhaseWork:
-            links_s = {axis: s * tensor if axis == "tp" else s for axis, s in work.links_s.items()}
-            return replace(
-                work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector, links_s=links_s
-            )
+            return replace(work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector)
 
         works = {part: {phase: own(w) for phase, w in each.items()} for part, each in evaluation.works.items()}
         return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs, of_device=of_device)

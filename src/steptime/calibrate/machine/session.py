@@ -14,10 +14,10 @@ from steptime.calibrate.machine.collectives import Mesh, RankDiedError
 from steptime.calibrate.machine.host import Host, this_host
 from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import load_torch
-from steptime.calibrate.machine.work import ELEMENT_BYTES
 from steptime.errors import InputFileError, UserError
 from steptime.store.files import refuse_unwritable
 from steptime.store.journal import Journal, read_journal
+from steptime.workload.element_types import ELEMENT_BYTES
 
 Progress = Callable[[int, int], None]
 

@@ -18,6 +18,7 @@ from steptime.study.measured.tables import framework_called
 from steptime.workload.library import catalogue_names, load_catalogue_model
 from steptime.workload.spec import ModelSpec
 
+_SAID: Final = ("True", "False")
 #: Recipe that is given and that of the run, where one is a vaguer word for the other.
 _MAY_BE: Final = (("fp8", "fp8-te"), ("fp8", "mxfp8"), ("mxfp8", "fp8-te"))
 #: Entry of a plan -> those that it says more about.
@@ -59,7 +60,7 @@ def merged(
     contradictions: list[str] = []
     framework = _framework(settings, stated)
     plan = _in_words_of(settings.get("framework") or framework, plan)
-    said = _overlapped(framework, {**stated.plan, **plan}, stated.plan, experts=experts)
+    said = _overlapped(framework, {**stated.plan, **plan}, stated, experts=experts)
     out = []
     for given, told in ((settings, stated.settings), (plan, said)):
         table = dict(given)
@@ -90,18 +91,21 @@ def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _overlapped(
-    framework: str, whole: Mapping[str, Any], said: Mapping[str, Any], *, experts: bool
+    framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool
 ) -> Mapping[str, Any]:  # fmt: skip
-    """What the log states, its word on gradients joined with what else the framework hides.
+    """What the log states, its words on gradients and on ``tp`` joined with what else the framework hides.
 
     Messages between virtual stages hide behind computation, as in measured runs.
     """
     interleaved = isinstance(whole.get("vpp"), int) and whole["vpp"] > 1
-    if not framework or not ("overlap" in said or interleaved):
+    said, tensor = stated.plan, stated.flags.get("tp_comm_overlap")
+    if not framework or not ("overlap" in said or tensor in _SAID or interleaved):
         return said
     habit = habits_of(framework).overlap_with(frozenset(), experts=experts)
     if "overlap" in said:
         habit = habit - {"dp"} | ({"dp"} if said["overlap"] == "dp" else set())
+    if tensor in _SAID:
+        habit = habit - {"tp"} | ({"tp"} if tensor == "True" else set())
     habit = habit | ({"pp"} if interleaved else set())
     return {**said, "overlap": ",".join(sorted(habit)) or "none"}
 

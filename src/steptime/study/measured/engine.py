@@ -19,7 +19,7 @@ from steptime.plan.plans import Plans
 from steptime.study.measured.candidates import Candidate, candidates
 from steptime.study.measured.meaning import recipe
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import job_of, plans_of, unhidden
+from steptime.study.measured.setting import job_of, plans_of
 
 EAGER: Final = 2.5
 """Traffic of norms, activations, rotary embeddings and adapters operator by operator, over that of fused kernels: about
@@ -78,19 +78,18 @@ def _machine(device: str, per_node: int, network_Bps: float | None, gpus: int, p
 def factors_of(run: MeasuredRun, attention: str) -> dict[str, float]:
     """What the software of a run makes of times, over what its framework makes of them as a rule.
 
-    ``attention``: its kernel over the newest one; ``tensor``: what shows of transfers over ``tp``; ``vector``:
-    operators bound by memory, where a row says that nothing fuses them (see :data:`EAGER`).
+    ``attention``: its kernel over the newest one; ``vector``: operators bound by memory, where a row says that nothing
+    fuses them (see :data:`EAGER`).
 
     >>> from types import SimpleNamespace
     >>> run = SimpleNamespace(notes="eager; 8 GPUs", kernel="flash2", framework="torchtitan", device="h100-sxm")
     >>> factors_of(run, "fused")
-    {'attention': 1.7, 'tensor': 1.0, 'vector': 2.5}
+    {'attention': 1.7, 'vector': 2.5}
     """
     habits = habits_of(run.framework)
     kernel = kernel_factor(run.kernel or habits.kernel, architecture_of(run.device))
     return {
         "attention": kernel if attention == "fused" else 1.0,
-        "tensor": 1.0 / habits.tensor_exposed if "tp" in unhidden(run) else 1.0,
         "vector": EAGER if _EAGER.search(run.notes) else 1.0,
     }
 

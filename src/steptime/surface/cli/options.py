@@ -127,7 +127,7 @@ Overlap = Annotated[
     str | None,
     typer.Option(
         "--overlap",
-        help="What hides behind compute: of dp, pp, ep, offload, joined by commas, or none; default the framework's.",
+        help="Hidden behind compute: of dp, tp, pp, ep, offload, joined by commas, or none; default the framework's.",
     ),
 ]
 Offload = Annotated[

@@ -36,7 +36,6 @@ MEANING: Final = {
 HABITS: Final = {
     "gradient_dtype": "dtype in which gradients are summed and reduced", "context": "what context ranks exchange",
     "overlap": "traffic that runs behind computation", "kernel": "fused attention",
-    "tensor_exposed": "share of tp traffic that shows",
     "scattered_messages": "each tp rank sends its part of a message between stages",
     "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
     "separate_masking": "unfused attention masks scores by kernels of its own",

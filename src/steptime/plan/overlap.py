@@ -1,0 +1,36 @@
+"""Products of a layer beside which their own transfers over ``tp`` run, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from steptime.cost.collective import ring_behind_share
+from steptime.num import where
+from steptime.plan.job import Job
+from steptime.plan.plans import Plans
+from steptime.plan.rows import Row
+
+DENSE_BLOCKS = frozenset({"attention", "mlp"})
+"""Blocks whose products do so; those of experts, shared ones included, and the head wait for their transfers."""
+
+
+def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
+    """The rows of a layer, where ``tp`` overlaps with products that hide what their input or output travels.
+
+    An input that is gathered, or an output that is scattered, goes round the ring of the ``tp`` ranks one shard of the
+    sequence at a time (:func:`~steptime.cost.collective.ring_behind_share`), which takes sequence parallelism; without
+    it the sum of whole outputs waits for all of them.
+
+    Source: `--tp-comm-overlap` of Megatron-Core, which requires `--sequence-parallel` and leaves out experts
+    (user buffers of Transformer Engine); MegaScale, arXiv 2402.15627, section 3.2.
+    """
+    if "tp" not in job.overlap:
+        return list(rows)
+    behind = where(plans.sp > 0, ring_behind_share(plans.tp), 0.0)
+    return [replace(row, overlaps=behind) if _waits(row) else row for row in rows]
+
+
+def _waits(row: Row) -> bool:
+    """Whether it is a product of a dense block whose input or output travels."""
+    return row.operator == "matmul" and row.block in DENSE_BLOCKS and bool(row.forward or row.backward)
