@@ -24,7 +24,7 @@ def rows_of(op: str, dtype: str = "bf16", gpu: str = "h100") -> str:
 @pytest.fixture
 def collectives(tmp_path: Path) -> Path:
     path = tmp_path / "collectives.csv"
-    rows = "".join(f"mine,h100,8,8,all_reduce,{2**power},{20 + 2**power / 4e5}\n" for power in range(10, 28))
+    rows = "".join(f"mine,abacus,8,8,all_reduce,{2**power},{20 + 2**power / 4e5}\n" for power in range(10, 28))
     path.write_text("source,gpu,n_gpus,gpus_per_node,collective,bytes,time_us\n" + rows)
     return path
 
@@ -39,7 +39,7 @@ def test_rows_that_nothing_was_fitted_to_are_counted_by_reason(run: Run, tmp_pat
         "1 row of kernels left out: too few different shapes that can be read: dropout on h100-sxm",
         "1 row of kernels left out: GPU not in the catalogue: abacus",
         "1 row of kernels left out: operator that no curve is fitted to: sort",
-        "18 rows of collectives left out: not of the sources and GPUs that fabrics are fitted to: mine on h100",
+        "18 rows of collectives left out: not of the sources and GPUs that fabrics are fitted to: mine on abacus",
     ):
         assert said in text
     left_out = json.loads(run(*both, "--out", str(tmp_path / "q"), "--json").stdout)["left_out"]
@@ -50,7 +50,7 @@ def test_rows_that_nothing_was_fitted_to_are_counted_by_reason(run: Run, tmp_pat
 
 def test_a_fit_of_nothing_says_why(run: Run, tmp_path: Path, collectives: Path) -> None:
     done = run("calibrate", "fit", "--collectives", str(collectives), "--out", str(tmp_path / "p"))
-    assert "18 rows: not of the sources and GPUs that fabrics are fitted to: mine on h100" in " ".join(
+    assert "18 rows: not of the sources and GPUs that fabrics are fitted to: mine on abacus" in " ".join(
         done.stderr.split()
     )
 

@@ -193,8 +193,8 @@ def test_what_the_log_states_rules_out_other_explanations(run, tmp_path):
         return [f["title"] for f in document(run, str(path), *job)["findings"] if f["code"] == "variant"]
 
     silent = "".join(line for line in head.splitlines(keepends=True) if "recompute_granularity" not in line)
-    assert variants(silent) == ["the run costs what full recomputation would"]
-    assert variants(head) == []
+    full = "the run costs what full recomputation would"
+    assert full in variants(silent) and full not in variants(head)
 
 
 def test_fp8_that_is_given_is_less_than_the_fp8_of_the_run(run, tmp_path):
@@ -259,7 +259,7 @@ def test_a_trace_without_steps_is_split_by_the_option(run, tmp_path):
     ("args", "message"),
     [
         (("missing.log",), "there is no such file"),
-        ((str(DATA),), "no regular file"),
+        ((str(DATA),), "is a folder, not a file"),
         ((__file__,), "none with the time of a step"),
         ((MEGATRON, "--model", "nope", "--cluster", "dgx-h100"), "there is no model 'nope'"),
         ((MEGATRON, "--cluster", "nope"), "there is no cluster 'nope'"),

@@ -160,7 +160,7 @@ def test_with_nothing_hidden_no_transfer_beats_its_links(case: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "cluster", "gpus", "options", "plan"),
     [
-        ("llama3-70b", "tpu-v5p", 64, {}, {"tp": 4}),
+        ("llama3-70b", "tpu-v5p", 64, {}, {"tp": 2}),
         ("llama3-8b", "rtx3090-8", 1, {"lora": {"rank": 16, "qlora": True}}, {}),
         ("llama3-8b", "rtx3090-8", 1, {"lora": {"rank": 16}}, {"recompute": "full"}),
     ],

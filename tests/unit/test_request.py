@@ -289,7 +289,7 @@ def _moves(plan, key, value, changes):
 def test_habits_of_a_framework_yield_to_what_the_user_says():
     given = {**ESTIMATE, "framework": "megatron-core"}
     habits = api.estimate(**given, plan={"cp": 2}).plan
-    assert (habits["gradient_dtype"], habits["context"], habits["overlap"]) == ("fp32", "ring", ["dp"])
+    assert (habits["gradient_dtype"], habits["context"], habits["overlap"]) == ("fp32", "ring", ["dp", "tp"])
     own = api.estimate(**given, plan={"cp": 2, "gradient_dtype": "bf16", "context": "ulysses", "overlap": "none"}).plan
     assert (own["gradient_dtype"], own["context"], own["overlap"]) == ("bf16", "ulysses", [])
 

@@ -90,3 +90,5 @@ def test_a_log_says_whether_products_hide_their_transfers(flag: str | None, over
     flags = {} if flag is None else {"tp_comm_overlap": flag}
     job = merged({}, {}, Stated(framework="megatron-core", flags=flags), experts=True)
     assert job.plan.get("overlap") == overlap
+    older = merged({}, {}, Stated(framework="megatron-core", flags=flags, plan={"overlap": "dp"}), experts=True)
+    assert older.plan["overlap"] == ("dp,ep,tp" if flag == "True" else "dp,ep"), "arguments without it cannot hide tp"

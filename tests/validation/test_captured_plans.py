@@ -54,7 +54,7 @@ def test_the_best_plan_of_a_gpt_is_that_of_its_specification(specification):
     module, spec = api.plan(captured("gpt"), **JOB, top=1), api.plan(specification, **JOB, top=1)
     chosen = {name: module.plans[0].plan[name] for name in DEGREES}
     same = api.estimate(specification, **JOB, plan=chosen)
-    assert same.step_time_s <= 1.005 * spec.plans[0].step_time_s, "another plan only where they are as good as equal"
+    assert same.step_time_s <= 1.01 * spec.plans[0].step_time_s, "another plan only where they are as good as equal"
     assert module.plans[0].model_flops == spec.plans[0].model_flops
     assert module.plans[0].step_time_s == pytest.approx(spec.plans[0].step_time_s, rel=TOLERANCE)
 

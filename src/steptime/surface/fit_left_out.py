@@ -8,8 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.calibrate.collective_machines import MACHINES
-from steptime.calibrate.collectives import covered, libraries
+from steptime.calibrate.collectives import covered, libraries, machine_rows, machines_of
 from steptime.calibrate.family import KernelFamily
 from steptime.calibrate.gemm import FAMILY
 from steptime.calibrate.kernel_families import FAMILIES
@@ -22,6 +21,7 @@ NO_GPU: Final = "GPU not in the catalogue"
 NO_MODEL: Final = "operator that no curve is fitted to"
 TOO_FEW: Final = "too few different shapes that can be read"
 NO_MACHINE: Final = "not of the sources and GPUs that fabrics are fitted to"
+NO_COLLECTIVE: Final = "no time, size or group that a collective has, or beyond the groups of"
 FEW_ROWS: Final = "too few rows of one machine"
 NAMED: Final = 4
 """Names that a reason has."""
@@ -53,12 +53,16 @@ def collectives_left_out(table: Table, fabrics: Iterable[str]) -> dict[str, int]
     """Rows of collectives that no fabric came of, by reason; ``fabrics`` are the names of those that were fitted."""
     names, library = set(fabrics), libraries(table)
     seen, fitted = np.zeros(table.rows, bool), np.zeros(table.rows, bool)
-    for machine in MACHINES:
+    found: list[tuple[str, str]] = []
+    for machine in machines_of(table):
         own = covered(machine, table, library)
         seen |= own
-        fitted |= own & (machine.name in names)
+        if machine.name in names:
+            fitted |= own
+            unread = int(own.sum()) - len(machine_rows(machine, table, library).ranks)
+            found += [(NO_COLLECTIVE, machine.name)] * unread
     sources = zip(table.text("source")[~seen], table.text("gpu")[~seen], strict=True)
-    found = [(NO_MACHINE, f"{source or 'no source'} on {gpu}") for source, gpu in sources]
+    found += [(NO_MACHINE, f"{source or 'no source'} on {gpu}") for source, gpu in sources]
     return _counted([*found, *((FEW_ROWS, gpu) for gpu in table.text("gpu")[seen & ~fitted])])
 
 

@@ -95,10 +95,12 @@ def _overlapped(
 ) -> Mapping[str, Any]:  # fmt: skip
     """What the log states, its words on gradients and on ``tp`` joined with what else the framework hides.
 
-    Messages between virtual stages hide behind computation, as in measured runs.
+    Arguments that say nothing of ``tp`` are of a version that cannot hide it. Messages between virtual stages hide
+    behind computation, as in measured runs.
     """
     interleaved = isinstance(whole.get("vpp"), int) and whole["vpp"] > 1
-    said, tensor = stated.plan, stated.flags.get("tp_comm_overlap")
+    said = stated.plan
+    tensor = stated.flags.get("tp_comm_overlap", "False" if "overlap" in said else "")
     if not framework or not ("overlap" in said or tensor in _SAID or interleaved):
         return said
     habit = habits_of(framework).overlap_with(frozenset(), experts=experts)
