@@ -18,7 +18,8 @@ FLAGS: dict[str, Any] = {
     "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
     "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 14336, "num_query_groups": 8, "bf16": True,
     "fp16": False, "fp8": None, "optimizer": "adam", "use_distributed_optimizer": True, "sequence_parallel": True,
-    "accumulate_allreduce_grads_in_fp32": True, "overlap_grad_reduce": True, "recompute_granularity": None,
+    "accumulate_allreduce_grads_in_fp32": True, "overlap_grad_reduce": True, "tp_comm_overlap": True,
+    "recompute_granularity": None,
     "transformer_impl": "transformer_engine", "attention_backend": "AttnBackend.auto",
 }  # fmt: skip
 ROW = {
