@@ -16,7 +16,7 @@ An infeasible plan is no error: it is data (see :mod:`steptime.plan.legality`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 
@@ -99,6 +99,15 @@ def shorten(text: str, limit: int = 80) -> str:
     'aaaaaaa...'
     """
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """Names in a sentence, and how many are left out.
+
+    >>> first_few(["tp", "pp"], 2), first_few(["tp", "pp", "cp"], 2)
+    ('tp, pp', 'tp, pp and 1 more')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def nearest(given: str, allowed: Iterable[str], count: int = 3) -> list[str]:

@@ -260,9 +260,9 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
     share = fabric.direct_share[p] if direct else 1.0
     outer_share = fabric.tree_share if name == "tree" else share
     single = where(inside > 1, 1.0, fabric.single_share)
-    simple = p == len(PROTOCOLS) - 1
     if name == "tree" and fabric.short_chains:
         path = short_chains(path, ranks, inside, 2 * outer_hop / maximum(hop, LEAST_HOP_S))
+    simple = p == len(PROTOCOLS) - 1
     return transfer_s(
         path,
         start,

@@ -120,13 +120,11 @@ def device_named(name: str) -> Device | None:
     plain = " ".join(name.lower().split())
     while (shorter := _MAKERS.sub("", plain)) != plain:
         plain = shorter
-    for given in (name, plain, _MODULES.sub("", plain)):
+    for given in dict.fromkeys((name, plain, _MODULES.sub("", plain))):
         first, *rest = given.split()[:4] or [""]
-        for order in permutations(rest):
-            try:
-                return load_device(" ".join((first, *order)))
-            except UnknownNameError:
-                continue
+        for called in (" ".join((first, *order)) for order in permutations(rest)):
+            if _resolve(called, "device") is not None:
+                return load_device(called)
     return None
 
 

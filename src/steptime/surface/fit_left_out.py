@@ -13,7 +13,7 @@ from steptime.calibrate.family import KernelFamily
 from steptime.calibrate.gemm import FAMILY
 from steptime.calibrate.kernel_families import FAMILIES
 from steptime.calibrate.table import Table
-from steptime.errors import shorten
+from steptime.errors import first_few, shorten
 from steptime.hardware.library import device_named
 from steptime.hardware.profile import Curve
 
@@ -76,8 +76,4 @@ def _counted(found: Sequence[tuple[str, str]]) -> dict[str, int]:
     for reason, name in found:
         names.setdefault(reason, {}).setdefault(shorten(name, 40) or "an empty cell")
     counts = Counter(reason for reason, _ in found)
-    return {f"{reason}: {_listed(list(names[reason]))}": rows for reason, rows in counts.most_common()}
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return {f"{reason}: {first_few(list(names[reason]), NAMED)}": rows for reason, rows in counts.most_common()}

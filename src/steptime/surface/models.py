@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from steptime.errors import InputFileError, UnknownNameError, UserError, shorten
+from steptime.errors import InputFileError, UnknownNameError, UserError, first_few, shorten
 from steptime.surface.captured import captured_target, summary_of
 from steptime.surface.formats.record import ImportReport
 from steptime.surface.values import text
@@ -103,17 +103,12 @@ def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, .
     said = [
         f"seq was not given: {n} was taken {why}" for n, _, why in (text.partition(" ") for text in length) if not seq
     ]
-    said += [f"{_listed(keys)} {of}: {reason}" for reason, keys in kept.items()]
+    said += [f"{first_few([shorten(key, 40) for key in keys], KEYS)} {of}: {reason}" for reason, keys in kept.items()]
     said += [f"{key} {of}: {value}" for key, value in taken.items()]
     if spec.weight_bytes is not None:
         stored = f"{spec.weight_bytes:.3g} bytes per weight {of} are those of the checkpoint"
         said.append(f"{stored}: training holds weights in the dtype of the run")
     return tuple(said)
-
-
-def _listed(keys: list[str]) -> str:
-    more = f" and {len(keys) - KEYS} more" if len(keys) > KEYS else ""
-    return ", ".join(shorten(key, 40) for key in keys[:KEYS]) + more
 
 
 def _ending(given: str) -> str:

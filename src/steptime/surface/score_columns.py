@@ -10,7 +10,7 @@ import numpy as np
 from steptime.calibrate.collectives import KINDS
 from steptime.calibrate.expert_exchange import WAYS
 from steptime.calibrate.table import Table
-from steptime.errors import shorten
+from steptime.errors import first_few, shorten
 from steptime.num import Array
 from steptime.surface.plain_kernels import PLAIN, operator_named
 
@@ -72,7 +72,7 @@ def unread_shapes(ops: Iterable[str]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     found = sorted({shorten(name, 30) or "an empty cell" for name in names})
-    return ", ".join(found[:LISTED]) + (f" and {len(found) - LISTED} more" if len(found) > LISTED else "")
+    return first_few(found, LISTED)
 
 
 def columns_of_kernels() -> list[dict[str, Any]]:

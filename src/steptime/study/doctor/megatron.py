@@ -45,7 +45,6 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
     "num_layers": ("model", "layers"), "hidden_size": ("model", "hidden"), "num_attention_heads": ("model", "heads"),
     "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
 }  # fmt: skip
-_SAID: Final = ("True", "False")
 #: Share of the optimiser on the host from which all of it is taken to be there.
 HALF: Final = 0.5
 #: Modules of ``--recompute-modules`` that a plan knows.
@@ -212,10 +211,10 @@ def _choices(g: Gathered) -> None:
     _sharding(g)
     _offload(g)
     fp32 = flags.get("accumulate_allreduce_grads_in_fp32")
-    if fp32 in _SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
+    if fp32 in w.SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
         narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
         g.plan["gradient_dtype"] = "fp32" if fp32 == "True" else narrow
-    if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in _SAID:
+    if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in w.SAID:
         g.plan["sp"] = "on" if flags["sequence_parallel"] == "True" else "off"
     if "overlap_grad_reduce" in flags:
         g.plan["overlap"] = "dp" if flags["overlap_grad_reduce"] == "True" else "none"
@@ -228,7 +227,7 @@ def _choices(g: Gathered) -> None:
 def _sharding(g: Gathered) -> None:
     """What data-parallel ranks share out: DeepSpeed's stage, the strategy of FSDP, or the distributed optimiser."""
     flags = g.flags
-    if flags.get("use_distributed_optimizer") in _SAID:
+    if flags.get("use_distributed_optimizer") in w.SAID:
         g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
     instances = w.count(flags.get("num_distributed_optimizer_instances", "")) or 1
     ranks = g.plan.get("dp", 1) * g.plan.get("cp", 1)
@@ -282,7 +281,7 @@ def _attention(flags: Mapping[str, str]) -> str | None:
         return "fused"
     if backend in ("unfused", "local"):
         return "unfused"
-    flash = {value for name, value in flags.items() if name.startswith("use_flash_attn") and value in _SAID}
+    flash = {value for name, value in flags.items() if name.startswith("use_flash_attn") and value in w.SAID}
     if "True" in flash or flags.get("transformer_impl") == "transformer_engine":
         return "fused"
     return "unfused" if flash else None

@@ -11,6 +11,7 @@ from steptime.plan.constraints import MESH_COLUMNS
 from steptime.plan.framework import habits_of, piped_stage
 from steptime.plan.framework_library import framework_names
 from steptime.plan.recompute import spelled_out
+from steptime.study.doctor import words as w
 from steptime.study.doctor.records import Stated
 from steptime.study.doctor.trace import Recording
 from steptime.study.measured.meaning import USUAL, sole_choice
@@ -18,7 +19,6 @@ from steptime.study.measured.tables import framework_called
 from steptime.workload.library import catalogue_names, load_catalogue_model
 from steptime.workload.spec import ModelSpec
 
-_SAID: Final = ("True", "False")
 #: Recipe that is given and that of the run, where one is a vaguer word for the other.
 _MAY_BE: Final = (("fp8", "fp8-te"), ("fp8", "mxfp8"), ("mxfp8", "fp8-te"))
 #: Entry of a plan -> those that it says more about.
@@ -98,18 +98,19 @@ def _overlapped(
     Arguments that say nothing of ``tp`` are of a version that cannot hide it. Messages between virtual stages hide
     behind computation, as in measured runs.
     """
-    interleaved = isinstance(whole.get("vpp"), int) and whole["vpp"] > 1
-    said = stated.plan
+    said, hides = stated.plan, dict[str, bool]()
+    if "overlap" in said:
+        hides["dp"] = said["overlap"] == "dp"
     tensor = stated.flags.get("tp_comm_overlap", "False" if "overlap" in said else "")
-    if not framework or not ("overlap" in said or tensor in _SAID or interleaved):
+    if tensor in w.SAID:
+        hides["tp"] = tensor == "True"
+    if isinstance(whole.get("vpp"), int) and whole["vpp"] > 1:
+        hides["pp"] = True
+    if not framework or not hides:
         return said
     habit = habits_of(framework).overlap_with(frozenset(), experts=experts)
-    if "overlap" in said:
-        habit = habit - {"dp"} | ({"dp"} if said["overlap"] == "dp" else set())
-    if tensor in _SAID:
-        habit = habit - {"tp"} | ({"tp"} if tensor == "True" else set())
-    habit = habit | ({"pp"} if interleaved else set())
-    return {**said, "overlap": ",".join(sorted(habit)) or "none"}
+    hidden = (habit - hides.keys()) | {axis for axis, does in hides.items() if does}
+    return {**said, "overlap": ",".join(sorted(hidden)) or "none"}
 
 
 def _habitual(framework: str, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ _RANK: Final = re.compile(r"^\s*(?:\[(?:default|rank)(\d{1,7})\]:\s?|(\d{1,7}):\
 _CLOCK: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,6}))?")
 NUMBER: Final = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
 
+#: What a switch says; anything else says nothing.
+SAID: Final = ("True", "False")
 #: Longer than any step, and shorter than any: figures beyond are no step times.
 LONGEST_STEP_S: Final = 1e6
 SHORTEST_STEP_S: Final = 1e-7

@@ -14,7 +14,6 @@ from steptime.surface.values import MAX_COUNT
 if TYPE_CHECKING:
     from steptime.surface.limits import Limits
 
-#: Largest dim, degree or depth; as in the API, which is not imported here because it imports the catalogue.
 #: Parameter of the command -> dimension of its text, and parameter of the API.
 QUANTITIES: Final = {
     "flops_8bit": ("flops_per_s", "flops_8bit_per_s"), "memory_bandwidth": ("Bps", "memory_Bps"),

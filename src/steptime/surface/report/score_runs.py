@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.errors import shorten
+from steptime.errors import first_few, shorten
 from steptime.surface.report.text import console, error_figures, grid, heading, indented, percent, printable
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def _counts(screen: Console, score: Mapping[str, Any]) -> None:
     for reason, number in score["skipped"].items():
         indented(screen, f"{number} skipped: {reason}", by=2)
     if unread := score.get("columns_not_read"):
-        more = f" and {len(unread) - COLUMNS} more" if len(unread) > COLUMNS else ""
-        names = ", ".join(shorten(name, 40) for name in unread[:COLUMNS]) + more
+        names = first_few([shorten(name, 40) for name in unread], COLUMNS)
         indented(screen, f"columns that are not read: {names} (steptime score --columns lists those that are)", by=2)
     screen.print(printable(f"Predicted by {score['predicted_by']}, framework {score['framework']}."), soft_wrap=True)
     if score.get("note"):

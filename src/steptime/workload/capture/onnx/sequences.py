@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from steptime.num import ceil_div
 from steptime.workload.aten import views
 from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.capture.onnx.limits import MAX_PARTS
@@ -34,7 +35,7 @@ def _split(call: OnnxCall) -> Result:
         if each < 1:
             raise ValueError(f"parts cannot have {each} elements")
         if size > each * MAX_PARTS:
-            raise ValueError(f"a sequence of {-(-size // each)} tensors is too long; at most {MAX_PARTS}")
+            raise ValueError(f"a sequence of {ceil_div(size, each)} tensors is too long; at most {MAX_PARTS}")
         sizes = [min(each, size - start) for start in range(0, size, each)]
     else:
         sizes = [int(n) for n in given]
