@@ -16,6 +16,7 @@ from steptime.calibrate.memory_fit import (
     errors_of,
     fitted_constants,
     reliability,
+    reserved_slack,
     slack_of,
 )
 from steptime.estimate.memory_definitions import (
@@ -110,6 +111,22 @@ def test_slack_of_pairs():
     assert slack_of([(1.0, 1.0), (1.0, 1.21)]) == pytest.approx(0.1)
 
 
+def test_frameworks_with_enough_runs_have_their_own_reserved_slack():
+    runs = points(100, framework="new", definition="reserved")
+    assert reserved_slack(runs) == pytest.approx(0.1, abs=0.02)
+    few, enough = fitted_constants(runs[:9], [(1.0, 1.3)], 1e9, ""), fitted_constants(runs[:10], [(1.0, 1.3)], 1e9, "")
+    assert few.slacks == {} and set(enough.slacks) == {"new"}
+
+
+def test_reserved_slack_is_that_of_most_runs_and_never_negative():
+    def ran(ratio: float) -> MemoryPoint:
+        return MemoryPoint(source="s", framework="f", definition="reserved", allocated_bytes=1e10, communicators=0.0,
+                           measured_bytes=ratio * 1e10)  # fmt: skip
+
+    assert reserved_slack([ran(1.4), ran(1.02), ran(1.02)]) == pytest.approx(0.02)
+    assert reserved_slack([ran(0.9)]) == 0.0
+
+
 def test_the_line_of_used_memory_is_found():
     slack, each = device_line(points(), 1e9)
     assert slack == pytest.approx(0.2, abs=0.03) and each == pytest.approx(5e8, abs=3e8)
@@ -133,11 +150,11 @@ def test_an_outlier_does_not_carry_the_spread():
 def test_constants_survive_their_file():
     own = [*points(), *points(definition="reserved", framework="new")]
     fitted = fitted_constants(own, [(1.0, 1.1)], 1e9, "made up")
-    assert fitted.slack == pytest.approx(0.1) and set(fitted.slacks) == {"old"}
+    assert fitted.slack == pytest.approx(0.1) and set(fitted.slacks) == {"old", "new"}
     assert fitted.deviation["reserved"] == pytest.approx(0.05, rel=0.15)
     again = constants_of(tomllib.loads(as_toml(fitted, "2026-01-01", len(own))))
     assert again.slack == pytest.approx(fitted.slack, rel=1e-4) and again.source == "made up"
-    assert again.slacks == pytest.approx(dict(fitted.slacks)) and again.deviation == pytest.approx(
+    assert again.slacks == pytest.approx(dict(fitted.slacks), rel=1e-4) and again.deviation == pytest.approx(
         dict(fitted.deviation), rel=1e-4
     )
 

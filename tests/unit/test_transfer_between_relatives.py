@@ -32,6 +32,7 @@ def test_units_are_unlike_by_what_a_dtype_gains_over_16_bits() -> None:
     assert unlike_units(gb200, b200, "fp4") == 0
     assert unlike_units(load_device("h100-sxm"), b200, "tf32") == 0, "495 of 989 and 1100 of 2250 are halves"
     assert unlike_units(load_device("h100-sxm"), gb300, "fp4") == 0, "nothing to compare"
+    assert unlike_units(load_device("a100-sxm-80gb"), load_device("h100-sxm"), "fp32") == 0, "other units than 16 bits"
 
 
 def test_four_bits_of_the_gb200_lie_between_those_of_its_relatives() -> None:

@@ -17,7 +17,8 @@ SLACKS = tuple(0.01 * i for i in range(41))
 COMMUNICATOR_BYTES = tuple(0.05e9 * i for i in range(41))
 """Values that are tried; the fit is one of least absolute relative errors."""
 LEAST_ROWS = 20
-"""A framework with fewer rows has the common slack."""
+LEAST_RESERVED_ROWS = 10
+"""A framework with fewer rows, of used memory and of reserved memory, has the common slack."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -43,6 +44,17 @@ def slack_of(pairs: Sequence[tuple[float, float]]) -> float:
     0.1
     """
     return math.exp(sum(math.log(reserved / allocated) for allocated, reserved in pairs) / len(pairs)) - 1
+
+
+def reserved_slack(points: Sequence[MemoryPoint]) -> float:
+    """Share that the allocator of one framework holds beyond allocated memory: the median over its runs, 0 at least.
+
+    A median, since jobs of few tokens hold fragments of buffers that the activations of long ones fill.
+
+    Args:
+        points: runs of one framework whose memory is what the allocator holds.
+    """
+    return max(float(np.median([p.measured_bytes / p.allocated_bytes for p in points])) - 1.0, 0.0)
 
 
 def device_line(points: Sequence[MemoryPoint], context_bytes: float) -> tuple[float, float]:
@@ -97,16 +109,11 @@ def fitted_constants(
         context_bytes: of the driver, which is assumed.
         source: what the points are.
     """
-    on_device = [p for p in points if p.definition == "device"]
-    names = sorted({p.framework for p in on_device})
-    lines = {
-        name: device_line(own, context_bytes)
-        for name in names
-        if len(own := [p for p in on_device if p.framework == name]) >= LEAST_ROWS
-    }
+    reserved = {name: reserved_slack(own) for name, own in _by_framework(points, "reserved", LEAST_RESERVED_ROWS)}
+    lines = {name: device_line(own, context_bytes) for name, own in _by_framework(points, "device", LEAST_ROWS)}
     each = [per for _, per in lines.values()]
     first = MemoryConstants(
-        slack=slack_of(pairs), slacks={name: slack for name, (slack, _) in lines.items()},
+        slack=slack_of(pairs), slacks=reserved | {name: slack for name, (slack, _) in lines.items()},
         context_bytes=context_bytes, communicator_bytes=sum(each) / len(each) if each else 0.0,
         deviation=dict.fromkeys(DEFINITIONS, 0.1), source=source,
     )  # fmt: skip
@@ -118,6 +125,13 @@ def fitted_constants(
         slack=first.slack, slacks=first.slacks, context_bytes=context_bytes,
         communicator_bytes=first.communicator_bytes, deviation=deviation, source=source,
     )  # fmt: skip
+
+
+def _by_framework(points: Sequence[MemoryPoint], definition: str, least: int) -> list[tuple[str, list[MemoryPoint]]]:
+    """Points of a definition by framework, of those that have so many at least."""
+    own = [p for p in points if p.definition == definition]
+    groups = [(name, [p for p in own if p.framework == name]) for name in sorted({p.framework for p in own})]
+    return [(name, group) for name, group in groups if len(group) >= least]
 
 
 def reliability(points: Sequence[MemoryPoint], constants: MemoryConstants) -> Mapping[float, float]:

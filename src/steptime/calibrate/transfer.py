@@ -50,6 +50,8 @@ OTHER_VENDOR: Final = 3.0
 Z90: Final = 1.645
 #: Dtypes that a device has if its datasheet gives a rate; curves of other kinds carry over to any device.
 DTYPES: Final = frozenset(["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"])
+#: Dtypes whose products run on units of their own.
+WIDE: Final = frozenset(["fp32", "fp64"])
 #: Log error that each factor of e outside the measured range adds.
 EXTRAPOLATION_ERROR: Final = 0.1
 
@@ -140,7 +142,12 @@ def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
 
 
 def unlike_units(device: Device, other: Device, dtype: str) -> float:
-    """Log of how much more a dtype gains over 16 bits on one datasheet than on the other: their units are not alike."""
+    """Log of how much more a dtype gains over 16 bits on one datasheet than on the other: their units are not alike.
+
+    Nothing for wide dtypes, whose products do not run on the units of 16 bits.
+    """
+    if dtype in WIDE:
+        return 0.0
     gains = [
         rates[dtype] / wide
         for rates in (device.matrix_flops_per_s, other.matrix_flops_per_s)
