@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steptime.terms import Terms
+from steptime.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from steptime.cost.collective_fabric import Fabric
@@ -128,6 +129,13 @@ class Estimate:
     """What to know before using the numbers: what was taken for granted or rounded up."""
     details: tuple[Detail, ...] = ()
     """How each term was computed; not part of the JSON unless explained."""
+
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook; :meth:`to_json` has everything."""
+        fits = "feasible" if self.feasible else f"not feasible: {', '.join(self.reasons)}"
+        memory = f"{format_bytes(self.peak_memory_bytes)} of {format_bytes(self.memory_capacity_bytes)}"
+        job = f"{self.provenance.model} on {self.workload.get('gpus', '?')} devices of {self.provenance.cluster}"
+        return f"<Estimate of {job}: {format_seconds(self.step_time_s)}, MFU {100 * self.mfu:.1f} %, {memory}, {fits}>"
 
     def to_json(self, *, explain: bool = False) -> dict[str, Any]:
         """Plain data for ``json.dumps``; keys as in the project's contract."""

@@ -45,6 +45,11 @@ class PlanResult:
     notes: tuple[str, ...] = ()
     """What to know about the search: another name for the framework, and plans that it has not."""
 
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook; :meth:`to_json` has everything."""
+        best = f"the fastest: {self.plans[0]!r}" if self.plans else "none fits"
+        return f"<PlanResult: {self.feasible:,} of {self.candidates:,} candidates are feasible; {best}>"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         return {

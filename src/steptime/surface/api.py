@@ -39,7 +39,7 @@ from steptime.surface.ledger import Ledger as Ledger
 from steptime.surface.ledger import ledger as ledger
 from steptime.surface.limits import Limits as Limits
 from steptime.surface.limits import limits as limits
-from steptime.surface.models import import_notes
+from steptime.surface.models import import_notes, model_given
 from steptime.surface.plan_keys import JOB_KEYS, MAX_DEVICES
 from steptime.surface.request import (
     checked_plan,
@@ -48,7 +48,7 @@ from steptime.surface.request import (
     strategy_of,
 )
 from steptime.surface.searching import Search, what_fits
-from steptime.surface.values import text, whole
+from steptime.surface.values import NameOrPath, text, whole
 from steptime.workload.captured.record import CapturedModel
 
 _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard", "sp", "ep", "etp")
@@ -56,7 +56,7 @@ _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard
 
 
 def plan(
-    model: str | CapturedModel, cluster: str, *, gpus: int, global_batch: int, seq: int | None = None,
+    model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int, global_batch: int, seq: int | None = None,
     dtype: str = "bf16", optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected",
     framework: str | None = None, lora: Mapping[str, Any] | None = None, fix: Mapping[str, Any] | None = None,
     limit: Sequence[str] = (), top: int = 10, progress: Callable[[int, int], None] | None = None,
@@ -87,7 +87,7 @@ def plan(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    chosen = MODES[text("mode", mode)]
+    model, chosen = model_given(model), MODES[text("mode", mode)]
     choices, columns = job_choices(_table("fix", fix))
     request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype, optimizer=optimizer, mode=chosen,
                       framework=framework, lora=lora)  # fmt: skip
@@ -116,7 +116,7 @@ def _table(field: str, value: Any) -> dict[str, Any]:
 
 
 def estimate(
-    model: str | CapturedModel, cluster: str, *, gpus: int | None = None, global_batch: int | None = None,
+    model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int | None = None, global_batch: int | None = None,
     seq: int | None = None, dtype: str = "bf16", optimizer: str = "adam", strategy: str = "auto",
     mode: str = "corrected", framework: str | None = None, lora: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
@@ -138,7 +138,7 @@ def estimate(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    chosen, given = MODES[text("mode", mode)], _table("plan", plan)
+    model, chosen, given = model_given(model), MODES[text("mode", mode)], _table("plan", plan)
     if text("strategy", strategy) == "auto":
         strategy = text("strategy", given.get("strategy", strategy))
     checked = checked_plan(given, chosen, _named(framework))

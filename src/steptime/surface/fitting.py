@@ -21,7 +21,7 @@ from steptime.study.modes import MODES
 from steptime.surface.jobs import adapter_of, framework_of, with_choices
 from steptime.surface.models import import_notes, load_model
 from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer, estimated_optimizer
-from steptime.surface.values import choice, number, text, whole
+from steptime.surface.values import NameOrPath, choice, name_or_path, number, text, whole
 from steptime.version import __version__
 from steptime.workload.capture.factory import is_target
 from steptime.workload.capture.inputs import InputSpec, parse_inputs
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 MAX_BATCH, MAX_SEQ, DEFAULT_BATCH = 10**6, 10**7, 8
 LORA_RANK: Final = 16
+FACTORY: Final = "of a torch module name the factory that makes it: 'file.py:factory'"
+"""What to give in place of an object that is no model."""
 Progress = Callable[[int, int], None]
 
 
 def fit(
-    model: str, device: str, *, batch: int | None = None, seq: int | None = None, optimizer: str = CAPTURED_DEFAULT,
-    host_bandwidth_Bps: float | None = None, allow: str = "rounding", inputs: Sequence[str] = (),
-    loss: str | None = None, progress: Progress | None = None,
+    model: NameOrPath, device: NameOrPath, *, batch: int | None = None, seq: int | None = None,
+    optimizer: str = CAPTURED_DEFAULT, host_bandwidth_Bps: float | None = None, allow: str = "rounding",
+    inputs: Sequence[str] = (), loss: str | None = None, progress: Progress | None = None,
 ) -> FitResult:  # fmt: skip
     """The cheapest way to make a training step fit on one device.
 
@@ -63,7 +65,7 @@ def fit(
         UserError: something in the input is wrong; the message says what to change.
     """
     change = Change(choice("allow", allow, tuple(Change)))
-    machine = device_within(text("device", device))
+    machine = device_within(name_or_path("device", device))
     if host_bandwidth_Bps is not None:
         given_Bps = number("host_bandwidth", host_bandwidth_Bps, 1e6, 1e15, "bytes per second between device and host")
         machine = machine.with_host_link(given_Bps)
@@ -71,7 +73,7 @@ def fit(
         "batch": None if batch is None else whole("batch", batch, 1, MAX_BATCH),
         "seq": None if seq is None else whole("seq", seq, 1, MAX_SEQ),
     }
-    given, optimizer = text("model", model), text("optimizer", optimizer)
+    given, optimizer = name_or_path("model", model, FACTORY), text("optimizer", optimizer)
     if is_target(given):
         return _captured(given, machine, sizes, optimizer, loss, change, parse_inputs(inputs), progress)
     if inputs:

@@ -21,7 +21,7 @@ from steptime.surface.captured import check_captured
 from steptime.surface.models import load_workload
 from steptime.surface.optimizers import estimated_optimizer
 from steptime.surface.plan_keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
-from steptime.surface.values import choice, switch, text, whole
+from steptime.surface.values import NameOrPath, choice, name_or_path, switch, text, whole
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.spec import ModelSpec
 
@@ -36,7 +36,7 @@ class Request:
     """A job as the user gives it."""
 
     model: str | CapturedModel
-    cluster: str
+    cluster: NameOrPath
     seq: int | None
     dtype: str
     optimizer: str
@@ -54,7 +54,7 @@ class Request:
             text(field, value)
         precision = PRECISIONS[self.dtype]
         spec, captured = load_workload(self.model, dtype=self.dtype, seq=self.seq)
-        cluster = load_cluster(text("cluster", self.cluster))
+        cluster = load_cluster(name_or_path("cluster", self.cluster))
         framework = framework_of(self.framework, self.mode, cluster.device, precision)
         adapter = adapter_of(self.lora)
         _check_modelled(spec, precision, adapter, self.mode)

@@ -10,7 +10,7 @@ from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.surface.models import import_notes, load_model
 from steptime.surface.plan_keys import MAX_SEQ
-from steptime.surface.values import text, whole
+from steptime.surface.values import NameOrPath, name_or_path, text, whole
 from steptime.terms import Terms
 from steptime.workload.parameters import active_parameter_terms, parameter_terms
 
@@ -39,7 +39,7 @@ class Ledger:
         }  # fmt: skip
 
 
-def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger:
+def ledger(model: NameOrPath, *, seq: int | None = None, dtype: str = "bf16") -> Ledger:
     """Parameters, FLOPs and bytes of a model without a cluster.
 
     Args:
@@ -50,7 +50,8 @@ def ledger(model: str, *, seq: int | None = None, dtype: str = "bf16") -> Ledger
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    spec, precision = load_model(text("model", model)), PRECISIONS[text("dtype", dtype)]
+    model = name_or_path("model", model)
+    spec, precision = load_model(model), PRECISIONS[text("dtype", dtype)]
     length = spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ)
     parameters, active = parameter_terms(spec), active_parameter_terms(spec).total
     notes = [] if active == parameters.total else [f"{active:,.0f} parameters are active per token"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from steptime.errors import InputFileError, UnknownNameError, UserError, first_few, shorten
 from steptime.surface.captured import captured_target, summary_of
 from steptime.surface.formats.record import ImportReport
-from steptime.surface.values import text
+from steptime.surface.values import name_or_path as checked_name
 from steptime.workload.capture.factory import is_target
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.library import catalogue_names, hub_model, in_catalogue, load_catalogue_model, read_model_toml
@@ -17,11 +17,25 @@ from steptime.workload.spec import ModelSpec
 
 KEYS: Final = 6
 """Keys of a file that a note names."""
+OF_MODULE: Final = (
+    "of a torch module make a workload: steptime.surface.captured.captured_model(module, inputs_of_batch), "
+    "or name the factory that makes it: 'file.py:factory'"
+)
+"""What to give in place of an object that is no model."""
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> ModelSpec:
     """The model of that name or file; see :func:`read_model`."""
     return read_model(name_or_path)[0]
+
+
+def model_given(model: Any) -> str | CapturedModel:
+    """A model as the user gives it: a captured module, or a name or path as text.
+
+    Raises:
+        FieldError: it is neither.
+    """
+    return model if isinstance(model, CapturedModel) else checked_name("model", model, OF_MODULE)
 
 
 def load_workload(given: str | CapturedModel, *, dtype: str, seq: int | None) -> tuple[ModelSpec, CapturedModel | None]:
@@ -37,7 +51,7 @@ def load_workload(given: str | CapturedModel, *, dtype: str, seq: int | None) ->
     """
     if isinstance(given, CapturedModel):
         return summary_of(given), given
-    if is_target(text("model", given)) and not in_catalogue(given):
+    if is_target(given) and not in_catalogue(given):
         captured = captured_target(given, dtype, seq)
         return summary_of(captured), captured
     return load_model(given), None

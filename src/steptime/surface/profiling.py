@@ -25,6 +25,8 @@ from steptime.surface.profile_settings import (
     input_texts,
     texts_of_tensors,
 )  # fmt: skip
+from steptime.surface.values import NameOrPath, name_or_path
+from steptime.units import format_seconds
 from steptime.workload.capture.factory import Target, is_target, load_target
 from steptime.workload.capture.inputs import parse_inputs
 from steptime.workload.graph import Parameter, Program
@@ -40,6 +42,11 @@ HANDLES: Final = 2
 """Threads with a cuBLAS handle of their own: the one of the forward and the one of the backward pass."""
 LISTED: Final = 8
 """Tensors listed at a peak."""
+OBJECT: Final = (
+    'capture a torch module first: steptime.capture(module, inputs, optimizer="adamw", target="cuda"), '
+    "or name the factory that makes it: 'file.py:factory'"
+)
+"""What to give in place of an object that is no model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,12 @@ class Profile:
     table: CostTable
     cuda: bool
     """The device's memory is managed by CUDA's caching allocator."""
+
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook; :meth:`to_json` has everything."""
+        totals = self.table.totals
+        cost = f"{format_seconds(totals.step_s)}, MFU {100 * totals.mfu:.1f} %"
+        return f"<Profile of {self.program.name} on {self.device.name}: {cost}>"
 
     @cached_property
     def live(self) -> Liveness:
@@ -176,8 +189,8 @@ class Profile:
 
 
 def profile(
-    model: str | Program,
-    device: str,
+    model: NameOrPath | Program,
+    device: NameOrPath,
     *,
     batch: int | None = None,
     seq: int | None = None,
@@ -212,7 +225,7 @@ def profile(
     Raises:
         UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
     """
-    target = device_within(device)
+    target = device_within(name_or_path("device", device))
     kernels = "cuda" if on_cuda(target) else "cpu"
     if isinstance(model, Program):
         known = any(call.phase != "forward" for call in model.calls)
@@ -222,8 +235,9 @@ def profile(
             "optimizer": None if optimizer in (None, "none") else captured_optimizer(optimizer), "loss": loss,
             "autocast": autocast, "training": training, "fold": fold, "nonzero_share": nonzero_share, "target": kernels,
         }  # fmt: skip
+        named = name_or_path("model", model, OBJECT)
         program, settings = captured(
-            model, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
+            named, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
         )  # fmt: skip
     table = cost_table(program, Timer(device=target))
     return Profile(program=program, settings=settings, device=target, table=table, cuda=on_cuda(target))

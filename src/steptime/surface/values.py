@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeAlias
 
 from steptime.errors import FieldError, UnknownNameError, shorten
 
+NameOrPath: TypeAlias = "str | os.PathLike[str]"
+"""A name of a catalogue, or a path as text or as ``pathlib.Path``."""
 MAX_COUNT = 10**9
 """Largest dim, degree, depth or count that makes sense."""
 SWITCH = {"on": True, "off": False, "true": True, "false": False}
@@ -47,8 +50,24 @@ def text(field: str, value: Any) -> str:
         FieldError: it is none.
     """
     if not isinstance(value, str):
-        raise FieldError("", field, f"{value!r} is not a text")
+        raise FieldError("", field, f"{shorten(repr(value))} is not a text")
     return value
+
+
+def name_or_path(field: str, value: Any, otherwise: str = "") -> str:
+    """A name, or a path as text or as ``pathlib.Path``; ``otherwise`` says what to do with anything else.
+
+    Raises:
+        FieldError: it is neither.
+
+    >>> from pathlib import PurePosixPath
+    >>> name_or_path("cluster", "dgx-h100"), name_or_path("cluster", PurePosixPath("ours/cluster.toml"))
+    ('dgx-h100', 'ours/cluster.toml')
+    """
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(given, str):
+        raise FieldError("", field, f"{shorten(repr(value))} is neither a name nor a path", hint=otherwise or None)
+    return given
 
 
 def choice(field: str, value: Any, allowed: Sequence[str]) -> str:

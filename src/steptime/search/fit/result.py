@@ -9,6 +9,7 @@ from typing import Any
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.search.fit.choice import Point
 from steptime.search.fit.techniques import TECHNIQUES, Step
+from steptime.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,13 @@ class FitResult:
     def missing_bytes(self) -> float:
         """What the device lacks for the least memory that can be reached; 0 where something fits."""
         return 0.0 if self.fits else max(self.least.device_bytes - self.capacity_bytes, 0.0)
+
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook; :meth:`to_json` has everything."""
+        point, found = self.cheapest or self.least, "the cheapest" if self.fits else "nothing fits; the least memory"
+        needs = f"{format_bytes(point.device_bytes)} of {format_bytes(self.capacity_bytes)}"
+        how = f"{'+'.join(point.choice.keys) or 'as it is'}, {format_seconds(point.step_s)}, {needs}"
+        return f"<FitResult of {self.model} on {self.device}, batch {self.batch}: {found}: {how}>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""

@@ -90,6 +90,10 @@ class Program:
     batch: int | None = None
     """Samples of the step, where that is known."""
 
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook."""
+        return f"<Program {self.name}: {len(self.calls):,} calls, {self.parameter_count:,} parameters>"
+
     @property
     def parameter_count(self) -> int:
         """Elements of all parameters, shared ones once."""
