@@ -111,17 +111,20 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 
 def nearest(given: str, allowed: Iterable[str], count: int = 3) -> list[str]:
-    """Names of ``allowed`` that are spelt almost like ``given``, best first; then those that begin with it.
+    """Names of ``allowed`` that are spelt almost like ``given``, best first; then those that begin or end with it.
 
     >>> nearest("llama3-8", ["gpt3-175b", "llama3-8b", "llama3-70b"])
     ['llama3-8b', 'llama3-70b']
     >>> nearest("b2", ["b200-sxm", "a100-sxm"]), nearest("cohere", ["starcoder2"])
     (['b200-sxm'], [])
+    >>> nearest("ndr", ["infiniband-hdr", "infiniband-ndr"])
+    ['infiniband-ndr']
     """
     names, key = {_spelling(name): name for name in allowed}, _spelling(given[:80])
     close = difflib.get_close_matches(key, names, n=count, cutoff=SIMILAR)
     begun = [name for name in names if len(key) >= PREFIX and name.startswith(key) and name not in close]
-    return [names[name] for name in (*close, *begun)[:count]]
+    ended = [name for name in names if len(key) > PREFIX and name.endswith(f"-{key}") and name not in close]
+    return [names[name] for name in (*close, *begun, *ended)[:count]]
 
 
 def _spelling(name: str) -> str:

@@ -13,9 +13,11 @@ from steptime.estimate.kernels import Models, models_of, profile_of
 from steptime.estimate.measured_groups import Groups, groups_of
 from steptime.estimate.memory_kernels import memory_models
 from steptime.estimate.stated_device import as_measured, restated
+from steptime.hardware.library import architecture_of
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import HOST_LINK, Cluster, Device, Kind, Level, Source
 from steptime.num import Num, where
+from steptime.plan.framework import habits_of, kernel_factor
 from steptime.plan.job import Precision
 from steptime.plan.quantise import NARROW_DTYPES
 
@@ -275,6 +277,25 @@ def constants_of(
     slow = slow_level(cluster, gpus)
     crossed = [slow] if gpus > cluster.fast_domain and slow is not cluster.levels[0] else []
     return out + [c for level in (cluster.levels[0], *crossed) for c in _level_constants(level, fitted_links)]
+
+
+def kernel_constants(framework: str, device: Device) -> list[Constant]:
+    """How much longer the fused attention of a framework is taken to run than the newest kernel on such a device.
+
+    >>> from steptime.hardware import load_device
+    >>> [(one.name, one.value) for one in kernel_constants("torchtitan", load_device("b200-sxm"))]
+    [('attention_kernel.flash2', 2.5)]
+    >>> kernel_constants("torchtitan", load_device("a100-sxm-80gb")), kernel_constants("ideal", load_device("b200-sxm"))
+    ([], [])
+    """
+    kernel = habits_of(framework).kernel
+    factor = kernel_factor(kernel, architecture_of(device.measured_as))
+    text = (
+        f"{framework} is taken to run {kernel}: its time over the newest kernel's, after arXiv 2307.08691 and "
+        "2407.08608; on Blackwell after the growth of the matrix rate"
+    )
+    source = Source(text=text, kind=Kind.ASSUMED)
+    return [] if factor == 1.0 else [Constant(name=f"attention_kernel.{kernel}", value=factor, source=source)]
 
 
 def slow_level(cluster: Cluster, gpus: int) -> Level:

@@ -17,6 +17,7 @@ from steptime.estimate.machine import (
     Machine,
     constants_of,
     curve_constants,
+    kernel_constants,
     levels_left_out,
     machine_of,
     weakest,
@@ -80,7 +81,10 @@ class Setting:
         stated = constants_of(
             self.cluster, self.job.gpus, self.job.precision, fitted_links=fitted, offloads=bool(self.job.offload)
         )
-        return (*stated, *curve_constants(self.machine))
+        kernels = (
+            kernel_constants(self.job.framework.name, self.cluster.device) if self.job.attention == "fused" else ()
+        )
+        return (*stated, *curve_constants(self.machine), *kernels)
 
     @cached_property
     def sources(self) -> Mapping[str, Mapping[str, Any]]:

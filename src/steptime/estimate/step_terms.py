@@ -23,6 +23,7 @@ from steptime.estimate.traffic import (
     shared_of,
 )
 from steptime.num import Num
+from steptime.plan.framework import IDEAL
 from steptime.plan.schedules import ZERO_BUBBLE
 
 Made = tuple[list[FormulaCall], str]
@@ -48,6 +49,17 @@ class Line(NamedTuple):
     def basis(self) -> str:
         """What kind of number it rests on: a fitted curve or fabric with its error, or a textbook formula."""
         return self.recipe()[1]
+
+
+def fitted_parameter(framework: str, name: str) -> str:
+    """What a number rests on that was fitted to the runs of a framework; of the ideal one, which has none, nothing.
+
+    >>> fitted_parameter("torchtitan", "step_s")
+    'step_s of framework torchtitan, fitted to runs (steptime frameworks torchtitan)'
+    """
+    if framework == IDEAL.name:
+        return ""
+    return f"{name} of framework {framework}, fitted to runs (steptime frameworks {framework})"
 
 
 def called(function: str, arguments: Mapping[str, Given], **factors: Num) -> FormulaCall:
@@ -99,14 +111,16 @@ def step_lines(e: Evaluation) -> Iterator[Line]:
 def _overhead_lines(e: Evaluation) -> Iterator[Line]:
     """What the framework adds to every step."""
     step, layout, framework = e.step, e.inputs.layout, e.job.framework
+    fitted = partial(fitted_parameter, framework.name)
     issue = {"micro_batches": step.micro_batches, "virtual_stages": layout.virtual_stages, "stages": layout.stages,
              "stage_s": framework.stage_s}  # fmt: skip
     yield Line(path="host/stages/stage_issue_s", exposed_s=float(step.stage_host_s),
-               recipe=known("host.stage_issue_s", issue))  # fmt: skip
+               recipe=known("host.stage_issue_s", issue, fitted("stage_s")))  # fmt: skip
     yield Line(path="overhead/step_overhead_s", exposed_s=float(step.overhead_s),
-               recipe=known("host.step_overhead_s", {"step_s": framework.step_s}))  # fmt: skip
+               recipe=known("host.step_overhead_s", {"step_s": framework.step_s}, fitted("step_s")))  # fmt: skip
     grown = {"work_s": step.work_s, "devices": step.devices, "growth": step.growth}
-    yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s), recipe=known("scaling.growth_s", grown))
+    yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s),
+               recipe=known("scaling.growth_s", grown, fitted("growth")))  # fmt: skip
 
 
 def _copies_lines(e: Evaluation) -> Iterator[Line]:

@@ -26,7 +26,7 @@ from steptime.estimate.memory import LAYERS_TERM, MemoryCall
 from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.result import Detail
 from steptime.estimate.step import exchanges_of, hidden_exchanges
-from steptime.estimate.step_terms import Line, Made, called, known, leaf, step_lines, timed_calls
+from steptime.estimate.step_terms import Line, Made, called, fitted_parameter, known, leaf, step_lines, timed_calls
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
@@ -152,12 +152,12 @@ def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str =
     work, framework = e.works[part][phase], e.job.framework
     issued = {"device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s}
     waits = {"routers": work.routers, "wait_s": framework.router_s}
-    path = f"host/{named or phase}/{part}"
+    path, fitted = f"host/{named or phase}/{part}", partial(fitted_parameter, framework.name)
     yield Line(path=f"{path}/{leaf(ISSUE)}", exposed_s=float(issue_wait_s(**issued) * count),
-               recipe=known(ISSUE, issued, times_per_step=count))  # fmt: skip
+               recipe=known(ISSUE, issued, fitted("host_s"), times_per_step=count))  # fmt: skip
     if work.routers:
         yield Line(path=f"{path}/{leaf(ROUTER)}", exposed_s=float(router_wait_s(**waits) * count),
-                   recipe=known(ROUTER, waits, times_per_step=count))  # fmt: skip
+                   recipe=known(ROUTER, waits, fitted("router_s"), times_per_step=count))  # fmt: skip
 
 
 def lines_of(e: Evaluation) -> list[Line]:

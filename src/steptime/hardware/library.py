@@ -172,8 +172,9 @@ def _find(name: str, kind: str, *, beside: Document | None = None, field: str = 
     else:
         found = _resolve(name, kind)
         if found is None:
-            where = f"{beside.where}: {field}" if beside is not None else ""
-            raise UnknownNameError(kind, name, _files(kind), where=where)
+            where, known = f"{beside.where}: {field}" if beside is not None else "", sorted(_files(kind))
+            every = f"valid: {', '.join(known)}" if kind == "link" else ""  # no command lists them
+            raise UnknownNameError(kind, name, known, where=where, otherwise=every)
         path = found
     return read(path, kind, trusted=not is_path(name) and CATALOGUE in path.parents)
 
@@ -323,7 +324,8 @@ def _levels(chain: list[Document]) -> list[Level]:
             stacks[name] = _of_cluster(own).over(below) if document.trusted else own.over(below)
         if "curves" in _table(document, "device"):
             stacks = {name: replace(stack, measured=stack.numbers) for name, stack in stacks.items()}
-    return [level_record(name, stack, where=chain[0].where) for name, stack in stacks.items()]
+    inherited = [name for document in chain[1:] for name in document.table.get("levels", {})]
+    return [level_record(name, stack, where=chain[0].where, inherited=inherited) for name, stack in stacks.items()]
 
 
 def _table(document: Document, key: str) -> Mapping[str, Any]:

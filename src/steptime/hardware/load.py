@@ -125,7 +125,8 @@ def _refuse_other_kind(table: Table, kind: str, where: str) -> None:
         raise InputFileError(
             where,
             "describes a cluster, a device is needed",
-            hint="name its device, or write a file with the fields of its [device] table alone",
+            hint=f"steptime clusters {where} shows it, its device too; elsewhere name the device, or write a file with "
+            "the fields of its [device] table alone",
         )
 
 
@@ -271,16 +272,17 @@ def _require(stack: Layer, fields: Mapping[str, Field], where: str, prefix: str)
         )
 
 
-def level_record(name: str, stack: Layer, *, where: str) -> Level:
-    """The level that a complete stack of layers describes.
+def level_record(name: str, stack: Layer, *, where: str, inherited: Iterable[str] = ()) -> Level:
+    """The level that a complete stack of layers describes; ``inherited``: levels that the base has, for the message.
 
     Raises:
         FieldError: neither the level nor its link has a bandwidth.
     """
     if "bandwidth" not in stack.numbers:
-        raise FieldError(
-            where, f"levels.{name}", "has no link and no bandwidth", hint='for example link = "infiniband-ndr"'
-        )
+        others = ", ".join(inherited)
+        named = f"the base has {others}: to change one of these, write its name; a new one needs a link\n  "
+        hint = f'{named if others else ""}for example link = "infiniband-ndr"'
+        raise FieldError(where, f"levels.{name}", "has no link and no bandwidth", hint=hint)
     numbers: dict[str, Any] = {LEVEL[key].record: value for key, value in stack.numbers.items()}
     sources = {LEVEL[key].record: source for key, source in stack.sources.items()}
     own = UNLIKE in stack.texts or ("bandwidth" not in stack.catalogue and stack.stated.issuperset(TUNED))

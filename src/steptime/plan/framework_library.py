@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
-from steptime.errors import UserError
+from steptime.errors import UnknownNameError
 from steptime.hardware.library import architecture_of
 from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor, widening
-from steptime.plan.framework_file import framework_tables
+from steptime.plan.framework_file import PACKAGED, framework_path, framework_tables
 
 GENERIC = "generic"
 """Name of the framework that nobody named: the common values, with the spread between frameworks as doubt."""
@@ -30,6 +29,17 @@ def framework_names() -> list[str]:
     return ["ideal", GENERIC, *sorted(framework_table()["framework"])]
 
 
+def unknown_framework(name: str) -> UnknownNameError:
+    """The error for a name that is no framework; where the user's own file is in use, it says so.
+
+    Raises:
+        UserError: it is a file of the user's and cannot be used.
+    """
+    path = framework_path()
+    own = f"{path} is in use, which has no others than {', '.join(framework_names())}" if path != PACKAGED else ""
+    return UnknownNameError("framework", name, framework_names(), always=own)
+
+
 def load_framework(name: str, device: str, factors: Collection[str] = BUSY) -> Framework:
     """A framework on a device.
 
@@ -39,15 +49,13 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY) -> F
         factors: parameters of :data:`~steptime.plan.framework.BUSY` that the device's own factors multiply.
 
     Raises:
-        UserError: no such framework.
+        UnknownNameError: no such framework.
     """
     if name == IDEAL.name:
         return IDEAL
     table = framework_table()
     if name != GENERIC and name not in table["framework"]:
-        near = get_close_matches(name, framework_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(framework_names())}"
-        raise UserError(f"there is no framework {name!r}", hint=hint)
+        raise unknown_framework(name)
     common, own = table["common"], table["framework"].get(name, {})
     values = {p: float(own.get(p, common[p])) for p in PARAMETERS}
     known = table["device"].get(device, {})

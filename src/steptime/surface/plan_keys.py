@@ -39,6 +39,8 @@ KEYS: Final[Mapping[str, Count | Ratio | None]] = {
 }  # fmt: skip
 COUNTS: Final = {name: key for name, key in KEYS.items() if isinstance(key, Count)}
 RATIOS: Final = {name: key for name, key in KEYS.items() if isinstance(key, Ratio)}
+SHOWN: Final[Mapping[str, str]] = {"mbs": "micro_batch"}
+"""What a report writes for a key -> the key."""
 WORDS: Final = ("sp", "recompute")
 """Keys in words of which each candidate of a search has its own value; they have no order."""
 SEVERAL: Final = ("overlap", "offload")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, shorten
@@ -14,7 +14,7 @@ from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.schedules import SCHEDULES
 from steptime.study.modes import Mode
-from steptime.surface.plan_keys import AXES, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS
+from steptime.surface.plan_keys import AXES, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
 from steptime.surface.values import choice, number, some_of, switch, text, whole
 
 CHOICES = {
@@ -57,7 +57,12 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
         return some_of(key, value, SETS[key])
     if key == "placement":
         return _placement(value)
-    raise UnknownNameError("key of a plan", key, (*KEYS, "placement"))
+    raise _unknown("key of a plan", key, (*KEYS, "placement"))
+
+
+def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
+    """The error for a key that is none; what a report abbreviates has its key named."""
+    return UnknownNameError(kind, key, allowed, otherwise=f"{key} of a report is {SHOWN[key]}" if key in SHOWN else "")
 
 
 def recompute_of(value: Any, framework: str = "") -> int:
@@ -208,7 +213,7 @@ def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str 
     out = []
     for key, value in fix.items():
         if key not in CONSTRAINED:
-            raise UnknownNameError("degree", key, (*CONSTRAINED, *JOB_KEYS))
+            raise _unknown("degree", key, (*CONSTRAINED, *JOB_KEYS))
         out.append(Constraint(column=key, relation="=", value=_checked(key, value, framework)))
     for bound in limit:
         match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", text("limit", bound))
@@ -216,7 +221,7 @@ def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str 
             raise UserError(f"limit {shorten(bound)!r} is not a comparison", hint="for example pp<=16")
         name, relation, value = match.groups()
         if name not in COUNTS or relation not in OPERATORS:
-            raise UnknownNameError("degree", name, COUNTS)
+            raise _unknown("degree", name, COUNTS)
         out.append(Constraint(column=name, relation=relation, value=int(value)))
     return out
 

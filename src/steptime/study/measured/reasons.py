@@ -18,7 +18,7 @@ class Reason(StrEnum):
     AMBIGUOUS_DEVICE = "the accelerator is one of several"
     NO_GPUS = "the number of accelerators is not stated"
     UNSUPPORTED_ARCHITECTURE = "not a transformer of equal blocks"
-    NO_ARCHITECTURE = "neither a shape nor a known model"
+    NO_ARCHITECTURE = "neither a known model nor layers, hidden and heads"
     BAD_ARCHITECTURE = "the shape contradicts itself"
     NO_SEQUENCE = "the sequence length is not stated"
     NO_BATCH = "the global batch is not stated"

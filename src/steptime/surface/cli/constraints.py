@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError, shorten
-from steptime.surface.plan_keys import AXES, COUNTS, KEYS, RATIOS
+from steptime.surface.plan_keys import AXES, COUNTS, KEYS, RATIOS, SHOWN
 
 _FIX: Final = re.compile(r"\s*([^=<>]*?)\s*=\s*([^=<>]*?)\s*")
 _LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
@@ -20,7 +20,7 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
         FieldError: a text that is not ``key=value``, a value out of range, or two values for one key.
         UnknownNameError: a key that is no degree.
 
-    >>> parse_fix(["tp=8", "micro-batch=1", "recompute=full"])
+    >>> parse_fix(["tp=8", "micro-batch=1", "mbs=1", "recompute=full"])
     {'tp': 8, 'micro_batch': 1, 'recompute': 'full'}
     """
     out: dict[str, int | float | str] = {}
@@ -28,7 +28,7 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
         match = _FIX.fullmatch(text)
         if match is None or not match.group(2):
             raise FieldError(
-                "", "--fix", f"{shorten(text)!r} is not of the form key=value", hint="for example --fix tp=8"
+                "", "--fix", f"{shorten(text)!r} is not of the form key=value", hint="for example --fix tp=8 --fix pp=4"
             )
         key = _key("--fix", match.group(1), KEYS)
         value = _value(key, match.group(2))
@@ -84,7 +84,8 @@ def parse_placement(text: str) -> dict[str, int]:
 
 
 def _key(option: str, given: str, allowed: Collection[str]) -> str:
-    name = given.replace("-", "_").lower()
+    spelt = given.replace("-", "_").lower()
+    name = SHOWN.get(spelt, spelt)
     if name not in allowed:
         raise UnknownNameError("axis" if option == "--placement" else "degree", given, allowed, where=option)
     return name

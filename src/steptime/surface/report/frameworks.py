@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.plan.framework import BUSY, PARAMETERS, SHARES
+from steptime.plan.framework_file import NAME, PACKAGED
 from steptime.surface.report.text import console, grid, heading, number, percent, printable
 
 if TYPE_CHECKING:
@@ -62,7 +64,22 @@ def print_frameworks(result: Mapping[str, Any], target: str) -> None:
         _parameters(screen, {name: columns[name] for name in names[start : start + WIDE]})
     _devices(screen, result["devices"])
     _bands(screen, result["bands"])
-    screen.print(printable(f"\nWritten to {target}"), soft_wrap=True)
+    screen.print(printable(f"\nWritten to {target}{_use_of(Path(target))}"), soft_wrap=True)
+
+
+def _use_of(target: Path) -> str:
+    """How every command is made to read a file of frameworks.
+
+    >>> _use_of(Path("ours/frameworks.toml"))
+    '; STEPTIME_PATH=ours makes every command use it'
+    >>> _use_of(Path("other.toml"))
+    '; named frameworks.toml it is used from a folder of STEPTIME_PATH'
+    """
+    if target == PACKAGED:
+        return ""
+    if target.name != NAME:
+        return f"; named {NAME} it is used from a folder of STEPTIME_PATH"
+    return f"; STEPTIME_PATH={target.parent} makes every command use it"
 
 
 def _parameters(screen: Console, columns: Mapping[str, Any]) -> None:

@@ -85,7 +85,8 @@ NOT_YET = {
     "pegasus": _ENCODER_DECODER, "m2m_100": _ENCODER_DECODER, "t5gemma": _ENCODER_DECODER,
     "mamba": _STATE_SPACE, "mamba2": _STATE_SPACE, "falcon_mamba": _STATE_SPACE, "rwkv": _STATE_SPACE,
     "qwen3_next": _HYBRID, "jamba": _HYBRID, "bamba": _HYBRID, "zamba2": _HYBRID, "falcon_h1": _HYBRID,
-    "granitemoehybrid": _HYBRID, "nemotron_h": _HYBRID, "minimax": _HYBRID, "recurrent_gemma": _HYBRID,
+    "granitemoehybrid": _HYBRID, "nemotron_h": _HYBRID, "minimax": _HYBRID, "minimax_text_01": _HYBRID,
+    "recurrent_gemma": _HYBRID, "zamba": _HYBRID, "kimi_linear": _HYBRID,
     "bert": _ENCODER, "roberta": _ENCODER, "distilbert": _ENCODER, "deberta-v2": _ENCODER, "modernbert": _ENCODER,
     "deepseek_v32": _SPARSE, "glm_moe_dsa": _SPARSE,
 }  # fmt: skip

@@ -165,7 +165,8 @@ def _default_inner(outer: str | None) -> str | None:
 
 
 def _supported() -> str:
-    return ", ".join(supported_model_types())
+    alike = {kind for kind in SAME_TYPE if kind.islower() and not kind.endswith("_text")}
+    return ", ".join(sorted({*FAMILIES, *alike}))
 
 
 def _family(model_type: str, where: str, prefix: str) -> Family:
@@ -177,4 +178,4 @@ def _family(model_type: str, where: str, prefix: str) -> Family:
         message = f"{where}: {prefix}model_type: {model_type!r} is {kind}, which is not supported yet"
         raise UserError(message, hint=f"{WAYS.get(kind, CAPTURE)}\n  supported: {_supported()}")
     hint = f"{CAPTURE}\n  supported: {_supported()}"
-    raise UnknownNameError("supported model_type", model_type, FAMILIES, where=where, always=hint)
+    raise UnknownNameError("supported model_type", model_type, {*FAMILIES, *SAME_TYPE}, where=where, always=hint)
