@@ -14,7 +14,7 @@ from steptime.estimate.machine import Machine
 from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, OVERLAPS, PRECISIONS, Job
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
@@ -93,13 +93,12 @@ def cases(
     """A job of one mode and strategy."""
     method = draw(st.sampled_from(methods))
     model = draw(models(plain=method is PUBLISHED))
-    # Two rows of one name: see test_the_memory_terms_of_unfused_attention_with_dropout_add_up.
     attention = draw(st.sampled_from(["fused", "unfused"]))
     job = Job(
         model=model, gpus=1, global_batch=2 ** draw(st.integers(3, 9)), seq_len=model.seq_len,
         precision=PRECISIONS[draw(st.sampled_from(["bf16", "fp32", "fp8"]))],
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
-        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(["dp", "pp", "ep", "offload"])))),
+        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(sorted(OVERLAPS))))),
         offload=frozenset() if method is PUBLISHED else frozenset(draw(st.sets(st.sampled_from(OFFLOADS)))),
         exchange_once=draw(st.booleans()), separate_masking=draw(st.booleans()),
         framework=IDEAL if method is PUBLISHED else draw(st.sampled_from([IDEAL, HARSH])),

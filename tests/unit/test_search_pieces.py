@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from steptime import api
+from steptime.estimate import layer
 from steptime.search import layers
 from steptime.search.result import PlanResult
 
@@ -31,9 +32,9 @@ def test_a_search_in_pieces_finds_the_same_plans(model: str, framework: str, mon
 def test_no_array_of_transfers_is_longer_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
 
-    def links_of(strategy: Any, job: Any, machine: Any, plans: Any) -> Any:
+    def links_of(strategy: Any, job: Any, machine: Any, plans: Any, *priced: Any) -> Any:
         rows.append(max(np.size(column) for column in plans.columns().values()))
-        return original(strategy, job, machine, plans)
+        return original(strategy, job, machine, plans, *priced)
 
     original = layers._links_of
     monkeypatch.setattr(layers, "_links_of", links_of)
@@ -41,3 +42,28 @@ def test_no_array_of_transfers_is_longer_than_a_piece(monkeypatch: pytest.Monkey
     found("mixtral-8x7b", "megatron-core")
     assert len(rows) > 10
     assert max(rows) == 500
+
+
+def test_products_that_hide_transfers_are_priced_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every placement of a shape takes the price of its products, also where transfers over ``tp`` hide behind them."""
+    shapes: list[tuple[int, int]] = []
+    priced: list[int] = []
+
+    def shared(strategy: Any, job: Any, machine: Any, of: Any, shape_at: Any, plans: Any) -> Any:
+        assert len(shape_at) >= layers.SEVERAL * (int(shape_at.max()) + 1)
+        priced.clear()
+        works = share(strategy, job, machine, of, shape_at, plans)
+        shapes.append((int(shape_at.max()) + 1, max(priced)))
+        return works
+
+    def timed(models: Any, operator: str, shape: Any, work: Any, *, backward: bool) -> Any:
+        priced.append(max(map(np.size, shape.values())) if operator == "matmul" else 0)
+        return price(models, operator, shape, work, backward=backward)
+
+    share, price = layers._shared_works, layer.timed
+    monkeypatch.setattr(layers, "_shared_works", shared)
+    monkeypatch.setattr(layer, "timed", timed)
+    result = api.plan("llama3.1-70b", "dgx-h100", gpus=256, global_batch=256, framework="megatron-core", strategy="1d")
+    assert "tp" in result.plans[0].plan["overlap"]
+    assert shapes
+    assert [longest for _, longest in shapes] == [count for count, _ in shapes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, pass_of, phase_times, work_of
+from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, Priced, pass_of, phase_times, work_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.sizes import Sizes, sizes_of
@@ -21,6 +21,7 @@ from steptime.plan.schedules import ZERO_BUBBLE
 
 PARTS = ("layer", "first", "last")
 Works = dict[str, dict[str, PhaseWork]]
+_NONE: Mapping[str, Priced] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +51,11 @@ class Evaluation:
         return self.step.total_s
 
 
-def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:
-    """Times of the rows of each part for one micro-batch."""
-    return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
+def part_times(
+    block: Block, plans: Plans, machine: Machine, priced: Mapping[str, Priced] = _NONE
+) -> dict[str, tuple[PhaseTime, ...]]:
+    """Times of the rows of each part for one micro-batch; ``priced``: by part, what rows are known to take."""
+    return {part: tuple(phase_times(getattr(block, part), plans, machine, priced.get(part, {}))) for part in PARTS}
 
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job) -> Works:

@@ -25,6 +25,9 @@ WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
 RECORDED_WEIGHTS = "captured_weights_backward"
 """A recorded product of its own for the gradient of weights."""
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
+Priced = Mapping[tuple[str, str], Num]
+"""Seconds of rows that are priced already, as if a layer had each once, by the row's name and phase."""
+_NONE: Priced = {}
 EXPERT_AXIS = "ep"
 
 
@@ -114,8 +117,11 @@ def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
     return total * time.times
 
 
-def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTime:
-    """Time of one row in one phase, as if a layer had it once; recomputation is another forward pass."""
+def phase_time(row: Row, phase: str, plans: Plans, machine: Machine, priced_s: Num | None = None) -> PhaseTime:
+    """Time of one row in one phase, as if a layer had it once; recomputation is another forward pass.
+
+    ``priced_s``: time of the row itself behind which its transfers may run, where the caller has it already.
+    """
     operator = OPERATORS[row.operator]
     formulas, sent = (operator.backward, row.backward) if phase == BACKWARD else (operator.forward, row.forward)
     matrix: Num = 0.0 if formulas.matrix_flops is None else formulas.matrix_flops(row.shape)
@@ -129,10 +135,11 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
         exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
     else:
         compute, exposed = fitted.seconds, 0.0 * moved
+    behind_s = compute + exposed if priced_s is None else priced_s
     return PhaseTime(
         row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute,
         timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
-        transfers=_transfer_times(row, sent, compute + exposed, plans, machine) if sent else (),
+        transfers=_transfer_times(row, sent, behind_s, plans, machine) if sent else (),
         issued=1.0 if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
     )  # fmt: skip
 
@@ -182,15 +189,16 @@ def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, mo
     return found or memory_timed(machine.models, operator, shape, backward=backward)
 
 
-def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator[PhaseTime]:
+def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine, priced: Priced = _NONE) -> Iterator[PhaseTime]:
     """Every row in the phases in which it does something: forward, backward, and forward again where recomputed."""
     for row in rows:
-        operator = OPERATORS[row.operator]
-        forward = phase_time(row, FORWARD, plans, machine) if operator.forward.works or row.forward else None
-        if forward is not None:
+        operator, forward = OPERATORS[row.operator], None
+        if operator.forward.works or row.forward:
+            forward = phase_time(row, FORWARD, plans, machine, priced.get((row.name, FORWARD)))
             yield _counted(forward, row.share, FORWARD)
         if operator.backward.works or row.backward:
-            yield _counted(phase_time(row, BACKWARD, plans, machine), row.share, BACKWARD)
+            backward = phase_time(row, BACKWARD, plans, machine, priced.get((row.name, BACKWARD)))
+            yield _counted(backward, row.share, BACKWARD)
         if forward is not None and (not isinstance(row.recomputed, float) or row.recomputed):
             yield _counted(_sent_again(forward), row.recomputed * row.share, RECOMPUTE)
 

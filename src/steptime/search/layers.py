@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, works_of
-from steptime.estimate.layer import Pass, PhaseWork
+from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, Priced
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.step import Passes
@@ -156,10 +156,15 @@ def _shared_works(
     strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, plans: Plans
 ) -> Works:
     """Work of every placement: that of its shape, computed once, and its own transfers."""
-    device = works_of(part_times(_without_transfers(strategy.block(job, shapes)), shapes, machine), job)
-    pieces = [slice(start, start + PIECE) for start in range(0, max(len(shape_at), 1), PIECE)]
-    links = [_links_of(strategy, job, machine, plans.take(piece)) for piece in pieces]
-    lengths = [len(shape_at[piece]) for piece in pieces]
+    block = strategy.block(job, shapes)
+    times = part_times(_without_transfers(block), shapes, machine)
+    device, priced = works_of(times, job), _priced(block, times)
+    links: list[Works] = []
+    lengths: list[int] = []
+    for start in range(0, max(len(shape_at), 1), PIECE):
+        piece = slice(start, start + PIECE)
+        links.append(_links_of(strategy, job, machine, plans.take(piece), priced, shape_at[piece]))
+        lengths.append(len(shape_at[piece]))
     return {
         part: {
             phase: _joined(work, shape_at, [one[part][phase].links_s for one in links], lengths)
@@ -169,9 +174,21 @@ def _shared_works(
     }
 
 
-def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Works:
-    """Transfers of some placements."""
-    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job)
+def _priced(block: Block, times: Mapping[str, Iterable[PhaseTime]]) -> dict[str, Priced]:
+    """Time of each shape's rows that hide their transfers, by part: the price of every placement of the shape."""
+    hiding = {part: {row.name for row in getattr(block, part) if _hides(row)} for part in PARTS}
+    once = {part: [time.once or time for time in times[part] if time.row.name in hiding[part]] for part in PARTS}
+    return {
+        part: {(one.row.name, one.phase): one.compute_s + one.exposed_memory_s for one in once[part]} for part in PARTS
+    }
+
+
+def _links_of(
+    strategy: Strategy, job: Job, machine: Machine, plans: Plans, priced: Mapping[str, Priced], shape_at: Array
+) -> Works:
+    """Transfers of some placements; ``priced``: what they may run behind, by shape."""
+    placed = {part: {key: taken(seconds, shape_at) for key, seconds in each.items()} for part, each in priced.items()}
+    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine, placed), job)
 
 
 def _without_transfers(block: Block) -> Block:
@@ -180,15 +197,13 @@ def _without_transfers(block: Block) -> Block:
 
 
 def _only_transfers(block: Block) -> Block:
-    """Rows that send something; the work beside it stays only where transfers hide behind it."""
+    """Rows that send something, without the work beside it."""
+    return _changed(block, lambda row: replace(row, operator="nothing") if row.forward or row.backward else None)
 
-    def idle(row: Row) -> Row | None:
-        if not row.forward and not row.backward:
-            return None
-        entwined = row.panels is not None or isinstance(row.overlaps, np.ndarray) or row.overlaps > 0
-        return row if entwined else replace(row, operator="nothing")
 
-    return _changed(block, idle)
+def _hides(row: Row) -> bool:
+    """Whether transfers of the row may run behind its own work."""
+    return row.panels is not None or isinstance(row.overlaps, np.ndarray) or row.overlaps > 0
 
 
 def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
