@@ -117,7 +117,7 @@ def machine_lines(table: Table, names: list[str], save: bool) -> list[Line]:
     for machine in MACHINES:
         if names and machine.name not in names:
             continue
-        rows = machine_rows(machine, table, library)
+        _, rows = machine_rows(machine, table, library)
         if len(rows.ranks) < 12:
             continue
         time = cross_validated(machine, rows)

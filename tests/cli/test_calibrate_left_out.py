@@ -37,7 +37,7 @@ def test_rows_that_nothing_was_fitted_to_are_counted_by_reason(run: Run, tmp_pat
     text = " ".join(run(*both, "--out", str(tmp_path / "p")).stdout.split())
     for said in (
         "1 row of kernels left out: too few different shapes that can be read: dropout on h100-sxm",
-        "1 row of kernels left out: GPU not in the catalogue: abacus",
+        "1 row of kernels left out: device not in the catalogue: abacus",
         "1 row of kernels left out: operator that no curve is fitted to: sort",
         "18 rows of collectives left out: not of the sources and GPUs that fabrics are fitted to: mine on abacus",
     ):

@@ -10,6 +10,7 @@ from fake_api import Run
 
 from steptime.hardware.fabric_profile import read_fabric_profile
 from steptime.surface.cli.main import EXIT_USER
+from steptime.surface.fit_left_out import FEW_ROWS, NO_COLLECTIVE, UNEXPLAINED
 
 HEAD = "source,gpu,n_gpus,gpus_per_node,collective,bytes,time_us"
 SIZES = tuple(2**k for k in range(12, 30, 3))
@@ -51,21 +52,23 @@ def test_rows_that_nothing_measures_are_left_out(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "message", "reason"),
     [
-        ([row(ranks) for ranks in (2, 4, 8)] * 5, "h100-sxm-nccl: 15 usable measurements of 1 sizes are too few"),
-        (rows()[:6], "h100-sxm-nccl: 6 usable measurements of 6 sizes are too few"),
-        (rows(1e6), "times what its links explain"),
-        (rows(1e-6, "aiconfigurator_nccl"), "times what its links explain"),
+        ([row(ranks) for ranks in (2, 4, 8)] * 5, "15 usable measurements of 1 sizes are too few", FEW_ROWS),
+        (rows()[:6], "6 usable measurements of 6 sizes are too few", FEW_ROWS),
+        (rows(1e6), "times what its links explain", UNEXPLAINED),
+        (rows(1e-6, "aiconfigurator_nccl"), "times what its links explain", UNEXPLAINED),
+        ([row(time_us=1e300)] * 20, "no curve could be fitted", NO_COLLECTIVE),
     ],
 )
 def test_a_table_that_cannot_be_fitted_writes_nothing_and_says_why(
-    run: Run, tmp_path: Path, lines: list[str], message: str
+    run: Run, tmp_path: Path, lines: list[str], message: str, reason: str
 ) -> None:
     out = tmp_path / "out"
     done = run("calibrate", "fit", "--collectives", write(tmp_path, lines), "--out", str(out))
     assert (done.exit_code, done.stdout) == (EXIT_USER, "")
     assert message in done.stderr and "no curve could be fitted" in done.stderr
+    assert f"{len(lines)} rows: {reason}: h100-sxm" in done.stderr and done.stderr.count(" rows: ") == 1
     assert list((out / "fabrics").iterdir()) == []
 
 

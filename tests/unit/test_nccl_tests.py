@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.calibrate.collectives import KINDS, kind_of
+from steptime.calibrate.collectives import KINDS, NO_FORMULA, kind_of
 from steptime.errors import InputFileError
 from steptime.surface import scoring
 from steptime.surface.formats.nccl_tests import is_nccl_tests, read_nccl_tests
@@ -49,7 +49,7 @@ def test_every_spelling_of_a_table_is_predicted_alike(tmp_path: Path) -> None:
     path = write(tmp_path, "gpu,n_gpus,gpus_per_node,collective,bytes,time_us\n" + rows, "c.csv")
     found = scoring.score_collectives(path)
     assert len(set(found.score.predicted.seconds[:4])) == 1 and found.score.predicted.reason[0] == ""
-    hint = found.to_json()["hints"][scoring.NO_FORMULA]
+    hint = found.to_json()["hints"][NO_FORMULA]
     assert "gossip" in hint and all(kind in hint for kind in KINDS.values())
 
 

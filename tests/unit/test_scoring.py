@@ -12,6 +12,7 @@ from steptime.calibrate.gemm import FAMILY, gemm_shape
 from steptime.calibrate.table import Table
 from steptime.errors import FieldError, InputFileError
 from steptime.hardware import load_device
+from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.profiles import load_profile
 from steptime.study.data_root import require_data
 from steptime.surface import scoring
@@ -51,10 +52,10 @@ REASONS: tuple[tuple[Mapping[str, str], str], ...] = (
     ({"latency_us": ""}, scoring.NO_TIME),
     ({"latency_us": "inf"}, scoring.NO_TIME),
     ({"latency_us": "fast"}, scoring.NO_TIME),
-    ({"gpu": "abacus"}, scoring.NO_DEVICE),
-    ({"gpu": "/etc/passwd"}, scoring.NO_DEVICE),
-    ({"gpu": "x.toml"}, scoring.NO_DEVICE),
-    ({"gpu": ""}, scoring.NO_DEVICE),
+    ({"gpu": "abacus"}, NO_DEVICE),
+    ({"gpu": "/etc/passwd"}, NO_DEVICE),
+    ({"gpu": "x.toml"}, NO_DEVICE),
+    ({"gpu": ""}, NO_DEVICE),
     ({"op": "sort"}, scoring.NO_MODEL),
     ({"m": "-5"}, scoring.NO_SHAPE),
     ({"m": "wide"}, scoring.NO_SHAPE),
@@ -129,7 +130,7 @@ def test_residuals(tmp_path: Path) -> None:
     assert float(first["error"]) == pytest.approx(
         float(first["predicted_s"]) / float(first["measured_s"]) - 1, abs=1e-4
     )
-    assert (first["skipped"], second["predicted_s"], second["skipped"]) == ("", "", scoring.NO_DEVICE)
+    assert (first["skipped"], second["predicted_s"], second["skipped"]) == ("", "", NO_DEVICE)
     with pytest.raises(FieldError, match=r"does not end in \.csv"):
         scoring.check_out(tmp_path / "r.txt")
 

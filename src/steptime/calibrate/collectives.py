@@ -21,7 +21,7 @@ from steptime.cost.collective_fabric import Fabric, fabric_of
 from steptime.errors import UserError
 from steptime.hardware import load_cluster
 from steptime.hardware.fabric_profile import FabricProfile
-from steptime.hardware.library import device_named
+from steptime.hardware.library import NO_DEVICE, device_named
 from steptime.num import Array
 
 KINDS: Final = {
@@ -47,6 +47,7 @@ MOST_ROWS: Final = 450
 """Rows that a fit looks at."""
 OWN, CARRIED, TEXTBOOK = "own", "transferred", "textbook"
 """What a prediction rests on: a fit to this machine, or to others, or rings on datasheet links."""
+NO_FORMULA: Final = "this collective has no formula"
 #: Words of the column ``interconnect`` that name a cluster of the catalogue.
 _CLUSTERS: Final = {"p4de": "aws-p4d", "p5en": "aws-p5en", "p5": "aws-p5"}
 
@@ -106,14 +107,20 @@ def libraries(table: Table) -> Array:
     return np.array([library_of(method, notes) for method, notes in pairs], dtype=object)
 
 
-def machine_rows(machine: Machine, table: Table, library: Array | None = None) -> Rows:
-    """The rows of a machine, those that can be read and that are believed."""
-    part = table.take(covered(machine, table, library))
-    rows = _placed(machine, part)
+def machine_rows(machine: Machine, table: Table, library: Array | None = None) -> tuple[Array, Rows]:
+    """Places in the table of the rows of a machine that can be read and that are believed, and these rows."""
+    places = np.flatnonzero(covered(machine, table, library))
+    rows = _placed(machine, table.take(places))
+    good = usable(rows) & (rows.measured_s >= TIMES_S[0]) & (rows.measured_s <= TIMES_S[1])
+    good &= rows.ranks <= LARGEST_GROUP
     if machine.within:
-        rows = rows.take(rows.ranks <= rows.inside)
-    believed = (rows.measured_s >= TIMES_S[0]) & (rows.measured_s <= TIMES_S[1]) & (rows.ranks <= LARGEST_GROUP)
-    return rows.take(usable(rows) & believed)
+        good &= rows.ranks <= rows.inside
+    return places[good], rows.take(good)
+
+
+def enough(rows: Rows) -> bool:
+    """Whether there are as many measurements, and sizes among them, as a fit needs."""
+    return len(rows.ranks) >= LEAST_ROWS and len(np.unique(rows.size_bytes)) >= LEAST_SIZES
 
 
 def machines_of(table: Table) -> tuple[Machine, ...]:
@@ -165,8 +172,8 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
     Raises:
         UserError: too few rows, or times that no such links could need.
     """
-    count, sizes = len(rows.ranks), len(np.unique(rows.size_bytes))
-    if count < LEAST_ROWS or sizes < LEAST_SIZES:
+    if not enough(rows):
+        count, sizes = len(rows.ranks), len(np.unique(rows.size_bytes))
         hint = f"a fit needs {LEAST_ROWS} of {LEAST_SIZES} sizes"
         raise UserError(f"{machine.name}: {count} usable measurements of {sizes} sizes are too few", hint=hint)
     held_out = cross_validated(machine, rows) if held_out is None else held_out
@@ -248,7 +255,7 @@ def _origin(model: FabricProfile | Textbook) -> str:
 
 
 def _unreadable(rows: Rows) -> Array:
-    text = np.where(rows.kind == "", "this collective has no formula", "size or group unknown")
+    text = np.where(rows.kind == "", NO_FORMULA, "size or group unknown")
     return text.astype(object)
 
 
@@ -275,7 +282,7 @@ def choose(key: Key, known: Mapping[str, FabricProfile]) -> tuple[Machine, Fabri
     here = [m for m in MACHINES if m.name in known and (gpu in m.gpus or (m.device == device and not m.links_by_group))]
     here = [m for m in here if BROKEN not in m.tags or source in m.sources]
     if device is None and not here:
-        return "no such device in the catalogue"
+        return NO_DEVICE
     nearest = min(here, key=lambda m: _distance(m, source, gpu, place, library), default=None)
     if nearest is not None and nearest.library == "host" != library:
         nearest = None  # what a host saw is no model of the kernels alone

@@ -36,6 +36,8 @@ from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 from steptime.hardware.search_path import CATALOGUE, named_files
 
+NO_DEVICE: Final = "device not in the catalogue"
+"""What is said of a row of measurements whose device :func:`device_named` does not find."""
 #: What drivers write before the name of a device, and behind it.
 _MAKERS: Final = re.compile(r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel)[ -]+")
 _MODULES: Final = re.compile(r"[ -](hbm\d\w*|sxm6 ac)$")

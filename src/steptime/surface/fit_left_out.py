@@ -8,21 +8,21 @@ from typing import Final
 
 import numpy as np
 
-from steptime.calibrate.collectives import covered, libraries, machine_rows, machines_of
+from steptime.calibrate.collectives import covered, enough, libraries, machine_rows, machines_of
 from steptime.calibrate.family import KernelFamily
 from steptime.calibrate.gemm import FAMILY
 from steptime.calibrate.kernel_families import FAMILIES
 from steptime.calibrate.table import Table
 from steptime.errors import first_few, shorten
-from steptime.hardware.library import device_named
+from steptime.hardware.library import NO_DEVICE, device_named
 from steptime.hardware.profile import Curve
 
-NO_GPU: Final = "GPU not in the catalogue"
 NO_MODEL: Final = "operator that no curve is fitted to"
 TOO_FEW: Final = "too few different shapes that can be read"
 NO_MACHINE: Final = "not of the sources and GPUs that fabrics are fitted to"
 NO_COLLECTIVE: Final = "no time, size or group that a collective has, or beyond the groups of"
-FEW_ROWS: Final = "too few rows of one machine"
+FEW_ROWS: Final = "too few rows, or sizes among them, for a fit"
+UNEXPLAINED: Final = "times far from what links explain; are the units right?"
 NAMED: Final = 4
 """Names that a reason has."""
 
@@ -43,7 +43,7 @@ def kernels_left_out(table: Table, written: Mapping[str, Sequence[Curve]], only:
         if not own:
             found += [] if only else [(NO_MODEL, op)]
         elif device is None:
-            found.append((NO_GPU, gpu))
+            found.append((NO_DEVICE, gpu))
         elif not _fitted(own, written.get(device.name, ())):
             found.append((TOO_FEW, f"{op} on {device.name}"))
     return _counted(found)
@@ -52,18 +52,18 @@ def kernels_left_out(table: Table, written: Mapping[str, Sequence[Curve]], only:
 def collectives_left_out(table: Table, fabrics: Iterable[str]) -> dict[str, int]:
     """Rows of collectives that no fabric came of, by reason; ``fabrics`` are the names of those that were fitted."""
     names, library = set(fabrics), libraries(table)
-    seen, fitted = np.zeros(table.rows, bool), np.zeros(table.rows, bool)
-    found: list[tuple[str, str]] = []
+    reason, name = (np.full(table.rows, "", dtype=object) for _ in range(2))
+    fitted = np.zeros(table.rows, bool)
     for machine in machines_of(table):
-        own = covered(machine, table, library)
-        seen |= own
-        if machine.name in names:
-            fitted |= own
-            unread = int(own.sum()) - len(machine_rows(machine, table, library).ranks)
-            found += [(NO_COLLECTIVE, machine.name)] * unread
-    sources = zip(table.text("source")[~seen], table.text("gpu")[~seen], strict=True)
-    found += [(NO_MACHINE, f"{source or 'no source'} on {gpu}") for source, gpu in sources]
-    return _counted([*found, *((FEW_ROWS, gpu) for gpu in table.text("gpu")[seen & ~fitted])])
+        own, (places, rows) = covered(machine, table, library), machine_rows(machine, table, library)
+        reason[own], name[own] = NO_COLLECTIVE, machine.name
+        reason[places] = UNEXPLAINED if enough(rows) else FEW_ROWS
+        fitted[places] |= machine.name in names
+    other = reason == ""
+    reason[other] = NO_MACHINE
+    sources = zip(table.text("source")[other], table.text("gpu")[other], strict=True)
+    name[other] = [f"{source or 'no source'} on {gpu}" for source, gpu in sources]
+    return _counted(list(zip(reason[~fitted], name[~fitted], strict=True)))
 
 
 def _fitted(families: Sequence[KernelFamily], curves: Sequence[Curve]) -> bool:

@@ -25,6 +25,7 @@ from steptime.calibrate.score import Predicted, Score
 from steptime.calibrate.table import Table
 from steptime.calibrate.transfer import predict, widened
 from steptime.errors import FieldError, UserError
+from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.profile import Curve
 from steptime.hardware.records import Device
 from steptime.num import Array
@@ -35,11 +36,9 @@ from steptime.surface.score_columns import unknown_collectives, unknown_operator
 from steptime.surface.score_tables import KERNEL_COLUMNS, read_collectives, read_measurements
 
 NO_TIME: Final = "no positive measured time"
-NO_DEVICE: Final = "device not in the catalogue"
 NO_MODEL: Final = "no time model for this operator"
 NO_SHAPE: Final = "shape or dtype unknown"
 NO_CURVE: Final = "no curve for this kernel and dtype"
-NO_FORMULA: Final = "this collective has no formula"
 NO_VALUE: Final = "the time model gives no positive time for this shape"
 SUSPECT: Final = "marked as suspect in its notes"
 NAMELESS: Final = "unnamed"
@@ -99,7 +98,7 @@ def score_collectives(path: str | Path, given: Mapping[str, str | float] | None 
     Raises:
         InputFileError: the file is no table, lacks a column, or has no rows.
     """
-    from steptime.calibrate.collectives import predict_rows
+    from steptime.calibrate.collectives import NO_FORMULA, predict_rows
     from steptime.hardware.fabric_profile import load_fabric_profiles
 
     table = read_collectives(path, given or {})

@@ -209,7 +209,7 @@ def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
     refused: list[str] = []
     with Progress("fitting collectives") as progress:
         for i, machine in enumerate(machines):
-            rows = machine_rows(machine, table, library)
+            _, rows = machine_rows(machine, table, library)
             if len(rows.ranks):
                 try:
                     profile = calibrate(machine, rows)
