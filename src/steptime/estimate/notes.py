@@ -11,6 +11,15 @@ from steptime.plan.plans import Plans
 from steptime.terms import Terms
 
 DTYPES = RATES["matrix"][1]
+HIDES = {
+    "dp": "gradients and shards of weights behind the backward pass, with dp or cp above 1",
+    "tp": "transfers of attention and dense MLP behind their products, with tp above 1 and sp on, in strategies 1d and "
+    "context, not in captured modules or mode published",
+    "pp": "messages between stages, with pp above 1",
+    "ep": "the exchange of experts behind another micro-batch, with ep and vpp above 1 and no full recomputation",
+    "offload": "copies of activations to the host, with --offload activations",
+}
+"""What a word of ``overlap`` hides, and what that takes."""
 HOST = "host"
 """The group of terms in which the device waits for the host."""
 
@@ -54,6 +63,15 @@ def dropped_choices(job: Job) -> tuple[str, ...]:
         f"expert_capacity {job.expert_capacity:g} drops at least {dropped * 100:.1f} % of the choices of experts: "
         "model FLOPs, MFU and HFU count the others; tokens/s counts every token",
     )
+
+
+def idle_overlap(word: str) -> str:
+    """A note on a word of ``overlap`` without which the step takes as long.
+
+    >>> idle_overlap("pp")
+    'overlap pp changes nothing in this plan: it hides messages between stages, with pp above 1'
+    """
+    return f"overlap {word} changes nothing in this plan: it hides {HIDES[word]}"
 
 
 def changed_device(device: Device) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,14 @@ from steptime.estimate.machine import (
 )
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import least_step_s, model_flops_per_step, recomputed_flops_per_step, utilisation
-from steptime.estimate.notes import beyond_framework, changed_device, dropped_choices, rate_stood_in, uneven_batch
+from steptime.estimate.notes import (
+    beyond_framework,
+    changed_device,
+    dropped_choices,
+    idle_overlap,
+    rate_stood_in,
+    uneven_batch,
+)
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.terms_of import (
     details_of,
@@ -64,6 +71,8 @@ class Setting:
     cluster: Cluster
     statistics: Statistics | None = None
     """Statistics under the names of a reproduced paper."""
+    asked_overlap: frozenset[str] = frozenset()
+    """Words of ``overlap`` that the user gave where they are not the framework's."""
 
     @cached_property
     def machine(self) -> Machine:
@@ -148,7 +157,7 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        notes=notes_on(setting, plans) if method.calibrated else (),
+        notes=(*idle_overlaps(setting, strategy, plans, step_time_s), *notes_on(setting, plans)),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 
@@ -163,9 +172,22 @@ def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float,
     return None if band is None else (max(band.low_s, min(least_s, step_s)), band.high_s)
 
 
+def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: float) -> tuple[str, ...]:
+    """Notes on words of ``overlap`` that the user gave and without which the step takes as long."""
+    method, job, machine = setting.method, setting.job, setting.machine
+    without = {word: replace(job, overlap=job.overlap - {word}) for word in sorted(setting.asked_overlap)}
+    return tuple(
+        idle_overlap(word)
+        for word, other in without.items()
+        if float(evaluate(method, strategy, other, machine, plans).step_time_s) == step_s
+    )
+
+
 def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
     """What a reader has to know about a plan of a job before using its numbers."""
     job = setting.job
+    if not setting.method.calibrated:
+        return ()
     return (
         *changed_device(setting.cluster.device), *uneven_batch(job, plans), *dropped_choices(job),
         *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),

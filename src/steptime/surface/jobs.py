@@ -76,7 +76,8 @@ class Request:
                 hint="add a level without devices that joins any number, or ask for fewer GPUs",
             )
         method = self.mode.method if captured is None else CAPTURED
-        return Setting(method=method, job=job, cluster=cluster, statistics=self.mode.statistics)
+        return Setting(method=method, job=job, cluster=cluster, statistics=self.mode.statistics,
+                       asked_overlap=_asked_overlap(job, chosen))  # fmt: skip
 
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
@@ -99,6 +100,12 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     if accustomed.overlap and "overlap" in chosen and not chosen["overlap"]:
         accustomed = replace(accustomed, framework=without_hiding(job.framework))
     return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
+
+
+def _asked_overlap(job: Job, chosen: Mapping[str, Any]) -> frozenset[str]:
+    """What the user wants hidden, where it is not what the framework hides anyway."""
+    given: frozenset[str] = chosen.get("overlap", frozenset())
+    return frozenset() if given == with_habits(job, job.framework.name).overlap else given
 
 
 def framework_of(name: str | None, mode: Mode, device: Device, precision: Precision) -> Framework:
