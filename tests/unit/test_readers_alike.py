@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from steptime.calibrate.mesh.read import read_links
 from steptime.calibrate.table import read_table
 from steptime.errors import InputFileError
 from steptime.hardware.library import load_cluster
-from steptime.store.files import read_bytes
-from steptime.store.journal import read_journal
+from steptime.store.files import read_bytes, refuse_unwritable, write_whole
+from steptime.store.journal import Journal, read_journal
 from steptime.study.doctor.source import open_bytes
 from steptime.study.measured.read import read_rows
 from steptime.surface.formats.fields import read_description
@@ -57,3 +58,18 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="is larger than 2 MiB, too large for a hardware file"):
         read_bytes(large, 2**21, "a hardware file")
     assert len(read_bytes(large, 2**22, "a hardware file")) == 2**21 + 1
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "report": lambda path: write_whole(path, "text"), "early": refuse_unwritable,
+    "journal": lambda path: Journal(path, {"what": "test"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_writers_say_the_same_of_a_folder_and_of_a_pipe(writer: str, tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="is a folder, not a file"):
+        WRITERS[writer](tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputFileError, match="is not a regular file"):
+        WRITERS[writer](tmp_path / "pipe")

@@ -13,6 +13,8 @@ from steptime.errors import InputFileError, nearest
 
 #: Where a process finds what it was started with.
 OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+FOLDER: Final = "is a folder, not a file"
+SPECIAL: Final = "is not a regular file"
 
 
 def refuse_endless(path: str | os.PathLike[str]) -> None:
@@ -26,7 +28,7 @@ def refuse_endless(path: str | os.PathLike[str]) -> None:
     except (OSError, ValueError):  # said by who reads it
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not str(path).startswith(OPENED):
-        raise InputFileError(str(path), "is not a regular file", hint="write it to a file first")
+        raise InputFileError(str(path), SPECIAL, hint="write it to a file first")
 
 
 def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError:
@@ -35,7 +37,7 @@ def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError
     if isinstance(error, FileNotFoundError):
         return InputFileError(where, "there is no such file", hint=_neighbour(Path(path)))
     if isinstance(error, IsADirectoryError):
-        return InputFileError(where, "is a folder, not a file")
+        return InputFileError(where, FOLDER)
     if isinstance(error, ValueError):
         return InputFileError(ascii(where), f"is not a path: {error}")
     return InputFileError(where, f"cannot be read: {getattr(error, 'strerror', None) or error}")
@@ -103,6 +105,17 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise InputFileError(where, f"is not valid TOML: {error}") from None
 
 
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Refuse to write what is there and is no regular file.
+
+    Raises:
+        InputFileError: it is a folder, a pipe or a device.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise InputFileError(os.fspath(path), FOLDER if target.is_dir() else SPECIAL)
+
+
 def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:
     """Writes a text file so that a reader sees the old file or the new one, never a part.
 
@@ -114,9 +127,8 @@ def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> No
     Raises:
         InputFileError: it cannot be written.
     """
+    refuse_special(path)
     target = Path(path)
-    if target.exists() and not target.is_file():
-        raise InputFileError(str(path), "is not a regular file")
     try:
         if make_folder:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -156,9 +168,8 @@ def refuse_unwritable(path: str | Path) -> None:
     Raises:
         InputFileError: the folder is missing or read-only, or the path is no regular file.
     """
+    refuse_special(path)
     target = Path(path)
-    if target.exists() and not target.is_file():
-        raise InputFileError(str(path), "is a folder" if target.is_dir() else "is not a regular file")
     try:
         with tempfile.TemporaryFile(dir=target.resolve().parent):
             pass

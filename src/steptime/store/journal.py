@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
-from steptime.store.files import read_bytes
+from steptime.store.files import read_bytes, refuse_special
 
 #: Larger journals are refused unread.
 MAX_BYTES: Final = 2**30
@@ -123,8 +123,7 @@ class Journal:
 
     def _open(self) -> io.FileIO:
         """Unbuffered: what a full disk did not take must not be written again when the file is closed."""
-        if self.path.exists() and not self.path.is_file():
-            raise InputFileError(str(self.path), "is not a plain file")
+        refuse_special(self.path)
         try:
             return self.path.open("ab", buffering=0)
         except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from steptime.errors import InputFileError
-from steptime.store.files import unreadable
+from steptime.store.files import SPECIAL, unreadable
 
 #: Longest line of a log that is looked at; a longer one is cut (progress bars, dumped tensors).
 MAX_LINE: Final = 20_000
@@ -30,7 +30,7 @@ def open_bytes(path: str) -> IO[bytes]:
     """
     try:
         if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
-            raise InputFileError(path, "is no regular file: it is read more than once", hint="write it to a file first")
+            raise InputFileError(path, f"{SPECIAL}: it is read more than once", hint="write it to a file first")
         with Path(path).open("rb") as file:
             packed = file.read(2) == _GZIP
         return gzip.open(path, "rb") if packed else Path(path).open("rb")  # type: ignore[return-value]
