@@ -73,3 +73,16 @@ def test_writers_say_the_same_of_a_folder_and_of_a_pipe(writer: str, tmp_path: P
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputFileError, match="is not a regular file"):
         WRITERS[writer](tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_name_that_no_file_can_have_is_said_to_be_unreadable(reader: str, tmp_path: Path) -> None:
+    read, name = READERS[reader]
+    with pytest.raises(InputFileError, match="cannot be read: File name too long"):
+        read(str(tmp_path / ("a" * 300 + name)))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_name_that_no_file_can_have_cannot_be_written(writer: str, tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="cannot be written: File name too long"):
+        WRITERS[writer](tmp_path / ("a" * 300))

@@ -13,7 +13,7 @@ import numpy as np
 
 from steptime.errors import InputFileError
 from steptime.num import Array
-from steptime.store.files import refuse_endless, unreadable
+from steptime.store.files import is_file, refuse_endless, unreadable
 
 READERS = {".parquet": "read_parquet", ".csv": "read_csv", ".csv.gz": "read_csv"}
 
@@ -73,7 +73,11 @@ def read_table(path: str | Path) -> Table:
     if ending is None:
         raise InputFileError(str(path), "is not a table", hint=f"give a file that ends in {', '.join(READERS)}")
     refuse_endless(file)
-    if not file.is_file():
+    try:
+        file.stat()
+    except OSError as error:
+        raise unreadable(file, error) from None
+    if not is_file(file):
         raise unreadable(file, IsADirectoryError() if file.is_dir() else FileNotFoundError())
     if _is_empty(file, ending):
         raise InputFileError(str(path), "is empty")

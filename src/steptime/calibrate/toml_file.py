@@ -6,6 +6,7 @@ from pathlib import Path
 
 from steptime.errors import InputFileError
 from steptime.hardware.profiles import toml_text
+from steptime.store.files import is_file
 
 
 def refuse_foreign(path: str | Path, mark: str) -> None:
@@ -15,7 +16,7 @@ def refuse_foreign(path: str | Path, mark: str) -> None:
         InputFileError: the file exists and its first line is not ``mark``.
     """
     target = Path(path)
-    if not target.is_file() or target.stat().st_size == 0:
+    if not is_file(target) or target.stat().st_size == 0:
         return
     try:
         with target.open(encoding="utf-8", errors="replace") as file:

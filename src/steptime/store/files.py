@@ -17,6 +17,11 @@ FOLDER: Final = "is a folder, not a file"
 SPECIAL: Final = "is not a regular file"
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a regular file; False too for a name that no file can have and below a locked folder."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for those two
+
+
 def refuse_endless(path: str | os.PathLike[str]) -> None:
     """Refuse what a reader may wait for without end, a named pipe or a device; what the shell opened is read.
 
@@ -111,9 +116,8 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
     Raises:
         InputFileError: it is a folder, a pipe or a device.
     """
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        raise InputFileError(os.fspath(path), FOLDER if target.is_dir() else SPECIAL)
+    if os.path.exists(path) and not is_file(path):  # noqa: PTH110 - as in is_file
+        raise InputFileError(os.fspath(path), FOLDER if Path(path).is_dir() else SPECIAL)
 
 
 def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:

@@ -12,7 +12,7 @@ from steptime.calibrate.mesh.links import Links
 from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
-from steptime.store.files import refuse_endless, unreadable
+from steptime.store.files import is_file, refuse_endless, unreadable
 from steptime.store.tables import delimiter_of
 from steptime.units import UNITS
 
@@ -68,7 +68,7 @@ def _heads_pairs(first: list[str], unit: str | None) -> bool:
 
 def _check_file(file: Path) -> None:
     refuse_endless(file)
-    if file.is_file() and file.stat().st_size > MAX_BYTES:
+    if is_file(file) and file.stat().st_size > MAX_BYTES:
         raise InputFileError(str(file), f"is larger than {MAX_BYTES >> 20} MiB", hint="measure fewer message sizes")
 
 

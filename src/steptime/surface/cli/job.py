@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from steptime.errors import FieldError, UserError
 from steptime.estimate.result import Estimate
-from steptime.store.files import parse_toml
+from steptime.store.files import is_file, parse_toml
 from steptime.surface.formats.fields import read_description
 from steptime.surface.formats.run_toml import RunSpec, is_run_document, parse_run
 
@@ -49,7 +48,7 @@ def refuse_run(model: str) -> None:
     Raises:
         UserError: the file is a run.
     """
-    if not model.lower().endswith(".toml") or not Path(model).is_file():
+    if not model.lower().endswith(".toml") or not is_file(model):
         return
     if is_run_document(parse_toml(read_description(model), model)):
         raise UserError(

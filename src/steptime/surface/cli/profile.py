@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,7 +148,7 @@ def parse_dims(texts: list[str]) -> dict[str, int]:
 
 def _check(files: Files) -> None:
     """Before the work: suffixes and folders of the files to write, and what draws them."""
-    from steptime.store.files import refuse_unwritable
+    from steptime.store.files import is_file, refuse_unwritable
 
     for name, allowed in ENDINGS.items():
         path: Path | None = getattr(files, name)
@@ -157,7 +158,8 @@ def _check(files: Files) -> None:
             raise UserError(f"--{name} {path}: the name must end in {' or '.join(allowed)}")
         if not path.parent.is_dir():
             raise UserError(f"--{name} {path}: there is no folder {path.parent}")
-        if path.is_dir() or path.is_file() or not path.exists():  # not a device or a pipe
+        special = os.path.exists(path) and not is_file(path) and not path.is_dir()  # noqa: PTH110 - as in is_file
+        if not special:  # a device or a pipe is written to directly
             refuse_unwritable(path)
     if files.roofline is not None:
         from steptime.surface.report.roofline import require_matplotlib

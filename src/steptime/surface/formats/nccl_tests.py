@@ -17,7 +17,7 @@ import numpy as np
 from steptime.calibrate.collectives import KINDS, kind_of
 from steptime.calibrate.table import Table
 from steptime.errors import InputFileError
-from steptime.store.files import read_text
+from steptime.store.files import is_file, read_text
 from steptime.study.measured.canonical import device_name
 
 #: Larger outputs are refused unread.
@@ -81,7 +81,7 @@ class _Run:
 def is_nccl_tests(path: str | Path) -> bool:
     """Whether a file that is no table looks like the output of nccl-tests."""
     file = Path(path)
-    if file.name.lower().endswith((".parquet", ".gz")) or not file.is_file():
+    if file.name.lower().endswith((".parquet", ".gz")) or not is_file(file):
         return False
     with file.open("rb") as stream:
         start = stream.read(1 << 16).decode("utf-8", "replace")

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from steptime.errors import InputFileError, UserError, did_you_mean, shorten
+from steptime.store.files import unreadable
 from steptime.workload.capture.inputs import InputSpec
 from steptime.workload.capture.optional import require_torch
 
@@ -102,9 +103,12 @@ def _from_path(module: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise InputFileError(str(path), "there is no such file")
-    path, state = path.absolute(), path.stat()
+    try:
+        path, state = path.absolute(), path.stat()
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if path.is_dir():
+        raise unreadable(path, IsADirectoryError())
     module = _executed(path, (state.st_mtime_ns, state.st_size))
     sys.modules[module.__name__] = module
     return module
