@@ -68,6 +68,18 @@ def test_without_sequence_shards_sums_of_whole_outputs_wait() -> None:
         assert all(t.exposed_s == t.busy_s > 0 for t in time.transfers)
 
 
+def test_nothing_hides_where_the_ranks_reach_over_several_domains() -> None:
+    for plans in (Plans(tp=16, in_tp=8), Plans(tp=8, dp=2, in_tp=4, in_dp=2)):
+        assert all(t.exposed_s == t.busy_s for time in sending(made(plans=plans, overlap=HIDES)).values()
+                   for t in time.transfers if t.transfer.axis == "tp")  # fmt: skip
+    both = Plans(tp=8, dp=2, in_tp=np.array([4, 8]), in_dp=np.array([2, 1]))
+    shown = sum(t.exposed_s for time in sending(made(plans=both, overlap=HIDES)).values() for t in time.transfers)
+    far, near = made(plans=both.row(0), overlap=HIDES), made(plans=both.row(1), overlap=HIDES)
+    for i, e in enumerate((far, near)):
+        own = sum(t.exposed_s for time in sending(e).values() for t in time.transfers)
+        assert shown[i] == pytest.approx(own, rel=1e-12)  # type: ignore[index]
+
+
 def test_experts_and_the_head_wait_for_their_transfers() -> None:
     e = made("llama4-scout", overlap=HIDES)
     for part in ("layer", "first", "last"):

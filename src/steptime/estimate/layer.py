@@ -90,17 +90,21 @@ def _transfer_times(row: Row, transfers: tuple[Transfer, ...], busy_s: Num, plan
     panels = 1 if row.panels is None else row.panels
     each = [collective_time_s(t.collective, plans, machine, (t.axis,), t.size_bytes / panels) for t in transfers]
     if row.panels is None:
-        return tuple(_behind(transfers, each, row.overlaps * busy_s))
+        return tuple(_behind(row, transfers, each, row.overlaps * busy_s, plans))
     one_panel_s: Num = sum(each)
     exposed_s = panel_overlap_s(one_panel_s, panels, busy_s)
     share = exposed_s / (one_panel_s + (one_panel_s == 0))
     return tuple(TransferTime(t, s * (panels + 1), s * share, s) for t, s in zip(transfers, each, strict=True))
 
 
-def _behind(transfers: tuple[Transfer, ...], each: list[Num], behind_s: Num) -> Iterator[TransferTime]:
+def _behind(
+    row: Row, transfers: tuple[Transfer, ...], each: list[Num], behind_s: Num, plans: Plans
+) -> Iterator[TransferTime]:
     """Transfers that run behind a part of the row's own time, one after the other."""
     for transfer, busy_s in zip(transfers, each, strict=True):
         hidden_s = minimum(busy_s, behind_s)
+        if row.overlaps_near:
+            hidden_s = where(plans.is_near(transfer.axis), hidden_s, 0.0)
         behind_s = behind_s - hidden_s
         yield TransferTime(transfer, busy_s, busy_s - hidden_s, busy_s)
 

@@ -283,9 +283,9 @@ def kernel_constants(framework: str, device: Device) -> list[Constant]:
     """How much longer the fused attention of a framework is taken to run than the newest kernel on such a device.
 
     >>> from steptime.hardware import load_device
-    >>> [(one.name, one.value) for one in kernel_constants("torchtitan", load_device("b200-sxm"))]
+    >>> [(one.name, one.value) for one in kernel_constants("deepspeed", load_device("b200-sxm"))]
     [('attention_kernel.flash2', 2.5)]
-    >>> kernel_constants("torchtitan", load_device("a100-sxm-80gb")), kernel_constants("ideal", load_device("b200-sxm"))
+    >>> kernel_constants("deepspeed", load_device("a100-sxm-80gb")), kernel_constants("ideal", load_device("b200-sxm"))
     ([], [])
     """
     kernel = habits_of(framework).kernel

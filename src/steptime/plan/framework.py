@@ -242,11 +242,13 @@ KERNELS: Mapping[str, Mapping[str, float]] = {
     "newest": {},
     "flash4": {"blackwell": 0.85},
     "flash2": {"hopper": 1.7, "blackwell": 2.5},
+    "sdpa": {"hopper": 1.7},
     "flash1": {"ampere": 2.0, "ampere-rtx": 2.0, "ada": 2.0, "hopper": 3.4, "blackwell": 5.0},
 }
 """FlashAttention-2 takes half the time of its predecessor (arXiv 2307.08691); on Hopper the third takes 1.5 to 2 times
 less (arXiv 2407.08608) and is as fast as cuDNN; on Blackwell assumed by the growth of the matrix rate. The fourth is
-written for Blackwell and said to be up to 1.3 times as fast as cuDNN there; in the mean of shapes less, assumed."""
+written for Blackwell and said to be up to 1.3 times as fast as cuDNN there; in the mean of shapes less, assumed.
+`sdpa` is PyTorch's `scaled_dot_product_attention` as torchtitan calls it: FlashAttention-2, but cuDNN on Blackwell."""
 
 
 def kernel_factor(kernel: str, architecture: str | None) -> float:
@@ -278,14 +280,14 @@ HABITS: Mapping[str, Habits] = {
     "megascale": Habits(
         scattered_messages=True, overlap=frozenset({"dp", "tp"}), zero_stages=frozenset({0, 1, 2}),
     ),
-    "torchtitan": replace(_FULLY_SHARDED, gradient_dtype="fp32", **_OPERATORS),
+    "torchtitan": replace(_FULLY_SHARDED, kernel="sdpa", gradient_dtype="fp32", **_OPERATORS),
     "torchtune": replace(
         _FULLY_SHARDED, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
     ),
     "fms-fsdp": replace(
         _FULLY_SHARDED, within_node=True, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY, selective="full",
     ),
-    "automodel": replace(_FULLY_SHARDED, exchange_once=True, **_OPERATORS),
+    "automodel": replace(_FULLY_SHARDED, kernel="sdpa", exchange_once=True, **_OPERATORS),
     "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY),
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,

@@ -20,15 +20,17 @@ def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
 
     An input that is gathered, or an output that is scattered, goes round the ring of the ``tp`` ranks one shard of the
     sequence at a time (:func:`~steptime.cost.collective.ring_behind_share`), which takes sequence parallelism; without
-    it the sum of whole outputs waits for all of them.
+    it the sum of whole outputs waits for all of them. The ranks write to each other's memory, so that all of them
+    share a fast domain.
 
     Source: `--tp-comm-overlap` of Megatron-Core, which requires `--sequence-parallel` and leaves out experts
-    (user buffers of Transformer Engine); MegaScale, arXiv 2402.15627, section 3.2.
+    (user buffers of Transformer Engine, which connect the GPUs of one NVLink domain); MegaScale, arXiv 2402.15627,
+    section 3.2.
     """
     if "tp" not in job.overlap:
         return list(rows)
     behind = where(plans.sp > 0, ring_behind_share(plans.tp), 0.0)
-    return [replace(row, overlaps=behind) if _waits(row) else row for row in rows]
+    return [replace(row, overlaps=behind, overlaps_near=True) if _waits(row) else row for row in rows]
 
 
 def _waits(row: Row) -> bool:

@@ -100,6 +100,10 @@ class Plans:
         column: Num = getattr(self, f"in_{axis}")
         return column
 
+    def is_near(self, axis: str) -> Any:
+        """Whether all ranks of an axis share a fast domain, plan by plan."""
+        return self.inside(axis) >= getattr(self, axis)
+
     def _folded_inside(self, axis: str) -> Num:
         room: Num = self.in_tp * self.in_cp * self.in_dp
         for each in FOLDED_AXES:

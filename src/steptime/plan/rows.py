@@ -59,6 +59,8 @@ class Row:
     """Share of its forward transfers that run with it."""
     overlaps: Num = 0.0
     """Part of its own time behind which its transfers run; what they take longer is exposed."""
+    overlaps_near: bool = False
+    """Only those do whose ranks all share a fast domain."""
     share: Num = 1.0
     """Share of the layers that have the row (or how often a layer has it): times, kept bytes and weights count so
     often in a layer."""

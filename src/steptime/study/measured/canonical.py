@@ -221,12 +221,12 @@ def fused_kernel(text: str) -> str | None:
     """Fused kernel that a text names; None: none, or none of those that are told apart.
 
     >>> [fused_kernel(t) for t in ("flash (TE/cuDNN)", "flash (SDPA)", "xformers memory-efficient", "flash")]
-    ['newest', 'flash2', 'flash1', None]
+    ['newest', 'sdpa', 'flash1', None]
     """
     named = (
         (r"fa[- ]?4|flash[- ]?attention[- ]?4", "flash4"),
         (r"cudnn|\bte\b|fa[- ]?3|flash[- ]?attention[- ]?3|ck|aiter", "newest"),
-        (r"sdpa|fa[- ]?2|flash[- ]?attention[- ]?2", "flash2"), (r"triton|xformers|fa[- ]?1\b", "flash1"),
+        (r"sdpa", "sdpa"), (r"fa[- ]?2|flash[- ]?attention[- ]?2", "flash2"), (r"triton|xformers|fa[- ]?1\b", "flash1"),
     )  # fmt: skip
     return next((kernel for pattern, kernel in named if re.search(pattern, text.lower())), None)
 

@@ -92,7 +92,7 @@ class MeasuredRun:
     attention: str | None
     """``fused`` or ``unfused``."""
     kernel: str | None
-    """Fused attention kernel where the row names one: ``flash1``, ``flash2`` or ``newest``."""
+    """Fused attention kernel where the row names one: of :data:`~steptime.plan.framework.KERNELS`."""
     offload: frozenset[str]
     time: MeasuredTime | None
     memory: MeasuredMemory | None
