@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from steptime.surface.cli.main import run
+import sys
+
+
+def run() -> None:
+    """Run ``steptime`` and exit; Ctrl-C while it is being loaded ends it as Ctrl-C does later."""
+    try:
+        from steptime.surface.cli.main import run as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     run()

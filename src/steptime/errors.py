@@ -101,6 +101,18 @@ def shorten(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def shown(given: object, limit: int = 80) -> str:
+    """A value from outside as Python writes it, cut as by :func:`shorten`.
+
+    >>> shown("a"), shown(16**5000)
+    ("'a'", 'a huge number')
+    """
+    try:
+        return shorten(repr(given), limit)
+    except ValueError:  # a whole number of more digits than Python writes
+        return "a huge number"
+
+
 def first_few(names: Sequence[str], most: int) -> str:
     """Names in a sentence, and how many are left out.
 

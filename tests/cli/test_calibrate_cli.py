@@ -14,8 +14,9 @@ from fake_api import Run
 
 from steptime.calibrate.others import expert_blocks
 from steptime.calibrate.table import read_table
+from steptime.errors import InputFileError
 from steptime.hardware import Kind, load_cluster, load_device
-from steptime.hardware.profiles import read_profile
+from steptime.hardware.profiles import read_profile, save_curves
 from steptime.surface.cli import calibrate_fit
 from steptime.surface.cli.main import EXIT_INTERRUPTED, EXIT_USER
 
@@ -78,6 +79,29 @@ def test_an_interrupted_fit_keeps_what_is_done(
     done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(tmp_path / "p"))
     assert (done.exit_code, "1 devices" in done.stderr) == (EXIT_INTERRUPTED, True)
     assert [path.name for path in (tmp_path / "p").iterdir()] == ["a100-sxm-80gb.toml"]
+
+
+def test_a_fit_that_cannot_write_names_what_it_kept(
+    run: Run, softmaxes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(device: str, curves: Any, folder: Path) -> Path:
+        if device == "h100-sxm":
+            raise InputFileError("h100-sxm.toml", "cannot be written: No space left on device")
+        return save_curves(device, curves, folder)
+
+    monkeypatch.setattr("steptime.hardware.profiles.save_curves", save)
+    done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(tmp_path / "p"))
+    assert (done.exit_code, "1 devices and 0 fabrics were fitted" in done.stderr) == (EXIT_USER, True), done.stderr
+    assert [path.name for path in (tmp_path / "p").iterdir()] == ["a100-sxm-80gb.toml"]
+
+
+def test_a_damaged_profile_is_refused_before_the_work(
+    run: Run, softmaxes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate_fit, "_alone", lambda cell: pytest.fail("it fits"))
+    (tmp_path / "h100-sxm.toml").write_text("garbage")
+    done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(tmp_path))
+    assert (done.exit_code, "h100-sxm.toml: is not valid TOML" in done.stderr) == (EXIT_USER, True), done.stderr
 
 
 @pytest.mark.parametrize(

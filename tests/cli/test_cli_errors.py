@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_api import FakeApi, Run, make_estimate
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from steptime.errors import UserError
 from steptime.store.files import parse_toml
 from steptime.surface.cli.constraints import parse_fix, parse_limits, parse_placement
+from steptime.surface.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.surface.formats.estimate_json import parse_estimate
 from steptime.surface.formats.run_toml import RunSpec, parse_run
 
@@ -289,3 +292,39 @@ def test_any_arguments_end_in_0_or_2(run: Run, api: FakeApi, args: list[tuple[st
     assert result.exit_code in (0, 2), result.stderr
     assert "Traceback" not in result.stderr
     assert (result.exit_code == 0) == bool(result.stdout)
+
+
+HUGE = "0x" + "f" * 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        (f'model = "llama3-8b"\ngpus = {HUGE}', ("estimate",)),
+        (f"layers = {HUGE}\nhidden = 8\nheads = 1", ("estimate",)),
+        (
+            f'title = {HUGE}\nbase = "dgx-h100"',
+            ("plan", "llama3-8b", "--gpus", "8", "--global-batch", "8", "--cluster"),
+        ),
+    ],
+)
+def test_whole_numbers_longer_than_python_writes(run: Run, tmp_path: Path, text: str, args: tuple[str, ...]) -> None:
+    file = tmp_path / "huge.toml"
+    file.write_text(text)
+    done = run(*args, str(file))
+    assert (done.exit_code, "a huge number" in done.stderr) == (EXIT_USER, True), done.stderr
+
+
+def test_an_interrupt_while_the_command_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Loading:
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "steptime.surface.cli.main", Loading())
+    from steptime.__main__ import run as run_process
+
+    with pytest.raises(SystemExit) as end:
+        run_process()
+    assert (end.value.code, capsys.readouterr().err) == (EXIT_INTERRUPTED, "Interrupted.\n")

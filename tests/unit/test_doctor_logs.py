@@ -155,6 +155,7 @@ BAD = {
     "empty": (b"", "is empty"),
     "blank": (b"\n \n", "is empty"),
     "binary": (b"\x00\x01\x02", "is binary"),
+    "utf16": (" iteration 1/ 9 |\n".encode("utf-16"), "is UTF-16 text\n  save it as UTF-8"),
     "prose": (b"hello world\n", "none with the time of a step"),
     "zero": (b" iteration 1/ 9 | elapsed time per iteration (ms): 0.0 |\n", "no usable time"),
     "nan": (b" iteration 1/ 9 | elapsed time per iteration (ms): nan |\n", "no usable time"),

@@ -124,3 +124,8 @@ def test_field_errors_carry_their_field(tmp_path: Path) -> None:
     with pytest.raises(FieldError) as caught:
         read_model_toml(write(tmp_path, SMALL + "kv_heads = 3\n"))
     assert caught.value.field == "kv_heads"
+
+
+def test_a_misspelt_field_is_named_before_the_one_that_is_then_missing(tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match=r"layer: unknown field \(and 1 more\)\n  did you mean layers"):
+        read_model_toml(write(tmp_path, SMALL.replace("layers", "layer")))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from steptime.calibrate.table import read_table
 from steptime.errors import InputFileError, UserError
-from steptime.store.files import refuse_unwritable, write_whole
+from steptime.store.files import prepare_folder, refuse_unwritable, write_whole
 from steptime.store.journal import Journal, content_key, read_journal
 from steptime.store.tables import write_table
+from steptime.surface.formats.binary import write_bytes
 
 HEADER = {"host": "a", "torch": "2"}
 
@@ -179,3 +182,78 @@ def test_lines_are_plain_json(tmp_path: Path) -> None:
     first, *rest = path.read_text().splitlines()
     assert json.loads(first) == {"journal": 1, **HEADER}
     assert all("key" in json.loads(line) for line in rest)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which no file may grow beyond a kilobyte."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    yield tmp_path
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_found_before_the_work_with_what_to_do(full: Path) -> None:
+    (full / "a.toml").write_text("old")
+    for refuse in (
+        lambda: refuse_unwritable(full / "a.toml"),
+        lambda: prepare_folder(full / "new"),
+        lambda: write_whole(full / "a.toml", "x" * 5000),
+        lambda: write_bytes(full / "a.toml", bytes(5000)),
+    ):
+        with pytest.raises(InputFileError, match=r"cannot be written: .*\n  make room, or write it to another disk"):
+            refuse()
+    assert (full / "a.toml").read_text() == "old" and sorted(p.name for p in full.iterdir()) == ["a.toml", "new"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'IO Error: Could not write file "/disk/tmp_a.csv": No space left on device',
+        'IO Error: Async write failed for range [offset=0, size=3]: {"exception_type":"IO","exception_message":"Could '
+        'not write file \\"/disk/tmp_a.csv\\": No space left on device","errno":"28"}',
+    ],
+)
+def test_a_table_on_a_full_disk_says_why_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    import duckdb
+
+    monkeypatch.setattr(duckdb, "connect", lambda: Failing(duckdb.IOException(said)))
+    with pytest.raises(InputFileError) as error:
+        write_table(tmp_path / "a.csv", [{"a": 1}])
+    assert str(error.value) == f"{tmp_path / 'a.csv'}: cannot be written: No space left on device"
+
+
+class Failing:
+    """A connection whose queries raise."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def execute(self, *_: object) -> None:
+        raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError: Query interrupted", "InterruptException: INTERRUPT Error: Stop"])
+def test_ctrl_c_inside_a_query_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    import duckdb
+
+    name, _, text = kind.partition(": ")
+    error = getattr(duckdb, name, RuntimeError)(text)
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    monkeypatch.setattr(duckdb, "connect", lambda: Failing(error))
+    with pytest.raises(KeyboardInterrupt):
+        read_table(tmp_path / "a.csv")
+    with pytest.raises(KeyboardInterrupt):
+        write_table(tmp_path / "b.csv", [{"a": 1}])
+
+
+def test_other_failures_of_a_query_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import duckdb
+
+    monkeypatch.setattr(duckdb, "connect", lambda: Failing(RuntimeError("of ours")))
+    with pytest.raises(RuntimeError, match="of ours"):
+        write_table(tmp_path / "b.csv", [{"a": 1}])

@@ -14,6 +14,7 @@ import numpy as np
 from steptime.errors import InputFileError
 from steptime.num import Array
 from steptime.store.files import is_file, refuse_endless, unreadable
+from steptime.store.tables import connected
 
 READERS = {".parquet": "read_parquet", ".csv": "read_csv", ".csv.gz": "read_csv"}
 
@@ -81,16 +82,13 @@ def read_table(path: str | Path) -> Table:
         raise unreadable(file, IsADirectoryError() if file.is_dir() else FileNotFoundError())
     if _is_empty(file, ending):
         raise InputFileError(str(path), "is empty")
-    connection = duckdb.connect()
     try:
-        relation = connection.execute(f"select * from {READERS[ending]}(?)", [str(file)])
-        raw = relation.fetchnumpy()
+        with connected() as connection:
+            raw = connection.execute(f"select * from {READERS[ending]}(?)", [str(file)]).fetchnumpy()
     except duckdb.Error as error:
         problem = f"cannot be read as a table: {str(error).splitlines()[0][:200]}"
         hint = "save it as UTF-8" if "not utf-8" in str(error) else None
         raise InputFileError(str(path), problem, hint=hint) from error
-    finally:
-        connection.close()
     return Table({name: _column(values) for name, values in raw.items()})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.errors import UserError, shorten
+from steptime.errors import UserError, shown
 from steptime.units import parse
 
 
@@ -89,7 +89,7 @@ def value_of(given: object, field: Field) -> float:
     value = _plain(given, field) if field.dimension is None else _quantity(given, field, field.dimension)
     if not field.low <= value <= field.high:  # true of nan as well
         raise UserError(
-            f"{_show(given)} is not between {_bound(field.low, field)} and {_bound(field.high, field)}",
+            f"{shown(given)} is not between {_bound(field.low, field)} and {_bound(field.high, field)}",
             hint=f"for example {_example(field)}",
         )
     return int(value) if field.whole else value
@@ -100,16 +100,16 @@ def _quantity(given: object, field: Field, dimension: str) -> float:
         return parse(given, dimension)
     if isinstance(given, int | float) and not isinstance(given, bool):
         raise UserError(
-            f"{_show(given)} has no unit", hint=f"write it as text with a unit, for example {_example(field)}"
+            f"{shown(given)} has no unit", hint=f"write it as text with a unit, for example {_example(field)}"
         )
-    raise UserError(f"{_show(given)} is not a text with a number and a unit", hint=f"for example {_example(field)}")
+    raise UserError(f"{shown(given)} is not a text with a number and a unit", hint=f"for example {_example(field)}")
 
 
 def _plain(given: object, field: Field) -> float:
     allowed: tuple[type, ...] = (int,) if field.whole else (int, float)
     if isinstance(given, bool) or not isinstance(given, allowed):
         kind = "whole number" if field.whole else "number"
-        raise UserError(f"{_show(given)} is not a {kind}", hint=f"write it bare, for example {field.example}")
+        raise UserError(f"{shown(given)} is not a {kind}", hint=f"write it bare, for example {field.example}")
     try:
         return given if isinstance(given, int) and field.whole else float(given)  # type: ignore[arg-type]
     except OverflowError:
@@ -123,10 +123,3 @@ def _example(field: Field) -> str:
 def _bound(value: float, field: Field) -> str:
     unit = {"bytes": "B", "Bps": "B/s", "flops_per_s": "FLOP/s", None: ""}.get(field.dimension, field.dimension or "")
     return f"{value:g} {unit}".rstrip()
-
-
-def _show(given: object) -> str:
-    try:
-        return shorten(repr(given))
-    except ValueError:  # an integer of more digits than Python converts to text
-        return "a huge number"

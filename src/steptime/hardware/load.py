@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError, UserError, shorten
+from steptime.errors import FieldError, InputFileError, UserError, shown
 from steptime.hardware.fields import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
 from steptime.hardware.profile import Profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
@@ -169,14 +169,14 @@ def companion(given: str, beside: Path, where: str, field: str) -> Path:
         path = (folder / given).resolve()
         missing = not path.exists()
     except (OSError, ValueError, RuntimeError):
-        raise FieldError(where, field, f"{shorten(repr(given))} is not a path", hint=hint) from None
+        raise FieldError(where, field, f"{shown(given)} is not a path", hint=hint) from None
     if not given.endswith(".toml") or Path(given).is_absolute():
-        raise FieldError(where, field, f"{shorten(repr(given))} is not a relative path to a .toml file", hint=hint)
+        raise FieldError(where, field, f"{shown(given)} is not a relative path to a .toml file", hint=hint)
     if not path.is_relative_to(folder):
-        raise FieldError(where, field, f"{shorten(repr(given))} leads out of the folder of this file", hint=hint)
+        raise FieldError(where, field, f"{shown(given)} leads out of the folder of this file", hint=hint)
     if missing:
         raise FieldError(
-            where, field, f"there is no file {shorten(repr(given))} beside this one",
+            where, field, f"there is no file {shown(given)} beside this one",
             hint="keep both files together; without this line the estimate uses the numbers of this file alone",
         )  # fmt: skip
     return path

@@ -97,12 +97,21 @@ def save_curves(device: str, curves: Iterable[Curve], folder: str | Path) -> Pat
     Raises:
         UserError: the file that is there is no profile, or it cannot be written.
     """
-    path = Path(folder) / f"{device}.toml"
-    kept = {_key(c): c for c in read_profile(path).curves} if path.is_file() else {}
-    kept |= {_key(c): c for c in curves}
+    kept = {_key(c): c for c in (*saved_curves(device, folder), *curves)}
     text = profile_toml(Profile(device=device, curves=tuple(kept[key] for key in sorted(kept))))
+    path = Path(folder) / f"{device}.toml"
     write_whole(path, text, make_folder=True)
     return path
+
+
+def saved_curves(device: str, folder: str | Path) -> tuple[Curve, ...]:
+    """The curves that a folder of profiles has of a device; none where it has no file of it.
+
+    Raises:
+        UserError: the file that is there is no profile.
+    """
+    path = Path(folder) / f"{device}.toml"
+    return read_profile(path).curves if path.is_file() else ()
 
 
 def profile_toml(profile: Profile) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from steptime.errors import FieldError, UserError, did_you_mean, shorten
+from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
 from steptime.hardware.fields import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
 
 SHOWN: Final = 10
@@ -44,7 +44,7 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[object], object]:
     def check(given: object) -> object:
         if isinstance(given, str) and given in allowed:
             return given
-        problem = f"{shorten(repr(given))} is not a field that has a number here"
+        problem = f"{shown(given)} is not a field that has a number here"
         raise _refuse(UserError(problem, hint=did_you_mean(str(given), allowed)))
 
     return check
@@ -138,7 +138,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if detail["type"] == "given":
         context = detail["ctx"]
         return f"{field}: {context['problem']}" + (f" ({context['hint']})" if context["hint"] else "")
-    return f"{field}: {detail['msg'][0].lower()}{detail['msg'][1:]}; given {shorten(repr(detail['input']), 60)}"
+    return f"{field}: {detail['msg'][0].lower()}{detail['msg'][1:]}; given {shown(detail['input'], 60)}"
 
 
 def _keys(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -15,6 +16,10 @@ from steptime.errors import InputFileError, nearest
 OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 FOLDER: Final = "is a folder, not a file"
 SPECIAL: Final = "is not a regular file"
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Failures to write for want of room: a full disk, a full quota, a limit on the size of files."""
+ROOM: Final = 4096
+"""Bytes that must fit where a file is to be written: one block."""
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
@@ -120,6 +125,12 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
         raise InputFileError(os.fspath(path), FOLDER if Path(path).is_dir() else SPECIAL)
 
 
+def unwritable(path: str | os.PathLike[str], error: OSError) -> InputFileError:
+    """What a failed attempt to write a file means, in words."""
+    hint = "make room, or write it to another disk; nothing that was there is changed" if error.errno in FULL else None
+    return InputFileError(os.fspath(path), f"cannot be written: {error.strerror or error}", hint=hint)
+
+
 def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> None:
     """Writes a text file so that a reader sees the old file or the new one, never a part.
 
@@ -138,7 +149,7 @@ def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> No
             target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target.resolve(), text.encode())
     except OSError as error:
-        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 def replace_file(target: Path, data: bytes) -> None:
@@ -170,15 +181,38 @@ def refuse_unwritable(path: str | Path) -> None:
     """Find out before the work, not after it, that a file cannot be written.
 
     Raises:
-        InputFileError: the folder is missing or read-only, or the path is no regular file.
+        InputFileError: the folder is missing, read-only or full, or the path is no regular file.
     """
     refuse_special(path)
     target = Path(path)
     try:
-        with tempfile.TemporaryFile(dir=target.resolve().parent):
-            pass
+        _try_room(target.resolve().parent)
         if target.exists():
             with target.open("ab"):
                 pass
     except OSError as error:
-        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
+
+
+def prepare_folder(path: str | Path) -> None:
+    """Makes a folder now, so that one that cannot be written to is refused before the work.
+
+    Raises:
+        InputFileError: it cannot be made, or it is read-only or full.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputFileError(str(path), f"cannot be made a folder: {error.strerror}") from None
+    try:
+        _try_room(folder)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def _try_room(folder: Path) -> None:
+    """Raises OSError where a small file cannot be written."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(ROOM))
+        file.flush()

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
-from steptime.store.files import read_bytes, refuse_special
+from steptime.store.files import read_bytes, refuse_special, unwritable
 
 #: Larger journals are refused unread.
 MAX_BYTES: Final = 2**30
@@ -127,7 +127,7 @@ class Journal:
         try:
             return self.path.open("ab", buffering=0)
         except OSError as error:
-            raise InputFileError(str(self.path), f"cannot be written: {error.strerror or error}") from None
+            raise unwritable(self.path, error) from None
 
     def _lock(self) -> None:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,30 @@ from steptime.errors import InputFileError, UserError, shorten
 from steptime.store.files import refuse_unwritable
 
 TABLES: Final = {".csv": "csv, header true", ".csv.gz": "csv, header true, compression gzip", ".parquet": "parquet"}
+
+
+_INTERRUPTED: Final = ("Query interrupted", "INTERRUPT Error")
+"""How DuckDB's words for Ctrl-C begin."""
+
+
+@contextmanager
+def connected() -> Iterator[Any]:
+    """A connection of DuckDB, closed at the end.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C while it works, of which DuckDB makes an error.
+    """
+    import duckdb
+
+    connection = duckdb.connect()
+    try:
+        yield connection
+    except (duckdb.InterruptException, RuntimeError) as error:
+        if str(error).startswith(_INTERRUPTED):
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        connection.close()
 
 
 def delimiter_of(line: str) -> str:
@@ -53,16 +78,15 @@ def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     numeric = {c: all(isinstance(row.get(c), (int, float, type(None))) for row in rows) for c in columns}
     types = ", ".join(f"{_quoted(c)} {'double' if numeric[c] else 'varchar'}" for c in columns)
     values = [[_cell(row.get(c), numeric[c]) for c in columns] for row in rows]
-    connection = duckdb.connect()
     try:
-        connection.execute(f"create table t ({types})")
-        connection.executemany(f"insert into t values ({', '.join('?' * len(columns))})", values)
-        literal = str(target).replace("'", "''")
-        connection.execute(f"copy t to '{literal}' (format {TABLES[ending]})")
+        with connected() as connection:
+            connection.execute(f"create table t ({types})")
+            connection.executemany(f"insert into t values ({', '.join('?' * len(columns))})", values)
+            literal = str(target).replace("'", "''")
+            connection.execute(f"copy t to '{literal}' (format {TABLES[ending]})")
     except duckdb.Error as error:
-        raise InputFileError(str(path), f"cannot be written: {str(error).splitlines()[0][:200]}") from None
-    finally:
-        connection.close()
+        why = str(error).splitlines()[0].rpartition('": ')[2].partition('"')[0]  # behind the name of the file
+        raise InputFileError(str(path), f"cannot be written: {why[:200]}") from None
 
 
 def _quoted(name: str) -> str:

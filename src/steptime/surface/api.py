@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.errors import PlanError, UserError, shorten
+from steptime.errors import PlanError, UserError, shown
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.notes import micro_batch_taken, stage_taken
@@ -111,7 +111,7 @@ def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) 
 
 def _table(field: str, value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, Mapping):
-        raise UserError(f"{field} is a table such as {{'tp': 8}}, not {shorten(repr(value))}")
+        raise UserError(f"{field} is a table such as {{'tp': 8}}, not {shown(value)}")
     return dict(value or {})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from steptime.errors import FieldError, shorten
+from steptime.errors import FieldError, shown
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 
 HEADLINE = (
@@ -41,7 +41,7 @@ def diff(a: Estimate, b: Estimate) -> Difference:
     """
     for name, given in (("a", a), ("b", b)):
         if not isinstance(given, Estimate):
-            raise FieldError("", name, f"{shorten(repr(given))} is no estimate", hint="steptime.api.estimate makes one")
+            raise FieldError("", name, f"{shown(given)} is no estimate", hint="steptime.api.estimate makes one")
     said = [{**e.plan, **{k: v for k, v in e.workload.items() if k in ("framework", "lora")}} for e in (a, b)]
     differing = {key: pair for key, pair in _pairs(said[0], said[1], None).items() if pair[0] != pair[1]}
     return Difference(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
-from steptime.errors import FieldError, UnknownNameError, shorten
+from steptime.errors import FieldError, UnknownNameError, shown
 
 NameOrPath: TypeAlias = "str | os.PathLike[str]"
 """A name of a catalogue, or a path as text or as ``pathlib.Path``."""
@@ -24,7 +24,7 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
         FieldError: it is none.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise FieldError("", field, f"{shorten(repr(value))} must be a whole number from {low} to {high}")
+        raise FieldError("", field, f"{shown(value)} must be a whole number from {low} to {high}")
     return int(value)
 
 
@@ -35,7 +35,7 @@ def number(field: str, value: Any, low: float, high: float, meaning: str) -> flo
         FieldError: it is none.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise FieldError("", field, f"{shorten(repr(value))} is not a number", hint=meaning)
+        raise FieldError("", field, f"{shown(value)} is not a number", hint=meaning)
     if not low <= float(value) <= high:
         near = low if float(value) < low else high
         problem = f"{float(value):g} must lie from {low:g} to {high:g} ({meaning}); the nearest is {near:g}"
@@ -97,7 +97,7 @@ def switch(field: str, value: Any) -> bool:
         return SWITCH[value.lower()]
     if isinstance(value, (bool, Integral)) and int(value) in (0, 1):
         return bool(value)
-    raise FieldError("", field, f"{shorten(repr(value))} is neither on nor off")
+    raise FieldError("", field, f"{shown(value)} is neither on nor off")
 
 
 def some_of(field: str, value: Any, allowed: Sequence[str]) -> frozenset[str]:

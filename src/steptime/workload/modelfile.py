@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from steptime.errors import FieldError, did_you_mean, shorten
+from steptime.errors import FieldError, did_you_mean, shorten, shown
 from steptime.workload.check import check_spec
 from steptime.workload.spec import Experts, LatentAttention, ModelSpec, Norm, Position, Vision
 
@@ -151,7 +151,7 @@ def _or(value: T | None, default: T) -> T:
 def _field_error(error: ValidationError, where: str) -> FieldError:
     """The first problem in our words, and how many more there are."""
     problems = error.errors(include_url=False)
-    first = problems[0]
+    first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])  # a misspelt one is missing too
     field = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
@@ -162,5 +162,5 @@ def _field_error(error: ValidationError, where: str) -> FieldError:
         )
     if first["type"] == "missing":
         return FieldError(where, field, f"is missing{more}", hint="needed: layers, hidden, heads")
-    given = shorten(repr(first["input"]), 40)
+    given = shown(first["input"], 40)
     return FieldError(where, shorten(field), f"{first['msg'][0].lower()}{first['msg'][1:]}, not {given}{more}")

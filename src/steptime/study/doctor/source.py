@@ -20,6 +20,7 @@ _HEAD_BYTES: Final = 4096
 CHUNK: Final = 2**20
 _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
+_UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def open_bytes(path: str) -> IO[bytes]:
@@ -49,6 +50,8 @@ def kind_of(path: str) -> str:
             head: bytes = file.read1(_HEAD_BYTES)  # type: ignore[attr-defined]
     except (OSError, EOFError, zlib.error) as error:
         raise InputFileError(path, f"cannot be decompressed: {error}") from None
+    if head.startswith(_UTF16) and b"\x00" in head:
+        raise InputFileError(path, "is UTF-16 text", hint="save it as UTF-8")
     text = head.removeprefix(_BOM).strip()
     if not text:
         raise InputFileError(path, "is empty")

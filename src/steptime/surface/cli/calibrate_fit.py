@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
+from steptime.store.files import prepare_folder
 from steptime.surface.cli import options as o
 
 if TYPE_CHECKING:
@@ -62,17 +63,18 @@ def command(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small: threads only cost
     family = _family(only)
     tables = _tables(kernels, collectives)
-    _folder(out)
+    prepare_folder(out)
     if tables[1] is not None:
-        _folder(out / FABRICS)
+        prepare_folder(out / FABRICS)
     written, fabrics = dict[str, "list[Curve]"](), list["FabricProfile"]()
     try:
         if tables[0] is not None:
             _fit_kernels(tables[0], family, out, written)
         if tables[1] is not None:
             _fit_fabrics(tables[1], out, fabrics)
-    except KeyboardInterrupt:
-        print(f"{len(written)} devices and {len(fabrics)} fabrics were fitted; they are in {out}.", file=sys.stderr)
+    except (KeyboardInterrupt, InputFileError):
+        if written or fabrics:
+            print(f"{len(written)} devices and {len(fabrics)} fabrics were fitted; they are in {out}.", file=sys.stderr)
         raise
     left_out = _left_out(tables, family, written, fabrics)
     if not written and not fabrics:
@@ -90,16 +92,6 @@ def _family(only: str | None) -> str | None:
     if only is not None and only not in names:
         raise FieldError("", "--only", f"there is no family {shorten(only)!r}", hint=did_you_mean(only, names))
     return only
-
-
-def _folder(out: Path) -> None:
-    """Makes the folder now, so that a wrong one is refused before the work."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputFileError(str(out), f"cannot be made a folder: {error.strerror}") from None
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise InputFileError(str(out), "cannot be written to")
 
 
 def _tables(kernels: Path | None, collectives: Path | None) -> tuple[Table | None, Table | None]:
@@ -129,12 +121,15 @@ def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, l
     """Cells with enough shapes first; those with few lean on the curves of the other devices."""
     from steptime.calibrate.gemm import gemm_curve
     from steptime.calibrate.kernel_curves import borrowed
+    from steptime.hardware.profiles import saved_curves
     from steptime.surface.cli.progress import Progress
 
     cells = [cell for cell in _cells(table) if only in (None, cell.family.name)]
     sound = [Job(device=c.device.name, fit=partial(_alone, c)) for c in cells if c.enough]
     products = [Job(device=t.device.name, fit=partial(gemm_curve, t)) for t in _truths(table, only)]
     few = [cell for cell in cells if cell.some and not cell.enough]
+    for device in {job.device for job in (*products, *sound)} | {cell.device.name for cell in few}:
+        saved_curves(device, out)  # a file that is no profile is refused before the work
     with Progress("fitting kernels") as progress:
         total, first = len(sound) + len(products) + len(few), len(sound) + len(products)
         _run([*products, *sound], out, written, lambda n: progress(n, total))
@@ -205,7 +200,6 @@ def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
     from steptime.surface.report.text import printable
 
     library, folder, machines = libraries(table), out / FABRICS, machines_of(table)
-    _folder(folder)
     refused: list[str] = []
     with Progress("fitting collectives") as progress:
         for i, machine in enumerate(machines):

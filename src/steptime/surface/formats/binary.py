@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steptime.errors import InputFileError
-from steptime.store.files import replace_file
+from steptime.store.files import replace_file, unwritable
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -21,6 +21,6 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             return
         replace_file(target.resolve(), data)
     except OSError as error:
-        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
     except ValueError as error:
         raise InputFileError(repr(str(path)), f"not a path: {error}") from None

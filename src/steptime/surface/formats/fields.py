@@ -8,7 +8,7 @@ from typing import Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from steptime.errors import FieldError, UserError, did_you_mean, shorten
+from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
 from steptime.store.files import read_text
 
 #: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.
@@ -47,7 +47,7 @@ def _problem(problem: Any, root: type[BaseModel]) -> tuple[str, str, str | None]
         return field, "unknown key", did_you_mean(str(loc[-1]), _keys(root, loc[:-1]))
     if problem["type"] == "missing":
         return field, "missing", None
-    given = shorten(repr(problem["input"]), 60)
+    given = shown(problem["input"], 60)
     return field, f"{given}: {problem['msg'][:1].lower()}{problem['msg'][1:]}", None
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from steptime.errors import FieldError, UserError, shorten
+from steptime.errors import FieldError, UserError, shorten, shown
 from steptime.workload.graph import ELEMENT_BYTES
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
@@ -58,7 +58,7 @@ def parse_inputs(texts: Any) -> tuple[InputSpec, ...]:
     """
     given = (texts,) if isinstance(texts, str) else texts
     if not isinstance(given, (list, tuple)) or not all(isinstance(text, str) for text in given):
-        raise FieldError("", "inputs", f"{shorten(repr(texts))} is not a list of texts", hint="for example ['8x1024']")
+        raise FieldError("", "inputs", f"{shown(texts)} is not a list of texts", hint="for example ['8x1024']")
     return tuple(parse_input(text) for text in given)
 
 

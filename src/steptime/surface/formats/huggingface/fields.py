@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime.errors import FieldError, shorten
+from steptime.errors import FieldError, shorten, shown
 from steptime.workload.check import LIMITS
 
 #: No quantity of a model file is above this; a larger number is a typing error.
@@ -107,7 +107,7 @@ class Fields:
 
     def _whole(self, name: str, value: Any, low: int, high: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(name, f"is {shorten(repr(value), 40)}", hint="allowed: a whole number")
+            raise self.error(name, f"is {shown(value, 40)}", hint="allowed: a whole number")
         if not low <= value <= high:
             raise self.error(name, f"is {shorten(str(value), 40)}", hint=f"allowed: {low} to {high}")
         return value
@@ -118,14 +118,14 @@ class Fields:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise self.error(name, f"is {shorten(repr(value), 40)}", hint="allowed: true or false")
+            raise self.error(name, f"is {shown(value, 40)}", hint="allowed: true or false")
         return value
 
     def text(self, key: str) -> str | None:
         """A text, or None."""
         name, value = self._value(key, needed=False)
         if value is not None and not isinstance(value, str):
-            raise self.error(name, f"is {shorten(repr(value), 40)}", hint="allowed: a text")
+            raise self.error(name, f"is {shown(value, 40)}", hint="allowed: a text")
         return value
 
     def number(self, key: str) -> float:
@@ -134,7 +134,7 @@ class Fields:
         if value is None:
             return 0.0
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(name, f"is {shorten(repr(value), 40)}", hint="allowed: a number")
+            raise self.error(name, f"is {shown(value, 40)}", hint="allowed: a number")
         if not 0 <= value <= LARGEST or not math.isfinite(value):
             raise self.error(name, f"is {shorten(str(value), 40)}", hint=f"allowed: 0 to {LARGEST}")
         return float(value)
@@ -146,7 +146,7 @@ class Fields:
             return None
         kind = {int: "whole numbers", str: "texts"}[of]
         if not isinstance(value, list) or not all(type(item) is of for item in value):
-            raise self.error(name, f"is {shorten(repr(value), 40)}", hint=f"allowed: a list of {kind}")
+            raise self.error(name, f"is {shown(value, 40)}", hint=f"allowed: a list of {kind}")
         if length is not None and len(value) != length:
             raise self.error(name, f"has {len(value)} entries for {length} layers", hint="give one entry per layer")
         return value
@@ -155,7 +155,7 @@ class Fields:
         """A JSON object, or None."""
         name, value = self._value(key, needed=False)
         if value is not None and not isinstance(value, dict):
-            raise self.error(name, f"is {shorten(repr(value), 40)}", hint="allowed: an object")
+            raise self.error(name, f"is {shown(value, 40)}", hint="allowed: an object")
         return value
 
     def unused(self) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten
+from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten, shown
 from steptime.store.files import read_text
 from steptime.surface.formats.huggingface.common import Family
 from steptime.surface.formats.huggingface.dense import DENSE
@@ -130,16 +130,14 @@ def _model_type(raw: Mapping[str, Any], where: str, prefix: str = "") -> str | N
     """``model_type``, or the family whose name an entry of ``architectures`` begins with."""
     given = raw.get("model_type")
     if given is not None and not isinstance(given, str):
-        raise FieldError(where, prefix + "model_type", f"is {shorten(repr(given), 40)}", hint="allowed: a text")
+        raise FieldError(where, prefix + "model_type", f"is {shown(given, 40)}", hint="allowed: a text")
     if given:
         return given
     names = raw.get("architectures")
     if names is None:
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FieldError(
-            where, prefix + "architectures", f"is {shorten(repr(names), 40)}", hint="allowed: a list of texts"
-        )
+        raise FieldError(where, prefix + "architectures", f"is {shown(names, 40)}", hint="allowed: a list of texts")
     known = {key.replace("_", "").lower(): key for key in (*FAMILIES, *NOT_YET)}
     for name in names:
         for ending in ("", *_CLASS_ENDINGS):
@@ -155,7 +153,7 @@ def _inner_key(raw: Mapping[str, Any], model_type: str | None, where: str) -> st
         if raw.get(key) is None or (model_type in FAMILIES and "hidden_size" in raw):
             continue
         if not isinstance(raw[key], dict):
-            raise FieldError(where, key, f"is {shorten(repr(raw[key]), 40)}", hint="allowed: an object")
+            raise FieldError(where, key, f"is {shown(raw[key], 40)}", hint="allowed: an object")
         return key
     return None
 
