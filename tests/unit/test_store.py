@@ -257,3 +257,10 @@ def test_other_failures_of_a_query_stay_what_they_are(tmp_path: Path, monkeypatc
     monkeypatch.setattr(duckdb, "connect", lambda: Failing(RuntimeError("of ours")))
     with pytest.raises(RuntimeError, match="of ours"):
         write_table(tmp_path / "b.csv", [{"a": 1}])
+
+
+def test_a_column_of_infinities_is_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("us,day,on\ninf,2026-01-02,true\n-inf,2026-01-03,false\n")
+    table = read_table(tmp_path / "a.csv")
+    assert table["us"].tolist() == [float("inf"), float("-inf")]
+    assert (table["day"].tolist(), table["on"].tolist()) == (["2026-01-02", "2026-01-03"], [1.0, 0.0])

@@ -16,7 +16,8 @@ from steptime.num import Array
 from steptime.store.files import is_file, refuse_endless, unreadable
 from steptime.store.tables import connected
 
-READERS = {".parquet": "read_parquet", ".csv": "read_csv", ".csv.gz": "read_csv"}
+_CSV = "read_csv(?, auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR'])"  # "inf" is no date
+READERS = {".parquet": "read_parquet(?)", ".csv": _CSV, ".csv.gz": _CSV}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def read_table(path: str | Path) -> Table:
         raise InputFileError(str(path), "is empty")
     try:
         with connected() as connection:
-            raw = connection.execute(f"select * from {READERS[ending]}(?)", [str(file)]).fetchnumpy()
+            raw = connection.execute(f"select * from {READERS[ending]}", [str(file)]).fetchnumpy()
     except duckdb.Error as error:
         problem = f"cannot be read as a table: {str(error).splitlines()[0][:200]}"
         hint = "save it as UTF-8" if "not utf-8" in str(error) else None

@@ -67,14 +67,14 @@ class TableRow:
     def number(self, name: str) -> float | None:
         """A positive finite number; None where the cell is empty or, then noted in ``unread``, no such number.
 
-        >>> [TableRow(1, {"a": text}).number("a") for text in ("1,024", "8.0", "-3", "1e999", "many", "")]
-        [1024.0, 8.0, None, None, None, None]
+        >>> [TableRow(1, {"a": text}).number("a") for text in ("1,024", "8.0", "-3", "1e999", "1e-320", "many", "")]
+        [1024.0, 8.0, None, None, None, None, None]
         """
         text = self.text(name)
         if text.lower() in _BLANK:
             return None
         value = _value(text)
-        if not 0 < value <= LARGEST:  # false for NaN
+        if not 1 / LARGEST <= value <= LARGEST:  # false for NaN
             self.note(name)
             return None
         return value
@@ -94,7 +94,7 @@ class TableRow:
             return None if value is None else (value, "")
         factor = UNITS.get(name, {}).get(unit, math.nan)
         value = factor * _value(found[1]) if found else math.nan
-        if not 0 < value <= LARGEST:
+        if not 1 / LARGEST <= value <= LARGEST:
             self.note(name)
             return None
         return float(f"{value:.15g}"), unit
