@@ -7,7 +7,12 @@ Without a mask $P$ = batch x heads x queries x keys; a causal mask halves it (se
 
 from __future__ import annotations
 
+from typing import Final
+
 from steptime.num import Num
+
+ALIGNED_BYTES: Final = 16
+"""Alignment of operands that matrix units load at full rate."""
 
 
 def causal_pairs(rows: Num, keys_per_row: Num) -> Num:
@@ -176,6 +181,25 @@ def fused_attention_backward_bytes(
     4112
     """
     return (4 * rows * head_dim + 2 * kv_rows * head_dim + 2 * kv_rows_read * head_dim + 2 * rows) * element_bytes
+
+
+def fits_matrix_units(head_dim: Num, element_bytes: float) -> bool:
+    r"""Whether the rows of one head begin at multiples of 16 bytes, as loads of the matrix units want them.
+
+    $$q E \bmod 16 = 0$$
+
+    where $q$ = `head_dim` and $E$ = `element_bytes` (bytes). Heads of a query lie side by side, so that those of 108
+    elements of 2 bytes begin anywhere. Kernels that attend in one pass pad them; products of their own run on the
+    vector units instead, at the rate of fp32.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide (alignment to 16 bytes). That the vector units take
+    over: BigScience's runs with heads 108 and 150 wide, 1.3 to 1.4 times as long as with 96 to 216 (chronicles of the
+    176B training); their attention then reaches some 13 TFLOP/s of the 19.5 in fp32.
+
+    >>> fits_matrix_units(128, 2), fits_matrix_units(108, 2), fits_matrix_units(108, 4)
+    (True, False, True)
+    """
+    return bool(head_dim * element_bytes % ALIGNED_BYTES == 0)
 
 
 def scores_bytes(rows: Num, kv_rows: Num, pairs: Num, head_dim: Num, element_bytes: Num, panels: Num) -> Num:

@@ -150,7 +150,10 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine, priced_s: N
 
 def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
     """Rates of the matrix and vector units for a row, and the latency of its launch."""
-    matrix = machine.attention_flops_per_s if OPERATORS[row.operator].attention_rate else machine.matrix_flops_per_s
+    operator = OPERATORS[row.operator]
+    matrix = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
+    if operator.unaligned:
+        matrix = machine.unaligned_flops_per_s or machine.vector_flops_per_s
     return matrix, machine.vector_flops_per_s, machine.kernel_latency_s
 
 

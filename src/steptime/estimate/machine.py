@@ -47,6 +47,8 @@ class Machine:
     host_Bps: float
     """Between a device and its host, one direction."""
     fast_domain: int
+    unaligned_flops_per_s: float | None = None
+    """Vector rate in fp32, of products that the matrix units do not take; None: as the vector rate."""
     models: Models = field(default_factory=dict)
     """Fitted time models by operator; what has none is timed by the roofline."""
     fabric: FabricModel | None = None
@@ -124,6 +126,7 @@ def machine_of(
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,
         vector_flops_per_s=_vector_rate(device, precision.vector_dtype) * device.vector_efficiency,
+        unaligned_flops_per_s=_vector_rate(device, "fp32") * device.vector_efficiency,
         peak_flops_per_s=matrix,
         memory_Bps=device.memory_Bps * device.memory_efficiency,
         memory_bytes=device.memory_bytes,
@@ -192,6 +195,7 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
         matrix_flops_per_s=machine.matrix_flops_per_s / device.matrix_efficiency,
         attention_flops_per_s=machine.attention_flops_per_s / device.matrix_efficiency,
         vector_flops_per_s=machine.vector_flops_per_s / device.vector_efficiency,
+        unaligned_flops_per_s=_vector_rate(device, "fp32"),
         memory_Bps=device.memory_Bps, kernel_latency_s=0.0, fast_latency_s=0.0, slow_latency_s=0.0,
         fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=machine.slow_Bps / slow.efficiency,
         lone_slow_Bps=machine.lone_slow_Bps / slow.efficiency, host_Bps=device.host_link_Bps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.cost.attention import fits_matrix_units
 from steptime.estimate.metrics import kept_choices
 from steptime.hardware.fields import RATES
 from steptime.hardware.records import Device
@@ -62,6 +63,23 @@ def dropped_choices(job: Job) -> tuple[str, ...]:
     return (
         f"expert_capacity {job.expert_capacity:g} drops at least {dropped * 100:.1f} % of the choices of experts: "
         "model FLOPs, MFU and HFU count the others; tokens/s counts every token",
+    )
+
+
+def unaligned_heads(job: Job) -> tuple[str, ...]:
+    """A note where unfused attention runs on the vector units (:func:`~steptime.cost.attention.fits_matrix_units`).
+
+    >>> from types import SimpleNamespace as Some
+    >>> job = Some(attention="unfused", model=Some(head_dim=108), precision=Some(element_bytes=2))
+    >>> "heads of 108 elements" in unaligned_heads(job)[0]
+    True
+    """
+    width = job.model.head_dim
+    if job.attention != "unfused" or fits_matrix_units(width, job.precision.element_bytes):
+        return ()
+    return (
+        f"heads of {width} elements are no multiple of 16 bytes: unfused attention runs on the vector units, not on the "
+        "matrix units; widths that are a multiple of 8, or fused attention, avoid it",
     )
 
 

@@ -86,6 +86,8 @@ class Operator:
     backward: Phase
     attention_rate: bool = False
     """Its products run in the dtype of attention."""
+    unaligned: bool = False
+    """The matrix units do not take its products (:func:`steptime.cost.attention.fits_matrix_units`)."""
 
     @cached_property
     def kind(self) -> str:
@@ -167,6 +169,16 @@ OPERATORS: Mapping[str, Operator] = {
         forward=_phase(_A.attend_flops, None, _A.attend_bytes),
         backward=_phase(_A.attend_backward_flops, None, _A.attend_backward_bytes),
         attention_rate=True,
+    ),
+    "unaligned_scores": Operator(
+        forward=_phase(_A.scores_flops, None, _A.scores_bytes),
+        backward=_phase(_A.scores_backward_flops, None, _A.scores_backward_bytes),
+        attention_rate=True, unaligned=True,
+    ),
+    "unaligned_attend": Operator(
+        forward=_phase(_A.attend_flops, None, _A.attend_bytes),
+        backward=_phase(_A.attend_backward_flops, None, _A.attend_backward_bytes),
+        attention_rate=True, unaligned=True,
     ),
     "blocked_scores": Operator(
         forward=_phase(_A.scores_flops, None, _A.scores_bytes),

@@ -30,6 +30,7 @@ from steptime.estimate.notes import (
     dropped_choices,
     idle_overlap,
     rate_stood_in,
+    unaligned_heads,
     uneven_batch,
 )
 from steptime.estimate.result import Estimate, Provenance
@@ -190,6 +191,7 @@ def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
         return ()
     return (
         *changed_device(setting.cluster.device), *uneven_batch(job, plans), *dropped_choices(job),
+        *unaligned_heads(job),
         *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),
         *levels_left_out(setting.cluster, job.gpus),
     )  # fmt: skip

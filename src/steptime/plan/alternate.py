@@ -34,6 +34,8 @@ OUT_OF: Final = ("mlp_out", "shared_out", "expert_out")
 DROPPED: Final = frozenset({
     "q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "qk_norm", "post_attention_norm", "mlp_in", "router", *OUT_OF,
 })  # fmt: skip
+ATTEND: Final = ("attend", "unaligned_attend")
+CORE: Final = ("fused_attention", "scores", "unaligned_scores", *ATTEND)
 READS_DOWN: Final = ("post_mlp_norm", "shared_scale")
 
 
@@ -68,7 +70,7 @@ def kept_bytes(row: Row, model: ModelSpec, plans: Plans) -> Num:
         return where(plans.tp > 1, row.kept_bytes, 0.0 * row.kept_bytes)
     if row.operator == "gated_activation":
         return minimum(row.kept_bytes, row.shape["elements"] * row.shape["element_bytes"])
-    if row.operator in ("fused_attention", "scores", "attend"):
+    if row.operator in CORE:
         return maximum(row.kept_bytes - _remade_elements(row, model) * row.shape["element_bytes"], 0.0)
     return row.kept_bytes
 
@@ -78,7 +80,7 @@ def _remade_elements(row: Row, model: ModelSpec) -> Num:
     shape, latent = row.shape, model.latent
     queries, local = shape["rows"], shape["kv_rows"] * shape["rows"] / shape["keys"]
     keys = local * model.head_dim
-    if row.operator == "attend":
+    if row.operator in ATTEND:
         return 0.0 * local if latent is None else local * latent.v_head_dim
     if latent is None:
         return keys

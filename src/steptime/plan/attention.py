@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steptime.cost.attention import causal_pairs, windowed_pairs
+from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pairs
 from steptime.cost.collective import ring_behind_share
 from steptime.num import Num, ceil_div, maximum, where
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
 from steptime.plan.shapes import Shape
+
+
+UNALIGNED = {"scores": "unaligned_scores", "attend": "unaligned_attend"}
+"""Products of unfused attention that the matrix units do not take."""
 
 
 class Heads:
@@ -103,6 +107,8 @@ def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
         kept_scores=(heads.rows + heads.kv_local) * heads.key_dim, kept_attend=heads.kv_local * heads.value_dim,
         recomputed=again, forward=forward, backward=backward,
     )  # fmt: skip
+    if not fits_matrix_units(heads.head_dim, s.element_bytes):
+        scores, *rest = (replace(row, operator=UNALIGNED.get(row.operator, row.operator)) for row in (scores, *rest))
     if not s.job.separate_masking:
         return (scores, *rest)
     size = pairs * s.element_bytes

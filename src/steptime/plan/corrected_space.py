@@ -12,9 +12,9 @@ from steptime.num import Array, ceil_div, divisors
 from steptime.plan.framework import Habits, piped_stage
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.method import Strategy
-from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.plans import RECOMPUTE_CODES, Plans, launch_order
 from steptime.plan.schedules import equal_but_for_ends, virtual_stage
-from steptime.plan.space import Space, expand, factorisations, panels_worth_trying
+from steptime.plan.space import Space, expand, factorisations, panels_worth_trying, rows_of
 
 TABLE = 4_000_000
 """Entries of the table of meshes against placements that are looked at at once."""
@@ -49,6 +49,8 @@ class CorrectedSpace(Space):
     sp: tuple[int, ...] = (1,)
     shard: tuple[int, ...] = (0,)
     recompute_every: tuple[int, ...] = (1,)
+    launched: bool = False
+    """Each mesh lies on the domains as launchers number its ranks, and no other way."""
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The same space with some columns at one value each."""
@@ -158,6 +160,9 @@ class CorrectedSpace(Space):
         slower: a placement that leaves room for more ranks of some axis is dominated.
         """
         axes = (*strategy.tensor_axes, "dp", "pp")
+        if self.launched:
+            inside = launch_order({axis: np.asarray(getattr(meshes, axis)) for axis in axes}, gpus, fast_domain)
+            return np.arange(rows_of(meshes)), Plans(**{f"in_{axis}": ranks for axis, ranks in inside.items()})
         degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
         ways = partial_fillings(gpus, fast_domain, len(axes))
         ways = ways[_room(ways, gpus, fast_domain)]
@@ -165,11 +170,11 @@ class CorrectedSpace(Space):
         placed, way = [], []
         for start in range(0, degrees.shape[1], rows):
             here = _listed(degrees[:, start : start + rows], ways, gpus, fast_domain, nearer_is_faster)
-            mesh, chosen = np.nonzero(here)
+            mesh, listed = np.nonzero(here)
             placed.append(mesh + start)
-            way.append(chosen)
-        index, inside = (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64) for parts in (placed, way))
-        return index, Plans(**{f"in_{a}": ways[inside, i] for i, a in enumerate(axes)})
+            way.append(listed)
+        index, chosen = (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64) for parts in (placed, way))
+        return index, Plans(**{f"in_{a}": ways[chosen, i] for i, a in enumerate(axes)})
 
 
 def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_faster: bool) -> Array:

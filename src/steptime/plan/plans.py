@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import gcd
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ RECOMPUTE_CODES = {
 """Bits of the column ``recompute``: whole layers, or parts of them (see :mod:`steptime.plan.recompute`)."""
 ATTENTION_RECOMPUTE, FULL_RECOMPUTE = RECOMPUTE_CODES["attention"], RECOMPUTE_CODES["full"]
 AXES = ("tp", "tp2", "cp", "dp", "pp")
-"""Axes of the device mesh; an axis of a mesh is no dimension of a tensor."""
+"""Axes of the device mesh as launchers number ranks, innermost first; no dimensions of a tensor."""
 FOLDED_AXES = ("etp", "ep", "edp")
 """Axes of the experts, innermost first: they divide the same ranks as ``tp`` x ``cp`` x ``dp`` another way."""
 
@@ -32,6 +31,32 @@ def is_set(codes: Num, bit: int) -> Any:
     if isinstance(codes, np.ndarray):
         return (codes.astype(np.int64) & bit) != 0
     return np.bool_(int(codes) & bit)
+
+
+def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int) -> dict[str, Any]:
+    r"""Ranks of each axis that share a fast domain where launchers number ranks along the axes, innermost first.
+
+    $$i_a = \gcd(d_a,\, r_a), \qquad r_{a+1} = r_a / i_a, \qquad r_1 = \max \{ u \le D : u \mid n \}$$
+
+    where $d_a$ is the degree of the $a$-th of :data:`AXES`, $n$ = `ranks` and $D$ = `domain` are devices: of a domain
+    as many are used as divide those of the plan.
+
+    Args:
+        degrees: axis -> ranks, or an array of them.
+        ranks: devices of the plan.
+        domain: devices of a fast domain.
+
+    Source: definition; the order is Megatron-Core's `tp-cp-ep-dp-pp` and torchtitan's mesh (`tp` innermost).
+
+    >>> launch_order({"tp": 4, "dp": 4, "pp": 2}, 32, 8)
+    {'tp': 4, 'dp': 2, 'pp': 1}
+    """
+    inside, room = {}, max(used for used in divisors(ranks) if used <= domain)
+    for axis in AXES:
+        if axis in degrees:
+            inside[axis] = np.gcd(degrees[axis], room)
+            room = room // inside[axis]
+    return {axis: each if isinstance(each, np.ndarray) else int(each) for axis, each in inside.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +140,13 @@ class Plans:
         raise AssertionError(axis)
 
     def in_order(self, domain: int) -> Plans:
-        """One plan placed as launchers number ranks: ``tp`` fills a fast domain first, then ``tp2 cp dp pp``.
-
-        Of a domain as many devices are used as divide those of the plan.
+        """One plan placed as launchers number ranks (:func:`launch_order`).
 
         >>> Plans(tp=4, dp=4, pp=2).in_order(8).in_dp, Plans(tp=8, dp=8).in_order(72).in_dp
         (2, 8)
         """
-        inside, room = {}, max(used for used in divisors(int(self.ranks)) if used <= domain)
-        for axis in ("tp", "tp2", "cp", "dp", "pp"):
-            inside[f"in_{axis}"] = gcd(int(getattr(self, axis)), room)
-            room //= inside[f"in_{axis}"]
-        return self.with_columns(inside)
+        inside = launch_order({axis: int(getattr(self, axis)) for axis in AXES}, int(self.ranks), domain)
+        return self.with_columns({f"in_{axis}": ranks for axis, ranks in inside.items()})
 
     @property
     def edp(self) -> Num:

@@ -16,6 +16,7 @@ from steptime.plan.space import Space
 Strategies = Mapping[str, tuple[Constraint, ...]]
 #: Axes that a strategy is asked for by its name.
 OF_STRATEGY = {"context": frozenset({"cp"}), "2d": frozenset({"tp"})}
+PLACED = "ranks lie as launchers number them, tp innermost; --framework generic tries every placement"
 SAME_SPELLING = str.maketrans("", "", "-_. ")
 
 
@@ -136,21 +137,33 @@ def scope_of(
     names = [name for name in strategies if name != "context" or "cp" not in lacking]
     narrowed = space.fixed({"ep": 1}) if "ep" in lacking else space
     left_out = [f"no {', '.join(lacking)}"] if lacking else []
-    if isinstance(narrowed, CorrectedSpace) and not any(c.column == "zero" and c.relation == "=" for c in constraints):
-        usual, narrowed = narrowed, narrowed.accustomed(habits)
+    notes: tuple[str, ...] = ()
+    if isinstance(narrowed, CorrectedSpace):
+        usual, narrowed = narrowed, _accustomed(narrowed, habits, constraints, within=within, experts=experts)
         left_out += [] if narrowed.zero == usual.zero else [_stages(narrowed, pipelines="pp" not in lacking)]
-        fixed = {c.column for c in constraints}
-        if habits.within_node and within and "shard" not in fixed:
-            narrowed = replace(narrowed, shard=(0, within))
-        parts = habits.expert_parts if experts else habits.parts
-        if parts and not fixed & {"recompute", "recompute_every"}:
-            narrowed = narrowed.with_parts(parts)
+        if framework not in (GENERIC, IDEAL.name):
+            narrowed, notes = replace(narrowed, launched=True), (f"{framework}: {PLACED}",)
     alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
-    notes = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
+    others = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
     return Scope(
         space=narrowed, strategies={name: strategies[name] for name in names}, constraints=(*constraints, *alone),
-        notes=notes if left_out else (),
+        notes=(*(others if left_out else ()), *notes),
     )  # fmt: skip
+
+
+def _accustomed(
+    space: CorrectedSpace, habits: Habits, constraints: Sequence[Constraint], *, within: int, experts: bool
+) -> CorrectedSpace:
+    """The space with the ZeRO stages, shards and recomputed parts of a framework, where the user fixes none."""
+    fixed = {c.column for c in constraints}
+    if not any(c.column == "zero" and c.relation == "=" for c in constraints):
+        space = space.accustomed(habits)
+        if habits.within_node and within and "shard" not in fixed:
+            space = replace(space, shard=(0, within))
+    parts = habits.expert_parts if experts else habits.parts
+    if parts and not fixed & {"recompute", "recompute_every"}:
+        space = space.with_parts(parts)
+    return space
 
 
 def _asks(constraint: Constraint) -> bool:

@@ -161,7 +161,8 @@ def _from_family(
     heads = row.whole("heads")
     head_dim = row.whole("head_dim")
     if heads is None:
-        heads = hidden // head_dim if head_dim and hidden % head_dim == 0 else likely_heads(hidden)
+        known = family.get("heads", {}).get(str(hidden)) or likely_heads(hidden)
+        heads = hidden // head_dim if head_dim and hidden % head_dim == 0 else known
         flags.add(Flag.HEADS_ASSUMED)
     ffn = row.whole("ffn_hidden")
     if ffn is None:
