@@ -113,6 +113,15 @@ def shown(given: object, limit: int = 80) -> str:
         return "a huge number"
 
 
+def counted(number: float, noun: str, shown: object = None) -> str:
+    """A number with what it counts, in the singular for one; ``shown``: how the number is written.
+
+    >>> counted(1, "GPU"), counted(8, "GPU"), counted(2048, "GPU", "2,048")
+    ('1 GPU', '8 GPUs', '2,048 GPUs')
+    """
+    return f"{number if shown is None else shown} {noun}{'' if number == 1 else 's'}"
+
+
 def first_few(names: Sequence[str], most: int) -> str:
     """Names in a sentence, and how many are left out.
 

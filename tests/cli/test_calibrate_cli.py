@@ -77,7 +77,7 @@ def test_an_interrupted_fit_keeps_what_is_done(
 
     monkeypatch.setattr(calibrate_fit, "_alone", stop)
     done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(tmp_path / "p"))
-    assert (done.exit_code, "1 devices" in done.stderr) == (EXIT_INTERRUPTED, True)
+    assert (done.exit_code, "1 device and 0 fabrics fitted" in done.stderr) == (EXIT_INTERRUPTED, True)
     assert [path.name for path in (tmp_path / "p").iterdir()] == ["a100-sxm-80gb.toml"]
 
 

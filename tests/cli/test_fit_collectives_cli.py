@@ -54,7 +54,7 @@ def test_rows_that_nothing_measures_are_left_out(run: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("lines", "message", "reason"),
     [
-        ([row(ranks) for ranks in (2, 4, 8)] * 5, "15 usable measurements of 1 sizes are too few", FEW_ROWS),
+        ([row(ranks) for ranks in (2, 4, 8)] * 5, "15 usable measurements of 1 size are too few", FEW_ROWS),
         (rows()[:6], "6 usable measurements of 6 sizes are too few", FEW_ROWS),
         (rows(1e6), "times what its links explain", UNEXPLAINED),
         (rows(1e-6, "aiconfigurator_nccl"), "times what its links explain", UNEXPLAINED),

@@ -132,5 +132,5 @@ def test_facts_of_a_gpu(tmp_path: Path) -> None:
     host = session.host_of(SimpleNamespace(__version__="2.13.0", cuda=cuda), session.Request(out=tmp_path / "m.toml"))
     assert (host.device, host.gpus, host.cache_bytes, host.memory_bytes) == ("cuda", 1, 52428800, 85e9)
     assert session._mesh(session.Request(out=tmp_path / "m.toml"), host) is None, "one GPU has nobody to talk to"
-    with pytest.raises(UserError, match="--processes 2: there are 1 GPUs"):
+    with pytest.raises(UserError, match="--processes 2: there is 1 GPU, one for each process"):
         session._mesh(session.Request(out=tmp_path / "m.toml", processes=2), host)

@@ -109,7 +109,7 @@ def test_totals_line_has_mfu_and_hfu(table):
 def test_coverage_line_names_what_is_unknown(table):
     line = coverage_line(table)
     assert line.startswith("coverage: 80.0 % of 5 calls")
-    assert re.search(r"mystery \(1 calls, \d+\.\d % of the traffic\)", line)
+    assert re.search(r"mystery \(1 call, \d+\.\d % of the traffic\)", line)
 
 
 def test_basis_line_names_curves(table):

@@ -18,7 +18,7 @@ from steptime.calibrate.expert_exchange import is_exchange, predict_exchanges
 from steptime.calibrate.score import Predicted
 from steptime.calibrate.table import Table
 from steptime.cost.collective_fabric import Fabric, fabric_of
-from steptime.errors import UserError
+from steptime.errors import UserError, counted
 from steptime.hardware import load_cluster
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.hardware.library import NO_DEVICE, device_named
@@ -175,7 +175,9 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
     if not enough(rows):
         count, sizes = len(rows.ranks), len(np.unique(rows.size_bytes))
         hint = f"a fit needs {LEAST_ROWS} of {LEAST_SIZES} sizes"
-        raise UserError(f"{machine.name}: {count} usable measurements of {sizes} sizes are too few", hint=hint)
+        raise UserError(
+            f"{machine.name}: {counted(count, 'usable measurement')} of {counted(sizes, 'size')} are too few", hint=hint
+        )
     held_out = cross_validated(machine, rows) if held_out is None else held_out
     coefficients = fit(machine, rows.merged().thinned(MOST_ROWS), starts=2)
     off = float(np.median(rows.measured_s / held_out))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import UserError
+from steptime.errors import UserError, counted
 from steptime.estimate.captured_costs import TOLERANCE, Costed, Costs
 from steptime.estimate.graph import Work, work_of
 from steptime.workload.captured.cutting import Exchange, cutting_of
@@ -101,14 +101,14 @@ def model_of_programs(programs: Sequence[Program], batches: tuple[int, ...]) -> 
 
 
 def _check_alike(programs: Sequence[Program], batches: tuple[int, ...]) -> None:
-    first = programs[0]
+    first, samples = programs[0], counted(batches[0], "sample")
     for program, batch in zip(programs[1:], batches[1:], strict=True):
         for one, other in zip(first.calls, program.calls, strict=False):
             if one.node.op != other.node.op:
-                problem = f"with {batches[0]} samples it runs {one.node.op} where with {batch} it runs {other.node.op}"
+                problem = f"with {samples} it runs {one.node.op} where with {batch} it runs {other.node.op}"
                 raise UserError(f"{first.name}: {problem}", hint=f"see module {one.module or '(top)'}")
         if len(first.calls) != len(program.calls):
-            counts = f"{len(first.calls)} operators with {batches[0]} samples, {len(program.calls)} with {batch}"
+            counts = f"{counted(len(first.calls), 'operator')} with {samples}, {len(program.calls)} with {batch}"
             raise UserError(f"{first.name}: {counts}", hint="its control flow depends on the batch")
 
 

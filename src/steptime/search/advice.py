@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from steptime.errors import counted
 from steptime.estimate.single import Setting
 from steptime.plan.constraints import MESH_COLUMNS, Constraint
 from steptime.plan.job import Job
@@ -22,7 +23,7 @@ IDLE = 0.02
 def why_empty(job: Job, constraints: Sequence[Constraint]) -> tuple[str, ...]:
     """Why no candidate satisfies the constraints."""
     out = [
-        f"{c.column} {c.value} does not divide {job.gpus} devices"
+        f"{c.column} {c.value} does not divide {counted(job.gpus, 'device')}"
         for c in constraints
         if c.relation == "=" and c.column in MESH_COLUMNS and job.gpus % max(c.value, 1)
     ]
@@ -44,7 +45,8 @@ def faster_counts(
         return ()
     count = min(better, key=lambda c: better[c])
     return (
-        f"{count} of the {gpus} devices are faster: {better[count]:.4g} s against {best_s:.4g} s, {gpus - count} idle",
+        f"{count} of the {gpus} devices {'is' if count == 1 else 'are'} faster: {better[count]:.4g} s against "
+        f"{best_s:.4g} s, {gpus - count} idle",
     )
 
 
@@ -90,8 +92,8 @@ def _below(gpus: int, times: Mapping[int, float]) -> Iterator[str]:
     for count in sorted(times, key=lambda c: times[c])[:1]:
         idle, share = gpus - count, 100 * (gpus - count) / gpus
         yield (
-            f"{count} of the {gpus} devices work: best step {times[count]:.4g} s, {idle} idle "
-            f"({share:.1f} % of what is paid for)"
+            f"{count} of the {gpus} devices {'works' if count == 1 else 'work'}: best step {times[count]:.4g} s, "
+            f"{idle} idle ({share:.1f} % of what is paid for)"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.errors import counted
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan, plan_record
@@ -84,7 +85,9 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
 def _stop(candidates: int, feasible: int, strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
     if not candidates:
         return Stop(reason="infeasible", proof="the space has no candidate", elapsed_cpu_s=elapsed_cpu_s)
-    space = f"all {candidates:,} candidates of the space ({', '.join(strategies)}) were checked"
+    space = (
+        f"all {counted(candidates, 'candidate', f'{candidates:,}')} of the space ({', '.join(strategies)}) were checked"
+    )
     if feasible:
         return Stop(
             reason="exhausted", proof=f"{space}: no other is faster than the first", elapsed_cpu_s=elapsed_cpu_s

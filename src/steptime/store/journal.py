@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from steptime.errors import InputFileError, shorten
+from steptime.errors import InputFileError, counted, shorten
 from steptime.store.files import read_bytes, refuse_special, unwritable
 
 #: Larger journals are refused unread.
@@ -173,6 +173,7 @@ class Journal:
     def _write(self, record: Record) -> None:
         line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
         before, rest = self._size(), line.encode()
+        kept = counted(len(self._records), "record")
         try:
             while rest:  # a disk that fills up takes a part
                 rest = rest[self._file.write(rest) :]
@@ -182,7 +183,7 @@ class Journal:
                 self._file.truncate(before)
             raise InputFileError(
                 str(self.path), f"cannot be written: {error.strerror or error}",
-                hint=f"it keeps {len(self._records)} records: make room and resume" if self._records else None,
+                hint=f"it keeps {kept}: make room and resume" if self._records else None,
             ) from None  # fmt: skip
 
     def close(self) -> None:

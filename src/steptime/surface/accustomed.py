@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steptime.errors import counted
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.framework import IDEAL, MODEL_AXES, Habits, habits_of
@@ -50,7 +51,7 @@ def renamed(given: str | None) -> tuple[str, ...]:
     if given is None or taken is None or _spelling(given) == _spelling(taken):
         return ()
     runs = framework_table()["framework"].get(taken, {}).get("runs")
-    behind = "" if runs is None else f", fitted to {runs} run{'' if runs == 1 else 's'}"
+    behind = "" if runs is None else f", fitted to {counted(runs, 'run')}"
     return (f"framework {given} was taken as {taken}{behind}; steptime frameworks lists all",)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.errors import PlanError
+from steptime.errors import PlanError, counted
 from steptime.estimate.captured import BATCHES, captured_steps
 from steptime.estimate.captured import captured_model as captured_model
 from steptime.estimate.single import Setting
@@ -109,7 +109,7 @@ def check_captured(model: CapturedModel, precision: Precision, *, seq: int | Non
     if adapter is not None:
         raise PlanError(f"{model.name} is captured as it is", hint="put the adapters into the module, and drop --lora")
     if seq not in (None, model.seq_len):
-        raise PlanError(f"{model.name} was captured with {model.seq_len} tokens a sample, not {seq}",
+        raise PlanError(f"{model.name} was captured with {counted(model.seq_len, 'token')} a sample, not {seq}",
                         hint="capture it with inputs of that length")  # fmt: skip
     wanted = CAPTURED_DTYPES.get(precision.name)
     if wanted is None:

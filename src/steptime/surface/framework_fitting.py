@@ -14,7 +14,7 @@ from steptime.calibrate.frameworks.bands import Band, Predicted, band_of, honest
 from steptime.calibrate.frameworks.fit import Fitted
 from steptime.calibrate.frameworks.parameters import PARAMETERS
 from steptime.calibrate.frameworks.save import packaged, to_toml
-from steptime.errors import UserError
+from steptime.errors import UserError, counted
 from steptime.num import Array
 from steptime.plan.framework import BUSY
 from steptime.plan.framework_library import GENERIC
@@ -76,7 +76,7 @@ class FrameworkResult:
             return ()
         few = f"; a fit to fewer than {FEW_RUNS} says little about a framework" if used < FEW_RUNS else ""
         why = "; steptime score FILE --out rows.csv says why not the others" if used < rows else ""
-        return (f"{used} of {rows} rows could be used{few}{why}",)
+        return (f"{used} of {counted(rows, 'row')} could be used{few}{why}",)
 
     def _counts(self, column: str) -> Counter[str]:
         return Counter(str(name) for name in getattr(self.found.fit.runs, column)[self.used])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted
 from steptime.estimate.kernels import models_of, of_device
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
@@ -71,7 +71,7 @@ class Request:
         outermost = cluster.levels[-1]
         if outermost.devices is not None and job.gpus > outermost.devices:
             raise UserError(
-                f"{self.cluster}: its outermost level {outermost.name} joins {outermost.devices} devices, "
+                f"{self.cluster}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, "
                 f"not {job.gpus}",
                 hint="add a level without devices that joins any number, or ask for fewer GPUs",
             )

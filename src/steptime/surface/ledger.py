@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from steptime.errors import counted
 from steptime.estimate.metrics import forward_flops_per_sequence
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
@@ -66,5 +67,5 @@ def ledger(model: NameOrPath, *, seq: int | None = None, dtype: str = "bf16") ->
             "gradients/parameter_bytes": count * precision.gradient_bytes,
             "adam_states/parameter_bytes": count * states,
         }),
-        notes=(f"sequence of {length} tokens, {dtype}", *notes, *import_notes(model, seq=seq)),
+        notes=(f"sequence of {counted(length, 'token')}, {dtype}", *notes, *import_notes(model, seq=seq)),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, shorten
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten
 from steptime.num import round_up
 from steptime.plan.constraints import OPERATORS, Constraint
 from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS, OVERLAPS
@@ -182,12 +182,14 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None) -> dict[str,
         out["dp"] = int(degrees["dp"])
         if inner * out["dp"] != gpus:
             arithmetic = " x ".join([*named, f"dp {out['dp']}"])
-            raise PlanError(f"{arithmetic} = {inner * out['dp']}, not {gpus} GPUs", hint=_fitting(inner, gpus))
+            raise PlanError(
+                f"{arithmetic} = {inner * out['dp']}, not {counted(gpus, 'GPU')}", hint=_fitting(inner, gpus)
+            )
     else:
         if gpus % inner:
             product = f"{' x '.join(named)} = {inner}" if len(named) > 1 else named[0]
             raise PlanError(
-                f"{product} does not divide {gpus} GPUs, so no dp is left",
+                f"{product} does not divide {counted(gpus, 'GPU')}, so no dp is left",
                 hint=_fitting(inner, gpus),
             )
         out["dp"] = gpus // inner
@@ -198,8 +200,8 @@ def _fitting(inner: int, gpus: int) -> str:
     if gpus % inner == 0:
         return f"dp {gpus // inner} would make {gpus}"
     below, above = gpus // inner * inner, round_up(gpus, inner)
-    counts = f"{below} or {above}" if below else f"{above}"
-    return f"with these degrees {counts} GPUs would work"
+    counts = f"{below} or {above} GPUs" if below else f"{counted(above, 'GPU')}"
+    return f"with these degrees {counts} would work"
 
 
 def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str = "") -> list[Constraint]:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from steptime.cost.regression import additive_s, half_size_matmul_s, linear_roofline_s, linear_s, streaming_s
-from steptime.errors import UserError
+from steptime.errors import UserError, counted
 from steptime.num import Array, Num
 
 #: Relative error up to which the loss is quadratic.
@@ -76,7 +76,7 @@ def refuse_unfit(features: Array, seconds: Array) -> None:
         raise UserError("a measured time is zero, negative or not finite", hint="leave that measurement out")
     if len(np.unique(features, axis=0)) < needed:
         raise UserError(
-            f"{len(seconds)} measurements are too few for a regression, which needs {needed} different ones"
+            f"{counted(len(seconds), 'measurement')} are too few for a regression, which needs {needed} different ones"
         )
 
 

@@ -15,7 +15,7 @@ from steptime.calibrate.machine.runner import Measured, noise_of
 from steptime.calibrate.machine.work import LAUNCHES, MAPS, Task, work_of
 from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
-from steptime.errors import UserError
+from steptime.errors import UserError, counted
 from steptime.hardware.profile import Curve
 from steptime.num import Array, Num
 
@@ -185,7 +185,7 @@ def _device(host: Host, operators: Sequence[Measured], curves: Sequence[Curve], 
             best[one.task.dtype] = max(best.get(one.task.dtype, 0.0), flops_per_s)
     sustained = {c.dtype: float(c.coefficients["flops_per_s"]) for c in curves if c.family == "linear_roofline/matmul"}
     if not sustained:
-        raise UserError(f"{len(operators)} measurements are too few: no matrix product could be fitted")
+        raise UserError(f"{counted(len(operators), 'measurement')} are too few: no matrix product could be fitted")
     shares = [min(1.0, flops_per_s / best[dtype]) for dtype, flops_per_s in sustained.items()]
     efficiency = min(1.0, max(1e-3, float(np.median(shares))))
     latencies = [c.coefficients["latency_s"] for c in curves if c.family == "half_size_matmul/matmul"]

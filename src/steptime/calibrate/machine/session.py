@@ -14,7 +14,7 @@ from steptime.calibrate.machine.collectives import Mesh, RankDiedError
 from steptime.calibrate.machine.host import Host, this_host
 from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import load_torch
-from steptime.errors import InputFileError, UserError
+from steptime.errors import InputFileError, UserError, counted
 from steptime.store.files import refuse_unwritable
 from steptime.store.journal import Journal, read_journal
 from steptime.workload.element_types import ELEMENT_BYTES
@@ -68,8 +68,8 @@ def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
         if died is not None:
             raise RankDiedError(
                 str(died),
-                hint=f"{len(journal.records)} measurements are kept in {journal.path}, and {request.out} holds the fit "
-                "of these; --resume measures the rest",
+                hint=f"{counted(len(journal.records), 'measurement')} kept in {journal.path}; {request.out} holds the "
+                "fit of these; --resume measures the rest",
             )
         if _FINISHED not in journal.keys:
             journal.append({"key": _FINISHED})
@@ -116,8 +116,9 @@ def _mesh(request: Request, host: Host) -> Mesh | None:
     wanted = request.processes or max(1, host.gpus)
     most = host.gpus if host.device == "cuda" else MAX_PROCESSES
     if wanted > most:
-        what = "GPUs, one for each process" if host.device == "cuda" else "processes at most"
-        raise UserError(f"--processes {wanted}: there are {most} {what}")
+        device = host.device == "cuda"
+        room = f"there {'is' if most == 1 else 'are'} {counted(most, 'GPU')}, one for each process"
+        raise UserError(f"--processes {wanted}: {room if device else f'at most {most} processes'}")
     return Mesh(nodes=1, local=wanted) if wanted > 1 else None
 
 
@@ -137,7 +138,7 @@ def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
         if stored.records and not any(record["key"] == _FINISHED for record in stored.records):
             raise InputFileError(
                 str(path),
-                f"holds {len(stored.records)} measurements of a calibration that was not finished",
+                f"holds {counted(len(stored.records), 'measurement')} of a calibration that was not finished",
                 hint="go on with --resume, or delete the file",
             )
     return Journal(path, header, resume=request.resume)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steptime.errors import counted
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.compare import MEMORY, log_rows, prediction, trace_rows, verdict_of
 from steptime.study.doctor.findings import (
@@ -59,7 +60,7 @@ def diagnose_log(
         ),
     ]  # fmt: skip
     if series.warmup_lines == 0:
-        notes = (*notes, f"only {series.lines} step lines: none was left out as warm-up")
+        notes = (*notes, f"only {counted(series.lines, 'step line')}: none was left out as warm-up")
     return Diagnosis(
         source={"path": log.path, "kind": "log", "framework": log.framework, "step_lines": series.lines,
                 "steps": series.steps},

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from steptime.errors import counted
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.advice import advice_for
 from steptime.study.doctor.records import Compared, Finding, Variant
@@ -92,7 +93,7 @@ def memory_findings(
             evidence.append(f"{kind} at the peak: {part} ({peak / whole * 100:.0f} %)")
         if retries:
             evidence.append(
-                f"the allocator had to free and retry, reported {retries} times; each one stalls the device"
+                f"the allocator had to free and retry, reported {counted(retries, 'time')}; each one stalls the device"
             )
         out.append(finding("memory", "memory is close to what there is", None, evidence, framework))
     return out

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from steptime.errors import InputFileError
+from steptime.errors import InputFileError, counted
 from steptime.study.doctor import words as w
 from steptime.study.doctor.behaviour import fitted_framework, written_by
 from steptime.study.doctor.deepspeed import DeepSpeed
@@ -66,13 +66,13 @@ def _no_steps(path: str, lines: int, broken: int, parsers: Sequence[Parser]) -> 
         return InputFileError(path, "is no UTF-8 text, so no training log", hint=HINT)
     unusable = sum(parser.gathered.unusable for parser in parsers)
     if unusable:
-        problem = f"has {unusable} step lines, but no usable time in any (zero, NaN, or beyond all measure)"
+        problem = f"has {counted(unusable, 'step line')}, but no usable time in any (zero, NaN, or beyond all measure)"
         return InputFileError(path, problem)
     wanted = (
         "'elapsed time per iteration', 'SamplesPerSec=', 'step: N loss: ... tps:', 'train_step_timing in s', "
         "'completed step: N, seconds:' or a progress bar"
     )
-    return InputFileError(path, f"has {lines} lines, but none with the time of a step ({wanted})", hint=HINT)
+    return InputFileError(path, f"has {counted(lines, 'line')}, but none with the time of a step ({wanted})", hint=HINT)
 
 
 def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], devices: Devices) -> Log:
@@ -112,7 +112,7 @@ def _restarts(steps: Sequence[StepLine]) -> int:
 def _warnings(g: Gathered) -> tuple[str, ...]:
     out = list(g.notes)
     if g.unusable:
-        out.append(f"{g.unusable} step lines have no usable figure (zero, NaN, or beyond all measure)")
+        out.append(f"{counted(g.unusable, 'step line')} without a usable figure (zero, NaN, or beyond all measure)")
     if g.full:
         out.append(f"only the first {MAX_STEPS} steps were read")
     return tuple(out)

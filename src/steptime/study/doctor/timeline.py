@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from steptime.errors import InputFileError
+from steptime.errors import InputFileError, counted
 from steptime.study.doctor.gaps import idle_of, long_gaps
 from steptime.study.doctor.kernels import COMM, GROUPS, UNASSIGNED, axis_of, group_of
 from steptime.study.doctor.records import KernelTotal, TraceTimes, Traffic
@@ -96,7 +96,7 @@ def _windows(recording: Recording, c: Columns, steps: int | None) -> tuple[Float
     if spans and not recording.device_steps:
         warnings.append("steps are annotated on the host only: device work is assigned to them by its time")
     if not spans:
-        held = "one step" if not steps else f"{steps} steps"
+        held = f"{counted(steps, 'step')}" if steps else "one step"
         warnings.append(f"no ProfilerStep annotations: the whole trace is taken as {held} (--steps N says how many)")
         return np.array([[c.start_s[0], c.end_s.max()]]), 0, warnings
     table = (np.array(spans) - c.zero_us) * 1e-6
@@ -224,7 +224,7 @@ def _notes(recording: Recording, c: Columns) -> list[str]:
     if recording.cut:
         out.append(f"the trace is cut off after {recording.events} events: {recording.cut}")
     if recording.damaged:
-        out.append(f"{recording.damaged} kernels without a usable time were left out")
+        out.append(f"left out: {counted(recording.damaged, 'kernel')} without a usable time")
     if c.devices > 1:
         out.append(f"the trace has {c.devices} devices; the one with most kernel time is shown")
     if recording.with_stack:

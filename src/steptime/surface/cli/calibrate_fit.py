@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
+from steptime.errors import FieldError, InputFileError, UserError, counted, did_you_mean, shorten
 from steptime.store.files import prepare_folder
 from steptime.surface.cli import options as o
 
@@ -74,11 +74,12 @@ def command(
             _fit_fabrics(tables[1], out, fabrics)
     except (KeyboardInterrupt, InputFileError):
         if written or fabrics:
-            print(f"{len(written)} devices and {len(fabrics)} fabrics were fitted; they are in {out}.", file=sys.stderr)
+            done = f"{counted(len(written), 'device')} and {counted(len(fabrics), 'fabric')} fitted"
+            print(f"{done}; see {out}.", file=sys.stderr)
         raise
     left_out = _left_out(tables, family, written, fabrics)
     if not written and not fabrics:
-        reasons = [f"{n} rows: {why}" for rows in left_out.values() for why, n in rows.items()]
+        reasons = [f"{counted(n, 'row')}: {why}" for rows in left_out.values() for why, n in rows.items()]
         every = "every curve needs a known GPU and enough different shapes"
         raise UserError("no curve could be fitted", hint="\n  ".join([*reasons, every]))
     _report(written, fabrics, left_out, out, json)

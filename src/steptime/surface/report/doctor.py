@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from steptime.errors import counted
 from steptime.study.doctor.advice import NAMES
 from steptime.study.doctor.records import Diagnosis, Finding
 from steptime.surface.report import text as t
@@ -42,11 +43,16 @@ def print_diagnosis(d: Diagnosis) -> None:
 def _source_line(d: Diagnosis) -> str:
     s = d.source
     if s["kind"] == "log":
-        return f"{s['path']}: log of {NAMES[s['framework']]}, {t.count(s['steps'])} steps in {s['step_lines']} lines"
-    words = [f"{s['path']}: trace, {s['steps_used']} of {s['steps'] or s['steps_used']} steps used"]
+        lines = f"{_number(s['steps'], 'step')} in {_number(s['step_lines'], 'line')}"
+        return f"{s['path']}: log of {NAMES[s['framework']]}, {lines}"
+    words = [f"{s['path']}: trace, {s['steps_used']} of {_number(s['steps'] or s['steps_used'], 'step')} used"]
     words += [str(s["device"])] if s["device"] else []
-    words += [f"one of {s['gpus']} ranks"] if s["gpus"] else []
+    words += [f"one of {_number(s['gpus'], 'rank')}"] if s["gpus"] else []
     return ", ".join(words)
+
+
+def _number(number: float, noun: str) -> str:
+    return counted(number, noun, t.count(number))
 
 
 def _measured_lines(d: Diagnosis) -> list[str]:
@@ -54,14 +60,14 @@ def _measured_lines(d: Diagnosis) -> list[str]:
     if d.source["kind"] == "trace":
         times = m["step_times_s"]
         line = f"steps {t.seconds(min(times))} to {t.seconds(max(times))}" if len(times) > 1 else "one step"
-        return [f"{line}, {t.count(m['kernels_per_step'])} kernels each on {m['streams']} streams"]
+        return [f"{line}, {_number(m['kernels_per_step'], 'kernel')} each on {_number(m['streams'], 'stream')}"]
     basis = "" if m["step_time_basis"] == "stated" else f", {m['step_time_basis']}"
     out = [
         f"median of the steps; 5 to 95 %: {t.seconds(m['step_time_p5_s'])} to {t.seconds(m['step_time_p95_s'])}, "
-        f"{m['warmup_lines']} warm-up line{'' if m['warmup_lines'] == 1 else 's'} left out{basis}"
+        f"{_number(m['warmup_lines'], 'warm-up line')} left out{basis}"
     ]
     if m["restarts"]:
-        out.append(f"the run restarted {m['restarts']} times")
+        out.append(f"the run restarted {_number(m['restarts'], 'time')}")
     return out
 
 

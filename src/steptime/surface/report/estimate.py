@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from steptime.errors import counted
 from steptime.estimate.result import Estimate
 from steptime.surface.report import risk
 from steptime.surface.report import text as t
@@ -37,7 +38,7 @@ def print_headline(out: Console, e: Estimate) -> None:
     """What the step costs and whether it fits, one line each."""
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
-    words += [f"{t.number(job[key])} {word}" for key, word in (("gpus", "GPUs"),) if key in job]
+    words += [counted(job["gpus"], "GPU", t.number(job["gpus"]))] if "gpus" in job else []
     words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in ("global_batch", "seq_len") if key in job]
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
     words += [t.lora_label(job["lora"])] if "lora" in job else []

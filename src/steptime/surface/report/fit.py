@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from steptime.errors import counted
 from steptime.search.fit.choice import Point
 from steptime.search.fit.result import FitResult, GuideStep
 from steptime.search.fit.techniques import TECHNIQUES
@@ -31,12 +32,12 @@ def print_fit(result: FitResult, *, show_all: bool = False) -> None:
 
 def _print_header(out: Console, result: FitResult) -> None:
     words = [f"{result.model} on {result.device}", f"batch {t.count(result.batch)}"]
-    words += [f"{t.count(result.seq)} tokens"] if result.seq else []
+    words += [f"{counted(result.seq, 'token', t.count(result.seq))}"] if result.seq else []
     out.print(t.printable(", ".join([*words, result.optimizer, f"changes allowed: {result.allow}"])), style="bold")
     room = f"{t.memory(result.capacity_bytes)}, of which the driver's context takes {t.memory(result.context_bytes)}"
     out.print(f"device memory {room}")
     captured = f", {t.count(result.captures)} captured" if result.captures else ""
-    out.print(f"{t.count(result.candidates)} combinations weighed{captured}")
+    out.print(f"{counted(result.candidates, 'combination', t.count(result.candidates))} weighed{captured}")
 
 
 def _print_guide(out: Console, result: FitResult) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from steptime.errors import counted
 from steptime.plan.framework import BUSY, PARAMETERS, SHARES
 from steptime.plan.framework_file import NAME, PACKAGED
 from steptime.surface.report.text import console, grid, heading, number, percent, printable
@@ -54,7 +55,8 @@ WIDE: Final = 3
 def print_frameworks(result: Mapping[str, Any], target: str) -> None:
     """Counts, bands, parameters of frameworks, factors of devices."""
     screen = console()
-    screen.print(f"Fitted to {result['used']} runs of {result['sources']} sources; {result['rows']} rows were given "
+    screen.print(f"Fitted to {counted(result['used'], 'run')} of {counted(result['sources'], 'source')}; "
+                 f"{counted(result['rows'], 'row')} given "
                  f"({result['runs'] - result['used']} support no claim or have no time)", soft_wrap=True)  # fmt: skip
     heading(screen, "Parameters, with one standard deviation")
     columns = {"common": result["common"]}
@@ -142,7 +144,9 @@ def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, A
     if shown < len(heads):
         left_out = ", ".join(heads[shown:])
         screen.print(f"\nnot shown at {screen.width} columns: {left_out} (name a framework, or --json)")
-    screen.print(printable(f"\nfactors on times of the model; fitted to {fit['rows']} runs: {fit['source']}"))
+    screen.print(
+        printable(f"\nfactors on times of the model; fitted to {counted(fit['rows'], 'run')}: {fit['source']}")
+    )
 
 
 def _listed(record: FrameworkRecord) -> list[str]:
@@ -170,7 +174,7 @@ def print_framework(record: FrameworkRecord) -> None:
     screen = console()
     screen.print(printable(f"{record.name}: {record.title}" if record.title else record.name), style="bold")
     if record.runs is not None:
-        screen.print(f"fitted to {record.runs} runs")
+        screen.print(f"fitted to {counted(record.runs, 'run')}")
     screen.print(printable(f"source: {record.source}"))
     screen.print()
     table = grid(("habit", "value", "meaning"), left=(0, 1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.errors import counted
 from steptime.surface.limits import Limits
 from steptime.surface.report import text as t
 from steptime.units import format_seconds
@@ -11,8 +12,9 @@ def print_limits(result: Limits) -> None:
     """Write the report to standard output."""
     out, layer, run = t.console(), result.layer, result.run
     lines = [
-        f"Linear layer {layer.d_in} x {layer.d_out}, {result.tokens:g} tokens per micro-batch, "
-        f"tp_in {layer.tp_in} x tp_out {layer.tp_out} x dp {layer.dp} = {layer.devices} devices, {result.device.name}",
+        f"Linear layer {layer.d_in} x {layer.d_out}, {counted(result.tokens, 'token', f'{result.tokens:g}')} per "
+        f"micro-batch, tp_in {layer.tp_in} x tp_out {layer.tp_out} x dp {layer.dp} = "
+        f"{counted(layer.devices, 'device')}, {result.device.name}",
         "",
         "Forward and backward of one micro-batch (all resources overlap)",
     ]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from steptime.errors import counted
 from steptime.plan.legality import MEANING
 from steptime.search.result import PlanResult
 from steptime.surface.report import risk
@@ -46,11 +47,14 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     first = result.plans[0] if result.plans else result.nearest
     mode = first.provenance.mode if first else job.get("mode") or "corrected"
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
-    title = f"{job['model']} on {job['cluster']}: {gpus} GPUs, global batch {batch} sequences, mode {mode}"
+    size = f"{counted(job['gpus'], 'GPU', gpus)}, global batch {counted(job['global_batch'], 'sequence', batch)}"
+    title = f"{job['model']} on {job['cluster']}: {size}, mode {mode}"
     framework = first.provenance.framework if first else job.get("framework")
     out.print(t.printable(f"{title}, framework {framework}" if framework else title), style="bold")
     stop = result.stop
-    counts = f"{t.count(result.candidates)} candidates, {t.count(result.feasible)} feasible"
+    counts = (
+        f"{counted(result.candidates, 'candidate', t.count(result.candidates))}, {t.count(result.feasible)} feasible"
+    )
     out.print(f"{counts}; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
     out.print(t.printable(stop.proof))
     for note in result.notes:

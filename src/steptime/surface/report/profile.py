@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from steptime.errors import counted
 from steptime.estimate.graph import CostTable, Group
 from steptime.surface.report import text as t
 from steptime.surface.report.short_names import short_operator, short_path
@@ -96,7 +97,7 @@ def coverage_line(table: CostTable) -> str:
     )
     if not c.unknown:
         return line
-    named = [f"{u.op} ({u.calls} calls, {t.percent(u.share_of_bytes)} of the traffic)" for u in c.unknown]
+    named = [f"{u.op} ({counted(u.calls, 'call')}, {t.percent(u.share_of_bytes)} of the traffic)" for u in c.unknown]
     more = [] if len(named) <= NAMED_UNKNOWN else [f"{len(named) - NAMED_UNKNOWN} more"]
     return f"{line}; by their inputs and outputs alone: {', '.join([*named[:NAMED_UNKNOWN], *more])}"
 

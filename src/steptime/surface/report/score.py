@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.errors import counted
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.hardware.profile import Curve
 from steptime.surface.report.text import change, console, error_figures, grid, heading, indented, percent, printable
@@ -22,7 +23,7 @@ MOST: Final = 20
 def print_score(score: Mapping[str, Any]) -> None:
     """Counts, reasons and errors, overall and by group."""
     screen = console()
-    screen.print(f"{score['scored']} of {score['rows']} rows scored")
+    screen.print(f"{score['scored']} of {counted(score['rows'], 'row')} scored")
     for reason, number in sorted(score["skipped"].items(), key=lambda item: (-item[1], item[0])):
         indented(screen, f"{number} skipped: {reason}", by=2)
         if reason in score.get("hints", {}):
@@ -71,7 +72,7 @@ def print_curves(
         screen.print()
     for kind, reasons in left_out.items():
         for reason, rows in reasons.items():
-            indented(screen, f"{rows} row{'' if rows == 1 else 's'} of {kind} left out: {reason}", by=0)
+            indented(screen, f"{counted(rows, 'row')} of {kind} left out: {reason}", by=0)
     screen.print(printable(f"\nWritten to {out}"), soft_wrap=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.errors import first_few, shorten
+from steptime.errors import counted, first_few, shorten
 from steptime.surface.report.text import console, error_figures, grid, heading, indented, percent, printable
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ def print_run_score(score: Mapping[str, Any]) -> None:
 
 
 def _counts(screen: Console, score: Mapping[str, Any]) -> None:
-    screen.print(f"{score['scored']} of {score['rows']} rows scored: {score['time']['rows']} step times, "
-                 f"{score['memory']['rows']} peak memories", soft_wrap=True)  # fmt: skip
+    rows, times, peaks = score["rows"], score["time"]["rows"], score["memory"]["rows"]
+    memories = f"{peaks} peak {'memory' if peaks == 1 else 'memories'}"
+    screen.print(f"{score['scored']} of {counted(rows, 'row')} scored: {counted(times, 'step time')}, {memories}",
+                 soft_wrap=True)  # fmt: skip
     for reason, number in score["skipped"].items():
         indented(screen, f"{number} skipped: {reason}", by=2)
     if unread := score.get("columns_not_read"):
@@ -78,7 +80,7 @@ def _overall(screen: Console, score: Mapping[str, Any]) -> None:
         means[f"mean over sources without {top}"] = score["macro_without_dominant"]
     for name, errors in means.items():
         if errors["sources"]:
-            table.add_row(printable(name), f"{errors['sources']} sources", *error_figures(errors, TIME))
+            table.add_row(printable(name), counted(errors["sources"], "source"), *error_figures(errors, TIME))
     screen.print(table)
     interval = score["coverage90_by_source_interval"]
     if interval:
@@ -103,8 +105,9 @@ def _rank(screen: Console, rank: Mapping[str, Any]) -> None:
     heading(screen, "Order of plans")
     middle = "unknown" if rank["median_spearman"] is None else f"{rank['median_spearman']:.2f}"
     screen.print(
-        f"{rank['groups']} groups of five plans or more: median rank correlation {middle}; the plan predicted fastest "
-        f"is the fastest in {percent(rank['best_picked'])}, and {percent(rank['mean_regret'])} slower on average",
+        f"{counted(rank['groups'], 'group')} of five plans or more: median rank correlation {middle}; the plan "
+        f"predicted fastest is the fastest in {percent(rank['best_picked'])}, and {percent(rank['mean_regret'])} "
+        "slower on average",
         soft_wrap=True,
     )
 
