@@ -91,7 +91,7 @@ def test_a_fit_that_cannot_write_names_what_it_kept(
 
     monkeypatch.setattr("steptime.hardware.profiles.save_curves", save)
     done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(tmp_path / "p"))
-    assert (done.exit_code, "1 devices and 0 fabrics were fitted" in done.stderr) == (EXIT_USER, True), done.stderr
+    assert (done.exit_code, "1 device and 0 fabrics fitted" in done.stderr) == (EXIT_USER, True), done.stderr
     assert [path.name for path in (tmp_path / "p").iterdir()] == ["a100-sxm-80gb.toml"]
 
 

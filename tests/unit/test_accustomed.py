@@ -14,11 +14,12 @@ from steptime.plan.framework import MODEL_AXES, Habits, habits_of
 from steptime.plan.framework_library import framework_names
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import RULES
+from steptime.plan.plans import launch_order
 from steptime.plan.recompute import recompute_code
 from steptime.search.planner import LIKELY
 from steptime.study.measured.tables import table
 from steptime.study.modes import MODES
-from steptime.surface.accustomed import renamed, scope_of
+from steptime.surface.accustomed import PLACED, renamed, scope_of
 from steptime.surface.models import load_model
 
 JOB: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 64}
@@ -49,6 +50,18 @@ def test_no_framework_in_particular_has_everything(name: str) -> None:
     listed = [plan.plan for plan in searched(name, strategy="1d").plans]
     assert {plan["zero"] for plan in listed} == {1, 3}
     assert {plan["zero"] for plan in listed if plan["pp"] > 1} == {1}
+
+
+def test_a_search_with_a_framework_keeps_to_the_placement_of_launchers() -> None:
+    for framework, gpus in (("megatron-core", 64), ("torchtitan", 48)):
+        found = api.plan("llama3-8b", "dgx-h100", gpus=gpus, global_batch=96, framework=framework, top=10**4)
+        assert len(found.plans) > 10
+        for each in found.plans:
+            given = {name: each.plan[name] for name in ("tp", "cp", "pp", "dp")}
+            placed = launch_order(given, gpus, 8)
+            assert each.plan["placement"].items() <= placed.items(), each.plan
+    free = api.plan("llama3-8b", "dgx-h100", gpus=64, global_batch=96, top=10**4, fix={"tp": 8, "pp": 1, "cp": 1})
+    assert {each.plan["placement"]["tp"] for each in free.plans} > {8}
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -143,6 +156,7 @@ def test_a_search_tries_what_the_framework_has() -> None:
     assert not any(plan.notes for plan in result.plans)
     assert result.notes == (
         "torchtitan: only ZeRO-3 (1 with a pipeline); other plans are tried only if --fix asks for one",
+        f"torchtitan: {PLACED}",
     )
     two = api.plan(**JOB, framework="fms-fsdp")
     assert {(p.plan["dp"], p.plan["zero"], p.plan["strategy"]) for p in two.plans} == {(64, 3, "1d")}
@@ -174,7 +188,7 @@ def test_a_bound_that_admits_one_rank_asks_for_no_more(limit: str) -> None:
 
 def test_a_stage_that_is_asked_for_is_tried() -> None:
     result = searched("torchtitan", fix={"zero": 1}, strategy="1d")
-    assert {plan.plan["zero"] for plan in result.plans} == {1} and result.notes == ()
+    assert {plan.plan["zero"] for plan in result.plans} == {1} and result.notes == (f"torchtitan: {PLACED}",)
     assert any("torchtitan has no ZeRO-1 without a pipeline" in note for plan in result.plans for note in plan.notes)
 
 

@@ -48,9 +48,7 @@ def test_a_slower_attention_kernel_is_among_the_constants() -> None:
         return {name: one for name, one in found.provenance.constants.items() if name.startswith("attention_kernel")}
 
     found = constants("deepspeed", "dgx-b200")["attention_kernel.flash2"]
-    assert (found["value"], found["kind"]) == (2.5, "assumed") and "deepspeed is taken to run flash2" in found[
-        "source"
-    ]
+    assert (found["value"], found["kind"]) == (2.5, "assumed") and "deepspeed is taken to run flash2" in found["source"]
     assert not constants("deepspeed", "dgx-b200", attention="unfused") and not constants("torchtitan", "dgx-b200")
     assert not constants("deepspeed", "dgx-a100-80gb") and not constants("megatron-core", "dgx-b200")
 

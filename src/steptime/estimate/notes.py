@@ -14,8 +14,8 @@ from steptime.terms import Terms
 DTYPES = RATES["matrix"][1]
 HIDES = {
     "dp": "gradients and shards of weights behind the backward pass, with dp or cp above 1",
-    "tp": "transfers of attention and dense MLP behind their products, with tp above 1, in one fast domain, and sp on, in strategies "
-    "1d and context, not in captured modules or mode published",
+    "tp": "transfers of attention and dense MLP behind their products, with tp above 1 and in one fast domain, sp on, "
+    "in strategies 1d and context, not in captured modules or mode published",
     "pp": "messages between stages, with pp above 1",
     "ep": "the exchange of experts behind another micro-batch, with ep and vpp above 1 and no full recomputation",
     "offload": "copies of activations to the host, with --offload activations",
@@ -78,7 +78,7 @@ def unaligned_heads(job: Job) -> tuple[str, ...]:
     if job.attention != "unfused" or fits_matrix_units(width, job.precision.element_bytes):
         return ()
     return (
-        f"heads of {width} elements are no multiple of 16 bytes: unfused attention runs on the vector units, not on the "
+        f"heads of {width} elements are no multiple of 16 bytes: unfused attention runs on the vector units, not the "
         "matrix units; widths that are a multiple of 8, or fused attention, avoid it",
     )
 

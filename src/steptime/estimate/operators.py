@@ -173,12 +173,14 @@ OPERATORS: Mapping[str, Operator] = {
     "unaligned_scores": Operator(
         forward=_phase(_A.scores_flops, None, _A.scores_bytes),
         backward=_phase(_A.scores_backward_flops, None, _A.scores_backward_bytes),
-        attention_rate=True, unaligned=True,
+        attention_rate=True,
+        unaligned=True,
     ),
     "unaligned_attend": Operator(
         forward=_phase(_A.attend_flops, None, _A.attend_bytes),
         backward=_phase(_A.attend_backward_flops, None, _A.attend_backward_bytes),
-        attention_rate=True, unaligned=True,
+        attention_rate=True,
+        unaligned=True,
     ),
     "blocked_scores": Operator(
         forward=_phase(_A.scores_flops, None, _A.scores_bytes),

@@ -15,7 +15,6 @@ from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
 from steptime.plan.shapes import Shape
 
-
 UNALIGNED = {"scores": "unaligned_scores", "attend": "unaligned_attend"}
 """Products of unfused attention that the matrix units do not take."""
 

@@ -50,7 +50,7 @@ def text(field: str, value: Any) -> str:
         FieldError: it is none.
     """
     if not isinstance(value, str):
-        raise FieldError("", field, f"{shorten(repr(value))} is not a text")
+        raise FieldError("", field, f"{shown(value)} is not a text")
     return value
 
 
@@ -66,7 +66,7 @@ def name_or_path(field: str, value: Any, otherwise: str = "") -> str:
     """
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
-        raise FieldError("", field, f"{shorten(repr(value))} is neither a name nor a path", hint=otherwise or None)
+        raise FieldError("", field, f"{shown(value)} is neither a name nor a path", hint=otherwise or None)
     return given
 
 
