@@ -110,6 +110,11 @@ def _vector_rate(device: Device, dtype: str) -> float:
     return found
 
 
+def _unaligned_rate(device: Device, precision: Precision) -> float:
+    """Vector rate in fp32; of devices that state none, that of the precision."""
+    return device.vector_flops_per_s.get("fp32") or _vector_rate(device, precision.vector_dtype)
+
+
 def machine_of(
     cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_has_all_links: bool, calibrated: bool
 ) -> Machine:
@@ -126,7 +131,7 @@ def machine_of(
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,
         vector_flops_per_s=_vector_rate(device, precision.vector_dtype) * device.vector_efficiency,
-        unaligned_flops_per_s=_vector_rate(device, "fp32") * device.vector_efficiency,
+        unaligned_flops_per_s=_unaligned_rate(device, precision) * device.vector_efficiency,
         peak_flops_per_s=matrix,
         memory_Bps=device.memory_Bps * device.memory_efficiency,
         memory_bytes=device.memory_bytes,
@@ -195,7 +200,7 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
         matrix_flops_per_s=machine.matrix_flops_per_s / device.matrix_efficiency,
         attention_flops_per_s=machine.attention_flops_per_s / device.matrix_efficiency,
         vector_flops_per_s=machine.vector_flops_per_s / device.vector_efficiency,
-        unaligned_flops_per_s=_vector_rate(device, "fp32"),
+        unaligned_flops_per_s=_unaligned_rate(device, precision),
         memory_Bps=device.memory_Bps, kernel_latency_s=0.0, fast_latency_s=0.0, slow_latency_s=0.0,
         fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=machine.slow_Bps / slow.efficiency,
         lone_slow_Bps=machine.lone_slow_Bps / slow.efficiency, host_Bps=device.host_link_Bps,
