@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class CorrectedSpace(Space):
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The same space with some columns at one value each."""
-        known = {name: (value,) for name, value in values.items() if name in self.__slots__}
+        known: dict[str, Any] = {name: (value,) for name, value in values.items() if name in self.__slots__}
         if "zero" in known:
             known["piped_zero"] = known["zero"]
         return replace(self, **known)
