@@ -10,8 +10,11 @@ The blocks of one document share a folder that has a copy of ``examples/`` and t
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +30,8 @@ NOT_RUN: Final = ("git clone ", "cd steptime", "pip install ", "python3 -m venv 
 FENCE: Final = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w-]*)[^\n`]*\n(?P<body>.*?)^ *(?P=ticks) *$", re.M | re.S
 )
+#: What differs from run to run in what commands print.
+_MEASURED: Final = re.compile(r"in [\d.]+ m?s CPU")
 _FILE: Final = re.compile(r"# (?:file: *)?(?P<name>[\w.-]+\.toml) *\n")
 
 
@@ -52,3 +57,89 @@ def prepare(folder: Path) -> Path:
     for name, source in FIXTURES.items():
         shutil.copyfile(source, folder / name)
     return folder
+
+
+class BlockError(Exception):
+    """A block does not do what the document says; where, and what it printed."""
+
+
+def _make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+
+
+def _printed(arguments: list[str], folder: Path, where: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONWARNINGS": "error", "COLUMNS": "100"}
+    done = subprocess.run(
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        raise BlockError(f"{where}: {arguments[-1]}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+def _shell(command: str, folder: Path, where: str) -> str:
+    """What a command prints; nothing for those of `make`, whose targets must exist, and of :data:`NOT_RUN`."""
+    if command.startswith("make"):
+        targets = [word for word in command.split()[1:] if "=" not in word and not word.startswith("-")]
+        if unknown := set(targets) - _make_targets():
+            raise BlockError(f"{where}: the Makefile has no target {unknown}")
+        return ""
+    if command.startswith(NOT_RUN):
+        return ""
+    return _printed(["bash", "-euo", "pipefail", "-c", command], folder, where)
+
+
+def _script(body: str, folder: Path, where: str) -> None:
+    lines = [line for line in body.splitlines() if line.strip()]
+    for part in lines if any(line.startswith(("make", *NOT_RUN)) for line in lines) else [body]:
+        _shell(part, folder, where)
+
+
+def _python(body: str, folder: Path, where: str) -> None:
+    script = folder / "block.py"
+    script.write_text(f"r'''\n{body}\n'''\n" if ">>> " in body else body, encoding="utf-8")
+    doctest = ["-m", "doctest", "-o", "NORMALIZE_WHITESPACE", "-o", "ELLIPSIS"] if ">>> " in body else []
+    _printed([sys.executable, *doctest, str(script)], folder, where)
+
+
+def _console(found: re.Match[str], folder: Path, where: str) -> str:
+    """The block with the outputs of today; a block without any output keeps none."""
+    body = body_of(found)
+    typed = commands(body)
+    outputs = len(body.splitlines()) > sum(command.count("\n") + 1 for command in typed)
+    lines = []
+    for command in typed:
+        printed = _shell(command, folder, where)
+        lines += [f"$ {command}", *([printed] if printed and outputs else [])]
+    opening = found[0].splitlines()[0].strip()
+    return re.sub(r"^(?=.)", found["indent"], "\n".join([opening, *lines, found["ticks"]]), flags=re.M)
+
+
+def as_run(text: str, name: str, folder: Path) -> str:
+    """The text of a document after its blocks ran in a folder, one after the other: outputs are those of today.
+
+    Raises
+    ------
+    BlockError
+        A command or script fails, or names a target of `make` that does not exist.
+    """
+
+    def block(found: re.Match[str]) -> str:
+        where = f"{name}:{text[: found.start()].count(chr(10)) + 1}"
+        if found["language"] in ("console", "shell-session"):
+            return _console(found, folder, where)
+        if found["language"] in ("bash", "sh", "shell"):
+            _script(body_of(found), folder, where)
+        elif found["language"] in ("python", "py", "pycon"):
+            _python(body_of(found), folder, where)
+        elif found["language"] == "toml":
+            write_named(body_of(found), folder)
+        return found[0]
+
+    return FENCE.sub(block, text)
+
+
+def without_measured(text: str) -> str:
+    """A text without the CPU times in it, which differ from run to run."""
+    return _MEASURED.sub("", text)
