@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, UnknownNameError
-from steptime.hardware.checks import band_in, count_in, number, one_of, pair, refuse_unknown, table_in, text_in
-from steptime.hardware.library import is_path
+from steptime.hardware.checks import count_in, number, refuse_unknown, table_in, text_in
 from steptime.hardware.load import read_toml
-from steptime.hardware.profiles import KINDS, toml_key, toml_text
-from steptime.hardware.search_path import named_files
+from steptime.hardware.profile import Fitted
+from steptime.hardware.profiles import fitted_in, toml_key, toml_text
+from steptime.hardware.search_path import is_path, named_files
 from steptime.store.files import write_whole
 
 FOLDER: Final = "fabrics"
@@ -30,8 +30,8 @@ _OF_EXCHANGE: Final = ("start_s", "expert_s", "Bps", "message_s", "message_Bps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FabricProfile:
-    """Coefficients of the collectives of one machine under one library."""
+class FabricProfile(Fitted):
+    """Coefficients of the collectives of one machine under one library; ranges are of `bytes` and `ranks`."""
 
     name: str
     device: str
@@ -46,20 +46,6 @@ class FabricProfile:
     """Datasheet bandwidth of one NIC (or host bridge) of a domain, one direction; 0: not measured."""
     coefficients: Mapping[str, Value]
     """Fields of :class:`steptime.cost.collective_fabric.Fabric`, in SI units."""
-    points: int
-    """Measurements that it was fitted to."""
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Smallest and largest message (``bytes``) and group (``ranks``) that were measured."""
-    median_ape: float
-    """Median absolute relative error on sizes that the fit did not see."""
-    mean_ape: float
-    bias: float
-    """Mean of predicted / measured - 1 on those."""
-    band: tuple[float, float]
-    """5th and 95th percentile of measured / predicted on those."""
-    source: str
-    kind: str = "fitted"
-    """``fitted``, or ``assumed`` where it was carried over from another machine."""
 
 
 def fabric_profile_names() -> list[str]:
@@ -105,7 +91,6 @@ def read_fabric_profile(path: Path) -> FabricProfile:
     refuse_unknown(table, [f.name for f in fields(FabricProfile)], where, "")
     coefficients = table_in(table, "coefficients", where, "")
     _refuse_incomplete(coefficients, where)
-    ranges = table_in(table, "ranges", where, "") if "ranges" in table else {}
     return FabricProfile(
         name=text_in(table, "name", where, ""),
         device=text_in(table, "device", where, ""),
@@ -114,14 +99,7 @@ def read_fabric_profile(path: Path) -> FabricProfile:
         link_Bps=_rate(table.get("link_Bps"), where, "link_Bps"),
         nic_Bps=number(table.get("nic_Bps", 0.0), where, "nic_Bps"),
         coefficients={name: _coefficient(name, value, where) for name, value in coefficients.items()},
-        points=count_in(table, "points", where, ""),
-        ranges={name: pair(value, where, f"ranges.{name}") for name, value in ranges.items()},
-        median_ape=number(table.get("median_ape"), where, "median_ape"),
-        mean_ape=number(table.get("mean_ape"), where, "mean_ape"),
-        bias=number(table.get("bias"), where, "bias"),
-        band=band_in(table, where, ""),
-        source=text_in(table, "source", where, ""),
-        kind=one_of(table, "kind", KINDS, where, "") if "kind" in table else "fitted",
+        **fitted_in({"kind": "fitted"} | dict(table), where, ""),
     )
 
 
@@ -173,7 +151,8 @@ def save_fabric_profile(profile: FabricProfile, folder: str | Path) -> Path:
     """
     lines = []
     tables: list[tuple[str, Mapping[str, Any]]] = []
-    for item in fields(profile):
+    inherited = fields(Fitted)
+    for item in (*fields(profile)[len(inherited) :], *inherited):
         value = getattr(profile, item.name)
         if isinstance(value, Mapping):
             tables.append((item.name, value))

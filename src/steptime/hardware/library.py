@@ -6,7 +6,6 @@ A name is looked up in the folders ``devices``, ``clusters`` and ``links`` of th
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,8 +32,9 @@ from steptime.hardware.load import (
     read_toml,
 )
 from steptime.hardware.profile import Profile
+from steptime.hardware.profiles import read_profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
-from steptime.hardware.search_path import CATALOGUE, named_files
+from steptime.hardware.search_path import CATALOGUE, is_path, named_files
 
 NO_DEVICE: Final = "device not in the catalogue"
 """What is said of a row of measurements whose device :func:`device_named` does not find."""
@@ -128,16 +128,6 @@ def device_named(name: str) -> Device | None:
             if _resolve(called, "device") is not None:
                 return load_device(called)
     return None
-
-
-def is_path(name: str) -> bool:
-    """Whether a text stands for a file and not for a name of the catalogue.
-
-    >>> is_path("./my.toml"), is_path("h100-sxm")
-    (True, False)
-    """
-    separators = {os.sep, os.altsep or os.sep, "/"}
-    return name.endswith(".toml") or any(separator in name for separator in separators)
 
 
 def _files(kind: str) -> dict[str, Path]:
@@ -239,8 +229,6 @@ def _curves(stack: Layer) -> Profile | None:
     """The measured curves of a device, if a file names some."""
     if "curves" not in stack.texts:
         return None
-    from steptime.hardware.profiles import read_profile
-
     return read_profile(Path(stack.texts["curves"]))
 
 

@@ -11,8 +11,28 @@ ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Coefficients of one time model on one device."""
+class Fitted:
+    """What coefficients were fitted to and how well; errors are those on measurements that the fit did not see."""
+
+    points: int
+    """Measurements that it was fitted to."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Smallest and largest value of each argument that was measured."""
+    median_ape: float
+    """Median absolute relative error."""
+    mean_ape: float
+    bias: float
+    """Mean signed relative error, predicted / measured - 1."""
+    band: tuple[float, float]
+    """5th and 95th percentile of measured / predicted."""
+    source: str
+    kind: str = "fitted"
+    """``fitted``, or ``assumed`` where it was carried over from other devices or machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve(Fitted):
+    """Coefficients of one time model on one device; errors are cross-validated by shape."""
 
     family: str
     """Name of the model: ``gemm``, ``attention_forward``, ``elementwise``, ..."""
@@ -21,20 +41,6 @@ class Curve:
     timer: str = "kernel"
     """``kernel``: time on the device alone (graph replay, profiler); ``eager``: with the launch from the host."""
     coefficients: Mapping[str, float]
-    points: int
-    """Measurements that it was fitted to."""
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Smallest and largest value of each shape argument that was measured."""
-    median_ape: float
-    """Median absolute relative error, cross-validated by shape."""
-    mean_ape: float
-    bias: float
-    """Mean signed relative error (predicted / measured - 1), cross-validated."""
-    band: tuple[float, float]
-    """5th and 95th percentile of measured / predicted, cross-validated."""
-    source: str
-    kind: str = "fitted"
-    """``fitted``, or ``assumed`` where it was transferred from other devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

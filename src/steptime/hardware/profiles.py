@@ -13,11 +13,10 @@ from typing import Any, Final
 
 from steptime.errors import FieldError
 from steptime.hardware.checks import band_in, count_in, number, one_of, pair, refuse_unknown, table_in, text_in
-from steptime.hardware.library import is_path
 from steptime.hardware.load import read_toml
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Device
-from steptime.hardware.search_path import named_files, search_roots
+from steptime.hardware.search_path import is_path, named_files, search_roots
 from steptime.store.files import write_whole
 
 FOLDER: Final = "profiles"
@@ -175,21 +174,30 @@ def _key(curve: Curve) -> tuple[str, str, str]:
 def _curve(table: Mapping[str, Any], where: str, at: str) -> Curve:
     refuse_unknown(table, _KEYS, where, at)
     coefficients = table_in(table, "coefficients", where, at)
-    ranges = table_in(table, "ranges", where, at) if "ranges" in table else {}
     return Curve(
         family=text_in(table, "family", where, at),
         dtype=text_in(table, "dtype", where, at),
         timer=one_of(table, "timer", TIMERS, where, at),
         coefficients={k: number(v, where, f"{at}coefficients.{k}") for k, v in coefficients.items()},
-        points=count_in(table, "points", where, at),
-        ranges={k: pair(v, where, f"{at}ranges.{k}") for k, v in ranges.items()},
-        median_ape=number(table.get("median_ape"), where, at + "median_ape"),
-        mean_ape=number(table.get("mean_ape"), where, at + "mean_ape"),
-        bias=number(table.get("bias"), where, at + "bias"),
-        band=band_in(table, where, at),
-        source=text_in(table, "source", where, at),
-        kind=one_of(table, "kind", KINDS, where, at),
+        **fitted_in(table, where, at),
     )
+
+
+def fitted_in(table: Mapping[str, Any], where: str, at: str) -> dict[str, Any]:
+    """The fields of :class:`~steptime.hardware.profile.Fitted` in a table.
+
+    Raises:
+        FieldError: one is missing or not allowed.
+    """
+    ranges = table_in(table, "ranges", where, at) if "ranges" in table else {}
+    return {
+        "points": count_in(table, "points", where, at),
+        "ranges": {k: pair(v, where, f"{at}ranges.{k}") for k, v in ranges.items()},
+        **{name: number(table.get(name), where, at + name) for name in _NUMBERS},
+        "band": band_in(table, where, at),
+        "source": text_in(table, "source", where, at),
+        "kind": one_of(table, "kind", KINDS, where, at),
+    }
 
 
 def toml_key(key: str) -> str:

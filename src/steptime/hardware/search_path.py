@@ -31,6 +31,16 @@ def search_roots() -> Iterator[Path]:
     yield CATALOGUE
 
 
+def is_path(name: str) -> bool:
+    """Whether a text stands for a file and not for a name of the catalogue.
+
+    >>> is_path("./my.toml"), is_path("h100-sxm")
+    (True, False)
+    """
+    separators = {os.sep, os.altsep or os.sep, "/"}
+    return name.endswith(".toml") or any(separator in name for separator in separators)
+
+
 def named_files(folder: str) -> dict[str, Path]:
     """Name to TOML file in such a folder of the directories; the first directory that has a name wins.
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from steptime.calibrate.toml_file import quantity_of, refuse_foreign, text_of
 from steptime.errors import InputFileError
-from steptime.hardware.library import is_path, load_device
+from steptime.hardware.library import load_device
 from steptime.hardware.mesh import AxisKind, Mesh, MeshAxis
 from steptime.hardware.records import Level
+from steptime.hardware.search_path import is_path
 from steptime.store.files import write_whole
 
 #: First line of every file that is written here; a file without it is somebody's own and is not overwritten.

@@ -17,7 +17,8 @@ not state stays None or empty in the run; :func:`candidates` fills it in, with w
 """
 
 from steptime.study.measured.aggregate import ScoredRun, summary
-from steptime.study.measured.candidates import Candidate, candidates
+from steptime.study.measured.candidate import Candidate
+from steptime.study.measured.candidates import candidates
 from steptime.study.measured.canonical import Recomputation, Sharding
 from steptime.study.measured.degrees import Degrees
 from steptime.study.measured.flops import TflopsDefinition

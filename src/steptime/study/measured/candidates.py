@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 from typing import Final
 
 from steptime.hardware.records import Device
 from steptime.num import divisors
+from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.canonical import Recomputation, catalogue_device
 from steptime.study.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.study.measured.fit import fit_weight, needed_bytes
@@ -35,27 +36,6 @@ PARTS: Final = (0.25, 0.5, 1.0)
 """Shares of the layers that such a framework may recompute where the row does not say how many."""
 #: Frameworks that shard over all devices where no degrees are stated.
 _SHARDED: Final = frozenset({"maxtext", "paxml", "fms-fsdp", "composer-fsdp", "torchtitan", "torchtune", "automodel"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One setting that agrees with all that the row states."""
-
-    weight: float
-    """Share of belief; the weights of a run sum to 1."""
-    precision: str
-    degrees: Degrees
-    """With ``vpp`` and ``ep`` filled in."""
-    micro_batch: int
-    recompute: Recomputation
-    zero: int
-    shard_ranks: int
-    """Ranks that share out what the ZeRO stage names; of the dp x cp ranks."""
-    sequence_parallel: bool
-    attention: str
-    """``fused`` or ``unfused``."""
-    fits: bool = True
-    """The predicted memory is below that of the device."""
 
 
 def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:

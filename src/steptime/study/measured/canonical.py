@@ -11,8 +11,9 @@ from functools import cache
 from typing import Final
 
 from steptime.errors import UserError
-from steptime.hardware.library import device_named, is_path, load_device
+from steptime.hardware.library import device_named, load_device
 from steptime.hardware.records import Device
+from steptime.hardware.search_path import is_path
 
 _VENDORS: Final = re.compile(r"\b(nvidia|amd|intel|google|habana|instinct|tesla|geforce|accelerators?|gpus?|cloud)\b")
 _PARENTHESES: Final = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")

@@ -16,7 +16,8 @@ from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
 from steptime.plan.job import PRECISIONS, Job
 from steptime.plan.plans import Plans
-from steptime.study.measured.candidates import Candidate, candidates
+from steptime.study.measured.candidate import Candidate
+from steptime.study.measured.candidates import candidates
 from steptime.study.measured.meaning import recipe
 from steptime.study.measured.run import MeasuredRun
 from steptime.study.measured.setting import job_of, plans_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,12 +13,10 @@ from steptime.estimate.sizes import sizes_of
 from steptime.num import Array
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.plans import concatenate
+from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.meaning import recipe
 from steptime.study.measured.run import MeasuredRun
 from steptime.study.measured.setting import job_of, plans_of
-
-if TYPE_CHECKING:
-    from steptime.study.measured.candidates import Candidate
 
 UNFIT_WEIGHT: Final = 0.002
 """Least weight: the estimate may be wrong, or the run less usual than it seems."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from steptime.plan.framework import piped_stage
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.meaning import RECOMPUTE, modelled_optimizer
 from steptime.study.measured.run import MeasuredRun
-
-if TYPE_CHECKING:
-    from steptime.study.measured.candidates import Candidate
 
 #: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
 BINNED: Final = frozenset({"ddp"})
