@@ -364,5 +364,5 @@ def test_experts_without_tokens_are_left_out_in_silence(tmp_path: Path, recwarn:
     path = tmp_path / "experts.csv"
     path.write_text("\n".join(lines) + "\n")
     table = read_table(path)
-    assert set(expert_blocks(table)["rows"]) == {1.0}
+    assert all(rows != rows for rows in expert_blocks(table)["rows"])
     assert not recwarn.list

@@ -115,7 +115,7 @@ def gradients(table: Table) -> dict[str, Array]:
 
 
 def _tiled(table: Table, pair_flops: Callable[[Array, Array], Array | float]) -> dict[str, Array]:
-    number = table.number
+    number = table.dim
     batch, heads, kv_heads = number("b"), number("h_q"), number("h_kv")
     queries, keys = number("s_q"), number("s_kv")
     window, size, stored = read_notes(table)
@@ -144,10 +144,10 @@ def decode(table: Table) -> dict[str, Array]:
     """Shape arguments of :func:`attention_decode_s`; rows that start with "v0;" give the keys of all sequences."""
     window, _, stored = read_notes(table)
     shared = np.array([notes.startswith("v0;") for notes in table.text("notes")])
-    batch = np.where(shared, 1.0, table.number("b"))
+    batch = np.where(shared, 1.0, table.dim("b"))
     return {
-        "batch": batch, "heads": table.number("h_q"), "kv_heads": table.number("h_kv"),
-        "keys": table.number("s_kv"), "window": window, "width": table.number("d_qk") + table.number("d_v"),
+        "batch": batch, "heads": table.dim("h_q"), "kv_heads": table.dim("h_kv"),
+        "keys": table.dim("s_kv"), "window": window, "width": table.dim("d_qk") + table.dim("d_v"),
         "kv_bytes": stored,
     }  # fmt: skip
 
@@ -157,7 +157,7 @@ def mixed(table: Table) -> dict[str, Array]:
     found = [MIXED.search(notes) for notes in table.text("notes")]
     pairs = np.array([(float(m[1]), float(m[2])) if m else (np.nan, np.nan) for m in found]).reshape(-1, 2)
     return whole_sequences(table) | {
-        "decodes": pairs[:, 0], "decode_keys": pairs[:, 1], "width": table.number("d_qk") + table.number("d_v"),
+        "decodes": pairs[:, 0], "decode_keys": pairs[:, 1], "width": table.dim("d_qk") + table.dim("d_v"),
     }  # fmt: skip
 
 

@@ -37,9 +37,11 @@ def device_arguments(device: Device, dtype: str) -> dict[str, float]:
 
 def geometry(table: Table) -> tuple[Array, Array, Array, Array, Array]:
     """Output pixels of all images, channels in and out, taps, and bytes moved."""
-    number = table.number
+    number = table.dim
     sides = [
-        np.asarray(output_size(number(f"conv_{s}"), number(f"conv_k{s}"), number("conv_stride"), number("conv_pad")))
+        np.asarray(
+            output_size(number(f"conv_{s}"), number(f"conv_k{s}"), number("conv_stride"), table.number("conv_pad"))
+        )
         for s in ("h", "w")
     ]
     images, inward, outward = number("batch"), number("conv_cin"), number("conv_cout")
@@ -50,7 +52,7 @@ def geometry(table: Table) -> tuple[Array, Array, Array, Array, Array]:
 
 
 def _arguments(table: Table, rows: Array, columns: Array, depth: Array, moved: Array) -> dict[str, Array]:
-    small = (table.number("conv_kh") == 3) & (table.number("conv_kw") == 3) & (table.number("conv_stride") == 1)
+    small = (table.dim("conv_kh") == 3) & (table.dim("conv_kw") == 3) & (table.dim("conv_stride") == 1)
     return {
         "rows": rows, "columns": columns, "depth": depth, "moved_bytes": moved,
         "winograd_taps": small.astype(np.float64),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from steptime.calibrate.table import Table
 from steptime.hardware.records import Device
 from steptime.num import Array, Num
+
+UNREADABLE: Final = "unreadable"
+"""Argument besides the shape where some row could not be read: NaN in those, 0 in others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,28 @@ def readable(shape: Mapping[str, Array]) -> Array:
     """Rows whose shape arguments are all finite."""
     mask: Array = np.logical_and.reduce([np.isfinite(column) for column in shape.values()])
     return mask
+
+
+def timed(seconds: Array) -> Array:
+    """Rows whose time is positive and finite."""
+    mask: Array = np.isfinite(seconds) & (seconds > 0)
+    return mask
+
+
+def shapes_of(family: KernelFamily, table: Table) -> dict[str, Array]:
+    """Shape arguments of the rows; NaN for a row whose cells cannot be read at all."""
+    try:
+        with np.errstate(all="ignore"):
+            return {name: np.asarray(v, np.float64) for name, v in family.shape(table).items()}
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError):
+        if table.rows == 1:
+            return {UNREADABLE: np.full(1, np.nan)}
+    middle = table.rows // 2
+    parts = [shapes_of(family, table.take(slice(*ends))) for ends in ((0, middle), (middle, table.rows))]
+    names = {name for part in parts for name in part}
+    sizes = (middle, table.rows - middle)
+    nothing = [np.full(size, np.nan if UNREADABLE in part else 0.0) for size, part in zip(sizes, parts, strict=True)]
+    return {n: np.concatenate([p.get(n, gap) for p, gap in zip(parts, nothing, strict=True)]) for n in names}
 
 
 def dtype_of(name: str) -> str:

@@ -14,8 +14,14 @@ from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.num import Array, taken
 
+ONE_SIDED = 2.0
+"""Factor by which nearly all measurements may lie to the same side of a fit, whose coefficients have bounds."""
 LOSS_SCALE = 0.05
 """Log error (about the noise of a measurement) up to which the loss is quadratic; beyond, it grows linearly."""
+
+
+class Unexplained(UserError):
+    """Measured times that no fit comes near, mostly because their unit is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,13 +173,22 @@ def fitted_curve(
     fixed: Mapping[str, float] | None = None,
     priors: Mapping[str, Prior] | None = None,
 ) -> Curve:
-    """Fit on all rows, errors from :func:`cross_validated`, ranges of the shape arguments, ready for a profile."""
+    """Fit on all rows, errors from :func:`cross_validated`, ranges of the shape arguments, ready for a profile.
+
+    Raises:
+        UserError: fewer rows than coefficients.
+        Unexplained: times that no such device could need.
+    """
     values = fit(family, shape, device, measured_s, fixed=fixed, priors=priors)
     predicted = cross_validated(
         family, shape, device, measured_s, groups,
         folds=folds, start=values, fixed=fixed, priors=priors,
     )  # fmt: skip
     result = errors_of(predicted, measured_s)
+    if result.band[0] > ONE_SIDED or result.band[1] < 1 / ONE_SIDED:
+        off = float(np.median(measured_s / predicted))
+        text = f"{family.name} {dtype}: measured times are {off:.3g} times what the device explains"
+        raise Unexplained(text, hint="are the units right? latency_us is in microseconds")
     ranges = {name: (float(np.min(column)), float(np.max(column))) for name, column in shape.items()}
     return Curve(
         family=family.name,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timer_of
+from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timed, timer_of
 from steptime.calibrate.fitting import Prior, fitted_curve, hashed
 from steptime.calibrate.gemm_residual import fitted_residual, residual_of, residuals_of_gradients
 from steptime.calibrate.table import Table
@@ -177,6 +177,8 @@ class Truth:
     shape: Mapping[str, Array]
     measured_s: Array
     """Median over repetitions and frameworks."""
+    rows: Array
+    """Places in the table of what was measured, repetitions included."""
 
     @property
     def groups(self) -> Array:
@@ -200,7 +202,7 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     seconds = table.number("latency_us") * 1e-6
     known = {name: device_named(name) for name in set(table.text("gpu"))}
     suspect = np.array(["SUSPECT" in notes for notes in table.text("notes")], bool)
-    usable = np.isin(table.text("op"), list(ops)) & readable(shape) & (seconds > 0) & ~suspect
+    usable = np.isin(table.text("op"), list(ops)) & readable(shape) & timed(seconds) & ~suspect
     keys: dict[tuple[str, str, str, str], list[int]] = {}
     columns = (table.text(name) for name in ("source", "gpu", "dtype", "method", "notes"))
     for i, (source, gpu, dtype, method, notes) in enumerate(zip(*columns, strict=True)):
@@ -215,6 +217,7 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
         yield Truth(
             device=load_device(name), dtype=dtype, timer=timer, source=source,
             shape={key: values[first] for key, values in columns_of.items()}, measured_s=median,
+            rows=np.array(rows),
         )  # fmt: skip
 
 

@@ -8,7 +8,16 @@ from typing import Final
 
 import numpy as np
 
-from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timer_of
+from steptime.calibrate.family import (
+    UNREADABLE,
+    Coefficient,
+    KernelFamily,
+    dtype_of,
+    readable,
+    shapes_of,
+    timed,
+    timer_of,
+)
 from steptime.calibrate.fitting import Prior, cross_validated, fit, fitted_curve, hashed
 from steptime.calibrate.table import Table
 from steptime.hardware.library import device_named, load_device
@@ -140,10 +149,10 @@ def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> 
         for gpu, dtype, method in zip(table.text("gpu"), table.text("dtype"), table.text("method"), strict=True)
     ]
     for family in families:
-        place = np.flatnonzero(np.isin(ops, list(family.ops)) & (times > 0))
+        place = np.flatnonzero(np.isin(ops, list(family.ops)) & timed(times))
         if not len(place):
             continue
-        shape = family.shape(table.take(place))
+        shape = shapes_of(family, table.take(place))
         usable = readable(shape)
         where: dict[tuple[str, str, str], list[int]] = {}
         for i in np.flatnonzero(usable):
@@ -153,7 +162,7 @@ def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> 
                 rows = place[index]
                 yield Cell(
                     family=family, device=load_device(device), dtype=dtype, timer=timer, rows=rows,
-                    shape={name: np.asarray(values, np.float64)[index] for name, values in shape.items()},
+                    shape={name: values[index] for name, values in shape.items() if name != UNREADABLE},
                     measured_s=times[rows], source=", ".join(sorted(set(table.text("source")[rows]))),
                     priors=weak_priors(family), fixed={},
                 )  # fmt: skip

@@ -67,9 +67,9 @@ def element_bytes(table: Table) -> Array:
 
 def elements(table: Table) -> tuple[Array, Array, Array]:
     """Rows, columns and elements; a single column where a row has none."""
-    rows = table.number("rows")
-    columns = np.where(np.isfinite(table.number("cols")), table.number("cols"), 1.0)
-    numel = np.where(np.isfinite(table.number("numel")), table.number("numel"), rows * columns)
+    rows = table.dim("rows")
+    columns = np.where(np.isnan(table.number("cols")), 1.0, table.dim("cols"))
+    numel = np.where(np.isnan(table.number("numel")), rows * columns, table.dim("numel"))
     return rows, columns, numel
 
 
@@ -188,7 +188,7 @@ def of_a_model(tensors: Mapping[str, float]) -> Shape:
     """Rows that name a layer of a known model; `tensors` counts passes over its elements."""
 
     def shape(table: Table) -> dict[str, Array]:
-        rows = table.number("rows")
+        rows = table.dim("rows")
         width = served(table)
         passes = np.array([next((v for k, v in tensors.items() if k in n), np.nan) for n in table.text("notes")])
         return columns(passes * rows * width * element_bytes(table), rows)

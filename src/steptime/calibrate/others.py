@@ -66,7 +66,7 @@ def expert_blocks(table: Table) -> dict[str, Array]:
     found = [PLACED.search(notes) for notes in table.text("notes")]
     numbers = [[float(m[i]) for i in (1, 2, 3, 4)] if m else [np.nan] * 4 for m in found]
     choices, experts, tensor, ranks = np.array(numbers, np.float64).reshape(-1, 4).T
-    tokens, hidden, wide = table.number("m"), table.number("k"), table.number("n") / tensor
+    tokens, hidden, wide = table.dim("m"), table.dim("k"), table.dim("n") / tensor
     touched = np.asarray(experts_touched(experts, tokens, choices))
     groups = np.maximum(touched / ranks, 1.0)
     rows = np.maximum(tokens * choices / np.where(touched > 0, touched, 1.0), 1.0)
@@ -80,7 +80,7 @@ def expert_blocks(table: Table) -> dict[str, Array]:
 
 def latent_products(table: Table) -> dict[str, Array]:
     """Products per head around latent attention: 128 to 512 before, 512 to 128 after."""
-    heads, rows = table.number("h_q"), table.number("m")
+    heads, rows = table.dim("h_q"), table.dim("m")
     before = np.array(["mla_gen_pre" in notes for notes in table.text("notes")])
     columns, depth = np.where(before, 512.0, 128.0), np.where(before, 128.0, 512.0)
     size = element_bytes(table)
@@ -89,13 +89,13 @@ def latent_products(table: Table) -> dict[str, Array]:
 
 def grouped_products(table: Table) -> dict[str, Array]:
     """`batch` products of `m` x `k` by `k` x `n`."""
-    groups, m, n, k = (table.number(name) for name in ("batch", "m", "n", "k"))
+    groups, m, n, k = (table.dim(name) for name in ("batch", "m", "n", "k"))
     return _grouped(groups, m, n, k, 2 * groups * n * k, 2 * groups * m * (n + k))
 
 
 def served_products(table: Table) -> dict[str, Array]:
     """Projections, experts and the output layer of a served model."""
-    rows = table.number("rows")
+    rows = table.dim("rows")
     columns, depth = products(table)
     size = element_bytes(table)
     return _grouped(np.ones(len(rows)), rows, columns, depth, columns * depth * size, rows * (columns + depth) * size)
@@ -116,7 +116,7 @@ def recurrent(products_per_step: float) -> Shape:
     def shape(table: Table) -> dict[str, Array]:
         cells = [re.search(r"cell=(\w+);hidden=(\d+)", notes) for notes in table.text("notes")]
         keys = [(m[1], int(m[2])) if m else ("", 0) for m in cells]
-        batch = table.number("b")
+        batch = table.dim("b")
         return {
             "batch": batch,
             "hidden": np.array([float(h) for _, h in keys]),

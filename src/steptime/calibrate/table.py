@@ -13,11 +13,13 @@ import numpy as np
 
 from steptime.errors import InputFileError
 from steptime.num import Array
+from steptime.store.csv_lines import Header, fault, header_of
 from steptime.store.files import is_file, refuse_endless, unreadable
 from steptime.store.tables import connected
 
-_CSV = "read_csv(?, auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR'])"  # "inf" is no date
-READERS = {".parquet": "read_parquet(?)", ".csv": _CSV, ".csv.gz": _CSV}
+_TYPES = "auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR'], sample_size=-1"  # "inf" is no date
+_FORM = "header=true, quote='\"', escape='\"'"
+READERS = {".parquet": "read_parquet(?)", ".csv": "read_csv", ".csv.gz": "read_csv"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class Table(Mapping[str, Array]):
         """A numeric column; all NaN if the table lacks it."""
         return self.columns[name] if name in self.columns else np.full(self.rows, np.nan)
 
+    def dim(self, name: str) -> Array:
+        """A column of sizes, which are positive and finite; NaN for what is none."""
+        column = self.number(name)
+        return np.where(np.isfinite(column) & (column > 0), column, np.nan)
+
 
 def _is_empty(file: Path, ending: str) -> bool:
     """Whether a file holds nothing, packed or not; what cannot be unpacked is left to the reader of tables."""
@@ -83,14 +90,25 @@ def read_table(path: str | Path) -> Table:
         raise unreadable(file, IsADirectoryError() if file.is_dir() else FileNotFoundError())
     if _is_empty(file, ending):
         raise InputFileError(str(path), "is empty")
+    header = None if ending == ".parquet" else header_of(file)
     try:
         with connected() as connection:
-            raw = connection.execute(f"select * from {READERS[ending]}", [str(file)]).fetchnumpy()
+            raw = connection.execute(f"select * from {_reader(ending, header)}", [str(file)]).fetchnumpy()
     except duckdb.Error as error:
+        encoded = "not utf-8" not in str(error)
+        if encoded and header is not None and (problem := fault(file, header)) is not None:
+            hint = f"every line has the cells of the header; one that holds a {header.delimiter!r} stands in quotes"
+            raise InputFileError(str(path), problem, hint=hint) from error
         problem = f"cannot be read as a table: {str(error).splitlines()[0][:200]}"
-        hint = "save it as UTF-8" if "not utf-8" in str(error) else None
-        raise InputFileError(str(path), problem, hint=hint) from error
+        raise InputFileError(str(path), problem, hint=None if encoded else "save it as UTF-8") from error
     return Table({name: _column(values) for name, values in raw.items()})
+
+
+def _reader(ending: str, header: Header | None) -> str:
+    """The function of DuckDB, told where the header is: left to find it, it skips lines that break the form."""
+    if header is None:
+        return READERS[ending].replace("read_csv", f"read_csv(?, {_TYPES})")
+    return f"{READERS[ending]}(?, {_TYPES}, {_FORM}, skip={header.skipped}, delim='{header.delimiter}')"
 
 
 def _column(values: Any) -> Array:

@@ -3,50 +3,94 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from steptime.calibrate.collectives import covered, enough, libraries, machine_rows, machines_of
-from steptime.calibrate.family import KernelFamily
+from steptime.calibrate.family import KernelFamily, readable, shapes_of, timed
+from steptime.calibrate.fitting import Unexplained
 from steptime.calibrate.gemm import FAMILY
 from steptime.calibrate.kernel_families import FAMILIES
 from steptime.calibrate.table import Table
-from steptime.errors import first_few, shorten
+from steptime.errors import UserError, first_few, shorten
 from steptime.hardware.library import NO_DEVICE, device_named
-from steptime.hardware.profile import Curve
+from steptime.num import Array
+from steptime.surface.scoring import NO_SHAPE, NO_TIME, SUSPECT
 
 NO_MODEL: Final = "operator that no curve is fitted to"
-TOO_FEW: Final = "too few different shapes that can be read"
+TOO_FEW: Final = "too few different shapes"
+OTHERS: Final = "the fit takes other measurements of the same"
 NO_MACHINE: Final = "not of the sources and GPUs that fabrics are fitted to"
 NO_COLLECTIVE: Final = "no time, size or group that a collective has, or beyond the groups of"
 FEW_ROWS: Final = "too few rows, or sizes among them, for a fit"
-UNEXPLAINED: Final = "times far from what links explain; are the units right?"
+UNEXPLAINED: Final = "times far from what links or devices explain; are the units right?"
 NAMED: Final = 4
 """Names that a reason has."""
 
 
-def kernels_left_out(table: Table, written: Mapping[str, Sequence[Curve]], only: str | None) -> dict[str, int]:
-    """Rows of kernels that no curve of their device and operator came of, by reason.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What became of the rows of a table of kernels."""
+
+    rows: Array
+    """Rows that a curve was fitted to."""
+    why: Array
+    """Why the fit of a row was refused; "" where none was."""
+
+    @classmethod
+    def none(cls, rows: int) -> Fitted:
+        """Nothing yet."""
+        return cls(rows=np.zeros(rows, bool), why=np.full(rows, "", dtype=object))
+
+    def refused(self, rows: Array, error: UserError) -> None:
+        """Notes why the fit to some rows was refused."""
+        self.why[rows] = UNEXPLAINED if isinstance(error, Unexplained) else str(error).partition("\n")[0]
+
+
+def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str, int]:
+    """Rows of kernels that no curve was fitted to, by reason.
 
     Args:
         table: measured kernels.
-        written: curves by device.
+        fitted: what became of its rows.
         only: the family that was asked for; rows of others do not count.
     """
     asked = [family for family in (FAMILY, *FAMILIES) if only in (None, family.name)]
+    known = frozenset[str]().union(*(family.ops for family in asked))
     devices = {gpu: device_named(gpu) for gpu in set(table.text("gpu"))}
+    legible, timed_rows = _legible(table, asked), timed(table.number("latency_us") * 1e-6)
+    columns = [table.text(name) for name in ("gpu", "op", "dtype", "notes")]
+    taken = {cell[:3] for cell in zip(*(column[fitted.rows] for column in columns), strict=True)}
     found: list[tuple[str, str]] = []
-    for gpu, op in zip(table.text("gpu"), table.text("op"), strict=True):
-        own, device = [family for family in asked if op in family.ops], devices[gpu]
-        if not own:
+    for i in np.flatnonzero(~fitted.rows).tolist():
+        gpu, op, dtype, notes = (column[i] for column in columns)
+        device = devices[gpu]
+        if op not in known:
             found += [] if only else [(NO_MODEL, op)]
         elif device is None:
             found.append((NO_DEVICE, gpu))
-        elif not _fitted(own, written.get(device.name, ())):
-            found.append((TOO_FEW, f"{op} on {device.name}"))
+        elif fitted.why[i]:
+            found.append((fitted.why[i], f"{op} on {device.name}"))
+        elif "SUSPECT" in notes:
+            found.append((SUSPECT, f"{op} on {device.name}"))
+        elif not timed_rows[i] or not legible[i]:
+            found.append((NO_SHAPE if timed_rows[i] else NO_TIME, op))
+        else:
+            found.append((OTHERS if (gpu, op, dtype) in taken else TOO_FEW, f"{op} on {device.name}"))
     return _counted(found)
+
+
+def _legible(table: Table, families: Sequence[KernelFamily]) -> Array:
+    """Rows whose shape and dtype some family reads."""
+    out, ops = np.zeros(table.rows, bool), table.text("op").astype(str)
+    for family in families:
+        place = np.flatnonzero(np.isin(ops, list(family.ops)) & ~out)
+        if len(place):
+            out[place] = readable(shapes_of(family, table.take(place)))
+    return out
 
 
 def collectives_left_out(table: Table, fabrics: Iterable[str]) -> dict[str, int]:
@@ -64,10 +108,6 @@ def collectives_left_out(table: Table, fabrics: Iterable[str]) -> dict[str, int]
     sources = zip(table.text("source")[other], table.text("gpu")[other], strict=True)
     name[other] = [f"{source or 'no source'} on {gpu}" for source, gpu in sources]
     return _counted(list(zip(reason[~fitted], name[~fitted], strict=True)))
-
-
-def _fitted(families: Sequence[KernelFamily], curves: Sequence[Curve]) -> bool:
-    return bool({family.name for family in families} & {curve.family for curve in curves})
 
 
 def _counted(found: Sequence[tuple[str, str]]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.calibrate.family import KernelFamily, dtype_of, readable, timer_of
+from steptime.calibrate.family import KernelFamily, dtype_of, readable, shapes_of, timed, timer_of
 from steptime.calibrate.gemm import BACKWARD, BYTES, FAMILY, gemm_dtype
 from steptime.calibrate.kernel_curves import ANY_DTYPE
 from steptime.calibrate.kernel_families import BYTES_ONLY, FAMILIES
@@ -106,8 +106,8 @@ def score_collectives(path: str | Path, given: Mapping[str, str | float] | None 
     with np.errstate(all="ignore"):
         found = predict_rows(table, load_fabric_profiles())
     reason = found.reason.copy()
-    reason[(reason == "") & ~_positive(found.seconds)] = NO_VALUE
-    reason[~_positive(measured)] = NO_TIME
+    reason[(reason == "") & ~timed(found.seconds)] = NO_VALUE
+    reason[~timed(measured)] = NO_TIME
     origin = {} if found.origin is None else {"by_curve": found.origin}
     made = _scored(table, measured, replace(found, reason=reason), table["collective"], origin)
     return replace(made, hints=_hints(made, {NO_FORMULA: unknown_collectives}))
@@ -124,11 +124,6 @@ def _scored(table: Table, measured: Array, predicted: Predicted, op: Array, more
     groups = {"by_source": table.text("source"), "by_gpu": table.text("gpu"), "by_op": op}
     named = {name: np.where(group == "", NAMELESS, group) for name, group in groups.items()}
     return Scored(table=table, score=Score(measured_s=measured, predicted=predicted, groups={**named, **more}), op=op)
-
-
-def _positive(values: Array) -> Array:
-    mask: Array = np.isfinite(values) & (values > 0)
-    return mask
 
 
 def predict_kernels(table: Table) -> tuple[Predicted, Array]:
@@ -225,7 +220,7 @@ class _State:
             self.reason[row] = ""
 
     def _family(self, known: Known, family: KernelFamily, table: Table, place: Array, label: str, error: float) -> None:
-        shape = _shapes(family, table)
+        shape = shapes_of(family, table)
         good = readable(shape)
         place, shape = place[good], {name: column[good] for name, column in shape.items()}
         self.reason[place] = NO_CURVE
@@ -242,7 +237,7 @@ class _State:
             for column, values in zip(self.times, made, strict=True):
                 column[rows] = values
             self.origin[rows] = found[1] + label
-            self.reason[rows] = np.where(_positive(made[0]), "", NO_VALUE)
+            self.reason[rows] = np.where(timed(made[0]), "", NO_VALUE)
 
 
 def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
@@ -253,7 +248,7 @@ def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
     reason = np.array([NO_SHAPE if name in known_op else NO_MODEL for name in table.text("op")], dtype=object)
     reason[~known] = NO_DEVICE
     reason[suspect] = SUSPECT
-    reason[~_positive(table.number("latency_us"))] = NO_TIME
+    reason[~timed(table.number("latency_us"))] = NO_TIME
     return reason
 
 
@@ -265,22 +260,6 @@ def _origin(basis: str) -> str:
 def _curves_of(family: KernelFamily) -> str:
     """Name of the family whose curves it takes."""
     return FAMILY.name if family is BACKWARD else family.name
-
-
-def _shapes(family: KernelFamily, table: Table) -> dict[str, Array]:
-    """Shape arguments of the rows; NaN for a row whose cells cannot be read at all."""
-    try:
-        with np.errstate(all="ignore"):
-            return {name: np.asarray(v, np.float64) for name, v in family.shape(table).items()}
-    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError):
-        if table.rows == 1:
-            return {"unreadable": np.full(1, np.nan)}
-    middle = table.rows // 2
-    parts = [_shapes(family, table.take(slice(*ends))) for ends in ((0, middle), (middle, table.rows))]
-    names = {name for part in parts for name in part}
-    sizes = (middle, table.rows - middle)
-    nothing = [np.full(size, np.nan if "unreadable" in part else 0.0) for size, part in zip(sizes, parts, strict=True)]
-    return {n: np.concatenate([p.get(n, gap) for p, gap in zip(parts, nothing, strict=True)]) for n in names}
 
 
 def _cells(family: KernelFamily, table: Table) -> Iterator[tuple[tuple[str, str, str], Array]]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from steptime.calibrate.table import Table
     from steptime.hardware.fabric_profile import FabricProfile
     from steptime.hardware.profile import Curve
+    from steptime.num import Array
+    from steptime.surface.fit_left_out import Fitted
 
 FABRICS: Final = "fabrics"
 """Folder of fabric profiles inside that of device profiles."""
@@ -33,6 +35,8 @@ class Job:
     """One curve to fit."""
 
     device: str
+    rows: Array
+    """Places in the table of what it is fitted to."""
     fit: Callable[[], Curve]
 
 
@@ -67,9 +71,10 @@ def command(
     if tables[1] is not None:
         prepare_folder(out / FABRICS)
     written, fabrics = dict[str, "list[Curve]"](), list["FabricProfile"]()
+    fitted = _none_fitted(tables[0])
     try:
         if tables[0] is not None:
-            _fit_kernels(tables[0], family, out, written)
+            _fit_kernels(tables[0], family, out, written, fitted)
         if tables[1] is not None:
             _fit_fabrics(tables[1], out, fabrics)
     except (KeyboardInterrupt, InputFileError):
@@ -77,7 +82,7 @@ def command(
             done = f"{counted(len(written), 'device')} and {counted(len(fabrics), 'fabric')} fitted"
             print(f"{done}; see {out}.", file=sys.stderr)
         raise
-    left_out = _left_out(tables, family, written, fabrics)
+    left_out = _left_out(tables, family, fitted, fabrics)
     if not written and not fabrics:
         reasons = [f"{counted(n, 'row')}: {why}" for rows in left_out.values() for why, n in rows.items()]
         every = "every curve needs a known GPU and enough different shapes"
@@ -118,7 +123,7 @@ def _known_sources(table: Table) -> bool:
     return any(KNOWN_SOURCE.match(name) for name in set(table.text("source")))
 
 
-def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, list[Curve]]) -> None:
+def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, list[Curve]], fitted: Fitted) -> None:
     """Cells with enough shapes first; those with few lean on the curves of the other devices."""
     from steptime.calibrate.gemm import gemm_curve
     from steptime.calibrate.kernel_curves import borrowed
@@ -126,30 +131,38 @@ def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, l
     from steptime.surface.cli.progress import Progress
 
     cells = [cell for cell in _cells(table) if only in (None, cell.family.name)]
-    sound = [Job(device=c.device.name, fit=partial(_alone, c)) for c in cells if c.enough]
-    products = [Job(device=t.device.name, fit=partial(gemm_curve, t)) for t in _truths(table, only)]
+    sound = [Job(device=c.device.name, rows=c.rows, fit=partial(_alone, c)) for c in cells if c.enough]
+    products = [Job(device=t.device.name, rows=t.rows, fit=partial(gemm_curve, t)) for t in _truths(table, only)]
     few = [cell for cell in cells if cell.some and not cell.enough]
     for device in {job.device for job in (*products, *sound)} | {cell.device.name for cell in few}:
         saved_curves(device, out)  # a file that is no profile is refused before the work
     with Progress("fitting kernels") as progress:
         total, first = len(sound) + len(products) + len(few), len(sound) + len(products)
-        _run([*products, *sound], out, written, lambda n: progress(n, total))
+        _run([*products, *sound], out, written, fitted, lambda n: progress(n, total))
         known = {device: list(curves) for device, curves in written.items()}
         near = [(cell, curve) for cell in few if (curve := borrowed(known, cell)) is not None]
-        weak = [Job(device=cell.device.name, fit=partial(_leaning, cell, curve)) for cell, curve in near]
-        _run(weak, out, written, lambda n: progress(first + n, total))
+        weak = [
+            Job(device=cell.device.name, rows=cell.rows, fit=partial(_leaning, cell, curve)) for cell, curve in near
+        ]
+        _run(weak, out, written, fitted, lambda n: progress(first + n, total))
 
 
 def _cells(table: Table) -> list[Cell]:
-    """Cells of all families; a table of sources that are all unknown is read like one of a plain framework."""
+    """Cells of all families, with the sources that the table names."""
     from steptime.calibrate.kernel_families import all_cells
-    from steptime.surface.scoring import standing_in
 
     sources = table.text("source")
     if _known_sources(table):
         return list(all_cells(table))
-    cells = all_cells(standing_in(table, "neusight", ""))
+    cells = all_cells(_as_read(table))
     return [replace(c, source=", ".join(sorted(set(sources[c.rows]))) or "unnamed") for c in cells]
+
+
+def _as_read(table: Table) -> Table:
+    """The table as families see it: one of sources that are all unknown is read like one of a plain framework."""
+    from steptime.surface.scoring import standing_in
+
+    return table if _known_sources(table) else standing_in(table, "neusight", "")
 
 
 def _alone(cell: Cell) -> Curve:
@@ -162,14 +175,11 @@ def _leaning(cell: Cell, known: Curve) -> Curve:
 
 def _truths(table: Table, only: str | None) -> list[Truth]:
     """Matrix products to fit: of the sources that are trusted; in a table that has none of them, of all."""
-    import numpy as np
-
     from steptime.calibrate.gemm import FAMILY, SOURCES, preferred, truths
 
     if only not in (None, FAMILY.name):
         return []
-    products = table.take(np.isin(table.text("op").astype(str), list(FAMILY.ops)))
-    found = list(truths(products))
+    found = list(truths(table))
     if not any(t.source.split("/")[0] in SOURCES for t in found):
         most = sorted(found, key=lambda t: len(t.measured_s))
         largest = {(t.device.name, t.dtype, t.timer): t for t in most}.values()
@@ -178,15 +188,23 @@ def _truths(table: Table, only: str | None) -> list[Truth]:
     return preferred(found)
 
 
-def _run(jobs: Sequence[Job], out: Path, written: dict[str, list[Curve]], step: Callable[[int], None]) -> None:
+def _run(
+    jobs: Sequence[Job], out: Path, written: dict[str, list[Curve]], fitted: Fitted, step: Callable[[int], None]
+) -> None:
     """Fits device by device and writes the profile of each when its last curve is fitted."""
     from steptime.hardware.profiles import save_curves
 
     ordered = sorted(jobs, key=lambda job: job.device)
     fresh: list[Curve] = []
     for i, job in enumerate(ordered):
-        fresh.append(job.fit())
-        if i + 1 == len(ordered) or ordered[i + 1].device != job.device:
+        try:
+            fresh.append(job.fit())
+        except UserError as error:
+            fitted.refused(job.rows, error)
+        else:
+            fitted.rows[job.rows] = True
+        last = i + 1 == len(ordered) or ordered[i + 1].device != job.device
+        if last and fresh:
             save_curves(job.device, fresh, out)
             written.setdefault(job.device, []).extend(fresh)
             fresh = []
@@ -218,9 +236,14 @@ def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
         print(printable(f"Left out: {text}"), file=sys.stderr)
 
 
+def _none_fitted(table: Table | None) -> Fitted:
+    from steptime.surface.fit_left_out import Fitted
+
+    return Fitted.none(0 if table is None else table.rows)
+
+
 def _left_out(
-    tables: tuple[Table | None, Table | None], only: str | None, written: dict[str, list[Curve]],
-    fabrics: list[FabricProfile],
+    tables: tuple[Table | None, Table | None], only: str | None, fitted: Fitted, fabrics: list[FabricProfile]
 ) -> dict[str, dict[str, int]]:  # fmt: skip
     """Rows of both tables that nothing was fitted to, by reason."""
     from steptime.surface.fit_left_out import collectives_left_out, kernels_left_out
@@ -228,7 +251,7 @@ def _left_out(
     kernels, collectives = tables
     names = [fabric.name for fabric in fabrics]
     return {
-        "kernels": {} if kernels is None else kernels_left_out(kernels, written, only),
+        "kernels": {} if kernels is None else kernels_left_out(_as_read(kernels), fitted, only),
         "collectives": {} if collectives is None else collectives_left_out(collectives, names),
     }
 

@@ -38,6 +38,8 @@ BAND_WORDS: Final = {
     "growth": "scale", "device": "device", "noise": "noise of runs", "settings": "unknown settings",
 }  # fmt: skip
 SHOWN_SHARES: Final = 3
+WIDEST: Final = 1e7
+"""Percent from which on a column shows an exponent."""
 _CHOICE: Final = {"recompute_every": "every", "idle_devices": "idle"}
 
 
@@ -83,7 +85,7 @@ def percent(fraction: float) -> str:
     >>> percent(0.4567)
     '45.7 %'
     """
-    return f"{fraction * 100:.1f} %" if math.isfinite(fraction) else "unknown"
+    return f"{_rounded(fraction * 100)} %" if math.isfinite(fraction) else "unknown"
 
 
 def change(fraction: float) -> str:
@@ -93,7 +95,16 @@ def change(fraction: float) -> str:
     ('-25.0 %', '0.0 %')
     """
     rounded = round(fraction * 100, 1) if math.isfinite(fraction) else math.nan
-    return f"{rounded:+.1f} %" if rounded else "0.0 %"
+    return f"{_rounded(rounded, '+')} %" if rounded else "0.0 %"
+
+
+def _rounded(value: float, sign: str = "") -> str:
+    """With one decimal; what no column holds with its exponent.
+
+    >>> _rounded(12.34), _rounded(-1.5e28, "+")
+    ('12.3', '-1.5e+28')
+    """
+    return format(value, f"{sign}.1f" if abs(value) < WIDEST else f"{sign}.1e")
 
 
 def gib(value_bytes: float) -> str:
