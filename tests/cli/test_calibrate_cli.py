@@ -17,6 +17,8 @@ from steptime.calibrate.table import read_table
 from steptime.errors import InputFileError
 from steptime.hardware import Kind, load_cluster, load_device
 from steptime.hardware.profiles import read_profile, save_curves
+from steptime.store.files import one_writer
+from steptime.store.journal import Journal
 from steptime.surface.cli import calibrate_fit
 from steptime.surface.cli.main import EXIT_INTERRUPTED, EXIT_USER
 
@@ -102,6 +104,27 @@ def test_a_damaged_profile_is_refused_before_the_work(
     (tmp_path / "h100-sxm.toml").write_text("garbage")
     done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(tmp_path))
     assert (done.exit_code, "h100-sxm.toml: is not valid TOML" in done.stderr) == (EXIT_USER, True), done.stderr
+
+
+def test_two_fits_do_not_write_to_one_folder_at_once(run: Run, softmaxes: Path, tmp_path: Path) -> None:
+    """The curves of the one that ended last replaced those of the other, and both said that theirs were written."""
+    out = tmp_path / "p"
+    out.mkdir()
+    with one_writer(out):
+        done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(out))
+    assert (done.exit_code, list(out.iterdir())) == (EXIT_USER, []), done.stderr
+    assert "is being written by another process" in done.stderr and "another folder" in done.stderr
+    assert run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(out)).exit_code == 0
+
+
+def test_a_calibration_that_runs_is_no_leftover(run: Run, tmp_path: Path) -> None:
+    """The advice was to delete the journal, or to resume it."""
+    with Journal(tmp_path / "m.journal.jsonl", {}) as journal:
+        journal.append({"key": "x", "of": "operator"})
+        for more in ((), ("--resume",)):
+            done = run("calibrate", "machine", "--device", "cpu", "--quick", "--out", str(tmp_path / "m.toml"), *more)
+            assert (done.exit_code, "is being written by another process" in done.stderr) == (EXIT_USER, True)
+            assert "delete" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ FOLDER: Final = "is a folder, not a file"
 SPECIAL: Final = "is not a regular file"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Failures to write for want of room: a full disk, a full quota, a limit on the size of files."""
+BUSY: Final = "is being written by another process"
 ROOM: Final = 4096
 """Bytes that must fit where a file is to be written: one block."""
 
@@ -209,6 +212,40 @@ def prepare_folder(path: str | Path) -> None:
         _try_room(folder)
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+@contextmanager
+def one_writer(folder: str | Path) -> Iterator[None]:
+    """Keeps other processes that ask for the same from writing to a folder, which exists.
+
+    Raises:
+        InputFileError: another process writes to it.
+    """
+    if os.name != "posix":  # no folders to open on this system
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if not lock(handle):
+            raise InputFileError(str(folder), BUSY, hint="wait until it has ended, or give another folder")
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock(handle: int) -> bool:
+    """Locks an open file or folder until it is closed; False where another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no such locks on this file system
+        return True
+    return True
 
 
 def _try_room(folder: Path) -> None:

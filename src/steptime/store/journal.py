@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from steptime.errors import InputFileError, counted, shorten
-from steptime.store.files import read_bytes, refuse_special, unwritable
+from steptime.store.files import BUSY, lock, read_bytes, refuse_special, unreadable, unwritable
 
 #: Larger journals are refused unread.
 MAX_BYTES: Final = 2**30
@@ -73,6 +73,21 @@ def read_journal(path: str | Path) -> Stored:
         raise InputFileError(str(path), "is not a journal of steptime", hint="give another file, or delete this one")
     records = tuple(record for record in parsed[1:] if record is not None)
     return Stored(header=parsed[0], records=records, whole_bytes=len(data) - len(torn))
+
+
+def refuse_busy(path: str | Path) -> None:
+    """Refuse a journal that another process is writing.
+
+    Raises:
+        InputFileError: it is being written, or cannot be opened.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            free = lock(file.fileno())
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not free:
+        raise InputFileError(str(path), BUSY)
 
 
 def _parsed(line: bytes) -> Record | None:
@@ -130,14 +145,8 @@ class Journal:
             raise unwritable(self.path, error) from None
 
     def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            return
-        try:
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputFileError(str(self.path), "is being written by another process") from None
+        if not lock(self._file.fileno()):
+            raise InputFileError(str(self.path), BUSY)
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size

@@ -16,7 +16,7 @@ from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import load_torch
 from steptime.errors import InputFileError, UserError, counted
 from steptime.store.files import refuse_unwritable
-from steptime.store.journal import Journal, read_journal
+from steptime.store.journal import Journal, read_journal, refuse_busy
 from steptime.workload.element_types import ELEMENT_BYTES
 
 Progress = Callable[[int, int], None]
@@ -126,7 +126,8 @@ def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
     """The journal of this calibration.
 
     Raises:
-        InputFileError: it belongs to another measurement, or an unfinished one would be overwritten.
+        InputFileError: another process writes it, it belongs to another measurement, or an unfinished one would be
+            overwritten.
     """
     path = cluster_file.journal_path(request.out)
     header = {
@@ -134,6 +135,7 @@ def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
         "mesh": [1, 1] if mesh is None else [mesh.nodes, mesh.local],
     }  # fmt: skip
     if not request.resume and path.exists() and path.stat().st_size:
+        refuse_busy(path)
         stored = read_journal(path)
         if stored.records and not any(record["key"] == _FINISHED for record in stored.records):
             raise InputFileError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from steptime.errors import FieldError, InputFileError, UserError, counted, did_you_mean, shorten
-from steptime.store.files import prepare_folder
+from steptime.store.files import one_writer, prepare_folder
 from steptime.surface.cli import options as o
 
 if TYPE_CHECKING:
@@ -73,10 +73,11 @@ def command(
     written, fabrics = dict[str, "list[Curve]"](), list["FabricProfile"]()
     fitted = _none_fitted(tables[0])
     try:
-        if tables[0] is not None:
-            _fit_kernels(tables[0], family, out, written, fitted)
-        if tables[1] is not None:
-            _fit_fabrics(tables[1], out, fabrics)
+        with one_writer(out):
+            if tables[0] is not None:
+                _fit_kernels(tables[0], family, out, written, fitted)
+            if tables[1] is not None:
+                _fit_fabrics(tables[1], out, fabrics)
     except (KeyboardInterrupt, InputFileError):
         if written or fabrics:
             done = f"{counted(len(written), 'device')} and {counted(len(fabrics), 'fabric')} fitted"
