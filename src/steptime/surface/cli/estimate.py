@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -14,9 +14,18 @@ from steptime.estimate.result import Estimate
 from steptime.surface.cli import options as o
 from steptime.surface.plan_keys import KEYS
 
+if TYPE_CHECKING:
+    from steptime.surface.formats.estimate_json import Written
+
 _EXPLAIN: Final = "--explain"
 #: Parameters of the command that say what the job is; those of :data:`KEYS` say how it is parallelised.
 SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
+
+#: What a written estimate records of its job -> the option for it.
+_JOB_OPTIONS: Final = {
+    "gpus": "--gpus", "global_batch": "--global-batch", "seq_len": "--seq", "dtype": "--dtype",
+    "optimizer": "--optimizer", "framework": "--framework", "lora": "--lora-rank",
+}  # fmt: skip
 
 
 class ExplainCommand(TyperCommand):
@@ -105,7 +114,8 @@ def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
     from steptime.surface.cli.job import estimate_of, job_from, ledger_of
 
-    settings, plan = settings_given(given), plan_given(given)
+    settings, written = settings_given(given), written_given(given)
+    plan = plan_given(given, written)
     explain: str | None = given["explain"]
     job = job_from(given["model"], given["cluster"], settings, plan)
     if job.cluster is None:
@@ -114,6 +124,8 @@ def _run(given: Mapping[str, Any]) -> None:
         _show_ledger(ledger_of(job), json=given["json"])
         return
     estimate = estimate_of(job)
+    if written is not None and (note := not_taken(given["plan"], written.workload, estimate.workload, settings)):
+        estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
     _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
@@ -125,18 +137,41 @@ def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:
     return o.given(**{name: given[name] for name in SETTINGS}) | lora
 
 
-def plan_given(given: Mapping[str, Any]) -> dict[str, Any]:
+def written_given(given: Mapping[str, Any]) -> Written | None:
+    """The plan of the file that the user gave, if any."""
+    if given["plan"] is None:
+        return None
+    from steptime.surface.formats.estimate_json import read_plan
+
+    return read_plan(given["plan"])
+
+
+def not_taken(path: str, written: Mapping[str, Any], taken: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What the job of a written plan has that this one has not, though the user did not say so; "" for nothing.
+
+    >>> not_taken("a.json", {"dtype": "fp8", "seq_len": 512}, {"dtype": "bf16", "seq_len": 1024}, {"seq": 1024})
+    'a.json was written for --dtype fp8, which a plan does not hold: this estimate has bf16'
+    """
+    of, here = (
+        {**w, "lora": w["lora"].get("rank") if isinstance(w.get("lora"), dict) else None} for w in (written, taken)
+    )
+    differ = [name for name in _JOB_OPTIONS if of.get(name) not in (None, here.get(name))]
+    differ = [name for name in differ if {"seq_len": "seq"}.get(name, name) not in settings]
+    if not differ:
+        return ""
+    options = ", ".join(f"{_JOB_OPTIONS[name]} {shorten(str(of[name]), 40)}" for name in differ)
+    instead = ", ".join("none" if here[name] is None else str(here[name]) for name in differ)
+    return f"{path} was written for {options}, which a plan does not hold: this estimate has {instead}"
+
+
+def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, Any]:
     """What the user gave of the plan, over the plan of a file."""
     plan = o.given(**{name: given[name] for name in KEYS})
     if given["placement"] is not None:
         from steptime.surface.cli.constraints import parse_placement
 
         plan["placement"] = parse_placement(given["placement"])
-    if given["plan"] is None:
-        return plan
-    from steptime.surface.formats.estimate_json import read_plan
-
-    return over_plan(read_plan(given["plan"]), plan)
+    return plan if written is None else over_plan(written.plan, plan)
 
 
 def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -131,7 +131,14 @@ def parse_estimate(text: str, path: str) -> Estimate:
         raise as_user_error(error, path, _Estimate) from None
 
 
-def read_plan(path: str) -> dict[str, Any]:
+class Written(NamedTuple):
+    """A plan in a file, and the job that it was made for."""
+
+    plan: dict[str, Any]
+    workload: dict[str, Any]
+
+
+def read_plan(path: str) -> Written:
     """The plan of an estimate, or the first plan of a search, in a file that ``--json`` wrote.
 
     Raises:
@@ -144,7 +151,8 @@ def read_plan(path: str) -> dict[str, Any]:
     plan = document.get("plan") if isinstance(document, Mapping) else None
     if not isinstance(plan, dict):
         raise InputFileError(path, "holds no plan", hint="write one with: steptime plan ... --json > plans.json")
-    return plan
+    workload = document["workload"] if isinstance(document.get("workload"), dict) else {}
+    return Written(plan, workload)
 
 
 def _record(given: _Estimate) -> Estimate:
