@@ -6,18 +6,18 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from steptime.errors import FieldError
+from steptime.errors import FieldError, did_you_mean
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: str, at: str) -> None:
     """Refuses a table that has a key of another name.
 
     Raises:
-        FieldError: names the key and those that are known.
+        FieldError: names the key and the likely ones.
     """
     for name in table:
         if name not in known:
-            raise FieldError(where, at + name, "is unknown", hint=f"known are {', '.join(sorted(known))}")
+            raise FieldError(where, at + name, "is unknown", hint=did_you_mean(name, sorted(known)))
 
 
 def text_in(table: Mapping[str, Any], name: str, where: str, at: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError
+from steptime.hardware.checks import refuse_unknown
 from steptime.hardware.load import read_toml
 from steptime.hardware.search_path import user_roots
 from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, SHARES
@@ -27,6 +28,15 @@ LARGEST: Final = 1e9
 """Largest parameter, count of sources and end of a band: above what any fit gives, below what formulas overflow at."""
 LARGEST_DOUBT: Final = 10.0
 """Largest standard deviation of a logarithm: a factor of twenty thousand."""
+
+KEYS: Final = {"common": PARAMETERS, "doubts": PARAMETERS}
+BAND_KEYS: Final = {
+    "named": ("low", "high"), "generic": ("low", "high"),
+    "model": ("noise", "experts", "unknown_device", "unknown_sources"),
+}  # fmt: skip
+FRAMEWORK_KEYS: Final = (*PARAMETERS, "runs", "doubts")
+DEVICE_KEYS: Final = (*BUSY, "doubt", "sources")
+"""Keys of the tables; those of the source are free."""
 
 
 def framework_path() -> Path:
@@ -84,6 +94,7 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
     Raises:
         FieldError: names the file and the field.
     """
+    _known_keys(tables, where)
     if not isinstance(_table(tables, "provenance", where).get("source"), str):
         raise FieldError(where, "provenance.source", "is missing or no text")
     _values(tables, "common", where)
@@ -101,6 +112,23 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
         _positive(tables["device"], name, BUSY, where, "device.")
         _positive(tables["device"], name, ("doubt",), where, "device.", LARGEST_DOUBT)
         _count(tables["device"], name, "sources", where, "device.")
+
+
+def _known_keys(tables: Mapping[str, Any], where: str) -> None:
+    """Refuses keys that nothing reads; what is no table is refused where it is read."""
+    refuse_unknown(tables, ("provenance", *KEYS, "band", "framework", "device"), where, "")
+    band = tables.get("band")
+    found = [(tables, name, KEYS[name], "") for name in KEYS] + [({"band": band}, "band", tuple(BAND_KEYS), "")]
+    found += [(band, name, BAND_KEYS[name], "band.") for name in BAND_KEYS]
+    for title, keys in (("framework", FRAMEWORK_KEYS), ("device", DEVICE_KEYS)):
+        own: Any = tables.get(title)
+        names = list(own) if isinstance(own, Mapping) else []
+        found += [(own, name, keys, f"{title}.") for name in names]
+        found += [(own[name], "doubts", PARAMETERS, f"{title}.{name}.") for name in names if title == "framework"]
+    for table, name, keys, before in found:
+        part = table.get(name) if isinstance(table, Mapping) else None
+        if isinstance(part, Mapping):
+            refuse_unknown(part, keys, where, f"{before}{name}.")
 
 
 def _values(tables: Mapping[str, Any], path: str, where: str, before: str = "") -> None:
