@@ -200,3 +200,28 @@ def test_no_step_is_faster_than_its_copies_at_the_rate_of_the_datasheet() -> Non
     e = evaluated(Plans(dp=8))
     one_way_s = 8 * 32 * float(e.sizes.layer.kept_bytes) / 64e9
     assert bracket_s(e)[0] == pytest.approx(one_way_s)
+
+
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ({"model": "gemma2-2b", "gpus": 8, "global_batch": 128},
+         {"tp": 2, "pp": 4, "vpp": 2, "micro_batch": 2, "recompute": "full", "overlap": "offload"}),
+        ({"model": "gpt2", "gpus": 32, "global_batch": 32, "framework": "megatron-core"},
+         {"tp": 4, "pp": 8, "offload": "activations,optimizer", "overlap": "dp,offload"}),
+    ],
+)  # fmt: skip
+def test_a_faster_link_to_the_host_lowers_the_lower_end_of_the_bracket(
+    tmp_path: Path, job: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    """Slow copies made a stage with little computation the critical one, so that the bound rose by up to three times
+    when the link became fast."""
+    lows = []
+    for rate in (2, 4, 16, 32, 64, 128):
+        file = tmp_path / f"{rate}.toml"
+        file.write_text(f'base = "dgx-a100"\n[device]\nhost_bandwidth = "{rate} GB/s"\n')
+        found = api.estimate(cluster=file, plan={"offload": "activations", **plan}, **job)
+        low, high = found.step_time_bracket_s
+        assert low <= found.step_time_s <= high
+        lows.append(low)
+    assert lows == sorted(lows, reverse=True)

@@ -97,13 +97,13 @@ def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: 
 
 
 def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:
-    """A step of which all traffic overlaps or none."""
+    """A step of which all traffic overlaps or none; where it does, copies to the host make no stage slower."""
     layout, hides = e.inputs.layout, float(overlap)
-    inputs, copy_s = e.inputs, layer_copy_s(e.job, e.plans, e.sizes, machine)
+    inputs, copy_s = e.inputs, 0.0 if overlap else layer_copy_s(e.job, e.plans, e.sizes, machine)
     stage = critical_stage(layout, passes, copy_s, hides)
     if machine is not e.machine or not _same_parts(stage, e.step.stage):
         inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout, copy_s)
-    inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides)
+    inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides, copy_s=copy_s)
     return compose(inputs, passes, framework, stage)
 
 
@@ -118,11 +118,11 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 
     Low: per micro-batch the busiest of arithmetic, memory and links, everything else hidden behind it, the pipeline
     still filling and draining; but no less than the data-parallel traffic of the step and than the copies of
-    activations to the host. Where fitted models time the step, that is at the rates of the datasheet and without
-    latencies, under the ideal framework; elsewhere at the rates that are assumed to be sustained, without overheads,
-    each part as much faster as the framework makes it, if it does. High: arithmetic, memory traffic and communication
-    one after the other, each as much slower as the framework makes it; a factor of its on links below 1, where the fit
-    found traffic hidden behind computation, counts as 1.
+    activations to the host, and no more than the estimate. Where fitted models time the step, that is at the rates of
+    the datasheet and without latencies, under the ideal framework; elsewhere at the rates that are assumed to be
+    sustained, without overheads, each part as much faster as the framework makes it, if it does. High: arithmetic,
+    memory traffic and communication one after the other, each as much slower as the framework makes it; a factor of its
+    on links below 1, where the fit found traffic hidden behind computation, counts as 1.
 
     Source: the two bounds of a roofline, max and sum of the times.
     """
@@ -133,7 +133,7 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
         passes = {
             part: _fastest(*(_resources(rows, eased) for rows in directions)) for part, directions in parts.items()
         }
-        return _lowest_s(e, e.machine, Passes(**passes), eased), highest_s
+        return minimum(_lowest_s(e, e.machine, Passes(**passes), eased), e.step.total_s), highest_s
     least = {
         part: _fastest(*(_bound_resources(rows, e.plans, bound) for rows in directions))
         for part, directions in parts.items()
