@@ -15,7 +15,9 @@ from torch import nn  # noqa: E402
 
 import models  # noqa: E402
 from steptime.errors import UnknownNameError, UserError  # noqa: E402
+from steptime.surface.profile_settings import NotedLoss  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
+from steptime.workload.capture.exported import as_module  # noqa: E402
 from steptime.workload.capture.optimizers import OPTIMIZERS  # noqa: E402
 from steptime.workload.capture.problems import CaptureError  # noqa: E402
 from steptime.workload.graph import PHASES, Program  # noqa: E402
@@ -268,3 +270,36 @@ def test_a_call_of_exit_is_an_error() -> None:
 
     with pytest.raises(CaptureError, match=r"sys\.exit"):
         capture(Leaves(), [X])
+
+
+def test_a_module_whose_attributes_fail_is_captured() -> None:
+    """Looking for what torch.compile wraps asked it for an attribute, and its error was reported as a defect."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "layer":
+                raise ZeroDivisionError(name)
+            return super().__getattr__(name)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+    odd = Odd()
+    assert as_module(odd) is odd
+
+
+def test_a_module_without_a_result_is_told_of_no_line_of_ours() -> None:
+    class Silent(nn.Module):
+        def forward(self, x: Any) -> None:
+            return None
+
+    with pytest.raises(CaptureError, match="returns no floating-point tensor") as caught:
+        capture(Silent(), [X], loss=NotedLoss())
+    assert "\n  at " not in str(caught.value)
+    with pytest.raises(CaptureError, match="does not depend on any trained parameter") as caught:
+        capture(nn.ReLU(), [X])
+    assert "--inference" in str(caught.value)

@@ -47,4 +47,4 @@ def as_module(given: Any) -> Any:
     """A module for an exported program, the eager module of a compiled one; anything else as it is."""
     if isinstance(given, torch.export.ExportedProgram):
         return Exported(given)
-    return getattr(given, "_orig_mod", given) if isinstance(given, torch.nn.Module) else given
+    return vars(given).get("_modules", {}).get("_orig_mod", given) if isinstance(given, torch.nn.Module) else given

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from steptime.errors import UserError, shorten
 
-_OURS = Path(__file__).parent
+_OURS = Path(__file__).parents[2]
 _TORCH = Path(torch.__file__).parent
 
 

@@ -207,7 +207,8 @@ def _loss(output: Any, loss: Loss | None) -> torch.Tensor:
             "the loss is not a scalar tensor", hint="give --loss, a function from the output to a scalar"
         )
     if not value.requires_grad:
-        raise CaptureError("the loss does not depend on any trained parameter", hint="capture with training=False")
+        hint = "give --inference, in Python training=False"
+        raise CaptureError("the loss does not depend on any trained parameter", hint=hint)
     return value
 
 
