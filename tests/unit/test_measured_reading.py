@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,6 +244,32 @@ def test_doubts_become_flags():
     assert rederived.degrees and rederived.degrees.dp == 4 and Flag.DP_REDERIVED in rederived.flags
     replaced = one(micro_batch="12", global_batch_sequences="32")
     assert replaced.micro_batch == 8 and Flag.MICRO_BATCH_REPLACED in replaced.flags
+
+
+def test_numbers_that_are_no_batch_and_no_number_of_layers_are_not_counted_through():
+    changes = {"global_batch_sequences": "4000000004", "micro_batch": "", "metric_tokens_per_s_per_gpu": ""}
+    assert refused(**changes)[0] is Reason.BAD_NUMBER
+    largest = one(**changes | {"global_batch_sequences": "999999996", "micro_batch": "200000000"})
+    assert largest.micro_batch == 83333333 and Flag.MICRO_BATCH_REPLACED in largest.flags
+    assert one(model="DeepSeek-V3", hidden="7168", heads="128", notes="9" * 5000 + " dense layers").model.experts
+
+
+def test_each_row_is_put_to_its_source_once():
+    looked: list[str] = []
+
+    class Key(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            looked.append(self)
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    run = one()
+    runs = tuple(replace(run, source_key=Key(f"source {i}")) for i in range(100))
+    assert Reading(runs=runs, skipped=()).to_json()["by_source"]["source 7"]["rows"] == 1
+    assert len(looked) < 1000
 
 
 def test_batch_from_micro_batch_replicas_and_accumulation():

@@ -6,7 +6,7 @@ Errors are fractions: :math:`e = p / t - 1` for a prediction :math:`p` of a meas
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -88,9 +88,10 @@ def _columns(scored: Sequence[ScoredRun]) -> tuple[Array, Array, Array, Array]:
 
 def grouped(scored: Sequence[ScoredRun], group: Callable[[MeasuredRun], str]) -> dict[str, dict[str, Any]]:
     """:func:`statistics` of every group that has rows."""
-    usable = timed(scored)
-    names = sorted({group(s.run) for s in usable})
-    return {name: statistics([s for s in usable if group(s.run) == name]) for name in names}
+    groups: dict[str, list[ScoredRun]] = defaultdict(list)
+    for s in timed(scored):
+        groups[group(s.run)].append(s)
+    return {name: statistics(own) for name, own in sorted(groups.items())}
 
 
 def macro(scored: Sequence[ScoredRun], without: str | None = None) -> dict[str, Any]:
@@ -106,10 +107,9 @@ def macro(scored: Sequence[ScoredRun], without: str | None = None) -> dict[str, 
 
 def dominant_source(scored: Sequence[ScoredRun]) -> str | None:
     """The source that has at least 40 % of the rows, if one has and it is not the only one."""
-    usable = timed(scored)
-    names = [s.run.source_key for s in usable]
-    top = max(set(names), key=lambda name: (names.count(name), name), default=None)
-    return top if top and len(set(names)) > 1 and names.count(top) >= DOMINANT * len(names) else None
+    rows = Counter(s.run.source_key for s in timed(scored))
+    top = max(rows, key=lambda name: (rows[name], name), default=None)
+    return top if top and len(rows) > 1 and rows[top] >= DOMINANT * rows.total() else None
 
 
 def memory_statistics(scored: Sequence[ScoredRun]) -> dict[str, dict[str, Any]]:

@@ -134,7 +134,7 @@ def _catalogue_experts(
     row: TableRow, base: ModelSpec, experts: Experts, known: Mapping[str, Any], layers: int
 ) -> Experts:
     dense = base.layers - experts.moe_layers
-    stated = re.search(r"(\d+) dense (?:l\b|layer)", row.text("notes"))
+    stated = re.search(r"(?<!\d)(\d{1,4}) dense (?:l\b|layer)", row.text("notes"))
     if stated:
         dense = int(stated.group(1))
     moe_layers = layers // known["moe_every"] if "moe_every" in known else max(1, layers - dense)

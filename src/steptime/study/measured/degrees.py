@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+from steptime.num import divisors
 from steptime.study.measured.canonical import ScheduleName, Sharding
 from steptime.study.measured.read import TableRow
 from steptime.study.measured.reasons import Flag, Reason, RowProblem
+
+MOST_SEQUENCES: Final = 10**9
+"""Largest batch that is believed; a larger number is none of sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +73,8 @@ def batch(row: TableRow, found: Degrees | None, schedule: ScheduleName, flags: s
     Raises:
         RowProblem: there is none, or it does not divide among the replicas.
     """
-    micro = row.whole("micro_batch")
-    total = row.whole("global_batch_sequences")
+    micro = row.whole("micro_batch", MOST_SEQUENCES)
+    total = row.whole("global_batch_sequences", MOST_SEQUENCES)
     if total is None and "global_batch_sequences" in row.unread:
         raise RowProblem(Reason.BAD_NUMBER, f"global_batch_sequences: {row.text('global_batch_sequences')!r}"[:120])
     if total is None and micro and found is not None and schedule.accumulation:
@@ -83,7 +88,7 @@ def batch(row: TableRow, found: Degrees | None, schedule: ScheduleName, flags: s
     if over or not share:
         raise RowProblem(Reason.BATCH_CONTRADICTS, f"batch {total} over dp {found.dp}")
     if micro is not None and share % micro:
-        micro = max(d for d in range(1, min(micro, share) + 1) if share % d == 0)
+        micro = max(d for d in divisors(share) if d <= micro)
         flags.add(Flag.MICRO_BATCH_REPLACED)
     return Batch(global_batch=total, micro_batch=micro)
 

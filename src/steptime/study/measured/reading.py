@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ class Reading:
 
     def to_json(self) -> dict[str, Any]:
         """Counts: rows, usable rows, reasons, flags, and the same per source."""
-        keys = sorted({run.source_key for run in self.runs} | {row.source_key for row in self.skipped})
         return {
             "rows": self.rows, "runs": len(self.runs), "timed": len(self.timed),
             "with_memory": sum(run.memory is not None for run in self.runs),
@@ -44,15 +43,21 @@ class Reading:
             "measured_but_skipped": sum(row.measured for row in self.skipped),
             "skipped": reason_counts(self.skipped),
             "flags": dict(Counter(str(flag) for run in self.runs for flag in sorted(run.flags)).most_common()),
-            "by_source": {key: self._source(key) for key in keys},
+            "by_source": self._by_source(),
         }  # fmt: skip
 
-    def _source(self, key: str) -> dict[str, Any]:
-        runs = [run for run in self.runs if run.source_key == key]
-        skipped = [row for row in self.skipped if row.source_key == key]
+    def _by_source(self) -> dict[str, dict[str, Any]]:
+        rows: dict[str, tuple[list[MeasuredRun], list[Skipped]]] = defaultdict(lambda: ([], []))
+        for run in self.runs:
+            rows[run.source_key][0].append(run)
+        for row in self.skipped:
+            rows[row.source_key][1].append(row)
         return {
-            "rows": len(runs) + len(skipped), "runs": len(runs), "timed": sum(run.time is not None for run in runs),
-            "skipped": reason_counts(skipped),
+            key: {
+                "rows": len(runs) + len(skipped), "runs": len(runs), "timed": sum(run.time is not None for run in runs),
+                "skipped": reason_counts(skipped),
+            }
+            for key, (runs, skipped) in sorted(rows.items())
         }  # fmt: skip
 
 
