@@ -16,7 +16,7 @@ from steptime.calibrate.collective_priors import untold
 from steptime.calibrate.collective_rows import Rows
 from steptime.calibrate.collectives import predict_rows, rows_of, usable
 from steptime.calibrate.table import Table
-from steptime.cost.collective_algorithms import ALGORITHMS, LIBRARY, candidate_s, collective_s
+from steptime.cost.collective_algorithms import ALGORITHMS, LIBRARY, TWO_PHASES, candidate_s, collective_s
 from steptime.cost.collective_fabric import Fabric, fabric_of, transfer_s
 from steptime.cost.collective_hierarchical import hierarchical_path
 from steptime.cost.collective_schedules import (
@@ -116,6 +116,12 @@ def test_rooted_algorithms_cross_over() -> None:
     both = ("chain", "binomial")
     assert collective_s("broadcast", 8.0, 8, 8, PLAIN, algorithms=both)[1] == "binomial"
     assert collective_s("broadcast", 1e9, 8, 8, PLAIN, algorithms=both)[1] == "chain"
+
+
+def test_algorithms_that_are_named_are_the_only_ones_weighed() -> None:
+    assert collective_s("all_reduce", 1e9, 8, 8, PLAIN, algorithms=("doubling",))[1] == "doubling"
+    assert {name for name, _ in candidate_s("all_reduce", 8.0, 8, 8, PLAIN, algorithms=("ring",))[0]} == {"ring"}
+    assert TWO_PHASES in {name for name, _ in candidate_s("all_reduce", 8.0, 8, 8, PLAIN)[0]}
 
 
 def test_every_library_algorithm_exists() -> None:

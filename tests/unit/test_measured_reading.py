@@ -191,6 +191,7 @@ def test_a_shape_guessed_from_the_number_of_parameters():
     ("changes", "reason"),
     [
         ({"gpu": ""}, Reason.NO_DEVICE),
+        ({"gpu": "?"}, Reason.NO_DEVICE),
         ({"gpu": "Abacus 3000"}, Reason.UNKNOWN_DEVICE),
         ({"gpu": "../../etc/passwd"}, Reason.UNKNOWN_DEVICE),
         ({"gpu": "evil.toml"}, Reason.UNKNOWN_DEVICE),

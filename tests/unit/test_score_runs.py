@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from steptime.calibrate.frameworks.save import packaged
-from steptime.errors import FieldError, InputFileError
+from steptime.errors import FieldError, InputFileError, UserError
 from steptime.store.tables import write_table
-from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
+from steptime.study.measured import MeasuredRun, ScoredRun, runs_of, samples
 from steptime.study.measured.predict import Scores, score_packaged
 from steptime.study.measured.published import COLUMNS, citation, published_rows, spread
 from steptime.study.measured.read import TableRow, read_rows
@@ -232,3 +232,18 @@ def test_rows_are_spread_evenly():
 def test_modelled_runs_keep_their_order():
     runs = runs_of(of_sources("sc21")).runs
     assert modelled(runs).runs == runs
+
+
+def test_runs_that_cannot_be_modelled_count_as_done(monkeypatch: pytest.MonkeyPatch):
+    runs, evaluated = runs_of(of_sources("sc21")).runs[:2], samples._evaluated
+
+    def refused(run: MeasuredRun) -> object:
+        if run is runs[1]:
+            raise UserError("it cannot be modelled")
+        return evaluated(run)
+
+    monkeypatch.setattr(samples, "_evaluated", refused)
+    done: list[tuple[int, int]] = []
+    found = modelled(runs, lambda *counts: done.append(counts))
+    assert done == [(1, 2), (2, 2)]
+    assert found.refused == ((runs[1], "it cannot be modelled"),)

@@ -85,6 +85,10 @@ LIBRARY: Final[Mapping[str, tuple[str, ...]]] = {
     "all_reduce": ("ring", "tree", "switch"),
     "all_to_all": ("direct",),
 }
+SIMPLE: Final = PROTOCOLS.index("simple")
+"""The protocol for large messages."""
+NO_LINK_Bps: Final = 1e-9
+"""Stands for the bandwidth between domains of a fabric that has none: what crosses takes next to forever."""
 #: An all-reduce done as a reduce-scatter and an all-gather.
 TWO_PHASES: Final = "reduce_scatter+all_gather"
 #: Kinds whose results a framework copies in or out of a list of tensors.
@@ -123,7 +127,8 @@ def collective_s(
         oversubscription: bandwidth into the network over bandwidth across it.
         nics: NICs that a domain has (rails); default those of the fabric. A group uses at most one per rank.
         element_bytes: size of one number; switches do not add up 8-bit ones.
-        algorithms: those to choose from; default what NCCL has (`LIBRARY`).
+        algorithms: those of `ALGORITHMS` to choose from; default what NCCL has (`LIBRARY`), and of an all-reduce
+            its two phases one after the other.
 
     Returns:
         Seconds, name of the algorithm, name of the protocol; arrays of them if any argument is an array.
@@ -193,7 +198,7 @@ def candidate_s(
         for p, protocol in enumerate(PROTOCOLS):
             names.append((name, protocol))
             times.append(_time(_paired(path, message, p, fabric), name, p, inside, ranks, lanes, fabric))
-    if kind == "all_reduce":
+    if kind == "all_reduce" and algorithms is None:
         names.append((TWO_PHASES, "simple"))
         times.append(_two_phases(size_bytes, ranks, inside, fabric, groups, oversubscription, nics, element_bytes))
     return names, _wrapped(kind, times, size_bytes, ranks, fabric)
@@ -262,14 +267,14 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
     single = where(inside > 1, 1.0, fabric.single_share)
     if name == "tree" and fabric.short_chains:
         path = short_chains(path, ranks, inside, 2 * outer_hop / maximum(hop, LEAST_HOP_S))
-    simple = p == len(PROTOCOLS) - 1
+    simple = p == SIMPLE
     return transfer_s(
         path,
         start,
         hop,
         outer_hop,
         fabric.Bps[p] * share * link_share(fabric, inside),
-        (fabric.outer_Bps[p] or 1e-9) * outer_share * single * lanes,
+        (fabric.outer_Bps[p] or NO_LINK_Bps) * outer_share * single * lanes,
         fabric.ramp_s if simple else 0.0,
         fabric.ramp_bytes,
         _overlap(spans, fabric) if simple else 1.0,
@@ -284,7 +289,7 @@ def _hops(name: str, p: int, spans: Num, ranks: Num, fabric: Fabric) -> tuple[Nu
         hop = mean_hop_s(hop, fabric.long_direct_hop_s, known, ranks) if known else hop
         return hop, hop
     hop, outer_hop = fabric.hop_s[p], (fabric.tree_hop_s if name == "tree" else fabric.outer_hop_s)[p]
-    if known and p == len(PROTOCOLS) - 1:
+    if known and p == SIMPLE:
         inside_s = hop if name == "tree" else mean_hop_s(hop, fabric.long_hop_s, known, ranks)
         hop = where(spans > 0, fabric.long_hop_s, inside_s)
     return hop, outer_hop
@@ -297,9 +302,9 @@ def _overlap(spans: Num, fabric: Fabric) -> Num:
 
 def _switch(path: Path, ranks: Num, inside: Num, element_bytes: Num, lanes: Num, fabric: Fabric) -> Num:
     """Time of an all-reduce in the switches of the domains; infinite where they cannot do it."""
-    start = fabric.switch_start_s + where(ranks > inside, fabric.outer_start_s[2], 0.0)
-    outer_Bps = (fabric.outer_Bps[2] or 1e-9) * lanes
-    time = transfer_s(path, start, 0.0, fabric.tree_hop_s[2], fabric.switch_Bps, outer_Bps)
+    start = fabric.switch_start_s + where(ranks > inside, fabric.outer_start_s[SIMPLE], 0.0)
+    outer_Bps = (fabric.outer_Bps[SIMPLE] or NO_LINK_Bps) * lanes
+    time = transfer_s(path, start, 0.0, fabric.tree_hop_s[SIMPLE], fabric.switch_Bps, outer_Bps)
     legal = (inside > 2) & (element_bytes >= 2)
     return where(legal, time, np.inf)
 

@@ -91,13 +91,13 @@ class StepInputs:
     host_optimizer_s: Num
 
 
-class Behind(NamedTuple):
+class LayerwiseTraffic(NamedTuple):
     """Traffic of one layer at a time, which runs behind the computation of the next layer."""
 
     one_layer_s: Num
     layers: Num
     behind_s: Num
-    shown: Num
+    exposed_share: Num
     """Share of what could hide that does not."""
     times: Num
     """Times per step."""
@@ -106,15 +106,15 @@ class Behind(NamedTuple):
     def exposed_s(self) -> Num:
         """Part of a step that it takes."""
         least_s = exposed_layerwise_s(self.one_layer_s, self.layers, self.behind_s)
-        return partly_hidden_s(least_s, self.one_layer_s * self.layers, self.shown) * self.times
+        return partly_hidden_s(least_s, self.one_layer_s * self.layers, self.exposed_share) * self.times
 
 
 class DataParallel(NamedTuple):
     """Traffic over the data-parallel group, embedding and head included."""
 
-    backward: Behind
+    backward: LayerwiseTraffic
     """Traffic of layers beside the backward pass: gradients, and weights that are gathered again; below forward."""
-    forward: Behind
+    forward: LayerwiseTraffic
     reduction_share: Num
     """Part of the former that reduces gradients; below that gathers weights."""
     gather_share: Num
@@ -247,7 +247,7 @@ def hidden_exchanges(layout: Layout, layer: Pass) -> tuple[Num, Num]:
     return hidden_exchange_s(**each[FORWARD]), hidden_exchange_s(**each[BACKWARD])
 
 
-def _shown(layout: Layout, layer: Pass) -> Pass:
+def _exposed(layout: Layout, layer: Pass) -> Pass:
     """A layer's pass without what hides of it."""
     if not isinstance(layout.paired, np.ndarray) and not layout.paired:
         return layer
@@ -264,7 +264,7 @@ def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copi
         copy_s: copy of a layer's activations to the host, or back.
         hides_copies: 1 where computation hides them; what shows has a say in which stage is the slowest.
     """
-    layer, alone = _shown(layout, passes.layer), layout.stages <= 1
+    layer, alone = _exposed(layout, passes.layer), layout.stages <= 1
     backward_s = layer.backward_s + layout.recomputed * layer.forward_s
     one_layer_s = layer.forward_s + backward_s
     first_s = layout.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
@@ -294,7 +294,7 @@ def inputs_of(
     method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage,
     layout: Layout, copy_s: Num,
 ) -> StepInputs:  # fmt: skip
-    """Everything about a step that its critical stage and the machine's links determine; ``copy_s`` as there."""
+    """What the critical stage and the machine's links determine of a step; ``copy_s`` as in :func:`critical_stage`."""
     fast_s, slow_s = boundary_times_s(job, machine, plans, sizes.boundary_bytes)
     slow_s = slow_s * method.slow_link_share(plans)
     micro_batches = method.micro_batches(job, plans)
@@ -319,7 +319,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, stage: Cri
         stage = critical_stage(layout, passes, inputs.copy_s, inputs.hides_copies)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
-    layer = _shown(layout, passes.layer)
+    layer = _exposed(layout, passes.layer)
     backward_s = layer.backward_s + layout.recomputed * layer.forward_s
     return Step(
         stage=stage,
@@ -383,9 +383,9 @@ def _data_parallel(
     reduce_s, gather_s, again_s = traffic.reduce_s * links, traffic.gather_s * links, traffic.gather_again_s * links
     ends_s, gather_ends_s = traffic.reduce_ends_s * links, traffic.gather_ends_s * links
     both_s = reduce_s + again_s
-    shown = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
-    backward = Behind(both_s, layers, backward_s, shown, traffic.reductions)
-    forward = Behind(gather_s, layers, forward_s, shown, traffic.gathers)
+    exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
+    backward = LayerwiseTraffic(both_s, layers, backward_s, exposed, traffic.reductions)
+    forward = LayerwiseTraffic(gather_s, layers, forward_s, exposed, traffic.gathers)
     exposed_s, share = backward.exposed_s, reduce_s / (both_s + (both_s == 0))
     again = (1.0 - share) * where(traffic.gather_again_s > 0, 1.0, 0.0)
     return DataParallel(

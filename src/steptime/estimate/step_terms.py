@@ -13,7 +13,7 @@ from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.result import Argument, FormulaCall
-from steptime.estimate.step import Behind, bubble_arguments, copy_arguments, copy_bubble
+from steptime.estimate.step import LayerwiseTraffic, bubble_arguments, copy_arguments, copy_bubble
 from steptime.estimate.traffic import (
     Sent,
     layer_copy_arguments,
@@ -186,12 +186,14 @@ def _one_layer_line(e: Evaluation, name: str, sent: list[Sent], seconds: Num, li
                 recipe=lambda: _sent_recipe(e, sent, framework_factor=links))  # fmt: skip
 
 
-def _layerwise_recipe(e: Evaluation, behind: Behind, part: Num, ends: tuple[list[Sent], Num] | None) -> Made:
+def _layerwise_recipe(
+    e: Evaluation, traffic: LayerwiseTraffic, part: Num, ends: tuple[list[Sent], Num] | None
+) -> Made:
     """What runs behind the computation of layers: as far as it hides, and what could but does not; then the ends."""
-    one = {"one_layer_s": behind.one_layer_s, "layers": behind.layers, "behind_s": behind.behind_s}
-    each = ((one, 1.0 - behind.shown), (one | {"behind_s": 0.0}, behind.shown))
+    one = {"one_layer_s": traffic.one_layer_s, "layers": traffic.layers, "behind_s": traffic.behind_s}
+    each = ((one, 1.0 - traffic.exposed_share), (one | {"behind_s": 0.0}, traffic.exposed_share))
     calls = [
-        called(LAYERWISE, arguments, times_per_step=behind.times, share_of_traffic=part, share_of_time=share)
+        called(LAYERWISE, arguments, times_per_step=traffic.times, share_of_traffic=part, share_of_time=share)
         for arguments, share in each if share
     ]  # fmt: skip
     if ends is None:

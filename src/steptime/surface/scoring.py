@@ -317,9 +317,9 @@ def write_residuals(result: Scored, path: Path) -> None:
     p, measured, good = result.score.predicted, result.score.measured_s, result.score.scored
     texts = [result.table.text(name) for name in ("source", "gpu")]
     origin = result.score.groups.get("by_curve", np.full(len(good), "", dtype=object))
-    numbers = [_cells_of(v, np.isfinite(v)) for v in (measured,)]
     with np.errstate(all="ignore"):
-        numbers += [_cells_of(v, good) for v in (p.seconds, p.low_s, p.high_s, p.seconds / measured - 1)]
+        predicted = [_cells_of(v, good) for v in (p.seconds, p.low_s, p.high_s, p.seconds / measured - 1)]
+    numbers = [_cells_of(measured, np.isfinite(measured)), *predicted]
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     names = ("source", "gpu", "op", "dtype", "measured_s", "predicted_s", "low_s", "high_s", "error")

@@ -35,7 +35,12 @@ OUTLIER = 0.15
 """Residual from which a run counts less (pseudo-Huber)."""
 FULL_COUNT = 20
 """Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
-SMALL_STEP, LARGEST_MOVE, DONE, ROUNDS = 1e-4, 0.5, 1e-3, 30
+SMALL_STEP = 1e-4
+"""Step of the numerical slopes, on the fitted scale; below, the largest move of a value in one round."""
+LARGEST_MOVE = 0.5
+DONE = 1e-3
+"""Largest move of a round after which the fit ends; below, the most rounds."""
+ROUNDS = 30
 FULL_STEPS = 8
 """Rounds with whole steps; later ones take half of them, so that a pair of points cannot alternate."""
 BUSY_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in BUSY]
@@ -223,7 +228,17 @@ class FrameworkFit:
         return out
 
     def fit(self, used: Array) -> Fitted:
-        """Most probable values for the runs that are ``used`` (boolean), by damped Gauss-Newton steps."""
+        r"""Most probable values for the runs that are ``used`` (boolean), by damped Gauss-Newton steps.
+
+        $$\hat\theta = \arg\min_\theta \sum_r 2 w_r\, d^2 \Big(\sqrt{1 + (e_r / d)^2} - 1\Big)
+            + (\theta - \theta_0)^\top \Lambda\, (\theta - \theta_0)$$
+
+        where $e_r$ is the logarithm of predicted over measured time of run $r$, $w_r$ its weight ($1/\sigma^2$ with
+        $\sigma$ = :data:`NOISE`, less where its source has more than :data:`FULL_COUNT` runs), $d$ = :data:`OUTLIER`,
+        and $\theta_0$, $\Lambda$ are what is believed before any run is seen: mean and precision.
+
+        Source: Gauss-Newton with weights of the pseudo-Huber loss (Charbonnier et al., IEEE TIP 1997).
+        """
         n = len(PARAMETERS)
         belief = np.array([p.inward(p.prior) for p in PARAMETERS])
         trust = self._trust()

@@ -65,8 +65,8 @@ class MeasuredMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a conversion to time needs to know of a run."""
+class RateBasis:
+    """What a printed rate refers to: all that its conversion to time needs to know of a run."""
 
     spec: ModelSpec
     gpus: int
@@ -106,7 +106,7 @@ def _quantity(row: TableRow, name: str) -> float | None:
     return None if found is None else found[0]
 
 
-def measured_time(row: TableRow, setting: Setting, flags: set[Flag]) -> MeasuredTime | None:
+def measured_time(row: TableRow, basis: RateBasis, flags: set[Flag]) -> MeasuredTime | None:
     """The step time: as printed, or from tokens per second, TFLOP/s or MFU, in this order.
 
     Raises:
@@ -115,58 +115,57 @@ def measured_time(row: TableRow, setting: Setting, flags: set[Flag]) -> Measured
     check_times(row)
     printed = _quantity(row, "metric_step_time_s")
     rate = _quantity(row, "metric_tokens_per_s_per_gpu")
-    by_tokens = setting.tokens / (rate * setting.gpus) if rate else None
+    by_tokens = basis.tokens / (rate * basis.gpus) if rate else None
     if printed is not None:
         if by_tokens is not None and abs(by_tokens / printed - 1) > _DISAGREE:
             flags.add(Flag.TIME_INCONSISTENT)
-        by_rate = _from_rate(row, setting)
+        by_rate = _from_rate(row, basis)
         others = (by_tokens, by_rate.step_time_s if by_rate else None)
         if any(t and not 1 / UNITS_DIFFER < t / printed < UNITS_DIFFER for t in others):
             flags.add(Flag.TIME_UNITS)
-        return _checked(MeasuredTime(step_time_s=printed, origin=TimeOrigin.PRINTED), setting, flags)
+        return _checked(MeasuredTime(step_time_s=printed, origin=TimeOrigin.PRINTED), basis, flags)
     if by_tokens is not None:
-        return _checked(MeasuredTime(step_time_s=by_tokens, origin=TimeOrigin.TOKENS), setting, flags)
-    found = _from_rate(row, setting)
+        return _checked(MeasuredTime(step_time_s=by_tokens, origin=TimeOrigin.TOKENS), basis, flags)
+    found = _from_rate(row, basis)
     if found is not None:
         if found.definition is TflopsDefinition.NOT_STATED:
             flags.add(Flag.FLOPS_UNDEFINED)
-        return _checked(found, setting, flags)
+        return _checked(found, basis, flags)
     derived = _quantity(row, "derived_step_time_s")
-    return _checked(MeasuredTime(step_time_s=derived, origin=TimeOrigin.COLUMN), setting, flags) if derived else None
+    return _checked(MeasuredTime(step_time_s=derived, origin=TimeOrigin.COLUMN), basis, flags) if derived else None
 
 
-def _from_rate(row: TableRow, setting: Setting) -> MeasuredTime | None:
+def _from_rate(row: TableRow, basis: RateBasis) -> MeasuredTime | None:
     text = row.text("tflops_definition")
-    kind = TflopsDefinition.LORA if setting.frozen else tflops_definition(text)
-    parts = forward_flops(setting.spec, setting.seq_len, row.number("n_params"))
+    kind = TflopsDefinition.LORA if basis.frozen else tflops_definition(text)
+    parts = forward_flops(basis.spec, basis.seq_len, row.number("n_params"))
     tflops = _quantity(row, "metric_tflops_per_gpu")
     if tflops is not None:
-        flops = setting.tokens * flops_per_token(kind, parts, setting.recompute)
+        flops = basis.tokens * flops_per_token(kind, parts, basis.recompute)
         return MeasuredTime(
-            step_time_s=flops / (tflops * 1e12 * setting.gpus), origin=TimeOrigin.TFLOPS, definition=kind
+            step_time_s=flops / (tflops * 1e12 * basis.gpus), origin=TimeOrigin.TFLOPS, definition=kind
         )
     mfu = row.measured("metric_mfu")
     if mfu is None:
         return None
     share = mfu[0] / 100 if mfu[0] > 1.5 and not mfu[1] else mfu[0]
-    peak = printed_peak_flops_per_s(text, setting.device, setting.precision) or peak_flops_per_s(
-        setting.device, setting.precision
+    peak = printed_peak_flops_per_s(text, basis.device, basis.precision) or peak_flops_per_s(
+        basis.device, basis.precision
     )
     if peak is None:
         return None
     kind = TflopsDefinition.MODEL_FULL if kind is TflopsDefinition.HARDWARE else kind
-    flops = setting.tokens * flops_per_token(kind, parts, setting.recompute)
-    return MeasuredTime(step_time_s=flops / (share * peak * setting.gpus), origin=TimeOrigin.MFU, definition=kind)
+    flops = basis.tokens * flops_per_token(kind, parts, basis.recompute)
+    return MeasuredTime(step_time_s=flops / (share * peak * basis.gpus), origin=TimeOrigin.MFU, definition=kind)
 
 
-def _checked(found: MeasuredTime, setting: Setting, flags: set[Flag]) -> MeasuredTime:
+def _checked(found: MeasuredTime, basis: RateBasis, flags: set[Flag]) -> MeasuredTime:
     """Flags a time that even twice the peak of the device could not reach."""
-    peak = peak_flops_per_s(setting.device, setting.precision)
-    parts = forward_flops(setting.spec, setting.seq_len)
-    least = (
-        2 * setting.tokens * parts.layers
-    )  # forward and the gradients of the inputs: frozen weights may need no more
-    if peak and least / (found.step_time_s * setting.gpus) > peak:
+    peak = peak_flops_per_s(basis.device, basis.precision)
+    parts = forward_flops(basis.spec, basis.seq_len)
+    # forward and the gradients of the inputs: frozen weights may need no more
+    least = 2 * basis.tokens * parts.layers
+    if peak and least / (found.step_time_s * basis.gpus) > peak:
         flags.add(Flag.TIME_IMPLAUSIBLE)
     return found
 

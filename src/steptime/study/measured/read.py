@@ -43,6 +43,15 @@ _QUANTITY: Final = re.compile(r"([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*([a-z%\u00b5/ ]*)
 _GROUPED: Final = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 
 
+def is_blank(text: str) -> bool:
+    """Whether a cell says nothing.
+
+    >>> is_blank("N/A"), is_blank("not stated"), is_blank("0")
+    (True, True, False)
+    """
+    return text.strip().lower() in _BLANK
+
+
 def _value(text: str) -> float:
     """A number, with commas between groups of three digits or without; NaN for a text that is none."""
     try:
@@ -71,7 +80,7 @@ class TableRow:
         [1024.0, 8.0, None, None, None, None, None]
         """
         text = self.text(name)
-        if text.lower() in _BLANK:
+        if is_blank(text):
             return None
         value = _value(text)
         if not 1 / LARGEST <= value <= LARGEST:  # false for NaN

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from steptime.hardware.library import cluster_names, load_cluster
-from steptime.study.measured.architecture import Architecture, architecture
+from steptime.study.measured.architecture import architecture
 from steptime.study.measured.canonical import (
     DtypeName,
     Recomputation,
@@ -28,11 +28,11 @@ from steptime.study.measured.metrics import (
     MEMORY,
     MeasuredMemory,
     MeasuredTime,
-    Setting,
+    RateBasis,
     measured_memory,
     measured_time,
 )
-from steptime.study.measured.read import TableRow
+from steptime.study.measured.read import TableRow, is_blank
 from steptime.study.measured.reasons import NO_CLAIM, Flag, Reason, RowProblem
 from steptime.study.measured.tables import framework_default, framework_of, table
 from steptime.workload.spec import ModelSpec
@@ -141,13 +141,13 @@ def run_of(row: TableRow) -> MeasuredRun:
     dtype = _dtype(row, flags)
     recompute = recomputation(row.text("recompute"), selective(framework))
     likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
-    kind, adapter = _workload(row, framework, dtype)
-    setting = Setting(
+    kind, adapter = _workload(row, framework)
+    basis = RateBasis(
         spec=arch.spec, gpus=gpus, global_batch=size.global_batch, seq_len=seq_len, device=device,
         precision=dtype.precisions[0] if dtype.precisions else likely, frozen=adapter is not None,
         recompute=recompute.kind if recompute else "none",
     )  # fmt: skip
-    time = measured_time(row, setting, flags)
+    time = measured_time(row, basis, flags)
     memory = measured_memory(row, catalogue_device(device), flags)
     if time is None and memory is None:
         raise _unmeasured(row, flags)
@@ -176,7 +176,7 @@ def source_key(row: TableRow) -> str:
 
 def _device(row: TableRow, flags: set[Flag]) -> str:
     text = row.text("gpu")
-    if text.lower() in ("", "-", "n/a", "none", "unknown", "not stated", "nan"):
+    if is_blank(text):
         raise RowProblem(Reason.NO_DEVICE)
     found = device_name(text)
     if found.name is None and text.lower() in cluster_names():
@@ -211,7 +211,7 @@ def _unmeasured(row: TableRow, flags: set[Flag]) -> RowProblem:
     return RowProblem(Reason.NO_MEASUREMENT)
 
 
-def _workload(row: TableRow, framework: str, dtype: DtypeName) -> tuple[str, AdapterName | None]:
+def _workload(row: TableRow, framework: str) -> tuple[str, AdapterName | None]:
     rules = table("workloads")
     text = row.text("workload").lower()
     kind = next((str(rule["kind"]) for rule in rules["kind"] if re.search(rule["match"], text)), "pretrain")
@@ -219,11 +219,8 @@ def _workload(row: TableRow, framework: str, dtype: DtypeName) -> tuple[str, Ada
         return kind, None
     stated = re.search(r"\blora[^.;]{0,20}?\b(?:r|rank|dim)\s*=?\s*(\d{1,4})\b", row.text("notes").lower())
     for rule in rules["adapter"]:
-        if rule.get("source_key", source_key(row)) == source_key(row) and rule.get("framework") in (
-            None,
-            "",
-            framework,
-        ):
+        of_source = rule.get("source_key", source_key(row)) == source_key(row)
+        if of_source and rule.get("framework") in (None, "", framework):
             rank = int(stated.group(1)) if stated else int(rule["rank"])
             return kind, AdapterName(rank=max(1, rank), targets=str(rule["targets"]), assumed=stated is None)
     raise AssertionError("the last rule takes everything")
@@ -250,6 +247,3 @@ def _doubts(
     doubtful = r"low trust|low use|do not use|source warns|source inconsistent|not comparable|upper bound|regression"
     if re.search(doubtful, row.text("notes"), re.IGNORECASE):
         flags.add(Flag.LOW_TRUST)
-
-
-__all__ = ["AdapterName", "Architecture", "MeasuredRun", "run_of", "source_key"]

@@ -52,13 +52,13 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
             found = _evaluated(run)
         except UserError as error:
             refused.append((run, str(error)))
-            continue
-        for weight, evaluation, device in found:
-            factors, own = factors_of(run, evaluation.job.attention), of_device(device, evaluation.machine.models)
-            samples.append(Sample.of(len(used), weight, evaluation, **factors, of_device=own))
-        log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e, _ in found))
-        oom.append(sum(w * oom_probability(e) for w, e, _ in found))
-        used.append(run)
+        else:
+            for weight, evaluation, device in found:
+                factors, own = factors_of(run, evaluation.job.attention), of_device(device, evaluation.machine.models)
+                samples.append(Sample.of(len(used), weight, evaluation, **factors, of_device=own))
+            log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e, _ in found))
+            oom.append(sum(w * oom_probability(e) for w, e, _ in found))
+            used.append(run)
         if progress:
             progress(done, len(runs))
     if not used:
