@@ -15,7 +15,6 @@ from steptime.study.limits import (
     LimitDevice,
     LinearLayer,
     limit_device,
-    load_matmul_device,
     load_matmul_devices,
 )
 
@@ -66,11 +65,6 @@ def test_arrays_give_what_numbers_give():
         assert linear_layer.linear_layer_forward_backward_s(*one, 2, *H100) == together[i]
         few = [one[k] for k in (0, 1, 3, 4, 5)]
         assert linear_layer.linear_layer_end_of_batch_s(*few, 2, *H100[1:]) == end[i]
-
-
-def test_reduction_in_the_network_saves_a_third():
-    assert linear_layer.in_network_all_reduce_words(900, 9) * 3 == linear_layer.all_reduce_words(900, 9) * 2
-    assert linear_layer.in_network_all_reduce_words(900, 1) == linear_layer.all_reduce_words(900, 1) == 0
 
 
 def test_run_laws():
@@ -131,7 +125,7 @@ def test_three_level_product(shape):
 
 @pytest.mark.parametrize("name", load_matmul_devices())
 def test_three_level_product_of_arrays(name):
-    device = load_matmul_device(name)
+    device = load_matmul_devices()[name]
     shapes = np.array(list(MATMULS))
     for gradient in (False, True):
         together = device.matmul_s(*shapes.T, weight_gradient=gradient)
@@ -149,7 +143,7 @@ def test_three_level_product_of_arrays(name):
     ],
 )
 def test_derived_peaks_of_the_device_table(name, peak, sustained):
-    device = load_matmul_device(name)
+    device = load_matmul_devices()[name]
     assert device.peak_flops_per_s == pytest.approx(peak, abs=0.05e12)
     assert device.sustained_flops_per_s == pytest.approx(sustained, abs=0.05e12)
     assert device.layer_latency_s == pytest.approx(38e-6, rel=1e-9)
@@ -159,7 +153,7 @@ def test_a_quarter_of_l2_is_not_usable():
     # 32 MiB of weights exceed 3/4 of 40 MiB: two tiles, sqrt(2) rows by sqrt(2) columns, memory binds
     byte_count = 2**25 + (3 * 2**0.5 - 1) * 4096 * 64 * 2
     expected = 4.5e-6 + byte_count / 1555e9
-    assert load_matmul_device("a100-sxm").matmul_s(4096, 4096, 64) == pytest.approx(expected, rel=1e-12)
+    assert load_matmul_devices()["a100-sxm"].matmul_s(4096, 4096, 64) == pytest.approx(expected, rel=1e-12)
 
 
 def test_tiles_cover_the_matrix():
@@ -169,11 +163,6 @@ def test_tiles_cover_the_matrix():
         assert 1 <= rows <= tiles
         assert rows <= max(1, d1)
         assert d1 * d2 * 2 / tiles <= 4096
-
-
-def test_unknown_device_names_the_nearest():
-    with pytest.raises(UnknownNameError, match="h100-sxm"):
-        load_matmul_device("h100-smx")
 
 
 def test_a_device_of_the_catalogue_has_its_figures():
@@ -224,6 +213,36 @@ def test_command_json_is_one_document_with_the_exact_numbers():
     assert document["binding"] == "flop"
     wall = limits.latency_wall_flops(91.3125 * 86400, 38e-6, 2048**2, 120, 20)
     assert document["latency_wall_flops"] == pytest.approx(wall, rel=1e-12)
+    growth = (wall / 1e25) ** (1 / 6)
+    assert document["latency_wall_batch_tokens"] == pytest.approx(2048**2 * growth, rel=1e-12)
+    assert document["latency_wall_layers"] == pytest.approx(120 * growth, rel=1e-12)
+    weights = 2 * 5 * document["latency_wall_width"] ** 2 * document["latency_wall_layers"]
+    assert weights == pytest.approx(document["latency_wall_parameters"], rel=1e-12)
+
+
+def reproduced(*arguments):
+    from steptime.surface.cli.main import app
+
+    return CliRunner().invoke(app, ["reproduce", "limits", *arguments])
+
+
+def test_stated_figures_are_what_the_formulas_give():
+    found = {each["name"]: each for each in json.loads(reproduced("--json").stdout)["figures"]}
+    assert found["linear layer, both passes"]["error"] == 0
+    assert abs(found["product, 4e26 FLOP in 1e7 s"]["error"]) < 5e-5
+    assert all(abs(each["error"]) < 0.03 for name, each in found.items() if name != "latency wall, three months")
+    assert found["latency wall, three months"]["computed"] == pytest.approx(1.58e31, rel=2e-3)
+
+
+def test_products_of_the_reproduction_are_those_of_the_devices():
+    found = json.loads(reproduced("--json").stdout)["products"]
+    times = {(each["rows"], each["columns"], each["tokens"], each["device"]): each for each in found}
+    for shape, (forward, _) in MATMULS.items():
+        for device, expected in zip(load_matmul_devices(), forward, strict=True):
+            assert times[*shape, device]["forward_s"] * 1e6 == pytest.approx(expected, abs=1e-3)
+    printed = reproduced()
+    assert printed.exit_code == 0, printed.stderr
+    assert "2737 / 2647" in printed.stdout
 
 
 OTHER = {

@@ -190,4 +190,4 @@ def latency_wall_flops(
     '1.58e+31'
     """
     parameters = duration_s * reference_batch_tokens / (tokens_per_parameter * reference_layers * block_latency_s)
-    return 6 * tokens_per_parameter * parameters**2
+    return training_flops(parameters, tokens_per_parameter * parameters)

@@ -41,23 +41,6 @@ def all_reduce_words(size_words: Num, ranks: Num) -> Num:
     return 3 * (ranks - 1) * size_words / ranks
 
 
-def in_network_all_reduce_words(size_words: Num, ranks: Num) -> Num:
-    r"""Words that one device sends or receives when the switches do the reduction.
-
-    $$W = \frac{2 (p - 1) n}{p}$$
-
-    Args:
-        size_words: $n$, words of the vector on each rank.
-        ranks: $p$, ranks that take part.
-
-    Source: arXiv 2411.01137, later version of the notebook, in-network reduction.
-
-    >>> in_network_all_reduce_words(8, 4)
-    12.0
-    """
-    return 2 * (ranks - 1) * size_words / ranks
-
-
 def forward_backward_flops(d_in: Num, d_out: Num, tokens: Num, tp_in: Num, tp_out: Num, dp: Num) -> Num:
     r"""FLOPs of one device for forward and backward over one micro-batch.
 

@@ -10,14 +10,20 @@ from importlib import resources
 from typing import Final
 
 from steptime.cost import limits, linear_layer, matmul_levels
-from steptime.errors import FieldError, UnknownNameError
+from steptime.errors import FieldError
 from steptime.hardware import load_cluster
 from steptime.num import Num
 
+THREE_MONTHS_S: Final = 91.3125 * 86400
 PRODUCTS: Final = 4
 """Products of a block that follow one another, forward and backward."""
 NETWORK_LATENCY_S: Final = 5e-6
 """Latency of a reduction; arXiv 2411.01137, the same on every level."""
+REFERENCE_FLOPS: Final = 1e25
+"""Compute of the run whose batch and depth the laws start from; below, the power of the compute that both grow with."""
+GROWTH: Final = 1 / 6
+HIDDEN_FACTOR: Final = 5
+"""Hidden width over model width, attention included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +151,47 @@ class TrainingRun:
         )  # fmt: skip
         return float(wall)
 
+    @property
+    def wall_parameters(self) -> float:
+        """Parameters of the largest run."""
+        return float(limits.optimal_parameters(self.wall_flops, self.tokens_per_parameter))
+
+    @property
+    def wall_tokens(self) -> float:
+        """Training tokens of the largest run."""
+        return float(limits.optimal_tokens(self.wall_flops, self.tokens_per_parameter))
+
+    @property
+    def wall_batch_tokens(self) -> float:
+        """Tokens of a step of the largest run."""
+        return self._grown(self.wall_flops, self.reference_batch_tokens)
+
+    @property
+    def wall_layers(self) -> float:
+        """Blocks of the largest run."""
+        return self._grown(self.wall_flops, self.reference_layers)
+
+    @property
+    def wall_width(self) -> float:
+        """Model width of the largest run."""
+        return float(limits.block_width(self.wall_parameters, self.wall_layers, HIDDEN_FACTOR))
+
+    def least_duration_s(self, compute_flops: float) -> float:
+        """Least duration of a run of so many FLOPs: its steps and blocks one after the other.
+
+        >>> run = TrainingRun(duration_s=7.889e6, layer_latency_s=38e-6, reference_batch_tokens=2048**2,
+        ...     reference_layers=120, tokens_per_parameter=20)
+        >>> round(run.least_duration_s(run.wall_flops))
+        7889000
+        """
+        tokens = limits.optimal_tokens(compute_flops, self.tokens_per_parameter)
+        batch = self._grown(compute_flops, self.reference_batch_tokens)
+        layers = self._grown(compute_flops, self.reference_layers)
+        return float(limits.serial_latency_s(tokens, batch, layers, self.layer_latency_s))
+
+    def _grown(self, compute_flops: float, reference: float) -> float:
+        return float(limits.scaled_with_compute(compute_flops, REFERENCE_FLOPS, reference, GROWTH))
+
 
 def limit_device(name: str) -> LimitDevice:
     """A device of the catalogue with the innermost links of its common node.
@@ -240,15 +287,3 @@ def load_matmul_devices() -> Mapping[str, MatmulDevice]:
 def _device(row: Mapping[str, object]) -> MatmulDevice:
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
     return MatmulDevice(**values)  # type: ignore[arg-type]
-
-
-def load_matmul_device(name: str) -> MatmulDevice:
-    """One device of the table.
-
-    Raises:
-        UnknownNameError: there is none of that name; the message has the nearest names.
-    """
-    table = load_matmul_devices()
-    if name not in table:
-        raise UnknownNameError("device", name, table, otherwise=f"the table has {', '.join(table)}")
-    return table[name]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
-from steptime.cost import limits as laws
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.study.limits import H100_SXM5, LimitDevice, LinearLayer, TrainingRun, limit_device
+from steptime.study.limits import H100_SXM5, THREE_MONTHS_S, LimitDevice, LinearLayer, TrainingRun, limit_device
 from steptime.surface.values import MAX_COUNT, number, text, whole
-
-THREE_MONTHS_S: Final = 91.3125 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +44,20 @@ class Limits:
     @property
     def wall_parameters(self) -> float:
         """Parameters of the largest run."""
-        return float(laws.optimal_parameters(self.run.wall_flops, self.run.tokens_per_parameter))
-
-    @property
-    def wall_tokens(self) -> float:
-        """Training tokens of the largest run."""
-        return float(laws.optimal_tokens(self.run.wall_flops, self.run.tokens_per_parameter))
+        return self.run.wall_parameters
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
-        layer = self.layer
+        layer, run = self.layer, self.run
         return {
             "schema_version": SCHEMA_VERSION,
             "layer": asdict(layer) | {"tokens": self.tokens, "parameters": layer.parameters, "devices": layer.devices},
             "device": asdict(self.device), **{f"{name}_s": value for name, value in self.resources_s.items()},
             "forward_backward_s": self.forward_backward_s, "binding": self.binding,
-            "end_of_batch_s": self.end_of_batch_s, "run": asdict(self.run), "latency_wall_flops": self.run.wall_flops,
-            "latency_wall_parameters": self.wall_parameters, "latency_wall_tokens": self.wall_tokens,
-            "source": "arXiv 2411.01137",
+            "end_of_batch_s": self.end_of_batch_s, "run": asdict(run), "latency_wall_flops": run.wall_flops,
+            "latency_wall_parameters": run.wall_parameters, "latency_wall_tokens": run.wall_tokens,
+            "latency_wall_batch_tokens": run.wall_batch_tokens, "latency_wall_layers": run.wall_layers,
+            "latency_wall_width": run.wall_width, "source": "arXiv 2411.01137",
         }  # fmt: skip
 
 

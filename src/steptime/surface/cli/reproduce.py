@@ -1,4 +1,4 @@
-"""``steptime reproduce``: the published mode against its paper's code, and what each corrected defect changes."""
+"""``steptime reproduce``: published figures against what is computed here, and what each corrected defect changes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,30 @@ class Study(StrEnum):
     """What is reproduced."""
 
     CORRECTIONS = "corrections"
+    LIMITS = "limits"
     PUBLISHED = "published"
 
 
 def command(
     what: Annotated[
         Study,
-        typer.Argument(help="corrections: what each fix changes; published: check against the paper's figures."),
+        typer.Argument(
+            help="corrections: what each fix changes; published: check against the paper's figures; limits: figures of "
+            "the data-movement limits."
+        ),
     ] = Study.CORRECTIONS,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of corrections as Markdown.")] = False,
     json: o.Json = False,
 ) -> None:
     """Reproduce the performance model of arXiv 2410.00273, or list what its corrected defects change.
 
-    ``published`` needs the figures of the paper's code; exits with 1 when one differs.
+    ``published`` needs the figures of the paper's code; exits with 1 when one differs. ``limits`` puts the figures of
+    arXiv 2411.01137 beside those of the formulas.
     """
     if what is Study.PUBLISHED:
         _published(json)
+    elif what is Study.LIMITS:
+        _limits(json)
     else:
         _corrections(markdown, json)
 
@@ -202,3 +209,20 @@ def _print_checks(checks: Sequence[Check]) -> None:
     for check in checks:
         for line in check.mismatches[:5]:
             out.print(f"  {line}", highlight=False, markup=False)
+
+
+def _limits(json: bool) -> None:
+    from steptime.study.limit_figures import figures, product_times
+
+    stated, products = figures(), product_times()
+    if json:
+        from dataclasses import asdict
+
+        from steptime.surface.cli.output import document, print_json
+
+        found = [asdict(figure) | {"error": figure.error} for figure in stated]
+        print_json(document(source="arXiv 2411.01137", figures=found, products=[asdict(each) for each in products]))
+        return
+    from steptime.surface.report.limits import print_figures
+
+    print_figures(stated, products)
