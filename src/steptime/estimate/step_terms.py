@@ -186,9 +186,7 @@ def _one_layer_line(e: Evaluation, name: str, sent: list[Sent], seconds: Num, li
                 recipe=lambda: _sent_recipe(e, sent, framework_factor=links))  # fmt: skip
 
 
-def _layerwise_recipe(
-    e: Evaluation, traffic: LayerwiseTraffic, part: Num, ends: tuple[list[Sent], Num] | None
-) -> Made:
+def _layerwise_recipe(e: Evaluation, traffic: LayerwiseTraffic, part: Num, ends: tuple[list[Sent], Num] | None) -> Made:
     """What runs behind the computation of layers: as far as it hides, and what could but does not; then the ends."""
     one = {"one_layer_s": traffic.one_layer_s, "layers": traffic.layers, "behind_s": traffic.behind_s}
     each = ((one, 1.0 - traffic.exposed_share), (one | {"behind_s": 0.0}, traffic.exposed_share))

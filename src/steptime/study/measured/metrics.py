@@ -142,9 +142,7 @@ def _from_rate(row: TableRow, basis: RateBasis) -> MeasuredTime | None:
     tflops = _quantity(row, "metric_tflops_per_gpu")
     if tflops is not None:
         flops = basis.tokens * flops_per_token(kind, parts, basis.recompute)
-        return MeasuredTime(
-            step_time_s=flops / (tflops * 1e12 * basis.gpus), origin=TimeOrigin.TFLOPS, definition=kind
-        )
+        return MeasuredTime(step_time_s=flops / (tflops * 1e12 * basis.gpus), origin=TimeOrigin.TFLOPS, definition=kind)
     mfu = row.measured("metric_mfu")
     if mfu is None:
         return None

@@ -18,7 +18,7 @@ def _kept(fix: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defects:
-    """Which defects are kept; all of them by default, which is the published code bit for bit."""
+    """Which defects are kept; all of them by default, which is the published code to twelve digits."""
 
     summa_norm_width: bool = _kept("SUMMA norms are e/m1 wide, not l/m1")
     """The code hands the two norms of a SUMMA layer rows of $l/m_1$ elements, where a shard of the hidden dimension has
