@@ -137,6 +137,13 @@ def test_files_for_viewers_are_written(run: Run, file: Path, tmp_path: Path) -> 
     found = json.loads(again.stdout)
     assert found["memory_by_definition_bytes"]["workspace"] == 64 * 2**20
     assert found["measured"]["peak_bytes"] == found["measured"]["predicted_bytes"] == found["peak_memory_bytes"]
+    totals = {row["name"]: row for row in found["measured"]["totals"]}
+    assert totals["peak reserved"]["predicted_bytes"] == found["memory_by_definition_bytes"]["reserved"]
+    assert {row["relative"] for row in totals.values()} == {0.0}
+    held = {row["name"]: row for row in found["measured"]["by_category"]}
+    assert held["parameter"]["measured_bytes"] == held["parameter"]["predicted_bytes"] > 0
+    shown = run("profile", f"{file}:build", "--device", "h100-sxm", "--compare", str(tmp_path / "s.pickle")).stdout
+    assert "peak reserved" in shown and "requested at the peak by" in shown
 
 
 @pytest.mark.parametrize(

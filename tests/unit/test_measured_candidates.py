@@ -245,3 +245,14 @@ def test_every_shared_row_has_settings():
         pytest.skip(str(error))
     for run in reading.runs[::7]:
         check(run, candidates(run))
+
+
+def test_the_peak_of_fp8_is_that_of_int8_where_the_units_lack_fp8():
+    changes = {
+        "metric_step_time_s": "",
+        "metric_tokens_per_s_per_gpu": "",
+        "metric_mfu": "0.5",
+        "tflops_definition": "",
+    }
+    narrow, wide = (one(gpu="TPU v5p", dtype=dtype, **changes).step_time_s for dtype in ("fp8", "bf16"))
+    assert narrow == pytest.approx(0.5 * wide, rel=1e-12)

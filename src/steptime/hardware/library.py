@@ -284,13 +284,14 @@ def _cluster_device(chain: list[Document]) -> Device:
         default = origin(document.table, _own_source(document))
         own = _with_companion(layer(table, "device", default, where=document.where), document, "device.")
         own = of_catalogue(own) if document.trusted else own
+        of_cluster = "base" not in table and stack is None
         if "base" in table:
             base = _find(table["base"], "device", beside=document, field="device.base")
             stack = _layers(_chain(base, "device"), "device", _defaults("device"))
             name = _name(base)
         elif stack is None:
             stack, name = _defaults("device"), f"{_name(document)}-device"
-        if own.numbers and name and not name.endswith(("-changed", "-device")):
+        if own.numbers and not of_cluster and not name.endswith("-changed"):
             name = f"{name}-changed"
         name = table.get("name", name)
         stack = own.over(stack)

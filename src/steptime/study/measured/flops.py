@@ -121,17 +121,20 @@ def flops_per_token(kind: TflopsDefinition, parts: ForwardFlops, recompute: str)
 
 
 def peak_flops_per_s(device: str, precision: str) -> float | None:
-    """Dense peak of the matrix units for a precision; the next wider one where the device has none.
+    """Dense peak of the matrix units for a precision (FLOP/s); the next wider one where the device has none.
 
-    >>> peak_flops_per_s("h100-sxm", "mxfp8")
-    1978900000000000.0
+    Where the units lack fp8 and have int8, its rate counts, as in an estimate.
+
+    >>> peak_flops_per_s("h100-sxm", "mxfp8"), peak_flops_per_s("tpu-v5p", "fp8")
+    (1978900000000000.0, 918000000000000.0)
     """
-    rates = catalogue_device(device).matrix_flops_per_s
+    known = catalogue_device(device)
     order = {
         "nvfp4": ("fp4", "fp8", "bf16"), "mxfp8": ("fp8", "bf16"), "fp8": ("fp8", "bf16"), "bf16": ("bf16", "fp16"),
         "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32"), "fp32": ("fp32",),
     }  # fmt: skip
-    return next((rates[name] for name in order.get(precision, ("bf16", "fp16")) if name in rates), None)
+    rates = (known.matrix_rate(name) for name in order.get(precision, ("bf16", "fp16")))
+    return next((rate for rate in rates if rate), None)
 
 
 def printed_peak_flops_per_s(text: str, device: str, precision: str) -> float | None:

@@ -8,6 +8,7 @@ import io
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,7 +225,7 @@ def check_columns(where: str, names: list[str]) -> None:
                              hint=_columns_hint())  # fmt: skip
     if not set(METRICS) & set(names):
         raise InputFileError(where, "has no measurement", hint=f"it needs one of {', '.join(METRICS)}")
-    repeated = sorted({name for name in names if name and names.count(name) > 1})
+    repeated = sorted(name for name, times in Counter(names).items() if name and times > 1)
     if repeated:
         raise InputFileError(where, f"has the column {shorten(repeated[0])!r} twice")
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steptime.errors import UserError, shorten
 from steptime.surface.cli import options as o
 from steptime.surface.plan_keys import MAX_SEQ
+
+if TYPE_CHECKING:
+    from steptime.surface.formats.snapshot_reader import DeviceMemory
 
 MAX_DEPTH = 20
 ENDINGS = {
@@ -121,11 +124,9 @@ def command(
     print_profile(found.table, head=settings_lines(found), depth=depth, show_all=show_all)
     print_captured_memory(found)
     if compared:
-        from steptime.surface.report.text import console, memory
+        from steptime.surface.report.captured_memory import print_measured
 
-        console().print(
-            f"measured peak {memory(compared['peak_bytes'])}, predicted {memory(compared['predicted_bytes'])}"
-        )
+        print_measured(compared)
 
 
 def parse_dims(texts: list[str]) -> dict[str, int]:
@@ -191,17 +192,27 @@ def _write(found: Any, files: Files) -> None:
         write_roofline(found.table, files.roofline)
 
 
-def _measured(path: Path | None) -> int | None:
-    """Peak of a measured snapshot, read before the work; None where none was given."""
+def _measured(path: Path | None) -> DeviceMemory | None:
+    """The fullest device of a measured snapshot, read before the work; None where none was given."""
     if path is None:
         return None
     from steptime.surface.formats.snapshot_reader import read_snapshot
 
-    return read_snapshot(path).device().peak_allocated_bytes
+    return read_snapshot(path).device()
 
 
-def _compared(found: Any, peak: int | None) -> dict[str, Any] | None:
-    if peak is None:
+def _compared(found: Any, measured: DeviceMemory | None) -> dict[str, Any] | None:
+    """Measured and predicted peaks; of a CUDA device also the other sizes, and what holds them."""
+    if measured is None:
         return None
-    predicted = found.memory["allocated"]
-    return {"peak_bytes": peak, "predicted_bytes": predicted, "error": predicted / peak - 1 if peak else None}
+    peak, predicted = measured.peak_allocated_bytes, found.memory["allocated"]
+    out = {"peak_bytes": peak, "predicted_bytes": predicted, "error": predicted / peak - 1 if peak else None}
+    if found.placement is None:
+        return out
+    from steptime.surface.formats.snapshot_compare import compare_snapshot
+    from steptime.surface.profiling import countable_sizes
+
+    with countable_sizes():
+        sides = compare_snapshot(found.placement, measured, workspaces=found.workspaces)
+    rows = {"totals": sides.totals, "by_category": sides.by_category}
+    return out | {name: [asdict(row) | {"relative": row.relative} for row in each] for name, each in rows.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steptime.surface.formats.memory_snapshot import memory_snapshot
@@ -42,12 +43,20 @@ class SnapshotComparison:
     measured: DeviceMemory
 
 
-def compare_snapshot(placement: Placement, measured: DeviceMemory) -> SnapshotComparison:
+def compare_snapshot(
+    placement: Placement, measured: DeviceMemory, *, workspaces: Sequence[int] = ()
+) -> SnapshotComparison:
     """Compare a placement with one device of a measured snapshot.
 
     The prediction is written as a snapshot and read like the measured one, so that both have the same definitions.
+
+    Args:
+        placement: storages as the caching allocator places them.
+        measured: one device of a snapshot.
+        workspaces: sizes in bytes of what lies beside them from the first product on, as cuBLAS's workspaces do.
     """
-    predicted = parse_snapshot(memory_snapshot(placement), placement.program.name).device()
+    document = memory_snapshot(placement, workspaces=workspaces)
+    predicted = parse_snapshot(document, placement.program.name).device()
     totals = (
         Difference("peak reserved", predicted.peak_reserved_bytes, measured.peak_reserved_bytes),
         Difference("peak allocated", predicted.peak_allocated_bytes, measured.peak_allocated_bytes),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.surface.profiling import Profile
 from steptime.surface.report import text as t
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LISTED: Final = 6
+MOST_CATEGORIES: Final = 16
+"""Most sizes of a measured snapshot that are listed; it may name its own."""
 
 
 def print_captured_memory(profile: Profile) -> None:
@@ -22,6 +25,23 @@ def print_captured_memory(profile: Profile) -> None:
         t.indented(out, line, 2)
     _print_peaks(out, profile)
     _print_tensors(out, profile)
+
+
+def print_measured(compared: Mapping[str, Any]) -> None:
+    """Write a measured snapshot beside the prediction: its peak, and of a CUDA device every size."""
+    out = t.console()
+    peak, predicted = compared["peak_bytes"], compared["predicted_bytes"]
+    out.print(f"measured peak {t.memory(peak)}, predicted {t.memory(predicted)}")
+    for name, title in (("totals", "beside the snapshot"), ("by_category", "requested at the peak by")):
+        if rows := compared.get(name):
+            table = t.grid([title, "predicted", "measured", "difference"])
+            for row in rows[:MOST_CATEGORIES]:
+                error = "-" if row["relative"] is None else t.change(row["relative"])
+                table.add_row(
+                    t.number(row["name"]), t.memory(row["predicted_bytes"]), t.memory(row["measured_bytes"]), error
+                )
+            out.print()
+            out.print(table)
 
 
 def memory_lines(profile: Profile) -> list[str]:
