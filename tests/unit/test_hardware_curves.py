@@ -119,3 +119,19 @@ def test_other_numbers_over_a_measured_device_drop_its_curves(line: str, kept: b
     (here / "rig.toml").write_text(f'[device]\nbase = "deep/base.toml"\n{line}\n[levels.net]\nlink = "roce-400"\n')
     wanted: Any = PROFILE if kept else None
     assert load_device(here / "own.toml").curves == load_cluster(here / "rig.toml").device.curves == wanted
+
+
+def test_a_device_is_called_changed_whatever_its_name_ends_in(tmp_path: Path) -> None:
+    levels = '[levels.network]\nbandwidth = "50 GB/s"\n'
+    device = '[device]\nmemory = "48 GB"\nmemory_bandwidth = "900 GB/s"\n'
+    rates = 'matrix = {bf16 = "200 TFLOP/s"}\nvector = {fp32 = "50 TFLOP/s"}\n'
+    texts = {
+        "lab-device.toml": 'base = "h100-sxm"\n',
+        "other.toml": f'[device]\nbase = "lab-device.toml"\nmemory_bandwidth = "4 TB/s"\n{levels}',
+        "own.toml": device + rates + levels,
+        "what-if.toml": 'base = "own.toml"\n[device]\nmemory_bandwidth = "5 TB/s"\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    names = [load_cluster(tmp_path / name).device.name for name in ("other.toml", "own.toml", "what-if.toml")]
+    assert names == ["lab-device-changed", "own-device", "own-device-changed"]

@@ -97,16 +97,6 @@ def test_what_if_on_a_cluster(tmp_path: Path) -> None:
     assert network.sources["efficiency"].text.endswith("own.toml")
 
 
-def test_a_device_is_called_changed_whatever_its_name_ends_in(tmp_path: Path) -> None:
-    levels, _ = '[levels.network]\nbandwidth = "50 GB/s"\n', write(tmp_path, 'base = "h100-sxm"', "lab-device.toml")
-    changed = f'[device]\nbase = "lab-device.toml"\nmemory_bandwidth = "4 TB/s"\n{levels}'
-    assert load_cluster(write(tmp_path, changed)).device.name == "lab-device-changed"
-    whole = write(tmp_path, "[device]" + DEVICE.replace("[", "[device.") + levels)
-    assert load_cluster(whole).device.name == "own-device"
-    what_if = write(tmp_path, 'base = "own.toml"\n[device]\nmemory_bandwidth = "5 TB/s"\n', "if.toml")
-    assert load_cluster(what_if).device.name == "own-device-changed"
-
-
 def test_link_to_the_host_of_ones_own(tmp_path: Path) -> None:
     """A device file gives it, the default where it does not; a cluster changes it like every number of its device."""
     assert load_device(write(tmp_path, DEVICE)).host_Bps == 20e9

@@ -256,3 +256,12 @@ def test_the_peak_of_fp8_is_that_of_int8_where_the_units_lack_fp8():
     }
     narrow, wide = (one(gpu="TPU v5p", dtype=dtype, **changes).step_time_s for dtype in ("fp8", "bf16"))
     assert narrow == pytest.approx(0.5 * wide, rel=1e-12)
+
+
+def test_cells_of_a_hundred_thousand_characters_are_read_in_one_pass():
+    """Each of these took minutes: the time grew with the square of the length."""
+    long = 100_000
+    assert TableRow(1, {"metric_step_time_s": f"1{' ' * long}!"}).measured("metric_step_time_s") is None
+    assert one(notes="adam" * (long // 4)).optimizer == "adam"
+    adapted = one(workload="lora", notes=f"lora r{' ' * long}").adapter
+    assert adapted is not None and adapted.assumed

@@ -146,7 +146,7 @@ def printed_peak_flops_per_s(text: str, device: str, precision: str) -> float | 
     """
     tail = text.lower().partition("peak")[2] or text.rpartition(";")[2]
     narrow = precision in ("fp8", "mxfp8", "nvfp4")
-    choices = re.findall(r"\b(\d{3,4})(?:/(\d{3,5}))?\s*(\([^)]*\))?", tail)
+    choices = re.findall(r"\b(\d{3,4})(?:/(\d{3,5}))?\s{0,4}(\([^)]{0,200}\))?", tail)
     named = [c for c in choices if c[2] and device.split("-")[0] in c[2]]
     plain = named if named else [c for c in choices if not c[2]]
     if not plain:

@@ -68,7 +68,7 @@ def optimizer_called(text: str) -> str:
     ['adam', 'adam8bit', 'muon', 'momentum', 'adam']
     """
     rules = (
-        (r"8[- ]?bit[-_ ]?adam|adam\w*8[-_]?bit|adamw_bnb_8bit", "adam8bit"), (r"\bmuon\b", "muon"),
+        (r"8[- ]?bit[-_ ]?adam|adam\w{0,20}?8[-_]?bit|adamw_bnb_8bit", "adam8bit"), (r"\bmuon\b", "muon"),
         (r"\blamb\b", "lamb"), (r"\badafactor\b", "adafactor"), (r"\bsgd\b[^;]{0,20}\bmomentum\b", "momentum"),
         (r"\bsgd\b", "sgd"),
     )  # fmt: skip

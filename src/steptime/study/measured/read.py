@@ -40,7 +40,7 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "metric_peak_mem_gb": {"gb": 1.0, "mb": 1e-3, "b": 1e-9, "gib": 1.0, "mib": 2.0**-10},
 }  # fmt: skip
 """Units that a measurement may have behind its number -> factor to that of the column (memory: GB or GiB)."""
-_QUANTITY: Final = re.compile(r"([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*([a-z%\u00b5/ ]*)", re.IGNORECASE)
+_QUANTITY: Final = re.compile(r"([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*((?:[a-z%\u00b5/][a-z%\u00b5/ ]*)?)", re.IGNORECASE)
 _GROUPED: Final = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 
 

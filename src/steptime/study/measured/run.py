@@ -37,7 +37,7 @@ from steptime.study.measured.reasons import NO_CLAIM, Flag, Reason, RowProblem
 from steptime.study.measured.tables import framework_default, framework_of, table
 from steptime.workload.spec import ModelSpec
 
-_STATED_ERROR = re.compile(r"(?:\+/-|\u00b1)\s*(\d{1,3}(?:\.\d+)?)\s*%")
+_STATED_ERROR = re.compile(r"(?:\+/-|\u00b1)\s{0,4}(\d{1,3}(?:\.\d{1,9})?)\s{0,4}%")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ def _workload(row: TableRow, framework: str) -> tuple[str, AdapterName | None]:
     kind = next((str(rule["kind"]) for rule in rules["kind"] if re.search(rule["match"], text)), "pretrain")
     if kind not in ("lora", "qlora"):
         return kind, None
-    stated = re.search(r"\blora[^.;]{0,20}?\b(?:r|rank|dim)\s*=?\s*(\d{1,4})\b", row.text("notes").lower())
+    stated = re.search(r"\blora[^.;]{0,20}?\b(?:r|rank|dim)\s{0,4}=?\s{0,4}(\d{1,4})\b", row.text("notes").lower())
     for rule in rules["adapter"]:
         of_source = rule.get("source_key", source_key(row)) == source_key(row)
         if of_source and rule.get("framework") in (None, "", framework):
