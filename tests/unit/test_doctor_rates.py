@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from steptime.estimate.result import Estimate
+from steptime.study.doctor.log import read_log
 from steptime.study.doctor.rates import rate_row
 from steptime.study.doctor.records import Log, Stated, StepLine
 from steptime.surface.api import estimate as estimate_job
@@ -49,3 +52,11 @@ def test_a_rate_that_fits_no_count_is_not_compared(estimate):
     assert "51.5 GFLOP per token; the predicted job has 57.9" in row.note
     bare = rate_row(log("torchtitan", 50.0, 1.0), 1.0, None, None)
     assert bare is not None and bare.predicted is None and bare.measured == pytest.approx(50 * 8.192e12)
+
+
+def test_a_line_of_digits_is_read_in_one_pass(tmp_path: Path) -> None:
+    """It took minutes: the time grew with the cube of the length of the line."""
+    steps = [f" iteration {i}/ 1000 | elapsed time per iteration (ms): 1500 |\n" for i in range(1, 21)]
+    path = tmp_path / "train.log"
+    path.write_text("".join([*steps[:10], "1" * 20_000, "\ntime (ms) | ", "a" * 20_000, "\n", *steps[10:]]))
+    assert len(read_log(str(path)).steps) == 20

@@ -11,7 +11,7 @@ _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: torchrun's ``[rank0]:`` and ``[default0]:``, srun's ``0: ``.
 _RANK: Final = re.compile(r"^\s*(?:\[(?:default|rank)(\d{1,7})\]:\s?|(\d{1,7}):\s)")
 _CLOCK: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,6}))?")
-NUMBER: Final = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
+NUMBER: Final = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,9})?|nan|inf|-inf)"
 
 #: What a switch says; anything else says nothing.
 SAID: Final = ("True", "False")
