@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from steptime.plan.framework import piped_stage
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Adapter, Job, with_habits
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.study.measured.candidate import Candidate
@@ -19,7 +19,6 @@ BINNED: Final = frozenset({"ddp"})
 BIN: Final = 64
 #: Longest sequence -> share of its tokens that are not padding, in Wikipedia.
 FILLED: Final = {128: 1 / 1.21, 384: 1 / 1.742, 512: 1 / 2.001}
-QUANTISED_BYTES: Final = 0.5 + 0.127 / 8
 _DATED: Final = re.compile(r"(20\d\d)[-_]?(0[1-9]|1[0-2])")
 _EVERY_COPY: Final = re.compile(r"\balltoall dispatcher\b", re.IGNORECASE)
 _NO_OVERLAP: Final = re.compile(r"\bno ((?:[a-z]{2}/)*[a-z]{2}) overlap", re.IGNORECASE)
@@ -69,7 +68,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
     adapter = None
     if run.adapter is not None:
         targets = "attention" if run.adapter.targets in ("qkv", "attention") else "linear"
-        weight_bytes = QUANTISED_BYTES if run.quantised_base else None
+        weight_bytes = QLORA_BYTES if run.quantised_base else None
         adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
     job = Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
