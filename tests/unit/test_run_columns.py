@@ -13,9 +13,10 @@ from steptime.plan.recompute import OTHER_WORDS, recompute_code
 from steptime.store.tables import write_table
 from steptime.study.measured import Flag, MeasuredRun, Reading, Reason, TimeOrigin, read_runs
 from steptime.study.measured.columns import OTHER_NAMES, SCALED, own_names
-from steptime.study.measured.read import METRICS, NEEDED, UNITS
-from steptime.study.measured.tables import framework_called
+from steptime.study.measured.read import METRICS, NEEDED, UNITS, TableRow
+from steptime.study.measured.tables import framework_called, framework_of
 from steptime.surface import api
+from steptime.surface.accustomed import renamed
 from steptime.surface.frameworks import framework_record
 from steptime.surface.measured_scoring import FAR_OFF, read_any, score_reading, write_rows
 from steptime.surface.models import load_model
@@ -207,6 +208,25 @@ def test_frameworks_by_their_usual_names(given: str, name: str) -> None:
     assert one.step_time_s == other.step_time_s and one.to_json()["workload"]["framework"] == name
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("fsdp2", "torchtitan"), ("FSDP-2", "torchtitan"), ("PyTorch FSDP", "fms-fsdp"), ("hf", "torchtune"),
+     ("Hugging Face", "torchtune"), ("trl", "torchtune"), ("LLaMA-Factory", "torchtune"), ("torch ddp", "ddp")],
+)  # fmt: skip
+def test_software_without_runs_is_taken_as_the_nearest_and_told(given: str, name: str) -> None:
+    assert framework_called(given) == name == framework_of(TableRow(1, {"framework": given}))
+    assert renamed(given)[0].startswith(f"framework {given} was taken as {name}, fitted to ")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("pytorch", "ddp; with FSDP2 torchtitan"), ("Lightning", "deepspeed"), ("jax", "maxtext")]
+)
+def test_names_that_leave_the_framework_open_are_told_which_there_are(given: str, told: str) -> None:
+    for use in (framework_record, lambda name: api.estimate("gpt2", "dgx-a100", framework=name, gpus=8)):
+        with pytest.raises(UnknownNameError, match=told):
+            use(given)
+
+
 def test_names_near_a_framework_are_refused() -> None:
     for given in ("megatron-cor", "my nemo", "transformer", ""):
         assert framework_called(given) is None
@@ -221,11 +241,27 @@ def test_recomputation_in_the_words_of_megatron_core() -> None:
         recompute_code("selectiv")
 
 
+def test_models_by_a_hyphen_more_or_less() -> None:
+    pairs = {"Llama-3.1-8B": "llama3.1-8b", "llama_3.1-70b": "llama3.1-70b", "qwen-2.5-7b": "qwen2.5-7b",
+             "gemma-2-9b": "gemma2-9b", "deepseek-v3": "deepseek-v3", "DeepSeekV3": "deepseek-v3"}  # fmt: skip
+    for given, name in pairs.items():
+        assert load_model(given) == load_model(name)
+    with pytest.raises(UnknownNameError, match="did you mean llama3"):
+        load_model("llama-3-18b")
+
+
 def test_models_by_the_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_model("Meta-Llama/llama-2-7b-hf") == load_model("llama2-7b")
     assert hub_model("someone/llama-2-7b-hf") is None and hub_model("llama2-7b") is None
     assert sum(hub_model(name) is not None for name in catalogue_names()) == 0
+    pairs = {
+        "meta-llama/Llama-3.1-8B-Instruct": "llama3.1-8b", "meta-llama/Llama-2-7b-chat-hf": "llama2-7b",
+        "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b", "google/gemma-2-9b-it": "gemma2-9b",
+        "deepseek-ai/DeepSeek-V3-Base": "deepseek-v3", "Qwen/Qwen3-8B-Base": "qwen3-8b",
+    }  # fmt: skip
+    for given, name in pairs.items():
+        assert load_model(given) == load_model(name)
     (tmp_path / "meta-llama" / "Llama-2-7b-hf").mkdir(parents=True)
     with pytest.raises(InputFileError, match=r"config\.json"):
         load_model("meta-llama/Llama-2-7b-hf")  # a folder of that name comes first

@@ -29,15 +29,19 @@ def framework_names() -> list[str]:
     return ["ideal", GENERIC, *sorted(framework_table()["framework"])]
 
 
-def unknown_framework(name: str) -> UnknownNameError:
+def unknown_framework(name: str, instead: str = "") -> UnknownNameError:
     """The error for a name that is no framework; where the user's own file is in use, it says so.
+
+    Args:
+        name: as given.
+        instead: what to give in its place, where that is known.
 
     Raises:
         UserError: it is a file of the user's and cannot be used.
     """
     path = framework_path()
     own = f"{path} is in use, which has no others than {', '.join(framework_names())}" if path != PACKAGED else ""
-    return UnknownNameError("framework", name, framework_names(), always=own)
+    return UnknownNameError("framework", name, framework_names(), always=own or instead)
 
 
 def load_framework(name: str, device: str, factors: Collection[str] = BUSY) -> Framework:

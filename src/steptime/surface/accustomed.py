@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steptime.errors import counted
+from steptime.errors import UserError, counted
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.framework import IDEAL, MODEL_AXES, Habits, habits_of
-from steptime.plan.framework_library import GENERIC, framework_names, framework_table
+from steptime.plan.framework_library import GENERIC, framework_names, framework_table, unknown_framework
 from steptime.plan.recompute import SELECTIVE, says_selective, spelled_out
 from steptime.plan.space import Space
 
@@ -39,6 +39,13 @@ def framework_taken(given: str | None) -> str | None:
     from steptime.study.measured.tables import framework_called
 
     return framework_called(given) or given
+
+
+def no_framework(given: str) -> UserError:
+    """The error for a name that no framework has; a name that leaves it open is told what there is."""
+    from steptime.study.measured.tables import left_open
+
+    return unknown_framework(given, left_open(given))
 
 
 def renamed(given: str | None) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from steptime.plan.framework import IDEAL, PARAMETERS, Habits, habits_of
 from steptime.plan.framework_file import framework_path
-from steptime.plan.framework_library import GENERIC, framework_names, framework_table, unknown_framework
-from steptime.surface.accustomed import framework_taken
+from steptime.plan.framework_library import GENERIC, framework_names, framework_table
+from steptime.surface.accustomed import framework_taken, no_framework
 
 #: What is charged, by group, for a list of frameworks.
 TITLES: Final = {IDEAL.name: "no slowdown, no overhead, no band", GENERIC: "the common values: not known which"}
@@ -50,7 +50,7 @@ def framework_record(name: str) -> FrameworkRecord:
     """
     name = framework_taken(name) or name
     if name not in framework_names():
-        raise unknown_framework(name)
+        raise no_framework(name)
     table = framework_table()
     own, source = table["framework"].get(name, {}), str(table["provenance"]["source"])
     if name == IDEAL.name:

@@ -13,10 +13,10 @@ from steptime.hardware import load_cluster
 from steptime.hardware.records import Device
 from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, without_hiding
-from steptime.plan.framework_library import GENERIC, framework_names, load_framework, unknown_framework
+from steptime.plan.framework_library import GENERIC, framework_names, load_framework
 from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, with_habits
 from steptime.study.modes import Mode
-from steptime.surface.accustomed import framework_taken
+from steptime.surface.accustomed import framework_taken, no_framework
 from steptime.surface.captured import check_captured
 from steptime.surface.models import load_workload
 from steptime.surface.optimizers import estimated_optimizer
@@ -124,7 +124,7 @@ def framework_of(name: str | None, mode: Mode, device: Device, precision: Precis
         return IDEAL
     given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
     if given not in framework_names():
-        raise unknown_framework(given)
+        raise no_framework(given)
     return load_framework(given, device.measured_as, of_device(device, models_of(device, precision)))
 
 

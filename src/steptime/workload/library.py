@@ -18,6 +18,8 @@ from steptime.workload.spec import ModelSpec
 
 MAX_FILE_BYTES: Final = 16 * 2**20
 """Larger files are no descriptions of a model."""
+_HYPHEN: Final = re.compile(r"(?<=[a-z])-(?=v?\d)")
+_TRAINED: Final = re.compile(r"(-(instruct|chat|base|hf|it|pt))+(?=v?[\d.]*$)")
 
 
 @cache
@@ -33,8 +35,21 @@ def _catalogue() -> Mapping[str, tuple[str, dict[str, Any]]]:
 
 
 def _key(name: str) -> str:
-    """Names are equal regardless of case, and of ``-`` or ``_``."""
-    return name.strip().lower().replace("_", "-")
+    """Names are equal regardless of case, of ``-`` or ``_``, and of a hyphen between a word and its number.
+
+    >>> _key("Llama-3.1_8B"), _key("llama3.1-8b"), _key("DeepSeek-V3"), _key("llama-3-18b")
+    ('llama3.1-8b', 'llama3.1-8b', 'deepseekv3', 'llama3-18b')
+    """
+    return _HYPHEN.sub("", name.strip().lower().replace("_", "-"))
+
+
+def _hub_key(name: str) -> str:
+    """As :func:`_key`, without the words of checkpoints that were trained further: their layers are the same.
+
+    >>> _hub_key("Qwen/Qwen3-8B-Base"), _hub_key("meta-llama/Llama-2-7b-chat-hf")
+    ('qwen/qwen3-8b', 'meta-llama/llama2-7b')
+    """
+    return _TRAINED.sub("", _key(name))
 
 
 def catalogue_names() -> list[str]:
@@ -62,21 +77,21 @@ def _hub_names() -> Mapping[str, str]:
     for name, table in _catalogue().values():
         source = re.search(r"config\.json of ([\w.-]+/[\w.-]+)", str(table.get("source", "")))
         if source:
-            found[_key(source[1])] = name
+            found[_hub_key(source[1])] = name
     return MappingProxyType(found)
 
 
 def hub_model(name: str) -> str | None:
     """The model of the catalogue that a model hub has under this name; None: none.
 
-    >>> hub_model("meta-llama/Llama-2-7b-hf"), hub_model("llama2-7b")
-    ('llama2-7b', None)
+    >>> hub_model("meta-llama/Llama-2-7b-hf"), hub_model("meta-llama/Llama-2-7b-chat-hf"), hub_model("llama2-7b")
+    ('llama2-7b', 'llama2-7b', None)
     """
-    return _hub_names().get(_key(name))
+    return _hub_names().get(_hub_key(name))
 
 
 def load_catalogue_model(name: str) -> ModelSpec:
-    """A model of the catalogue; neither case nor ``-`` against ``_`` matters.
+    """A model of the catalogue; neither case nor ``-`` against ``_`` matters, nor a hyphen before a number.
 
     Raises:
         UnknownNameError: there is none of that name; the message has the nearest ones.

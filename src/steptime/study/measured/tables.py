@@ -37,6 +37,8 @@ def framework_of(row: TableRow) -> str:
     if named in _named_frameworks():
         return named
     rules = table("frameworks")
+    if (near := rules["nearest"].get(_plain(named))) is not None:
+        return str(near)
     source = row.text("source_key").lower()
     for rule in rules["pattern"]:
         if rule.get("source_key", source) == source and any(
@@ -57,10 +59,25 @@ def framework_called(text: str) -> str | None:
         return str(rules["today"][named])
     if named in _named_frameworks():
         return named
+    if (near := rules["nearest"].get(_plain(named))) is not None:
+        return str(near)
     for rule in rules["pattern"]:
         if "framework" in rule["columns"] and "source_key" not in rule and re.fullmatch(rule["match"], named):
             return str(rule["framework"])
     return None
+
+
+def left_open(text: str) -> str:
+    """What to give in place of a name that leaves open which framework it is; empty for any other name.
+
+    >>> left_open("JAX"), left_open("megatron")
+    ('name what runs on it: maxtext or paxml', '')
+    """
+    return str(table("frameworks")["open"].get(_plain(text.strip().lower()), ""))
+
+
+def _plain(named: str) -> str:
+    return re.sub(r"[-_. ]", "", named)
 
 
 def framework_default(framework: str, setting: str) -> dict[str, float]:
