@@ -22,6 +22,7 @@ from steptime.surface.measured_scoring import FAR_OFF, read_any, score_reading, 
 from steptime.surface.models import load_model
 from steptime.workload.library import catalogue_names, hub_model
 
+ROOT = Path(__file__).resolve().parents[2]
 OWN = {
     "model": "llama2-7b", "gpu": "h100", "n_gpus": "8", "global_batch_sequences": "64", "seq_len": "4096",
     "metric_step_time_s": "2.3", "micro_batch": "1", "zero_stage_or_fsdp": "1", "recompute": "none",
@@ -239,6 +240,25 @@ def test_recomputation_in_the_words_of_megatron_core() -> None:
     assert set(OTHER_WORDS.values()) <= set(RECOMPUTE_CODES) and not set(OTHER_WORDS) & set(RECOMPUTE_CODES)
     with pytest.raises(UnknownNameError, match="selective"):
         recompute_code("selectiv")
+
+
+def test_models_by_the_path_of_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    config = (ROOT / "tests/data/huggingface/llama2-7b.json").read_text()
+    (tmp_path / "mine" / "config.json").write_text(config)
+    (tmp_path / "torn.json").write_text("{")
+    names = ["llama2-7b", "mine/config.json", "./mine", "no.json", "./nowhere", "torn.json"]
+    rows = [OWN | {"model": name, "row_id": str(n)} for n, name in enumerate(names)]
+    rows.append(OWN | {"model": "./mine", "hidden": "1024"})
+    read(tmp_path, *rows)
+    score = score_reading(read_any(tmp_path / "runs.csv"))
+    times = [s.step_time_s for s in score.scored]
+    assert len(times) == 3 and times == [times[0]] * 3
+    assert [row.reason for row in score.missing] == [Reason.MODEL_FILE] * 3 + [Reason.BAD_ARCHITECTURE]
+    assert all("\n" not in row.detail for row in score.missing)
+    assert "no.json" in score.missing[0].detail and "torn.json" in score.missing[2].detail
+    assert "./mine is of another model" in score.missing[3].detail
 
 
 def test_models_by_a_hyphen_more_or_less() -> None:

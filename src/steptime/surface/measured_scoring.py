@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from steptime.study.measured.predict import EACH, Scores, score_left_out, score_
 from steptime.study.measured.read import TableRow, check_columns, named_cells
 from steptime.study.measured.reasons import DOUBTS
 from steptime.study.measured.samples import Modelled, Progress, modelled
+from steptime.surface.models import load_model
 
 SPLITS: Final = (EACH, "source_and_model", "model")
 """What ``--leave-out`` takes beside the key of a source."""
@@ -230,7 +232,7 @@ def read_any(path: str | Path) -> Reading:
         InputFileError: the file is missing, is no such table, lacks a needed column, or has no rows.
     """
     if not str(path).lower().endswith(".parquet"):
-        return read_runs(path)
+        return read_runs(path, cache(load_model))
     table = read_table(path)
     texts = {name: [_cell(value) for value in column.tolist()] for name, column in table.items()}
     named = own_names(list(texts))
@@ -238,7 +240,7 @@ def read_any(path: str | Path) -> Reading:
     rows = [named_cells(named, cells) for cells in zip(*texts.values(), strict=True)]
     if not rows:
         raise InputFileError(str(path), "has no rows")
-    return runs_of([TableRow(line, cells) for line, cells in enumerate(rows, 1)])
+    return runs_of([TableRow(line, cells) for line, cells in enumerate(rows, 1)], cache(load_model))
 
 
 def _cell(value: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, Final
 
 from steptime.errors import UserError
@@ -17,8 +18,13 @@ from steptime.workload.library import hub_model, in_catalogue, load_catalogue_mo
 from steptime.workload.spec import Experts, ModelSpec
 
 _PREFIX: Final = re.compile(r"^(maxtext|paxml|nemo|megatron|hf|meta)[-_ ]+", re.IGNORECASE)
+_FILES: Final = (".json", ".toml")
+_FOLDER: Final = re.compile(r"(\.{1,2}|~)?[/\\]")
 _ASPECT: Final = 128
 """Hidden width over layers of a model that is guessed from its size; GPT-3 and the SC21 models have 85 to 200."""
+
+ModelFile = Callable[[str], ModelSpec]
+"""Reads a model's file, or the folder that has it; raises UserError where it cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +39,22 @@ class Architecture:
     """Model of the catalogue that completed it."""
 
 
-def architecture(row: TableRow, seq_len: int, stages: int = 1) -> Architecture:
+def architecture(row: TableRow, seq_len: int, stages: int = 1, load: ModelFile | None = None) -> Architecture:
     """The model of a row.
 
     Args:
         row: the record.
         seq_len: tokens per sequence.
         stages: pipeline stages that the layers are cut into; a guessed number of layers is made divisible by it.
+        load: reads the model where its cell is the path of a file; without it such a cell is a name like others.
 
     Raises:
-        RowProblem: it is no transformer of equal blocks, there is no shape, or the shape contradicts itself.
+        RowProblem: it is no transformer of equal blocks, there is no shape, or the shape contradicts itself; the
+            file of the model cannot be used, or is of another model than the shape.
     """
     name = row.text("model") or "unnamed"
-    known = known_model(name)
+    file = _from_file(row, name, load) if load is not None and is_path(name) else None
+    known = None if file else known_model(name)
     family = _family(name, row.flag("gated_mlp"))
     if family.get("unsupported") and known is None:
         raise RowProblem(Reason.UNSUPPORTED_ARCHITECTURE, name)
@@ -53,7 +62,7 @@ def architecture(row: TableRow, seq_len: int, stages: int = 1) -> Architecture:
         if row.whole(column) is None and column in row.unread:
             raise RowProblem(Reason.BAD_NUMBER, f"{column}: {row.text(column)!r}")
     flags: set[Flag] = set()
-    base = _base(row, known)
+    base = file or _base(row, known)
     spec = _from_catalogue(row, base, known or {}) if base else _from_family(row, name, family, seq_len, stages, flags)
     spec = replace(spec, name=name[:120], source="columns of the row", seq_len=seq_len)
     if spec.position == "learned":
@@ -63,7 +72,29 @@ def architecture(row: TableRow, seq_len: int, stages: int = 1) -> Architecture:
     except UserError as error:
         raise RowProblem(Reason.BAD_ARCHITECTURE, str(error)) from None
     kind = "vision" if spec.vision else "moe" if spec.experts else "dense" if spec.causal else "encoder"
-    return Architecture(spec=spec, kind=kind, flags=frozenset(flags), catalogue=base.name if base else None)
+    catalogue = base.name if base and not file else None
+    return Architecture(spec=spec, kind=kind, flags=frozenset(flags), catalogue=catalogue)
+
+
+def is_path(name: str) -> bool:
+    """Whether the model of a row is a file, or a folder written as a path: a bare name is a name.
+
+    >>> [is_path(name) for name in ("mine/config.json", "./mine", "/data/mine", "meta-llama/Llama-2-7b", "GPT-3 175B")]
+    [True, True, True, False, False]
+    """
+    return PurePath(name).suffix.lower() in _FILES or _FOLDER.match(name) is not None
+
+
+def _from_file(row: TableRow, name: str, load: ModelFile) -> ModelSpec:
+    """The model of a file; where the row has a shape too, it is that of the file or of fewer layers."""
+    try:
+        spec = load(name)
+    except UserError as error:
+        raise RowProblem(Reason.MODEL_FILE, "; ".join(str(error).split("\n  "))) from None
+    if not _fits(row, spec):
+        stated = ", ".join(f"{column} {row.text(column)}" for column in ("layers", "hidden", "heads", "moe_experts"))
+        raise RowProblem(Reason.BAD_ARCHITECTURE, f"{name} is of another model than {stated}")
+    return spec
 
 
 def known_model(name: str) -> Mapping[str, Any] | None:
@@ -104,10 +135,15 @@ def _base(row: TableRow, known: Mapping[str, Any] | None) -> ModelSpec | None:
     if known is None or (cut and row.whole("layers") is None):
         return None
     spec = load_catalogue_model(known["catalogue"])
+    return spec if _fits(row, spec) else None
+
+
+def _fits(row: TableRow, spec: ModelSpec) -> bool:
+    """Whether the shape that the row prints is that of a model, or of fewer of its layers."""
     hidden, heads, layers = (row.whole(name) for name in ("hidden", "heads", "layers"))
     experts = row.whole("moe_experts")
     fits = hidden in (None, spec.hidden) and heads in (None, spec.heads) and (layers or 1) <= spec.layers
-    return spec if fits and (experts is None or spec.experts is not None) else None
+    return fits and (experts is None or spec.experts is not None)
 
 
 def _from_catalogue(row: TableRow, base: ModelSpec, known: Mapping[str, Any]) -> ModelSpec:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.errors import UserError
+from steptime.study.measured.architecture import ModelFile
 from steptime.study.measured.columns import not_read
 from steptime.study.measured.computed import computed_rows
 from steptime.study.measured.read import METRICS, TableRow, read_rows
@@ -61,16 +62,20 @@ class Reading:
         }  # fmt: skip
 
 
-def read_runs(path: str | Path) -> Reading:
+def read_runs(path: str | Path, load: ModelFile | None = None) -> Reading:
     """All measured runs of a CSV or CSV.gz file.
+
+    Args:
+        path: the file.
+        load: as for :func:`~steptime.study.measured.architecture.architecture`.
 
     Raises:
         InputFileError: the file is missing, is no CSV, lacks a needed column, or has no rows.
     """
-    return runs_of(read_rows(path))
+    return runs_of(read_rows(path), load)
 
 
-def runs_of(rows: list[TableRow]) -> Reading:
+def runs_of(rows: list[TableRow], load: ModelFile | None = None) -> Reading:
     """The runs of rows; a line that is repeated to the letter counts once."""
     runs: list[MeasuredRun] = []
     skipped: list[Skipped] = []
@@ -82,7 +87,7 @@ def runs_of(rows: list[TableRow]) -> Reading:
             if content in seen:
                 raise RowProblem(Reason.DUPLICATE)
             seen.add(content)
-            run = run_of(row)
+            run = run_of(row, load)
         except RowProblem as problem:
             skipped.append(_skipped(row, problem.reason, problem.detail))
             continue

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     NO_GPUS = "the number of accelerators is not stated"
     UNSUPPORTED_ARCHITECTURE = "not a transformer of equal blocks"
     NO_ARCHITECTURE = "neither a known model nor layers, hidden and heads"
+    MODEL_FILE = "the file of the model cannot be used"
     BAD_ARCHITECTURE = "the shape contradicts itself"
     NO_SEQUENCE = "the sequence length is not stated"
     NO_BATCH = "the global batch is not stated"

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from steptime.hardware.library import cluster_names, load_cluster
-from steptime.study.measured.architecture import architecture
+from steptime.study.measured.architecture import Architecture, ModelFile, architecture
 from steptime.study.measured.canonical import (
     DtypeName,
     Recomputation,
@@ -122,8 +122,8 @@ class MeasuredRun:
         return self.memory.memory_bytes if self.memory else None
 
 
-def run_of(row: TableRow) -> MeasuredRun:
-    """The run of a row.
+def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
+    """The run of a row; ``load`` as for :func:`~steptime.study.measured.architecture.architecture`.
 
     Raises:
         RowProblem: it cannot be used; says why.
@@ -134,7 +134,7 @@ def run_of(row: TableRow) -> MeasuredRun:
     seq_len = row.need("seq_len", Reason.NO_SEQUENCE, at_most=10**9)
     schedule = schedule_name(row.text("schedule"))
     found = degrees(row, gpus, schedule, flags)
-    arch = architecture(row, seq_len, found.pp if found else 1)
+    arch = architecture(row, seq_len, found.pp if found else 1, load)
     size = batch(row, found, schedule, flags)
     per_node = _per_node(row, gpus, flags)
     framework = framework_of(row)
