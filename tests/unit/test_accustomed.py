@@ -16,7 +16,7 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import RULES
 from steptime.plan.plans import launch_order
 from steptime.plan.recompute import recompute_code
-from steptime.search.planner import LIKELY
+from steptime.search.exhaustive import LIKELY
 from steptime.study.measured.tables import table
 from steptime.study.modes import MODES
 from steptime.surface.accustomed import PLACED, renamed, scope_of

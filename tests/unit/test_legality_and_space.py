@@ -12,7 +12,7 @@ from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, partial_fillings
 from steptime.plan.framework import habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.legality import BIT, CAPTURED_RULES, MEANING, NAMES, RULES, broken_rules, names_of
+from steptime.plan.legality import BIT, CAPTURED_RULES, MEANING, NAMES, RISK, RULES, broken_rules, names_of
 from steptime.plan.plans import Plans, concatenate
 from steptime.plan.space import factorisations, panel_counts, rows_of
 from steptime.surface.models import load_model
@@ -93,7 +93,7 @@ def test_every_reason_has_its_bit_and_its_meaning():
         == {r.name for r in RULES} | {"memory"}
         == set(NAMES) - {r.name for r in CAPTURED_RULES}
     )
-    assert set(NAMES) == set(MEANING)
+    assert {*NAMES, RISK} == set(MEANING)
     assert sorted(BIT.values()) == [1 << i for i in range(len(NAMES))]
 
 

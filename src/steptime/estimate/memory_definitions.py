@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from statistics import NormalDist
 from typing import Any
 
 from steptime.cost.memory import device_bytes, reserved_bytes
@@ -90,12 +91,15 @@ def oom_probability(e: Evaluation) -> float:
     return exceeding(needed, e.machine.memory_bytes, memory_constants().deviation["device"])
 
 
-def likely_fits(allocated: Num, plans: Plans, framework: str, capacity_bytes: float) -> Any:
-    """Whether plans of that allocated peak run out of memory with a chance of one half at most, plan by plan.
+def likely_fits(allocated: Num, plans: Plans, framework: str, capacity_bytes: float, chance: float) -> Any:
+    r"""Whether plans of that allocated peak run out of memory with that chance at most, plan by plan.
 
-    The chance is one half where the memory used on the device, the median, is the capacity.
+    They do where the memory used on the device :math:`M_d \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of
+    :func:`oom_probability`, with the chance :math:`p` between 0 and 1.
     """
-    return memory_constants().defined(allocated, communicators(plans), framework)["device"] <= capacity_bytes
+    constants = memory_constants()
+    most = capacity_bytes * math.exp(constants.deviation["device"] * NormalDist().inv_cdf(chance))
+    return constants.defined(allocated, communicators(plans), framework)["device"] <= most
 
 
 def exceeding(needed_bytes: float, capacity_bytes: float, deviation: float) -> float:

@@ -74,6 +74,8 @@ class Setting:
     """Statistics under the names of a reproduced paper."""
     asked_overlap: frozenset[str] = frozenset()
     """Words of ``overlap`` that the user gave where they are not the framework's."""
+    oom_limit: float | None = None
+    """Largest chance of running out of memory that a plan of a search may have; None: its live tensors fit."""
 
     @cached_property
     def machine(self) -> Machine:

@@ -61,6 +61,8 @@ def _beyond_replica(job: Job, p: Plans) -> Any:
 
 MEMORY = "memory"
 """The reason that is found by the estimate, not by a rule."""
+RISK = "oom_probability"
+"""The reason of plans that fit, and that a search leaves out because they may run out of memory all the same."""
 
 RULES: tuple[Rule, ...] = (
     Rule(name="heads", meaning="tp (with Ulysses tp x cp) does not divide the attention heads",
@@ -129,9 +131,10 @@ CAPTURED_RULES: tuple[Rule, ...] = (
 """Further rules for captured modules."""
 
 NAMES: tuple[str, ...] = (MEMORY, *(rule.name for rule in (*RULES, *CAPTURED_RULES)))
-MEANING: dict[str, str] = {MEMORY: "does not fit into device memory"} | {
-    rule.name: rule.meaning for rule in (*RULES, *CAPTURED_RULES)
-}
+MEANING: dict[str, str] = {
+    MEMORY: "does not fit into device memory",
+    RISK: "a larger chance of running out of memory than the limit asked for",
+} | {rule.name: rule.meaning for rule in (*RULES, *CAPTURED_RULES)}
 BIT: dict[str, int] = {name: 1 << i for i, name in enumerate(NAMES)}
 
 

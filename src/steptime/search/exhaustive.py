@@ -15,7 +15,7 @@ from steptime.estimate.single import Setting
 from steptime.num import Array
 from steptime.plan.constraints import Constraint
 from steptime.plan.job import Job
-from steptime.plan.legality import MEMORY
+from steptime.plan.legality import MEMORY, RISK
 from steptime.plan.method import Strategy
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.space import Listing, Space, rows_of
@@ -35,6 +35,9 @@ from steptime.search.rank import Best, pareto_front
 
 BLOCK = 16384
 """Candidates that are composed at once: small enough for the cache."""
+
+LIKELY = 0.5
+"""A plan above this chance of running out of memory likely does."""
 
 Progress = Callable[[int, int], None]
 
@@ -190,10 +193,17 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
     configurations = as_float(listing.configurations.take(fitting))
     sizes, placements = take_sizes(shapes.sizes, each.shape[fitting]), as_float(listing.placements)
     best, fastest, fastest_at = Best(top), np.full(len(fitting), np.inf), np.zeros(len(fitting), dtype=np.int64)
-    likely = _Likely()
+    likely, risky = _Likely(), 0
     done = listing.candidates - int(multiplicity[fitting].sum())
     for position, place in _blocks(listing, fitting):
+        done += len(position)
         plans = _placed(configurations.take(position), placements.take(place))
+        if setting.oom_limit is not None:
+            safe = np.flatnonzero(_likely_fits(setting, plans, each.peak[fitting[position]], setting.oom_limit))
+            risky += len(position) - len(safe)
+            if not len(safe):
+                continue
+            position, place, plans = position[safe], place[safe], plans.take(safe)
         passes = table.take(each.shape[fitting[position]], each.inner[place])
         _, step = composed(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
@@ -204,17 +214,23 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         low = np.minimum.reduceat(times, starts)
         fastest[position[starts]] = low
         fastest_at[position[starts]] = _first_equal(times, starts, low, place)
-        done += len(position)
         progress(done)
-    front = pareto_front(fastest, each.peak[fitting])
+    kept = np.flatnonzero(np.isfinite(fastest))
+    front = kept[pareto_front(fastest[kept], each.peak[fitting[kept]])]
+    feasible = int(multiplicity[fitting].sum()) - risky
     return Found(
-        task=each.task, candidates=listing.candidates, feasible=int(multiplicity[fitting].sum()),
-        reasons=_reasons(each, multiplicity), best_s=best.values, best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
+        task=each.task, candidates=listing.candidates, feasible=feasible, best_s=best.values,
+        reasons=_reasons(each, multiplicity, risky), best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
         front_s=fastest[front], front_bytes=each.peak[fitting[front]],
         front=_plans(listing, fitting[front], fastest_at[front]),
-        nearest=None if len(fitting) else _nearest(each, multiplicity), distinct_layers=table.count,
+        nearest=None if feasible else _nearest(each, multiplicity), distinct_layers=table.count,
         likely_s=likely.time_s, likely=None if likely.at is None else _plans(listing, *likely.at),
     )  # fmt: skip
+
+
+def _likely_fits(setting: Setting, plans: Plans, peak: Array, chance: float) -> Array:
+    fits: Array = likely_fits(peak, plans, setting.job.memory.name, setting.machine.memory_bytes, chance)
+    return fits
 
 
 class _Likely:
@@ -229,7 +245,7 @@ class _Likely:
         near = np.flatnonzero(times < self.time_s)
         if not len(near):
             return
-        fits = likely_fits(peak[near], plans.take(near), setting.job.memory.name, setting.machine.memory_bytes)
+        fits = _likely_fits(setting, plans.take(near), peak[near], LIKELY)
         near = near[fits]
         if len(near):
             first = near[np.argmin(times[near])]
@@ -255,10 +271,10 @@ def _plans(listing: Listing, configuration: Array, placement: Array) -> Plans:
     return _placed(listing.configurations.take(configuration), listing.placements.take(placement))
 
 
-def _reasons(each: _Listed, multiplicity: Array) -> dict[str, int]:
+def _reasons(each: _Listed, multiplicity: Array, risky: int) -> dict[str, int]:
     out = dict(each.listing.rejected)
     over = int(multiplicity[each.peak > each.task.setting.machine.memory_bytes].sum())
-    return out | ({MEMORY: over} if over else {})
+    return out | ({MEMORY: over} if over else {}) | ({RISK: risky} if risky else {})
 
 
 def _nearest(each: _Listed, multiplicity: Array) -> Plans | None:

@@ -17,12 +17,9 @@ from steptime.plan.constraints import Constraint
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.space import Space
-from steptime.search.exhaustive import Found, Progress, Task, search
+from steptime.search.exhaustive import LIKELY, Found, Progress, Task, search
 from steptime.search.rank import pareto_front
 from steptime.search.result import PlanResult, Stop
-
-LIKELY = 0.5
-"""A plan above this chance of running out of memory likely does."""
 
 
 def rank_plans(

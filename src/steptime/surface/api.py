@@ -80,7 +80,7 @@ def plan(
         lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
         fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates:
             ``attention schedule overlap offload context gradient_dtype expert_imbalance expert_capacity``.
-        limit: bounds, as ``["pp<=16"]``.
+        limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
         top: number of plans to return.
         progress: called with candidates done and candidates known so far.
 

@@ -39,8 +39,10 @@ KEYS: Final[Mapping[str, Count | Ratio | None]] = {
 }  # fmt: skip
 COUNTS: Final = {name: key for name, key in KEYS.items() if isinstance(key, Count)}
 RATIOS: Final = {name: key for name, key in KEYS.items() if isinstance(key, Ratio)}
-SHOWN: Final[Mapping[str, str]] = {"mbs": "micro_batch"}
+SHOWN: Final[Mapping[str, str]] = {"mbs": "micro_batch", "p(oom)": "oom_probability"}
 """What a report writes for a key -> the key."""
+CHANCE: Final = "oom_probability"
+"""What a search can bound beside degrees: the chance of running out of memory."""
 WORDS: Final = ("sp", "recompute")
 """Keys in words of which each candidate of a search has its own value; they have no order."""
 SEVERAL: Final = ("overlap", "offload")

@@ -14,7 +14,7 @@ from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.schedules import SCHEDULES
 from steptime.study.modes import Mode
-from steptime.surface.plan_keys import AXES, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
+from steptime.surface.plan_keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
 from steptime.surface.values import choice, number, some_of, switch, text, whole
 
 CHOICES = {
@@ -22,6 +22,8 @@ CHOICES = {
 }  # fmt: skip
 SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
 """Choices of which several may hold."""
+MAX_DIGITS = 30
+_CHANCE = re.compile(rf"\s*{CHANCE}\b")
 DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
 """What the record of a plan says beside: it follows from the rest, so that a record may be given as a plan."""
 
@@ -218,14 +220,39 @@ def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str 
             raise _unknown("degree", key, (*CONSTRAINED, *JOB_KEYS))
         out.append(Constraint(column=key, relation="=", value=_checked(key, value, framework)))
     for bound in limit:
-        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", text("limit", bound))
+        if _CHANCE.match(text("limit", bound)):
+            continue
+        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", bound)
         if match is None:
             raise UserError(f"limit {shorten(bound)!r} is not a comparison", hint="for example pp<=16")
         name, relation, value = match.groups()
         if name not in COUNTS or relation not in OPERATORS:
-            raise _unknown("degree", name, COUNTS)
+            raise _unknown("degree", name, (*COUNTS, CHANCE))
         out.append(Constraint(column=name, relation=relation, value=int(value)))
     return out
+
+
+def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
+    """The largest chance of running out of memory among bounds; None: it is not bounded.
+
+    Raises:
+        FieldError: it is bounded from below, or not by a share between 0 and 1.
+        PlanError: the mode has no such chance.
+    """
+    chances = [_chance(bound) for bound in limit if _CHANCE.match(text("limit", bound))]
+    if chances and not mode.method.calibrated:
+        raise PlanError(f"mode {mode.method.name} has no chance of running out of memory: a plan fits or does not",
+                        hint=f"drop the limit of {CHANCE}, or use --mode corrected")  # fmt: skip
+    return min(chances, default=None)
+
+
+def _chance(bound: str) -> float:
+    found = re.fullmatch(rf"\s*{CHANCE}\s*<=?\s*(\d*\.?\d+(?:e-\d+)?)\s*", bound)
+    chance = float(found[1]) if found and len(found[1]) < MAX_DIGITS else 0.0
+    if not 0 < chance < 1:
+        raise FieldError("", "limit", f"{shorten(bound)!r} is no upper bound between 0 and 1",
+                         hint=f"for example {CHANCE}<=0.1")  # fmt: skip
+    return chance
 
 
 def job_choices(fix: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,13 +10,14 @@ from steptime.errors import UserError
 from steptime.estimate.machine import node_devices
 from steptime.estimate.single import Setting
 from steptime.plan.constraints import Constraint
+from steptime.plan.legality import MEMORY, RISK
 from steptime.search.advice import best_step_s, nearest_counts, why_empty
 from steptime.search.result import PlanResult
 from steptime.study.modes import Mode
 from steptime.surface.accustomed import Scope, fixed_values, scope_of, shards_within_node
 from steptime.surface.captured import check_strategy, mode_of
 from steptime.surface.jobs import Request, check_model
-from steptime.surface.request import check_mode, constraints_of
+from steptime.surface.request import check_mode, constraints_of, oom_limit_of
 from steptime.surface.values import text
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
@@ -50,6 +51,7 @@ class Search:
         given = {**self.choices, **fixed_values(constraints)}
         check_mode(given, chosen)
         check_model(setting.job.model, text("strategy", self.strategy), given)
+        setting = replace(setting, oom_limit=oom_limit_of(self.limit, chosen))
         return setting, self._scope(setting, chosen, constraints)
 
     def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
@@ -97,7 +99,7 @@ def _alternatives(search: Search, scope: Scope, result: PlanResult) -> Iterator[
         yield f"without --limit '{bound}' plans fit", replace(search, limit=bounds)
     if search.global_batch < search.gpus and result.reasons.get("batch"):
         yield f"--global-batch {search.gpus} fits, a sequence per device", replace(search, global_batch=search.gpus)
-    if result.reasons.get("memory") and search.request.mode.method.calibrated:
+    if (result.reasons.get(MEMORY) or result.reasons.get(RISK)) and search.request.mode.method.calibrated:
         yield from _more_room(search, scope)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError, shorten
-from steptime.surface.plan_keys import AXES, COUNTS, KEYS, RATIOS, SHOWN
+from steptime.surface.plan_keys import AXES, CHANCE, COUNTS, KEYS, RATIOS, SHOWN
 
 _FIX: Final = re.compile(r"\s*([^=<>]*?)\s*=\s*([^=<>]*?)\s*")
 _LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
@@ -38,14 +38,14 @@ def parse_fix(texts: Sequence[str]) -> dict[str, int | float | str]:
 
 
 def parse_limits(texts: Sequence[str]) -> list[str]:
-    """Bounds on the degrees, each as ``key<=value`` with the operator as given.
+    """Bounds on the degrees and on the chance of running out of memory, each as ``key<=value`` with that operator.
 
     Raises:
-        FieldError: a text that is not a comparison, or a bound that is not a whole number.
+        FieldError: a text that is not a comparison, or a bound that is not a whole number (of the chance: a share).
         UnknownNameError: a key that is no degree.
 
-    >>> parse_limits(["pp <= 16", "micro-batch<4"])
-    ['pp<=16', 'micro_batch<4']
+    >>> parse_limits(["pp <= 16", "micro-batch<4", "P(oom) <= 10 %"])
+    ['pp<=16', 'micro_batch<4', 'oom_probability<=0.1']
     """
     out = []
     for text in texts:
@@ -54,9 +54,10 @@ def parse_limits(texts: Sequence[str]) -> list[str]:
             raise FieldError(
                 "", "--limit", f"{shorten(text)!r} is not a comparison", hint="for example --limit 'pp<=16' (quoted)"
             )
-        key = _key("--limit", match.group(1), COUNTS)
+        key = _key("--limit", match.group(1), (*COUNTS, CHANCE))
         operator = match.group(2).replace("==", "=")
-        out.append(f"{key}{operator}{_whole('--limit', key, match.group(3))}")
+        bound = _share(match.group(3)) if key == CHANCE else _whole("--limit", key, match.group(3))
+        out.append(f"{key}{operator}{bound}")
     return out
 
 
@@ -98,6 +99,15 @@ def _value(key: str, text: str) -> int | float | str:
         except ValueError:
             raise FieldError("", "--fix", f"{key} is {shorten(text)!r}; it must be a number") from None
     return _whole("--fix", key, text) if key in COUNTS else text
+
+
+def _share(text: str) -> float | str:
+    """A number; of percent as a share. What is no number stays: the request says what it must be."""
+    number, percent, _ = text.partition("%")
+    try:
+        return float(f"{float(number) / 100:.15g}") if percent else float(number)
+    except ValueError:
+        return text
 
 
 def _whole(option: str, key: str, text: str) -> int:

@@ -30,7 +30,8 @@ def command(
         ),
     ] = None,
     limit: Annotated[
-        list[str] | None, typer.Option("--limit", metavar="'KEY<=N'", help="Bound one degree. Repeatable.")
+        list[str] | None,
+        typer.Option("--limit", metavar="'KEY<=N'", help="Bound a degree, or oom_probability (<=0.1). Repeatable."),
     ] = None,
     framework: o.Framework = None,
     lora_rank: o.LoraRank = None,

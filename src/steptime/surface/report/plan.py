@@ -118,6 +118,8 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
     if lacking > 0:
         peak, capacity = t.memory(nearest.peak_memory_bytes), t.memory(nearest.memory_capacity_bytes)
         out.print(f"it needs {peak} of {capacity}: {t.memory(lacking)} too much per device")
+    elif (chance := risk.chance_line(nearest)) is not None:
+        out.print(f"P(oom): {chance}")
     if nearest.reasons:
         out.print(t.printable(f"reasons: {', '.join(nearest.reasons)}"))
     out.print()

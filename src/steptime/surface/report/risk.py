@@ -8,7 +8,7 @@ from typing import Final
 from steptime.estimate.result import Estimate
 from steptime.plan.framework import habits_of
 from steptime.plan.legality import MEANING, MEMORY
-from steptime.search.planner import LIKELY
+from steptime.search.exhaustive import LIKELY
 from steptime.surface.report import text as t
 
 RECOMPUTED: Final = 0.75

@@ -1,0 +1,73 @@
+"""A search may bound the chance of running out of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steptime.errors import FieldError, PlanError, UnknownNameError
+from steptime.estimate.memory_definitions import exceeding, likely_fits, memory_constants
+from steptime.plan.plans import Plans
+from steptime.surface import api
+from steptime.surface.cli.constraints import parse_limits
+
+JOB: dict[str, Any] = {"model": "llama2-13b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 32, "strategy": "1d"}
+SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.1, 1e-3])
+def test_plans_are_those_of_the_whole_search_below_the_limit(limit: float) -> None:
+    every = api.plan(**JOB, top=10**5)
+    safe = api.plan(**JOB, top=10**5, limit=[f"oom_probability<={limit}"])
+    kept = [e for e in every.plans if e.oom_probability <= limit]
+    assert 0 < len(kept) < len(every.plans)
+    assert [(e.step_time_s, e.plan) for e in safe.plans] == [(e.step_time_s, e.plan) for e in kept]
+    assert safe.candidates == every.candidates and safe.feasible == len(kept)
+    assert safe.reasons == {**every.reasons, "oom_probability": every.feasible - len(kept)}
+    least = [(e.peak_memory_bytes, e.step_time_s) for e in kept]
+    assert min(least)[0] == pytest.approx(safe.pareto[-1]["peak_memory_bytes"], rel=1e-12)
+    assert safe.pareto[0]["step_time_s"] == pytest.approx(kept[0].step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("chance", [1e-4, 0.1, 0.5, 0.9])
+def test_the_bound_is_the_inverse_of_the_chance(chance: float) -> None:
+    needed = float(memory_constants().defined(60e9, 0, "generic")["device"])
+    deviation = memory_constants().deviation["device"]
+    for share in np.linspace(0.5, 1.5, 101):
+        fits = exceeding(needed, share * needed, deviation) <= chance
+        assert likely_fits(60e9, Plans(), "generic", share * needed, chance) == fits
+
+
+def test_where_no_plan_keeps_the_limit_the_nearest_and_what_to_drop_are_named() -> None:
+    risky = next(e for e in api.plan(**JOB, top=10**5).plans if e.oom_probability > 0.2).plan
+    fix = {key: risky[key] for key in ("tp", "cp", "pp", "vpp", "micro_batch", "recompute", "zero")}
+    assert api.plan(**JOB, fix=fix).feasible
+    found = api.plan(**JOB, fix=fix, limit=["oom_probability<=0.1"])
+    assert not found.feasible and not found.plans and not found.pareto
+    assert found.stop.reason == "infeasible" and found.nearest is not None and found.nearest.feasible
+    assert any(line.startswith("without --limit 'oom_probability<=0.1' plans fit") for line in found.advice)
+
+
+@pytest.mark.parametrize(
+    "bound",
+    ["oom_probability>=0.1", "oom_probability=0.1", "oom_probability<=0", "oom_probability<=1", "oom_probability<x"],
+)
+def test_bounds_that_are_none_are_refused(bound: str) -> None:
+    with pytest.raises(FieldError, match="no upper bound between 0 and 1"):
+        api.plan(**SMALL, limit=[bound])
+
+
+def test_the_tighter_of_two_counts_and_published_mode_has_none() -> None:
+    one, two = (api.plan(**JOB, limit=[*more, "oom_probability < 0.01"]) for more in ((), ("oom_probability<=0.3",)))
+    assert one.feasible == two.feasible
+    with pytest.raises(PlanError, match="no chance of running out"):
+        api.plan("gpt3_1T", "published-b200-nvs8", gpus=1024, global_batch=4096, mode="published",
+                 limit=["oom_probability<=0.1"])  # fmt: skip
+
+
+def test_the_command_takes_it_as_reports_write_it() -> None:
+    assert parse_limits(["P(oom) <= 10 %", "oom_probability<.05"]) == ["oom_probability<=0.1", "oom_probability<0.05"]
+    with pytest.raises(UnknownNameError, match="did you mean oom_probability"):
+        parse_limits(["oom_prob<=0.1"])
