@@ -45,6 +45,7 @@ def scan(batch: int = 4, seq: int = 8):
     return Scan(), torch.zeros(batch, seq, dtype=torch.int64)
 """
 
+COUNTED_BY_HAND = {"dbrx", "ernie4_5", "ernie4_5_moe", "granitemoe", "granitemoeshared"}  # test_huggingface_experts.py
 #: Models whose configuration has layers that predict further tokens; the catalogue has the main models alone.
 FURTHER_TOKENS = {"deepseek-v3": 1, "glm4.5": 1, "glm4.5-air": 1}
 
@@ -65,7 +66,8 @@ def test_import_equals_the_catalogue(path: Path) -> None:
 
 
 def test_fixtures_cover_the_families() -> None:
-    assert {read_huggingface(path)[0].family for path in FILES} == set(supported_model_types())
+    known = {read_huggingface(path)[0].family for path in FILES}
+    assert known | COUNTED_BY_HAND == set(supported_model_types()) and not known & COUNTED_BY_HAND
 
 
 def test_every_key_is_used_or_reported(tmp_path: Path) -> None:

@@ -63,6 +63,13 @@ def _smollm3(f: Fields) -> Values:
     return values | windows(f, values["layers"], lambda i: not (rotary[i] if i < len(rotary) else (i + 1) % 4), width)
 
 
+def ernie(f: Fields) -> Values:
+    """ERNIE 4.5: the block of LLaMA, where one key says whether products have biases, the head's too."""
+    values, bias = gated_rms(f), f.flag("use_bias")
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias)
+    return values | biases | {"head_bias": bias and not values["tied_embeddings"]}
+
+
 def _glm4(f: Fields) -> Values:
     return gated_rms(f) | {"out_bias": False, "norms_per_layer": 4}
 
@@ -201,6 +208,9 @@ _OLD_NAMES = {
 }
 _GEMMA = LLAMA | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256}
 
+#: What a configuration of ERNIE 4.5 means where it says nothing.
+ERNIE = LLAMA | {"vocab_size": 103424, "max_position_embeddings": 131072, "tie_word_embeddings": True}
+
 #: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
 DENSE: dict[str, Family] = {
     "llama": Family(build=gated_rms, defaults=LLAMA | {"vocab_size": 32000, "max_position_embeddings": 2048}),
@@ -220,6 +230,7 @@ DENSE: dict[str, Family] = {
         | {"vocab_size": 128256, "max_position_embeddings": 32768, "tie_word_embeddings": True}
         | {"num_key_value_heads": 4},
     ),
+    "ernie4_5": Family(build=ernie, defaults=ERNIE | {"head_dim": 128, "num_key_value_heads": 2}),
     "glm4": Family(
         build=_glm4,
         defaults=LLAMA

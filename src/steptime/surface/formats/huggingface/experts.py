@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from steptime.surface.formats.huggingface.common import LLAMA, QWEN, Family, Values, window_width, windows
-from steptime.surface.formats.huggingface.dense import gated_rms, qwen_windows
+from steptime.surface.formats.huggingface.common import (
+    LLAMA,
+    QWEN,
+    Family,
+    Values,
+    activation,
+    dimensions,
+    window_width,
+    windows,
+)
+from steptime.surface.formats.huggingface.dense import ERNIE, ernie, gated_rms, qwen_windows
 from steptime.surface.formats.huggingface.fields import Fields
 from steptime.workload.check import LIMITS
 from steptime.workload.spec import Experts, LatentAttention
@@ -34,6 +43,60 @@ def _gpt_oss(f: Fields) -> Values:
     )
     sliding = windows(f, values["layers"], lambda layer: layer % 2 == 0, window_width(f))
     return values | sliding | {"attention_sinks": True, "experts": experts}
+
+
+def _granitemoe(f: Fields) -> Values:
+    """Granite 3: as Mixtral without a window; in the shared kind an expert of its own width beside."""
+    values = gated_rms(f)
+    experts = Experts(
+        experts=f.count("num_local_experts"),
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=values["ffn_hidden"],
+        shared_ffn_hidden=f.optional("shared_intermediate_size", low=0, high=LIMITS["shared_ffn_hidden"]) or 0,
+        moe_layers=values["layers"],
+    )
+    return values | {"experts": experts}
+
+
+def _dbrx(f: Fields) -> Values:
+    """DBRX: gated experts in every layer, layer norms without biases; widths stand in tables of their own."""
+    heads, mlp = (
+        Fields(f.table(key) or {}, where=f.where, prefix=f"{f.prefix}{key}.", defaults=_DBRX[key]) for key in _DBRX
+    )
+    f.force("num_key_value_heads", heads.count("kv_n_heads"), "attn_config.kv_n_heads")
+    f.force("intermediate_size", mlp.count("ffn_hidden_size"), "ffn_config.ffn_hidden_size")
+    values = dimensions(f)
+    function = Fields(mlp.table("ffn_act_fn") or {}, where=f.where, prefix=f"{mlp.prefix}ffn_act_fn.",
+                      defaults={"name": "silu"})  # fmt: skip
+    experts = Experts(
+        experts=mlp.count("moe_num_experts"),
+        experts_per_token=mlp.count("moe_top_k"),
+        expert_ffn_hidden=values["ffn_hidden"],
+        moe_layers=values["layers"],
+    )
+    block = {"gated_mlp": True, "activation": activation(function, "name"), "norm": "layernorm"}
+    dropout = values["dropout"] or heads.number("attn_pdrop") > 0 or f.number("emb_pdrop") > 0
+    return values | block | {"dropout": dropout, "experts": experts}
+
+
+def _ernie_moe(f: Fields) -> Values:
+    """ERNIE 4.5 with experts from one layer to another, a bias of the router, and shared experts as wide as others."""
+    values = ernie(f)
+    layers, width = values["layers"], f.count("moe_intermediate_size", high=LIMITS["expert_ffn_hidden"])
+    first = f.count("moe_layer_start_index", low=0, high=LIMITS["layers"])
+    last = f.count("moe_layer_end_index", low=-1, high=LIMITS["layers"])
+    step = f.count("moe_layer_interval", high=LIMITS["layers"])
+    held = range(first, layers if last == -1 else min(last + 1, layers))
+    experts = Experts(
+        experts=f.count("moe_num_experts", high=LIMITS["experts"]),
+        experts_per_token=f.count("moe_k"),
+        expert_ffn_hidden=width,
+        shared_ffn_hidden=width * (f.optional("moe_num_shared_experts", low=0, high=LIMITS["experts"]) or 0),
+        moe_layers=sum((layer + 1) % step == 0 for layer in held),
+        router_bias=True,
+        expert_bias=values["mlp_bias"],
+    )
+    return _with_experts(f, values, experts)
 
 
 def _phimoe(f: Fields) -> Values:
@@ -214,6 +277,13 @@ _DEEPSEEK_V2 = _DEEPSEEK | {"max_position_embeddings": 2048}
 _DEEPSEEK_V3 = _DEEPSEEK | {"first_k_dense_replace": 3, "max_position_embeddings": 4096, "vocab_size": 129280}
 _DEEPSEEK_NAMES = {"n_routed_experts": ("num_experts", "num_local_experts"), _NEXT_TOKENS: ("num_mtp_layers",)}
 
+_GRANITE = LLAMA | {"vocab_size": 32000, "max_position_embeddings": 2048}
+_GRANITE |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+_DBRX = {
+    "attn_config": {"kv_n_heads": 1},
+    "ffn_config": {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1},
+}
+
 #: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
 EXPERTS: dict[str, Family] = {
     "mixtral": Family(
@@ -221,6 +291,26 @@ EXPERTS: dict[str, Family] = {
         defaults=LLAMA
         | {"vocab_size": 32000, "max_position_embeddings": 131072, "num_key_value_heads": 8}
         | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "granitemoe": Family(build=_granitemoe, defaults=_GRANITE),
+    "granitemoeshared": Family(build=_granitemoe, defaults=_GRANITE | {"shared_intermediate_size": 1024}),
+    "dbrx": Family(
+        build=_dbrx,
+        defaults={"vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False},
+        aliases={
+            "hidden_size": ("d_model",),
+            "num_hidden_layers": ("n_layers",),
+            "num_attention_heads": ("n_heads",),
+            "max_position_embeddings": ("max_seq_len",),
+        },
+    ),
+    "ernie4_5_moe": Family(
+        build=_ernie_moe,
+        defaults=ERNIE
+        | {"num_key_value_heads": 4, "moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2}
+        | {"moe_intermediate_size": 1536, "moe_layer_start_index": 1, "moe_layer_end_index": -1}
+        | {"moe_layer_interval": 1},
+        aliases={"moe_num_experts": ("num_experts",), "moe_k": ("num_experts_per_tok",)},
     ),
     "phimoe": Family(
         build=_phimoe,

@@ -67,6 +67,7 @@ _ENCODER_DECODER = "an encoder-decoder model"
 _STATE_SPACE = "a state-space model"
 _HYBRID = "a model with linear or state-space attention in some layers"
 _ENCODER = "an encoder for text"
+_BARE_NORMS = "a model with norms without weights"
 _SPARSE = "a model with an attention indexer (sparse attention)"
 
 CAPTURE = (
@@ -88,6 +89,7 @@ NOT_YET = {
     "granitemoehybrid": _HYBRID, "nemotron_h": _HYBRID, "minimax": _HYBRID, "minimax_text_01": _HYBRID,
     "recurrent_gemma": _HYBRID, "zamba": _HYBRID, "kimi_linear": _HYBRID,
     "bert": _ENCODER, "roberta": _ENCODER, "distilbert": _ENCODER, "deberta-v2": _ENCODER, "modernbert": _ENCODER,
+    "olmo": _BARE_NORMS,
     "deepseek_v32": _SPARSE, "glm_moe_dsa": _SPARSE,
 }  # fmt: skip
 
