@@ -9,6 +9,7 @@ from steptime.errors import counted
 from steptime.estimate.result import Estimate
 from steptime.surface.report import risk
 from steptime.surface.report import text as t
+from steptime.surface.report.nouns import device_noun
 from steptime.surface.report.tree import term_table
 from steptime.units import format_si
 
@@ -38,7 +39,7 @@ def print_headline(out: Console, e: Estimate) -> None:
     """What the step costs and whether it fits, one line each."""
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
-    words += [counted(job["gpus"], "GPU", t.number(job["gpus"]))] if "gpus" in job else []
+    words += [counted(job["gpus"], device_noun(e.provenance.device), t.number(job["gpus"]))] if "gpus" in job else []
     words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in ("global_batch", "seq_len") if key in job]
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
     words += [t.lora_label(job["lora"])] if "lora" in job else []
@@ -71,7 +72,7 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
         ("bracket", f"{t.seconds(low)} (all overlapped) to {t.seconds(high)} (nothing overlapped)"),
         ("band", t.band_text(e)),
         ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
-        ("tokens/s/GPU", t.count(e.tokens_per_s_per_gpu)),
+        (f"tokens/s/{device_noun(e.provenance.device)}", t.count(e.tokens_per_s_per_gpu)),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
         ("peak memory", memory_line(e)),
         *([] if chance is None else [("P(oom)", chance)]),
