@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
@@ -16,7 +17,6 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import RULES
 from steptime.plan.plans import launch_order
 from steptime.plan.recompute import recompute_code
-from steptime.search.exhaustive import LIKELY
 from steptime.study.measured.tables import table
 from steptime.study.modes import MODES
 from steptime.surface.accustomed import PLACED, renamed, scope_of
@@ -226,13 +226,13 @@ def test_replicas_of_experts_share_out_where_nothing_else_does() -> None:
 
 def test_the_fastest_plan_that_likely_fits_is_named() -> None:
     job: dict[str, Any] = {"model": "llama3-70b", "cluster": "gb200-nvl72", "gpus": 256, "global_batch": 512}
-    few, many = api.plan(**job, top=2), api.plan(**job, top=9)
-    first = next(e for e in many.plans if e.oom_probability <= LIKELY)
-    assert all(e.oom_probability > LIKELY for e in few.plans)
+    few, many = api.plan(**job, top=2), api.plan(**job, top=60)
+    first = next(e for e in many.plans if e.oom_probability <= LIKELY_FITS)
+    assert all(e.oom_probability > LIKELY_FITS for e in few.plans)
     assert few.likely_to_fit is not None and few.likely_to_fit.plan == first.plan
     assert few.likely_to_fit.step_time_s == pytest.approx(first.step_time_s, rel=1e-12)
     assert few.to_json()["likely_to_fit"]["plan"] == first.plan
-    assert api.plan(**JOB, top=1).likely_to_fit is None
+    assert api.plan(**JOB, top=1, limit=["oom_probability<=0.1"]).likely_to_fit is None
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ AXES = ("tp", "tp2", "cp", "dp", "pp", "ep")
 FEW = 2
 """Domains that a group may reach without counting."""
 FILE = "memory_constants.toml"
+LIKELY_FITS = 0.1
+"""A plan up to this chance of running out of memory likely fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from steptime.estimate.evaluate import composed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
-from steptime.estimate.memory_definitions import likely_fits
+from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits
 from steptime.estimate.single import Setting
 from steptime.num import Array
 from steptime.plan.constraints import Constraint
@@ -35,9 +35,6 @@ from steptime.search.rank import Best, pareto_front
 
 BLOCK = 16384
 """Candidates that are composed at once: small enough for the cache."""
-
-LIKELY = 0.5
-"""A plan above this chance of running out of memory likely does."""
 
 Progress = Callable[[int, int], None]
 
@@ -245,7 +242,7 @@ class _Likely:
         near = np.flatnonzero(times < self.time_s)
         if not len(near):
             return
-        fits = _likely_fits(setting, plans.take(near), peak[near], LIKELY)
+        fits = _likely_fits(setting, plans.take(near), peak[near], LIKELY_FITS)
         near = near[fits]
         if len(near):
             first = near[np.argmin(times[near])]

@@ -10,6 +10,7 @@ import numpy as np
 
 from steptime.errors import counted
 from steptime.estimate.evaluate import evaluate
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan, plan_record
 from steptime.num import Array
@@ -17,7 +18,7 @@ from steptime.plan.constraints import Constraint
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.space import Space
-from steptime.search.exhaustive import LIKELY, Found, Progress, Task, search
+from steptime.search.exhaustive import Found, Progress, Task, search
 from steptime.search.rank import pareto_front
 from steptime.search.result import PlanResult, Stop
 
@@ -50,7 +51,7 @@ def rank_plans(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
         stop=_stop(candidates, feasible, tuple(strategies), time.process_time() - started),
         plans=plans, pareto=_front(setting, found), nearest=_nearest(setting, found) if not feasible else None,
-        likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY else None,
+        likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class PlanResult:
     nearest: Estimate | None
     """When nothing fits: the plan that lacks least."""
     likely_to_fit: Estimate | None = None
-    """Where the first plan likely runs out of memory: the fastest of the space that likely does not."""
+    """Where the first plan may run out of memory: the fastest of the space that likely does not."""
     advice: tuple[str, ...] = ()
     """What to change when nothing fits: device counts that work, what idle devices cost."""
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.search.fit.choice import Choice, Point, front_of, thinned
 from steptime.search.fit.result import GuideStep
 from steptime.search.fit.techniques import TECHNIQUES, Step
 
 CLOSE: Final = 0.01
 """Times within this share are as good as equal: fewer changes and techniques decide."""
-RISK: Final = 0.1
-"""Chance of running out of memory above which another point as good as equal is preferred."""
 APART: Final = 0.04
 """Points of the front save at least this share of the memory of the one before."""
 WORTH: Final = 0.9
@@ -136,7 +135,7 @@ def _preferred(point: Point) -> tuple[int, float, float]:
     """Mild changes, few techniques, none that needs the host, and room to spare."""
     used = [TECHNIQUES[key] for key in point.choice.keys]
     burden = sum(1 + one.changes.rank + 2 * (one.step is Step.HOST) for one in used)
-    return burden + 2 * (point.oom_probability > RISK), point.step_s, point.memory_bytes
+    return burden + 2 * (point.oom_probability > LIKELY_FITS), point.step_s, point.memory_bytes
 
 
 def _guide(pool: _Pool, engine: Engine) -> Iterable[GuideStep]:

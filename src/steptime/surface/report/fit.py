@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from steptime.errors import counted
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.search.fit.choice import Point
 from steptime.search.fit.result import FitResult, GuideStep
 from steptime.search.fit.techniques import TECHNIQUES
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 10
 """Points of the front to show unless all are wanted."""
-RISKY: Final = 0.1
-"""Chance of running out of memory from which a roomier way is named."""
 
 
 def print_fit(result: FitResult, *, show_all: bool = False) -> None:
@@ -99,7 +98,7 @@ def _factor(factor: float) -> str:
 def _verdict(point: Point) -> str:
     if not point.fits:
         return f"does not fit (needs {t.memory(point.device_bytes)})"
-    risk = f", chance of running out {t.percent(point.oom_probability)}" if point.oom_probability >= RISKY else ""
+    risk = f", chance of running out {t.percent(point.oom_probability)}" if point.oom_probability > LIKELY_FITS else ""
     return f"fits (needs {t.memory(point.device_bytes)}{risk})"
 
 
@@ -111,8 +110,8 @@ def _print_answer(out: Console, result: FitResult) -> None:
         _print_settings(out, result.least)
         return
     t.heading(out, t.printable(f"cheapest that fits: {_describe(best)}"))
-    if best.oom_probability >= RISKY:
-        roomier = [p for p in result.front if p.fits and p.oom_probability < RISKY]
+    if best.oom_probability > LIKELY_FITS:
+        roomier = [p for p in result.front if p.fits and p.oom_probability <= LIKELY_FITS]
         note = f"; with more room: {_describe(roomier[0])}" if roomier else ""
         t.indented(out, f"chance of running out {t.percent(best.oom_probability)}{note}", by=2)
     _print_settings(out, best)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import Estimate
 from steptime.plan.framework import habits_of
 from steptime.plan.legality import MEANING, MEMORY
-from steptime.search.exhaustive import LIKELY
 from steptime.surface.report import text as t
 
 RECOMPUTED: Final = 0.75
 """Most of the activations of layers that full recomputation saves: their inputs stay, and one layer is whole."""
 GATHERED: Final = 0.97
 """Most of what the other ranks hold that ZeRO-3 saves: gathered layers stay for a while."""
+EVEN: Final = 0.5
+"""A plan above this chance of running out of memory likely does."""
 HELD: Final = ("weights", "gradients", "optimizer", "activations")
 WORTH: Final = 0.05
 """Least share of the peak that an option of several has to save to be named, where it is not the last that lacks."""
@@ -34,7 +36,7 @@ def chance_line(e: Estimate) -> str | None:
 
 
 def warning(e: Estimate, *, searched: bool = False) -> str | None:
-    """One line on a plan that counts as feasible and likely runs out all the same; None for any other.
+    """One line on a plan that counts as feasible and may run out all the same; None for any other.
 
     Args:
         searched: the options named are those of a search.
@@ -44,17 +46,18 @@ def warning(e: Estimate, *, searched: bool = False) -> str | None:
 
 
 def _risk(e: Estimate) -> str | None:
-    if not e.feasible or not e.memory_by_definition or e.oom_probability <= LIKELY:
+    if not e.feasible or not e.memory_by_definition or e.oom_probability <= LIKELY_FITS:
         return None
     more = e.memory_by_definition["device"] - e.peak_memory_bytes
+    how = "likely runs" if e.oom_probability > EVEN else "may run"
     return (
-        f"warning: likely runs out of memory on real devices ({chance(e)}): the allocator and the driver need "
+        f"warning: {how} out of memory on real devices ({chance(e)}): the allocator and the driver need "
         f"{t.memory(more)} more than live tensors"
     )
 
 
 def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
-    """What to say of ranked plans whose first likely runs out: the fastest of all that likely does not.
+    """What to say of ranked plans whose first may run out: the fastest of all that likely does not.
 
     Args:
         plans: those that are shown.
