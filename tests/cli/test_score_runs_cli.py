@@ -144,7 +144,7 @@ def test_fit_refuses(run: Run, arguments: tuple[str, ...], message: str) -> None
     ("before", "after", "message"),
     [
         ("[common]\nmatrix = ", "[common]\nmatrix = -", "common.matrix: -1"),
-        ("[band.named]", "[band.called]", "band.named: is missing"),
+        ("[band.named]", "[band.called]", "band.called: is unknown"),
         ('source = "', 'origin = "', "provenance.source: is missing"),
         ("host_s = ", "hosts = ", "common.host_s: is missing"),
         ("[common]\nmatrix = ", f"[common]\nmatrix = {'9' * 400}", "common.matrix: is not a finite number up to 1e+09"),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from steptime.hardware.library import cluster_names, load_cluster
-from steptime.study.measured.architecture import Architecture, ModelFile, architecture
+from steptime.study.measured.architecture import ModelFile, architecture
 from steptime.study.measured.canonical import (
     DtypeName,
     Recomputation,
