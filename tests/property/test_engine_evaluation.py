@@ -103,7 +103,7 @@ OFFLOADED = [(), ("optimizer",), ("activations",), ("activations", "optimizer")]
 def test_a_faster_matrix_unit_slows_no_step(offload, data):
     """Traffic that hid behind computation may show, but by no more than the computation got shorter.
 
-    The step is that of the stage with the longest pass. Where that becomes another one, its optimiser may take longer;
+    The step is that of the stage with the longest pass. Where that becomes another one, its gradients may take longer;
     its passes may not.
     """
     case = data.draw(cases(methods=(CORRECTED,)))

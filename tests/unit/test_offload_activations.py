@@ -225,3 +225,16 @@ def test_a_faster_link_to_the_host_lowers_the_lower_end_of_the_bracket(
         assert low <= found.step_time_s <= high
         lows.append(low)
     assert lows == sorted(lows, reverse=True)
+
+
+def test_a_faster_link_to_the_host_speeds_a_step_whose_slowest_stage_it_changes(tmp_path: Path) -> None:
+    """The optimiser of the stage with most parameters ends the step, whichever stage has the longest pass."""
+    times = []
+    for rate in (32, 64, 128, 256):
+        file = tmp_path / f"{rate}.toml"
+        file.write_text(f'base = "dgx-h100"\n[device]\nhost_bandwidth = "{rate} GB/s"\n')
+        plan = {"pp": 8, "micro_batch": 2, "offload": "activations,optimizer", "overlap": "offload"}
+        found = api.estimate("gpt2", file, gpus=8, global_batch=64, framework="ideal", plan=plan)
+        times.append((found.step_time_s, found.step_time_bracket_s[1]))
+    assert times == sorted(times, reverse=True)
+    assert [high for _, high in times] == sorted((high for _, high in times), reverse=True)

@@ -85,7 +85,7 @@ class StepInputs:
     replicated_s: Num
     """Reduction of gradients of weights that tensor-parallel ranks replicate."""
     owned: Num
-    """Parameters that a rank updates."""
+    """Parameters that a rank of the stage with most of them updates."""
     optimizer_s: Num
     """Its time on the device; 0 where the host does it."""
     host_optimizer_s: Num
@@ -165,7 +165,7 @@ class Step:
     """Gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
     owned: Num
-    """Parameters that a rank updates."""
+    """Parameters that a rank of the stage with most of them updates."""
     copies_s: Num
     """Waits for activations on their way to the host and back, filling and draining of the pipeline included."""
     copies_busy_s: Num
@@ -298,7 +298,7 @@ def inputs_of(
     fast_s, slow_s = boundary_times_s(job, machine, plans, sizes.boundary_bytes)
     slow_s = slow_s * method.slow_link_share(plans)
     micro_batches = method.micro_batches(job, plans)
-    owned = owned_parameters(method, strategy, plans, sizes, stage)
+    owned = owned_parameters(method, strategy, plans, sizes, (layout.first, layout.middle, layout.last))
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         lifted=lifted_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),

@@ -248,14 +248,48 @@ def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
     return host_adam_s(**offloaded_arguments(job, owned, machine)) if "optimizer" in job.offload else 0.0
 
 
-def owned_parameters(method: Method, strategy: Strategy, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Num:
-    """Parameters of the critical stage that a rank updates; 0 where the method leaves the optimiser out."""
+class StageParts(NamedTuple):
+    """How often a stage has each part of the model."""
+
+    layers: Num
+    first: Num
+    last: Num
+
+
+def stages_parts(plans: Plans, layers: tuple[Num, Num, Num]) -> tuple[StageParts, ...]:
+    """Parts of the first, a middle and the last stage of so many layers; a stage that a plan lacks has none."""
+    alone = where(plans.pp <= 1, 1.0, 0.0)
+    return (
+        StageParts(layers[0], 1.0, alone),
+        StageParts(layers[1] * where(plans.pp > 2, 1.0, 0.0), 0.0, 0.0),
+        StageParts(layers[2] * (1.0 - alone), 0.0, 1.0 - alone),
+    )
+
+
+def owned_parameters(
+    method: Method, strategy: Strategy, plans: Plans, sizes: Sizes, layers: tuple[Num, Num, Num]
+) -> Num:
+    """Parameters that a rank of the stage with most of them updates; 0 where the method leaves the optimiser out.
+
+    All stages update at once, when the norm of all gradients is known; the step ends with the last of them.
+
+    Args:
+        method: rules of the estimate.
+        strategy: how a layer is split.
+        plans: the plans.
+        sizes: sizes of the parts of the model.
+        layers: layers of the first, a middle and the last stage.
+    """
     if not method.optimizer_step:
         return 0.0 * plans.dp
-    owned = _owned(plans, _on_stage(sizes, stage, "weights"), strategy.gradient_ranks(plans))
-    if sizes.has("expert_weights"):
-        owned = owned + _owned(plans, _on_stage(sizes, stage, "expert_weights"), plans.edp)
-    return owned
+    ranks = strategy.gradient_ranks(plans)
+    most: Num = 0.0
+    for parts in stages_parts(plans, layers):
+        owned = _owned(plans, _on_stage(sizes, parts, "weights"), ranks)
+        if sizes.has("expert_weights"):
+            owned = owned + _owned(plans, _on_stage(sizes, parts, "expert_weights"), plans.edp)
+        most = maximum(most, owned)
+    return most
 
 
 def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:
@@ -263,7 +297,7 @@ def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:
     return weights / where(plans.zero >= 1, sharing_ranks(plans, ranks), 1)
 
 
-def _on_stage(sizes: Sizes, stage: CriticalStage, name: str) -> Num:
+def _on_stage(sizes: Sizes, stage: CriticalStage | StageParts, name: str) -> Num:
     """Sum of a size over what the stage holds."""
     layer, first, last = (getattr(part, name) for part in (sizes.layer, sizes.first, sizes.last))
     total: Num = layer * stage.layers + first * stage.first + last * stage.last
