@@ -103,7 +103,7 @@ def test_unknown_names() -> None:
     with pytest.raises(UnknownNameError, match="did you mean llama2-7b"):
         load_model("llama2-7")
     with pytest.raises(UserError, match="nothing is downloaded"):
-        load_model("meta-llama/Llama-2-7b-chat-hf")
+        load_model("somebody/Nothing-7B")
     with pytest.raises(UserError, match="a torch module has no specification"):
         load_model("my.package:make_model")
     for odd in ("", "  ", "\0", "a" * 5000, "\ud800", "/no/such/thing"):
