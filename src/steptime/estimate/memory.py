@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from steptime.estimate.operators import Formula
 from steptime.estimate.sizes import Part, Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
-from steptime.plan.method import Method, Strategy
+from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.schedules import SCHEDULES
 
@@ -59,8 +60,8 @@ HELD = Formula(held_buffers_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One stage: how often it has each part of the model, and what it holds (zero where the plan has no such stage)."""
+class StageParts:
+    """How often one stage has each part of the model; zero where the plan has no such stage."""
 
     name: str
     exists: Num
@@ -68,6 +69,12 @@ class Stage:
     first: Num
     """1 where it has the embedding; likewise the head."""
     last: Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(StageParts):
+    """One stage, and the micro-batches that it holds at once."""
+
     in_flight: Num
 
     def of_layers(self, sizes: Sizes, pool: str, layers: int) -> Num:
@@ -85,21 +92,24 @@ class Stage:
         return count * dense + (self.layers - count) * later
 
 
-def stage_of(method: Method, job: Job, plans: Plans, name: str) -> Stage:
-    """A stage by name.
+def stage_parts(split: StageSplit, plans: Plans, name: str) -> StageParts:
+    """Parts of a stage by name: the first has the embedding, the last the head, a single one is ``first``."""
+    return StageParts(**_parts(split, plans, name))
 
-    The first of several stages holds the embedding and, under 1F1B, most micro-batches; the last holds the head
-    and one micro-batch; a single stage is ``first`` and holds both ends.
-    """
-    split, alone = method.stage_split(job, plans), plans.pp <= 1
+
+def stage_of(method: Method, job: Job, plans: Plans, name: str) -> Stage:
+    """A stage by name; of several, the first holds most micro-batches under 1F1B, the last holds one."""
+    parts = _parts(method.stage_split(job, plans), plans, name)
+    return Stage(**parts, in_flight=_in_flight(method, job, plans, name))
+
+
+def _parts(split: StageSplit, plans: Plans, name: str) -> dict[str, Any]:
     exists = where({"first": plans.pp >= 1, "middle": plans.pp > 2, "last": plans.pp > 1}[name], 1.0, 0.0)
-    return Stage(
-        name=name, exists=exists,
-        layers=exists * getattr(split, name),
-        first=exists * float(name == "first"),
-        last=exists * (float(name == "last") + float(name == "first") * where(alone, 1.0, 0.0)),
-        in_flight=_in_flight(method, job, plans, name),
-    )  # fmt: skip
+    is_first, is_last = float(name == "first"), float(name == "last")
+    return {
+        "name": name, "exists": exists, "layers": exists * getattr(split, name), "first": exists * is_first,
+        "last": exists * (is_last + is_first * where(plans.pp <= 1, 1.0, 0.0)),
+    }  # fmt: skip
 
 
 def held_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Calls:

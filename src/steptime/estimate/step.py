@@ -29,7 +29,7 @@ from steptime.estimate.traffic import (
 from steptime.num import Num, maximum, where
 from steptime.plan.framework import Framework
 from steptime.plan.job import Job
-from steptime.plan.method import Method, Strategy
+from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.schedules import SCHEDULES
 
@@ -44,15 +44,11 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(StageSplit):
     """How the layers lie on the stages."""
 
     stages: Num
     virtual_stages: Num
-    first: Num
-    """Layers on the first stage; likewise on a middle (the fullest) and on the last."""
-    middle: Num
-    last: Num
     whole: Num
     """Layers of all stages."""
     recomputed: Num
@@ -298,7 +294,7 @@ def inputs_of(
     fast_s, slow_s = boundary_times_s(job, machine, plans, sizes.boundary_bytes)
     slow_s = slow_s * method.slow_link_share(plans)
     micro_batches = method.micro_batches(job, plans)
-    owned = owned_parameters(method, strategy, plans, sizes, (layout.first, layout.middle, layout.last))
+    owned = owned_parameters(method, strategy, plans, sizes, layout)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         lifted=lifted_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),

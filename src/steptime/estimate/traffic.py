@@ -13,12 +13,12 @@ from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import kept_of_layer, sharing_ranks
+from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, sharing_ranks, stage_parts
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
-from steptime.plan.method import Method, Strategy
+from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import Plans
 
 Group = tuple[Num, Num]
@@ -248,27 +248,7 @@ def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
     return host_adam_s(**offloaded_arguments(job, owned, machine)) if "optimizer" in job.offload else 0.0
 
 
-class StageParts(NamedTuple):
-    """How often a stage has each part of the model."""
-
-    layers: Num
-    first: Num
-    last: Num
-
-
-def stages_parts(plans: Plans, layers: tuple[Num, Num, Num]) -> tuple[StageParts, ...]:
-    """Parts of the first, a middle and the last stage of so many layers; a stage that a plan lacks has none."""
-    alone = where(plans.pp <= 1, 1.0, 0.0)
-    return (
-        StageParts(layers[0], 1.0, alone),
-        StageParts(layers[1] * where(plans.pp > 2, 1.0, 0.0), 0.0, 0.0),
-        StageParts(layers[2] * (1.0 - alone), 0.0, 1.0 - alone),
-    )
-
-
-def owned_parameters(
-    method: Method, strategy: Strategy, plans: Plans, sizes: Sizes, layers: tuple[Num, Num, Num]
-) -> Num:
+def owned_parameters(method: Method, strategy: Strategy, plans: Plans, sizes: Sizes, split: StageSplit) -> Num:
     """Parameters that a rank of the stage with most of them updates; 0 where the method leaves the optimiser out.
 
     All stages update at once, when the norm of all gradients is known; the step ends with the last of them.
@@ -278,13 +258,14 @@ def owned_parameters(
         strategy: how a layer is split.
         plans: the plans.
         sizes: sizes of the parts of the model.
-        layers: layers of the first, a middle and the last stage.
+        split: layers of the first, a middle and the last stage.
     """
     if not method.optimizer_step:
         return 0.0 * plans.dp
     ranks = strategy.gradient_ranks(plans)
     most: Num = 0.0
-    for parts in stages_parts(plans, layers):
+    for name in STAGES:
+        parts = stage_parts(split, plans, name)
         owned = _owned(plans, _on_stage(sizes, parts, "weights"), ranks)
         if sizes.has("expert_weights"):
             owned = owned + _owned(plans, _on_stage(sizes, parts, "expert_weights"), plans.edp)
