@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from steptime.surface.formats.huggingface.common import (
     LLAMA,
     QWEN,
@@ -20,27 +22,31 @@ from steptime.workload.spec import Experts, LatentAttention
 _NEXT_TOKENS = "num_nextn_predict_layers"
 
 
-def _mixtral(f: Fields) -> Values:
-    values = gated_rms(f)
-    experts = Experts(
+def _local_experts(f: Fields, values: Values, **others: Any) -> Experts:
+    """Experts in every layer, as wide as the configuration's MLP; ``others``: further fields."""
+    return Experts(
         experts=f.count("num_local_experts"),
         experts_per_token=f.count("num_experts_per_tok"),
         expert_ffn_hidden=values["ffn_hidden"],
         moe_layers=values["layers"],
+        **others,
     )
-    return values | windows(f, values["layers"], lambda layer: True, window_width(f)) | {"experts": experts}
+
+
+def _shared_width(f: Fields) -> int:
+    """Width of the expert that all tokens use; 0 where there is none."""
+    return f.optional("shared_intermediate_size", low=0, high=LIMITS["shared_ffn_hidden"]) or 0
+
+
+def _mixtral(f: Fields) -> Values:
+    values = gated_rms(f)
+    window = windows(f, values["layers"], lambda layer: True, window_width(f))
+    return values | window | {"experts": _local_experts(f, values)}
 
 
 def _gpt_oss(f: Fields) -> Values:
     values = gated_rms(f)
-    experts = Experts(
-        experts=f.count("num_local_experts"),
-        experts_per_token=f.count("num_experts_per_tok"),
-        expert_ffn_hidden=values["ffn_hidden"],
-        moe_layers=values["layers"],
-        router_bias=True,
-        expert_bias=True,
-    )
+    experts = _local_experts(f, values, router_bias=True, expert_bias=True)
     sliding = windows(f, values["layers"], lambda layer: layer % 2 == 0, window_width(f))
     return values | sliding | {"attention_sinks": True, "experts": experts}
 
@@ -48,14 +54,7 @@ def _gpt_oss(f: Fields) -> Values:
 def _granitemoe(f: Fields) -> Values:
     """Granite 3: as Mixtral without a window; in the shared kind an expert of its own width beside."""
     values = gated_rms(f)
-    experts = Experts(
-        experts=f.count("num_local_experts"),
-        experts_per_token=f.count("num_experts_per_tok"),
-        expert_ffn_hidden=values["ffn_hidden"],
-        shared_ffn_hidden=f.optional("shared_intermediate_size", low=0, high=LIMITS["shared_ffn_hidden"]) or 0,
-        moe_layers=values["layers"],
-    )
-    return values | {"experts": experts}
+    return values | {"experts": _local_experts(f, values, shared_ffn_hidden=_shared_width(f))}
 
 
 def _dbrx(f: Fields) -> Values:
@@ -123,14 +122,8 @@ def _minimax_m2(f: Fields) -> Values:
         raise f.error("attn_type_list", problem, hint="supported: 1 for every layer")
     values = gated_rms(f)
     norm = ("head" if f.text("qk_norm_type") == "per_head" else "full") if f.flag("use_qk_norm") else "none"
-    experts = Experts(
-        experts=f.count("num_local_experts"),
-        experts_per_token=f.count("num_experts_per_tok"),
-        expert_ffn_hidden=values["ffn_hidden"],
-        shared_ffn_hidden=f.optional("shared_intermediate_size", low=0, high=LIMITS["shared_ffn_hidden"]) or 0,
-        moe_layers=values["layers"],
-        router_bias=f.flag("use_routing_bias"),
-    )
+    bias = f.flag("use_routing_bias")
+    experts = _local_experts(f, values, shared_ffn_hidden=_shared_width(f), router_bias=bias)
     return values | {"out_bias": False, "qk_norm": norm, "experts": experts}
 
 
