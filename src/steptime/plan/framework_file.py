@@ -29,14 +29,18 @@ LARGEST: Final = 1e9
 LARGEST_DOUBT: Final = 10.0
 """Largest standard deviation of a logarithm: a factor of twenty thousand."""
 
-KEYS: Final = {"common": PARAMETERS, "doubts": PARAMETERS}
-BAND_KEYS: Final = {
-    "named": ("low", "high"), "generic": ("low", "high"),
-    "model": ("noise", "experts", "unknown_device", "unknown_sources"),
-}  # fmt: skip
+KEYS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
+    (): ("provenance", "common", "doubts", "band", "framework", "device"),
+    ("common",): PARAMETERS,
+    ("doubts",): PARAMETERS,
+    ("band",): ("named", "generic", "model"),
+    ("band", "named"): ("low", "high"),
+    ("band", "generic"): ("low", "high"),
+    ("band", "model"): ("noise", "experts", "unknown_device", "unknown_sources"),
+}
+"""Path of a table -> its keys; those of the provenance are free."""
 FRAMEWORK_KEYS: Final = (*PARAMETERS, "runs", "doubts")
 DEVICE_KEYS: Final = (*BUSY, "doubt", "sources")
-"""Keys of the tables; those of the source are free."""
 
 
 def framework_path() -> Path:
@@ -116,19 +120,20 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
 
 def _known_keys(tables: Mapping[str, Any], where: str) -> None:
     """Refuses keys that nothing reads; what is no table is refused where it is read."""
-    refuse_unknown(tables, ("provenance", *KEYS, "band", "framework", "device"), where, "")
-    band = tables.get("band")
-    found = [(tables, name, KEYS[name], "") for name in KEYS] + [({"band": band}, "band", tuple(BAND_KEYS), "")]
-    found += [(band, name, BAND_KEYS[name], "band.") for name in BAND_KEYS]
-    for title, keys in (("framework", FRAMEWORK_KEYS), ("device", DEVICE_KEYS)):
-        own: Any = tables.get(title)
-        names = list(own) if isinstance(own, Mapping) else []
-        found += [(own, name, keys, f"{title}.") for name in names]
-        found += [(own[name], "doubts", PARAMETERS, f"{title}.{name}.") for name in names if title == "framework"]
-    for table, name, keys, before in found:
-        part = table.get(name) if isinstance(table, Mapping) else None
-        if isinstance(part, Mapping):
-            refuse_unknown(part, keys, where, f"{before}{name}.")
+    allowed = dict(KEYS)
+    for name in _part(tables, ("framework",)):
+        allowed |= {("framework", name): FRAMEWORK_KEYS, ("framework", name, "doubts"): PARAMETERS}
+    allowed |= {("device", name): DEVICE_KEYS for name in _part(tables, ("device",))}
+    for path, keys in allowed.items():
+        refuse_unknown(_part(tables, path), keys, where, "".join(f"{name}." for name in path))
+
+
+def _part(tables: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
+    """The table at a path; an empty one where there is none."""
+    found: Any = tables
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _values(tables: Mapping[str, Any], path: str, where: str, before: str = "") -> None:
