@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from steptime.errors import UnknownNameError
 from steptime.hardware.library import architecture_of
@@ -13,6 +13,7 @@ from steptime.plan.framework_file import PACKAGED, framework_path, framework_tab
 
 GENERIC = "generic"
 """Name of the framework that nobody named: the common values, with the spread between frameworks as doubt."""
+_JOINTS: Final = str.maketrans("", "", "-_. ")
 
 
 def framework_table() -> Mapping[str, Any]:
@@ -27,6 +28,15 @@ def framework_table() -> Mapping[str, Any]:
 def framework_names() -> list[str]:
     """Names that :func:`load_framework` takes."""
     return ["ideal", GENERIC, *sorted(framework_table()["framework"])]
+
+
+def bare_name(name: str) -> str:
+    """A name without case and without what joins its words: names alike in that mean one framework.
+
+    >>> bare_name("Megatron_Core"), bare_name("megatron-core")
+    ('megatroncore', 'megatroncore')
+    """
+    return name.lower().translate(_JOINTS)
 
 
 def unknown_framework(name: str, instead: str = "") -> UnknownNameError:

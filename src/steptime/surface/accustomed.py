@@ -10,7 +10,7 @@ from steptime.errors import UserError, counted
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.framework import IDEAL, MODEL_AXES, Habits, habits_of
-from steptime.plan.framework_library import GENERIC, framework_names, framework_table, unknown_framework
+from steptime.plan.framework_library import GENERIC, bare_name, framework_names, framework_table, unknown_framework
 from steptime.plan.recompute import SELECTIVE, says_selective, spelled_out
 from steptime.plan.space import Space
 
@@ -18,7 +18,6 @@ Strategies = Mapping[str, tuple[Constraint, ...]]
 #: Axes that a strategy is asked for by its name.
 OF_STRATEGY = {"context": frozenset({"cp"}), "2d": frozenset({"tp"})}
 PLACED = "ranks lie as launchers number them, tp innermost; --framework generic tries every placement"
-SAME_SPELLING = str.maketrans("", "", "-_. ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ def renamed(given: str | None) -> tuple[str, ...]:
     ((), (), ())
     """
     taken = framework_taken(given)
-    if given is None or taken is None or _spelling(given) == _spelling(taken):
+    if given is None or taken is None or bare_name(given) == bare_name(taken):
         return ()
     runs = framework_table()["framework"].get(taken, {}).get("runs")
     behind = "" if runs is None else f", fitted to {counted(runs, 'run')}"
@@ -77,10 +76,6 @@ def read_as(framework: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
     if framework in (GENERIC, IDEAL.name):
         return (f"{read}, as in Megatron-LM; with a framework named it is what that means by it",)
     return (f"{read}, as {framework} means it",)
-
-
-def _spelling(name: str) -> str:
-    return name.lower().translate(SAME_SPELLING)
 
 
 def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:

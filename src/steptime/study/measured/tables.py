@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from steptime.plan.framework_library import bare_name
 from steptime.study.measured.read import TableRow
 
 
@@ -37,7 +38,7 @@ def framework_of(row: TableRow) -> str:
     if named in _named_frameworks():
         return named
     rules = table("frameworks")
-    if (near := rules["nearest"].get(_plain(named))) is not None:
+    if (near := rules["nearest"].get(bare_name(named))) is not None:
         return str(near)
     source = row.text("source_key").lower()
     for rule in rules["pattern"]:
@@ -59,7 +60,7 @@ def framework_called(text: str) -> str | None:
         return str(rules["today"][named])
     if named in _named_frameworks():
         return named
-    if (near := rules["nearest"].get(_plain(named))) is not None:
+    if (near := rules["nearest"].get(bare_name(named))) is not None:
         return str(near)
     for rule in rules["pattern"]:
         if "framework" in rule["columns"] and "source_key" not in rule and re.fullmatch(rule["match"], named):
@@ -73,11 +74,7 @@ def left_open(text: str) -> str:
     >>> left_open("JAX"), left_open("megatron")
     ('name what runs on it: maxtext or paxml', '')
     """
-    return str(table("frameworks")["open"].get(_plain(text.strip().lower()), ""))
-
-
-def _plain(named: str) -> str:
-    return re.sub(r"[-_. ]", "", named)
+    return str(table("frameworks")["open"].get(bare_name(text.strip()), ""))
 
 
 def framework_default(framework: str, setting: str) -> dict[str, float]:
