@@ -101,11 +101,7 @@ OFFLOADED = [(), ("optimizer",), ("activations",), ("activations", "optimizer")]
 @ENGINE
 @given(st.data())
 def test_a_faster_matrix_unit_slows_no_step(offload, data):
-    """Traffic that hid behind computation may show, but by no more than the computation got shorter.
-
-    The step is that of the stage with the longest pass. Where that becomes another one, its gradients may take longer;
-    its passes may not.
-    """
+    """Traffic that hid behind computation may show, but by no more than the computation got shorter."""
     case = data.draw(cases(methods=(CORRECTED,)))
     case = replace(
         case, job=replace(case.job, overlap=case.job.overlap | {"dp", "offload"}, offload=frozenset(offload))
@@ -114,9 +110,7 @@ def test_a_faster_matrix_unit_slows_no_step(offload, data):
     faster = [case.machine.faster(matrix_flops_per_s=x, attention_flops_per_s=x) for x in (1.0, 2.0, 8.0)]
     steps = [case.evaluate(plans, machine=machine).step for machine in faster]
     for slow, fast in itertools.pairwise(steps):
-        held = [(step.stage.layers, step.stage.first, step.stage.last) for step in (slow, fast)]
-        before, after = (slow.total_s, fast.total_s) if held[0] == held[1] else (slow.steady_s, fast.steady_s)
-        assert after <= before * (1 + 1e-12)
+        assert fast.total_s <= slow.total_s * (1 + 1e-12)
 
 
 @ENGINE

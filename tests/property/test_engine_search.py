@@ -144,9 +144,6 @@ def test_a_constraint_restricts_exactly(drawn, column, relation, value):
 @given(searches(), st.sampled_from(["memory_Bps", "kernel_latency_s", "link_Bps", "latency_s", "matrix_efficiency"]),
        st.floats(1.0, 8.0))  # fmt: skip
 def test_a_faster_cluster_is_never_slower(drawn, field, factor):
-    """The step is that of the stage with the longest pass. Where that becomes another one, its gradients may take
-    longer; its passes may not.
-    """
     setting, name = drawn
     cluster = setting.cluster
     better = 1 / factor if field.endswith("_s") else factor
@@ -159,12 +156,8 @@ def test_a_faster_cluster_is_never_slower(drawn, field, factor):
     space, both = SPACES[setting.method], (setting, replace(setting, cluster=faster))
     (before,), (after,) = (find(s, space, {name: ()}) for s in both)
     assert before.feasible == after.feasible
-    if before.feasible and after.best_s[0] > before.best_s[0] * (1 + 1e-12):
-        best = before.best.take(np.array([0]))
-        slow, fast = (evaluate(s.method, s.method.strategies[name], s.job, s.machine, best).step for s in both)
-        held = [(step.stage.layers, step.stage.first, step.stage.last) for step in (slow, fast)]
-        assert held[0] != held[1]
-        assert fast.steady_s <= slow.steady_s * (1 + 1e-12)
+    if before.feasible:
+        assert after.best_s[0] <= before.best_s[0] * (1 + 1e-12)
 
 
 @FEW

@@ -14,7 +14,7 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import step_time_on
 from steptime.estimate.machine import machine_of
 from steptime.estimate.single import Setting
-from steptime.estimate.step import hidden_exchanges
+from steptime.estimate.stages import hidden_exchanges
 from steptime.estimate.terms_of import exposed_terms, lines_of
 from steptime.hardware.library import load_cluster
 from steptime.plan.constraints import Constraint

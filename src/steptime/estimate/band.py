@@ -13,7 +13,8 @@ import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Evaluation, Works
 from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseWork, pass_of
-from steptime.estimate.step import Passes, compose
+from steptime.estimate.stages import Passes
+from steptime.estimate.step import compose
 from steptime.num import taken
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 

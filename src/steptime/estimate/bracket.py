@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from steptime.cost.roofline import memory_s, roofline_compute_s
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.layer import (
@@ -24,8 +22,9 @@ from steptime.estimate.layer import (
 )
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
-from steptime.estimate.step import Passes, Step, compose, critical_stage, inputs_of
-from steptime.estimate.traffic import CriticalStage, layer_copy_s
+from steptime.estimate.stages import Passes
+from steptime.estimate.step import Step, compose, inputs_of
+from steptime.estimate.traffic import layer_copy_s
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
@@ -98,19 +97,12 @@ def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: 
 
 def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:
     """A step of which all traffic overlaps or none; where it does, copies to the host make no stage slower."""
-    layout, hides = e.inputs.layout, float(overlap)
     inputs, copy_s = e.inputs, 0.0 if overlap else layer_copy_s(e.job, e.plans, e.sizes, machine)
-    stage = critical_stage(layout, passes, copy_s, hides)
-    if machine is not e.machine or not _same_parts(stage, e.step.stage):
-        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, stage, layout, copy_s)
+    if machine is not e.machine:
+        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, inputs.layout, copy_s)
+    hides = float(overlap)
     inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides, copy_s=copy_s)
-    return compose(inputs, passes, framework, stage)
-
-
-def _same_parts(one: CriticalStage, other: CriticalStage) -> bool:
-    """Whether two critical stages hold the same, wherever there are several."""
-    same: Any = (one.layers == other.layers) & (one.first == other.first) & (one.last == other.last)
-    return bool(same.all() if isinstance(same, np.ndarray) else same)
+    return compose(inputs, passes, framework)
 
 
 def bracket_s(e: Evaluation) -> tuple[Num, Num]:

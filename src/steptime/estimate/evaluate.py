@@ -9,7 +9,8 @@ from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, Priced, pass_of,
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.sizes import Sizes, sizes_of
-from steptime.estimate.step import Passes, Step, StepInputs, compose, critical_stage, inputs_of, layout_of
+from steptime.estimate.stages import Passes, layout_of
+from steptime.estimate.step import Step, StepInputs, compose, inputs_of
 from steptime.estimate.traffic import layer_copy_s
 from steptime.num import Num
 from steptime.plan.framework import Framework
@@ -75,9 +76,8 @@ def composed(
 ) -> tuple[StepInputs, Step]:
     """Step of plans whose passes are known, and what else it is composed of."""
     layout, copy_s = layout_of(method, job, plans), layer_copy_s(job, plans, sizes, machine)
-    stage = critical_stage(layout, passes, copy_s, float("offload" in job.overlap))
-    inputs = inputs_of(method, strategy, job, machine, plans, sizes, stage, layout, copy_s)
-    return inputs, compose(inputs, passes, job.framework, stage)
+    inputs = inputs_of(method, strategy, job, machine, plans, sizes, layout, copy_s)
+    return inputs, compose(inputs, passes, job.framework)
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:

@@ -161,7 +161,7 @@ def _optimizer_line(e: Evaluation) -> Line:
 
 def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
     data, traffic = e.step.data, e.inputs.traffic
-    shared = shared_of(e.method, e.strategy, e.job, e.plans, e.sizes, e.step.stage)
+    shared = shared_of(e.method, e.strategy, e.job, e.plans, e.sizes, e.inputs.layout)
     ends = (shared.reduce_ends, traffic.reductions), (shared.gather_ends, traffic.gathers)
     for name, exposed_s, busy_s, behind, part, sent in (
         ("gradients", data.gradient_s, data.gradient_busy_s, data.backward, data.reduction_share, ends[0]),
@@ -175,7 +175,7 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
     links = e.job.framework.data_links
     yield _one_layer_line(e, "gradients", shared.reduce, data.one_reduction_s, links)
     yield _one_layer_line(e, "weights", shared.gather, data.one_gather_s, links)
-    replicated = replicated_of(e.strategy, e.job, e.plans, e.sizes, e.step.stage)
+    replicated = replicated_of(e.strategy, e.job, e.plans, e.sizes, e.inputs.layout)
     yield Line(path=f"dp_comm/replicated_weights/{_sent_call(e, replicated).leaf}",
                exposed_s=float(e.step.replicated_s), recipe=lambda: _sent_recipe(e, [replicated]))  # fmt: skip
 

@@ -25,7 +25,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM, MemoryCall
 from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.result import Detail
-from steptime.estimate.step import exchanges_of, hidden_exchanges
+from steptime.estimate.stages import exchanges_of, hidden_exchanges
 from steptime.estimate.step_terms import Line, Made, called, fitted_parameter, known, leaf, step_lines, timed_calls
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms

@@ -1,4 +1,4 @@
-"""What a step does once, on its critical stage: traffic over the data-parallel group, and the optimiser."""
+"""What a step does once: traffic over the data-parallel group, on the stage that ends last, and the optimiser."""
 
 from __future__ import annotations
 
@@ -26,26 +26,13 @@ Group = tuple[Num, Num]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CriticalStage:
-    """The stage that sets the pace of the pipeline."""
-
-    layers: Num
-    first: Num
-    """1 where it holds the embedding."""
-    last: Num
-    """1 where it holds the head."""
-    all_stages_s: Num
-    """One micro-batch through all stages, forward and backward."""
-    slowest_s: Num
-    """The part of it that is spent on this stage."""
-    all_weights_s: Num
-    """Parts of both that make gradients of weights."""
-    slowest_weights_s: Num
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Collectives over the data-parallel group on the critical stage, on free links."""
+    """Collectives over the data-parallel group on the first stage, on free links.
+
+    The last backward pass of a step is that of the first stage, and its gradients are the last to be reduced; those of
+    stage $s$ are ready $s$ backward passes earlier, behind which their reduction runs. Likewise the weights that the
+    first stage gathers are needed first.
+    """
 
     reduce_s: Num
     """Reduction of the gradients of one layer."""
@@ -62,11 +49,11 @@ class Traffic:
 
 
 def traffic_of(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage,
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, split: StageSplit,
     micro_batches: Num,
 ) -> Traffic:  # fmt: skip
     """Collectives over the data-parallel group, by ZeRO stage."""
-    shared, zero = shared_of(method, strategy, job, plans, sizes, stage), plans.zero
+    shared, zero = shared_of(method, strategy, job, plans, sizes, split), plans.zero
     gather_s = sent_s(machine, shared.gather)
     return Traffic(
         reduce_s=sent_s(machine, shared.reduce), gather_s=gather_s,
@@ -105,8 +92,9 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
     return total
 
 
-def shared_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Shared:
+def shared_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, split: StageSplit) -> Shared:
     """The collectives of :func:`traffic_of`; those of a layer are its share of a bucket, but for ZeRO-3."""
+    stage = stage_parts(split, plans, "first")
     pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group_of(plans, ("edp",))))
@@ -142,7 +130,7 @@ Size = Callable[[str], Num]
 """Bytes or parameters of a pool by the name of their sum."""
 
 
-def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: CriticalStage) -> list[Sent]:
+def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: StageParts) -> list[Sent]:
     """A layer's part of messages of several layers."""
     layers = layers_per_bucket(size(pool.weights), pool.group[0], stage.layers)
     layers = where(plans.zero >= 3, 1.0, layers)
@@ -192,16 +180,17 @@ def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
 
 
 def replicated_s(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, stage: CriticalStage
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, split: StageSplit
 ) -> Num:
-    """Reduction of the gradients of weights that tensor-parallel ranks replicate."""
+    """Reduction of the gradients of weights that tensor-parallel ranks replicate, on the first stage."""
     if not method.share_replicated_gradients:
         return 0.0 * plans.tp
-    return sent_s(machine, [replicated_of(strategy, job, plans, sizes, stage)])
+    return sent_s(machine, [replicated_of(strategy, job, plans, sizes, split)])
 
 
-def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: CriticalStage) -> Sent:
+def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, split: StageSplit) -> Sent:
     """The collective of :func:`replicated_s`."""
+    stage = stage_parts(split, plans, "first")
     size_bytes = _on_stage(sizes, stage, "replicated") * job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
     return Sent("all_reduce", size_bytes, group_of(plans, (strategy.replicated_axis,)))
 
@@ -278,7 +267,7 @@ def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:
     return weights / where(plans.zero >= 1, sharing_ranks(plans, ranks), 1)
 
 
-def _on_stage(sizes: Sizes, stage: CriticalStage | StageParts, name: str) -> Num:
+def _on_stage(sizes: Sizes, stage: StageParts, name: str) -> Num:
     """Sum of a size over what the stage holds."""
     layer, first, last = (getattr(part, name) for part in (sizes.layer, sizes.first, sizes.last))
     total: Num = layer * stage.layers + first * stage.first + last * stage.last

@@ -11,7 +11,7 @@ from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, work
 from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, Priced
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
-from steptime.estimate.step import Passes
+from steptime.estimate.stages import Passes
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
