@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.memory import STAGES
+from steptime.estimate.planned import planned_job
 from steptime.estimate.sizes import sizes_of
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
@@ -125,7 +126,7 @@ def test_parameter_bytes_over_replicas(drawn, dp, zero):
 
     def bytes_of(plans):
         sizes = sizes_of(case.strategy.block(job, plans))
-        return stage_terms(CORRECTED, case.strategy, job, plans, sizes, "first")
+        return stage_terms(planned_job(CORRECTED, case.strategy, job, plans, sizes), "first")
 
     alone, shared = bytes_of(Plans(zero=0)), bytes_of(Plans(dp=dp, zero=zero))
     for stage, name in ((1, "optimizer"), (2, "gradients"), (3, "weights")):

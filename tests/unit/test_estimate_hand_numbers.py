@@ -84,7 +84,7 @@ def test_scores_that_are_scaled_and_masked_apart_pass_memory_three_more_times():
 def test_full_recomputation_keeps_the_input_of_each_layer():
     """arXiv 2205.05198, table 2: 2 s b h per layer."""
     e = _evaluated(Plans(recompute=2))
-    terms = stage_terms(CORRECTED, e.strategy, e.job, e.plans, e.sizes, "first")
+    terms = stage_terms(e, "first")
     assert terms["activations/layers/activation_bytes"] == GPT.layers * 2 * GPT.seq_len * GPT.hidden
     assert e.step.repeats == 2
 
@@ -102,8 +102,7 @@ def test_1f1b_holds_one_micro_batch_per_stage():
     one = _evaluated(Plans(pp=1)).sizes.layer.kept_bytes
     e = _evaluated(Plans(pp=4), _job(batch=16))
     kept = {
-        stage: stage_terms(CORRECTED, e.strategy, e.job, e.plans, e.sizes, stage)["activations/layers/activation_bytes"]
-        for stage in ("first", "middle", "last")
+        stage: stage_terms(e, stage)["activations/layers/activation_bytes"] for stage in ("first", "middle", "last")
     }
     assert kept == {"first": 4 * 2 * one, "middle": 3 * 2 * one, "last": 2 * one}
 

@@ -16,6 +16,7 @@ from steptime.estimate.evaluate import Evaluation, evaluate, part_times, passes_
 from steptime.estimate.kernels import Residual
 from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
 from steptime.estimate.memory import fullest_bytes, memory_of, stage_terms
+from steptime.estimate.planned import planned_job
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.estimate.sizes import sizes_of
 from steptime.estimate.terms_of import details_of, fullest_stage, lines_of
@@ -103,10 +104,10 @@ def test_what_if_is_the_step_on_the_better_machine(case: Any) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_memory_is_listed_once(case: Any) -> None:
     _, how, e = made(*case)
-    peaks = {name: sum(stage_terms(CORRECTED, how, e.job, e.plans, e.sizes, name).values()) for name in e.memory}
+    peaks = {name: sum(stage_terms(e, name).values()) for name in e.memory}
     assert max(peaks.values()) == e.peak_bytes == peaks[fullest_stage(e)]
     block = replace(e.plans, micro_batch=np.array([1.0, 2.0]), pp=np.array([float(e.plans.pp), 1.0]))
-    many = memory_of(CORRECTED, how, e.job, block, sizes_of(how.block(e.job, block)))
+    many = memory_of(planned_job(CORRECTED, how, e.job, block, sizes_of(how.block(e.job, block))))
     assert set(many) == {"first", "middle", "last"} and np.asarray(fullest_bytes(many))[0] == e.peak_bytes
 
 

@@ -15,6 +15,7 @@ from steptime.estimate.memory import (
     stage_terms,
     state_bytes,
 )
+from steptime.estimate.planned import PlannedJob, planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
@@ -39,8 +40,12 @@ def sizes(job: Job, plans: Plans) -> Sizes:
     return sizes_of(STRATEGY.block(job, plans))
 
 
+def planned(job: Job, plans: Plans) -> PlannedJob:
+    return planned_job(CORRECTED, STRATEGY, job, plans, sizes(job, plans))
+
+
 def terms(job: Job, plans: Plans, stage: str = "first", phase: str | None = None) -> dict[str, Any]:
-    return stage_terms(CORRECTED, STRATEGY, job, plans, sizes(job, plans), stage, phase)
+    return stage_terms(planned(job, plans), stage, phase)
 
 
 def rows(job: Job, **plan: int) -> dict[str, Row]:
@@ -58,16 +63,15 @@ def test_every_byte_of_a_step_under_megatron_core():
     head = 2 * S * 2 * H + 2 * S * V
     backward = 2 * V * H + 2 * S * H
     peak = states + placeholders + 64 * 2**20 + 32 * layer + head + backward
-    found = sizes(job, plans)
-    assert peak_bytes(CORRECTED, STRATEGY, job, plans, found) == pytest.approx(peak, rel=1e-12)
-    assert stage_memory(CORRECTED, STRATEGY, job, plans, found, "first").fullest_phase == "loss"
+    assert peak_bytes(planned(job, plans)) == pytest.approx(peak, rel=1e-12)
+    assert stage_memory(planned(job, plans), "first").fullest_phase == "loss"
 
 
 def test_a_peak_is_one_phase_and_not_their_sum():
     for software in ("plain", *PROFILES):
         job, plans = job_of(software), Plans(dp=8, pp=4)
         totals = {(stage, phase): sum(terms(job, plans, stage, phase).values()) for stage in STAGES for phase in PHASES}
-        peak = peak_bytes(CORRECTED, STRATEGY, job, plans, sizes(job, plans))
+        peak = peak_bytes(planned(job, plans))
         assert peak == max(totals.values()) < sum(totals.values())
         assert sum(terms(job, plans, "last").values()) == max(totals["last", phase] for phase in PHASES)
 

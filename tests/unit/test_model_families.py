@@ -11,6 +11,7 @@ import pytest
 from steptime.cost.attention import causal_pairs, windowed_pairs
 from steptime.estimate.memory import sharing_ranks, stage_terms
 from steptime.estimate.metrics import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
+from steptime.estimate.planned import planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
@@ -177,7 +178,7 @@ def test_states_of_experts_are_shared_over_their_own_ranks():
     job, plans = _job("mixtral-8x7b", gradient_dtype="fp32"), Plans(dp=8, ep=4)
     strategy = CORRECTED.strategies["context"]
     sizes = sizes_of(strategy.block(job, plans))
-    terms = stage_terms(CORRECTED, strategy, job, plans, sizes, "first")
+    terms = stage_terms(planned_job(CORRECTED, strategy, job, plans, sizes), "first")
     experts = 32 * 8 / 4 * 3 * 4096 * 14336
     assert terms["expert_weights/parameter_bytes"] == 2 * experts
     assert terms["expert_gradients/parameter_bytes"] == 4 * experts
@@ -313,7 +314,8 @@ def test_every_third_layer_is_recomputed():
     job, strategy = _job("llama3-8b"), CORRECTED.strategies["1d"]
 
     def kept(plans: Plans) -> float:
-        terms = stage_terms(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)), "first")
+        sizes = sizes_of(strategy.block(job, plans))
+        terms = stage_terms(planned_job(CORRECTED, strategy, job, plans, sizes), "first")
         return float(terms["activations/layers/activation_bytes"])
 
     none, full = kept(Plans()), kept(Plans(recompute=2))

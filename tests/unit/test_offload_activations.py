@@ -40,7 +40,7 @@ def test_two_layers_of_one_micro_batch_stay_on_the_device() -> None:
     for plans, in_flight in ((Plans(dp=8), 1), (Plans(pp=4, dp=2), 4)):
         away, here = evaluated(plans), evaluated(plans, offload=False)
         layers = 32 // int(plans.pp)
-        terms = [stage_terms(CORRECTED, STRATEGY, e.job, plans, e.sizes, "first")[LAYERS_TERM] for e in (away, here)]
+        terms = [stage_terms(e, "first")[LAYERS_TERM] for e in (away, here)]
         assert terms[1] == here.sizes.layer.kept_bytes * layers * in_flight
         assert terms[0] == away.sizes.layer.kept_bytes * 2
 

@@ -115,7 +115,7 @@ def test_stage_3_holds_two_whole_layers(ep: int, held: int) -> None:
     e = evaluated(Plans(dp=8, in_dp=8, ep=ep, zero=3), EXPERTS)
     expert = 3 * EXPERTS.hidden * 14336
     layer = (parameter_terms(EXPERTS).total - ends_of(EXPERTS)) / EXPERTS.layers
-    backward = stage_memory(CORRECTED, e.strategy, e.job, e.plans, e.sizes, "first").phases["backward"]
+    backward = stage_memory(e, "first").phases["backward"]
     gathered = backward["working/backward/gathered_weights_bytes"].value
     assert gathered == 2 * (2 * (layer - 8 * expert + held * expert) + ends_of(EXPERTS))
 
@@ -148,7 +148,7 @@ def test_stages_hold_the_model(name: str, with_experts: int, pp: int) -> None:
     e = evaluated(Plans(pp=pp, zero=0), model, batch=64)
 
     def held(stage: str) -> float:
-        calls = stage_memory(CORRECTED, e.strategy, e.job, e.plans, e.sizes, stage).held
+        calls = stage_memory(e, stage).held
         return sum(float(calls[f"{part}/parameter_bytes"].value) for part in ("weights", "expert_weights"))
 
     stages = [held("first"), *[held("middle")] * max(pp - 2, 0), *[held("last")] * (pp > 1)]

@@ -84,12 +84,10 @@ def test_activations_held(schedule: str, first: int, last: int) -> None:
     plans = Plans(pp=8)
     e = evaluated(schedule, plans)
     for stage, count in (("first", first), ("last", last)):
-        terms = stage_terms(CORRECTED, STRATEGY, e.job, plans, e.sizes, stage)
+        terms = stage_terms(e, stage)
         assert terms[LAYERS_TERM] == pytest.approx(4 * count * e.sizes.layer.kept_bytes)
     few = evaluated(schedule, plans, batch=2)
-    assert stage_terms(CORRECTED, STRATEGY, few.job, plans, few.sizes, "first")[LAYERS_TERM] == pytest.approx(
-        4 * 2 * few.sizes.layer.kept_bytes
-    )
+    assert stage_terms(few, "first")[LAYERS_TERM] == pytest.approx(4 * 2 * few.sizes.layer.kept_bytes)
 
 
 @pytest.mark.parametrize("schedule", ZERO_BUBBLE)

@@ -97,9 +97,9 @@ def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: 
 
 def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:
     """A step of which all traffic overlaps or none; where it does, copies to the host make no stage slower."""
-    inputs, copy_s = e.inputs, 0.0 if overlap else layer_copy_s(e.job, e.plans, e.sizes, machine)
+    inputs, copy_s = e.inputs, 0.0 if overlap else layer_copy_s(e, machine)
     if machine is not e.machine:
-        inputs = inputs_of(e.method, e.strategy, e.job, machine, e.plans, e.sizes, inputs.layout, copy_s)
+        inputs = inputs_of(e, machine, inputs.layout, copy_s)
     hides = float(overlap)
     inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides, copy_s=copy_s)
     return compose(inputs, passes, framework)
@@ -136,7 +136,7 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 def _lowest_s(e: Evaluation, machine: Machine, passes: Passes, framework: Framework) -> Num:
     low = _compose(e, machine, passes, True, framework)
     hidden = low.steady_s + low.bubble_s - (e.plans.pp - 1) * 2 * low.stage_link_s + low.optimizer_s
-    layout, one_s = e.inputs.layout, layer_copy_s(e.job, e.plans, e.sizes, machine) * low.micro_batches
+    layout, one_s = e.inputs.layout, layer_copy_s(e, machine) * low.micro_batches
     fullest = maximum(maximum(layout.first, layout.last), where(layout.stages > 2, layout.middle, 0.0))
     return maximum(maximum(hidden, low.data.busy_s), one_s * fullest)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, Priced, pass_of, phase_times, work_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
-from steptime.estimate.sizes import Sizes, sizes_of
+from steptime.estimate.planned import PlannedJob, planned_job
+from steptime.estimate.sizes import sizes_of
 from steptime.estimate.stages import Passes, layout_of
 from steptime.estimate.step import Step, StepInputs, compose, inputs_of
 from steptime.estimate.traffic import layer_copy_s
@@ -26,16 +27,11 @@ _NONE: Mapping[str, Priced] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Everything that is known about a plan (or, column by column, about a block of plans)."""
+class Evaluation(PlannedJob):
+    """Everything that is known about a plan (or, column by column, about a block of plans) on a machine."""
 
-    method: Method
-    strategy: Strategy
-    job: Job
     machine: Machine
-    plans: Plans
     block: Block
-    sizes: Sizes
     times: dict[str, tuple[PhaseTime, ...]]
     """Times of the rows, by part of the model."""
     works: Works
@@ -71,26 +67,23 @@ def passes_of(works: Works, framework: Framework) -> Passes:
     return Passes(layer=each["layer"], first=each["first"], last=each["last"])
 
 
-def composed(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, passes: Passes
-) -> tuple[StepInputs, Step]:
+def composed(planned: PlannedJob, machine: Machine, passes: Passes) -> tuple[StepInputs, Step]:
     """Step of plans whose passes are known, and what else it is composed of."""
-    layout, copy_s = layout_of(method, job, plans), layer_copy_s(job, plans, sizes, machine)
-    inputs = inputs_of(method, strategy, job, machine, plans, sizes, layout, copy_s)
-    return inputs, compose(inputs, passes, job.framework)
+    inputs = inputs_of(planned, machine, layout_of(planned), layer_copy_s(planned, machine))
+    return inputs, compose(inputs, passes, planned.job.framework)
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
     """Time and memory of the plans on the machine."""
     block = strategy.block(job, plans)
-    sizes = sizes_of(block)
-    memory = memory_of(method, strategy, job, plans, sizes)
+    planned = planned_job(method, strategy, job, plans, sizes_of(block))
+    memory = memory_of(planned)
     times = part_times(block, plans, machine)
     works = works_of(times, job)
     passes = passes_of(works, job.framework)
-    inputs, step = composed(method, strategy, job, machine, plans, sizes, passes)
+    inputs, step = composed(planned, machine, passes)
     return Evaluation(
-        method=method, strategy=strategy, job=job, machine=machine, plans=plans, block=block, sizes=sizes,
-        times=times, works=works, inputs=inputs, passes=passes, step=step,
+        **{each.name: getattr(planned, each.name) for each in fields(PlannedJob)},
+        machine=machine, block=block, times=times, works=works, inputs=inputs, passes=passes, step=step,
         memory=memory, peak_bytes=fullest_bytes(memory),
     )  # fmt: skip

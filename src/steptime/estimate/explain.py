@@ -38,5 +38,5 @@ def what_if(e: Evaluation) -> dict[str, float]:
 def step_time_on(e: Evaluation, machine: Machine) -> float:
     """Step time of the same plan on another machine."""
     passes = passes_of(works_of(part_times(e.block, e.plans, machine), e.job), e.job.framework)
-    _, step = composed(e.method, e.strategy, e.job, machine, e.plans, e.sizes, passes)
+    _, step = composed(e, machine, passes)
     return float(step.total_s)

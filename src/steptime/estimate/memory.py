@@ -18,10 +18,10 @@ from steptime.cost.memory import (
 from steptime.cost.offload import HELD_LAYERS
 from steptime.cost.pipeline import micro_batches_in_flight, zero_bubble_in_flight
 from steptime.estimate.operators import Formula
+from steptime.estimate.planned import PlannedJob
 from steptime.estimate.sizes import Part, Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
-from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.schedules import SCHEDULES
 
@@ -92,31 +92,31 @@ class Stage(StageParts):
         return count * dense + (self.layers - count) * later
 
 
-def stage_parts(split: StageSplit, plans: Plans, name: str) -> StageParts:
+def stage_parts(planned: PlannedJob, name: str) -> StageParts:
     """Parts of a stage by name: the first has the embedding, the last the head, a single one is ``first``."""
-    return StageParts(**_parts(split, plans, name))
+    return StageParts(**_parts(planned, name))
 
 
-def stage_of(method: Method, job: Job, plans: Plans, name: str) -> Stage:
+def stage_of(planned: PlannedJob, name: str) -> Stage:
     """A stage by name; of several, the first holds most micro-batches under 1F1B, the last holds one."""
-    parts = _parts(method.stage_split(job, plans), plans, name)
-    return Stage(**parts, in_flight=_in_flight(method, job, plans, name))
+    return Stage(**_parts(planned, name), in_flight=_in_flight(planned, name))
 
 
-def _parts(split: StageSplit, plans: Plans, name: str) -> dict[str, Any]:
+def _parts(planned: PlannedJob, name: str) -> dict[str, Any]:
+    plans = planned.plans
     exists = where({"first": plans.pp >= 1, "middle": plans.pp > 2, "last": plans.pp > 1}[name], 1.0, 0.0)
     is_first, is_last = float(name == "first"), float(name == "last")
     return {
-        "name": name, "exists": exists, "layers": exists * getattr(split, name), "first": exists * is_first,
+        "name": name, "exists": exists, "layers": exists * getattr(planned.split, name), "first": exists * is_first,
         "last": exists * (is_last + is_first * where(plans.pp <= 1, 1.0, 0.0)),
     }  # fmt: skip
 
 
-def held_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Calls:
+def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """What a stage holds throughout: weights, gradients, states, buffers."""
-    weights = _total(sizes, "weights", stage, job)
-    ranks = sharing_ranks(plans, strategy.gradient_ranks(plans))
-    each = state_bytes(job)
+    plans, weights = planned.plans, _total(planned, "weights", stage)
+    ranks = sharing_ranks(plans, planned.strategy.gradient_ranks(plans))
+    each = state_bytes(planned.job)
 
     def states(name: str) -> MemoryCall:
         size, zero = each[name]
@@ -124,9 +124,9 @@ def held_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: 
 
     return {
         **{f"{name}/parameter_bytes": states(name) for name in each},
-        **_expert_calls(job, plans, sizes, stage, each),
-        **_frozen_calls(strategy, job, plans, sizes, stage),
-        **_buffer_calls(job, sizes, stage),
+        **_expert_calls(planned, stage, each),
+        **_frozen_calls(planned, stage),
+        **_buffer_calls(planned, stage),
     }
 
 
@@ -147,21 +147,21 @@ def state_bytes(job: Job) -> States:
     return {"weights": (weight, 3), "gradients": (gradient, 2), "optimizer": (states, 1)}
 
 
-def _buffer_calls(job: Job, sizes: Sizes, stage: Stage) -> Calls:
-    memory = job.memory
+def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:
+    memory = planned.job.memory
     if not (memory.placeholder_bytes or memory.workspace_bytes or memory.bucket_bytes):
         return {}
     has_layers = where(stage.layers > 0, 1.0, 0.0)
     return {"buffers/held_buffers_bytes": MemoryCall(HELD, {
-        "parameters": sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
+        "parameters": planned.sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
         "bucket_bytes": memory.bucket_bytes * stage.exists, "workspace_bytes": memory.workspace_bytes * stage.exists,
     })}  # fmt: skip
 
 
-def phase_calls(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> Calls:
+def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
     """What a stage holds beside that in one phase: kept activations, temporaries, gathered weights."""
-    full = is_set(plans.recompute, FULL_RECOMPUTE)
-    kept = _kept_bytes(job, plans, sizes, stage)
+    sizes, full = planned.sizes, is_set(planned.plans.recompute, FULL_RECOMPUTE)
+    kept = _kept_bytes(planned, stage)
     exists = stage.exists if phase == "backward" else stage.last
     ends = sizes.first.kept_bytes * stage.first * stage.in_flight
     temporary, recomputed = sizes.working_bytes * exists, where(full, _largest(sizes).kept_bytes, 0.0) * exists
@@ -169,12 +169,12 @@ def phase_calls(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage:
         ends = ends + sizes.last.kept_bytes * stage.last
         temporary, recomputed = sizes.loss_bytes * exists, 0.0 * recomputed
     return {
-        LAYERS_TERM: _activations(kept, *_on_device(job, stage)),
+        LAYERS_TERM: _activations(kept, *_on_device(planned.job, stage)),
         "activations/ends/activation_bytes": _activations(ends, 1, 1),
         f"working/{phase}/largest_temporary_bytes": MemoryCall(
             TEMPORARY, {"temporary_bytes": temporary, "recomputed_bytes": recomputed}
         ),
-        f"working/{phase}/gathered_weights_bytes": _gathered(job, strategy, plans, sizes, stage, phase),
+        f"working/{phase}/gathered_weights_bytes": _gathered(planned, stage, phase),
     }
 
 
@@ -183,12 +183,13 @@ def _largest(sizes: Sizes) -> Part:
     return sizes.layer if sizes.later is None else sizes.later
 
 
-def _kept_bytes(job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Num:
+def _kept_bytes(planned: PlannedJob, stage: Stage) -> Num:
     """Kept bytes of a layer of a stage per micro-batch."""
+    sizes = planned.sizes
     whole: Num = sizes.layer.kept_bytes
     if sizes.later is not None:
-        whole = stage.of_layers(sizes, "kept_bytes", job.model.layers) / maximum(stage.layers, 1)
-    return kept_of_layer(whole, sizes.boundary_bytes, plans)
+        whole = stage.of_layers(sizes, "kept_bytes", planned.job.model.layers) / maximum(stage.layers, 1)
+    return kept_of_layer(whole, sizes.boundary_bytes, planned.plans)
 
 
 def _on_device(job: Job, stage: Stage) -> tuple[Num, Num]:
@@ -210,10 +211,11 @@ def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> MemoryCall:
     return MemoryCall(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
 
 
-def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: Stage, phase: str) -> MemoryCall:
+def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
+    plans, sizes, job = planned.plans, planned.sizes, planned.job
     sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
-    dense = where(sharded & (sharing_ranks(plans, strategy.gradient_ranks(plans)) > 1), 1.0, 0.0)
+    dense = where(sharded & (sharing_ranks(plans, planned.strategy.gradient_ranks(plans)) > 1), 1.0, 0.0)
     parameters, trained = (layer.weights + layer.frozen_bytes / each) * dense, layer.weights * dense
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         experts = where(sharded & (sharing_ranks(plans, plans.edp) > 1), 1.0, 0.0)
@@ -228,9 +230,10 @@ def _gathered(job: Job, strategy: Strategy, plans: Plans, sizes: Sizes, stage: S
     })  # fmt: skip
 
 
-def _total(sizes: Sizes, pool: str, stage: Stage, job: Job) -> Num:
+def _total(planned: PlannedJob, pool: str, stage: Stage) -> Num:
     """Sum of one pool of parameters over the parts of a stage."""
-    layers = stage.of_layers(sizes, pool, job.model.layers)
+    sizes = planned.sizes
+    layers = stage.of_layers(sizes, pool, planned.job.model.layers)
     first: Num = getattr(sizes.first, pool)
     last: Num = getattr(sizes.last, pool)
     return layers + first * stage.first + last * stage.last
@@ -240,37 +243,40 @@ def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> MemoryCall:
     return MemoryCall(PARAMETERS, {"parameters": parameters, "bytes_each": bytes_each, "shards": shards})
 
 
-def _expert_calls(job: Job, plans: Plans, sizes: Sizes, stage: Stage, states: States) -> Calls:
+def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
     """Weights, gradients and states of routed experts: shared out over the ranks that hold the same ones."""
-    if not sizes.has("expert_weights"):
+    if not planned.sizes.has("expert_weights"):
         return {}
-    parameters, ranks = _total(sizes, "expert_weights", stage, job), sharing_ranks(plans, plans.edp)
+    plans, parameters = planned.plans, _total(planned, "expert_weights", stage)
+    ranks = sharing_ranks(plans, plans.edp)
     return {
         f"expert_{name}/parameter_bytes": _parameters(parameters, size, where(plans.zero >= zero, ranks, 1))
         for name, (size, zero) in states.items()
     }
 
 
-def _frozen_calls(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: Stage) -> Calls:
+def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """Weights that are not trained, in the dtype of the run or in their own."""
+    plans, sizes = planned.plans, planned.sizes
     out: Calls = {}
     if not sizes.has("frozen") and not sizes.has("frozen_experts"):
         return out
-    dense = strategy.gradient_ranks(plans)
+    dense = planned.strategy.gradient_ranks(plans)
     for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", plans.edp)):
         if not sizes.has(pool):
             continue
         shards = where(plans.zero >= 3, sharing_ranks(plans, ranks), 1)
-        parameters, stored = _total(sizes, pool, stage, job), _total(sizes, own, stage, job)
+        parameters, stored = _total(planned, pool, stage), _total(planned, own, stage)
         mean_bytes = stored / where(parameters > 0, parameters, 1)
         out[f"{pool}_weights/parameter_bytes"] = _parameters(parameters, mean_bytes, shards)
     return out
 
 
-def _in_flight(method: Method, job: Job, plans: Plans, stage: str) -> Num:
+def _in_flight(planned: PlannedJob, stage: str) -> Num:
     """Micro-batches in flight on the first, the second (the fullest of the middle) or the last stage."""
+    plans, micro_batches = planned.plans, planned.micro_batches
     index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
-    micro_batches, depths = method.micro_batches(job, plans), SCHEDULES[job.schedule].depths
+    depths = SCHEDULES[planned.job.schedule].depths
     if depths:
         return zero_bubble_in_flight(plans.pp, micro_batches, depths)
     return micro_batches_in_flight(plans.pp, micro_batches, plans.vpp, index)
@@ -300,13 +306,11 @@ def _largest_of(value: Num) -> float:
     return float(value.max() if isinstance(value, np.ndarray) else value)
 
 
-def stage_memory(
-    method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str, phases: Sequence[str] = PHASES
-) -> StageMemory:
+def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES) -> StageMemory:
     """Memory of one stage."""
-    found = stage_of(method, job, plans, stage)
-    held = held_calls(strategy, job, plans, sizes, found)
-    beside = {name: phase_calls(job, strategy, plans, sizes, found, name) for name in phases}
+    found = stage_of(planned, stage)
+    held = held_calls(planned, found)
+    beside = {name: phase_calls(planned, found, name) for name in phases}
     held_bytes = total_bytes(held)
     totals = {name: total_bytes(calls, held_bytes) for name, calls in beside.items()}
     return StageMemory(held=held, phases=beside, totals=totals)
@@ -320,21 +324,19 @@ def total_bytes(calls: Mapping[str, MemoryCall], beside: Num = 0.0) -> Num:
     return total
 
 
-def stage_terms(
-    method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, stage: str, phase: str | None = None
-) -> dict[str, Num]:
+def stage_terms(planned: PlannedJob, stage: str, phase: str | None = None) -> dict[str, Num]:
     """Memory terms of one stage in bytes, in its fullest phase unless another is named."""
-    calls = stage_memory(method, strategy, job, plans, sizes, stage).calls(phase)
+    calls = stage_memory(planned, stage).calls(phase)
     return {path: call.value for path, call in calls.items()}
 
 
-def memory_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> dict[str, StageMemory]:
+def memory_of(planned: PlannedJob) -> dict[str, StageMemory]:
     """Memory of the stages that can be the fullest, in the phases that can."""
-    out = {}
+    plans, out = planned.plans, {}
     for name in STAGES:
         if name == "first" or isinstance(plans.pp, np.ndarray) or plans.pp > (name == "middle") + 1:
-            phases = PHASES[:1] if name == "middle" or _no_loss(sizes) else PHASES
-            out[name] = stage_memory(method, strategy, job, plans, sizes, name, phases)
+            phases = PHASES[:1] if name == "middle" or _no_loss(planned.sizes) else PHASES
+            out[name] = stage_memory(planned, name, phases)
     return out
 
 
@@ -347,9 +349,9 @@ def fullest_bytes(memory: Mapping[str, StageMemory]) -> Num:
     return peak
 
 
-def peak_bytes(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> Num:
+def peak_bytes(planned: PlannedJob) -> Num:
     """Memory of the fullest stage in its fullest phase."""
-    return fullest_bytes(memory_of(method, strategy, job, plans, sizes))
+    return fullest_bytes(memory_of(planned))
 
 
 def _no_loss(sizes: Sizes) -> bool:

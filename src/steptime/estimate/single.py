@@ -22,6 +22,7 @@ from steptime.estimate.machine import (
     machine_of,
     weakest,
 )
+from steptime.estimate.memory import STAGES
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.metrics import least_step_s, model_flops_per_step, recomputed_flops_per_step, utilisation
 from steptime.estimate.notes import (
@@ -203,7 +204,6 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
     """The plan in the words of the command line, and what follows from it."""
     p, job = e.plans, e.job
     axes = (*e.strategy.tensor_axes, "dp", "pp")
-    split = e.method.stage_split(job, p)
     return {
         "strategy": e.strategy.name,
         **{name: int(getattr(p, name)) for name in ("dp", "tp", "tp2", "cp", "pp", "vpp")},
@@ -222,7 +222,7 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         **({} if job.gradient_dtype is None else {"gradient_dtype": job.gradient_dtype}),
         **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
-        "stage_layers": {"first": int(split.first), "middle": int(split.middle), "last": int(split.last)},
+        "stage_layers": {name: int(getattr(e.split, name)) for name in STAGES},
         **({} if fullest_stage is None else {"fullest_stage": fullest_stage}),
         **occupancy(int(p.ranks), int(p.domain_ranks), e.machine.fast_domain),
     }

@@ -9,10 +9,10 @@ import numpy as np
 from steptime.cost.experts import hidden_exchange_s, paired_share
 from steptime.cost.offload import exposed_copies_s
 from steptime.estimate.layer import BACKWARD, EXPERT_AXIS, FORWARD, Pass
+from steptime.estimate.planned import PlannedJob
 from steptime.num import Num, maximum, where
-from steptime.plan.job import Job
-from steptime.plan.method import Method, StageSplit
-from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.method import StageSplit
+from steptime.plan.plans import FULL_RECOMPUTE, is_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +56,25 @@ class CriticalStage:
     slowest_weights_s: Num
 
 
-def layout_of(method: Method, job: Job, plans: Plans) -> Layout:
+def layout_of(planned: PlannedJob) -> Layout:
     """Layers per stage, and how many of them are recomputed."""
-    split, alone = method.stage_split(job, plans), plans.pp <= 1
+    split, plans = planned.split, planned.plans
     equal = (split.first == split.middle) & (split.middle == split.last)
-    whole = where(equal, split.first * plans.pp, float(job.model.layers))
+    whole = where(equal, split.first * plans.pp, float(planned.job.model.layers))
     full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
     return Layout(
         stages=plans.pp, virtual_stages=plans.vpp, first=split.first, middle=split.middle, last=split.last,
-        whole=where(alone, split.first, whole), recomputed=full / plans.recompute_every,
-        paired=_paired(method, job, plans) * (1.0 - full),
+        whole=where(plans.pp <= 1, split.first, whole), recomputed=full / plans.recompute_every,
+        paired=_paired(planned) * (1.0 - full),
     )  # fmt: skip
 
 
-def _paired(method: Method, job: Job, plans: Plans) -> Num:
+def _paired(planned: PlannedJob) -> Num:
     """Share of the passes that are paired; Megatron-Core does not pair them where layers are recomputed in full."""
+    job, plans = planned.job, planned.plans
     if EXPERT_AXIS not in job.overlap or job.model.experts is None:
         return 0.0 * plans.pp
-    return paired_share(method.micro_batches(job, plans), plans.vpp, plans.pp)
+    return paired_share(planned.micro_batches, plans.vpp, plans.pp)
 
 
 def exchanges_of(layout: Layout, layer: Pass) -> dict[str, dict[str, Num]]:

@@ -12,7 +12,7 @@ from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bu
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
-from steptime.estimate.sizes import Sizes
+from steptime.estimate.planned import PlannedJob
 from steptime.estimate.stages import CriticalStage, Layout, Passes, critical_stage, exposed_pass
 from steptime.estimate.traffic import (
     Traffic,
@@ -24,9 +24,6 @@ from steptime.estimate.traffic import (
 )
 from steptime.num import Num, where
 from steptime.plan.framework import Framework
-from steptime.plan.job import Job
-from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import Plans
 from steptime.plan.schedules import SCHEDULES
 
 
@@ -177,23 +174,19 @@ class Step:
         return growth_s(work_s, self.devices, self.growth)
 
 
-def inputs_of(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, layout: Layout,
-    copy_s: Num,
-) -> StepInputs:  # fmt: skip
+def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
-    fast_s, slow_s = boundary_times_s(job, machine, plans, sizes.boundary_bytes)
-    slow_s = slow_s * method.slow_link_share(plans)
-    micro_batches = method.micro_batches(job, plans)
-    owned = owned_parameters(method, strategy, plans, sizes, layout)
+    job, plans, micro_batches = planned.job, planned.plans, planned.micro_batches
+    fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
+    slow_s = slow_s * planned.method.slow_link_share(plans)
+    owned = owned_parameters(planned)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         lifted=lifted_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
         hides_copies=float("offload" in job.overlap), copy_s=copy_s,
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
-        traffic=traffic_of(method, strategy, job, machine, plans, sizes, layout, micro_batches),
-        replicated_s=replicated_s(method, strategy, job, machine, plans, sizes, layout),
+        traffic=traffic_of(planned, machine), replicated_s=replicated_s(planned, machine),
         owned=owned, optimizer_s=optimizer_time_s(job, owned, machine),
         host_optimizer_s=host_optimizer_time_s(job, owned, machine),
     )  # fmt: skip

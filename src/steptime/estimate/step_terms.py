@@ -130,7 +130,7 @@ def _copies_lines(e: Evaluation) -> Iterator[Line]:
         path="offload/activations/exposed_copies_s", exposed_s=float(step.copies_s),
         hidden_s=max(float(step.copies_busy_s - step.copies_s), 0.0), recipe=lambda: _copies_recipe(e),
     )  # fmt: skip
-    one = layer_copy_arguments(e.plans, e.sizes, e.machine)
+    one = layer_copy_arguments(e, e.machine)
     yield Line(path="offload/activations/one_layer/host_copy_s", part_s=float(e.inputs.copy_s),
                recipe=known("offload.host_copy_s", one, e.machine.host_basis))  # fmt: skip
 
@@ -161,7 +161,7 @@ def _optimizer_line(e: Evaluation) -> Line:
 
 def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
     data, traffic = e.step.data, e.inputs.traffic
-    shared = shared_of(e.method, e.strategy, e.job, e.plans, e.sizes, e.inputs.layout)
+    shared = shared_of(e)
     ends = (shared.reduce_ends, traffic.reductions), (shared.gather_ends, traffic.gathers)
     for name, exposed_s, busy_s, behind, part, sent in (
         ("gradients", data.gradient_s, data.gradient_busy_s, data.backward, data.reduction_share, ends[0]),
@@ -175,7 +175,7 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
     links = e.job.framework.data_links
     yield _one_layer_line(e, "gradients", shared.reduce, data.one_reduction_s, links)
     yield _one_layer_line(e, "weights", shared.gather, data.one_gather_s, links)
-    replicated = replicated_of(e.strategy, e.job, e.plans, e.sizes, e.inputs.layout)
+    replicated = replicated_of(e)
     yield Line(path=f"dp_comm/replicated_weights/{_sent_call(e, replicated).leaf}",
                exposed_s=float(e.step.replicated_s), recipe=lambda: _sent_recipe(e, [replicated]))  # fmt: skip
 

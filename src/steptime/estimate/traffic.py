@@ -15,10 +15,10 @@ from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, sharing_ranks, stage_parts
 from steptime.estimate.memory_kernels import streamed
+from steptime.estimate.planned import PlannedJob
 from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
-from steptime.plan.method import Method, StageSplit, Strategy
 from steptime.plan.plans import Plans
 
 Group = tuple[Num, Num]
@@ -48,12 +48,9 @@ class Traffic:
     gathers: Num
 
 
-def traffic_of(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, split: StageSplit,
-    micro_batches: Num,
-) -> Traffic:  # fmt: skip
+def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
-    shared, zero = shared_of(method, strategy, job, plans, sizes, split), plans.zero
+    shared, zero, micro_batches = shared_of(planned), planned.plans.zero, planned.micro_batches
     gather_s = sent_s(machine, shared.gather)
     return Traffic(
         reduce_s=sent_s(machine, shared.reduce), gather_s=gather_s,
@@ -92,10 +89,10 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
     return total
 
 
-def shared_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, split: StageSplit) -> Shared:
+def shared_of(planned: PlannedJob) -> Shared:
     """The collectives of :func:`traffic_of`; those of a layer are its share of a bucket, but for ZeRO-3."""
-    stage = stage_parts(split, plans, "first")
-    pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, strategy.gradient_axes))]
+    job, plans, sizes, stage = planned.job, planned.plans, planned.sizes, stage_parts(planned, "first")
+    pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, planned.strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group_of(plans, ("edp",))))
 
@@ -111,7 +108,7 @@ def shared_of(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes:
         return [one for pool in pools for one in sent(job, plans, pool, size)]
 
     def bucketed(sent: Callable[[Job, Plans, Pool, Size], list[Sent]]) -> list[Sent]:
-        if not method.calibrated:
+        if not planned.method.calibrated:
             return each(sent, layer)
         return [one for pool in pools for one in _in_buckets(sent(job, plans, pool, layer), pool, plans, layer, stage)]
 
@@ -179,20 +176,18 @@ def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
     return (own, own_inside), (ranks / own, maximum(inside / own_inside, 1))
 
 
-def replicated_s(
-    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans, sizes: Sizes, split: StageSplit
-) -> Num:
+def replicated_s(planned: PlannedJob, machine: Machine) -> Num:
     """Reduction of the gradients of weights that tensor-parallel ranks replicate, on the first stage."""
-    if not method.share_replicated_gradients:
-        return 0.0 * plans.tp
-    return sent_s(machine, [replicated_of(strategy, job, plans, sizes, split)])
+    if not planned.method.share_replicated_gradients:
+        return 0.0 * planned.plans.tp
+    return sent_s(machine, [replicated_of(planned)])
 
 
-def replicated_of(strategy: Strategy, job: Job, plans: Plans, sizes: Sizes, split: StageSplit) -> Sent:
+def replicated_of(planned: PlannedJob) -> Sent:
     """The collective of :func:`replicated_s`."""
-    stage = stage_parts(split, plans, "first")
-    size_bytes = _on_stage(sizes, stage, "replicated") * job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
-    return Sent("all_reduce", size_bytes, group_of(plans, (strategy.replicated_axis,)))
+    plans, parameters = planned.plans, _on_stage(planned.sizes, stage_parts(planned, "first"), "replicated")
+    size_bytes = parameters * planned.job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
+    return Sent("all_reduce", size_bytes, group_of(plans, (planned.strategy.replicated_axis,)))
 
 
 def offloaded_arguments(job: Job, owned: Num, machine: Machine) -> dict[str, Num]:
@@ -204,14 +199,15 @@ def offloaded_arguments(job: Job, owned: Num, machine: Machine) -> dict[str, Num
     }  # fmt: skip
 
 
-def layer_copy_s(job: Job, plans: Plans, sizes: Sizes, machine: Machine) -> Num:
+def layer_copy_s(planned: PlannedJob, machine: Machine) -> Num:
     """Time of a layer's activations to the host, or back, for one micro-batch; 0 where they stay on the device."""
-    return host_copy_s(**layer_copy_arguments(plans, sizes, machine)) if "activations" in job.offload else 0.0
+    return host_copy_s(**layer_copy_arguments(planned, machine)) if "activations" in planned.job.offload else 0.0
 
 
-def layer_copy_arguments(plans: Plans, sizes: Sizes, machine: Machine) -> dict[str, Num]:
+def layer_copy_arguments(planned: PlannedJob, machine: Machine) -> dict[str, Num]:
     """Arguments of the copy of a layer's activations to the host, or back."""
-    kept_bytes = kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, plans)
+    sizes = planned.sizes
+    kept_bytes = kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, planned.plans)
     return {"kept_bytes": kept_bytes, "host_Bps": machine.host_Bps}
 
 
@@ -237,24 +233,18 @@ def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
     return host_adam_s(**offloaded_arguments(job, owned, machine)) if "optimizer" in job.offload else 0.0
 
 
-def owned_parameters(method: Method, strategy: Strategy, plans: Plans, sizes: Sizes, split: StageSplit) -> Num:
+def owned_parameters(planned: PlannedJob) -> Num:
     """Parameters that a rank of the stage with most of them updates; 0 where the method leaves the optimiser out.
 
     All stages update at once, when the norm of all gradients is known; the step ends with the last of them.
-
-    Args:
-        method: rules of the estimate.
-        strategy: how a layer is split.
-        plans: the plans.
-        sizes: sizes of the parts of the model.
-        split: layers of the first, a middle and the last stage.
     """
-    if not method.optimizer_step:
+    plans, sizes = planned.plans, planned.sizes
+    if not planned.method.optimizer_step:
         return 0.0 * plans.dp
-    ranks = strategy.gradient_ranks(plans)
+    ranks = planned.strategy.gradient_ranks(plans)
     most: Num = 0.0
     for name in STAGES:
-        parts = stage_parts(split, plans, name)
+        parts = stage_parts(planned, name)
         owned = _owned(plans, _on_stage(sizes, parts, "weights"), ranks)
         if sizes.has("expert_weights"):
             owned = owned + _owned(plans, _on_stage(sizes, parts, "expert_weights"), plans.edp)

@@ -11,6 +11,7 @@ from steptime.estimate.evaluate import composed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits
+from steptime.estimate.planned import planned_job
 from steptime.estimate.single import Setting
 from steptime.num import Array
 from steptime.plan.constraints import Constraint
@@ -148,11 +149,11 @@ def _offset(progress: Progress | None, done: int, total: int) -> Callable[[int],
 def _listed(task: Task, listing: Listing, shapes: Shapes, shape: Array, inner: Array) -> _Listed:
     """Memory of every configuration: it does not depend on the placement."""
     setting, rows = task.setting, len(listing.mesh_of)
-    peak = peak_bytes(
+    planned = planned_job(
         setting.method, task.strategy, setting.job, as_float(listing.configurations), take_sizes(shapes.sizes, shape)
     )
     return _Listed(task=task, listing=listing, rows=rows, shape=shape, inner=inner,
-                   peak=np.broadcast_to(np.asarray(peak), (rows,)))  # fmt: skip
+                   peak=np.broadcast_to(np.asarray(peak_bytes(planned)), (rows,)))  # fmt: skip
 
 
 def _table(listed: list[_Listed], shapes: Shapes, inner: Codes) -> LayerTable:
@@ -184,8 +185,7 @@ def _blocks(listing: Listing, fitting: Array) -> Iterator[tuple[Array, Array]]:
 def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress: Callable[[int], None]) -> Found:
     """Composes and ranks the candidates of one task."""
     listing, setting = each.listing, each.task.setting
-    machine, job, strategy = setting.machine, setting.job, each.task.strategy
-    multiplicity = listing.multiplicity
+    machine, multiplicity = setting.machine, listing.multiplicity
     fitting = np.flatnonzero((each.peak <= machine.memory_bytes) & (multiplicity > 0))
     configurations = as_float(listing.configurations.take(fitting))
     sizes, placements = take_sizes(shapes.sizes, each.shape[fitting]), as_float(listing.placements)
@@ -202,7 +202,8 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
                 continue
             position, place, plans = position[safe], place[safe], plans.take(safe)
         passes = table.take(each.shape[fitting[position]], each.inner[place])
-        _, step = composed(setting.method, strategy, job, machine, plans, take_sizes(sizes, position), passes)
+        planned = planned_job(setting.method, each.task.strategy, setting.job, plans, take_sizes(sizes, position))
+        _, step = composed(planned, machine, passes)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
         best.add(times, fitting[position], place)
         if setting.method.calibrated:

@@ -9,6 +9,7 @@ import numpy as np
 
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.memory_definitions import communicators, exceeding, memory_constants
+from steptime.estimate.planned import planned_job
 from steptime.estimate.sizes import sizes_of
 from steptime.num import Array
 from steptime.plan.corrected import CORRECTED
@@ -31,8 +32,8 @@ def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
         chosen = [i for i, c in enumerate(settings) if (c.precision, c.attention) == kind]
         job = job_of(run, settings[chosen[0]], recipe(kind[0]))
         plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
-        peak = peak_bytes(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
-        out[chosen] = memory_constants().defined(peak, communicators(plans), job.memory.name)["device"]
+        planned = planned_job(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
+        out[chosen] = memory_constants().defined(peak_bytes(planned), communicators(plans), job.memory.name)["device"]
     return out
 
 

@@ -35,7 +35,7 @@ def statistics(e: Evaluation) -> dict[str, Any]:
         "pp_comm": e.step.pipeline_comm_s,
         "bubble": e.step.bubble_s,
     }
-    memory = stage_terms(e.method, e.strategy, e.job, e.plans, e.sizes, "first")
+    memory = stage_terms(e, "first")
     stats = {
         "t": t,
         "flops_per_gpu": sum(flops_of(time, e) for time in times) * count * TERA,

@@ -1,0 +1,34 @@
+"""A job under some plans: what its step and its memory follow from, whatever the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steptime.estimate.sizes import Sizes
+from steptime.num import Num
+from steptime.plan.job import Job
+from steptime.plan.method import Method, StageSplit, Strategy
+from steptime.plan.plans import Plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job under one plan, or column by column under a block of plans."""
+
+    method: Method
+    strategy: Strategy
+    job: Job
+    plans: Plans
+    sizes: Sizes
+    """What a device holds of each part of the model."""
+    split: StageSplit
+    micro_batches: Num
+    """Micro-batches of the replica that has most of them."""
+
+
+def planned_job(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> PlannedJob:
+    """A job under plans whose sizes are known (:func:`steptime.estimate.sizes.sizes_of`)."""
+    return PlannedJob(
+        method=method, strategy=strategy, job=job, plans=plans, sizes=sizes, split=method.stage_split(job, plans),
+        micro_batches=method.micro_batches(job, plans),
+    )  # fmt: skip
