@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from event_player import Key, neighbour, order_of, played
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
@@ -51,27 +51,11 @@ def played_s(e: Evaluation) -> float:
 def passes_of_1f1b(forward_s: list[float], backward_s: list[float], count: int) -> list[float]:
     """When each stage ends its last backward pass, messages taking no time."""
     stages = len(forward_s)
-    ended = {"F": np.full((stages, count), np.nan), "B": np.full((stages, count), np.nan)}
-    orders = []
-    for stage in range(stages):
-        warm = min(stages - 1 - stage, count)
-        order = [("F", i) for i in range(warm)]
-        for i in range(count - warm):
-            order += [("F", warm + i), ("B", i)]
-        orders.append(order + [("B", i) for i in range(count - warm, count)])
-    free = [0.0] * stages
-    while any(orders):
-        for stage, order in enumerate(orders):
-            while order:
-                kind, i = order[0]
-                before = stage - 1 if kind == "F" else stage + 1
-                ready = 0.0 if before == -1 else ended["F"][stage, i] if before == stages else ended[kind][before, i]
-                if np.isnan(ready):
-                    break
-                free[stage] = max(free[stage], ready) + (forward_s if kind == "F" else backward_s)[stage]
-                ended[kind][stage, i] = free[stage]
-                order.pop(0)
-    return free
+    streams: dict[Key, list[Key]] = {s: [(*each, s) for each in order_of(s, stages, count)] for s in range(stages)}
+    seconds = {key: (forward_s if key[0] == "F" else backward_s)[key[3]] for keys in streams.values() for key in keys}  # type: ignore[index]
+    after = {key: [(*came[0], came[1])] for key in seconds if (came := neighbour(*key, stages, 1)) is not None}  # type: ignore[misc]
+    ends = played(streams, seconds, after)
+    return [max(ends[key] for key in streams[s]) for s in range(stages)]
 
 
 @pytest.mark.parametrize("batch", [4, 16])

@@ -1,0 +1,208 @@
+"""Closed forms of a step against the same passes and transfers played event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from event_player import Key, neighbour, order_of, order_of_zb_h1, played
+
+from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.machine import Machine
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.plans import Plans
+from steptime.surface.models import load_model
+
+DP = 8
+HIDDEN = frozenset({"dp"})
+RATES = [1e13, 1e12, 3e11, 1e11]
+"""Rates at which collectives of a layer take from a tenth of its backward pass to several of it."""
+
+
+def evaluated(plans: Plans, count: int, link_Bps: float = 1e12, layers: int = 32, **changes: Any) -> Evaluation:
+    machine = Machine(
+        matrix_flops_per_s=1e15, attention_flops_per_s=1e15, vector_flops_per_s=1e14, peak_flops_per_s=1e15,
+        memory_Bps=1e13, memory_bytes=1e12, kernel_latency_s=0.0, fast_Bps=link_Bps, fast_latency_s=0.0,
+        slow_Bps=link_Bps, lone_slow_Bps=link_Bps, slow_latency_s=0.0, host_Bps=1e11, fast_domain=64,
+    )  # fmt: skip
+    model = replace(load_model("llama2-7b"), layers=layers, vocab=1)
+    job = Job(model=model, gpus=int(plans.dp) * int(plans.pp), global_batch=count * int(plans.dp), seq_len=1024,
+              precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"], overlap=HIDDEN)  # fmt: skip
+    return evaluate(CORRECTED, CORRECTED.strategies["1d"], replace(job, **changes), machine, plans)
+
+
+def of_chunk(e: Evaluation, splits: bool = False) -> dict[str, float]:
+    """Seconds of the passes of one virtual stage."""
+    layers, layer = float(e.inputs.layout.middle) / float(e.plans.vpp), e.passes.layer
+    weights_s = float(layer.weights_s) if splits else 0.0
+    seconds = {"F": float(layer.forward_s), "B": float(layer.backward_s) - weights_s, "W": weights_s}
+    return {kind: layers * each for kind, each in seconds.items()}
+
+
+def pipeline_s(e: Evaluation, order: Callable[[int], list[Any]], seconds: dict[str, float]) -> float:
+    """End of all passes, messages taking no time."""
+    stages, chunks = int(e.plans.pp), int(e.plans.vpp)
+    streams = {s: [(each, s) for each in order(s)] for s in range(stages)}
+    taken: dict[Key, float] = {key: seconds[key[0][0]] for keys in streams.values() for key in keys}
+    after = {key: [one] for key in taken if (one := neighbour(*key[0], key[1], stages, chunks)) is not None}  # type: ignore[index]
+    return max(played(streams, taken, after).values())
+
+
+@pytest.mark.parametrize("vpp", [1, 2, 4])
+@pytest.mark.parametrize(("pp", "rounds"), [(2, 1), (2, 8), (4, 1), (4, 2), (4, 8), (8, 1), (8, 2)])
+def test_bubble_of_equal_stages(pp: int, rounds: int, vpp: int) -> None:
+    """With as many micro-batches as stages, and with many; embedding and head have next to nothing to do."""
+    count = pp * rounds
+    e = evaluated(Plans(pp=pp, vpp=vpp), count)
+    whole_s = pipeline_s(e, lambda s: order_of(s, pp, count, vpp), of_chunk(e))
+    assert float(e.step.steady_s + e.step.idle_s) == pytest.approx(whole_s, rel=2e-3)
+
+
+@pytest.mark.parametrize(("pp", "rounds"), [(2, 1), (4, 1), (4, 4), (8, 2)])
+def test_bubble_of_zb_h1(pp: int, rounds: int) -> None:
+    count = pp * rounds
+    e = evaluated(Plans(pp=pp), count, schedule="zb-h1")
+    whole_s = pipeline_s(e, lambda s: order_of_zb_h1(s, pp, count), of_chunk(e, splits=True))
+    assert float(e.step.steady_s + e.step.idle_s) == pytest.approx(whole_s, rel=2e-3)
+    assert whole_s < 0.97 * pipeline_s(e, lambda s: order_of(s, pp, count), of_chunk(e))
+
+
+def waited(stage: int, stages: int, count: int) -> list[Key]:
+    """1F1B of a stage that waits for each message, one to and one from a neighbour at once (Megatron's without
+    interleaving): a message by the link it takes and the micro-batches that go forward and backward."""
+    warm, last = min(stages - 1 - stage, count), stages - 1
+    order: list[Key] = []
+
+    def message(link: int, forward: int | None, backward: int | None) -> None:
+        if 0 <= link < last:
+            order.append(("X", link, forward, backward))
+
+    for i in range(warm):
+        message(stage - 1, i, None)
+        order.append(("F", i, stage))
+        message(stage, i, None)
+    message(stage - 1, warm, None)
+    for i in range(count - warm):
+        order.append(("F", warm + i, stage))
+        message(stage, warm + i, i)
+        order.append(("B", i, stage))
+        message(stage - 1, warm + i + 1 if warm + i + 1 < count else None, i)
+    for i in range(count - warm, count):
+        message(stage, None, i)
+        order.append(("B", i, stage))
+        message(stage - 1, None, i)
+    return order
+
+
+@pytest.mark.parametrize("link_Bps", [1e11, 1e10])
+@pytest.mark.parametrize(("pp", "rounds"), [(4, 1), (4, 8), (8, 1), (8, 4)])
+def test_messages_that_stages_wait_for(pp: int, rounds: int, link_Bps: float) -> None:
+    """The closed form charges three messages more than stages wait for, of some 2 (n + p)."""
+    count = pp * rounds
+    e = evaluated(Plans(pp=pp), count, link_Bps)
+    seconds, step = of_chunk(e) | {"X": float(e.step.stage_link_s)}, e.step
+    streams: dict[Key, list[Key]] = {s: waited(s, pp, count) for s in range(pp)}
+    whole_s = max(played(streams, {k: seconds[k[0]] for keys in streams.values() for k in keys}, {}).values())  # type: ignore[index]
+    ours_s = float(step.steady_s + step.idle_s + step.pipeline_comm_s + step.bubble_links_s)
+    assert seconds["X"] > 0 and ours_s == pytest.approx(whole_s + 3 * seconds["X"], rel=2e-3)
+
+
+def replica_s(e: Evaluation) -> float:
+    """A replica without stages: gathers in its first forward passes, reductions in its last backward passes."""
+    layers, count, step = int(e.inputs.layout.first), int(e.inputs.micro_batches), e.step
+    compute: list[Key] = []
+    for i in range(count):
+        compute += [("F", i, n) for n in range(layers)] + [("B", i, n) for n in reversed(range(layers))]
+    compute += [("end", 0, 0)]
+    sent: list[Key] = [("G", 0, n) for n in range(layers)] + [("R", 0, n) for n in reversed(range(layers))]
+    data, seconds = step.data, {"F": step.behind_forward_s, "B": step.behind_backward_s, "end": 0.0}
+    seconds |= {"G": data.one_gather_s, "R": data.one_reduction_s}
+    after: dict[Key, list[Key]] = {("F", 0, n): [("G", 0, n)] for n in range(layers)}
+    after |= {("R", 0, n): [("B", count - 1, n)] for n in range(layers)}
+    taken = {k: float(seconds[k[0]]) for k in (*compute, *sent)}  # type: ignore[index]
+    return max(played({"compute": compute, "links": sent}, taken, after).values())
+
+
+@pytest.mark.parametrize("link_Bps", RATES)
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("count", [1, 4])
+def test_traffic_of_replicas(count: int, zero: int, link_Bps: float) -> None:
+    """Layer by layer, embedding and head having next to none."""
+    e = evaluated(Plans(dp=DP, in_dp=DP, zero=zero), count, link_Bps)
+    ours_s = float(e.step.steady_s + e.step.data.exposed_s)
+    assert ours_s == pytest.approx(replica_s(e), rel=2e-3)
+
+
+def sharded_s(e: Evaluation) -> float:
+    """ZeRO-3 with one layer gathered ahead; the weights of the last layer stay for its backward pass."""
+    layers, count, step = int(e.inputs.layout.first), int(e.inputs.micro_batches), e.step
+    compute: list[Key] = []
+    sent: list[Key] = []
+    after: dict[Key, list[Key]] = {}
+    for i in range(count):
+        for n in range(layers):
+            compute.append(("F", i, n))
+            sent.append(("G", i, n))
+            after["F", i, n] = [("G", i, n)]
+            ahead: list[Key] = [("F", i, n - 2)] if n > 1 else [("R", i - 1, 0)] if i else []
+            after["G", i, n] = ahead
+        for n in reversed(range(layers)):
+            compute.append(("B", i, n))
+            sent += [("A", i, n - 1)] * (n > 0) + [("R", i, n)]
+            after["R", i, n] = [("B", i, n)]
+            after["B", i, n] = [("A", i, n)] * (n < layers - 1) + [("R", i, n + 2)] * (n < layers - 2)
+            after["A", i, n - 1] = [("F", i, layers - 1) if n == layers - 1 else ("B", i, n + 1)]
+        after.pop(("A", i, -1))
+    data = step.data
+    seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "R": data.one_reduction_s}
+    seconds |= {"G": data.one_gather_s, "A": data.one_gather_s}
+    taken = {k: float(seconds[k[0]]) for k in (*compute, *sent)}  # type: ignore[index]
+    return max(played({"compute": compute, "links": sent}, taken, after).values())
+
+
+@pytest.mark.parametrize("link_Bps", RATES)
+@pytest.mark.parametrize("count", [1, 4])
+def test_traffic_of_fully_sharded_replicas(count: int, link_Bps: float) -> None:
+    """The closed form charges one more gathering per micro-batch, that of the last layer for its backward pass."""
+    e = evaluated(Plans(dp=DP, in_dp=DP, zero=3), count, link_Bps)
+    whole_s, data = sharded_s(e), e.step.data
+    over_s = float(e.step.steady_s + data.exposed_s) - whole_s
+    assert -2e-3 * whole_s <= over_s <= 2e-3 * whole_s + 2 * count * float(data.one_gather_s)
+
+
+def piped_replica_s(e: Evaluation) -> float:
+    """1F1B whose stages all gather from the start, layer by layer, and each reduce behind their own last passes."""
+    stages, layers, count = int(e.plans.pp), int(e.inputs.layout.first), int(e.inputs.micro_batches)
+    streams: dict[Key, list[Key]] = {}
+    after: dict[Key, list[Key]] = {}
+    for s in range(stages):
+        compute: list[Key] = []
+        for kind, i, _ in order_of(s, stages, count):
+            passed = list(range(layers)) if kind == "F" else list(reversed(range(layers)))
+            compute += [(kind, i, s, n) for n in passed]
+            source = neighbour(kind, i, 0, s, stages, 1)
+            if source is not None:
+                (came, _, _), where = source
+                after[kind, i, s, passed[0]] = [(came, i, where, layers - 1 if came == "F" else 0)]
+        sent: list[Key] = [("G", 0, s, n) for n in range(layers)] + [("R", 0, s, n) for n in reversed(range(layers))]
+        for n in range(layers):
+            after.setdefault(("F", 0, s, n), []).append(("G", 0, s, n))
+            after["R", 0, s, n] = [("B", count - 1, s, n)]
+        streams |= {("compute", s): compute, ("links", s): sent}
+    data, step = e.step.data, e.step
+    seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s}
+    seconds |= {"G": data.one_gather_s, "R": data.one_reduction_s}
+    taken = {k: float(seconds[k[0]]) for keys in streams.values() for k in keys}  # type: ignore[index]
+    return max(played(streams, taken, after).values())
+
+
+@pytest.mark.parametrize("link_Bps", RATES)
+@pytest.mark.parametrize(("pp", "rounds"), [(2, 1), (4, 2), (8, 1)])
+def test_traffic_of_replicas_with_stages(pp: int, rounds: int, link_Bps: float) -> None:
+    """What the other stages send is hidden while the pipeline fills and drains."""
+    e = evaluated(Plans(dp=DP, in_dp=DP, pp=pp, zero=1), pp * rounds, link_Bps, layers=16)
+    ours_s = float(e.step.steady_s + e.step.idle_s + e.step.data.exposed_s)
+    assert ours_s == pytest.approx(piped_replica_s(e), rel=2e-3)
