@@ -183,16 +183,17 @@ class Bench:
 
         return leading_batch(self.text, target.module, target.inputs)
 
+    @cached_property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
         """Paths of its blocks, by the list that they stand in."""
         from steptime.workload.capture.variants import blocks_of
 
         return blocks_of(self.target(None, self.batch).module)
 
-    @property
+    @cached_property
     def paths(self) -> tuple[str, ...]:
         """All blocks in order."""
-        return tuple(path for group in self.blocks() for path in group)
+        return tuple(path for group in self.blocks for path in group)
 
     def timer(self, precision: str) -> Timer:
         """Times operators in a precision."""
@@ -229,7 +230,7 @@ class Bench:
         if key not in self._runs:
             program = self._program(FORMATS[precision], batch, tree, saves, fused=fused)
             table = cost_table(program, self.timer(precision))
-            whole = saves == "all" and tree == plain(len(self.paths)) and len(self.blocks()) == 1
+            whole = saves == "all" and tree == plain(len(self.paths)) and len(self.blocks) == 1
             layout = layout_of(program, table, self.paths) if whole else None
             more_s = self._widening_s(program, precision) if FORMATS[precision].adapters else None
             self._runs[key] = Run(program=program, table=table, layout=layout, more_s=more_s)

@@ -157,9 +157,9 @@ class Captured(Batched):
     def _arrangements(self, precision: str, micro: int) -> dict[Checkpoints, Arranged]:
         key = (precision, micro)
         if key not in self._known:
-            layout = self.bench.run(precision, micro).layout if len(self.bench.blocks()) == 1 else None
+            layout = self.bench.run(precision, micro).layout if len(self.bench.blocks) == 1 else None
             self._known[key] = arrangements(
-                len(self.bench.paths), layout, groups=len(self.bench.blocks()) == 1,
+                len(self.bench.paths), layout, groups=len(self.bench.blocks) == 1,
                 narrow=self.allow.rank >= Change.ROUNDING.rank,
             )  # fmt: skip
         return self._known[key]

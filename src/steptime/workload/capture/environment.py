@@ -48,12 +48,23 @@ def capturing(
         if meta:
             stack.enter_context(torch.device("meta"))
         else:
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
-            mode.cache_enabled = False  # A hit may forget that two results share a storage.
-            stack.enter_context(mode)
+            stack.enter_context(Fakes(allow_non_fake_inputs=True))
         take_weights(module, replaced)
         module.train(training)
         yield replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)), replaced
+
+
+class Fakes(FakeTensorMode):
+    """Fake tensors that look up what an operator gave for such tensors before, where it has one result.
+
+    Of several, a look-up may forget that two share a storage.
+    """
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator on fake tensors."""
+        returns = func._schema.returns
+        self.cache_enabled = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
+        return super().dispatch(func, types, args, kwargs)
 
 
 @contextmanager
