@@ -28,9 +28,9 @@ def base() -> Estimate:
 def changed(base: Estimate, **values: Any) -> Estimate:
     """An estimate whose terms are these groups."""
     time = Terms({"compute/forward/x/gemm_s": 0.4, "compute/backward/x/gemm_s": 0.8,
-                  "dp_comm/gradients/exposed_layerwise_s": 0.02, "optimizer/memory_bound_s": 0.01})  # fmt: skip
+                  "dp_comm/gradients/exposed_buckets_s": 0.02, "optimizer/memory_bound_s": 0.01})  # fmt: skip
     defaults = {"step_time_s": 1.4, "step_time_bracket_s": (0.8, 1.45), "step_time_band_s": None, "time": time,
-                "overlapped": Terms({"dp_comm/gradients/exposed_layerwise_s": 0.1})}  # fmt: skip
+                "overlapped": Terms({"dp_comm/gradients/exposed_buckets_s": 0.1})}  # fmt: skip
     return dataclasses.replace(base, **(defaults | values))
 
 

@@ -61,9 +61,9 @@ def test_traffic_hides_behind_copies_too() -> None:
     """A layer's pass lasts as long as its copy where that takes longer."""
     e = evaluated(Plans(dp=8, zero=3))
     forward_s = float(e.passes.layer.forward_s)
-    behind = e.step.data.forward.behind_s
+    behind = e.step.data.forward.hiding.arguments["behind_s"]
     assert behind == pytest.approx(e.sizes.layer.kept_bytes / e.machine.host_Bps) and behind > forward_s
-    assert evaluated(Plans(dp=8, zero=3), offload=False).step.data.forward.behind_s == forward_s
+    assert evaluated(Plans(dp=8, zero=3), offload=False).step.data.forward.hiding.arguments["behind_s"] == forward_s
 
 
 def test_copies_hide_behind_the_layer_as_far_as_they_fit() -> None:

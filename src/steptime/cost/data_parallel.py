@@ -8,21 +8,78 @@ BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK = 4e7, 1e6
 """Least size of a bucket of gradients, and least for each rank that shares it (Megatron-Core)."""
 
 
-def exposed_layerwise_s(one_layer_s: Num, layers: Num, behind_s: Num) -> Num:
-    r"""Exposed part of one collective per layer, each running behind the computation of the next layer.
+def exposed_buckets_s(
+    one_layer_s: Num, layers: Num, behind_s: Num, bucket: Num, chunks: Num, stages: Num, shown_end_s: Num,
+    hidden_end_s: Num,
+) -> Num:  # fmt: skip
+    r"""Exposed part of what travels once per step, each bucket of layers behind the passes of the others.
 
-    $$t = T + \max(L - 1,\ 0) \max(T - t_\mathrm{layer},\ 0)$$
+    $$t = T_s + \max\Big(b T + \big[(\tfrac{L}{v} - b)(T - t_l) + [T_h - b\,t_l]_+\big]_+,\
+      \big[L T - (v-1)\,p\,\tfrac{L}{v}\,t_l\big]_{v>1}\Big)$$
 
-    where $T$ = `one_layer_s` is one layer's collective, $L$ = `layers` on the device and $t_\mathrm{layer}$ =
-    `behind_s` the time of one layer of one micro-batch that can hide it. One layer's collective has nothing to
-    hide behind.
+    where $T$ = `one_layer_s` is one layer's part, $L$ = `layers` of the device in $v$ = `chunks` of an interleaved
+    pipeline of $p$ = `stages`, $b$ = `bucket` layers travel as one message, and $t_l$ = `behind_s` is the pass of one
+    layer for one micro-batch that can hide it. Nothing is left to hide the last bucket and $T_s$ = `shown_end_s`, that
+    of the embedding; $T_h$ = `hidden_end_s`, that of the head, is ready first. A chunk but the first has $p$ passes
+    more of each chunk after it to hide behind, and is one bucket. Gathered weights are the same seen from the end.
 
-    Source: arXiv 2410.00273, data parallelism.
+    Source: longest path of compute and links; with $b = v = 1$ and $T_h = 0$ data parallelism of arXiv 2410.00273.
+    Megatron-Core, `DistributedDataParallel`: chunks but the first are not split into buckets.
 
-    >>> exposed_layerwise_s(3.0, 5, 2.0)
-    7.0
+    >>> exposed_buckets_s(3.0, 5, 2.0, 1, 1, 1, 0.0, 0.0), exposed_buckets_s(1.0, 8, 1.0, 2, 2, 4, 0.5, 0.0)
+    (7.0, 2.5)
     """
-    return one_layer_s + maximum(layers - 1, 0) * maximum(one_layer_s - behind_s, 0.0)
+    own = layers / chunks
+    b = minimum(bucket, own)
+    over_s = (own - b) * (one_layer_s - behind_s) + maximum(hidden_end_s - b * behind_s, 0.0)
+    chunk_s = b * one_layer_s + maximum(over_s, 0.0)
+    all_s = layers * one_layer_s - (chunks - 1) * stages * own * behind_s
+    return shown_end_s + maximum(chunk_s, where(chunks > 1, all_s, 0.0))
+
+
+def exposed_gather_s(one_layer_s: Num, layers: Num, behind_s: Num, shown_end_s: Num, hidden_end_s: Num) -> Num:
+    r"""Exposed part of the weights that ZeRO-3 gathers for a forward pass, those of one layer ahead.
+
+    $$t = G_s + G + (L-1)\,[G - t_l]_+ + [G_h - t_l]_+$$
+
+    where $G$ = `one_layer_s` of $L$ = `layers` is gathered behind the pass of the layer before, $t_l$ = `behind_s`;
+    $G_s$ = `shown_end_s`, that of the embedding, behind nothing, and $G_h$ = `hidden_end_s`, that of the head, behind
+    the last layer.
+
+    Source: longest path of compute and links; PyTorch FSDP2 prefetches one unit.
+
+    >>> exposed_gather_s(3.0, 5, 2.0, 0.5, 4.0)
+    9.5
+    """
+    stalls_s = maximum(layers - 1, 0) * maximum(one_layer_s - behind_s, 0.0)
+    return shown_end_s + one_layer_s + stalls_s + maximum(hidden_end_s - behind_s, 0.0)
+
+
+def exposed_sharded_s(
+    reduce_s: Num, gather_s: Num, replicas_s: Num, layers: Num, behind_s: Num, shown_end_s: Num, hidden_end_s: Num
+) -> Num:
+    r"""Exposed part of a backward pass that gathers weights again and reduces gradients by layers (ZeRO-3, HSDP).
+
+    $$t = R_s + \max\big(W + R + X,\ R + L X - (L-1)\,t_l\big)$$
+    $$W = [G - t_l]_+ + [R_h + G - t_l]_+ + (L-2)\,[R + G - t_l]_+ + [R - t_l]_+$$
+
+    where $R$ = `reduce_s` reduces the gradients of one of $L$ = `layers` over the ranks that share its weights and $G$
+    = `gather_s` gathers them, both beside the pass of another layer, $t_l$ = `behind_s`, or of the head. $X$ =
+    `replicas_s` sums the shard over its replicas, on links and a stream of its own. $R_h$ = `hidden_end_s` and $R_s$ =
+    `shown_end_s` reduce what comes before and after the layers: the head and the embedding.
+
+    Source: longest path of compute and links; PyTorch FSDP2 reduces over replicas on a stream of its own.
+
+    >>> exposed_sharded_s(1.0, 2.0, 0.0, 4, 2.0, 0.5, 0.0), exposed_sharded_s(1.0, 0.0, 3.0, 4, 2.0, 0.0, 0.0)
+    (3.5, 7.0)
+    """
+    several = where(layers > 1, 1.0, 0.0)
+    stalls_s = maximum(gather_s - behind_s, 0.0)
+    stalls_s = stalls_s + maximum(layers - 2, 0) * maximum(reduce_s + gather_s - behind_s, 0.0)
+    stalls_s = stalls_s + maximum(hidden_end_s + several * gather_s - behind_s, 0.0)
+    stalls_s = stalls_s + several * maximum(reduce_s - behind_s, 0.0)
+    beside_s = layers * replicas_s - maximum(layers - 1, 0) * behind_s
+    return shown_end_s + reduce_s + maximum(stalls_s + replicas_s, beside_s)
 
 
 def layers_per_bucket(parameters: Num, ranks: Num, layers: Num) -> Num:

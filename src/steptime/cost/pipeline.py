@@ -25,6 +25,29 @@ def mean_stage_link_s(stages: Num, inside: Num, fast_s: Num, slow_s: Num) -> Num
     return where(stages > 1, ((stages - domains) * fast_s + (domains - 1) * slow_s) / links, 0.0 * fast_s)
 
 
+def waited_messages(stages: Num, micro_batches: Num, virtual_stages: Num, hides: Num) -> Num:
+    r"""Messages between stages that a step waits for, beside those that fill and drain the pipeline.
+
+    $$n = 2\,m\,v \qquad
+      n_h = \min\Big(n,\ 2\big[\tfrac{p-1}{p}\,m - 1\big]_+\Big|_{v=1},\ 2\,p\,(v-1)\Big|_{v>1}\Big)$$
+
+    where $m$ = `micro_batches` pass $p$ = `stages` of $v$ = `virtual_stages` chunks each, one message per chunk and
+    direction, and $n_h$ of them are waited for where messages may run beside computation (`hides` = 1). Interleaved,
+    the first micro-batch still crosses all $p v - 1$ links either way; 1F1B waits for the round trip of every group of
+    $p$ micro-batches, whose forward pass needs a backward pass to have come back. The $2(p-1)$ that fill and drain the
+    pipeline are in its bubble.
+
+    Source: longest path of the schedules of arXiv 2104.04473, section 2.2.
+
+    >>> waited_messages(4, 8, 1, 0.0), waited_messages(4, 8, 1, 1.0), waited_messages(4, 8, 2, 1.0)
+    (16.0, 10.0, 8.0)
+    """
+    shown = 2.0 * micro_batches * virtual_stages
+    round_trips = 2 * maximum((stages - 1) / stages * micro_batches - 1, 0.0)
+    waited = where(virtual_stages > 1, 2 * stages * (virtual_stages - 1), round_trips)
+    return shown - hides * (shown - minimum(waited, shown))
+
+
 def pipeline_bubble_s(all_stages_s: Num, slowest_stage_s: Num, virtual_stages: Num) -> Num:
     r"""Idle time of the slowest stage while the pipeline fills and drains (GPipe, 1F1B, interleaved 1F1B).
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from steptime.cost.data_parallel import exposed_layerwise_s, partly_hidden_s
+import numpy as np
+
+from steptime.cost.data_parallel import exposed_buckets_s, exposed_gather_s, exposed_sharded_s, partly_hidden_s
 from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.offload import exposed_copies_s, lasting_s
-from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
+from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, waited_messages, zero_bubble_s
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.stages import CriticalStage, Layout, Passes, critical_stage, exposed_pass
 from steptime.estimate.traffic import (
+    Sums,
     Traffic,
     host_optimizer_time_s,
     optimizer_time_s,
@@ -57,12 +61,23 @@ class StepInputs:
     host_optimizer_s: Num
 
 
-class LayerwiseTraffic(NamedTuple):
-    """Traffic of one layer at a time, which runs behind the computation of the next layer."""
+class Hiding(NamedTuple):
+    """A formula of what shows of traffic that runs behind passes of layers, and what it is called with."""
 
-    one_layer_s: Num
-    layers: Num
-    behind_s: Num
+    formula: Callable[..., Num]
+    arguments: dict[str, Num]
+    shown: dict[str, Num]
+    """What it is called with where nothing hides."""
+
+
+class LayerwiseTraffic(NamedTuple):
+    """Traffic by layers, behind the computation of other layers."""
+
+    hiding: Hiding
+    """How it hides; of a block with and without ZeRO-3 the latter."""
+    least_s: Num
+    """What shows of it when all hides that can; below all of it, once."""
+    whole_s: Num
     exposed_share: Num
     """Share of what could hide that does not."""
     times: Num
@@ -71,21 +86,25 @@ class LayerwiseTraffic(NamedTuple):
     @property
     def exposed_s(self) -> Num:
         """Part of a step that it takes."""
-        least_s = exposed_layerwise_s(self.one_layer_s, self.layers, self.behind_s)
-        return partly_hidden_s(least_s, self.one_layer_s * self.layers, self.exposed_share) * self.times
+        return partly_hidden_s(self.least_s, self.whole_s, self.exposed_share) * self.times
+
+    @property
+    def busy_s(self) -> Num:
+        """Time of a step that it takes on the links."""
+        return self.whole_s * self.times
 
 
 class DataParallel(NamedTuple):
     """Traffic over the data-parallel group, embedding and head included."""
 
     backward: LayerwiseTraffic
-    """Traffic of layers beside the backward pass: gradients, and weights that are gathered again; below forward."""
+    """Traffic beside the backward pass: gradients, and weights that are gathered again; below forward."""
     forward: LayerwiseTraffic
-    reduction_share: Num
-    """Part of the former that reduces gradients; below that gathers weights."""
-    gather_share: Num
+    again_share: Num
+    """Part of the former that gathers weights."""
     one_reduction_s: Num
-    """Reduction of the gradients of one layer; likewise the gathering of its weights."""
+    """Reduction of the gradients of one layer; likewise their sum over replicas, and the gathering of its weights."""
+    one_replica_sum_s: Num
     one_gather_s: Num
     gradient_s: Num
     """Reduction of gradients."""
@@ -119,6 +138,8 @@ class Step:
     """All micro-batches through the critical stage."""
     stage_link_s: Num
     """One message to the next stage, on average."""
+    waited_messages: Num
+    """Those that it waits for, beside the ones that fill and drain the pipeline; below their time."""
     pipeline_comm_s: Num
     idle_s: Num
     """Filling and draining of the pipeline, but for the messages between stages."""
@@ -198,6 +219,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     stage = critical_stage(layout, passes, inputs.copy_s, inputs.hides_copies)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
+    waited = waited_messages(stages, inputs.micro_batches, chunks, inputs.hides_stages)
     layer = exposed_pass(layout, passes.layer)
     backward_s = layer.backward_s + layout.recomputed * layer.forward_s
     return Step(
@@ -206,7 +228,8 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         repeats=1.0 + layout.recomputed,
         steady_s=inputs.micro_batches * stage.slowest_s,
         stage_link_s=link_s,
-        pipeline_comm_s=(1.0 - inputs.hides_stages) * 2 * inputs.micro_batches * link_s * chunks,
+        waited_messages=waited,
+        pipeline_comm_s=waited * link_s,
         idle_s=zero_bubble_s(**bubble_arguments(inputs, stage)),
         bubble_links_s=(stages - 1) * 2 * link_s,
         stage_host_s=stage_issue_s(inputs.micro_batches, chunks, stages, framework.stage_s),
@@ -256,21 +279,62 @@ def copy_bubble(inputs: StepInputs, stage: CriticalStage, one_s: Num) -> dict[st
 
 def _data_parallel(inputs: StepInputs, framework: Framework, forward_s: Num, backward_s: Num) -> DataParallel:
     """Traffic over the data-parallel group, exposed and busy; ``forward_s``, ``backward_s``: as long as passes last."""
-    traffic, links, layers = inputs.traffic, framework.data_links, inputs.layout.first
-    reduce_s, gather_s, again_s = traffic.reduce_s * links, traffic.gather_s * links, traffic.gather_again_s * links
-    ends_s, gather_ends_s = traffic.reduce_ends_s * links, traffic.gather_ends_s * links
-    both_s = reduce_s + again_s
+    traffic, links = inputs.traffic, framework.data_links
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
-    backward = LayerwiseTraffic(both_s, layers, backward_s, exposed, traffic.reductions)
-    forward = LayerwiseTraffic(gather_s, layers, forward_s, exposed, traffic.gathers)
-    exposed_s, share = backward.exposed_s, reduce_s / (both_s + (both_s == 0))
-    again = (1.0 - share) * where(traffic.gather_again_s > 0, 1.0, 0.0)
-    return DataParallel(
-        backward=backward, forward=forward, reduction_share=share, gather_share=again,
-        one_reduction_s=reduce_s, one_gather_s=gather_s,
-        gradient_s=exposed_s * share + ends_s * traffic.reductions,
-        gradient_busy_s=(reduce_s * layers + ends_s) * traffic.reductions,
-        backward_gather_s=exposed_s * again, backward_gather_busy_s=again_s * layers * traffic.gathers,
-        weight_gather_s=forward.exposed_s + gather_ends_s * traffic.gathers,
-        weight_gather_busy_s=(gather_s * layers + gather_ends_s) * traffic.gathers,
+    sharded = where(traffic.zero >= 3, 1.0, 0.0)
+    reduce, gather = traffic.reduce.times(links), traffic.gather.times(links)
+    layers, again_s, replicas_s = inputs.layout.first, sharded * gather.one_layer_s, traffic.replicas_s * links
+    again = {"gather_s": again_s, "layers": layers, **_ends(reduce)}
+    summed_s = reduce.one_layer_s + replicas_s
+    backward = _layerwise(
+        _once(inputs, replace(reduce, one_layer_s=summed_s), backward_s),
+        Hiding(exposed_sharded_s,
+               {"reduce_s": reduce.one_layer_s, "replicas_s": replicas_s, "behind_s": backward_s, **again},
+               {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, **again}),
+        sharded, exposed, traffic.reductions,
     )  # fmt: skip
+    forward = _layerwise(
+        _once(inputs, gather, forward_s),
+        _behind(exposed_gather_s, {"one_layer_s": gather.one_layer_s, "layers": layers, **_ends(gather)}, forward_s),
+        sharded, exposed, traffic.gathers,
+    )  # fmt: skip
+    return _shared_out(backward, forward, layers * again_s, reduce, gather, replicas_s)
+
+
+def _layerwise(once: Hiding, always: Hiding, sharded: Num, exposed_share: Num, times: Num) -> LayerwiseTraffic:
+    """Traffic ``once`` per step, where ``sharded`` is 1 ``always`` (ZeRO-3)."""
+    least_s, whole_s = once.formula(**once.arguments), once.formula(**once.shown)
+    if np.any(sharded):
+        least_s = where(sharded > 0, always.formula(**always.arguments), least_s)
+        whole_s = where(sharded > 0, always.formula(**always.shown), whole_s)
+    return LayerwiseTraffic(always if np.all(sharded) else once, least_s, whole_s, exposed_share, times)
+
+
+def _shared_out(
+    backward: LayerwiseTraffic, forward: LayerwiseTraffic, again_s: Num, reduce: Sums, gather: Sums, replicas_s: Num
+) -> DataParallel:
+    """Time beside the backward pass by what is sent; ``again_s``: weights that are gathered again, once."""
+    exposed_s, busy_s, whole_s = backward.exposed_s, backward.busy_s, backward.whole_s
+    again = again_s / where(whole_s > 0, whole_s, 1.0)
+    return DataParallel(
+        backward=backward, forward=forward, again_share=again,
+        one_reduction_s=reduce.one_layer_s, one_replica_sum_s=replicas_s, one_gather_s=gather.one_layer_s,
+        gradient_s=exposed_s * (1.0 - again), gradient_busy_s=busy_s * (1.0 - again),
+        backward_gather_s=exposed_s * again, backward_gather_busy_s=busy_s * again,
+        weight_gather_s=forward.exposed_s, weight_gather_busy_s=forward.busy_s,
+    )  # fmt: skip
+
+
+def _once(inputs: StepInputs, sums: Sums, behind_s: Num) -> Hiding:
+    return _behind(exposed_buckets_s, {
+        "one_layer_s": sums.one_layer_s, "layers": inputs.layout.first, "bucket": sums.bucket,
+        "chunks": inputs.traffic.chunks, "stages": inputs.layout.stages, **_ends(sums),
+    }, behind_s)  # fmt: skip
+
+
+def _behind(formula: Callable[..., Num], arguments: dict[str, Num], behind_s: Num) -> Hiding:
+    return Hiding(formula, arguments | {"behind_s": behind_s}, arguments | {"behind_s": 0.0})
+
+
+def _ends(sums: Sums) -> dict[str, Num]:
+    return {"shown_end_s": sums.shown_end_s, "hidden_end_s": sums.hidden_end_s}

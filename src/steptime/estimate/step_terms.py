@@ -30,7 +30,6 @@ Made = tuple[list[FormulaCall], str]
 """Calls of formulas that add up to a line, and the text that says what they rest on."""
 Recipe = Callable[[], Made]
 """Makes them."""
-LAYERWISE = "data_parallel.exposed_layerwise_s"
 STAGE_LINK = "pipeline.mean_stage_link_s"
 
 
@@ -160,44 +159,46 @@ def _optimizer_line(e: Evaluation) -> Line:
 
 
 def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
-    data, traffic = e.step.data, e.inputs.traffic
-    shared = shared_of(e)
-    ends = (shared.reduce_ends, traffic.reductions), (shared.gather_ends, traffic.gathers)
-    for name, exposed_s, busy_s, behind, part, sent in (
-        ("gradients", data.gradient_s, data.gradient_busy_s, data.backward, data.reduction_share, ends[0]),
-        ("weights", data.weight_gather_s, data.weight_gather_busy_s, data.forward, 1.0, ends[1]),
-        ("weights_again", data.backward_gather_s, data.backward_gather_busy_s, data.backward, data.gather_share, None),
+    data, shared, links = e.step.data, shared_of(e), e.job.framework.data_links
+    for name, exposed_s, busy_s, behind, part in (
+        ("gradients", data.gradient_s, data.gradient_busy_s, data.backward, 1.0 - data.again_share),
+        ("weights", data.weight_gather_s, data.weight_gather_busy_s, data.forward, 1.0),
+        ("weights_again", data.backward_gather_s, data.backward_gather_busy_s, data.backward, data.again_share),
     ):
         yield Line(
-            path=f"dp_comm/{name}/{leaf(LAYERWISE)}", exposed_s=float(exposed_s), hidden_s=float(busy_s - exposed_s),
-            recipe=partial(_layerwise_recipe, e, behind, part, sent),
+            path=f"dp_comm/{name}/{behind.hiding.formula.__name__}", exposed_s=float(exposed_s),
+            hidden_s=float(busy_s - exposed_s), recipe=partial(_layerwise_recipe, behind, part),
         )  # fmt: skip
-    links = e.job.framework.data_links
-    yield _one_layer_line(e, "gradients", shared.reduce, data.one_reduction_s, links)
-    yield _one_layer_line(e, "weights", shared.gather, data.one_gather_s, links)
+    sums = e.inputs.traffic.reduce, e.inputs.traffic.gather
+    for name, layer, ends, seconds, each in (
+        ("gradients", shared.reduce, shared.reduce_ends, data.one_reduction_s, sums[0]),
+        ("weights", shared.gather, shared.gather_ends, data.one_gather_s, sums[1]),
+    ):
+        yield _part_line(e, f"{name}/one_layer", layer, seconds, links)
+        yield _part_line(e, f"{name}/embedding", ends.shown, each.shown_end_s * links, links)
+        yield _part_line(e, f"{name}/head", ends.hidden, each.hidden_end_s * links, links)
+    if shared.replicas:
+        yield _part_line(e, "gradients/replicas", shared.replicas, data.one_replica_sum_s, links)
     replicated = replicated_of(e)
     yield Line(path=f"dp_comm/replicated_weights/{_sent_call(e, replicated).leaf}",
                exposed_s=float(e.step.replicated_s), recipe=lambda: _sent_recipe(e, [replicated]))  # fmt: skip
 
 
-def _one_layer_line(e: Evaluation, name: str, sent: list[Sent], seconds: Num, links: Num) -> Line:
-    """The collectives of one layer, from which the exposed time follows."""
-    return Line(path=f"dp_comm/{name}/one_layer/{_sent_call(e, sent[0]).leaf}", part_s=float(seconds),
+def _part_line(e: Evaluation, name: str, sent: list[Sent], seconds: Num, links: Num) -> Line:
+    """Collectives of a layer or an end, from which the exposed time follows."""
+    return Line(path=f"dp_comm/{name}/{_sent_call(e, sent[0]).leaf}", part_s=float(seconds),
                 recipe=lambda: _sent_recipe(e, sent, framework_factor=links))  # fmt: skip
 
 
-def _layerwise_recipe(e: Evaluation, traffic: LayerwiseTraffic, part: Num, ends: tuple[list[Sent], Num] | None) -> Made:
-    """What runs behind the computation of layers: as far as it hides, and what could but does not; then the ends."""
-    one = {"one_layer_s": traffic.one_layer_s, "layers": traffic.layers, "behind_s": traffic.behind_s}
-    each = ((one, 1.0 - traffic.exposed_share), (one | {"behind_s": 0.0}, traffic.exposed_share))
-    calls = [
-        called(LAYERWISE, arguments, times_per_step=traffic.times, share_of_traffic=part, share_of_time=share)
+def _layerwise_recipe(traffic: LayerwiseTraffic, part: Num) -> Made:
+    """What runs behind the computation of layers: as far as it hides, and what could but does not."""
+    hiding = traffic.hiding
+    each = ((hiding.arguments, 1.0 - traffic.exposed_share), (hiding.shown, traffic.exposed_share))
+    function = f"data_parallel.{hiding.formula.__name__}"
+    return [
+        called(function, arguments, times_per_step=traffic.times, share_of_traffic=part, share_of_time=share)
         for arguments, share in each if share
-    ]  # fmt: skip
-    if ends is None:
-        return calls, ""
-    further, basis = _sent_recipe(e, ends[0], times_per_step=ends[1], framework_factor=e.job.framework.data_links)
-    return [*calls, *further], basis
+    ], ""  # fmt: skip
 
 
 def _sent_call(e: Evaluation, one: Sent) -> TransferCall:
@@ -225,8 +226,7 @@ def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
     yield Line(
         path=f"pp_comm/{leaf(STAGE_LINK)}", exposed_s=float(step.pipeline_comm_s),
         hidden_s=float(messages * step.stage_link_s - step.pipeline_comm_s),
-        recipe=known(STAGE_LINK, link, basis, times_per_step=messages, framework_factor=factor,
-                     exposed_share=1.0 - inputs.hides_stages),
+        recipe=known(STAGE_LINK, link, basis, times_per_step=step.waited_messages, framework_factor=factor),
     )  # fmt: skip
     bubble, name = bubble_arguments(inputs, step.stage), "zero_bubble_s"
     if e.job.schedule not in ZERO_BUBBLE:

@@ -25,6 +25,22 @@ Group = tuple[Num, Num]
 """Ranks of a group, and how many of them are in each fast domain."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Time of a kind of collective."""
+
+    one_layer_s: Num
+    bucket: Num
+    """Layers that travel as one message."""
+    shown_end_s: Num
+    """Of the end that nothing is left to hide, the embedding; below of the other, the head."""
+    hidden_end_s: Num
+
+    def times(self, factor: Num) -> Sums:
+        """All of it so many times as long."""
+        return Sums(self.one_layer_s * factor, self.bucket, self.shown_end_s * factor, self.hidden_end_s * factor)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """Collectives over the data-parallel group on the first stage, on free links.
@@ -34,15 +50,16 @@ class Traffic:
     first stage gathers are needed first.
     """
 
-    reduce_s: Num
-    """Reduction of the gradients of one layer."""
-    gather_s: Num
-    """Gathering of the weights of one layer (0 where every rank keeps them whole)."""
-    gather_again_s: Num
-    """Its repetition for the backward pass (ZeRO-3)."""
-    reduce_ends_s: Num
-    """Reduction of the gradients of embedding and head; likewise the gathering of their weights."""
-    gather_ends_s: Num
+    reduce: Sums
+    """Reductions of gradients over the ranks that share weights, or hold the same."""
+    replicas_s: Num
+    """Sum of the shards of a layer over their replicas."""
+    gather: Sums
+    """Gathering of weights (0 where every rank keeps them whole)."""
+    zero: Num
+    """ZeRO stage."""
+    chunks: Num
+    """Virtual stages of a device."""
     reductions: Num
     """Times per step that gradients are reduced; likewise weights gathered."""
     gathers: Num
@@ -50,14 +67,21 @@ class Traffic:
 
 def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
-    shared, zero, micro_batches = shared_of(planned), planned.plans.zero, planned.micro_batches
-    gather_s = sent_s(machine, shared.gather)
+    shared, plans = shared_of(planned), planned.plans
     return Traffic(
-        reduce_s=sent_s(machine, shared.reduce), gather_s=gather_s,
-        gather_again_s=where(zero >= 3, 1.0, 0.0) * gather_s,
-        reduce_ends_s=sent_s(machine, shared.reduce_ends), gather_ends_s=sent_s(machine, shared.gather_ends),
-        reductions=where(zero >= 2, micro_batches, 1.0), gathers=where(zero >= 3, micro_batches, 1.0),
+        reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
+        gather=_sums(machine, shared.gather, shared.gather_ends), zero=plans.zero,
+        chunks=plans.vpp if planned.method.calibrated else 1,
+        reductions=where(plans.zero >= 2, planned.micro_batches, 1.0),
+        gathers=where(plans.zero >= 3, planned.micro_batches, 1.0),
     )  # fmt: skip
+
+
+def _sums(machine: Machine, layer: list[Sent], ends: Ends) -> Sums:
+    one_layer_s, messages_s = sent_s(machine, layer), sent_s(machine, [one.whole for one in layer])
+    bucket = messages_s / where(one_layer_s > 0, one_layer_s, 1.0)
+    shown_s, hidden_s = sent_s(machine, ends.shown), sent_s(machine, ends.hidden)
+    return Sums(one_layer_s, maximum(bucket, 1.0), shown_s, hidden_s)
 
 
 class Sent(NamedTuple):
@@ -69,16 +93,31 @@ class Sent(NamedTuple):
     senders: Num | None = None
     """Ranks of a domain whose NICs carry what leaves it; None: all."""
     times: Num = 1.0
+    layers: Num = 1.0
+    """Layers whose parts it carries."""
+
+    @property
+    def whole(self) -> Sent:
+        """Once, for all layers whose parts it carries."""
+        return self._replace(times=self.times * self.layers)
+
+
+class Ends(NamedTuple):
+    """Collectives of embedding and head: of what nothing is left to hide, and of what is ready before the layers."""
+
+    shown: list[Sent]
+    hidden: list[Sent]
 
 
 class Shared(NamedTuple):
     """Collectives over the data-parallel group."""
 
     reduce: list[Sent]
-    """Of the gradients of one layer; below likewise of its weights, and of both of embedding and head."""
+    """Of the gradients of one layer; below of their shards over replicas, of its weights, and of embedding and head."""
+    replicas: list[Sent]
     gather: list[Sent]
-    reduce_ends: list[Sent]
-    gather_ends: list[Sent]
+    reduce_ends: Ends
+    gather_ends: Ends
 
 
 def sent_s(machine: Machine, sent: list[Sent]) -> Num:
@@ -91,28 +130,47 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
 
 def shared_of(planned: PlannedJob) -> Shared:
     """The collectives of :func:`traffic_of`; those of a layer are its share of a bucket, but for ZeRO-3."""
-    job, plans, sizes, stage = planned.job, planned.plans, planned.sizes, stage_parts(planned, "first")
+    plans, sizes, stage = planned.plans, planned.sizes, stage_parts(planned, "first")
     pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, planned.strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group_of(plans, ("edp",))))
+    together = _ends_together(planned)
 
-    def ends(name: str) -> Num:
-        total: Num = getattr(sizes.first, name) * stage.first + getattr(sizes.last, name) * stage.last
+    def shown(name: str) -> Num:
+        total: Num = getattr(sizes.first, name) * stage.first + together * getattr(sizes.last, name) * stage.last
         return total
+
+    def hidden(name: str) -> Num:
+        size: Num = (1.0 - together) * getattr(sizes.last, name) * stage.last
+        return size
 
     def layer(name: str) -> Num:
         size: Num = getattr(sizes.layer, name)
         return size
 
-    def each(sent: Callable[[Job, Plans, Pool, Size], list[Sent]], size: Size) -> list[Sent]:
-        return [one for pool in pools for one in sent(job, plans, pool, size)]
+    def each(sent: Sender, size: Size) -> list[Sent]:
+        return [one for pool in pools for one in sent(planned.job, plans, pool, size)]
 
-    def bucketed(sent: Callable[[Job, Plans, Pool, Size], list[Sent]]) -> list[Sent]:
+    def bucketed(sent: Sender) -> list[Sent]:
         if not planned.method.calibrated:
             return each(sent, layer)
-        return [one for pool in pools for one in _in_buckets(sent(job, plans, pool, layer), pool, plans, layer, stage)]
+        found = [(pool, sent(planned.job, plans, pool, layer)) for pool in pools]
+        return [one for pool, some in found for one in _in_buckets(some, pool, plans, layer, stage)]
 
-    return Shared(bucketed(_reductions), bucketed(_gathers), each(_reductions, ends), each(_gathers, ends))
+    def both(size: Size) -> list[Sent]:
+        return [*each(_reductions, size), *each(_over_replicas, size)]
+
+    return Shared(
+        reduce=bucketed(_reductions), replicas=bucketed(_over_replicas), gather=bucketed(_gathers),
+        reduce_ends=Ends(both(shown), both(hidden)), gather_ends=Ends(each(_gathers, shown), each(_gathers, hidden)),
+    )  # fmt: skip
+
+
+def _ends_together(planned: PlannedJob) -> Num:
+    """1 where embedding and head are one message, with nothing to hide behind."""
+    if not planned.method.calibrated:
+        return 1.0
+    return where(planned.plans.zero >= 3, 1.0, 0.0) if planned.job.root_unit else 0.0
 
 
 class Pool(NamedTuple):
@@ -125,22 +183,36 @@ class Pool(NamedTuple):
 
 Size = Callable[[str], Num]
 """Bytes or parameters of a pool by the name of their sum."""
+Sender = Callable[[Job, Plans, Pool, Size], list[Sent]]
+"""Collectives of a pool for so many bytes or parameters."""
 
 
 def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: StageParts) -> list[Sent]:
     """A layer's part of messages of several layers."""
     layers = layers_per_bucket(size(pool.weights), pool.group[0], stage.layers)
     layers = where(plans.zero >= 3, 1.0, layers)
-    return [one._replace(size_bytes=one.size_bytes * layers, times=one.times / layers) for one in sent]
+    return [one._replace(size_bytes=one.size_bytes * layers, times=one.times / layers, layers=layers) for one in sent]
 
 
 def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
-    """Reduction of gradients: each shard on its ranks, then over the replicas of the shards."""
+    """Reduction of gradients, each shard on its ranks."""
     size_bytes, group = size(pool.weights) * job.gradient_bytes, pool.group
-    if not isinstance(plans.shard, np.ndarray) and not plans.shard:
+    if not _has_replicas(plans):
         return _reduced(plans, size_bytes, group, _senders(job, plans, group))
-    shards, copies = _shards(plans, group)
-    return [*_reduced(plans, size_bytes, shards), Sent("all_reduce", size_bytes / shards[0], copies)]
+    return _reduced(plans, size_bytes, _shards(plans, group)[0])
+
+
+def _over_replicas(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
+    """Sum of the shards of gradients over their replicas."""
+    if not _has_replicas(plans):
+        return []
+    shards, copies = _shards(plans, pool.group)
+    return [Sent("all_reduce", size(pool.weights) * job.gradient_bytes / shards[0], copies)]
+
+
+def _has_replicas(plans: Plans) -> bool:
+    """Whether any plan shares out over a part of the replicas only."""
+    return isinstance(plans.shard, np.ndarray) or bool(plans.shard)
 
 
 def _reduced(plans: Plans, size_bytes: Num, group: Group, senders: Num | None = None) -> list[Sent]:
@@ -158,7 +230,7 @@ def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     group, gathered = pool.group, where(plans.zero >= 1, 1.0, 0.0)
     size_bytes = size(pool.weights) * job.precision.element_bytes
     size_bytes = size_bytes + size(pool.frozen) * where(plans.zero >= 3, 1.0, 0.0)
-    if not isinstance(plans.shard, np.ndarray) and not plans.shard:
+    if not _has_replicas(plans):
         return [Sent("all_gather", size_bytes, group, _senders(job, plans, group), gathered)]
     return [Sent("all_gather", size_bytes, _shards(plans, group)[0], times=gathered)]
 

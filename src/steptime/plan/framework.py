@@ -191,6 +191,9 @@ class Habits:
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces travels over one ring, and so over one NIC of each node."""
 
+    root_unit: bool = False
+    """ZeRO-3 gathers embedding and head before all layers and reduces them after all, as one unit (FSDP1)."""
+
     separate_masking: bool = False
     """Where attention is not fused, scores are scaled and masked by kernels of their own before the softmax."""
 
@@ -286,9 +289,10 @@ HABITS: Mapping[str, Habits] = {
     ),
     "fms-fsdp": replace(
         _FULLY_SHARDED, within_node=True, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY, selective="full",
+        root_unit=True,
     ),
     "automodel": replace(_FULLY_SHARDED, kernel="sdpa", exchange_once=True, **_OPERATORS),
-    "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY),
+    "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY, root_unit=True),
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
     "ddp": Habits(separate_masking=True, zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY),
@@ -320,7 +324,9 @@ ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without
 or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp, and takes hsdp, shards within a node
 (`train_config` in its fms_fsdp/config/training.py); torchtitan shards over all ranks (`data_parallel_replicate_degree`
 1, `data_parallel_shard_degree` -1 in its config), as do PyTorch's FSDP (FULL_SHARD) and DeepSpeed. PyTorch's DDP keeps
-a whole copy on every rank. torchtune has `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over
+a whole copy on every rank. What is in no wrapped block stays with FSDP1's root unit (`FullyShardedDataParallel`, as
+fms-fsdp and Composer use it), gathered first and reduced last; FSDP2's users wrap embedding and head too. torchtune
+has `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over
 `ici_fsdp_parallelism` (-1, the rest of the devices, by default), or the states alone (`shard_optimizer_over_data`);
 paxml likewise over its data axis. Megatron-LM of 2021 had neither its distributed optimiser nor context and expert
 ranks; later `--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim,

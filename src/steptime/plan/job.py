@@ -177,6 +177,8 @@ class Job:
     copy does."""
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces over the data-parallel ranks leaves a node by one NIC; else by those of all."""
+    root_unit: bool = False
+    """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each beside the layers."""
     separate_masking: bool = False
     """Unfused attention scales and masks its scores by kernels of their own; else the softmax does both."""
     gradient_dtype: str | None = None
@@ -202,7 +204,8 @@ def with_habits(job: Job, framework: str) -> Job:
     habits = habits_of(framework)
     return replace(
         job, context=habits.context, scattered_messages=habits.scattered_messages, exchange_once=habits.exchange_once,
-        single_ring=habits.single_ring, separate_masking=habits.separate_masking, memory=memory_profile_of(framework),
+        single_ring=habits.single_ring, root_unit=habits.root_unit, separate_masking=habits.separate_masking,
+        memory=memory_profile_of(framework),
         overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )  # fmt: skip

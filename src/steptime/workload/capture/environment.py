@@ -55,15 +55,16 @@ def capturing(
 
 
 class Fakes(FakeTensorMode):
-    """Fake tensors that look up what an operator gave for such tensors before, where it has one result.
+    """Fake tensors that look up what an operator gave for such tensors before, where it has one new result.
 
     Of several, a look-up may forget that two share a storage.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on fake tensors."""
-        returns = func._schema.returns
-        self.cache_enabled = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
+        schema = func._schema
+        one = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.TensorType)
+        self.cache_enabled = one and not schema.is_mutable
         return super().dispatch(func, types, args, kwargs)
 
 
