@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.study.measured import MeasuredRun, ScoredRun, folds, runs_of, summary
+from steptime.study.measured import MeasuredRun, ScoredRun, aggregate, folds, runs_of, summary
 from steptime.study.measured.aggregate import (
     GROUPINGS,
     coverage_interval,
@@ -141,6 +141,24 @@ def test_coverage_interval_draws_sources():
     assert coverage_interval(even) == (0.5, 0.5)
     assert coverage_interval(timed(*good)) is None
     assert coverage_interval(timed(*good, *bad), seed=3) == coverage_interval(timed(*good, *bad), seed=3)
+
+
+@pytest.mark.parametrize("most", [1, 8, 100, 1 << 20])
+def test_coverage_interval_of_draws_in_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """However many sources are drawn at a time, the interval is the same; no array holds more, but for one draw."""
+    rows = timed(*[(f"s{i}", 10.0 if i % 3 else 20.0) for i in range(40)], *[("s0", 10.0)] * 7)
+    whole = coverage_interval(rows, draws=300)
+    sizes = []
+
+    class Recorded(np.random.Generator):
+        def integers(self, *args, size, **options):
+            sizes.append(size[0] * size[1])
+            return super().integers(*args, size=size, **options)
+
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: Recorded(np.random.PCG64(seed)))
+    monkeypatch.setattr(aggregate, "DRAWN", most)
+    assert coverage_interval(rows, draws=300) == whole is not None
+    assert sum(sizes) == 300 * 40 and max(sizes) <= max(most, 40)
 
 
 def test_folds_keep_groups_together():

@@ -23,6 +23,8 @@ LEAST_ROWS: Final = 10
 """Rows that a source needs to count in the mean over sources."""
 DOMINANT: Final = 0.4
 """Share of all rows from which a source is also left out to see the others."""
+DRAWN: Final = 1 << 20
+"""Sources that are drawn again at a time, or those of one draw where they are more: it bounds memory, not results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,15 @@ def rank_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
     }
 
 
+def covered(scored: Sequence[ScoredRun]) -> dict[str, list[bool]]:
+    """Whether each measured time lies in its band, by source; runs without a band are left out."""
+    inside: dict[str, list[bool]] = {}
+    for s in timed(scored):
+        if math.isfinite(s.low_s) and math.isfinite(s.high_s) and s.run.step_time_s:
+            inside.setdefault(s.run.source_key, []).append(s.low_s <= s.run.step_time_s <= s.high_s)
+    return inside
+
+
 def coverage_interval(
     scored: Sequence[ScoredRun], *, level: float = 0.9, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float] | None:
@@ -162,15 +173,16 @@ def coverage_interval(
     Returns:
         Lower and upper end, or None with fewer than two sources with bands.
     """
-    inside: dict[str, list[bool]] = {}
-    for s in timed(scored):
-        if math.isfinite(s.low_s) and math.isfinite(s.high_s) and s.run.step_time_s:
-            inside.setdefault(s.run.source_key, []).append(s.low_s <= s.run.step_time_s <= s.high_s)
+    inside = covered(scored)
     if len(inside) < 2:
         return None
     hits, rows = (np.array([f(own) for own in inside.values()], np.float64) for f in (sum, len))
-    picks = np.random.default_rng(seed).integers(len(hits), size=(draws, len(hits)))
-    shares = hits[picks].sum(axis=1) / rows[picks].sum(axis=1)
+    generator, at_once = np.random.default_rng(seed), max(DRAWN // len(hits), 1)
+    shares = np.empty(draws)
+    for start in range(0, draws, at_once):
+        part = shares[start : start + at_once]
+        picks = generator.integers(len(hits), size=(len(part), len(hits)))
+        part[:] = hits[picks].sum(axis=1) / rows[picks].sum(axis=1)
     low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.study.measured import ScoredRun
-from steptime.study.measured.aggregate import timed
+from steptime.study.measured.aggregate import covered, timed
 from steptime.surface.report.scoreboard import FIGURES
 from steptime.surface.scoreboard import UNSEEN, Board
 
@@ -87,10 +87,7 @@ def _residuals(axes: Any, scored: Sequence[ScoredRun]) -> None:
 
 
 def _coverage(axes: Any, scored: Sequence[ScoredRun]) -> None:
-    inside: dict[str, list[bool]] = {}
-    for s in scored:
-        if s.run.step_time_s and np.isfinite(s.low_s):
-            inside.setdefault(s.run.source_key, []).append(s.low_s <= s.run.step_time_s <= s.high_s)
+    inside = covered(scored)
     kept = sorted((k for k, v in inside.items() if len(v) >= LEAST_ROWS), key=lambda k: float(np.mean(inside[k])))
     shares = [100 * float(np.mean(inside[k])) for k in kept]
     axes.barh([f"{k} ({len(inside[k])})" for k in kept], shares, color=COLOUR)
