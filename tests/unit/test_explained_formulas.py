@@ -30,6 +30,30 @@ def test_every_argument_that_a_docstring_equals_to_a_symbol_has_it(function: str
     assert stated <= set(formula_of(function).symbols)
 
 
+PLAIN = ("fabric_of", "link_share", "short_chains", "exchange_of", "residual_table")
+"""Functions that look something up; their arguments are no numbers of a formula."""
+
+
+def told(function: str, seen: frozenset[str] = frozenset()) -> str:
+    """What the docstrings of a function, of its module and of the functions that it names say, without examples."""
+    module = importlib.import_module(f"steptime.cost.{function.rpartition('.')[0]}")
+    doc = (inspect.getdoc(getattr(module, function.rpartition(".")[2])) or "").partition(">>> ")[0]
+    others = {one for name in re.findall(r"`(?:[\w.]+\.)?(\w+)`", doc) for one in FUNCTIONS if one.endswith(f".{name}")}
+    further = [told(other, seen | {function}) for other in sorted(others - seen - {function})]
+    return "\n".join([doc, inspect.getdoc(module) or "", *further])
+
+
+@pytest.mark.parametrize("function", [one for one in FUNCTIONS if one.rpartition(".")[2] not in PLAIN])
+def test_every_argument_is_named_in_a_docstring(function: str) -> None:
+    module, _, name = function.rpartition(".")
+    found, text = getattr(importlib.import_module(f"steptime.cost.{module}"), name), told(function)
+    unnamed = [
+        each for each in inspect.signature(found).parameters
+        if not re.search(rf"`{each}`|\$[^$]*\b{each}\b[^$]*\$|^\s*{each}: ", text, re.MULTILINE)
+    ]  # fmt: skip
+    assert not unnamed
+
+
 def test_a_wrapped_symbol_is_the_one_that_is_filled_in() -> None:
     assert formula_of("pipeline.pipeline_bubble_s").symbols["slowest_stage_s"] == "t_max"
 

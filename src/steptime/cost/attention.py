@@ -1,7 +1,9 @@
 """Work, traffic and kept bytes of the attention core (between the qkv and the output projection).
 
 Symbols: $P$ = `pairs` = number of (query, key) pairs over all local heads and sequences, $R$ = `rows` = number of
-query rows over all local heads, $C$ = `keys` = number of key rows seen over all local query heads, $q$ = `head_dim`.
+query rows over all local heads, $C$ = `keys` = number of key rows seen over all local query heads, $C'$ = `kv_rows` =
+key rows over the local key heads, $q$ = `head_dim`, $E$ = `element_bytes`; $a$ = `accumulate` as in `matmul_flops` and
+$d$ = `dropout`, 1 with dropout on the probabilities, else 0.
 Without a mask $P$ = batch x heads x queries x keys; a causal mask halves it (see `causal_pairs`).
 """
 

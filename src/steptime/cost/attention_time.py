@@ -108,7 +108,9 @@ def tiled_attention_s(
     `fill_keys` for the start and the end of a block. $f$ = `pair_flops` on the matrix units (peak $R_m$, share
     $\varepsilon$ = `efficiency`) and $v$ = `softmax_flops` on the vector units (peak $R_v$) do not overlap within a
     pair; $M$ = `moved_bytes`; $p$ = `overlap` (1: none); $n_s$ = `serial_passes` counts kernels beside the
-    attention itself (rotary embedding, writing the cache) in units of its traffic; $\tau$ = `launch_s`.
+    attention itself (rotary embedding, writing the cache) in units of its traffic; $\tau$ = `launch_s`. $R_m$ =
+    `matrix_flops_per_s`, $R_v$ = `vector_flops_per_s` and $\beta$ = `memory_Bps` are rates of the datasheet, $\eta$ =
+    `memory_efficiency`. The `kv_heads` say how many query heads share tiles, as far as `packing` (`packed_share`).
 
     Source: FlashAttention-2, arXiv 2307.08691; FlashAttention-3, arXiv 2407.08608 (softmax beside the products).
 
@@ -130,6 +132,8 @@ def tiled_attention_s(
 def attention_pair_flops(qk_dim: Num, v_dim: Num) -> Num:
     r"""Matrix operations of one (query, key) pair, forward: $f = 2 (d_{qk} + d_v)$.
 
+    where $d_{qk}$ = `qk_dim` and $d_v$ = `v_dim` are the dims of a head.
+
     Source: `steptime.cost.attention.fused_attention_flops` per pair.
 
     >>> attention_pair_flops(128, 128)
@@ -140,6 +144,8 @@ def attention_pair_flops(qk_dim: Num, v_dim: Num) -> Num:
 
 def attention_backward_pair_flops(qk_dim: Num, v_dim: Num) -> Num:
     r"""Matrix operations of one pair, backward: $f = 2 (3 d_{qk} + 2 d_v)$ (scores again, $dA, dV, dQ, dK$).
+
+    Symbols as in `attention_pair_flops`.
 
     Source: `steptime.cost.attention.fused_attention_backward_flops` per pair.
 
@@ -165,6 +171,8 @@ def attention_backward_bytes(forward_bytes: Num) -> Num:
 def seen_keys(queries: Num, keys: Num, window: Num) -> Num:
     r"""Keys that are read at all: $\min(s_k, w + s_q)$ with a window, else $s_k$.
 
+    where $s_q$ = `queries`, $s_k$ = `keys` and $w$ = `window` (0: none).
+
     Source: definition.
 
     >>> seen_keys(1, 4096, 128), seen_keys(1, 4096, 0)
@@ -180,8 +188,8 @@ def attention_bytes(
 
     $$M = b\,D\,(h\,s_q\,E + h_k\,s_k\,E_k)$$
 
-    where $D$ = `width` = $d_{qk} + d_v$, $h$ = `heads`, $h_k$ = `kv_heads`, $E$ = `element_bytes` of queries and
-    outputs, $E_k$ = `kv_bytes` of keys and values, and $s_k$ = `keys` those of `seen_keys`.
+    where $b$ = `batch`, $D$ = `width` = $d_{qk} + d_v$, $h$ = `heads`, $h_k$ = `kv_heads`, $E$ = `element_bytes` of
+    queries and outputs, $E_k$ = `kv_bytes` of keys and values, and $s_k$ = `keys` those of `seen_keys`.
 
     Source: as `steptime.cost.attention.fused_attention_bytes` without the statistics.
 
@@ -223,11 +231,11 @@ def attention_decode_s(
       t_c = \frac{2\,U D\,k\,\max(g, g_0)}{\mu R_m}\,\omega$$
 
     $U$ = batch x `kv_heads` readers see $k$ keys, with a window $w$ at most $w$ and `window_keys` of them, $D$ =
-    `width` = $d_{qk} + d_v$, $E$ = `kv_bytes`, $Q$ the queries and outputs (2 bytes). A reader is split over
-    $n_s = S/U$ blocks while a block keeps `chunk_keys` keys; a block costs $k_0$ = `fill_keys` more, and $\omega$ is
+    `width` = $d_{qk} + d_v$, $E$ = `kv_bytes`, $Q$ the queries and outputs (2 bytes). A reader is split over $n_s =
+    S/U$ blocks while a block keeps `chunk_keys` keys; a block costs $k_0$ = `fill_keys` more, and $\omega$ is
     `wave_factor` of all blocks with `tail`. $\beta'$ is `cached_Bps` of $U D E\,k + Q$, $\tau$ = `launch_s`, $p$ =
-    `overlap` and $\mu$ = `matrix_efficiency`. A group of $g$ query heads is padded to $g_0$ = `pad_heads`; beyond
-    `group_limit` heads it is read $\rho = 1 + u\,(g - 1)$ times with $u$ = `unshared`.
+    `overlap`, $R_m$ = `matrix_flops_per_s` and $\mu$ = `matrix_efficiency`. A group of $g$ query heads is padded to
+    $g_0$ = `pad_heads`; beyond `group_limit` heads it is read $\rho = 1 + u\,(g - 1)$ times with $u$ = `unshared`.
 
     Source: FlashDecoding (split over keys); definition of the traffic.
 
@@ -286,7 +294,8 @@ def mixed_attention_s(
     $$t = t_\mathrm{prefill} + \frac{(1 + n_s)\,2\,n\,h_k D k}{\eta\beta}$$
 
     where $n$ = `decodes` sequences of $k$ = `decode_keys` keys in 16 bits are read beside what `tiled_attention_s`
-    counts; $n_s$ = `serial_passes`, $\eta$ = `memory_efficiency`.
+    counts: of $h_k$ = `kv_heads` and $D$ = `width` = $d_{qk} + d_v$; $n_s$ = `serial_passes`, $\eta$ =
+    `memory_efficiency`, $\beta$ = `memory_Bps`, and the rest as in `tiled_attention_s`.
 
     Source: sum of both kinds of blocks in one grid.
 

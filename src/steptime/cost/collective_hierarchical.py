@@ -1,4 +1,8 @@
-r"""Paths of collectives that work level by level, or in the switches. Symbols as in `collective_schedules`."""
+r"""Paths of collectives that work level by level, or in the switches.
+
+Symbols: $S$ = `size_bytes` of the whole tensor; $n$ = `ranks`, of which $t$ = `inside` are in each of $N = n/t$
+domains, as in `collective_schedules`.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from steptime.num import Num, ceil_div, floor_div, maximum, soft_maximum, where
 def output_size(size: Num, kernel: Num, stride: Num, padding: Num) -> Num:
     r"""Pixels of one side of the output: $\lfloor (h + 2p - r)/u \rfloor + 1$, at least 1.
 
+    where $h$ = `size` of the input, $p$ = `padding` on both sides, $r$ = `kernel` and $u$ = `stride`, in pixels.
+
     Source: definition.
 
     >>> output_size(224, 7, 2, 3)
@@ -20,7 +22,8 @@ def output_size(size: Num, kernel: Num, stride: Num, padding: Num) -> Num:
 def convolution_flops(batch: Num, pixels: Num, channels_in: Num, channels_out: Num, taps: Num) -> Num:
     r"""Operations of a convolution, or of either of its gradients: $F = 2\,n\,p\,c_i c_o\,t$.
 
-    $n$ = `batch` images, $p$ = `pixels` of an output, $t$ = `taps` = kernel height x width.
+    $n$ = `batch` images, $p$ = `pixels` of an output, $c_i$ = `channels_in`, $c_o$ = `channels_out`, $t$ = `taps` =
+    kernel height x width.
 
     Source: definition.
 
@@ -55,8 +58,10 @@ def convolution_s(
     where $m', n'$ are `rows` and `columns` rounded up to tiles of 32 (what a tile of `tile` loses is in $\omega$),
     $k$ = `depth` and $k_0$ = `start_depth` starts and ends a block, $\omega$ is
     `wave_factor` of the tiles on `sm_count` processors with `tail`, and $w$ = `winograd` where `winograd_taps` is 1
-    (three by three, stride one), else 1. Forward: $m = n_b p$, $n = c_o$, $k = c_i t$; gradient of the data:
-    $n = c_i$, $k = c_o t$; gradient of the weights: $m = c_o$, $n = c_i t$, $k = n_b p$.
+    (three by three, stride one), else 1. $M$ = `moved_bytes`, $R$ = `matrix_flops_per_s`, $\beta$ = `memory_Bps`,
+    $\varepsilon$ = `efficiency`, $\eta$ = `memory_efficiency` and $\tau$ = `launch_s`. Rows are the pixels of all
+    images; forward and for the gradient of the weights (whose blocks share out the pixels) $n = c_o$, $k = c_i t$, for
+    the gradient of the data $n = c_i$, $k = c_o t$, with $c_i, c_o, t$ of `convolution_flops`.
 
     Source: implicit product, cuDNN, arXiv 1410.0759; Winograd, arXiv 1509.09308 (at most 2.25 fewer operations).
 

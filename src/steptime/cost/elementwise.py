@@ -1,6 +1,7 @@
 """Work and traffic of operators that touch each element a few times.
 
-Symbols: $x$ = `elements` of the local activation, $E$ = `element_bytes`, $M$ = `mask_bytes` of one dropout flag.
+Symbols: $x$ = `elements` of the local activation, in $r$ = `rows` of $w$ = `width`, $E$ = `element_bytes`, $M$ =
+`mask_bytes` of one dropout flag.
 FLOP counts are vector operations; they matter only where the vector rate, not the memory, is the limit.
 """
 

@@ -56,6 +56,8 @@ def exchange_of(coefficients: Mapping[str, object], way: str) -> Exchange:
 def row_bytes(hidden: Num, *, eight_bit: bool) -> Num:
     r"""Bytes of one token on the wire: $2h$ in bf16; in 8 bits $h + 4h/128$ with its scales, and a header.
 
+    where $h$ = `hidden`, and `eight_bit` says which.
+
     >>> row_bytes(7168, eight_bit=True), row_bytes(7168, eight_bit=False)
     (7408.0, 14336.0)
     """

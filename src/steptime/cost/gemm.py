@@ -101,11 +101,11 @@ def gemm_memory_s(
     $$t_m = \big(1 - h (1 - \gamma)\big) \frac{A + B + \kappa C}{\eta_m \beta}, \quad
         h = \frac{1}{1 + \big((\rho B + A + C)/L\big)^8}$$
 
-    where $A$, $B$, $C$ are the bytes of left operand, right operand and result (elements of `a_bytes`, `b_bytes`,
-    `out_bytes`), $\beta$ = `memory_Bps`, $\eta_m$ = `memory_efficiency`, $\kappa$ = `output_cost` (a byte written
-    against a byte read), $\gamma$ = `cached_cost` (time of a byte from the last-level cache of $L$ = `l2_bytes`
-    against one from memory) and $\rho$ = `cache_copies`, how many weights of this size pass between two uses of
-    the same. $L = 0$ gives the time with cold caches.
+    where $A$, $B$, $C$ are the bytes of left operand, right operand and result (of `batch` products `m` x `k` by `k` x
+    `n`, elements of `a_bytes`, `b_bytes`, `out_bytes`), $\beta$ = `memory_Bps`, $\eta_m$ = `memory_efficiency`,
+    $\kappa$ = `output_cost` (a byte written against a byte read), $\gamma$ = `cached_cost` (time of a byte from the
+    last-level cache of $L$ = `l2_bytes` against one from memory) and $\rho$ = `cache_copies`, how many weights of this
+    size pass between two uses of the same. $L = 0$ gives the time with cold caches.
 
     Source: this model; benchmarks rotate a few copies of the weights.
 
@@ -123,7 +123,8 @@ def knee_s(compute_s: Num, memory_s: Num, overlap: Num, overlap_per_s: Num) -> N
 
     $$t = (t_c^p + t_m^p)^{1/p}, \quad p = p_0 + p_1 t_m$$
 
-    where $p_0$ = `overlap` and $p_1$ = `overlap_per_s` (1/s): long products overlap better than short ones.
+    where $t_c$ = `compute_s`, $t_m$ = `memory_s`, $p_0$ = `overlap` and $p_1$ = `overlap_per_s` (1/s): long products
+    overlap better than short ones.
 
     Source: p-norm roofline.
 

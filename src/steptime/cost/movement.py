@@ -1,4 +1,7 @@
-"""Traffic of operators that move tensors: look-ups, scatters, fills, sorts."""
+"""Traffic of operators that move tensors: look-ups, scatters, fills, sorts.
+
+Symbols: $M_r$ = `read_bytes`, $M_w$ = `written_bytes`, $M_i$ = `index_bytes`.
+"""
 
 from __future__ import annotations
 

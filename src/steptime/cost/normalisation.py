@@ -1,4 +1,7 @@
-"""Work and traffic of norms over a batch."""
+"""Work and traffic of norms over a batch.
+
+Symbols: $x$ = `elements` of the activation, $c$ = `channels`, $E$ = `element_bytes`.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 def adam_flops(elements: Num) -> Num:
     r"""Vector operations of a step of Adam: $F = 13x$ (two averages 6, corrections 2, root, division, step, decay 2).
 
+    where $x$ = `elements` are the parameters of the step.
+
     Source: count of operations, Kingma and Ba, arXiv 1412.6980, algorithm 1; Loshchilov and Hutter, arXiv 1711.05101.
 
     >>> adam_flops(2)

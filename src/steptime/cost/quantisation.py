@@ -25,7 +25,8 @@ LEAST_STATE_ELEMENTS = 4096
 def groups_of(elements: Num, group: Num) -> Num:
     r"""Groups with a scale of their own: $n = \lceil N / g \rceil$.
 
-    where $N$ = `elements` and $g$ = elements of a group: all of them (per tensor), those of a channel, or fewer.
+    where $N$ = `elements` and $g$ = `group` = elements that share a scale: all of them (per tensor), those of a
+    channel, or fewer.
 
     Source: definition.
 
@@ -88,7 +89,9 @@ def doubly_quantised_element_bytes(
 
 
 def nf4_element_bytes() -> float:
-    """Bytes of a weight in NF4 with double quantisation; see :func:`doubly_quantised_element_bytes`.
+    """Bytes of a weight in NF4 with double quantisation: :func:`doubly_quantised_element_bytes` of 4 bits.
+
+    Source: QLoRA, Dettmers et al., arXiv 2305.14314, section 3.
 
     >>> nf4_element_bytes()
     0.515869140625
@@ -97,7 +100,9 @@ def nf4_element_bytes() -> float:
 
 
 def nvfp4_element_bytes() -> float:
-    """Bytes of an element in NVFP4: 4 bits, and one byte of scale for 16 of them; see :func:`element_bytes`.
+    """Bytes of an element in NVFP4: 4 bits, and one byte of scale for 16 of them (:func:`element_bytes`).
+
+    Source: NVIDIA, Blackwell architecture.
 
     >>> nvfp4_element_bytes()
     0.5625
@@ -121,7 +126,9 @@ def state_8bit_bytes(elements: Num, group: Num = STATE_GROUP) -> Num:
 
 
 def state_8bit_element_bytes(group: Num = STATE_GROUP) -> Num:
-    """Bytes of one element of such a state, in long tensors.
+    r"""Bytes of one element of such a state, in long tensors: $E = 1 + 4/g$ with $g$ = `group`.
+
+    Source: limit of :func:`state_8bit_bytes`.
 
     >>> state_8bit_element_bytes()
     1.015625

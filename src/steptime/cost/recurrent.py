@@ -28,7 +28,8 @@ def recurrent_s(
     where $b$ = `batch`, $g$ = `gates` (1 plain, 3 GRU, 4 LSTM), $x$ = `products` of the weights with the state per
     step (2 with those with the input), $\sigma$ = `step_s` is the latency of one step, small batches fill half of the
     units at $b_0$ = `batch_half`, and $\rho$ = `weight_reuse` is the bandwidth of the weights, which may stay in
-    caches or registers, in units of the memory's, $\beta$.
+    caches or registers, in units of the memory's, $\beta$ = `memory_Bps`; $h$ = `hidden`, $T$ = `steps`, $E$ =
+    `element_bytes`, $R$ = `matrix_flops_per_s`, $\varepsilon$ = `efficiency` and $\tau$ = `launch_s`.
 
     Source: definition of the work; persistent kernels, Diamos et al. 2016.
 
