@@ -29,7 +29,7 @@ def test_a_chain_needs_two_buffers() -> None:
 def test_unequal_neighbours_set_the_size() -> None:
     arena = arena_of(program([(0, 1, 6400), (1, 2, 640), (2, 3, 3200)]))
     assert arena.least_bytes == 6400 + 640
-    assert arena.waste == 0
+    assert arena.size_bytes == arena.least_bytes
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ from steptime.estimate.fabrics import fabric_model
 from steptime.estimate.machine import Machine, curve_constants, machine_of
 from steptime.estimate.memory_kernels import USES, memory_models, memory_timed, streamed
 from steptime.hardware import load_cluster, load_device
-from steptime.hardware.fabric_profile import load_fabric_profile
+from steptime.hardware.fabric_profile import load_fabric_profiles
 from steptime.hardware.profiles import load_profile, profile_names
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
@@ -63,7 +63,8 @@ def test_a_group_between_nodes_says_what_was_carried_over() -> None:
 def test_the_machine_that_was_measured_keeps_its_own_network() -> None:
     own = machine("perlmutter").fabric
     assert own is not None and own.between is not None and not own.between.carried
-    fitted = load_fabric_profile("perlmutter-nccl").coefficients["outer_Bps"]
+    profiles = {profile.name: profile for profile in load_fabric_profiles()}
+    fitted = profiles["perlmutter-nccl"].coefficients["outer_Bps"]
     assert own.fabric.outer_Bps == pytest.approx(tuple(fitted)), "as fitted"
 
 

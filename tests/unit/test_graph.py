@@ -97,7 +97,6 @@ def program() -> Program:
 def test_memory_in_use_by_hand() -> None:
     live = Liveness(program())
     assert live.in_use_bytes.tolist() == [100, 110, 130, 160, 145]
-    assert live.static_bytes == 100
     assert {name: use.tolist() for name, use in live.by_category().items()} == {
         "parameter": [100] * 5,
         "temporary": [0, 10, 10, 0, 0],

@@ -11,8 +11,9 @@ import pytest
 
 from steptime import api
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
-from steptime.surface.formats.huggingface import read_huggingface, supported_model_types
+from steptime.surface.formats.huggingface import read_huggingface
 from steptime.surface.formats.huggingface.keys import UNKNOWN_KEY
+from steptime.surface.formats.huggingface.reader import FAMILIES
 from steptime.surface.models import load_model, read_model
 from steptime.workload import load_catalogue_model, parameter_terms
 
@@ -67,7 +68,7 @@ def test_import_equals_the_catalogue(path: Path) -> None:
 
 def test_fixtures_cover_the_families() -> None:
     known = {read_huggingface(path)[0].family for path in FILES}
-    assert known | COUNTED_BY_HAND == set(supported_model_types()) and not known & COUNTED_BY_HAND
+    assert known | COUNTED_BY_HAND == set(FAMILIES) and not known & COUNTED_BY_HAND
 
 
 def test_every_key_is_used_or_reported(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_unknown_model_type_without_a_near_one_lists_them_all(tmp_path: Path) ->
     with pytest.raises(UnknownNameError) as caught:
         read_huggingface(write(tmp_path, LLAMA | {"model_type": "quixotic"}))
     assert "did you mean" not in str(caught.value) and "steptime profile pkg.module:factory" in str(caught.value)
-    assert set(supported_model_types()) <= set(str(caught.value).partition("supported: ")[2].split(", "))
+    assert set(FAMILIES) <= set(str(caught.value).partition("supported: ")[2].split(", "))
 
 
 def test_unknown_model_type_has_the_nearest(tmp_path: Path) -> None:

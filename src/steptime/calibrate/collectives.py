@@ -17,7 +17,7 @@ from steptime.calibrate.collective_rows import Rows
 from steptime.calibrate.expert_exchange import is_exchange, predict_exchanges
 from steptime.calibrate.score import Predicted
 from steptime.calibrate.table import Table
-from steptime.cost.collective_fabric import Fabric, fabric_of
+from steptime.cost.collective_fabric import fabric_of
 from steptime.errors import UserError, counted
 from steptime.hardware import load_cluster
 from steptime.hardware.fabric_profile import FabricProfile
@@ -327,8 +327,3 @@ def _estimated(device: str, place: str, spans: float) -> tuple[Machine, FabricPr
         link_Bps=inner.link_Bps * inner.links_per_device, outer=True,
     )  # fmt: skip
     return machine, model
-
-
-def fabric(profile: FabricProfile) -> Fabric:
-    """The coefficients of a profile as an argument of `collective_s`."""
-    return fabric_of(profile.coefficients)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, UnknownNameError
+from steptime.errors import FieldError
 from steptime.hardware.checks import count_in, number, refuse_unknown, table_in, text_in
 from steptime.hardware.load import read_toml
 from steptime.hardware.profile import Fitted
 from steptime.hardware.profiles import fitted_in, toml_key, toml_text
-from steptime.hardware.search_path import is_path, named_files
+from steptime.hardware.search_path import named_files
 from steptime.store.files import write_whole
 
 FOLDER: Final = "fabrics"
@@ -48,33 +48,12 @@ class FabricProfile(Fitted):
     """Fields of :class:`steptime.cost.collective_fabric.Fabric`, in SI units."""
 
 
-def fabric_profile_names() -> list[str]:
-    """Names that :func:`load_fabric_profile` knows, in order."""
-    return sorted(named_files(FOLDER))
-
-
-def load_fabric_profile(name_or_path: str | Path) -> FabricProfile:
-    """The fabric profile of that name (in ``fabrics`` of the search path) or file.
-
-    Raises:
-        UnknownNameError: no such profile.
-        InputFileError: the file cannot be read or is not TOML.
-        FieldError: a field is missing, unknown or not allowed.
-
-    >>> load_fabric_profile("h100-sxm-nccl").device
-    'h100-sxm'
-    """
-    text = str(name_or_path)
-    if is_path(text):
-        return read_fabric_profile(Path(text))
-    files = named_files(FOLDER)
-    if text not in files:
-        raise UnknownNameError("fabric profile", text, files)
-    return read_fabric_profile(files[text])
-
-
 def load_fabric_profiles() -> tuple[FabricProfile, ...]:
-    """All profiles of the search path."""
+    """All profiles in ``fabrics`` of the search path, in the order of their names.
+
+    >>> [profile.device for profile in load_fabric_profiles() if profile.name == "h100-sxm-nccl"]
+    ['h100-sxm']
+    """
     files = named_files(FOLDER)
     return tuple(read_fabric_profile(files[name]) for name in sorted(files))
 

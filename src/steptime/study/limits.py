@@ -244,8 +244,6 @@ class MatmulDevice:
     network_Bps: tuple[float, ...]
     """Per network level, both directions together."""
     network_latency_s: tuple[float, ...]
-    level_sizes: tuple[int, ...]
-    """Devices inside each network level but the last, which has no bound."""
     kernel_latency_s: float
 
     @property

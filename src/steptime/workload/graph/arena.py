@@ -21,11 +21,6 @@ class Arena:
     offsets: dict[int, int]
     """Storage -> place in the arena."""
 
-    @property
-    def waste(self) -> float:
-        """Share of the arena beyond the least."""
-        return 1 - self.least_bytes / self.size_bytes if self.size_bytes else 0.0
-
 
 def arena_of(program: Program) -> Arena:
     """Place storages, largest first, at the lowest offset that no storage alive at the same time uses.

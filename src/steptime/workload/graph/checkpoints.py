@@ -80,12 +80,3 @@ def text(tree: Tree) -> str:
     '[0 [1 2]] 3'
     """
     return " ".join(f"[{text(item.items)}]" if isinstance(item, Checkpoint) else str(item) for item in tree)
-
-
-def depth(tree: Tree) -> int:
-    """Largest number of checkpoints inside each other.
-
-    >>> depth((Checkpoint((0, Checkpoint((1, 2)))), 3)), depth((0, 1))
-    (2, 0)
-    """
-    return max((1 + depth(item.items) for item in tree if isinstance(item, Checkpoint)), default=0)

@@ -118,8 +118,3 @@ class Liveness:
         """The peak of each phase that the program has."""
         present: Iterable[Phase] = (p for p in PHASES if any(call.phase == p for call in self.program.calls))
         return {phase: self.peak(phase) for phase in present}
-
-    @property
-    def static_bytes(self) -> int:
-        """Bytes of what was there before the step: parameters, buffers, states, inputs."""
-        return int(self.sizes[self._born == BEFORE].sum())

@@ -66,16 +66,6 @@ class Placement:
     shortage: Shortage | None = None
     """Why it ended early, where the memory did not suffice."""
 
-    @property
-    def fragmentation(self) -> float:
-        r"""Share of the reserved memory that no block uses even at the peak.
-
-        $$1 - \max_t A(t) / \max_t R(t)$$
-
-        where A = bytes of the blocks in use, R = bytes reserved from the driver.
-        """
-        return 1 - self.peak_allocated_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0
-
 
 def place(program: Program, settings: AllocatorSettings | None = None, *, steps: int = 2) -> Placement:
     """Run the allocator through steps of a program.

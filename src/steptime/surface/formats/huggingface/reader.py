@@ -39,11 +39,6 @@ _INNER = ("text_config", "vision_config")
 _INHERITED = ("quantization_config", "tie_word_embeddings")
 
 
-def supported_model_types() -> list[str]:
-    """Every ``model_type`` that can be read, sorted."""
-    return sorted(FAMILIES)
-
-
 def read_huggingface(path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportReport]:
     """A model from a Hugging Face ``config.json``, or from the folder that has one.
 
