@@ -115,10 +115,7 @@ def extrapolated(chosen: list[Truth]) -> None:
 
 def roofline_s(truth: Truth) -> Array:
     """Datasheet roofline, the naive alternative."""
-    shape, device = truth.shape, truth.arguments
-    m, n, k, batch = (shape[name] for name in ("m", "n", "k", "batch"))
-    moved = batch * (m * k * shape["a_bytes"] + k * n * shape["b_bytes"] + m * n * shape["out_bytes"])
-    least: Array = np.maximum(2 * batch * m * n * k / device["peak_flops_per_s"], moved / device["memory_Bps"])
+    least: Array = np.maximum(*truth.datasheet_s)
     return least
 
 

@@ -73,8 +73,7 @@ def data_gradient(table: Table) -> dict[str, Array]:
 
 def weight_gradient(table: Table) -> dict[str, Array]:
     """Outputs x inputs and taps, over pixels (split over blocks as far as that helps: as if the pixels were rows)."""
-    pixels, inward, outward, taps, moved = geometry(table)
-    return _arguments(table, pixels, outward, inward * taps, moved)
+    return forward(table)
 
 
 def _family(name: str, shape: Callable[[Table], Mapping[str, Array]]) -> KernelFamily:

@@ -83,44 +83,55 @@ def fit(
 
     Source: Huber-like loss of scipy, ``soft_l1``.
     """
-    from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-ignore]
-
     held = dict(fixed or {})
     free = [c for c in family.coefficients if c.name not in held and c.low < c.high]
     held |= {c.name: c.start for c in family.coefficients if c.name not in held and c.low >= c.high}
     if len(measured_s) + len(priors or {}) < len(free):
         raise UserError(f"{family.name}: {len(measured_s)} measurements cannot fix {len(free)} coefficients")
+    if not free:
+        return held
     target = np.log(measured_s)
     believed = [(c.name, (priors or {})[c.name]) for c in free if c.name in (priors or {})]
 
-    def residuals(x: Array) -> Array:
-        values = held | {c.name: _value(c, v) for c, v in zip(free, x, strict=True)}
+    def values_at(x: Array) -> dict[str, float]:
+        return held | {c.name: _value(c, v) for c, v in zip(free, x, strict=True)}
+
+    def log_error(values: Mapping[str, float]) -> Array:
         time = np.broadcast_to(np.asarray(family.predict(shape, device, values)), target.shape)
-        data = _soft(np.log(time) - target)
+        error: Array = np.log(time) - target
+        return error
+
+    def residuals(x: Array) -> Array:
+        values = values_at(x)
+        data = _soft(log_error(values))
         prior = [(np.log(values[name]) - np.log(p.value)) / p.spread * LOSS_SCALE for name, p in believed]
         return np.concatenate([data, prior]) if prior else data
 
-    if not free:
-        return held
+    values = values_at(_least(residuals, free, start or {}))
+    if family.left_over is not None:
+        values |= family.left_over(shape, device, -log_error(values))
+    return values
+
+
+def _least(residuals: Callable[[Array], Array], free: Sequence[Coefficient], start: Mapping[str, float]) -> Array:
+    """Coefficients within their bounds, each on its own scale, at which the sum of squares is least."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-ignore]
+
     low = np.array([_scale(c, c.low) for c in free])
     high = np.array([_scale(c, c.high) for c in free])
-    begin = np.array([_scale(c, (start or {}).get(c.name, c.start)) for c in free])
+    begin = np.array([_scale(c, start.get(c.name, c.start)) for c in free])
     margin = 1e-6 * (high - low)
-    begin = np.clip(begin, low + margin, high - margin)
     found = least_squares(
         residuals,
-        begin,
+        np.clip(begin, low + margin, high - margin),
         jac=lambda x: _slopes(residuals, x, high),
         bounds=(low, high),
         max_nfev=80,
         xtol=1e-5,
         ftol=1e-5,
     )
-    values = held | {c.name: _value(c, v) for c, v in zip(free, found.x, strict=True)}
-    if family.left_over is not None:
-        error = target - np.log(np.broadcast_to(np.asarray(family.predict(shape, device, values)), target.shape))
-        values |= family.left_over(shape, device, error)
-    return values
+    best: Array = found.x
+    return best
 
 
 def cross_validated(

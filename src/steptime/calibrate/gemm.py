@@ -190,6 +190,14 @@ class Truth:
         """Device arguments of the formula."""
         return FAMILY.device(self.device, self.dtype)
 
+    @property
+    def datasheet_s(self) -> tuple[Array, Array]:
+        """Time of the arithmetic, and of every operand once through memory, at the rates of the datasheet."""
+        shape, device = self.shape, self.arguments
+        m, n, k, batch = (shape[name] for name in ("m", "n", "k", "batch"))
+        moved = batch * (m * k * shape["a_bytes"] + k * n * shape["b_bytes"] + m * n * shape["out_bytes"])
+        return 2 * batch * m * n * k / device["peak_flops_per_s"], moved / device["memory_Bps"]
+
 
 def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     """Measured shapes by source, device, dtype and timer; devices that the catalogue lacks are left out.
@@ -269,11 +277,8 @@ def _middle(same: list[Truth]) -> Truth:
 
 
 def _slowness(truth: Truth) -> float:
-    shape, device = truth.shape, truth.arguments
-    m, n, k, batch = (shape[name] for name in ("m", "n", "k", "batch"))
-    moved = batch * (m * k * shape["a_bytes"] + k * n * shape["b_bytes"] + m * n * shape["out_bytes"])
-    least = 2 * batch * m * n * k / device["peak_flops_per_s"] + moved / device["memory_Bps"] + 5e-6
-    return float(np.mean(np.log(truth.measured_s / least)))
+    compute_s, memory_s = truth.datasheet_s
+    return float(np.mean(np.log(truth.measured_s / (compute_s + memory_s + 5e-6))))
 
 
 def _by_shape(shape: Mapping[str, Array], seconds: Array) -> tuple[Array, Array]:

@@ -69,8 +69,7 @@ def ring_reduce_scatter_s(
     >>> ring_reduce_scatter_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0)
     0.00875
     """
-    sent_bytes = size_bytes * (ranks - 1) / ranks
-    return ring_transfer_s(sent_bytes, ranks, inside, fast_Bps, slow_Bps, fast_latency_s, slow_latency_s)
+    return ring_all_gather_s(size_bytes, ranks, inside, fast_Bps, slow_Bps, fast_latency_s, slow_latency_s)
 
 
 def ring_all_reduce_s(

@@ -209,15 +209,7 @@ def bruck_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
     >>> bruck_path(9.0, 9, 9).inner_hops
     4
     """
-    domains, rounds = ranks / inside, log2_ceil(ranks)
-    moved = size_bytes * (ranks - 1) / ranks
-    zero = 0.0 * moved
-    return Path(
-        where(domains > 1, 0 * rounds, rounds),
-        where(domains > 1, rounds, 0 * rounds),
-        where(domains > 1, zero, moved),
-        where(domains > 1, inside * moved, zero),
-    )
+    return _far_rounds(log2_ceil(ranks), size_bytes * (ranks - 1) / ranks, ranks / inside, inside)
 
 
 def bruck_all_to_all_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
@@ -230,8 +222,12 @@ def bruck_all_to_all_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
     >>> bruck_all_to_all_path(8.0, 8, 8).inner_bytes
     12.0
     """
-    domains, rounds = ranks / inside, log2_ceil(ranks)
-    moved = size_bytes / 2 * rounds
+    rounds = log2_ceil(ranks)
+    return _far_rounds(rounds, size_bytes / 2 * rounds, ranks / inside, inside)
+
+
+def _far_rounds(rounds: Num, moved: Num, domains: Num, inside: Num) -> Path:
+    """So many rounds in which every rank sends, all within one domain or, of several, all out of it."""
     zero = 0.0 * moved
     return Path(
         where(domains > 1, 0 * rounds, rounds),

@@ -32,9 +32,14 @@ optimiser's step comes when no activations are left; with fused kernels it needs
 LAYERS_TERM = "activations/layers/activation_bytes"
 
 
+def has_shards(plans: Plans) -> bool:
+    """Whether any of the plans may share out over fewer ranks than a group has; single plans without have 0."""
+    return isinstance(plans.shard, np.ndarray) or bool(plans.shard)
+
+
 def sharing_ranks(plans: Plans, ranks: Num) -> Num:
     """Ranks of a group of so many that ZeRO shares out over: all, or those of one replica of the shards."""
-    if not isinstance(plans.shard, np.ndarray) and not plans.shard:
+    if not has_shards(plans):
         return ranks
     return where(plans.shard > 0, minimum(plans.shard, ranks), ranks)
 

@@ -13,7 +13,7 @@ from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, sharing_ranks, stage_parts
+from steptime.estimate.memory import STAGES, StageParts, has_shards, kept_of_layer, sharing_ranks, stage_parts
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.sizes import Sizes
@@ -197,14 +197,14 @@ def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: S
 def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Reduction of gradients, each shard on its ranks."""
     size_bytes, group = size(pool.weights) * job.gradient_bytes, pool.group
-    if not _has_replicas(plans):
+    if not has_shards(plans):
         return _reduced(plans, size_bytes, group, _senders(job, plans, group))
     return _reduced(plans, size_bytes, _shards(plans, group)[0])
 
 
 def _over_replicas(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Sum of the shards of gradients over their replicas."""
-    if not _has_replicas(plans):
+    if not has_shards(plans):
         return []
     shards, copies = _shards(plans, pool.group)
     return [Sent("all_reduce", size(pool.weights) * job.gradient_bytes / shards[0], copies)]
@@ -230,7 +230,7 @@ def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     group, gathered = pool.group, where(plans.zero >= 1, 1.0, 0.0)
     size_bytes = size(pool.weights) * job.precision.element_bytes
     size_bytes = size_bytes + size(pool.frozen) * where(plans.zero >= 3, 1.0, 0.0)
-    if not _has_replicas(plans):
+    if not has_shards(plans):
         return [Sent("all_gather", size_bytes, group, _senders(job, plans, group), gathered)]
     return [Sent("all_gather", size_bytes, _shards(plans, group)[0], times=gathered)]
 

@@ -43,11 +43,10 @@ class NotedLoss:
         """The loss that the module returns, else the sum of its output."""
         from torch.utils import _pytree
 
-        from steptime.workload.capture.loss import own_loss
+        from steptime.workload.capture.loss import given_loss, own_loss
 
         value = own_loss(output)
-        given = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        own = value is given or any(value is leaf for leaf in _pytree.tree_leaves(output))
+        own = value is given_loss(output) or any(value is leaf for leaf in _pytree.tree_leaves(output))
         self.text = OWN_LOSS if own else NO_LOSS
         return value
 

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.calibrate.machine import cluster_file, collectives, profile, ranks, runner
+from steptime.calibrate.machine import MAX_PROCESSES, cluster_file, collectives, profile, ranks, runner
 from steptime.calibrate.machine.collectives import Mesh, RankDiedError
 from steptime.calibrate.machine.host import Host, this_host
 from steptime.calibrate.machine.runner import Bench, Settings
@@ -23,7 +23,6 @@ Progress = Callable[[int, int], None]
 
 _FINISHED: Final = "finished"
 _DTYPES: Final = "dtypes"
-MAX_PROCESSES: Final = 256
 #: Visits of collectives cost about so many visits of operators; only for the progress bar.
 _WEIGHT: Final = 3
 

@@ -41,7 +41,10 @@ from functools import reduce
 from numbers import Real
 from typing import NamedTuple
 
+import numpy as np
+
 from steptime.errors import FieldError
+from steptime.num import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,44 @@ class Chain:
     def base_s(self) -> float:
         """Time of one forward and one backward of every segment: that of a schedule without recomputation."""
         return sum(one.forward_s + one.backward_s for one in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The numbers of a chain of N segments as arrays, in the symbols of this module."""
+
+    x: Array
+    """$x_0 ... x_N$; below $d_0 ... d_N$."""
+    d: Array
+    saved: Array
+    """$s_i$; below $f_i$, $g_i$, $b_i$."""
+    forward: Array
+    saving: Array
+    backward: Array
+    pins: Array
+    """1 where the backward reads the output."""
+    forward_s: Array
+    backward_s: Array
+
+    @property
+    def backward_peak(self) -> Array:
+        r"""Peak of the backward beyond its input: $s_i + d_{i+1} + d_i + b_i$, and $x_{i+1}$ where it reads that."""
+        peak: Array = self.saved + self.d[1:] + self.d[:-1] + self.backward + self.pins * self.x[1:]
+        return peak
+
+
+def columns_of(chain: Chain) -> Columns:
+    """The numbers of a chain, one array for each."""
+    rows = [
+        (one.saved_bytes, one.forward_transient_bytes, one.saving_transient_bytes, one.backward_transient_bytes,
+         one.output_in_backward, one.forward_s, one.backward_s)
+        for one in chain.segments
+    ]  # fmt: skip
+    saved, forward, saving, backward, pins, forward_s, backward_s = np.array(rows, float).T
+    return Columns(
+        x=np.array(chain.boundary_bytes, float), d=np.array(chain.gradient_bytes, float), saved=saved, forward=forward,
+        saving=saving, backward=backward, pins=pins, forward_s=forward_s, backward_s=backward_s,
+    )  # fmt: skip
 
 
 class Kind(StrEnum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from steptime.num import Array
-from steptime.search.rematerialisation.chain import Action, Chain, Kind, Schedule
+from steptime.search.rematerialisation.chain import Action, Chain, Kind, Schedule, columns_of
 
 #: Chains up to this many segments are summed in double precision; longer ones in single, where the times of two
 #: schedules that differ by less than 1e-5 of the whole may be taken for equal.
@@ -42,17 +42,11 @@ class Sizes:
 
 def sizes_of(chain: Chain) -> Sizes:
     """The sizes of a chain in bytes."""
-    x, d = np.array(chain.boundary_bytes, float), np.array(chain.gradient_bytes, float)
-    rows = [
-        (one.saved_bytes, one.forward_transient_bytes, one.saving_transient_bytes, one.backward_transient_bytes,
-         one.output_in_backward)
-        for one in chain.segments
-    ]  # fmt: skip
-    saved, forward, saving, backward, pins = np.array(rows, float).T
-    held = saved + x[1:]
+    one = columns_of(chain)
+    x, held = one.x, one.saved + one.x[1:]
     return Sizes(
-        x=x[:-1], held=held, after=np.append(d[1:-1], 0.0), first=x[1:] + forward, run=x[:-1] + x[1:] + forward,
-        saving=held + saving, backward=saved + d[1:] + d[:-1] + backward + pins * x[1:],
+        x=x[:-1], held=held, after=np.append(one.d[1:-1], 0.0), first=x[1:] + one.forward,
+        run=x[:-1] + x[1:] + one.forward, saving=held + one.saving, backward=one.backward_peak,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from enum import StrEnum
 import numpy as np
 
 from steptime.num import Array
-from steptime.search.rematerialisation.chain import Chain, check_number
+from steptime.search.rematerialisation.chain import Chain, check_number, columns_of
 
 
 class Place(StrEnum):
@@ -97,21 +97,15 @@ class ChainArrays:
 
 def arrays_of(chain: Chain) -> ChainArrays:
     """The peaks of :func:`~steptime.search.rematerialisation.simulate.simulate`, per segment."""
-    n, x, d = len(chain), np.array(chain.boundary_bytes, float), np.array(chain.gradient_bytes, float)
-    rows = [
-        (s.saved_bytes, s.forward_transient_bytes, s.saving_transient_bytes, s.backward_transient_bytes,
-         s.output_in_backward, s.forward_s, s.backward_s)
-        for s in chain.segments
-    ]  # fmt: skip
-    saved, transient, saving, backward, pins, forward_s, backward_s = np.array(rows, float).T
-    saves = x[1:] + saved + saving
-    reads = saved + d[1:] + d[:-1] + backward + pins * x[1:]
-    beside = np.append(d[1:n], x[n])
+    n, one = len(chain), columns_of(chain)
+    x, reads = one.x, one.backward_peak
+    saves = x[1:] + one.saved + one.saving
+    beside = np.append(one.d[1:n], x[n])
     inputs = x[:-1].copy()
     inputs[0] = 0.0
     return ChainArrays(
-        x=inputs, saved=saved, forward_s=forward_s, backward_s=backward_s, start_bytes=float(x[0]),
-        forward=(saves, x[1:] + transient), backward=(reads, np.maximum(reads, saves + beside)),
+        x=inputs, saved=one.saved, forward_s=one.forward_s, backward_s=one.backward_s, start_bytes=float(x[0]),
+        forward=(saves, x[1:] + one.forward), backward=(reads, np.maximum(reads, saves + beside)),
     )  # fmt: skip
 
 

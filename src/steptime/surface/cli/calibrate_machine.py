@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steptime.calibrate.machine import MAX_PROCESSES
 from steptime.surface.cli import options as o
 
 if TYPE_CHECKING:
     from steptime.calibrate.machine.profile import Fitted
     from steptime.calibrate.machine.session import Request
     from steptime.surface.comparison import Comparison
-
-MAX_PROCESSES = 256
 
 
 class Device(StrEnum):

@@ -9,7 +9,18 @@ from typing import Any, Final
 from steptime.errors import counted
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.hardware.profile import Curve
-from steptime.surface.report.text import change, console, error_figures, grid, heading, indented, percent, printable
+from steptime.surface.report.text import (
+    change,
+    console,
+    error_figures,
+    further_groups,
+    grid,
+    heading,
+    indented,
+    largest_groups,
+    percent,
+    printable,
+)
 
 ERRORS: Final = ("median_ape", "mape", "p90_ape", "bias", "coverage90")
 HEAD: Final = ("rows", "median", "mean", "p90", "bias", "in band")
@@ -36,7 +47,7 @@ def print_score(score: Mapping[str, Any]) -> None:
     screen.print(table)
     for name, title in TITLES.items():
         groups = score.get(name, {})
-        shown = sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:MOST]
+        shown = largest_groups(groups, MOST)
         if not shown:
             continue
         heading(screen, title)
@@ -44,8 +55,7 @@ def print_score(score: Mapping[str, Any]) -> None:
         for group, errors in shown:
             table.add_row(printable(group), str(errors["rows"]), *error_figures(errors, ERRORS))
         screen.print(table)
-        if len(groups) > len(shown):
-            screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
+        further_groups(screen, groups, shown)
     screen.print("\nIn band: share of the measurements inside the predicted 90 % band.", soft_wrap=True)
 
 

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import counted, first_few, shorten
-from steptime.surface.report.text import console, error_figures, grid, heading, indented, percent, printable
+from steptime.surface.report.text import (
+    console,
+    error_figures,
+    further_groups,
+    grid,
+    heading,
+    indented,
+    largest_groups,
+    percent,
+    printable,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,15 +98,14 @@ def _overall(screen: Console, score: Mapping[str, Any]) -> None:
 
 
 def _group(screen: Console, title: str, groups: Mapping[str, Any]) -> None:
-    ordered = sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:MOST]
+    ordered = largest_groups(groups, MOST)
     shown = sorted(ordered, key=lambda item: int(item[0].split("-")[0])) if title == TITLES["by_scale"] else ordered
     heading(screen, title)
     table = grid(("", *TIME_HEAD))
     for name, errors in shown:
         table.add_row(printable(name), str(errors["rows"]), *error_figures(errors, TIME))
     screen.print(table)
-    if len(groups) > len(shown):
-        screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
+    further_groups(screen, groups, shown)
 
 
 def _rank(screen: Console, rank: Mapping[str, Any]) -> None:

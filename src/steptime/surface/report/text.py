@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import shorten
@@ -68,6 +68,17 @@ def error_figures(errors: Mapping[str, float | None], names: Sequence[str]) -> l
     """
     values = [(name, errors[name]) for name in names]
     return ["-" if v is None else change(v) if name == "bias" else percent(v) for name, v in values]
+
+
+def largest_groups(groups: Mapping[str, Mapping[str, Any]], most: int) -> list[tuple[str, Mapping[str, Any]]]:
+    """The groups with the most rows, those first, by name where they are equal."""
+    return sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:most]
+
+
+def further_groups(screen: Console, groups: Sized, shown: Sized) -> None:
+    """Says how many groups a table leaves out."""
+    if len(groups) > len(shown):
+        screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
 
 
 def share(part: float, whole: float) -> str:

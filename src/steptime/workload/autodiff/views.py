@@ -83,21 +83,22 @@ def _cut(step: Step) -> Pulled:
     return {"self": made.value()}
 
 
-@reverse("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
-def _split(step: Step) -> Pulled:
-    parts = [
+def _all_gradients(step: Step) -> list[Value]:
+    """Gradients of all outputs, zeros for those that nothing reads."""
+    return [
         maths.full(step.nodes, type.shape, 0, type.dtype) if grad is None else grad
         for grad, type in zip(step.grads, step.node.outputs, strict=True)
     ]
-    return {"self": cat(step.nodes, parts, int(step.number("dim", 0)))}
+
+
+@reverse("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
+def _split(step: Step) -> Pulled:
+    return {"self": cat(step.nodes, _all_gradients(step), int(step.number("dim", 0)))}
 
 
 @reverse("unbind")
 def _unbind(step: Step) -> Pulled:
-    parts = [
-        maths.full(step.nodes, type.shape, 0, type.dtype) if grad is None else grad
-        for grad, type in zip(step.grads, step.node.outputs, strict=True)
-    ]
+    parts = _all_gradients(step)
     dim = wrap(int(step.number("dim", 0)), step.input("self").type.rank)
     output = TensorType(step.input("self").type.shape, parts[0].type.dtype)
     return {"self": step.nodes.apply("stack", {"tensors": parts}, {"dim": dim}, outputs=[output]).value()}

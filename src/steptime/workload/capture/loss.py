@@ -26,11 +26,16 @@ def main_output(output: Any) -> torch.Tensor:
     return found[0]
 
 
+def given_loss(output: Any) -> Any:
+    """What a module returns under the name ``loss``, or None."""
+    return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+
+
 def own_loss(output: Any) -> torch.Tensor:
     """The loss a module returns itself (a scalar, ``.loss``, ``["loss"]``, last scalar), else the sum of its output."""
     if isinstance(output, torch.Tensor):
         return output if output.numel() == 1 else output.sum()
-    given = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    given = given_loss(output)
     if isinstance(given, torch.Tensor):
         return given
     leaves = [t for t in _pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
