@@ -189,8 +189,7 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
     fitting = np.flatnonzero((each.peak <= machine.memory_bytes) & (multiplicity > 0))
     configurations = as_float(listing.configurations.take(fitting))
     sizes, placements = take_sizes(shapes.sizes, each.shape[fitting]), as_float(listing.placements)
-    best, fastest, fastest_at = Best(top), np.full(len(fitting), np.inf), np.zeros(len(fitting), dtype=np.int64)
-    likely, risky = _Likely(), 0
+    best, fastest, likely, risky = Best(top), _Fastest(len(fitting)), _Likely(), 0
     done = listing.candidates - int(multiplicity[fitting].sum())
     for position, place in _blocks(listing, fitting):
         done += len(position)
@@ -208,19 +207,15 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         best.add(times, fitting[position], place)
         if setting.method.calibrated:
             likely.add(setting, plans, times, each.peak[fitting[position]], (fitting[position], place))
-        starts = np.flatnonzero(np.diff(position, prepend=-1))
-        low = np.minimum.reduceat(times, starts)
-        fastest[position[starts]] = low
-        fastest_at[position[starts]] = _first_equal(times, starts, low, place)
+        fastest.add(position, place, times)
         progress(done)
-    kept = np.flatnonzero(np.isfinite(fastest))
-    front = kept[pareto_front(fastest[kept], each.peak[fitting[kept]])]
+    front = fastest.front(each.peak[fitting])
     feasible = int(multiplicity[fitting].sum()) - risky
     return Found(
         task=each.task, candidates=listing.candidates, feasible=feasible, best_s=best.values,
         reasons=_reasons(each, multiplicity, risky), best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
-        front_s=fastest[front], front_bytes=each.peak[fitting[front]],
-        front=_plans(listing, fitting[front], fastest_at[front]),
+        front_s=fastest.time_s[front], front_bytes=each.peak[fitting[front]],
+        front=_plans(listing, fitting[front], fastest.place[front]),
         nearest=None if feasible else _nearest(each, multiplicity), distinct_layers=table.count,
         likely_s=likely.time_s, likely=None if likely.at is None else _plans(listing, *likely.at),
     )  # fmt: skip
@@ -248,6 +243,27 @@ class _Likely:
         if len(near):
             first = near[np.argmin(times[near])]
             self.time_s, self.at = float(times[first]), (at[0][[first]], at[1][[first]])
+
+
+class _Fastest:
+    """The fastest placement of every configuration; infinite time where none was offered."""
+
+    def __init__(self, configurations: int) -> None:
+        self.time_s = np.full(configurations, np.inf)
+        self.place = np.zeros(configurations, dtype=np.int64)
+
+    def add(self, position: Array, place: Array, times: Array) -> None:
+        """Offers all candidates of some configurations: their positions in ascending order, placements, times."""
+        starts = np.flatnonzero(np.diff(position, prepend=-1))
+        low = np.minimum.reduceat(times, starts)
+        self.time_s[position[starts]] = low
+        self.place[position[starts]] = _first_equal(times, starts, low, place)
+
+    def front(self, peak: Array) -> Array:
+        """Positions of the configurations that no other beats in both time and memory."""
+        kept = np.flatnonzero(np.isfinite(self.time_s))
+        front: Array = kept[pareto_front(self.time_s[kept], peak[kept])]
+        return front
 
 
 def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array:
