@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import models  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
-from steptime.workload.capture.fold import runs  # noqa: E402
+from steptime.workload.capture.fold import LEAST_SAVED, runs  # noqa: E402
 from steptime.workload.graph import Program  # noqa: E402
 from steptime.workload.graph.liveness import Liveness  # noqa: E402
+from steptime.workload.graph.segments import KEPT  # noqa: E402
 
 
 def mlp() -> Any:
@@ -124,7 +125,10 @@ def test_blocks_that_do_different_things_are_recorded_one_by_one() -> None:
 
 
 def test_few_blocks_are_no_run() -> None:
-    assert runs(Stack([block() for _ in range(5)])) == []
+    least = KEPT + LEAST_SAVED
+    assert runs(Stack([block() for _ in range(least - 1)])) == []
+    (run,) = runs(Stack([block() for _ in range(least)]))
+    assert (run.container, run.period, run.count) == ("blocks", 1, least)
 
 
 # -- what looks equal and is not ---------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.calibrate.collective_estimates import estimated
+from steptime.calibrate import collective_estimates
+from steptime.calibrate.collective_estimates import Textbook, estimated
 from steptime.calibrate.collective_fit import fit, predict
 from steptime.calibrate.collective_machines import MACHINES, Machine, library_of
 from steptime.calibrate.collective_priors import untold
@@ -245,6 +246,24 @@ def test_a_carried_profile_is_marked_as_assumed() -> None:
     profile = estimated(load_cluster("gb200-nvl72"), leaves_node=True)
     assert isinstance(profile, FabricProfile) and profile.kind == "assumed"
     assert profile.coefficients["domain"] == 72
+
+
+def test_groups_that_stay_near_cross_the_second_level_at_most() -> None:
+    node, network = (estimated(load_cluster("frontier"), leaves_node=leaves) for leaves in (False, True))
+    assert isinstance(node, Textbook) and isinstance(network, Textbook)
+    cluster = load_cluster("frontier")
+    assert [one.machine.slow_Bps for one in (node, network)] == [
+        level.link_Bps * level.links_per_device * level.efficiency / level.oversubscription
+        for level in cluster.levels[1:]
+    ]
+
+
+def test_the_band_of_a_carried_profile_is_the_widest_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_estimates, "LEAST_BAND", 1.0)
+    profile = estimated(load_cluster("gb200-nvl72"), leaves_node=True)
+    near, network = profile_of("gb300-nccl"), profile_of("perlmutter-nccl")
+    sure = max(near.band[1], 1 / near.band[0], network.band[1])
+    assert isinstance(profile, FabricProfile) and profile.band == (1 / sure, sure)
 
 
 def test_names_of_machines_are_distinct_and_libraries_known() -> None:
