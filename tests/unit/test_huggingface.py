@@ -11,9 +11,8 @@ import pytest
 
 from steptime import api
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
-from steptime.surface.formats.huggingface import read_huggingface
 from steptime.surface.formats.huggingface.keys import UNKNOWN_KEY
-from steptime.surface.formats.huggingface.reader import FAMILIES
+from steptime.surface.formats.huggingface.reader import FAMILIES, read_huggingface
 from steptime.surface.models import load_model, read_model
 from steptime.workload import load_catalogue_model, parameter_terms
 
