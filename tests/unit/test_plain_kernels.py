@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from steptime.calibrate.attention import implementation
+from steptime.errors import InputFileError
 from steptime.hardware import load_device
 from steptime.surface import scoring
 from steptime.surface.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
@@ -150,3 +151,23 @@ def test_sizes_that_are_no_sizes_are_not_timed() -> None:
         assert timer.cost(device, "layernorm", "bf16", {"rows": 8.0, "cols": bad}) is None
     assert timer.cost(device, "layernorm", "fp8", {"rows": 8.0, "cols": 8.0}) is None
     assert {row["op"] for row in columns_of_kernels()} == set(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [("time_ms", "0.1"), ("latency_s", "1e-4"), ("duration_ns", "100000"), ("duration_us", "100"), ("Time (ms)", "0.1"),
+     ("Latency_us", "100")],
+)  # fmt: skip
+def test_times_in_their_unit(tmp_path: Path, column: str, cell: str) -> None:
+    """Durations of profilers, in nanoseconds, and names with a capital or brackets were not found."""
+    (tmp_path / "t.csv").write_text(f"GPU,op,dtype,M,n,k,{column}\nh100,gemm,bf16,8192,4096,2048,{cell}\n")
+    found, same = scoring.score_kernels(tmp_path / "t.csv"), scored(tmp_path, {"op": "gemm", **PRODUCT})
+    assert found.score.measured_s.tolist() == pytest.approx([1e-4], rel=1e-12)
+    assert found.score.predicted.seconds.tolist() == same.score.predicted.seconds.tolist()
+
+
+@pytest.mark.parametrize("column", ["time", "latency", "mean_ms", "cuda_time_total"])
+def test_a_time_without_name_or_unit_is_told_what_is_wanted(tmp_path: Path, column: str) -> None:
+    (tmp_path / "t.csv").write_text(f"gpu,op,dtype,m,n,k,{column}\nh100,gemm,bf16,8192,4096,2048,100\n")
+    with pytest.raises(InputFileError, match=f"it has .*{column}; times stand in time_us, latency_us or duration_us"):
+        scoring.score_kernels(tmp_path / "t.csv")

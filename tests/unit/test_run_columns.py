@@ -285,3 +285,37 @@ def test_models_by_the_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "meta-llama" / "Llama-2-7b-hf").mkdir(parents=True)
     with pytest.raises(InputFileError, match=r"config\.json"):
         load_model("meta-llama/Llama-2-7b-hf")  # a folder of that name comes first
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [("step_time_us", "2300000"), ("Step time (ms)", "2300"), ("iter_time_s", "2.3"), ("ms_per_step", "2300"),
+     ("sec_per_iter", "2.3"), ("iteration time [us]", "2.3e6"), ("tokens_per_sec_per_gpu", f"{PER_GPU}"),
+     ("tok/s/GPU", f"{PER_GPU}")],
+)  # fmt: skip
+def test_usual_spellings_and_units_of_measurements_are_read(tmp_path: Path, column: str, cell: str) -> None:
+    """A table whose only measurement was in microseconds or of tok/s/GPU had none."""
+    row = {name: text for name, text in OWN.items() if name != "metric_step_time_s"}
+    assert read(tmp_path, row | {column: cell}).runs[0].step_time_s == pytest.approx(2.3, rel=1e-9)
+    assert read(tmp_path, OWN | {column: "77"}).runs[0].step_time_s == 2.3, "the column's own name wins"
+
+
+def test_peak_memory_has_units_of_columns(tmp_path: Path) -> None:
+    row = {name: text for name, text in OWN.items() if name != "metric_step_time_s"}
+    columns = {"peak_memory_mb": "40000", "peak_mem_mib": "40960", "Peak memory (GiB)": "40"}
+    found = [read(tmp_path, row | {name: cell}).runs[0].memory_bytes for name, cell in columns.items()]
+    assert found == [40e9, 40 * 2**30, 40 * 2**30]
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [("tokens_per_sec", "tokens_per_s_per_gpu"), ("tgs", "tokens_per_s_per_gpu"), ("samples_per_sec", "step_time_s"),
+     ("step_time_ns", "step_time_s"), ("elapsed_ms", "step_time_s"), ("PFLOPS", "tflops_per_gpu"),
+     ("max_memory_allocated", "peak_memory_gb")],
+)  # fmt: skip
+def test_a_near_miss_is_told_the_column_that_is_wanted(tmp_path: Path, column: str, wanted: str) -> None:
+    row = {name: text for name, text in OWN.items() if name != "metric_step_time_s"}
+    with pytest.raises(InputFileError, match=f"'{column}' is not read: .*{wanted}"):
+        read(tmp_path, row | {column: "5", "loss": "1"})
+    with pytest.raises(InputFileError, match="it needs one of metric_step_time_s"):
+        read(tmp_path, row | {"loss": "1"})

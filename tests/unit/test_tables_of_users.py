@@ -78,3 +78,14 @@ def test_kernels_of_no_size_are_not_scored(tmp_path: Path, size: str) -> None:
     (tmp_path / "k.csv").write_text("\n".join([",".join(["gpu", "op", "dtype", "latency_us", *sizes]), *rows]) + "\n")
     found = score_kernels(tmp_path / "k.csv")
     assert found.to_json()["skipped"] == {NO_SHAPE: len(rows)}
+
+
+def test_an_empty_table_with_a_byte_order_mark_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf\r\n")
+    with pytest.raises(InputFileError, match="is empty"):
+        read_table(tmp_path / "t.csv")
+
+
+def test_tables_between_tabs_have_an_ending_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text((HEAD + GOOD).replace(",", "\t"))
+    assert read_table(tmp_path / "t.tsv").rows == 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from steptime.store.tables import connected
 
 _TYPES = "auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR'], sample_size=-1"  # "inf" is no date
 _FORM = "header=true, quote='\"', escape='\"'"
-READERS = {".parquet": "read_parquet(?)", ".csv": "read_csv", ".csv.gz": "read_csv"}
+READERS = {".parquet": "read_parquet(?)", ".csv": "read_csv", ".csv.gz": "read_csv", ".tsv": "read_csv"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _is_empty(file: Path, ending: str) -> bool:
     """Whether a file holds nothing, packed or not; what cannot be unpacked is left to the reader of tables."""
     try:
         with gzip.open(file) if ending.endswith(".gz") else file.open("rb") as stream:
-            return not stream.read(4096).strip()
+            return not stream.read(4096).removeprefix(codecs.BOM_UTF8).strip()
     except (OSError, EOFError, zlib.error):
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from steptime.calibrate.expert_exchange import WAYS
 from steptime.calibrate.table import Table
 from steptime.errors import first_few, shorten
 from steptime.num import Array
+from steptime.study.measured.columns import name_key
 from steptime.surface.plain_kernels import PLAIN, operator_named
 
 OTHER_NAMES: Final = {
@@ -19,25 +20,43 @@ OTHER_NAMES: Final = {
     "nranks": "n_gpus", "size": "bytes", "size_bytes": "bytes",
 }  # fmt: skip
 """Other names of columns; the column's own name wins."""
-UNITS: Final = {"us": 1.0, "ms": 1e3, "s": 1e6}
+TIMES: Final = ("time", "latency", "duration")
+"""Names of a column of times, before the unit that it ends in."""
+UNITS: Final = {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}
 """Ending of a column of times -> microseconds."""
+TIME_COLUMNS: Final = "times stand in time_us, latency_us or duration_us, or with _ns, _ms or _s in place of _us"
 LISTED: Final = 5
 """Unknown names that a hint has."""
+LISTED_COLUMNS: Final = 20
+"""Columns of a table that a hint has."""
 
 
 def renamed(table: Table, time: str) -> Table:
     """The table with its columns under their own names, and the times as microseconds in the column ``time``."""
     columns: dict[str, Array] = {}
     for name, column in table.items():
-        own = OTHER_NAMES.get(name, name)
+        key = name_key(name) or name
+        own = OTHER_NAMES.get(key, key)
         if own == name or (own not in table and own not in columns):
             columns[own] = column
-    for base in ("time", "latency"):
-        for unit, factor in UNITS.items():
-            name = f"{base}_{unit}"
-            if time not in columns and name in table:
-                columns[time] = factor * numbers(table[name])
+    times = [(f"{base}_{unit}", factor) for base in TIMES for unit, factor in UNITS.items()]
+    for name, factor in times:
+        if time not in columns and name in columns:
+            columns[time] = factor * numbers(columns[name])
     return Table(columns)
+
+
+def instead_of(missing: str, columns: Sequence[str]) -> str:
+    """What to write instead of a column that a table lacks, beside the columns that it has.
+
+    >>> instead_of("bytes", ["gpu", "size_mb"])
+    'it has gpu, size_mb; bytes may also be called size or size_bytes; steptime score --columns lists all names'
+    """
+    others = [other for other, own in OTHER_NAMES.items() if own == missing]
+    other = f"{missing} may also be called {' or '.join(others)}" if others else ""
+    wanted = TIME_COLUMNS if missing.partition("_")[0] in TIMES else other
+    parts = (f"it has {first_few(columns, LISTED_COLUMNS)}", wanted, "steptime score --columns lists all names")
+    return "; ".join(filter(None, parts))
 
 
 def numbers(column: Array) -> Array:

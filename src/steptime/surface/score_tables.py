@@ -12,7 +12,7 @@ from steptime.calibrate.table import Table, read_table
 from steptime.errors import InputFileError
 from steptime.num import Array
 from steptime.surface.formats.nccl_tests import is_nccl_tests, read_nccl_tests
-from steptime.surface.score_columns import numbers, renamed
+from steptime.surface.score_columns import instead_of, numbers, renamed
 
 TEXTS: Final = (
     "source", "gpu", "op", "collective", "interconnect", "dtype", "method", "kernel", "grid", "notes",
@@ -53,7 +53,7 @@ def read_measurements(
     table = Table({**more, **table.columns})
     missing = [name for name in required if name not in table]
     if missing:
-        hint = f"it has {', '.join(list(table)[:20])}; steptime score --columns lists what it may have"
+        hint = instead_of(missing[0], list(table))
         raise InputFileError(str(path), f"lacks the column {missing[0]!r}", hint=hint)
     if not table.rows:
         raise InputFileError(str(path), "has no rows")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Final
+
+from steptime.errors import shorten
 
 OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "row_id": ("id", "run", "run_id"),
@@ -51,10 +54,29 @@ FURTHER: Final = frozenset({
 """Columns without other names: those that are read, and those that are worked out from others."""
 SCALED: Final[Mapping[str, tuple[str, str]]] = {
     "step_time_ms": ("metric_step_time_s", "ms"), "iteration_time_ms": ("metric_step_time_s", "ms"),
-    "peak_memory_bytes": ("metric_peak_mem_gb", "B"), "peak_mem_gib": ("metric_peak_mem_gb", "GiB"),
-    "peak_memory_gib": ("metric_peak_mem_gb", "GiB"), "mfu_percent": ("metric_mfu", "%"),
+    "step_time_us": ("metric_step_time_s", "us"), "iteration_time_us": ("metric_step_time_s", "us"),
+    "s_per_step": ("metric_step_time_s", "s"), "s_per_iteration": ("metric_step_time_s", "s"),
+    "ms_per_step": ("metric_step_time_s", "ms"), "ms_per_iteration": ("metric_step_time_s", "ms"),
+    "peak_memory_mib": ("metric_peak_mem_gb", "MiB"), "peak_memory_mb": ("metric_peak_mem_gb", "MB"),
+    "peak_memory_bytes": ("metric_peak_mem_gb", "B"), "peak_memory_gib": ("metric_peak_mem_gb", "GiB"),
+    "mfu_percent": ("metric_mfu", "%"),
 }  # fmt: skip
 """Name of a column with a unit of its own -> column, and the unit of its cells."""
+WORDS: Final[Mapping[str, str]] = {
+    "sec": "s", "second": "s", "seconds": "s", "tok": "tokens", "token": "tokens", "iter": "iteration",
+    "mem": "memory", "percentage": "percent", "pct": "percent",
+}  # fmt: skip
+"""Other spellings of a word of a name."""
+NEAR: Final[Mapping[str, str]] = {
+    "tokens tgs tps": "tokens per second of one device stand in tokens_per_s_per_gpu",
+    "sample samples sequences throughput": "step_time_s is the global batch / samples per second",
+    "flops flop tflop tflops pflop pflops gflops": "TFLOP/s of one device stand in tflops_per_gpu",
+    "hfu utilization": "the model's FLOP/s as a share of the peak stand in mfu",
+    "memory allocated reserved": "peak memory of one device stands in peak_memory_gb (or _mb, _mib, _gib, _bytes)",
+    "time latency duration elapsed runtime step iteration us ms s": "the time of a step stands in step_time_s "
+    "(or _ms, _us)",
+}
+"""Words of a column that nothing reads -> what to write instead, the first that fits."""
 
 
 def name_key(name: str) -> str:
@@ -66,25 +88,54 @@ def name_key(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
+def _spelled(key: str) -> str:
+    """A key in the spelling of :data:`WORDS`, without ``per``.
+
+    >>> _spelled("tok_per_sec_per_gpu"), _spelled("peak_mem_gb")
+    ('tokens_s_gpu', 'peak_memory_gb')
+    """
+    return "_".join(WORDS.get(word, word) for word in key.split("_") if word != "per")
+
+
+@cache
+def _known() -> Mapping[str, tuple[str, str, int]]:
+    """Spelled key -> own name, unit of the cells, and rank among the names of that column."""
+    found: dict[str, tuple[str, str, int]] = {}
+    for own, others in OTHER_NAMES.items():
+        for rank, other in enumerate((own, *others)):
+            found.setdefault(_spelled(other), (own, "", rank))
+    for rank, (other, (own, unit)) in enumerate(SCALED.items(), 100):
+        found.setdefault(_spelled(other), (own, unit, rank))
+    return found
+
+
 def own_names(names: Sequence[str]) -> list[tuple[str, str]]:
     """Own name of each column of a file and the unit of its cells; a column that is taken already keeps its name.
 
     >>> own_names(["Model", "cluster", "gpus", "step_time_ms", "mine"])
     [('model', ''), ('gpu', ''), ('n_gpus', ''), ('metric_step_time_s', 'ms'), ('mine', '')]
     """
-    keys = [name_key(name) for name in names]
-    wanted = {other: (own, rank) for own, others in OTHER_NAMES.items() for rank, other in enumerate((own, *others))}
-    wanted |= {other: (own, 100 + rank) for rank, (other, (own, _)) in enumerate(SCALED.items())}
+    meant = [_known().get(_spelled(name_key(name)), (name.strip(), "", 0)) for name in names]
     best: dict[str, int] = {}
-    for key in keys:
-        own, rank = wanted.get(key, (key, 0))
+    for own, _, rank in meant:
         best[own] = min(rank, best.get(own, rank))
-    out = []
-    for name, key in zip(names, keys, strict=True):
-        own, rank = wanted.get(key, (name.strip(), 0))
-        chosen = own if best.get(own, rank) == rank else name.strip()
-        out.append((chosen, SCALED[key][1] if key in SCALED and chosen == own else ""))
-    return out
+    pairs = zip(names, meant, strict=True)
+    return [(own, unit) if best[own] == rank else (name.strip(), "") for name, (own, unit, rank) in pairs]
+
+
+def near_misses(names: Iterable[str]) -> str:
+    """What to write instead of columns that nothing reads and that may be measurements; "" where there are none.
+
+    >>> near_misses(["model", "tokens_per_sec", "loss"])
+    "'tokens_per_sec' is not read: tokens per second of one device stand in tokens_per_s_per_gpu"
+    """
+    unread = [name for name in names if name not in OTHER_NAMES and name not in FURTHER]
+    told = ((name, _instead(set(_spelled(name_key(name)).split("_")))) for name in unread)
+    return "; ".join([f"{shorten(name)!r} is not read: {text}" for name, text in told if text][:3])
+
+
+def _instead(words: set[str]) -> str:
+    return next((text for near, text in NEAR.items() if words & set(near.split())), "")
 
 
 def not_read(cells: Iterable[Mapping[str, str]]) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import InputFileError, shorten
+from steptime.errors import InputFileError, counted, shorten
 from steptime.store.files import read_bytes, unreadable
 from steptime.store.tables import delimiter_of
-from steptime.study.measured.columns import own_names
+from steptime.study.measured.columns import near_misses, own_names
 from steptime.study.measured.reasons import Reason, RowProblem
 
 NEEDED: Final = ("model", "seq_len", "gpu", "n_gpus", "global_batch_sequences")
@@ -30,6 +30,7 @@ METRICS: Final = (
 """Columns of which one must be there."""
 LARGEST: Final = 1e18
 MAX_BYTES: Final = 2**30
+SURPLUS: Final = "a cell that holds what separates cells, as 1,670 does, stands in quotes"
 _BLANK: Final = frozenset({"", "-", "--", "n/a", "na", "nan", "none", "null", "?", "unknown", "not stated"})
 UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "metric_step_time_s": {"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "min": 60.0},
@@ -155,12 +156,12 @@ def read_rows(path: str | Path) -> list[TableRow]:
     text = _text(Path(path))
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=_delimiter(text))
     try:
-        header = next(reader, None)
+        header = next((cells for cells in reader if any(c.strip() for c in cells) and not _is_comment(cells)), None)
         if header is None:
             raise InputFileError(where, "is empty", hint=_columns_hint())
         named = own_names(header)
         check_columns(where, [name for name, _ in named])
-        rows = list(_records(reader, named))
+        rows = list(_records(reader, named, where))
     except csv.Error as error:
         raise InputFileError(where, f"is no CSV: line {reader.line_num}: {error}") from error
     if not rows:
@@ -169,16 +170,27 @@ def read_rows(path: str | Path) -> list[TableRow]:
 
 
 def _delimiter(text: str) -> str:
-    """What separates the cells of the first line that is not empty, a comma unless another is more frequent there."""
-    line = next((line for line in io.StringIO(text) if line.strip()), "")
+    """What separates the cells of the header, a comma unless another is more frequent there."""
+    line = next((line for line in io.StringIO(text) if line.strip() and not _is_comment([line])), "")
     return delimiter_of(line)
 
 
-def _records(reader: Any, named: list[tuple[str, str]]) -> Iterator[TableRow]:
-    """Rows with the line of the file on which each begins."""
+def _is_comment(cells: Sequence[str]) -> bool:
+    return cells[0].startswith("#")
+
+
+def _records(reader: Any, named: list[tuple[str, str]], where: str) -> Iterator[TableRow]:
+    """Rows with the line of the file on which each begins.
+
+    Raises:
+        InputFileError: one has more cells than the header.
+    """
     before = reader.line_num
     for cells in reader:
         line, before = before + 1, reader.line_num
+        if any(cell.strip() for cell in cells[len(named) :]):
+            problem = f"line {line} has {counted(len(cells), 'cell')}, the header {len(named)}"
+            raise InputFileError(where, problem, hint=SURPLUS)
         if any(cell.strip() for cell in cells):
             yield TableRow(line, named_cells(named, cells))
 
@@ -207,7 +219,7 @@ def _text(path: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputFileError(where, "is no CSV: it is not UTF-8 text", hint=_columns_hint()) from None
+        raise InputFileError(where, "is no CSV: it is not UTF-8 text", hint="save it as UTF-8") from None
     if "\0" in text:
         raise InputFileError(where, "is no CSV: it holds zero bytes", hint=_columns_hint())
     return text
@@ -224,7 +236,8 @@ def check_columns(where: str, names: list[str]) -> None:
         raise InputFileError(where, f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
                              hint=_columns_hint())  # fmt: skip
     if not set(METRICS) & set(names):
-        raise InputFileError(where, "has no measurement", hint=f"it needs one of {', '.join(METRICS)}")
+        needed = f"it needs one of {', '.join(METRICS)}"
+        raise InputFileError(where, "has no measurement", hint=near_misses(names) or needed)
     repeated = sorted(name for name, times in Counter(names).items() if name and times > 1)
     if repeated:
         raise InputFileError(where, f"has the column {shorten(repeated[0])!r} twice")

@@ -7,7 +7,7 @@ from typing import Any, Final
 from steptime.study.measured.columns import OTHER_NAMES, SCALED
 from steptime.study.measured.read import METRICS, NEEDED
 from steptime.surface.report.text import console, grid, heading
-from steptime.surface.score_columns import columns_of_kernels, names_of_collectives, other_columns
+from steptime.surface.score_columns import TIME_COLUMNS, columns_of_kernels, names_of_collectives, other_columns
 from steptime.surface.score_tables import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, TEXTS
 
 NONE: Final = "-"
@@ -51,5 +51,5 @@ def print_columns() -> None:
         collectives.add_row(name, ", ".join(spellings) or NONE)
     screen.print(collectives)
     listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in other_columns().items())
-    screen.print(f"Columns of kernels and collectives with other names: {listed}; times also in _us, _ms and _s.",
+    screen.print(f"Columns of kernels and collectives with other names: {listed}; {TIME_COLUMNS}.",
                  soft_wrap=True)  # fmt: skip
