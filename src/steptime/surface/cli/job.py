@@ -51,9 +51,7 @@ def refuse_run(model: str) -> None:
     if not model.lower().endswith(".toml") or not is_file(model):
         return
     if is_run_document(parse_toml(read_description(model), model)):
-        raise UserError(
-            f"{model}: a run, not a model", hint="steptime plan takes a model; steptime estimate takes a run"
-        )
+        raise UserError(f"{model}: a run, not a model", hint="steptime estimate and steptime plan take a run")
 
 
 def estimate_of(job: RunSpec, where: str = "") -> Estimate:
@@ -64,12 +62,31 @@ def estimate_of(job: RunSpec, where: str = "") -> Estimate:
     """
     from steptime.surface import api
 
+    return api.estimate(job.model, needed(job, "an estimate", where), plan=job.plan, **job.settings)
+
+
+def needed(job: RunSpec, what: str, where: str = "") -> str:
+    """The cluster of a job that has all that ``what`` needs.
+
+    Raises:
+        FieldError: the cluster, the number of devices or the batch is missing.
+    """
     if job.cluster is None:
-        raise _missing(where, "cluster", "--cluster", "an estimate needs a cluster")
+        raise _missing(where, "cluster", "--cluster", f"{what} needs a cluster")
     for name, option in _NEEDED.items():
         if name not in job.settings:
-            raise _missing(where, name, option, "an estimate needs it")
-    return api.estimate(job.model, job.cluster, plan=job.plan, **job.settings)
+            raise _missing(where, name, option, f"{what} needs it")
+    return job.cluster
+
+
+def plan_not_kept(where: str, job: RunSpec) -> tuple[str, ...]:
+    """What to know of the plan of a run whose plans are searched.
+
+    >>> plan_not_kept("run.toml", RunSpec(model="toy", plan={"tp": 8, "placement": {"tp": 8}}))
+    ('the [plan] of run.toml (tp, placement) is not kept: --fix KEY=VALUE keeps one',)
+    """
+    names = ", ".join(job.plan)
+    return (f"the [plan] of {where} ({names}) is not kept: --fix KEY=VALUE keeps one",) if names else ()
 
 
 def _missing(where: str, name: str, option: str, why: str) -> FieldError:

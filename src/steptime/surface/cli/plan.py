@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import dataclasses
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -12,10 +13,12 @@ EXIT_NOTHING_FITS: Final = 3
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json or TOML file.")],
-    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
-    gpus: Annotated[int, o.GPUS],
-    global_batch: Annotated[int, o.GLOBAL_BATCH],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN.toml", help="Model (catalogue name, config.json, TOML) or run.")
+    ],
+    cluster: o.Cluster = None,
+    gpus: o.Gpus = None,
+    global_batch: o.GlobalBatch = None,
     seq: o.Seq = None,
     dtype: o.Dtype = None,
     optimizer: o.Optimizer = None,
@@ -46,25 +49,31 @@ def command(
 ) -> None:
     """Rank every parallel plan of a model on so many devices, and say why the first is the best.
 
-    Exits with 3 when no plan fits; what is nearest is printed all the same.
+    Cluster, devices and batch are needed. Options win over RUN.toml, whose own plan is not kept. Exits with 3 when no
+    plan fits; what is nearest is printed all the same.
     """
     from steptime.surface import api
     from steptime.surface.cli.constraints import parse_fix, parse_limits
-    from steptime.surface.cli.job import refuse_run
+    from steptime.surface.cli.job import job_from, needed, plan_not_kept
     from steptime.surface.cli.progress import Progress
 
-    refuse_run(model)
-    options = o.given(
-        seq=seq, dtype=dtype, optimizer=optimizer, strategy=strategy, mode=mode, framework=framework, top=top
-    )
-    options |= o.lora_of(lora_rank, lora_targets, qlora)
+    settings = o.given(
+        gpus=gpus, global_batch=global_batch, seq=seq, dtype=dtype, optimizer=optimizer, strategy=strategy, mode=mode,
+        framework=framework,
+    )  # fmt: skip
+    job = job_from(model, cluster, settings | o.lora_of(lora_rank, lora_targets, qlora), {})
     for_all = o.given(
         context=context, gradient_dtype=gradient_dtype, expert_imbalance=expert_imbalance,
         expert_capacity=expert_capacity,
     )  # fmt: skip
-    options |= {"fix": {**parse_fix(fix or ()), **for_all}, "limit": parse_limits(limit or ())}
+    options: dict[str, Any] = {
+        "fix": {**parse_fix(fix or ()), **for_all},
+        "limit": parse_limits(limit or ()),
+        "top": top,
+    }
     with Progress("plans") as progress:
-        result = api.plan(model, cluster, gpus=gpus, global_batch=global_batch, **options, progress=progress)
+        result = api.plan(job.model, needed(job, "a search"), **job.settings, **options, progress=progress)
+    result = dataclasses.replace(result, notes=(*plan_not_kept(model, job), *result.notes))
     if json:
         from steptime.surface.cli.output import print_json
 
@@ -73,7 +82,7 @@ def command(
         from steptime.surface.report.plan import print_plan_result
 
         words = [*(f"--fix {text}" for text in fix or ()), *(f"--limit {text}" for text in limit or ())]
-        asked = {"gpus": gpus, "global_batch": global_batch, "model": model, "cluster": cluster, "mode": mode}
+        asked = {"model": job.model, "cluster": job.cluster, "mode": None, **job.settings}
         print_plan_result(result, {**asked, "constraints": words})
     if not result.feasible:
         raise typer.Exit(EXIT_NOTHING_FITS)
