@@ -121,27 +121,6 @@ def test_estimate_of_a_run_file_and_options_win(run: Run, api: FakeApi, tmp_path
     assert api.calls == [("estimate", ("toy", "box"), {"gpus": 64, "global_batch": 8, "plan": {"tp": 8, "pp": 2}})]
 
 
-def test_plans_of_a_run_file_and_options_win(run: Run, api: FakeApi, tmp_path: Path) -> None:
-    """`plan` refused a file that `estimate` takes."""
-    file = tmp_path / "run.toml"
-    head = 'model = "toy"\ncluster = "box"\ngpus = 64\nglobal_batch = 8\nseq = 512\nmode = "published"\n'
-    file.write_text(head + "lora = { rank = 8 }\n[plan]\ntp = 4\n")
-    done = run("plan", str(file), "--gpus", "128", "--lora-rank", "16", "--fix", "pp=2", "--json")
-    assert done.exit_code == 0, done.stderr
-    name, args, given = api.calls[0]
-    assert callable(given.pop("progress")) and (name, args) == ("plan", ("toy", "box"))
-    assert given == {
-        "gpus": 128, "global_batch": 8, "seq": 512, "mode": "published", "lora": {"rank": 16}, "top": 10,
-        "fix": {"pp": 2}, "limit": [],
-    }  # fmt: skip
-    assert parsed(done.stdout)["notes"] == [f"the [plan] of {file} (tp) is not kept: --fix KEY=VALUE keeps one"]
-    file.write_text(head)
-    assert "is not kept" not in run("plan", str(file)).stdout
-    file.write_text('model = "toy"\ncluster = "box"\n')
-    lacking = run("plan", str(file))
-    assert lacking.exit_code == EXIT_USER and "--gpus: missing; a search needs it" in lacking.stderr
-
-
 def test_model_toml_is_no_run(run: Run, api: FakeApi, tmp_path: Path) -> None:
     file = tmp_path / "model.toml"
     file.write_text("layers = 2\nhidden = 64\nheads = 4\n")

@@ -391,21 +391,3 @@ def test_printed_tflops_follow_from_shape_and_definition(everything: Reading):
     for source, values in ratios.items():
         assert len(values) > 40, source
         assert sorted(values)[len(values) // 2] == pytest.approx(1, abs=0.01), source
-
-
-@pytest.mark.parametrize("before", ["", "\n\n", "# of May\n", "\ufeff# of; May; one\n\n"])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_blank_lines_and_comments_before_a_header(tmp_path: Path, before: str, newline: str) -> None:
-    """As in tables of kernels; the first line had to be the header."""
-    text = before + ",".join([*NEEDED, METRICS[0]]) + "\nllama2-7b,1024,h100,8,64,0.5\n"
-    (tmp_path / "runs.csv").write_text(text.replace("\n", newline), encoding="utf-8", newline="")
-    (run,) = read_runs(tmp_path / "runs.csv").runs
-    assert (run.step_time_s, run.line) == (0.5, 2 + before.count("\n"))
-
-
-def test_a_line_with_more_cells_than_the_header_is_named(tmp_path: Path) -> None:
-    """A time of 1,670 ms without quotes was read as one of 1 ms."""
-    head = ",".join([*NEEDED, "step_time_ms"])
-    (tmp_path / "runs.csv").write_text(head + "\nllama2-7b,1024,h100,8,64,900,\nllama2-7b,1024,h100,8,64,1,670\n")
-    with pytest.raises(InputFileError, match="line 3 has 7 cells, the header 6"):
-        read_runs(tmp_path / "runs.csv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from steptime.errors import PlanError
 from steptime.surface import api
 from steptime.surface.report.estimate import print_estimate
 from steptime.surface.report.plan import print_plan_result
@@ -21,3 +22,21 @@ def test_reports_name_gpus_only_where_there_are_some(
     text = capsys.readouterr().out
     assert text.count(f"8 {noun}s") == 2 and f"tokens/s/{noun}" in text
     assert noun == "GPU" or "GPU" not in text.partition("constant ")[0]
+
+
+@pytest.mark.parametrize(("cluster", "noun"), [("tpu-v5p-pod", "device"), ("dgx-h100", "GPU")])
+def test_errors_and_empty_searches_name_gpus_only_where_there_are_some(
+    cluster: str, noun: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both spoke of 64 GPUs on a pod of TPUs."""
+    job = {"gpus": 64, "global_batch": 64}
+    with pytest.raises(PlanError) as indivisible:
+        api.estimate("gpt2", cluster, plan={"tp": 3}, **job)  # type: ignore[arg-type]
+    problem = f"tp 3 does not divide 64 {noun}s, so no dp is left\n  with these degrees 63 or 66 {noun}s would work"
+    assert str(indivisible.value) == problem
+    with pytest.raises(PlanError, match=f"tp 4 x dp 4 = 16, not 64 {noun}s"):
+        api.estimate("gpt2", cluster, plan={"tp": 4, "dp": 4}, **job)  # type: ignore[arg-type]
+    result = api.plan("gpt2", cluster, fix={"dp": 7}, **job)  # type: ignore[arg-type]
+    assert result.nearest is None
+    print_plan_result(result, {"model": "gpt2", "cluster": cluster, **job})
+    assert f"64 {noun}s" in capsys.readouterr().out

@@ -9,8 +9,11 @@ import pytest
 
 from steptime.calibrate.table import read_table
 from steptime.errors import InputFileError
+from steptime.study.measured import read_runs
+from steptime.study.measured.read import METRICS, NEEDED
 from steptime.surface.scoring import NO_SHAPE, score_kernels
 
+RUNS = (*NEEDED, METRICS[0])
 HEAD = "gpu,op,m\n"
 GOOD = "h100,gemm,1\n" * 30
 
@@ -89,3 +92,21 @@ def test_an_empty_table_with_a_byte_order_mark_is_empty(tmp_path: Path) -> None:
 def test_tables_between_tabs_have_an_ending_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text((HEAD + GOOD).replace(",", "\t"))
     assert read_table(tmp_path / "t.tsv").rows == 30
+
+
+@pytest.mark.parametrize("before", ["", "\n\n", "# of May\n", "\ufeff# of; May; one\n\n"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_blank_lines_and_comments_before_a_header(tmp_path: Path, before: str, newline: str) -> None:
+    """As in tables of kernels; the first line had to be the header."""
+    text = before + ",".join(RUNS) + "\nllama2-7b,1024,h100,8,64,0.5\n"
+    (tmp_path / "runs.csv").write_text(text.replace("\n", newline), encoding="utf-8", newline="")
+    (run,) = read_runs(tmp_path / "runs.csv").runs
+    assert (run.step_time_s, run.line) == (0.5, 2 + before.count("\n"))
+
+
+def test_a_line_with_more_cells_than_the_header_is_named(tmp_path: Path) -> None:
+    """A time of 1,670 ms without quotes was read as one of 1 ms."""
+    head = ",".join([*NEEDED, "step_time_ms"])
+    (tmp_path / "runs.csv").write_text(head + "\nllama2-7b,1024,h100,8,64,900,\nllama2-7b,1024,h100,8,64,1,670\n")
+    with pytest.raises(InputFileError, match="line 3 has 7 cells, the header 6"):
+        read_runs(tmp_path / "runs.csv")

@@ -145,7 +145,7 @@ def estimate(
     if gpus is not None:
         whole("gpus", gpus, 1, MAX_DEVICES)
     name, checked = strategy_of(strategy, checked, chosen)
-    degrees = completed_degrees(checked, gpus)
+    degrees = completed_degrees(checked, gpus, cluster)
     devices = gpus or int(np.prod(list(degrees.values())))
     micro_batch = checked.get("micro_batch", 1)
     batch = degrees["dp"] * degrees["pp"] * micro_batch if global_batch is None else global_batch

@@ -73,7 +73,7 @@ class Request:
             raise UserError(
                 f"{self.cluster}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, "
                 f"not {job.gpus}",
-                hint="add a level without devices that joins any number, or ask for fewer GPUs",
+                hint="add a level without devices that joins any number, or ask for fewer devices",
             )
         method = self.mode.method if captured is None else CAPTURED
         return Setting(method=method, job=job, cluster=cluster, statistics=self.mode.statistics,

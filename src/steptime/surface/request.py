@@ -15,7 +15,8 @@ from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.schedules import SCHEDULES
 from steptime.study.modes import Mode
 from steptime.surface.plan_keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
-from steptime.surface.values import choice, number, some_of, switch, text, whole
+from steptime.surface.report.nouns import cluster_noun
+from steptime.surface.values import NameOrPath, choice, number, some_of, switch, text, whole
 
 CHOICES = {
     "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "context": CONTEXTS, "gradient_dtype": tuple(GRADIENT_BYTES),
@@ -167,8 +168,13 @@ def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str
     return strategy, degrees
 
 
-def completed_degrees(degrees: Mapping[str, Any], gpus: int | None) -> dict[str, int]:
+def completed_degrees(degrees: Mapping[str, Any], gpus: int | None, cluster: NameOrPath = "") -> dict[str, int]:
     """All degrees; ``dp`` and the number of devices follow from each other.
+
+    Args:
+        degrees: those that are given.
+        gpus: devices; None: the product of the degrees.
+        cluster: where they are; what its devices are called stands in a message.
 
     Raises:
         PlanError: their product is not the number of devices; the message shows the arithmetic.
@@ -184,26 +190,21 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None) -> dict[str,
         out["dp"] = int(degrees["dp"])
         if inner * out["dp"] != gpus:
             arithmetic = " x ".join([*named, f"dp {out['dp']}"])
-            raise PlanError(
-                f"{arithmetic} = {inner * out['dp']}, not {counted(gpus, 'GPU')}", hint=_fitting(inner, gpus)
-            )
+            raise _no_mesh(f"{arithmetic} = {inner * out['dp']}, not", inner, gpus, cluster)
     else:
         if gpus % inner:
             product = f"{' x '.join(named)} = {inner}" if len(named) > 1 else named[0]
-            raise PlanError(
-                f"{product} does not divide {counted(gpus, 'GPU')}, so no dp is left",
-                hint=_fitting(inner, gpus),
-            )
+            raise _no_mesh(f"{product} does not divide", inner, gpus, cluster, ", so no dp is left")
         out["dp"] = gpus // inner
     return out
 
 
-def _fitting(inner: int, gpus: int) -> str:
-    if gpus % inner == 0:
-        return f"dp {gpus // inner} would make {gpus}"
-    below, above = gpus // inner * inner, round_up(gpus, inner)
-    counts = f"{below} or {above} GPUs" if below else f"{counted(above, 'GPU')}"
-    return f"with these degrees {counts} would work"
+def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath, so: str = "") -> PlanError:
+    """Degrees that do not make so many devices, and what would."""
+    noun, below, above = cluster_noun(cluster), gpus // inner * inner, round_up(gpus, inner)
+    counts = f"{below} or {above} {noun}s" if below else counted(above, noun)
+    fits = f"dp {gpus // inner} would make {gpus}" if below == gpus else f"with these degrees {counts} would work"
+    return PlanError(f"{problem} {counted(gpus, noun)}{so}", hint=fits)
 
 
 def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str = "") -> list[Constraint]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from steptime.errors import UserError
-from steptime.hardware.library import load_device
+from steptime.hardware.library import load_cluster, load_device
+from steptime.surface.values import NameOrPath, name_or_path
 
 GPU_MAKERS: Final = ("NVIDIA", "AMD")
 
@@ -17,6 +18,22 @@ def device_noun(device: str) -> str:
     ('GPU', 'device', 'device', 'GPU')
     """
     try:
-        return "GPU" if load_device(device).vendor in GPU_MAKERS else "device"
+        return _noun(load_device(device).vendor)
     except UserError:
         return "GPU"
+
+
+def cluster_noun(cluster: NameOrPath) -> str:
+    """As :func:`device_noun`, for the devices of a cluster that is given by name or file.
+
+    >>> cluster_noun("dgx-h100"), cluster_noun("tpu-v5p-pod"), cluster_noun("my own")
+    ('GPU', 'device', 'GPU')
+    """
+    try:
+        return _noun(load_cluster(name_or_path("cluster", cluster)).device.vendor)
+    except UserError:
+        return "GPU"
+
+
+def _noun(vendor: str) -> str:
+    return "GPU" if vendor in GPU_MAKERS else "device"

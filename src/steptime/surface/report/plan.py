@@ -12,7 +12,7 @@ from steptime.search.result import PlanResult
 from steptime.surface.report import risk
 from steptime.surface.report import text as t
 from steptime.surface.report.estimate import change_table, memory_line, print_notes
-from steptime.surface.report.nouns import device_noun
+from steptime.surface.report.nouns import cluster_noun, device_noun
 from steptime.surface.report.tree import term_table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
 def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> None:
     first = result.plans[0] if result.plans else result.nearest
     mode = first.provenance.mode if first else job.get("mode") or "corrected"
-    noun = device_noun(first.provenance.device) if first else "GPU"
+    noun = device_noun(first.provenance.device) if first else cluster_noun(job["cluster"])
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
     size = f"{counted(job['gpus'], noun, gpus)}, global batch {counted(job['global_batch'], 'sequence', batch)}"
     title = f"{job['model']} on {job['cluster']}: {size}, mode {mode}"
