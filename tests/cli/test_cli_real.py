@@ -56,7 +56,7 @@ def test_plan_report_fits_a_screen(columns: int) -> None:
         "less memory for more time",
         "memory: does not",
     ):
-        assert piece in text
+        assert piece in " ".join(text.split())
     assert "mode \n" not in text
 
 
@@ -260,7 +260,7 @@ def test_diff_of_a_run_and_a_written_estimate(run: Run, tmp_path: Path) -> None:
     )
     text = "\n".join(wide(80, "diff", str(written), str(other)))
     for piece in ("step_time_s", "peak_memory_bytes", "tp_comm", "activations"):
-        assert piece in text
+        assert piece in " ".join(text.split())
     printed = document(run, "diff", str(written), str(other))
     assert printed["plan"]["tp"] == [8, 4]
 

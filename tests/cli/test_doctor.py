@@ -55,6 +55,18 @@ def test_a_log_with_experts_is_no_run_of_a_dense_model_of_its_sizes(run, tmp_pat
     assert any(text.startswith(wanted) for text in document(run, str(log), "--cluster", "dgx-h100")["warnings"])
 
 
+@pytest.mark.parametrize(("padded", "model"), [(128256, "llama3-70b"), (32768, "llama2-70b"), (99999, "llama2-70b")])
+def test_the_vocabulary_tells_models_of_equal_sizes_apart(run, tmp_path, padded, model):
+    """A run of Llama 3 70B was predicted as Llama 2, which differs by its vocabulary alone."""
+    sizes = {"num_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "ffn_hidden_size": 28672,
+             "num_query_groups": 8, "world_size": 64, "seq_length": 4096, "tensor_model_parallel_size": 8}  # fmt: skip
+    log = tmp_path / "llama.log"
+    log.write_text(arguments(**sizes, padded_vocab_size=padded) + "".join(iteration(i, 9e3) for i in range(1, 9)))
+    d = document(run, str(log), "--cluster", "dgx-h100")
+    assert d["predicted"]["model"] == model
+    assert not any("vocab" in text for finding in d["findings"] for text in finding["evidence"])
+
+
 def test_the_framework_of_the_log_is_that_of_the_prediction(run):
     """Without --framework the fit of the software that wrote the log, and the report says so."""
     job = (MEGATRON, "--cluster", "dgx-h100")

@@ -16,6 +16,9 @@ from steptime.plan.framework import IDEAL
 from steptime.surface.cli.constraints import parse_fix, parse_limits
 from steptime.surface.formats.huggingface import read_huggingface
 from steptime.surface.frameworks import framework_record
+from steptime.surface.models import load_model
+from steptime.surface.profiling import profile
+from steptime.surface.report.plan import print_plan_result
 
 JOB: dict[str, Any] = {"gpus": 64, "global_batch": 64}
 
@@ -110,3 +113,28 @@ def test_types_that_are_read_as_another_are_among_the_supported(tmp_path: Path) 
     assert {"granite", "olmo3", "ministral", "llama"} <= set(listed) and "gemma3_text" not in listed
     with pytest.raises(UnknownNameError, match="did you mean olmo3"):
         read_huggingface(written(tmp_path, '{"model_type": "olmo_3"}', "config.json"))
+
+
+def test_a_search_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the length of a sequence, which is the model's unless given, nor adapters stood in the report."""
+    job = {"gpus": 8, "global_batch": 16}
+    for more, told in (({}, "of 8,192 tokens, mode"), ({"seq": 4096}, "of 4,096 tokens, mode"),
+                       ({"lora": {"rank": 16}}, "of 8,192 tokens, LoRA rank 16 (linear), mode")):  # fmt: skip
+        result = api.plan("llama3-8b", "dgx-h100", top=1, **job, **more)  # type: ignore[arg-type]
+        print_plan_result(result, {"model": "llama3-8b", "cluster": "dgx-h100", **job})
+        assert f"16 sequences {told}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_python_file_without_a_name_is_told_to_give_one(tmp_path: Path) -> None:
+    """`fit mine.py` asked for a .toml or .json."""
+    path = written(tmp_path, "", "mine.py")
+    for use in (load_model, lambda name: profile(name, "h100")):
+        with pytest.raises(InputFileError, match="mine.py:NAME of a module's class, or of a function that returns"):
+            use(str(path))
+
+
+def test_a_device_by_the_name_of_a_driver_is_told_its_name() -> None:
+    with pytest.raises(UnknownNameError, match=r"did you mean rtx-4090\?"):
+        load_device("NVIDIA GeForce RTX 4090")
+    with pytest.raises(FieldError, match="--lora-rank 16"):
+        api.plan("llama3-8b", "dgx-h100", lora={"qlora": True}, **JOB)

@@ -166,6 +166,8 @@ def _find(name: str, kind: str, *, beside: Document | None = None, field: str = 
         if found is None:
             where, known = f"{beside.where}: {field}" if beside is not None else "", sorted(_files(kind))
             every = f"valid: {', '.join(known)}" if kind == "link" else ""  # no command lists them
+            called = device_named(name) if kind == "device" else None
+            every = f"did you mean {called.name}?" if called is not None else every
             raise UnknownNameError(kind, name, known, where=where, otherwise=every)
         path = found
     return read(path, kind, trusted=not is_path(name) and CATALOGUE in path.parents)

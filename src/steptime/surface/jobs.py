@@ -142,7 +142,7 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
         if key not in LORA_KEYS:
             raise UnknownNameError("key of lora", str(key), LORA_KEYS)
     if lora.get("rank") is None:
-        raise FieldError("", "lora.rank", "missing: the adapters need a rank", hint="for example 16")
+        raise FieldError("", "lora.rank", "missing: the adapters need a rank", hint="for example 16 (--lora-rank 16)")
     weight_bytes = QLORA_BYTES if switch("lora.qlora", lora.get("qlora", False)) else None
     return Adapter(rank=whole("lora.rank", lora["rank"], 1, 10**5), weight_bytes=weight_bytes,
                    targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS))  # fmt: skip

@@ -86,6 +86,8 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
     if ending == "file" and given.lower().endswith(".onnx"):
         raise InputFileError(given, "an ONNX file is recorded by steptime profile only",
                              hint="to plan or fit it, write its PyTorch module as file.py:factory")  # fmt: skip
+    if ending == "file" and given.lower().endswith(".py"):
+        raise InputFileError(given, "does not say which module of it", hint=which_of(given))
     if ending == "file":
         raise InputFileError(given, "is neither a .toml nor a .json file", hint="rename it, or give another file")
     if is_target(given):
@@ -123,6 +125,11 @@ def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, .
         stored = f"{spec.weight_bytes:.3g} bytes per weight {of} are those of the checkpoint"
         said.append(f"{stored}: training holds weights in the dtype of the run")
     return tuple(said)
+
+
+def which_of(file: str) -> str:
+    """What to write instead of the name of a Python file."""
+    return f"write {shorten(file)}:NAME of a module's class, or of a function that returns (module, inputs)"
 
 
 def _ending(given: str) -> str:

@@ -15,6 +15,7 @@ from steptime.estimate.graph import CostTable, Metrics, Timer, cost_table, table
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
+from steptime.surface.models import which_of
 from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer
 from steptime.surface.profile_settings import (
     OF_FACTORY,
@@ -273,7 +274,8 @@ def captured(
         return _from_onnx(model, dims or {}, training=bool(options.get("training", True)))
     if not is_target(model):
         if Path(model).exists():
-            raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory")
+            raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory",
+                                 hint=which_of(model) if model.lower().endswith(".py") else None)  # fmt: skip
         hint = "write pkg.module:factory, file.py:factory or FILE.onnx; `steptime estimate` takes names and configs"
         raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
     if dims:

@@ -10,7 +10,7 @@ from steptime.plan.job import PRECISIONS
 from steptime.plan.recompute import OTHER_WORDS
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
-from steptime.study.doctor.records import StepLine
+from steptime.study.doctor.records import PADDED_VOCAB, StepLine
 from steptime.study.measured.meaning import recipe_called, recompute_words
 
 _ITERATION: Final = re.compile(r"iteration\s*[:=]?\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
@@ -44,6 +44,7 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
     "virtual_pipeline_model_parallel_size": ("plan", "vpp"), "micro_batch_size": ("plan", "micro_batch"),
     "num_layers": ("model", "layers"), "hidden_size": ("model", "hidden"), "num_attention_heads": ("model", "heads"),
     "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
+    "padded_vocab_size": ("model", PADDED_VOCAB),
 }  # fmt: skip
 #: Share of the optimiser on the host from which all of it is taken to be there.
 HALF: Final = 0.5

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+PADDED_VOCAB: Final = "padded_vocab"
+"""Field of a stated model: a vocabulary with its padding, which tells models of equal dimensions apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

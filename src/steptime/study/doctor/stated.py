@@ -12,7 +12,7 @@ from steptime.plan.framework import habits_of, piped_stage
 from steptime.plan.framework_library import framework_names
 from steptime.plan.recompute import spelled_out
 from steptime.study.doctor import words as w
-from steptime.study.doctor.records import Stated
+from steptime.study.doctor.records import PADDED_VOCAB, Stated
 from steptime.study.doctor.trace import Recording
 from steptime.study.measured.meaning import USUAL, sole_choice
 from steptime.study.measured.tables import framework_called
@@ -25,6 +25,8 @@ _MAY_BE: Final = (("fp8", "fp8-te"), ("fp8", "mxfp8"), ("mxfp8", "fp8-te"))
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*MESH_COLUMNS, "zero")}
 #: Dimensions of a log that are those of the experts.
 _OF_EXPERTS: Final = ("experts_per_token", "expert_ffn_hidden")
+PADDING: Final = 0.1
+"""Share of a padded vocabulary that may be padding where it tells models of equal dimensions apart; a choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +168,10 @@ def model_contradictions(model: ModelSpec, stated: Mapping[str, int]) -> tuple[s
 
 
 def _dimension(model: ModelSpec, name: str) -> int | None:
-    """A dimension of a model or of its experts; None: it has none of that kind, or one that nothing depends on."""
+    """A dimension of a model or of its experts; None: it has none of that kind, or one that may differ."""
     experts = model.experts
+    if name == PADDED_VOCAB:
+        return None
     if name == "experts":
         return 0 if experts is None else experts.experts
     if name in _OF_EXPERTS:
@@ -199,20 +203,26 @@ def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
 
     >>> catalogue_model({"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden": 11008})
     'llama2-7b'
+    >>> big = {"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672}
+    >>> [catalogue_model({**big, "padded_vocab": n}) for n in (32768, 128256, 900)]
+    ['llama2-70b', 'llama3-70b', 'llama2-70b']
     >>> catalogue_model({}, "llama3 405B")
     'llama3.1-405b'
     >>> catalogue_model({"layers": 32, "hidden": 4096, "heads": 32, "experts": 8, "expert_ffn_hidden": 14336})
     'mixtral-8x7b'
     """
-    known = {"layers", "hidden", "heads"} <= set(stated)
+    known, padded = {"layers", "hidden", "heads"} <= set(stated), stated.get(PADDED_VOCAB)
     names = [name for name in catalogue_names() if _plain(name) == _plain(called)]
     names.sort(key=lambda name: _joined(name) != _joined(called))
+    found = []
     for name in names if not known else (*names, *_plainest_first()):
         model = load_catalogue_model(name)
         alike = bool(model.experts) == bool(stated.get("experts"))
         if not model_contradictions(model, stated) and (name in names or alike):
-            return name
-    return None
+            if padded is None or 0 <= padded - model.vocab <= PADDING * padded:
+                return name
+            found.append(name)
+    return found[0] if found else None
 
 
 def _plainest_first() -> list[str]:

@@ -49,10 +49,16 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     mode = first.provenance.mode if first else job.get("mode") or "corrected"
     noun = device_noun(first.provenance.device) if first else cluster_noun(job["cluster"])
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
-    size = f"{counted(job['gpus'], noun, gpus)}, global batch {counted(job['global_batch'], 'sequence', batch)}"
-    title = f"{job['model']} on {job['cluster']}: {size}, mode {mode}"
+    work = first.workload if first else {}
+    length = f" of {counted(work['seq_len'], 'token', t.count(work['seq_len']))}" if "seq_len" in work else ""
+    words = [
+        f"{job['model']} on {job['cluster']}: {counted(job['gpus'], noun, gpus)}",
+        f"global batch {counted(job['global_batch'], 'sequence', batch)}{length}",
+        *([t.lora_label(work["lora"])] if "lora" in work else []),
+        f"mode {mode}",
+    ]
     framework = first.provenance.framework if first else job.get("framework")
-    out.print(t.printable(f"{title}, framework {framework}" if framework else title), style="bold")
+    out.print(t.printable(", ".join([*words, f"framework {framework}"] if framework else words)), style="bold")
     stop = result.stop
     counts = (
         f"{counted(result.candidates, 'candidate', t.count(result.candidates))}, {t.count(result.feasible)} feasible"
