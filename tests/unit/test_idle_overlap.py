@@ -48,11 +48,12 @@ def test_a_word_without_effect_is_named(job: dict[str, Any], plan: dict[str, Any
 
 
 def test_a_captured_module_hides_no_transfers_over_tp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor its gradients, which are all in one bucket."""
     pytest.importorskip("torch")
     (tmp_path / "small_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     job = {"model": "small_module:small", "cluster": "dgx-h100", "gpus": 8, "global_batch": 64}
-    assert idle(api.estimate(**job, plan={"tp": 4, "overlap": "dp,tp"})) == ["tp"]
+    assert idle(api.estimate(**job, plan={"tp": 4, "overlap": "dp,tp"})) == ["dp", "tp"]
 
 
 def test_what_the_framework_does_anyway_needs_no_note() -> None:

@@ -23,6 +23,7 @@ def test_one_gpu_and_one_sequence(capsys: pytest.CaptureFixture[str], tmp_path: 
     print_plan_result(api.plan(**ONE), ONE)
     print_headline(console(), api.estimate(**ONE))
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 GPU, global batch 1 sequence," in said and "on dgx-h100, 1 GPU, " in said and "1 GPUs" not in said
+    assert "1 GPU, global batch 1 sequence of 1,024 tokens," in said
+    assert "on dgx-h100, 1 GPU, " in said and "1 GPUs" not in said
     with pytest.raises(PlanError, match="tp 2 does not divide 1 GPU, so"):
         api.estimate(**ONE, plan={"tp": 2})

@@ -129,7 +129,7 @@ def test_a_python_file_without_a_name_is_told_to_give_one(tmp_path: Path) -> Non
     """`fit mine.py` asked for a .toml or .json."""
     path = written(tmp_path, "", "mine.py")
     for use in (load_model, lambda name: profile(name, "h100")):
-        with pytest.raises(InputFileError, match="mine.py:NAME of a module's class, or of a function that returns"):
+        with pytest.raises(InputFileError, match=r"mine\.py:NAME of a module's class, or of a function that returns"):
             use(str(path))
 
 

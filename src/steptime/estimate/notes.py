@@ -13,7 +13,8 @@ from steptime.terms import Terms
 
 DTYPES = RATES["matrix"][1]
 HIDES = {
-    "dp": "gradients and shards of weights behind the backward pass, with dp or cp above 1",
+    "dp": "gradients and shards of weights behind the backward pass, with dp or cp above 1 and more layers than one "
+    "bucket holds",
     "tp": "transfers of attention and dense MLP behind their products, with tp above 1 and in one fast domain, sp on, "
     "in strategies 1d and context, not in captured modules or mode published",
     "pp": "messages between stages, with pp above 1",
