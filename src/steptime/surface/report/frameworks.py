@@ -41,7 +41,7 @@ HABITS: Final = {
     "overlap": "traffic that runs behind computation", "kernel": "fused attention",
     "scattered_messages": "each tp rank sends its part of a message between stages",
     "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
-    "root_unit": "ZeRO-3 gathers and reduces embedding and head as one unit around the layers",
+    "root_unit": "ZeRO-3 has embedding and head in one unit",
     "separate_masking": "unfused attention masks scores by kernels of its own",
     "selective": "what is recomputed where it is asked to do so selectively",
     "parts": "what a search recomputes beside whole layers", "expert_parts": "likewise of models with experts",
