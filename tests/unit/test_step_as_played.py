@@ -122,13 +122,14 @@ def replica_s(e: Evaluation) -> float:
     for i in range(count):
         compute += [("F", i, n) for n in range(parts)] + [("B", i, n) for n in reversed(range(parts))]
     compute += [("end", 0, 0)]
+    traffic = e.inputs.traffic
     sent: list[Key] = [("G", 0, n) for n in range(parts)] + [("R", 0, n) for n in reversed(range(parts))]
     seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "end": 0.0}
-    seconds |= {"G": step.data.one_gather_s, "R": step.data.one_reduction_s}
+    seconds |= {"G": traffic.gather.one_layer_s, "R": traffic.reduce.one_layer_s}
     taken = {k: float(seconds[k[0]]) for k in (*compute, *sent)}  # type: ignore[index]
     for n, name, passes in ((0, "shown_end_s", e.passes.first), (parts - 1, "hidden_end_s", e.passes.last)):
-        taken |= {("R", 0, n): float(getattr(e.inputs.traffic.reduce, name))}
-        taken |= {("G", 0, n): float(getattr(e.inputs.traffic.gather, name))}
+        taken |= {("R", 0, n): float(getattr(traffic.reduce, name))}
+        taken |= {("G", 0, n): float(getattr(traffic.gather, name))}
         for i in range(count):
             taken |= {("F", i, n): float(passes.forward_s), ("B", i, n): float(passes.backward_s)}
     after: dict[Key, list[Key]] = {("F", 0, n): [("G", 0, n)] for n in range(parts)}
@@ -173,9 +174,9 @@ def sharded_s(e: Evaluation) -> float:
             after["B", i, n] = [("A", i, n)] * (n < layers - 1) + [("R", i, n + 2)] * (n < layers - 2)
             after["A", i, n - 1] = [("F", i, layers - 1) if n == layers - 1 else ("B", i, n + 1)]
         after.pop(("A", i, -1))
-    data = step.data
-    seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "R": data.one_reduction_s}
-    seconds |= {"G": data.one_gather_s, "A": data.one_gather_s, "X": data.one_replica_sum_s}
+    traffic = e.inputs.traffic
+    seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "R": traffic.reduce.one_layer_s}
+    seconds |= {"G": traffic.gather.one_layer_s, "A": traffic.gather.one_layer_s, "X": traffic.replicas_s}
     taken = {k: float(seconds[k[0]]) for k in (*compute, *sent, *summed)}  # type: ignore[index]
     return max(played({"compute": compute, "links": sent, "others": summed}, taken, after).values())
 
@@ -187,8 +188,9 @@ def test_traffic_of_fully_sharded_replicas(count: int, link_Bps: float, shard: i
     """The closed form gathers the last layer again for its backward pass too, behind that of the head."""
     e = evaluated(Plans(dp=DP, in_dp=DP, zero=3, shard=shard), count, link_Bps)
     whole_s, data, step = sharded_s(e), e.step.data, e.step
+    traffic = e.inputs.traffic
     over_s = float(step.steady_s + data.exposed_s) - whole_s
-    again_s = count * max(float(data.one_gather_s) - float(step.behind_backward_s), 0.0)
+    again_s = count * max(float(traffic.gather.one_layer_s) - float(step.behind_backward_s), 0.0)
     assert -2e-3 * whole_s <= over_s <= 2e-3 * whole_s + again_s
 
 
@@ -201,9 +203,9 @@ def piped_replica_s(e: Evaluation) -> float:
     layers = int(e.inputs.layout.first) // chunks
     streams: dict[Key, list[Key]] = {}
     after: dict[Key, list[Key]] = {}
-    step, data = e.step, e.step.data
+    step, traffic = e.step, e.inputs.traffic
     seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s}
-    seconds |= {"G": data.one_gather_s, "R": data.one_reduction_s}
+    seconds |= {"G": traffic.gather.one_layer_s, "R": traffic.reduce.one_layer_s}
     taken: dict[Key, float] = {}
     for s in range(stages):
         compute: list[Key] = []

@@ -69,6 +69,11 @@ class Hiding(NamedTuple):
     shown: dict[str, Num]
     """What it is called with where nothing hides."""
 
+    @property
+    def least_and_whole_s(self) -> tuple[Num, Num]:
+        """What shows where all hides that can, and where nothing does."""
+        return self.formula(**self.arguments), self.formula(**self.shown)
+
 
 class LayerwiseTraffic(NamedTuple):
     """Traffic by layers, behind the computation of other layers."""
@@ -102,10 +107,6 @@ class DataParallel(NamedTuple):
     forward: LayerwiseTraffic
     again_share: Num
     """Part of the former that gathers weights."""
-    one_reduction_s: Num
-    """Reduction of the gradients of one layer; likewise their sum over replicas, and the gathering of its weights."""
-    one_replica_sum_s: Num
-    one_gather_s: Num
     gradient_s: Num
     """Reduction of gradients."""
     gradient_busy_s: Num
@@ -298,27 +299,25 @@ def _data_parallel(inputs: StepInputs, framework: Framework, forward_s: Num, bac
         _behind(exposed_gather_s, {"one_layer_s": gather.one_layer_s, "layers": layers, **_ends(gather)}, forward_s),
         sharded, exposed, traffic.gathers,
     )  # fmt: skip
-    return _shared_out(backward, forward, layers * again_s, reduce, gather, replicas_s)
+    return _shared_out(backward, forward, layers * again_s)
 
 
 def _layerwise(once: Hiding, always: Hiding, sharded: Num, exposed_share: Num, times: Num) -> LayerwiseTraffic:
     """Traffic ``once`` per step, where ``sharded`` is 1 ``always`` (ZeRO-3)."""
-    least_s, whole_s = once.formula(**once.arguments), once.formula(**once.shown)
-    if np.any(sharded):
-        least_s = where(sharded > 0, always.formula(**always.arguments), least_s)
-        whole_s = where(sharded > 0, always.formula(**always.shown), whole_s)
-    return LayerwiseTraffic(always if np.all(sharded) else once, least_s, whole_s, exposed_share, times)
+    hiding = always if np.all(sharded) else once
+    least_s, whole_s = hiding.least_and_whole_s
+    if hiding is once and np.any(sharded):
+        sharded_least_s, sharded_whole_s = always.least_and_whole_s
+        least_s, whole_s = where(sharded > 0, sharded_least_s, least_s), where(sharded > 0, sharded_whole_s, whole_s)
+    return LayerwiseTraffic(hiding, least_s, whole_s, exposed_share, times)
 
 
-def _shared_out(
-    backward: LayerwiseTraffic, forward: LayerwiseTraffic, again_s: Num, reduce: Sums, gather: Sums, replicas_s: Num
-) -> DataParallel:
+def _shared_out(backward: LayerwiseTraffic, forward: LayerwiseTraffic, again_s: Num) -> DataParallel:
     """Time beside the backward pass by what is sent; ``again_s``: weights that are gathered again, once."""
     exposed_s, busy_s, whole_s = backward.exposed_s, backward.busy_s, backward.whole_s
     again = again_s / where(whole_s > 0, whole_s, 1.0)
     return DataParallel(
         backward=backward, forward=forward, again_share=again,
-        one_reduction_s=reduce.one_layer_s, one_replica_sum_s=replicas_s, one_gather_s=gather.one_layer_s,
         gradient_s=exposed_s * (1.0 - again), gradient_busy_s=busy_s * (1.0 - again),
         backward_gather_s=exposed_s * again, backward_gather_busy_s=busy_s * again,
         weight_gather_s=forward.exposed_s, weight_gather_busy_s=forward.busy_s,

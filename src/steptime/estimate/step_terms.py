@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from steptime.cost.collective_fabric import Fabric
 from steptime.cost.offload import exposed_copies_s
+from steptime.cost.pipeline import waited_messages
 from steptime.estimate.communication import Given, TransferCall, collective_over_call, message_basis
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
@@ -159,7 +160,7 @@ def _optimizer_line(e: Evaluation) -> Line:
 
 
 def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
-    data, shared, links = e.step.data, shared_of(e), e.job.framework.data_links
+    data, traffic, shared, links = e.step.data, e.inputs.traffic, shared_of(e), e.job.framework.data_links
     for name, exposed_s, busy_s, behind, part in (
         ("gradients", data.gradient_s, data.gradient_busy_s, data.backward, 1.0 - data.again_share),
         ("weights", data.weight_gather_s, data.weight_gather_busy_s, data.forward, 1.0),
@@ -169,16 +170,15 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
             path=f"dp_comm/{name}/{behind.hiding.formula.__name__}", exposed_s=float(exposed_s),
             hidden_s=float(busy_s - exposed_s), recipe=partial(_layerwise_recipe, behind, part),
         )  # fmt: skip
-    sums = e.inputs.traffic.reduce, e.inputs.traffic.gather
-    for name, layer, ends, seconds, each in (
-        ("gradients", shared.reduce, shared.reduce_ends, data.one_reduction_s, sums[0]),
-        ("weights", shared.gather, shared.gather_ends, data.one_gather_s, sums[1]),
+    for name, layer, ends, sums in (
+        ("gradients", shared.reduce, shared.reduce_ends, traffic.reduce.times(links)),
+        ("weights", shared.gather, shared.gather_ends, traffic.gather.times(links)),
     ):
-        yield _part_line(e, f"{name}/one_layer", layer, seconds, links)
-        yield _part_line(e, f"{name}/embedding", ends.shown, each.shown_end_s * links, links)
-        yield _part_line(e, f"{name}/head", ends.hidden, each.hidden_end_s * links, links)
+        yield _part_line(e, f"{name}/one_layer", layer, sums.one_layer_s, links)
+        yield _part_line(e, f"{name}/embedding", ends.shown, sums.shown_end_s, links)
+        yield _part_line(e, f"{name}/head", ends.hidden, sums.hidden_end_s, links)
     if shared.replicas:
-        yield _part_line(e, "gradients/replicas", shared.replicas, data.one_replica_sum_s, links)
+        yield _part_line(e, "gradients/replicas", shared.replicas, traffic.replicas_s * links, links)
     replicated = replicated_of(e)
     yield Line(path=f"dp_comm/replicated_weights/{_sent_call(e, replicated).leaf}",
                exposed_s=float(e.step.replicated_s), recipe=lambda: _sent_recipe(e, [replicated]))  # fmt: skip
@@ -220,7 +220,7 @@ def _sent_recipe(e: Evaluation, sent: list[Sent], **factors: Num) -> Made:
 
 def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
     step, plans, inputs = e.step, e.plans, e.inputs
-    messages = 2 * step.micro_batches * plans.vpp
+    messages = waited_messages(plans.pp, step.micro_batches, plans.vpp, 0.0)
     basis, factor = message_basis(e.machine, float(plans.pp), float(plans.in_pp)), e.job.framework.stage_links
     link = {"stages": plans.pp, "inside": plans.in_pp, "fast_s": inputs.fast_link_s, "slow_s": inputs.slow_link_s}
     yield Line(

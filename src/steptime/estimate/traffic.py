@@ -78,7 +78,9 @@ def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
 
 
 def _sums(machine: Machine, layer: list[Sent], ends: Ends) -> Sums:
-    one_layer_s, messages_s = sent_s(machine, layer), sent_s(machine, [one.whole for one in layer])
+    seconds = [sent_s(machine, [one]) for one in layer]
+    one_layer_s = sum(seconds, start=0.0)
+    messages_s = sum((each_s * one.layers for each_s, one in zip(seconds, layer, strict=True)), start=0.0)
     bucket = messages_s / where(one_layer_s > 0, one_layer_s, 1.0)
     shown_s, hidden_s = sent_s(machine, ends.shown), sent_s(machine, ends.hidden)
     return Sums(one_layer_s, maximum(bucket, 1.0), shown_s, hidden_s)
@@ -95,11 +97,6 @@ class Sent(NamedTuple):
     times: Num = 1.0
     layers: Num = 1.0
     """Layers whose parts it carries."""
-
-    @property
-    def whole(self) -> Sent:
-        """Once, for all layers whose parts it carries."""
-        return self._replace(times=self.times * self.layers)
 
 
 class Ends(NamedTuple):
