@@ -56,13 +56,15 @@ def order_of(stage: int, stages: int, count: int, chunks: int = 1) -> list[Pass]
     return order + backward[len(table) - warm :]
 
 
-def order_of_zb_h1(stage: int, stages: int, count: int) -> list[Pass]:
-    """1F1B whose stages put off as many gradients of weights as stages are before them (arXiv 2401.10241)."""
-    order: list[Pass] = []
+def order_of_zero_bubble(stage: int, stages: int, count: int, depth: int) -> list[Pass]:
+    """ZB-H1 (depth 1) and ZB-H2 (2): a stage makes as many forward passes ahead as stages are behind it, times the
+    depth, and puts off as many gradients of weights as stages are before it, times the depth (arXiv 2401.10241)."""
+    warm = min(depth * (stages - 1 - stage), count)
+    order: list[Pass] = [("F", i, 0) for i in range(warm)]
     made = 0
-    for each in order_of(stage, stages, count):
-        order.append(each)
-        if each[0] == "B" and each[1] - made >= stage:
+    for i in range(count):
+        order += [("F", warm + i, 0)] * (warm + i < count) + [("B", i, 0)]
+        if i - made >= depth * stage:
             order.append(("W", made, 0))
             made += 1
     return order + [("W", i, 0) for i in range(made, count)]

@@ -37,31 +37,25 @@ def evaluated(schedule: str, plans: Plans, *, batch: int = 64, fitted: bool = Tr
     return evaluate(CORRECTED, STRATEGY, job, machine if fitted else replace(machine, models={}), plans)
 
 
-@pytest.mark.parametrize(("schedule", "lifted"), [("1f1b", 0), ("zb-h1", 2), ("zb-h2", 3)])
-def test_the_bubble_of_equal_stages(schedule: str, lifted: int) -> None:
-    """Layers alone, without embedding and head, make equal stages: (p - 1)(F + B - (l - 1) W)."""
-    plans = Plans(pp=8)
-    e, whole = evaluated(schedule, plans), evaluated("1f1b", plans)
+def expected_bubble_s(e: Evaluation, filling: int) -> float:
+    """Passes of the seven stages before the last, which has the head, but for the weights that its own passes fill."""
     layer, first, last = e.passes.layer, e.passes.first, e.passes.last
-    ends_s = sum(end.both_s - lifted * end.weights_s for end in (first, last))
-    held = float(e.step.stage.first), float(e.step.stage.last)
-    own_s = sum(has * (end.both_s - lifted * end.weights_s) for has, end in zip(held, (first, last), strict=True))
-    expected = 7 * 4 * (layer.both_s - lifted * layer.weights_s) + ends_s - own_s
-    assert float(e.step.bubble_s - e.step.bubble_links_s) == pytest.approx(expected)
-    assert layer.both_s == whole.passes.layer.both_s and (layer.weights_s > 0) == (lifted > 0)
+    others_s = 28 * (layer.both_s - layer.weights_s) + first.both_s - first.weights_s
+    of_first_s, of_last_s = (4 * layer.weights_s + end.weights_s for end in (first, last))
+    return float(np.maximum(others_s + of_first_s - (filling + 1) * of_last_s, 0.0))
 
 
-def test_few_micro_batches_fill_no_more_than_they_are() -> None:
-    """Forward to the last stage, its passes, and back; then the last gradient of weights."""
-    for count in (1, 2, 5):
-        e = evaluated("zb-h2", Plans(pp=8), batch=count)
-        layer, first = e.passes.layer, e.passes.first
-        assert float(e.step.stage.last) == 1
-        lifted = 1 + (count - 1) / 7
-        others = 28 * (layer.both_s - lifted * layer.weights_s) + first.both_s - lifted * first.weights_s
-        assert float(e.step.bubble_s - e.step.bubble_links_s) == pytest.approx(others)
-    h1, h2 = (evaluated(name, Plans(pp=8), batch=8) for name in ZERO_BUBBLE)
-    assert h1.step.bubble_s == pytest.approx(float(h2.step.bubble_s)), "seven passes fill either"
+@pytest.mark.parametrize(("schedule", "batch", "filling"), [
+    ("zb-h1", 64, 7), ("zb-h1", 5, 4), ("zb-h2", 64, 14), ("zb-h2", 8, 7), ("zb-h2", 2, 1), ("zb-h2", 1, 0),
+])  # fmt: skip
+def test_the_bubble_by_hand(schedule: str, batch: int, filling: int) -> None:
+    """Stages put off one or two passes for gradients of weights per stage before, but no more than there are."""
+    e, whole = (evaluated(name, Plans(pp=8), batch=batch) for name in (schedule, "1f1b"))
+    layer, first = e.passes.layer, e.passes.first
+    assert float(e.step.stage.last) == 1 and layer.weights_s > 0
+    assert float(e.step.idle_s) == pytest.approx(expected_bubble_s(e, filling))
+    assert float(whole.step.idle_s) == pytest.approx(float(28 * layer.both_s + first.both_s))
+    assert layer.both_s == whole.passes.layer.both_s and not whole.passes.layer.weights_s
 
 
 def test_gradients_of_weights_are_the_second_product() -> None:
@@ -96,7 +90,8 @@ def test_terms_add_up_and_the_bracket_holds(schedule: str, batch: int) -> None:
     e = evaluated(schedule, Plans(pp=8), batch=batch)
     terms, whole = (exposed_terms(lines_of(each)) for each in (e, evaluated("1f1b", Plans(pp=8), batch=batch)))
     assert terms.total == pytest.approx(float(e.step_time_s), rel=1e-12)
-    assert 0 < terms["bubble/zero_bubble_s"] < whole["bubble/pipeline_bubble_s"]
+    filled = terms.get("bubble/zero_bubble_s", 0.0)
+    assert filled < whole["bubble/pipeline_bubble_s"] and (filled > 0) == ((schedule, batch) != ("zb-h2", 64))
     low, high = bracket_s(e)
     assert 0 < low <= e.step_time_s <= high
     assert low < bracket_s(evaluated("1f1b", Plans(pp=8), batch=batch))[0]

@@ -70,44 +70,50 @@ def zero_bubble_s(
     slowest_stage_s: Num,
     all_weights_s: Num,
     slowest_weights_s: Num,
-    lifted: Num,
+    first_weights_s: Num,
+    filling: Num,
     virtual_stages: Num,
 ) -> Num:
     r"""Bubble of schedules that move the gradients of weights out of the way of the other stages.
 
-    $$t = \max\left(\frac{\sum_i t_i - l \sum_i w_i - (t_{\max} - l\,w_{\max})}{v},\ 0\right)$$
+    $$t = \max\left(\frac{\sum_i (t_i - w_i) - (t_{\max} - w_{\max})}{v} + w_1 - (f + 1)\,w_{\max},\ 0\right)$$
 
     where $\sum_i t_i$ = `all_stages_s` and $t_{\max}$ = `slowest_stage_s` are those of :func:`pipeline_bubble_s`,
-    $\sum_i w_i$ = `all_weights_s` and $w_{\max}$ = `slowest_weights_s` the parts of them that make gradients of
-    weights, $l$ = `lifted` (:func:`lifted_passes`), $v$ = `virtual_stages`. With $l$ = 0 it is
-    :func:`pipeline_bubble_s`; with equal stages and enough micro-batches $(p-1)(T_F + T_B - T_W)$ for ZB-H1 ($l$ = 2)
-    and $(p-1)(T_F + T_B - 2 T_W)$ for ZB-H2 ($l$ = 3).
+    $\sum_i w_i$ = `all_weights_s`, $w_{\max}$ = `slowest_weights_s` and $w_1$ = `first_weights_s` the parts of all
+    stages, of the slowest and of the first that make gradients of weights, $f$ = `filling` (:func:`filling_passes`),
+    $v$ = `virtual_stages`, more than 1 only where backward passes are whole (all $w$ = 0). While the slowest stage
+    waits for the other passes of all others, $f$ of its own passes for gradients of weights fill the wait, and its last
+    one falls beside that of the first stage. With equal stages and enough micro-batches it is $(p-1)(T_F + T_B - T_W)$
+    for ZB-H1 ($f = p-1$) and $(p-1)(T_F + T_B - 2\,T_W)$ for ZB-H2 ($f = 2(p-1)$), $T_B$ without $T_W$. Steps follow
+    each other without a barrier.
 
-    Source: Qi et al., arXiv 2401.10241, table 1; unequal stages by the same argument.
+    Source: Qi et al., arXiv 2401.10241, table 1; unequal stages by the longest path, through the slowest.
 
-    >>> [zero_bubble_s(12.0, 3.0, 4.0, 1.0, lifted, 1) for lifted in (0, 2, 3)]   # four stages, F = B = W = 1
-    [9.0, 3.0, 0.0]
+    >>> [zero_bubble_s(12.0, 3.0, 4.0, 1.0, 1.0, filling, 1) for filling in (0, 3, 6)]   # four stages, F = B = W = 1
+    [6.0, 3.0, 0.0]
+    >>> zero_bubble_s(13.5, 4.5, 4.5, 1.5, 1.0, 3, 1)   # the last of them half as slow again
+    1.0
     """
-    all_s, slowest_s = all_stages_s - lifted * all_weights_s, slowest_stage_s - lifted * slowest_weights_s
-    return maximum(pipeline_bubble_s(all_s, slowest_s, virtual_stages), 0.0)
+    others_s = pipeline_bubble_s(all_stages_s - all_weights_s, slowest_stage_s - slowest_weights_s, virtual_stages)
+    return maximum(others_s + first_weights_s - (filling + 1) * slowest_weights_s, 0.0)
 
 
-def lifted_passes(fills: Num, stages: Num, micro_batches: Num) -> Num:
-    r"""Passes for gradients of weights, per stage but one, that the bubble of 1F1B has and that of a schedule has not.
+def filling_passes(fills: Num, stages: Num, micro_batches: Num) -> Num:
+    r"""Passes for gradients of weights with which a stage fills its bubble.
 
-    $$l = 1 + \min\left(k,\ \frac{n_m - 1}{p - 1}\right)\Big|_{k>0}$$
+    $$f = \min\left(k\,(p - 1),\ n_m - 1\right)$$
 
-    The pass of a micro-batch no longer holds up the stage before, and $k$ = `fills` of them per stage fill the bubble
-    (ZB-H1: 1, ZB-H2: 2), but no more than there are: of the $n_m$ = `micro_batches` of a step all but the last, whose
-    backward pass ends the step on the first of $p$ = `stages`.
+    where $k$ = `fills` of them are put off per stage before (ZB-H1: 1, ZB-H2: 2) of the $p$ = `stages`, but no more
+    than there are: of the $n_m$ = `micro_batches` of a step all but the last, whose backward pass ends the step on the
+    first stage.
 
     Source: Qi et al., arXiv 2401.10241, table 1; few micro-batches by the longest path: forward to the last stage, its
     $n_m$ passes, and back.
 
-    >>> [lifted_passes(fills, 5, 64) for fills in (0.0, 1.0, 2.0)], lifted_passes(2.0, 5, 5)
-    ([0.0, 2.0, 3.0], 2.0)
+    >>> [filling_passes(fills, 5, 64) for fills in (1.0, 2.0)], filling_passes(2.0, 5, 5)
+    ([4.0, 8.0], 4)
     """
-    return where(fills > 0, 1.0 + minimum(fills, (micro_batches - 1) / maximum(stages - 1, 1)), 0.0)
+    return minimum(fills * (stages - 1), micro_batches - 1)
 
 
 def zero_bubble_in_flight(stages: Num, micro_batches: Num, depths: Num) -> Num:

@@ -80,10 +80,10 @@ def _bound_resources(times: Iterable[PhaseTime], plans: Plans, bound: Machine) -
     return compute, memory_s(moved, bound.memory_Bps), links
 
 
-def _fastest(forward: Resources, backward: Resources) -> Pass:
-    """Each part takes as long as its busiest resource; half of the backward pass makes gradients of weights at most."""
+def _fastest(forward: Resources, backward: Resources, *, splits: bool) -> Pass:
+    """Each part takes as long as its busiest resource; what is split of a backward pass is at most half of it."""
     each = [maximum(maximum(compute, memory), links) for compute, memory, links in (forward, backward)]
-    return Pass(forward_s=each[0], backward_s=each[1], weights_s=each[1] / 2)
+    return Pass(forward_s=each[0], backward_s=each[1], weights_s=each[1] / 2 if splits else 0.0)
 
 
 def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: Framework) -> Pass:
@@ -118,16 +118,18 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 
     Source: the two bounds of a roofline, max and sum of the times.
     """
-    bound, parts = e.machine.bound, {part: _directions(times) for part, times in e.times.items()}
+    bound, splits = e.machine.bound, e.job.splits_backward
+    parts = {part: _directions(times) for part, times in e.times.items()}
     highest_s = _highest_s(e, parts)
     if bound is None:
         eased = _eased(e.job.framework)
         passes = {
-            part: _fastest(*(_resources(rows, eased) for rows in directions)) for part, directions in parts.items()
+            part: _fastest(*(_resources(rows, eased) for rows in directions), splits=splits)
+            for part, directions in parts.items()
         }
         return minimum(_lowest_s(e, e.machine, Passes(**passes), eased), e.step.total_s), highest_s
     least = {
-        part: _fastest(*(_bound_resources(rows, e.plans, bound) for rows in directions))
+        part: _fastest(*(_bound_resources(rows, e.plans, bound) for rows in directions), splits=splits)
         for part, directions in parts.items()
     }
     return minimum(_lowest_s(e, bound, Passes(**least), IDEAL), e.step.total_s), maximum(highest_s, e.step.total_s)

@@ -19,7 +19,6 @@ from steptime.plan.job import Job
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block
-from steptime.plan.schedules import ZERO_BUBBLE
 
 PARTS = ("layer", "first", "last")
 Works = dict[str, dict[str, PhaseWork]]
@@ -57,8 +56,7 @@ def part_times(
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job) -> Works:
     """Work of each part for one micro-batch, by direction."""
-    splits = job.schedule in ZERO_BUBBLE
-    return {part: work_of(times[part], splits=splits) for part in PARTS}
+    return {part: work_of(times[part], splits=job.splits_backward) for part in PARTS}
 
 
 def passes_of(works: Works, framework: Framework) -> Passes:

@@ -52,8 +52,9 @@ class CriticalStage:
     slowest_s: Num
     """The part of it that is spent on this stage."""
     all_weights_s: Num
-    """Parts of both that make gradients of weights."""
+    """Parts of both that make gradients of weights, and that of the first stage."""
     slowest_weights_s: Num
+    first_weights_s: Num
 
 
 def layout_of(planned: PlannedJob) -> Layout:
@@ -136,4 +137,5 @@ def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copi
         all_stages_s=layout.whole * one_layer_s + passes.first.both_s + passes.last.both_s,
         all_weights_s=layout.whole * layer.weights_s + ends[0] + ends[1],
         slowest_weights_s=layers * layer.weights_s + first * ends[0] + last * ends[1],
+        first_weights_s=layout.first * layer.weights_s + ends[0],
     )  # fmt: skip

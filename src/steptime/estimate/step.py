@@ -11,7 +11,7 @@ import numpy as np
 from steptime.cost.data_parallel import exposed_buckets_s, exposed_gather_s, exposed_sharded_s, partly_hidden_s
 from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.offload import exposed_copies_s, lasting_s
-from steptime.cost.pipeline import lifted_passes, mean_stage_link_s, pipeline_bubble_s, waited_messages, zero_bubble_s
+from steptime.cost.pipeline import filling_passes, mean_stage_link_s, pipeline_bubble_s, waited_messages, zero_bubble_s
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
@@ -38,8 +38,8 @@ class StepInputs:
     layout: Layout
     devices: Num
     micro_batches: Num
-    lifted: Num
-    """Passes for gradients of weights that the schedule takes out of the bubble."""
+    filling: Num
+    """Passes for gradients of weights that fill the bubble."""
     hides_data: Num
     """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
     hides_stages: Num
@@ -204,7 +204,7 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     owned = owned_parameters(planned)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
-        lifted=lifted_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
+        filling=filling_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
         hides_copies=float("offload" in job.overlap), copy_s=copy_s,
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
@@ -253,8 +253,8 @@ def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]
     """Arguments of :func:`steptime.cost.pipeline.zero_bubble_s`."""
     return {
         "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s, "all_weights_s": stage.all_weights_s,
-        "slowest_weights_s": stage.slowest_weights_s, "lifted": inputs.lifted,
-        "virtual_stages": inputs.layout.virtual_stages,
+        "slowest_weights_s": stage.slowest_weights_s, "first_weights_s": stage.first_weights_s,
+        "filling": inputs.filling, "virtual_stages": inputs.layout.virtual_stages,
     }  # fmt: skip
 
 

@@ -25,7 +25,6 @@ from steptime.estimate.traffic import (
 )
 from steptime.num import Num
 from steptime.plan.framework import IDEAL
-from steptime.plan.schedules import ZERO_BUBBLE
 
 Made = tuple[list[FormulaCall], str]
 """Calls of formulas that add up to a line, and the text that says what they rest on."""
@@ -229,7 +228,7 @@ def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
         recipe=known(STAGE_LINK, link, basis, times_per_step=step.waited_messages, framework_factor=factor),
     )  # fmt: skip
     bubble, name = bubble_arguments(inputs, step.stage), "zero_bubble_s"
-    if e.job.schedule not in ZERO_BUBBLE:
+    if not e.job.splits_backward:
         name = "pipeline_bubble_s"
         bubble = {each: bubble[each] for each in ("all_stages_s", "slowest_stage_s", "virtual_stages")}
     yield Line(path=f"bubble/{name}", exposed_s=float(step.idle_s), recipe=known(f"pipeline.{name}", bubble))

@@ -8,6 +8,7 @@ from steptime.cost.quantisation import element_bytes, nf4_element_bytes, nvfp4_e
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
+from steptime.plan.schedules import ZERO_BUBBLE
 from steptime.registry import Registry
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.element_types import ELEMENT_BYTES
@@ -197,6 +198,11 @@ class Job:
     def gradient_bytes(self) -> float:
         """Bytes of one gradient."""
         return self.precision.gradient_bytes if self.gradient_dtype is None else GRADIENT_BYTES[self.gradient_dtype]
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights have a pass of their own."""
+        return self.schedule in ZERO_BUBBLE
 
 
 def with_habits(job: Job, framework: str) -> Job:

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.num import where
 from steptime.plan.job import Job, replica_micro_batches, replica_sequences
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
-from steptime.plan.schedules import ZERO_BUBBLE, equal_but_for_ends, virtual_stage
+from steptime.plan.schedules import equal_but_for_ends, virtual_stage
 
 Broken = Callable[[Job, Plans], Any]
 
@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
     Rule(name="recompute_every", meaning="recomputing every so many-th layer needs full recomputation",
          broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE)),
     Rule(name="zero_bubble", meaning="a zero-bubble schedule without stages, or with virtual ones",
-         broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2))),
+         broken=lambda job, p: job.splits_backward & ((p.vpp > 1) | (p.pp < 2))),
 )  # fmt: skip
 
 
