@@ -9,21 +9,10 @@ from typing import Any, Final
 from steptime.errors import counted
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.hardware.profile import Curve
-from steptime.surface.report.text import (
-    change,
-    console,
-    error_figures,
-    further_groups,
-    grid,
-    heading,
-    indented,
-    largest_groups,
-    percent,
-    printable,
-)
+from steptime.surface.report.error_tables import error_table, print_groups
+from steptime.surface.report.text import change, console, grid, heading, indented, percent, printable
 
 ERRORS: Final = ("median_ape", "mape", "p90_ape", "bias", "coverage90")
-HEAD: Final = ("rows", "median", "mean", "p90", "bias", "in band")
 TITLES: Final = {
     "by_op": "By operator", "by_gpu": "By GPU", "by_source": "By source", "by_curve": "By origin of the curve",
 }  # fmt: skip
@@ -42,20 +31,9 @@ def print_score(score: Mapping[str, Any]) -> None:
     if not score["scored"]:
         return
     heading(screen, "Errors of predicted against measured time")
-    table = grid(("", *HEAD))
-    table.add_row("all", str(score["scored"]), *error_figures(score["time"], ERRORS))
-    screen.print(table)
-    for name, title in TITLES.items():
-        groups = score.get(name, {})
-        shown = largest_groups(groups, MOST)
-        if not shown:
-            continue
-        heading(screen, title)
-        table = grid(("", *HEAD))
-        for group, errors in shown:
-            table.add_row(printable(group), str(errors["rows"]), *error_figures(errors, ERRORS))
-        screen.print(table)
-        further_groups(screen, groups, shown)
+    screen.print(error_table({"all": score["time"] | {"rows": score["scored"]}}, ERRORS))
+    for grouping, title in TITLES.items():
+        print_groups(screen, title, grouping, score, ERRORS, MOST)
     screen.print("\nIn band: share of the measurements inside the predicted 90 % band.", soft_wrap=True)
 
 

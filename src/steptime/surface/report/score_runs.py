@@ -6,26 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import counted, first_few, shorten
-from steptime.surface.report.text import (
-    console,
-    error_figures,
-    further_groups,
-    grid,
-    heading,
-    indented,
-    largest_groups,
-    percent,
-    printable,
-)
+from steptime.surface.report.error_tables import BY_SCALE, error_figures, error_table, print_groups
+from steptime.surface.report.text import console, heading, indented, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 TIME: Final = ("mape", "median_ape", "bias", "p90_ape", "coverage90")
-TIME_HEAD: Final = ("rows", "mean", "median", "bias", "p90", "in band")
 MEMORY: Final = ("mape", "median_ape", "bias", "p90_ape")
 TITLES: Final = {
-    "by_source": "By source", "by_gpu": "By GPU", "by_scale": "By number of GPUs", "by_dtype": "By dtype",
+    "by_source": "By source", "by_gpu": "By GPU", BY_SCALE: "By number of GPUs", "by_dtype": "By dtype",
     "by_kind": "By kind of model",
 }  # fmt: skip
 COLUMNS: Final = 12
@@ -42,7 +32,7 @@ def print_run_score(score: Mapping[str, Any]) -> None:
         heading(screen, "Errors of predicted against measured step time")
         _overall(screen, score)
         for name, title in TITLES.items():
-            _group(screen, title, score[name])
+            print_groups(screen, title, name, score, TIME, MOST)
         _rank(screen, score["rank"])
     _memory(screen, score["memory"])
     if score["time"]["rows"]:
@@ -78,13 +68,11 @@ def _counts(screen: Console, score: Mapping[str, Any]) -> None:
 
 
 def _overall(screen: Console, score: Mapping[str, Any]) -> None:
-    table = grid(("", *TIME_HEAD))
     rows = {"all": score["time"], "supporting claims": score["time_supporting_claims"]}
     top = score["dominant_source"]
     if top:
         rows[f"without {top}"] = score["time_without_dominant"]
-    for name, errors in rows.items():
-        table.add_row(printable(name), str(errors["rows"]), *error_figures(errors, TIME))
+    table = error_table(rows, TIME)
     means = {"mean over sources": score["macro"]}
     if top:
         means[f"mean over sources without {top}"] = score["macro_without_dominant"]
@@ -95,17 +83,6 @@ def _overall(screen: Console, score: Mapping[str, Any]) -> None:
     interval = score["coverage90_by_source_interval"]
     if interval:
         screen.print(f"In band, when whole sources are drawn again: {percent(interval[0])} to {percent(interval[1])}")
-
-
-def _group(screen: Console, title: str, groups: Mapping[str, Any]) -> None:
-    ordered = largest_groups(groups, MOST)
-    shown = sorted(ordered, key=lambda item: int(item[0].split("-")[0])) if title == TITLES["by_scale"] else ordered
-    heading(screen, title)
-    table = grid(("", *TIME_HEAD))
-    for name, errors in shown:
-        table.add_row(printable(name), str(errors["rows"]), *error_figures(errors, TIME))
-    screen.print(table)
-    further_groups(screen, groups, shown)
 
 
 def _rank(screen: Console, rank: Mapping[str, Any]) -> None:
@@ -125,7 +102,5 @@ def _memory(screen: Console, memory: Mapping[str, Any]) -> None:
     if not memory["rows"]:
         return
     heading(screen, "Errors of peak memory, by what was measured")
-    table = grid(("", "rows", "mean", "median", "bias", "p90"))
-    for name, errors in memory["by_definition"].items():
-        table.add_row(name.replace("_", " "), str(errors["rows"]), *error_figures(errors, MEMORY))
-    screen.print(table)
+    rows = {name.replace("_", " "): errors for name, errors in memory["by_definition"].items()}
+    screen.print(error_table(rows, MEMORY))

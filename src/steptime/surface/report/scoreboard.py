@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from steptime.study.measured.computed import EXACT
 from steptime.study.measured.targets import CLAIMS, Reached
-from steptime.surface.report.score_runs import TIME, TIME_HEAD
-from steptime.surface.report.text import change, percent
+from steptime.surface.report.error_tables import error_cells, error_head, largest_groups
+from steptime.surface.report.score_runs import MEMORY, TIME
+from steptime.surface.report.text import percent
 from steptime.surface.scoreboard import SEEN, UNSEEN, WAYS, Board
 
 LEAST_OF_A_GPU: Final = 30
@@ -31,21 +32,16 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
     return "\n".join([f"| {' | '.join(head)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def figures_of(errors: Mapping[str, Any]) -> list[str]:
-    """Statistics of one group as cells."""
-    cells = ["-" if errors[n] is None else change(errors[n]) if n == "bias" else percent(errors[n]) for n in TIME]
-    return [str(errors["rows"]), *cells] if "rows" in errors else cells
-
-
 def ways_table(board: Board) -> str:
     """Every way of predicting in one line."""
-    head = ("predicted with", *TIME_HEAD, "interval of in band", "mean over sources", "without the largest", "rank")
+    head = ("predicted with", *error_head(TIME), "interval of in band", "mean over sources", "without the largest",
+            "rank")  # fmt: skip
     rows = []
     for key, found in board.summaries.items():
         interval, macro, rest = (found[n] for n in (
             "coverage90_by_source_interval", "macro", "macro_without_dominant"))  # fmt: skip
         rows.append([
-            WAYS[key].title, *figures_of(found["time"]),
+            WAYS[key].title, *error_cells(found["time"], TIME),
             f"{percent(interval[0])} to {percent(interval[1])}" if interval else "-", _cell(macro["mape"]),
             _cell(rest["mape"]) if rest else "-", _plain(found["rank"]["median_spearman"]),
         ])  # fmt: skip
@@ -77,19 +73,16 @@ def group_table(board: Board, name: str, title: str, least: int = 1) -> str:
     """Groups under the hardest way with a named framework, with the packaged error beside."""
     found, seen = board.summaries[UNSEEN][name], board.summaries[SEEN][name]
     kept = {group: errors for group, errors in found.items() if errors["rows"] >= least}
-    ordered = sorted(kept, key=lambda g: (-kept[g]["rows"], g))
-    if name == "by_scale":
-        ordered.sort(key=lambda g: int(g.split("-")[0]))
-    rows = [[g, *figures_of(kept[g]), _cell(seen[g]["mape"])] for g in ordered]
-    return markdown((title, *TIME_HEAD, "mean, packaged"), rows)
+    rows = [[group, *error_cells(errors, TIME), _cell(seen[group]["mape"])]
+            for group, errors in largest_groups(name, kept).items()]  # fmt: skip
+    return markdown((title, *error_head(TIME), "mean, packaged"), rows)
 
 
 def memory_table(board: Board) -> str:
     """Errors of peak memory, which no framework's parameters move."""
-    rows = [[name.replace("_", " "), str(e["rows"]), _cell(e["mape"]), _cell(e["median_ape"]), change(e["bias"]),
-             _cell(e["p90_ape"])]
-            for name, e in board.summaries[SEEN]["memory"]["by_definition"].items()]  # fmt: skip
-    return markdown(("what was measured", "rows", "mean", "median", "bias", "p90"), rows)
+    rows = [[name.replace("_", " "), *error_cells(errors, MEMORY)]
+            for name, errors in board.summaries[SEEN]["memory"]["by_definition"].items()]  # fmt: skip
+    return markdown(("what was measured", *error_head(MEMORY)), rows)
 
 
 def rank_table(board: Board) -> str:

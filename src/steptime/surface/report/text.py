@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import shorten
@@ -58,27 +58,6 @@ def console() -> Console:
 def printable(text: str) -> str:
     """The text without control characters, which could rewrite a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-
-
-def error_figures(errors: Mapping[str, float | None], names: Sequence[str]) -> list[str]:
-    """Errors in percent, the bias with its sign; a dash where there is none.
-
-    >>> error_figures({"mape": 0.1, "bias": 0.02, "coverage90": None}, ("mape", "bias", "coverage90"))
-    ['10.0 %', '+2.0 %', '-']
-    """
-    values = [(name, errors[name]) for name in names]
-    return ["-" if v is None else change(v) if name == "bias" else percent(v) for name, v in values]
-
-
-def largest_groups(groups: Mapping[str, Mapping[str, Any]], most: int) -> list[tuple[str, Mapping[str, Any]]]:
-    """The groups with the most rows, those first, by name where they are equal."""
-    return sorted(groups.items(), key=lambda item: (-item[1]["rows"], item[0]))[:most]
-
-
-def further_groups(screen: Console, groups: Sized, shown: Sized) -> None:
-    """Says how many groups a table leaves out."""
-    if len(groups) > len(shown):
-        screen.print(f"and {len(groups) - len(shown)} more (--json lists all)")
 
 
 def share(part: float, whole: float) -> str:
