@@ -14,7 +14,7 @@ import numpy as np
 
 from steptime.errors import InputFileError
 from steptime.num import Array
-from steptime.store.csv_lines import Header, fault, header_of
+from steptime.store.csv_lines import Header, fault, header_of, in_quotes
 from steptime.store.files import is_file, refuse_endless, unreadable
 from steptime.store.tables import connected
 
@@ -98,7 +98,7 @@ def read_table(path: str | Path) -> Table:
     except duckdb.Error as error:
         encoded = "not utf-8" not in str(error)
         if encoded and header is not None and (problem := fault(file, header)) is not None:
-            hint = f"every line has the cells of the header; one that holds a {header.delimiter!r} stands in quotes"
+            hint = f"every line has the cells of the header; {in_quotes(header.delimiter)}"
             raise InputFileError(str(path), problem, hint=hint) from error
         problem = f"cannot be read as a table: {str(error).splitlines()[0][:200]}"
         raise InputFileError(str(path), problem, hint=None if encoded else "save it as UTF-8") from error

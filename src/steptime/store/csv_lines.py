@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,27 +32,57 @@ class Header:
     cells: int
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[TextIO]:
-    opener = gzip.open if file.name.lower().endswith(".gz") else open
-    with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
-        yield stream
+def opened(file: Path, errors: str = "strict") -> TextIO:
+    """The text of a CSV or CSV.gz file, lines ending as they do there; ``errors``: what becomes of no UTF-8."""
+    if file.name.lower().endswith(".gz"):
+        return gzip.open(file, "rt", encoding="utf-8-sig", errors=errors, newline="")
+    return file.open(encoding="utf-8-sig", errors=errors, newline="")
+
+
+def says_nothing(cells: Sequence[str]) -> bool:
+    """Whether the cells of a line, or the line as one cell, are blank or a comment.
+
+    >>> [says_nothing(cells) for cells in (["# by hand", "1"], ["", " "], [], ["1", "# by hand"])]
+    [True, True, True, False]
+    """
+    return not any(cell.strip() for cell in cells) or cells[0].startswith("#")
+
+
+def first_line(lines: Iterable[str]) -> tuple[int, str]:
+    """The first line that is neither blank nor a comment, behind the number of lines before it; "" without one.
+
+    >>> first_line(["# by hand", "", "a,b", "1,2"])
+    (2, 'a,b')
+    """
+    return next(((number, line) for number, line in enumerate(lines) if not says_nothing([line])), (0, ""))
+
+
+def unlike_header(line: int, cells: int, header: int) -> str:
+    """What is wrong with a line that has more or fewer cells than the header."""
+    return f"line {line} has {counted(cells, 'cell')}, the header {header}"
+
+
+def in_quotes(delimiter: str) -> str:
+    """What to do about a line with more cells than were meant.
+
+    >>> in_quotes(","), in_quotes(";")
+    ("a cell that holds a ',', as 1,670 does, stands in quotes", "a cell that holds a ';' stands in quotes")
+    """
+    return f"a cell that holds a {delimiter!r}{', as 1,670 does,' if delimiter == ',' else ''} stands in quotes"
 
 
 def header_of(file: Path) -> Header | None:
     """The header of a CSV or CSV.gz file; None where it is no UTF-8, or a single cell."""
     try:
-        with _opened(file) as stream:
-            for number, line in enumerate(islice(iter(lambda: stream.readline(LONGEST), ""), PREAMBLE)):
-                if line.strip() and not line.startswith("#"):
-                    if not FOREIGN.isdisjoint(line):
-                        return None
-                    delimiter = delimiter_of(line)
-                    cells = len(next(csv.reader([line], delimiter=delimiter)))
-                    return Header(skipped=number, delimiter=delimiter, cells=cells) if cells > 1 else None
+        with opened(file, errors="replace") as stream:
+            skipped, line = first_line(islice(iter(lambda: stream.readline(LONGEST), ""), PREAMBLE))
+        if not line or not FOREIGN.isdisjoint(line):
+            return None
+        delimiter = delimiter_of(line)
+        cells = len(next(csv.reader([line], delimiter=delimiter)))
+        return Header(skipped=skipped, delimiter=delimiter, cells=cells) if cells > 1 else None
     except (OSError, EOFError, zlib.error, csv.Error):
         return None
-    return None
 
 
 def fault(file: Path, header: Header) -> str | None:
@@ -65,11 +94,11 @@ def fault(file: Path, header: Header) -> str | None:
     """
     line = header.skipped
     try:
-        with _opened(file) as stream:
+        with opened(file, errors="replace") as stream:
             rows = csv.reader(islice(stream, header.skipped, None), delimiter=header.delimiter, strict=True)
             for row in rows:
                 if row and len(row) != header.cells:
-                    return f"line {line + 1} has {counted(len(row), 'cell')}, the header {header.cells}"
+                    return unlike_header(line + 1, len(row), header.cells)
                 line = header.skipped + rows.line_num
     except csv.Error as error:
         return f"line {line + 1} has a quote that is not closed, or text after one that is ({error})"

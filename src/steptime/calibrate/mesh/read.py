@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 from pathlib import Path
 from typing import TextIO
 
@@ -12,6 +11,7 @@ from steptime.calibrate.mesh.links import Links
 from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
+from steptime.store.csv_lines import opened, says_nothing
 from steptime.store.files import is_file, refuse_endless, unreadable
 from steptime.store.tables import delimiter_of
 from steptime.units import UNITS
@@ -38,7 +38,7 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
     file = Path(path)
     _check_file(file)
     try:
-        with _opened(file) as stream:
+        with opened(file) as stream:
             rows = _rows(stream, str(path))
             line, first = next(rows, (0, []))
             if not first:
@@ -72,12 +72,6 @@ def _check_file(file: Path) -> None:
         raise InputFileError(str(file), f"is larger than {MAX_BYTES >> 20} MiB", hint="measure fewer message sizes")
 
 
-def _opened(file: Path) -> TextIO:
-    if file.name.lower().endswith(".gz"):
-        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-    return file.open(encoding="utf-8-sig", newline="")
-
-
 def _rows(stream: TextIO, where: str) -> Rows:
     """Rows with their line numbers; blank lines and comments are left out."""
     first = stream.readline(2**20)
@@ -87,7 +81,7 @@ def _rows(stream: TextIO, where: str) -> Rows:
     reader = csv.reader(stream, delimiter=delimiter_of(first), strict=True)
     try:
         for row in reader:
-            if row and not row[0].startswith("#") and any(cell.strip() for cell in row):
+            if not says_nothing(row):
                 yield reader.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
         raise InputFileError(where, f"line {reader.line_num}: {error}") from None

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import InputFileError, counted, shorten
+from steptime.errors import InputFileError, shorten
+from steptime.store.csv_lines import first_line, in_quotes, says_nothing, unlike_header
 from steptime.store.files import read_bytes, unreadable
 from steptime.store.tables import delimiter_of
 from steptime.study.measured.columns import near_misses, own_names
@@ -30,7 +31,6 @@ METRICS: Final = (
 """Columns of which one must be there."""
 LARGEST: Final = 1e18
 MAX_BYTES: Final = 2**30
-SURPLUS: Final = "a cell that holds what separates cells, as 1,670 does, stands in quotes"
 _BLANK: Final = frozenset({"", "-", "--", "n/a", "na", "nan", "none", "null", "?", "unknown", "not stated"})
 UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "metric_step_time_s": {"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "min": 60.0},
@@ -154,9 +154,9 @@ def read_rows(path: str | Path) -> list[TableRow]:
     """
     where = str(path)
     text = _text(Path(path))
-    reader = csv.reader(io.StringIO(text), strict=True, delimiter=_delimiter(text))
+    reader = csv.reader(io.StringIO(text), strict=True, delimiter=delimiter_of(first_line(io.StringIO(text))[1]))
     try:
-        header = next((cells for cells in reader if any(c.strip() for c in cells) and not _is_comment(cells)), None)
+        header = next((cells for cells in reader if not says_nothing(cells)), None)
         if header is None:
             raise InputFileError(where, "is empty", hint=_columns_hint())
         named = own_names(header)
@@ -169,16 +169,6 @@ def read_rows(path: str | Path) -> list[TableRow]:
     return rows
 
 
-def _delimiter(text: str) -> str:
-    """What separates the cells of the header, a comma unless another is more frequent there."""
-    line = next((line for line in io.StringIO(text) if line.strip() and not _is_comment([line])), "")
-    return delimiter_of(line)
-
-
-def _is_comment(cells: Sequence[str]) -> bool:
-    return cells[0].startswith("#")
-
-
 def _records(reader: Any, named: list[tuple[str, str]], where: str) -> Iterator[TableRow]:
     """Rows with the line of the file on which each begins.
 
@@ -189,8 +179,8 @@ def _records(reader: Any, named: list[tuple[str, str]], where: str) -> Iterator[
     for cells in reader:
         line, before = before + 1, reader.line_num
         if any(cell.strip() for cell in cells[len(named) :]):
-            problem = f"line {line} has {counted(len(cells), 'cell')}, the header {len(named)}"
-            raise InputFileError(where, problem, hint=SURPLUS)
+            problem = unlike_header(line, len(cells), len(named))
+            raise InputFileError(where, problem, hint=in_quotes(reader.dialect.delimiter))
         if any(cell.strip() for cell in cells):
             yield TableRow(line, named_cells(named, cells))
 
