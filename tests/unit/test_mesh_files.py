@@ -56,6 +56,8 @@ def test_a_file_of_pairs_comes_back(tmp_path: Path) -> None:
         "src;dst;latency (us);bandwidth (GB/s)\na;b;3;40\nb;a;3;40\n",
         "src\tdst\tlatency\tbandwidth\na\tb\t3 us\t40 GB/s\nb\ta\t3000 ns\t320 Gb/s\n",
         "\ufeff# Monday\r\nTarget,Source,Latency_s,Bandwidth_GBps,remark\r\n\r\na,b,3e-6,40,x\r\nb,a,3e-6,40,\r\n",
+        "# by hand; on Monday; again\nsrc,dst,latency_us,bandwidth_GB/s\na,b,3,40\nb,a,3,40\n",
+        "# Monday\n\nsrc;dst;latency_us;bandwidth_GB/s\na;b;3;40\nb;a;3;40\n",
     ],
 )
 def test_latency_and_bandwidth_in_any_unit(tmp_path: Path, text: str) -> None:

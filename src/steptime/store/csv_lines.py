@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -57,6 +57,11 @@ def first_line(lines: Iterable[str]) -> tuple[int, str]:
     return next(((number, line) for number, line in enumerate(lines) if not says_nothing([line])), (0, ""))
 
 
+def beginning(stream: TextIO) -> Iterator[str]:
+    """The lines in which a header is looked for, also in a file without line breaks."""
+    return islice(iter(lambda: stream.readline(LONGEST), ""), PREAMBLE)
+
+
 def unlike_header(line: int, cells: int, header: int) -> str:
     """What is wrong with a line that has more or fewer cells than the header."""
     return f"line {line} has {counted(cells, 'cell')}, the header {header}"
@@ -75,7 +80,7 @@ def header_of(file: Path) -> Header | None:
     """The header of a CSV or CSV.gz file; None where it is no UTF-8, or a single cell."""
     try:
         with opened(file, errors="replace") as stream:
-            skipped, line = first_line(islice(iter(lambda: stream.readline(LONGEST), ""), PREAMBLE))
+            skipped, line = first_line(beginning(stream))
         if not line or not FOREIGN.isdisjoint(line):
             return None
         delimiter = delimiter_of(line)

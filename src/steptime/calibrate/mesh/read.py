@@ -11,7 +11,7 @@ from steptime.calibrate.mesh.links import Links
 from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
-from steptime.store.csv_lines import opened, says_nothing
+from steptime.store.csv_lines import beginning, first_line, opened, says_nothing
 from steptime.store.files import is_file, refuse_endless, unreadable
 from steptime.store.tables import delimiter_of
 from steptime.units import UNITS
@@ -74,9 +74,9 @@ def _check_file(file: Path) -> None:
 
 def _rows(stream: TextIO, where: str) -> Rows:
     """Rows with their line numbers; blank lines and comments are left out."""
-    first = stream.readline(2**20)
+    before, first = first_line(beginning(stream))
     if "\0" in first:
-        raise InputFileError(where, "is not text: line 1 has a zero byte")
+        raise InputFileError(where, f"is not text: line {before + 1} has a zero byte")
     stream.seek(0)
     reader = csv.reader(stream, delimiter=delimiter_of(first), strict=True)
     try:
