@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from machine_without_latencies import machine_of
 
 from steptime.cost.collective import ring_all_gather_s, ring_all_reduce_s
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.machine import Machine
 from steptime.estimate.memory import stage_terms
 from steptime.estimate.metrics import model_flops_per_step
 from steptime.estimate.single import Setting, estimate_plan, occupancy
@@ -26,11 +26,7 @@ GPT = ModelSpec(
     gated_mlp=False, activation="gelu", norm="layernorm", norm_bias=True, causal=True, seq_len=2048, vocab=0,
     dropout=True, final_norm=False, position="none",
 )  # fmt: skip
-FREE = Machine(
-    matrix_flops_per_s=1e15, attention_flops_per_s=1e15, vector_flops_per_s=1e14, peak_flops_per_s=1e15,
-    memory_Bps=1e12, memory_bytes=1e11, kernel_latency_s=0.0, fast_Bps=1e30, fast_latency_s=0.0, slow_Bps=1e30,
-    lone_slow_Bps=1e30, slow_latency_s=0.0, host_Bps=1e30, fast_domain=8,
-)  # fmt: skip
+FREE = machine_of(1e30, memory_bytes=1e11, host_Bps=1e30)
 
 
 def _job(model: ModelSpec = GPT, batch: int = 16, dtype: str = "bf16", optimizer: str = "adam") -> Job:

@@ -6,20 +6,16 @@ from dataclasses import replace
 
 import pytest
 from event_player import Key, neighbour, order_of, played
+from machine_without_latencies import machine_of
 
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.machine import Machine
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.surface.models import load_model
 
 LINK_Bps = 1e11
-MACHINE = Machine(
-    matrix_flops_per_s=1e15, attention_flops_per_s=1e15, vector_flops_per_s=1e14, peak_flops_per_s=1e15,
-    memory_Bps=1e12, memory_bytes=1e12, kernel_latency_s=0.0, fast_Bps=LINK_Bps, fast_latency_s=0.0, slow_Bps=LINK_Bps,
-    lone_slow_Bps=LINK_Bps, slow_latency_s=0.0, host_Bps=1e11, fast_domain=8,
-)  # fmt: skip
+MACHINE = machine_of(LINK_Bps)
 DP, PP = 8, 4
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from machine_without_latencies import machine_of
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import FORWARD, phase_time
-from steptime.estimate.machine import Machine
 from steptime.estimate.memory import stage_memory
 from steptime.estimate.terms_of import fullest_stage, memory_terms
 from steptime.plan.corrected import CORRECTED
@@ -21,11 +21,7 @@ from steptime.workload.parameters import parameter_terms
 from steptime.workload.spec import ModelSpec
 
 LINK_Bps = 1e11
-MACHINE = Machine(
-    matrix_flops_per_s=1e15, attention_flops_per_s=1e15, vector_flops_per_s=1e14, peak_flops_per_s=1e15,
-    memory_Bps=1e12, memory_bytes=1e12, kernel_latency_s=0.0, fast_Bps=LINK_Bps, fast_latency_s=0.0, slow_Bps=LINK_Bps,
-    lone_slow_Bps=LINK_Bps, slow_latency_s=0.0, host_Bps=1e11, fast_domain=8,
-)  # fmt: skip
+MACHINE = machine_of(LINK_Bps)
 DENSE = load_model("llama2-7b")
 EXPERTS = load_model("mixtral-8x7b")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from event_player import Key, neighbour, order_of, order_of_zero_bubble, played
+from machine_without_latencies import machine_of
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import Pass
-from steptime.estimate.machine import Machine
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
@@ -26,11 +26,7 @@ RATES = [1e13, 1e12, 3e11, 1e11]
 def evaluated(
     plans: Plans, count: int, link_Bps: float = 1e12, layers: int = 32, vocab: int = 1, **changes: Any
 ) -> Evaluation:
-    machine = Machine(
-        matrix_flops_per_s=1e15, attention_flops_per_s=1e15, vector_flops_per_s=1e14, peak_flops_per_s=1e15,
-        memory_Bps=1e13, memory_bytes=1e12, kernel_latency_s=0.0, fast_Bps=link_Bps, fast_latency_s=0.0,
-        slow_Bps=link_Bps, lone_slow_Bps=link_Bps, slow_latency_s=0.0, host_Bps=1e11, fast_domain=64,
-    )  # fmt: skip
+    machine = machine_of(link_Bps, memory_Bps=1e13, fast_domain=64)
     model = replace(load_model("llama2-7b"), layers=layers, vocab=vocab)
     job = Job(model=model, gpus=int(plans.dp) * int(plans.pp), global_batch=count * int(plans.dp), seq_len=1024,
               precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"], overlap=HIDDEN)  # fmt: skip
