@@ -9,6 +9,7 @@ SymPy expressions and Pint quantities pass through the plain operators.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -163,6 +164,17 @@ def taken(value: Any, index: Any) -> Any:
     (2.0, 3.0)
     """
     return value[index] if isinstance(value, ndarray) else value
+
+
+def evenly_spread(rows: Sequence[T], most: int) -> list[T]:
+    """At most so many of the rows, two or more, evenly spread from the first to the last.
+
+    >>> evenly_spread(range(11), 3), evenly_spread("ab", 3)
+    ([0, 5, 10], ['a', 'b'])
+    """
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
 def weighted_quantiles(values: Any, weights: Any, levels: Any) -> Array:

@@ -13,10 +13,11 @@ import pytest
 
 from steptime.calibrate.frameworks.save import packaged
 from steptime.errors import FieldError, InputFileError, UserError
+from steptime.num import evenly_spread
 from steptime.store.tables import write_table
 from steptime.study.measured import MeasuredRun, ScoredRun, runs_of, samples
 from steptime.study.measured.predict import Scores, score_packaged
-from steptime.study.measured.published import COLUMNS, citation, published_rows, spread
+from steptime.study.measured.published import COLUMNS, citation, published_rows
 from steptime.study.measured.read import TableRow, read_rows
 from steptime.study.measured.samples import modelled
 from steptime.surface import measured_scoring
@@ -224,8 +225,8 @@ def test_the_table_of_published_runs_follows_its_rule():
 
 def test_rows_are_spread_evenly():
     rows = [TableRow(line, {}) for line in range(101)]
-    assert [row.line for row in spread(rows, 5)] == [0, 25, 50, 75, 100]
-    assert spread(rows[:4], 5) == rows[:4]
+    assert [row.line for row in evenly_spread(rows, 5)] == [0, 25, 50, 75, 100]
+    assert evenly_spread(rows[:4], 5) == rows[:4]
     assert citation("A (full text, stored ids 1 + 2)") == citation("A") == "A"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from steptime.num import evenly_spread
 from steptime.study.measured.read import TableRow
 from steptime.study.measured.reading import runs_of
 from steptime.study.measured.run import MeasuredRun, source_key
@@ -39,18 +40,7 @@ def published_rows(rows: Sequence[TableRow], most: int = MOST_OF_A_SOURCE) -> li
     for row in rows:
         if row.line in sound:
             found[source_key(row)].append(row)
-    return [_short(row) for own in found.values() for row in spread(own, most)]
-
-
-def spread(rows: Sequence[TableRow], most: int) -> list[TableRow]:
-    """At most so many of the rows, evenly spread from the first to the last.
-
-    >>> [row.line for row in spread([TableRow(i, {}) for i in range(11)], 3)]
-    [0, 5, 10]
-    """
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+    return [_short(row) for own in found.values() for row in evenly_spread(own, most)]
 
 
 def _short(row: TableRow) -> dict[str, str]:

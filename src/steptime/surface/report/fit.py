@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS
+from steptime.num import evenly_spread
 from steptime.search.fit.choice import Point
 from steptime.search.fit.result import FitResult, GuideStep
 from steptime.search.fit.techniques import TECHNIQUES
@@ -132,9 +133,7 @@ def _print_settings(out: Console, point: Point) -> None:
 
 def _print_front(out: Console, result: FitResult, *, show_all: bool) -> None:
     t.heading(out, "less memory for more time")
-    shown = list(result.front)
-    if not show_all and len(shown) > SHOWN:
-        shown = [result.front[round(i * (len(result.front) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
+    shown = result.front if show_all else evenly_spread(result.front, SHOWN)
     table = t.grid(("step", "band 90 %", "tensors", "device", "fits", "techniques"), left=(5,))
     for point in shown:
         band = "" if point.band_s is None else f"{t.seconds(point.band_s[0])} .. {t.seconds(point.band_s[1])}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steptime.errors import counted
+from steptime.num import evenly_spread
 from steptime.plan.legality import MEANING
 from steptime.search.result import PlanResult
 from steptime.surface.report import risk
@@ -96,10 +97,9 @@ def _print_front(out: Console, result: PlanResult) -> None:
     points = [p for p in result.pareto if p["step_time_s"] <= SLOWEST_OF_FRONT * result.pareto[0]["step_time_s"]]
     if len(points) < 2:
         return
-    shown = min(SHOWN_FRONT, len(points))
-    chosen = [points[round(i * (len(points) - 1) / (shown - 1))] for i in range(shown)]
+    chosen = evenly_spread(points, SHOWN_FRONT)
     words = [f"{t.seconds(p['step_time_s'])} {t.gib(p['peak_memory_bytes'])} GiB" for p in chosen]
-    rest = f" ({len(result.pareto)} points in --json)" if len(result.pareto) > shown else ""
+    rest = f" ({len(result.pareto)} points in --json)" if len(result.pareto) > len(chosen) else ""
     out.print()
     out.print(f"less memory for more time: {', '.join(words)}{rest}")
 
