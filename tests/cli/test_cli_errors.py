@@ -177,6 +177,15 @@ def test_impossible_values_of_an_estimate(run: Run, tmp_path: Path, changes: dic
     assert (result.exit_code, result.stderr) == (2, f"Error: {file}: {named}\n")
 
 
+def test_a_misspelt_key_in_a_list_is_told_the_right_one(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "estimate.json"
+    document = make_estimate().to_json(explain=True)
+    document["details"][0]["valu"] = 1.0
+    file.write_text(json.dumps(document))
+    said = run("diff", str(file), str(file)).stderr
+    assert said == f"Error: {file}: details.0.valu: unknown key\n  did you mean value?\n"
+
+
 def test_what_an_estimate_leaves_open_is_a_dash(run: Run, tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.json", tmp_path / "part.json"
     whole.write_text(written())

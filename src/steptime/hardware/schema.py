@@ -7,13 +7,14 @@ of the catalogue pass the same gate in the test suite and are not checked again 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
 from steptime.hardware.fields import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
+from steptime.store.schema import keys_at
 
 SHOWN: Final = 10
 _Definitions = dict[str, Any]
@@ -134,23 +135,8 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
     path = [str(part) for part in detail["loc"]]
     field = ".".join(shorten(part.replace(": ", ":"), 40) for part in path)
     if detail["type"] == "extra_forbidden":
-        return f"{field}: there is no such key ({did_you_mean(path[-1], _keys(model, path[:-1]))})"
+        return f"{field}: there is no such key ({did_you_mean(path[-1], keys_at(model, path[:-1]))})"
     if detail["type"] == "given":
         context = detail["ctx"]
         return f"{field}: {context['problem']}" + (f" ({context['hint']})" if context["hint"] else "")
     return f"{field}: {detail['msg'][0].lower()}{detail['msg'][1:]}; given {shown(detail['input'], 60)}"
-
-
-def _keys(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Keys that are valid at ``path`` below ``model``."""
-    for part in path:
-        info = model.model_fields.get(part)
-        found = _model_in(info.annotation) if info is not None else None
-        model = found if found is not None else model
-    return list(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import FieldError, did_you_mean, shorten, shown
+from steptime.store.schema import keys_at
 from steptime.workload.check import check_spec
 from steptime.workload.spec import Experts, LatentAttention, ModelSpec, Norm, Position, Vision
 
@@ -155,11 +155,9 @@ def _field_error(error: ValidationError, where: str) -> FieldError:
     field = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        table = {"latent": LatentAttention, "experts": Experts, "vision": Vision}.get(str(first["loc"][0]), ModelSpec)
-        known = [entry.name for entry in fields(table if len(first["loc"]) > 1 else ModelSpec)]
-        return FieldError(
-            where, shorten(field), f"unknown field{more}", hint=did_you_mean(str(first["loc"][-1]), known)
-        )
+        *path, name = first["loc"]
+        hint = did_you_mean(str(name), keys_at(_ModelTable, path))
+        return FieldError(where, shorten(field), f"unknown field{more}", hint=hint)
     if first["type"] == "missing":
         return FieldError(where, field, f"is missing{more}", hint="needed: layers, hidden, heads")
     given = shown(first["input"], 40)

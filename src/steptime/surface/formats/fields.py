@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Sequence
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
 from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
 from steptime.store.files import read_text
+from steptime.store.schema import keys_at
 
 #: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.
 MAX_FILE_BYTES: Final = 64 * 2**20
@@ -44,28 +43,8 @@ def _problem(problem: Any, root: type[BaseModel]) -> tuple[str, str, str | None]
     loc = tuple(part for part in problem["loc"] if isinstance(part, (str, int)))
     field = shorten(".".join(str(part) for part in loc)) or "document"
     if problem["type"] == "extra_forbidden":
-        return field, "unknown key", did_you_mean(str(loc[-1]), _keys(root, loc[:-1]))
+        return field, "unknown key", did_you_mean(str(loc[-1]), keys_at(root, loc[:-1]))
     if problem["type"] == "missing":
         return field, "missing", None
     given = shown(problem["input"], 60)
     return field, f"{given}: {problem['msg'][:1].lower()}{problem['msg'][1:]}", None
-
-
-def _keys(root: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """Keys that are allowed in the table at ``loc``."""
-    model = root
-    for part in loc:
-        info = model.model_fields.get(str(part))
-        inner = _model_in(info.annotation) if info is not None else None
-        if inner is None:
-            return []
-        model = inner
-    return list(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next((m for m in map(_model_in, get_args(annotation)) if m is not None), None)
-    return None
