@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -15,6 +16,15 @@ NameOrPath: TypeAlias = "str | os.PathLike[str]"
 MAX_COUNT = 10**9
 """Largest dim, degree, depth or count that makes sense."""
 SWITCH = {"on": True, "off": False, "true": True, "false": False}
+
+
+def digits(text: str) -> int:
+    """The whole number that up to 12 digits say; -1 for any other text.
+
+    >>> digits("8"), digits("+8"), digits("1" * 13)
+    (8, -1, -1)
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
 
 
 def whole(field: str, value: Any, low: int, high: int) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from steptime.errors import shorten
 from steptime.study.doctor.findings import WORTH, finding, share
 from steptime.study.doctor.kernels import group_of
 from steptime.study.doctor.records import Finding, LongGap, TraceTimes
@@ -105,13 +106,10 @@ def _places(gaps: Sequence[LongGap]) -> list[str]:
         where = "between the steps" if gap.between_steps else "at several places of the step"
         if gap.position is not None:
             where = f"at {gap.position * 100:.0f} % of the step"
-        text = f"{format_seconds(gap.time_s)} {where}, after {_short(gap.before)}, before {_short(gap.after)}"
-        out.append(text + (f"; the host is in {_short(gap.host)}" if gap.host else ""))
+        before, after, host = (shorten(name, _NAME) for name in (gap.before, gap.after, gap.host))
+        text = f"{format_seconds(gap.time_s)} {where}, after {before}, before {after}"
+        out.append(text + (f"; the host is in {host}" if host else ""))
     return out
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME else name[: _NAME - 3] + "..."
 
 
 def _launch_findings(t: TraceTimes, stalled_s: float, framework: str) -> list[Finding]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError, shorten
 from steptime.surface.plan_keys import AXES, CHANCE, COUNTS, KEYS, RATIOS, SHOWN
+from steptime.surface.values import digits
 
 _FIX: Final = re.compile(r"\s*([^=<>]*?)\s*=\s*([^=<>]*?)\s*")
 _LIMIT: Final = re.compile(r"\s*([^=<>]*?)\s*(<=|>=|==|=|<|>)\s*([^=<>]*?)\s*")
@@ -112,7 +113,7 @@ def _share(text: str) -> float | str:
 
 def _whole(option: str, key: str, text: str) -> int:
     low, high = COUNTS[key]
-    value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+    value = digits(text)
     if not low <= value <= high:
         raise FieldError("", option, f"{key} is {shorten(text)!r}; it must be a whole number from {low} to {high}")
     return value

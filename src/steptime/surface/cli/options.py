@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
@@ -12,6 +11,7 @@ import typer
 
 from steptime.errors import shorten
 from steptime.surface.plan_keys import COUNTS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
+from steptime.surface.values import digits
 
 
 def whole(low: int, high: int) -> Callable[[str | int], int]:
@@ -19,7 +19,7 @@ def whole(low: int, high: int) -> Callable[[str | int], int]:
 
     def parse(given: str | int) -> int:
         text = str(given)
-        value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+        value = digits(text)
         if not low <= value <= high:
             raise typer.BadParameter(f"{shorten(text, 40)!r} is not a whole number from {low} to {high}")
         return value

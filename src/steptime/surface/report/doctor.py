@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.errors import counted
+from steptime.errors import counted, shorten
 from steptime.study.doctor.advice import NAMES
 from steptime.study.doctor.records import Diagnosis, Finding
 from steptime.surface.report import text as t
@@ -97,8 +97,7 @@ def _print_top(out: Console, kernels: list[Mapping[str, Any]]) -> None:
     out.print()
     table = t.grid(("largest kernels, per step", "time", "calls", "group"), left=(0, 3))
     for kernel in kernels[:_TOP]:
-        name = str(kernel["name"])
-        table.add_row(t.printable(name if len(name) <= 60 else name[:57] + "..."), t.seconds(kernel["time_s"]),
+        table.add_row(t.printable(shorten(str(kernel["name"]), 60)), t.seconds(kernel["time_s"]),
                       t.number(round(kernel["calls_per_step"], 1)), t.printable(str(kernel["group"])))  # fmt: skip
     out.print(table)
 
