@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from steptime.plan.rows import Block, Row
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
 _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
+
+T = TypeVar("T", Part, Pass)
 
 SEVERAL = 3
 """Placements per shape from which what a device does is computed apart from its transfers."""
@@ -76,17 +79,19 @@ def _single(column: Array) -> Num:
     return int(column[0]) if len(column) and (column == column[0]).all() else column
 
 
+def _rows(table: T, index: Array) -> T:
+    """Rows of a record of columns."""
+    return type(table)(**{f.name: taken(getattr(table, f.name), index) for f in fields(table)})
+
+
 def take_sizes(sizes: Sizes, index: Array) -> Sizes:
     """Rows of a table of sizes."""
-
-    def part(p: Part) -> Part:
-        return Part(**{f.name: taken(getattr(p, f.name), index) for f in fields(Part)})
-
+    layer, first, last = (_rows(part, index) for part in (sizes.layer, sizes.first, sizes.last))
     return Sizes(
-        layer=part(sizes.layer), first=part(sizes.first), last=part(sizes.last),
+        layer=layer, first=first, last=last,
         boundary_bytes=taken(sizes.boundary_bytes, index), working_bytes=taken(sizes.working_bytes, index),
         loss_bytes=taken(sizes.loss_bytes, index), leading=sizes.leading,
-        later=None if sizes.later is None else part(sizes.later),
+        later=None if sizes.later is None else _rows(sizes.later, index),
     )  # fmt: skip
 
 
@@ -122,11 +127,8 @@ class LayerTable:
     def take(self, shape: Array, inner: Array) -> Passes:
         """Times for pairs of a shape and an inner placement."""
         index = self.row[shape, inner]
-
-        def one(p: Pass) -> Pass:
-            return Pass(**{f.name: taken(getattr(p, f.name), index) for f in fields(Pass)})
-
-        return Passes(layer=one(self.passes.layer), first=one(self.passes.first), last=one(self.passes.last))
+        layer, first, last = (_rows(p, index) for p in (self.passes.layer, self.passes.first, self.passes.last))
+        return Passes(layer=layer, first=first, last=last)
 
 
 def layer_table(
