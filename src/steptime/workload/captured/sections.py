@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from steptime.workload.graph import BEFORE, Call, Program
+from steptime.workload.graph.segments import block_of
 
 LEAST_BLOCKS = 2
 """Blocks from which a list is a run."""
@@ -28,20 +29,17 @@ class Blocks:
 
     def index_of(self, path: str) -> int | None:
         """Number of the block, from 0, below which a path lies."""
-        prefix = f"{self.container}." if self.container else ""
-        if not path.startswith(prefix):
-            return None
-        word = path[len(prefix) :].partition(".")[0]
-        number = int(word) - self.first if word.isdigit() else -1
-        return number if 0 <= number < self.count else None
+        found = self._found(path)
+        return None if found is None else found[0] - self.first
 
     def inside(self, path: str) -> str:
         """A path without the block that it lies in: what a block calls it."""
-        number = self.index_of(path)
-        if number is None:
-            return path
-        prefix = f"{self.container}." if self.container else ""
-        return path[len(prefix) + len(str(number + self.first)) :].removeprefix(".")
+        found = self._found(path)
+        return path if found is None else found[1].removeprefix(".")
+
+    def _found(self, path: str) -> tuple[int, str] | None:
+        found = block_of(self.container, path)
+        return found if found is not None and 0 <= found[0] - self.first < self.count else None
 
 
 @dataclass(frozen=True, slots=True)

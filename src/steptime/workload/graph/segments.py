@@ -16,6 +16,24 @@ KEPT: Final = 4
 """Periods of a run that are recorded: both ends, and two in between that must be alike."""
 
 
+def below(container: str) -> str:
+    """How paths below a container begin."""
+    return f"{container}." if container else ""
+
+
+def block_of(container: str, path: str) -> tuple[int, str] | None:
+    """Index of the block of a list below which a path lies, and what follows it in the path; None: no block.
+
+    >>> block_of("model.layers", "model.layers.12.mlp.up"), block_of("", "3"), block_of("model.layers", "model.norm")
+    ((12, '.mlp.up'), (3, ''), None)
+    """
+    prefix = below(container)
+    if not path.startswith(prefix):
+        return None
+    head, dot, rest = path[len(prefix) :].partition(".")
+    return (int(head), dot + rest) if head.isdigit() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Equal blocks below one container: `period` blocks that repeat."""
@@ -36,11 +54,8 @@ class Run:
 
     def index_of(self, path: str) -> int | None:
         """Index of the block below which a path lies."""
-        prefix = f"{self.container}." if self.container else ""
-        if not path.startswith(prefix):
-            return None
-        head = path[len(prefix) :].partition(".")[0]
-        return int(head) if head.isdigit() else None
+        found = block_of(self.container, path)
+        return None if found is None else found[0]
 
     def period_of(self, path: str) -> int | None:
         """Number of the recorded period below which a path lies, None outside the run."""
@@ -51,12 +66,11 @@ class Run:
 
     def moved(self, path: str, periods: int) -> str:
         """The same path that many periods later."""
-        index = self.index_of(path)
-        if index is None or not periods:
+        found = block_of(self.container, path)
+        if found is None or not periods:
             return path
-        prefix = f"{self.container}." if self.container else ""
-        rest = path[len(prefix) + len(str(index)) :]
-        return f"{prefix}{index + periods * self.period}{rest}"
+        index, rest = found
+        return f"{below(self.container)}{index + periods * self.period}{rest}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from steptime.workload.graph.program import BEFORE, Call, Parameter, Program, Storage
-from steptime.workload.graph.segments import KEPT, Run, is_wide, stretches
+from steptime.workload.graph.segments import KEPT, Run, below, is_wide, stretches
 from steptime.workload.graph.template import Place, Reference, Template, Unlike, template_of
 from steptime.workload.graph.wide import Lists
 
@@ -86,8 +86,7 @@ class _Unrolled:
         """Calls first, since storages are born and freed at their new numbers."""
         self._emit_calls()
         storages = self._storages()
-        prefix = f"{self.run.container}." if self.run.container else ""
-        members = f"{prefix}{self.run.first}-{self.run.first + self.run.count - 1}"
+        members = f"{below(self.run.container)}{self.run.first}-{self.run.first + self.run.count - 1}"
         return replace(
             self.old, calls=tuple(self.calls), storages=storages, parameters=self._parameters(),
             modules=self._modules(), folded=(*self.old.folded, members),
