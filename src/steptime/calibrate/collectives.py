@@ -15,7 +15,7 @@ from steptime.calibrate.collective_fit import fit, predict
 from steptime.calibrate.collective_machines import BROKEN, MACHINES, Machine, at_place, library_of
 from steptime.calibrate.collective_rows import Rows
 from steptime.calibrate.expert_exchange import is_exchange, predict_exchanges
-from steptime.calibrate.score import Predicted
+from steptime.calibrate.score import Predicted, errors_of
 from steptime.calibrate.table import Table
 from steptime.cost.collective_fabric import fabric_of
 from steptime.errors import UserError, counted
@@ -184,18 +184,16 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
     if not 1 / FARTHEST <= off <= FARTHEST:
         hint = "are the units right? time_us is in microseconds, bytes is the size of the message"
         raise UserError(f"{machine.name}: measured times are {off:.3g} times what its links explain", hint=hint)
-    error = held_out / rows.measured_s - 1
-    low, high = np.nanpercentile(rows.measured_s / held_out, [5, 95])
+    errors = errors_of(held_out, rows.measured_s)
     return FabricProfile(
         name=machine.name, device=machine.device, library=machine.library, sources=machine.sources,
         link_Bps=machine.link_Bps, nic_Bps=machine.nic_Bps if machine.outer else 0.0, coefficients=coefficients,
-        points=len(rows.ranks),
+        points=errors.points,
         ranges={
             "bytes": (float(rows.size_bytes.min()), float(rows.size_bytes.max())),
             "ranks": (float(rows.ranks.min()), float(rows.ranks.max())),
         },
-        median_ape=float(np.nanmedian(np.abs(error))), mean_ape=float(np.nanmean(np.abs(error))),
-        bias=float(np.nanmean(error)), band=(float(low), float(high)),
+        median_ape=errors.median_ape, mean_ape=errors.mean_ape, bias=errors.bias, band=errors.band,
         source=f"steptime calibration of {', '.join(machine.sources)}",
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.calibrate.collective_rows import Columns
+from steptime.calibrate.score import errors_of
 from steptime.calibrate.table import Table
 from steptime.cost.expert_exchange import Exchange, exchange_of, exchange_s, row_bytes
 from steptime.errors import UserError
@@ -165,20 +166,19 @@ def cross_validated(rows: ExchangeRows, processors: float, link_Bps: float, fold
 def calibrate(device: str, link_Bps: float, domain: int, rows: ExchangeRows, held_out: Array) -> FabricProfile:
     """The profile of a device; errors and band from `held_out`, see `cross_validated`."""
     processors = processors_of(device)
-    error = held_out / rows.measured_s - 1
-    low, high = np.nanpercentile(rows.measured_s / held_out, [5, 95])
+    errors = errors_of(held_out, rows.measured_s)
     return FabricProfile(
         name=f"{device}-{LIBRARY}", device=device, library=LIBRARY, sources=(SOURCE,), link_Bps=link_Bps,
         nic_Bps=NIC_BPS if (rows.ranks > rows.inside).any() else 0.0,
         coefficients={"domain": domain, "processors": processors, **fit(rows, processors, link_Bps)},
-        points=len(rows.way),
+        points=errors.points,
         ranges={
             "tokens": (float(rows.tokens.min()), float(rows.tokens.max())),
             "ranks": (float(rows.ranks.min()), float(rows.ranks.max())),
             "experts": (float(rows.experts.min()), float(rows.experts.max())),
         },
-        median_ape=float(np.nanmedian(np.abs(error))), mean_ape=float(np.nanmean(np.abs(error))),
-        bias=float(np.nanmean(error)), band=(float(low), float(high)), source=f"steptime calibration of {SOURCE}",
+        median_ape=errors.median_ape, mean_ape=errors.mean_ape, bias=errors.bias, band=errors.band,
+        source=f"steptime calibration of {SOURCE}",
     )  # fmt: skip
 
 
