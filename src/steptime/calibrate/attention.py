@@ -31,7 +31,7 @@ def _held(name: str, value: float) -> Coefficient:
 
 
 def tiled_coefficients(tile_rows: float = 128.0) -> tuple[Coefficient, ...]:
-    """Coefficients of :func:`tiled_attention_s`."""
+    """Coefficients of :func:`~steptime.cost.attention_time.tiled_attention_s`."""
     return (
         Coefficient(name="launch_s", start=1e-5, low=1e-6, high=1e-4),
         Coefficient(name="efficiency", start=0.7, low=0.05, high=1.0),
@@ -48,7 +48,7 @@ def tiled_coefficients(tile_rows: float = 128.0) -> tuple[Coefficient, ...]:
 
 
 def decode_coefficients(group_limit: float = 1e9) -> tuple[Coefficient, ...]:
-    """Coefficients of :func:`attention_decode_s`."""
+    """Coefficients of :func:`~steptime.cost.attention_time.attention_decode_s`."""
     shared = group_limit > 1e6
     return (
         Coefficient(name="launch_s", start=1e-5, low=1e-6, high=1e-4),
@@ -104,7 +104,7 @@ def implementation(source: str, kernel: str, notes: str, dtype: str) -> str:
 
 
 def whole_sequences(table: Table) -> dict[str, Array]:
-    """Shape arguments of :func:`tiled_attention_s`, forward."""
+    """Shape arguments of :func:`~steptime.cost.attention_time.tiled_attention_s`, forward."""
     return _tiled(table, times.attention_pair_flops)
 
 
@@ -141,7 +141,10 @@ def read_notes(table: Table) -> tuple[Array, Array, Array]:
 
 
 def decode(table: Table) -> dict[str, Array]:
-    """Shape arguments of :func:`attention_decode_s`; rows that start with "v0;" give the keys of all sequences."""
+    """Shape arguments of :func:`~steptime.cost.attention_time.attention_decode_s`.
+
+    Rows whose notes start with "v0;" give the keys of all sequences.
+    """
     window, _, stored = read_notes(table)
     shared = np.array([notes.startswith("v0;") for notes in table.text("notes")])
     batch = np.where(shared, 1.0, table.dim("b"))

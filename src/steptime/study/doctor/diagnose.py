@@ -33,7 +33,7 @@ def diagnose_log(
     """What a log shows, beside the prediction if there is one.
 
     Args:
-        log: what :func:`read_log` returns.
+        log: what :func:`~steptime.study.doctor.log.read_log` returns.
         settings: ``global_batch``, ``seq`` and ``gpus`` of the job as far as known.
         estimate: the prediction of the same job.
         model: its model; with it printed FLOP/s are compared as the log counts them.

@@ -39,6 +39,7 @@ def warning(e: Estimate, *, searched: bool = False) -> str | None:
     """One line on a plan that counts as feasible and may run out all the same; None for any other.
 
     Args:
+        e: the plan.
         searched: the options named are those of a search.
     """
     risk = _risk(e)
