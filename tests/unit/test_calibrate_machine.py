@@ -177,11 +177,12 @@ def test_profile_is_a_cluster_of_every_command(tmp_path: Path) -> None:
     ("device", "torch", "vendor"),
     [("cpu", "2.13.0", "unknown"), ("cuda", "2.13.0+cu130", "NVIDIA"), ("cuda", "2.13.0+rocm7.0", "unknown")],
 )
-def test_a_measured_gpu_says_whose_kernels_it_runs(tmp_path: Path, device: str, torch: str, vendor: str) -> None:
+def test_a_measured_device_says_what_it_is(tmp_path: Path, device: str, torch: str, vendor: str) -> None:
     """A capture for it has the kernels and the allocator of CUDA only if the vendor is known."""
     host = replace(HOST, device=device, torch=torch)
     cluster_file.write(tmp_path / "m.toml", profile.fit(host, measured(TODO), [], None, "2026-01-01"))
-    assert device_within(tmp_path / "m.toml").vendor == vendor
+    found = device_within(tmp_path / "m.toml")
+    assert found.vendor == vendor and found.is_host == (device == "cpu")
 
 
 def test_two_nodes_give_two_levels() -> None:

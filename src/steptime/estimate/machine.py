@@ -59,6 +59,8 @@ class Machine:
     """What the rate between a device and its host rests on."""
     host_ranks: float = float(NODE)
     """Devices of the job that share a host of two sockets."""
+    is_host: bool = False
+    """The device is the processor of the host itself, as :attr:`steptime.hardware.Device.is_host`."""
     narrow: bool = False
     """Products run in a format narrower than 16 bits."""
     bound: Machine | None = None
@@ -145,6 +147,7 @@ def machine_of(
         host_ranks=host_ranks(device, cluster.fast_domain, gpus),
         host_basis=host_basis(device),
         fast_domain=cluster.fast_domain,
+        is_host=device.is_host,
         narrow=precision.matrix_dtype in NARROW_DTYPES,
     )
     return _calibrated(machine, cluster, gpus, precision) if calibrated else machine

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from statistics import NormalDist
@@ -52,8 +52,14 @@ class MemoryConstants:
 
 
 @cache
-def memory_constants() -> MemoryConstants:
-    """The fitted constants of the package."""
+def memory_constants(*, is_host: bool = False) -> MemoryConstants:
+    """The fitted constants of the package; ``is_host``: of a device that is its host, which no driver takes memory of.
+
+    >>> memory_constants(is_host=True).context_bytes
+    0.0
+    """
+    if is_host:
+        return replace(memory_constants(), context_bytes=0.0, communicator_bytes=0.0)
     file = resources.files("steptime.estimate") / FILE
     return constants_of(tomllib.loads(file.read_text(encoding="utf-8")))
 
@@ -80,7 +86,8 @@ def communicators(plans: Plans) -> Num:
 
 def memory_by_definition(e: Evaluation) -> dict[str, Num]:
     """Peak memory of the fullest device in bytes, by definition."""
-    return memory_constants().defined(e.peak_bytes, communicators(e.plans), e.job.memory.name)
+    constants = memory_constants(is_host=e.machine.is_host)
+    return constants.defined(e.peak_bytes, communicators(e.plans), e.job.memory.name)
 
 
 def oom_probability(e: Evaluation) -> float:
@@ -93,13 +100,15 @@ def oom_probability(e: Evaluation) -> float:
     return exceeding(needed, e.machine.memory_bytes, memory_constants().deviation["device"])
 
 
-def likely_fits(allocated: Num, plans: Plans, framework: str, capacity_bytes: float, chance: float) -> Any:
+def likely_fits(
+    allocated: Num, plans: Plans, framework: str, capacity_bytes: float, chance: float, *, is_host: bool = False
+) -> Any:
     r"""Whether plans of that allocated peak run out of memory with that chance at most, plan by plan.
 
     They do where the memory used on the device :math:`M_d \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of
     :func:`oom_probability`, with the chance :math:`p` between 0 and 1.
     """
-    constants = memory_constants()
+    constants = memory_constants(is_host=is_host)
     most = capacity_bytes * math.exp(constants.deviation["device"] * NormalDist().inv_cdf(chance))
     return constants.defined(allocated, communicators(plans), framework)["device"] <= most
 

@@ -42,6 +42,8 @@ class Provenance:
     band: str = "uncalibrated"
     framework: str = "ideal"
     """Training software whose slowdowns and overheads are applied."""
+    vendor: str = ""
+    """Who makes the device; empty: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ class Source:
     kind: Kind
 
 
+CPU: Final = "cpu"
+"""Architecture of a device that is the processor of its host itself."""
 HOST_LINK: Final = ("host_link_Bps", "host_efficiency")
 """Numbers of a device that only what is kept on the host rests on."""
 
@@ -48,7 +50,8 @@ class Device:
     title: str
     vendor: str
     architecture: str | None = None
-    """Design of the chip: devices that share it differ in memory, links and clock (``hopper``: H100, H200, H20)."""
+    """Design of the chip: devices that share it differ in memory, links and clock (``hopper``: H100, H200, H20);
+    ``cpu``: the processor of the host itself."""
     like: str | None = None
     """Device of the catalogue that this one is, or changes numbers of; None: it has nothing to do with any."""
     matrix_flops_per_s: Mapping[str, float]
@@ -88,6 +91,11 @@ class Device:
     def measured_as(self) -> str:
         """Name under which its time models and the factors of frameworks on it are kept: its own if it has curves."""
         return self.name if self.curves is not None else self.like or self.name
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the processor of the host itself: its memory is the host's, and no driver keeps any of it."""
+        return self.architecture == CPU
 
     @property
     def host_Bps(self) -> float:

@@ -222,7 +222,8 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
 
 
 def _likely_fits(setting: Setting, plans: Plans, peak: Array, chance: float) -> Array:
-    fits: Array = likely_fits(peak, plans, setting.job.memory.name, setting.machine.memory_bytes, chance)
+    machine, framework = setting.machine, setting.job.memory.name
+    fits: Array = likely_fits(peak, plans, framework, machine.memory_bytes, chance, is_host=machine.is_host)
     return fits
 
 

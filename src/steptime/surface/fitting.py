@@ -158,7 +158,7 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
 
     engine = Estimated(
         make=make, strategy=mode.method.strategy("1d"), batch=batch, rates=frozenset(device.matrix_flops_per_s),
-        allow=allow,
+        allow=allow, is_host=device.is_host,
     )  # fmt: skip
     found = search(engine)
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
@@ -171,7 +171,7 @@ def _result(
     found: Found, model: str, device: Device, batch: int, seq: int | None, optimizer: str, allow: Change,
     *, captures: int, notes: Sequence[str],
 ) -> FitResult:  # fmt: skip
-    constants = memory_constants()
+    constants = memory_constants(is_host=device.is_host)
     provenance: dict[str, Any] = {
         "steptime_version": __version__, "memory_constants": constants.source,
         "memory": {"capture": "live tensors of a captured step, placed by a model of PyTorch's caching allocator",

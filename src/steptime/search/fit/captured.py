@@ -12,7 +12,7 @@ from steptime.cost.optimiser_step import adam_flops
 from steptime.errors import UserError
 from steptime.estimate.graph import KernelCall, Work
 from steptime.estimate.machine import host_ranks
-from steptime.estimate.memory_definitions import exceeding, memory_constants
+from steptime.estimate.memory_definitions import MemoryConstants, exceeding, memory_constants
 from steptime.search.fit.arrangements import Arranged, arrangements
 from steptime.search.fit.bench import Bench, Footprint, Issued, Run
 from steptime.search.fit.choice import Batched, Checkpoints, Choice, Point
@@ -105,7 +105,7 @@ class Captured(Batched):
         kinds = ["fused"]
         if self.bench.family in ("adam", "adamw"):
             kinds += ["8bit"] if self.allow.rank >= Change.ROUNDING.rank else []
-            kinds += HOST_KINDS
+            kinds += () if self.bench.device.is_host else HOST_KINDS
         return tuple(kinds)
 
     @cached_property
@@ -119,13 +119,14 @@ class Captured(Batched):
 
     def choices(self) -> Iterator[Choice]:
         """Every combination that is weighed."""
+        swaps = () if self.bench.device.is_host else SWAPS
         adapters = ("qlora",) if self.allow is Change.TRAINING and self._can_adapt else ()
         for precision in (*self.worthwhile, *adapters):
             frozen = precision == "qlora"
             for micro in self._micro_batches(precision):
                 chain = self.bench.run(precision, micro).layout is not None
                 for checkpoints in self.checkpoints(precision, micro):
-                    for swapped in (0.0, *SWAPS) if chain and checkpoints.key == "none" else (0.0,):
+                    for swapped in (0.0, *swaps) if chain and checkpoints.key == "none" else (0.0,):
                         for optimizer in self.optimizers[:1] if frozen else self.optimizers:
                             yield Choice(
                                 precision="bf16" if frozen else precision, optimizer=optimizer, batch=self.batch,
@@ -269,6 +270,10 @@ class Captured(Batched):
         keep += [Action(Kind.BACKWARD, i) for i in reversed(range(len(chain)))]
         return simulate(chain, keep).peak_bytes, least_bytes(chain)
 
+    @property
+    def _constants(self) -> MemoryConstants:
+        return memory_constants(is_host=self.bench.device.is_host)
+
     # -- time and memory of a step ------------------------------------------------------------------------------------
 
     def _point(self, choice: Choice, passes: Passes, *, verify: bool) -> Point:
@@ -281,13 +286,13 @@ class Captured(Batched):
         scale = step_s / totals.step_s
         memory, phases = self._memory(choice, passes.footprint, base)
         reserved, fits = self._reserved(choice, memory, verify=verify)
-        context = memory_constants().context_bytes
+        context = self._constants.context_bytes
         return Point(
             choice=choice, step_s=step_s, memory_bytes=memory, reserved_bytes=reserved, fits=fits,
             bracket_s=(min(totals.bracket_s[0] * scale, step_s), max(totals.bracket_s[1] * scale, step_s)),
             band_s=(totals.band_s[0] * scale, totals.band_s[1] * scale), device_bytes=reserved + context,
             oom_probability=exceeding(reserved + context, self.bench.device.memory_bytes,
-                                      memory_constants().deviation["device"]),
+                                      self._constants.deviation["device"]),
             basis="capture" if passes.captured else "simulation", phases_bytes=phases,
         )  # fmt: skip
 
@@ -308,7 +313,7 @@ class Captured(Batched):
 
     def _reserved(self, choice: Choice, memory: float, *, verify: bool) -> tuple[float, bool]:
         """What the allocator takes, and whether it finds that much beside the context."""
-        constants = memory_constants()
+        constants = self._constants
         room = self.bench.device.memory_bytes - constants.context_bytes
         if not verify:
             reserved = memory * (1 + constants.slack)

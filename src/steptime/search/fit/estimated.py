@@ -53,6 +53,8 @@ class Estimated(Batched):
     rates: frozenset[str]
     """Element types that the device's matrix units have."""
     allow: Change = Change.ROUNDING
+    is_host: bool = False
+    """The device is the host itself, which has no other memory."""
     _settings: dict[Kind, Setting] = field(default_factory=dict)
     _blocks: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
 
@@ -82,13 +84,13 @@ class Estimated(Batched):
     def optimizers(self) -> tuple[str, ...]:
         """Kinds of optimiser states that are allowed; the default is fused already."""
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
-        return ("default", *narrow, "offload")
+        return ("default", *narrow, *(() if self.is_host else OFFLOADS))
 
     def kinds(self) -> Iterator[Kind]:
         """Jobs that are weighed."""
         for precision in self.precisions:
             for optimizer in self.optimizers:
-                for swapped in (False, True):
+                for swapped in (False,) if self.is_host else (False, True):
                     yield Kind(precision=precision, optimizer=optimizer, swapped=swapped, weights="trained")
         if self.allow is Change.TRAINING:
             for precision in (one for one in self.precisions if one in ADAPTED):

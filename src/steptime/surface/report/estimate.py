@@ -39,7 +39,7 @@ def print_headline(out: Console, e: Estimate) -> None:
     """What the step costs and whether it fits, one line each."""
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
-    words += [counted(job["gpus"], device_noun(e.provenance.device), t.number(job["gpus"]))] if "gpus" in job else []
+    words += [counted(job["gpus"], _noun(e), t.number(job["gpus"]))] if "gpus" in job else []
     words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in ("global_batch", "seq_len") if key in job]
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
     words += [t.lora_label(job["lora"])] if "lora" in job else []
@@ -62,6 +62,10 @@ def print_notes(out: Console, e: Estimate) -> None:
         out.print(t.printable(f"note: {note}"))
 
 
+def _noun(e: Estimate) -> str:
+    return device_noun(e.provenance.device, e.provenance.vendor)
+
+
 def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     low, high = e.step_time_bracket_s
     fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
@@ -72,7 +76,7 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
         ("bracket", f"{t.seconds(low)} (all overlapped) to {t.seconds(high)} (nothing overlapped)"),
         ("band", t.band_text(e)),
         ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
-        (f"tokens/s/{device_noun(e.provenance.device)}", t.count(e.tokens_per_s_per_gpu)),
+        (f"tokens/s/{_noun(e)}", t.count(e.tokens_per_s_per_gpu)),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
         ("peak memory", memory_line(e)),
         *([] if chance is None else [("P(oom)", chance)]),

@@ -34,8 +34,8 @@ def _print_header(out: Console, result: FitResult) -> None:
     words = [f"{result.model} on {result.device}", f"batch {t.count(result.batch)}"]
     words += [f"{counted(result.seq, 'token', t.count(result.seq))}"] if result.seq else []
     out.print(t.printable(", ".join([*words, result.optimizer, f"changes allowed: {result.allow}"])), style="bold")
-    room = f"{t.memory(result.capacity_bytes)}, of which the driver's context takes {t.memory(result.context_bytes)}"
-    out.print(f"device memory {room}")
+    taken = f", of which the driver's context takes {t.memory(result.context_bytes)}" if result.context_bytes else ""
+    out.print(f"device memory {t.memory(result.capacity_bytes)}{taken}")
     captured = f", {t.count(result.captures)} captured" if result.captures else ""
     out.print(f"{counted(result.candidates, 'combination', t.count(result.candidates))} weighed{captured}")
 

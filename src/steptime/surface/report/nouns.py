@@ -11,16 +11,16 @@ from steptime.surface.values import NameOrPath, name_or_path
 GPU_MAKERS: Final = ("NVIDIA", "AMD")
 
 
-def device_noun(device: str) -> str:
-    """``GPU``, or ``device`` where the catalogue knows that it is another accelerator.
+def device_noun(device: str, vendor: str = "") -> str:
+    """``GPU``, or ``device`` where nobody says that it is one; ``vendor``: who makes it, "": see the catalogue.
 
-    >>> device_noun("h100-sxm"), device_noun("tpu-v5p"), device_noun("gaudi2"), device_noun("my own")
-    ('GPU', 'device', 'device', 'GPU')
+    >>> device_noun("h100-sxm"), device_noun("tpu-v5p"), device_noun("my own", "NVIDIA"), device_noun("my own")
+    ('GPU', 'device', 'GPU', 'device')
     """
     try:
-        return _noun(load_device(device).vendor)
+        return _noun(vendor or load_device(device).vendor)
     except UserError:
-        return "GPU"
+        return "device"
 
 
 def cluster_noun(cluster: NameOrPath) -> str:

@@ -32,7 +32,13 @@ def chance_line(e: Estimate) -> str | None:
     value = chance(e)
     if value is None:
         return None
-    return f"{value} to run out ({t.memory(e.memory_by_definition['device'])} with allocator and driver)"
+    return f"{value} to run out ({t.memory(e.memory_by_definition['device'])} with {' and '.join(_holders(e))})"
+
+
+def _holders(e: Estimate) -> list[str]:
+    """What has memory beyond live tensors; the driver of a device that has one."""
+    by = e.memory_by_definition
+    return ["allocator", "driver"] if by["device"] > by["reserved"] else ["allocator"]
 
 
 def warning(e: Estimate, *, searched: bool = False) -> str | None:
@@ -50,11 +56,10 @@ def _risk(e: Estimate) -> str | None:
     if not e.feasible or not e.memory_by_definition or e.oom_probability <= LIKELY_FITS:
         return None
     more = e.memory_by_definition["device"] - e.peak_memory_bytes
+    holders = _holders(e)
+    who = f"{' and '.join(f'the {one}' for one in holders)} {'need' if len(holders) > 1 else 'needs'}"
     how = "likely runs" if e.oom_probability > EVEN else "may run"
-    return (
-        f"warning: {how} out of memory on real devices ({chance(e)}): the allocator and the driver need "
-        f"{t.memory(more)} more than live tensors"
-    )
+    return f"warning: {how} out of memory on real devices ({chance(e)}): {who} {t.memory(more)} more than live tensors"
 
 
 def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
