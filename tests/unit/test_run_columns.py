@@ -197,6 +197,9 @@ def test_every_metric_has_units() -> None:
     assert set(UNITS) == {name for name in METRICS if name.startswith("metric_")}
 
 
+HUGGING_FACE = ("hf", "Hugging Face", "transformers", "HF Trainer", "accelerate", "trl", "LLaMA-Factory")
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [("NeMo", "megatron-core"), ("Megatron-LM", "megatron-core"), ("mcore", "megatron-core"), ("megatron", "megatron"),
@@ -211,8 +214,8 @@ def test_frameworks_by_their_usual_names(given: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [("fsdp2", "torchtitan"), ("FSDP-2", "torchtitan"), ("PyTorch FSDP", "fms-fsdp"), ("hf", "torchtune"),
-     ("Hugging Face", "torchtune"), ("trl", "torchtune"), ("LLaMA-Factory", "torchtune"), ("torch ddp", "ddp")],
+    [("fsdp2", "torchtitan"), ("FSDP-2", "torchtitan"), ("PyTorch FSDP", "fms-fsdp"), ("peft", "torchtune"),
+     ("torch ddp", "ddp")],
 )  # fmt: skip
 def test_software_without_runs_is_taken_as_the_nearest_and_told(given: str, name: str) -> None:
     assert framework_called(given) == name == framework_of(TableRow(1, {"framework": given}))
@@ -220,12 +223,20 @@ def test_software_without_runs_is_taken_as_the_nearest_and_told(given: str, name
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [("pytorch", "ddp; with FSDP2 torchtitan"), ("Lightning", "deepspeed"), ("jax", "maxtext")]
-)
+    ("given", "told"),
+    [("pytorch", "ddp; with FSDP2 torchtitan"), ("Lightning", "deepspeed"), ("jax", "maxtext"),
+     *((name, "ddp, deepspeed, with FSDP fms-fsdp") for name in HUGGING_FACE)],
+)  # fmt: skip
 def test_names_that_leave_the_framework_open_are_told_which_there_are(given: str, told: str) -> None:
     for use in (framework_record, lambda name: api.estimate("gpt2", "dgx-a100", framework=name, gpus=8)):
         with pytest.raises(UnknownNameError, match=told):
             use(given)
+
+
+@pytest.mark.parametrize("given", HUGGING_FACE)
+def test_runs_of_software_that_leaves_the_framework_open_have_the_common_values(given: str) -> None:
+    """Their weights were taken to be in bf16 throughout, as torchtune has them: half the memory of fp32 weights."""
+    assert framework_of(TableRow(1, {"framework": given})) == "generic"
 
 
 def test_names_near_a_framework_are_refused() -> None:

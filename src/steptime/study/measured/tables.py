@@ -74,7 +74,8 @@ def left_open(text: str) -> str:
     >>> left_open("JAX"), left_open("megatron")
     ('name what runs on it: maxtext or paxml', '')
     """
-    return str(table("frameworks")["open"].get(bare_name(text.strip()), ""))
+    named = bare_name(text.strip())
+    return next((str(rule["instead"]) for rule in table("frameworks")["open"] if named in rule["names"]), "")
 
 
 def framework_default(framework: str, setting: str) -> dict[str, float]:
