@@ -25,11 +25,13 @@ class Errors:
 
 
 def errors_of(predicted: Array, measured: Array) -> Errors:
-    """Relative errors.
+    """Relative errors of the rows that have a prediction (NaN: none).
 
-    >>> errors_of(np.array([1.25, 0.75]), np.array([1.0, 1.0]))
+    >>> errors_of(np.array([1.25, np.nan, 0.75]), np.array([1.0, 1.0, 1.0]))
     Errors(points=2, median_ape=0.25, mean_ape=0.25, bias=0.0, band=(0.8266666666666667, 1.3066666666666666))
     """
+    known = ~np.isnan(predicted)
+    predicted, measured = predicted[known], measured[known]
     low, high = np.quantile(measured / predicted, [0.05, 0.95])
     median, mean, bias = _middles(predicted / measured - 1)
     return Errors(points=len(measured), median_ape=median, mean_ape=mean, bias=bias, band=(float(low), float(high)))
