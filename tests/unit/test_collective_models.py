@@ -258,6 +258,19 @@ def test_groups_that_stay_near_cross_the_second_level_at_most() -> None:
     ]
 
 
+def test_groups_that_leave_a_domain_cross_the_next_level_and_no_further() -> None:
+    bridged = estimated(load_cluster("h100-nvl"), leaves_node=False)
+    assert isinstance(bridged, Textbook), "pairs are joined by PCI Express, which no profile is carried over to"
+    frontier = load_cluster("frontier")
+    sizes = (1, 2, None)
+    lone = replace(
+        frontier, levels=tuple(replace(one, devices=n) for one, n in zip(frontier.levels, sizes, strict=True))
+    )
+    pairs, all_of_them = (estimated(lone, leaves_node=leaves) for leaves in (False, True))
+    assert isinstance(pairs, Textbook) and isinstance(all_of_them, Textbook)
+    assert pairs.machine.slow_Bps == frontier.levels[1].rank_Bps > all_of_them.machine.slow_Bps
+
+
 def test_the_band_of_a_carried_profile_is_the_widest_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_estimates, "LEAST_BAND", 1.0)
     profile = estimated(load_cluster("gb200-nvl72"), leaves_node=True)

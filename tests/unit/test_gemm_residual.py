@@ -88,3 +88,19 @@ def test_both_families_use_the_table() -> None:
     plain, corrected = (BACKWARD.predict(square, DEVICE, START | more) for more in ({}, TABLE))
     one = gemm_residual(512.0, 512.0, 512.0, 1.0, SM, residual_table(TABLE))
     assert corrected / plain == pytest.approx(np.exp(one)) and one > 0.01
+
+
+def test_values_are_bounded_both_ways_rounded_and_left_out_where_they_are_small() -> None:
+    basis = hats(shapes(4000), {"sm_count": SM})
+    well_known = (basis**2).sum(axis=0) > 25
+    assert well_known.sum() > 5
+
+    def found(values: Array) -> Array:
+        out = fitted_residual(shapes(4000), {"sm_count": SM}, basis @ values)
+        return np.array([out.get(name, 0.0) for name in NAMES])[well_known]
+
+    assert (found(np.full(len(NAMES), -1.0)) == -LIMIT).all()
+    assert (found(np.full(len(NAMES), 0.0015)) == 0).all()
+    kept = found(np.full(len(NAMES), 0.0031))
+    assert ((kept > 0.0029) & (kept < 0.0032)).all()
+    assert (kept == np.round(kept, 4)).all() and (kept != np.round(kept, 3)).any()

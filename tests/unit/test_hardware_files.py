@@ -162,7 +162,8 @@ def test_device_file_as_cluster(tmp_path: Path) -> None:
     ("load", "given", "near"),
     [
         (load_device, "h10-sxm", "h100-sxm"),
-        (load_cluster, "dgx-h10", "dgx-h100"),
+        (load_cluster, "dgx-h10", "there is no cluster 'dgx-h10'\n  did you mean dgx-h100"),
+        (load_cluster, "h10-sxm", "h100-sxm"),
         (load_device, "", ""),
         (load_device, "x" * 5000, ""),
         (load_cluster, "\0", ""),

@@ -216,6 +216,14 @@ def test_whole_sizes_are_not_rounded_where_the_slots_suffice():
     assert not fill(unequal(3)).exact
 
 
+def test_a_table_is_exact_up_to_its_last_slot():
+    table = fill(THREE)
+    slots = int(table.reach_bytes - THREE.boundary_bytes[0])
+    last, beyond = fill(THREE, slots=slots), fill(THREE, slots=slots - 1)
+    assert (last.exact, last.unit_bytes, last.costs.slots) == (True, 1, slots)
+    assert not beyond.exact and beyond.unit_bytes > 1
+
+
 def test_rounding_to_slots_costs_little():
     chain = unequal(100)
     limit = 0.3 * simulate(chain, keep_all(100)).peak_bytes

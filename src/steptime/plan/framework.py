@@ -330,8 +330,9 @@ has `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over
 `ici_fsdp_parallelism` (-1, the rest of the devices, by default), or the states alone (`shard_optimizer_over_data`);
 paxml likewise over its data axis. Megatron-LM of 2021 had neither its distributed optimiser nor context and expert
 ranks; later `--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim,
-optim_grads and optim_grads_params of its FSDP (`--use-megatron-fsdp`), beside tp, cp and ep but no pipeline. llm.c has `-z` 0 and 1 and data parallelism alone. DeepSpeed has all stages, and
-Ulysses since 2023 (arXiv 2309.14509); what its users take is assumed, as of others without one default of their own."""
+optim_grads and optim_grads_params of its FSDP (`--use-megatron-fsdp`), beside tp, cp and ep but no pipeline. llm.c has
+`-z` 0 and 1 and data parallelism alone. DeepSpeed has all stages, and Ulysses since 2023 (arXiv 2309.14509); what its
+users take is assumed, as of others without one default of their own."""
 
 
 def habits_of(name: str) -> Habits:
