@@ -81,3 +81,13 @@ def test_nothing_moves_to_the_host_from_the_host(tmp_path: Path, model: str, wha
     found = api.fit(model, device=cluster(tmp_path, what, "1 GB"), batch=1)
     assert found.candidates > 1
     assert any({"swap", "offload-optimizer", "paged-optimizer"} & {*p.choice.keys} for p in found.front) == moves
+
+
+@pytest.mark.parametrize(("what", "moves"), [('architecture = "cpu"', False), ("", True)])
+def test_what_to_try_moves_nothing_to_the_host_from_the_host(
+    tmp_path: Path, what: str, moves: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = cluster(tmp_path, what, "24 GB")
+    print_estimate(api.estimate("gpt2-xl", given, gpus=1, global_batch=1, dtype="fp32"))
+    text = capsys.readouterr().out
+    assert "more than a device has; try" in text and ("--offload" in text) == moves

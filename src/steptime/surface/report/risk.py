@@ -138,7 +138,7 @@ def _savings(e: Estimate) -> dict[str, float]:
     if stage and _sharing(e) < _copies(e):
         shared = held["optimizer"] + (stage > 1) * held["gradients"] + (stage > 2) * held["weights"]
         out["--shard 0"] = shared * (1 - _sharing(e) / _copies(e))
-    if "optimizer" not in offload:
+    if "optimizer" not in offload and "driver" in _holders(e):
         out[f"--offload {','.join(['optimizer', *offload])}"] = held["optimizer"]
     return out
 
