@@ -249,7 +249,7 @@ class Captured(Batched):
     def _swapped(self, choice: Choice, layout: Layout, work: Issued, footprint: Footprint) -> Passes:
         chain = layout.chain
         link = HostLink(out_Bps=self.host_Bps, in_Bps=self.host_Bps)
-        everything, least = self._swap_range(choice, layout)
+        everything, least = self._swap_range(layout)
         limit = everything - choice.swapped * (everything - least)
         found = choose_places(chain, limit, link, allowed=(Place.KEEP, Place.SWAP))
         if isinstance(found, Infeasible):
@@ -261,7 +261,7 @@ class Captured(Batched):
             stall_s=found.best.stall_s,
         )  # fmt: skip
 
-    def _swap_range(self, choice: Choice, layout: Layout) -> tuple[float, float]:
+    def _swap_range(self, layout: Layout) -> tuple[float, float]:
         from steptime.search.rematerialisation.simulate import simulate
         from steptime.search.rematerialisation.swap import least_bytes
 

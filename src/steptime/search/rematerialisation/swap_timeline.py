@@ -116,7 +116,7 @@ def timeline(work: ChainArrays, places: Sequence[Place], link: HostLink, limit_b
     own = work.x + np.where(again, 0.0, work.saved)
     leaves = np.where(moved, own, 0.0)
     stays = np.cumsum(own - leaves) - (own - leaves) + work.start_bytes + work.x
-    run = _Run(work, leaves.tolist(), link, limit_bytes)
+    run = _Run(leaves.tolist(), link, limit_bytes)
     forward = stays + np.where(again, work.forward[1], work.forward[0])
     backward = stays + np.where(again, work.backward[1], work.backward[0])
     run.forward(forward.tolist(), work.forward_s.tolist())
@@ -131,7 +131,7 @@ def timeline(work: ChainArrays, places: Sequence[Place], link: HostLink, limit_b
 class _Run:
     """The clock, the two links, and the bytes of segments that are on the device and will leave or have come back."""
 
-    def __init__(self, work: ChainArrays, leaves: list[float], link: HostLink, limit_bytes: float) -> None:
+    def __init__(self, leaves: list[float], link: HostLink, limit_bytes: float) -> None:
         self.leaves, self.link, self.limit = leaves, link, limit_bytes * (1 + 1e-12)
         self.out_end = [0.0] * len(leaves)
         self.out_free = 0.0

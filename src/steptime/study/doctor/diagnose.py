@@ -49,8 +49,8 @@ def diagnose_log(
     rows = log_rows(log, series, estimate, model)
     retries = sum(event.kind == "allocator_retry" for event in log.events)
     found = [
-        *log_findings(log, series, estimate, rows),
-        *slow_rank_findings(log, series, rank_spread(log, settings)),
+        *log_findings(log, series, rows),
+        *slow_rank_findings(log, rank_spread(log, settings)),
         *memory_findings(
             estimate, log.peak_memory_bytes, log.capacity_bytes, log.memory_kind, retries, log.framework
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from steptime.estimate.result import Estimate
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
 from steptime.study.doctor.records import Compared, Finding, Log, Series
 from steptime.units import format_seconds
@@ -34,7 +33,7 @@ _DATA_TIMERS: Final = ("batch-generator", "batch generator", "batch_generator")
 _SPREAD: Final = 0.1
 
 
-def log_findings(log: Log, series: Series, e: Estimate | None, rows: Sequence[Compared]) -> list[Finding]:
+def log_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[Finding]:
     """Everything that a log shows by itself or against the prediction."""
     return [
         *_spike_findings(log, series), *_drift_findings(log, series), *_outside_findings(log, series),
@@ -128,7 +127,7 @@ def _rank_findings(log: Log, series: Series) -> list[Finding]:
     return out
 
 
-def slow_rank_findings(log: Log, series: Series, by_rank: Mapping[int, float]) -> list[Finding]:
+def slow_rank_findings(log: Log, by_rank: Mapping[int, float]) -> list[Finding]:
     """Ranks whose own lines say that they are slower than the middle one."""
     if len(by_rank) < 2:
         return []

@@ -22,13 +22,13 @@ _TITLES: Final = {
 def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Compared], framework: str) -> list[Finding]:
     """Everything that a trace shows by itself or against the prediction."""
     return [
-        *_traffic_findings(t, e, rows, framework), *idle_findings(t, framework), *_group_findings(t, rows, framework),
+        *_traffic_findings(t, rows, framework), *idle_findings(t, framework), *_group_findings(t, rows, framework),
         *_attention_findings(t, e, framework), *_copy_findings(t, framework), *_blocking_findings(t, framework),
         *_step_findings(t, framework),
     ]  # fmt: skip
 
 
-def _traffic_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Compared], framework: str) -> list[Finding]:
+def _traffic_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -> list[Finding]:
     by_name = {row.name: row for row in rows}
     out = []
     for each in t.traffic:
