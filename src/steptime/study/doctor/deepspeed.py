@@ -112,11 +112,7 @@ class DeepSpeed:
     def finish(self) -> None:
         """Translate the printed configuration; ``auto`` and the like are unknown."""
         g = self.gathered
-        tables = {"settings": g.settings, "plan": g.plan}
-        for flag, (table, name) in _WHOLE.items():
-            value = w.count(g.flags.get(flag, ""))
-            if value:
-                tables[table][name] = value
+        g.read_counts(_WHOLE)
         stage = w.count(g.flags.get("zero_optimization_stage", g.flags.get("stage", "")))
         if stage is not None and stage <= 3:
             g.plan["zero"] = stage

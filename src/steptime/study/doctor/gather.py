@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -94,6 +95,17 @@ class Gathered:
         """Keep what was printed of a setting."""
         if len(self.flags) < _MAX_FLAGS:
             self.flags[name] = value[:300]
+
+    def read_counts(self, names: Mapping[str, tuple[str, str]]) -> None:
+        """Keep the whole numbers among the flags; zero, and what is none, is left out.
+
+        Args:
+            names: flag -> ``settings``, ``plan`` or ``model``, and the field there.
+        """
+        tables: dict[str, dict[str, Any]] = {"settings": self.settings, "plan": self.plan, "model": self.model}
+        for flag, (table, name) in names.items():
+            if value := w.count(self.flags.get(flag, "")):
+                tables[table][name] = value
 
     def set_optimizer(self, text: str) -> None:
         """Keep the optimiser, and say so where another stands for it."""

@@ -97,10 +97,7 @@ class MaxText:
     def finish(self) -> None:
         """Translate the printed configuration; without it devices and batch follow from the step lines."""
         g = self.gathered
-        tables = {"settings": g.settings, "model": g.model}
-        for flag, (table, name) in _WHOLE.items():
-            if value := w.count(g.flags.get(flag, "")):
-                tables[table][name] = value
+        g.read_counts(_WHOLE)
         if experts := w.count(g.flags.get("num_experts", "")):
             g.model["experts"] = experts if experts > 1 else 0
         g.model_name = g.flags.get("model_name", "") if g.flags.get("model_name") != "default" else ""

@@ -179,11 +179,7 @@ class Megatron:
         """Translate the printed arguments."""
         self._close_timer()
         g = self.gathered
-        tables = {"settings": g.settings, "plan": g.plan, "model": g.model}
-        for flag, (table, name) in _WHOLE.items():
-            value = w.count(g.flags.get(flag, ""))
-            if value:
-                tables[table][name] = value
+        g.read_counts(_WHOLE)
         if g.flags.get("group_query_attention") == "False":
             g.model.pop("kv_heads", None)
         _experts(g)
