@@ -134,6 +134,12 @@ def windows(f: Fields, layers: int, default_sliding: Callable[[int], bool], widt
     return {"window": width if sliding else None, "windowed_layers": sliding}
 
 
+def windows_but_every(f: Fields, layers: int) -> Values:
+    """A window on all but every ``sliding_window_pattern``-th layer; see :func:`windows`."""
+    pattern = f.count("sliding_window_pattern")
+    return windows(f, layers, lambda layer: (layer + 1) % pattern != 0, window_width(f))
+
+
 def window_width(f: Fields, key: str = "sliding_window") -> int | None:
     """Width of the sliding window, or None."""
     return f.optional(key, high=LIMITS["window"])

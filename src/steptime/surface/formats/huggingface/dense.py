@@ -11,6 +11,7 @@ from steptime.surface.formats.huggingface.common import (
     dimensions,
     window_width,
     windows,
+    windows_but_every,
 )
 from steptime.surface.formats.huggingface.fields import Fields
 
@@ -95,8 +96,7 @@ def _gemma2(f: Fields) -> Values:
 
 def _gemma3(f: Fields) -> Values:
     values = gated_rms(f) | {"activation": _gemma_activation(f), "norms_per_layer": 4, "qk_norm": "head"}
-    pattern = f.count("sliding_window_pattern")
-    return values | windows(f, values["layers"], lambda layer: (layer + 1) % pattern != 0, window_width(f))
+    return values | windows_but_every(f, values["layers"])
 
 
 def biased_layernorm(f: Fields) -> Values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.surface.formats.huggingface.common import Family, Values, window_width, windows
+from steptime.surface.formats.huggingface.common import Family, Values, windows_but_every
 from steptime.surface.formats.huggingface.dense import biased_layernorm, computed_positions, gated_rms
 from steptime.surface.formats.huggingface.fields import Fields
 
@@ -24,8 +24,8 @@ def _cohere(f: Fields) -> Values:
 
 def _cohere2(f: Fields) -> Values:
     """Command R7B and A: a window on all but every ``sliding_window_pattern``-th layer."""
-    values, pattern = _cohere(f), f.count("sliding_window_pattern")
-    return values | windows(f, values["layers"], lambda layer: (layer + 1) % pattern != 0, window_width(f))
+    values = _cohere(f)
+    return values | windows_but_every(f, values["layers"])
 
 
 _COHERE = {"hidden_act": "silu", "vocab_size": 256000, "max_position_embeddings": 8192, "tie_word_embeddings": True}
