@@ -14,7 +14,7 @@ from steptime.plan.job import Job, replica_sequences
 from steptime.plan.method import Strategy
 from steptime.plan.plans import RECOMPUTE_CODES, Plans, launch_order
 from steptime.plan.schedules import equal_but_for_ends, virtual_stage
-from steptime.plan.space import Space, expand, factorisations, panels_worth_trying, rows_of
+from steptime.plan.space import Space, dividing, expand, factorisations, panels_worth_trying, rows_of
 
 TABLE = 4_000_000
 """Entries of the table of meshes against placements that are looked at at once."""
@@ -179,7 +179,7 @@ class CorrectedSpace(Space):
 
 def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_faster: bool) -> Array:
     """Which placements each mesh has."""
-    fits = _fits(degrees, ways)
+    fits = dividing(degrees, ways)
     if not nearer_is_faster:
         return fits
     maximal = fits.copy()
@@ -191,13 +191,6 @@ def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_
             room = (size * prime <= fast_domain) & _room(larger, gpus, fast_domain)
             maximal &= ~(fits & room & (degree[:, None] % larger[:, i] == 0))
     return maximal
-
-
-def _fits(degrees: Array, ways: Array) -> Array:
-    fits = np.ones((degrees.shape[1], len(ways)), dtype=bool)
-    for degree, inside in zip(degrees, ways.T, strict=True):
-        fits &= degree[:, None] % inside == 0
-    return fits
 
 
 def _room(ways: Array, gpus: int, fast_domain: int) -> Array:

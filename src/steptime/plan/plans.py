@@ -172,11 +172,12 @@ class Plans:
 COLUMNS = tuple(field.name for field in fields(Plans))
 
 
+def joined_column(blocks: list[Plans], lengths: list[int], name: str) -> Array:
+    """One column of several blocks, in order; ``lengths`` are their numbers of rows."""
+    parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
 def concatenate(blocks: list[Plans], lengths: list[int]) -> Plans:
     """All rows of several blocks, in order; ``lengths`` are their numbers of rows."""
-
-    def column(name: str) -> Array:
-        parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]
-        return np.concatenate(parts) if parts else np.zeros(0)
-
-    return Plans(**{name: column(name) for name in COLUMNS})
+    return Plans(**{name: joined_column(blocks, lengths, name) for name in COLUMNS})

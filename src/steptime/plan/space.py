@@ -150,6 +150,19 @@ def _factorisations(n: int, parts: int) -> Array:
     return np.vstack(blocks)
 
 
+def dividing(degrees: Array, ways: Array) -> Array:
+    """Whether each factor of a way divides the degree that it is of: (meshes, ways).
+
+    Args:
+        degrees: (axes, meshes).
+        ways: (ways, axes), as :func:`factorisations` lists them.
+    """
+    divides = np.ones((degrees.shape[1], len(ways)), dtype=bool)
+    for degree, inside in zip(degrees, ways.T, strict=True):
+        divides &= degree[:, None] % inside == 0
+    return divides
+
+
 def panel_counts(hidden: int, least: int) -> list[int]:
     """Panels of a SUMMA product worth trying on a grid whose longer side is ``least``.
 

@@ -16,7 +16,7 @@ from steptime.estimate.stages import Passes
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import Plans, joined_column
 from steptime.plan.rows import Block, Row
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
@@ -50,9 +50,7 @@ def distinct_rows(blocks: list[Plans], lengths: list[int], columns: tuple[str, .
     code = np.zeros(sum(lengths), dtype=np.int64)
     values: dict[str, Array] = {}
     for name in columns:
-        parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]
-        column = np.concatenate(parts)
-        values[name] = column
+        column = values[name] = joined_column(blocks, lengths, name)
         levels, rank = _ranks(column)
         code = code * len(levels) + rank
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)

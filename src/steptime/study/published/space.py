@@ -14,7 +14,7 @@ from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
-from steptime.plan.space import Space, expand, factorisations, panel_counts
+from steptime.plan.space import Space, dividing, expand, factorisations, panel_counts
 from steptime.study.published.defects import Defects
 
 LEAST_WIDTH = 128
@@ -101,8 +101,5 @@ class PublishedSpace(Space):
         if gpus <= fast_domain:
             return np.arange(degrees.shape[1]), Plans(**{f"in_{a}": d for a, d in zip(axes, degrees, strict=True)})
         ways = factorisations(fast_domain, len(axes))
-        fits = np.ones((degrees.shape[1], len(ways)), dtype=bool)
-        for degree, inside in zip(degrees, ways.T, strict=True):
-            fits &= degree[:, None] % inside == 0
-        placed, way = np.nonzero(fits)
+        placed, way = np.nonzero(dividing(degrees, ways))
         return placed, Plans(**{f"in_{a}": ways[way, i] for i, a in enumerate(axes)})
