@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,6 +67,12 @@ def timed(seconds: Array) -> Array:
     """Rows whose time is positive and finite."""
     mask: Array = np.isfinite(seconds) & (seconds > 0)
     return mask
+
+
+def rows_like(table: Table, wanted: Mapping[str, re.Pattern[str]]) -> Array:
+    """Rows in whose text columns these expressions are found, each in its own."""
+    texts = zip(*(table.text(name) for name in wanted), strict=True)
+    return np.array([all(e.search(t) for e, t in zip(wanted.values(), row, strict=True)) for row in texts], bool)
 
 
 def shapes_of(family: KernelFamily, table: Table) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of
+from steptime.calibrate.family import Coefficient, KernelFamily, dtype_of, rows_like
 from steptime.calibrate.served import SERVED, served
 from steptime.calibrate.table import Table
 from steptime.cost import elementwise
@@ -90,11 +90,11 @@ def only(
     shape: Shape, source: str, notes: str = "", kernel: str = "", gpu: str = "^(?!TPU)"
 ) -> Callable[[Table], Mapping[str, Array]]:
     """The shape, unreadable (NaN) on rows that do not match the expressions."""
-    wanted = re.compile(source), re.compile(notes), re.compile(kernel), re.compile(gpu)
+    expressions = {"source": source, "notes": notes, "kernel": kernel, "gpu": gpu}
+    wanted = {name: re.compile(each) for name, each in expressions.items()}
 
     def masked(table: Table) -> dict[str, Array]:
-        texts = zip(*(table.text(name) for name in ("source", "notes", "kernel", "gpu")), strict=True)
-        keep = np.array([all(e.search(t) for e, t in zip(wanted, row, strict=True)) for row in texts], bool)
+        keep = rows_like(table, wanted)
         out = {name: np.full(table.rows, np.nan) for name in ARGUMENTS}
         for name, values in shape(table.take(keep)).items():
             out[name][keep] = values

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.calibrate import attention, memory_bound
-from steptime.calibrate.family import Coefficient, KernelFamily
+from steptime.calibrate.family import Coefficient, KernelFamily, rows_like
 from steptime.calibrate.memory_bound import GENERIC, element_bytes, of_a_model, only
 from steptime.calibrate.served import MODELS, SERVED, products
 from steptime.calibrate.table import Table
@@ -240,11 +240,11 @@ def _products(name: str, op: str, shape: Shape, source: str = "", notes: str = "
 
 def matching(shape: Shape, source: str, notes: str, kernel: str) -> Shape:
     """The shape, NaN on rows that do not match the expressions."""
-    wanted = [re.compile(e) for e in (source, notes, kernel)]
+    expressions = {"source": source, "notes": notes, "kernel": kernel}
+    wanted = {name: re.compile(each) for name, each in expressions.items()}
 
     def masked(table: Table) -> dict[str, Array]:
-        texts = zip(table.text("source"), table.text("notes"), table.text("kernel"), strict=True)
-        keep = np.array([all(e.search(t) for e, t in zip(wanted, row, strict=True)) for row in texts], bool)
+        keep = rows_like(table, wanted)
         return {name: np.where(keep, values, np.nan) for name, values in shape(table).items()}
 
     return masked

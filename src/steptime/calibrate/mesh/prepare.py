@@ -73,14 +73,20 @@ def _both_ways(one_way: Array) -> Array:
     return out
 
 
+def _pairs(devices: int) -> tuple[Array, Array]:
+    """Rows and columns of the pairs of devices, each once; of many a sample."""
+    rows, columns = np.triu_indices(devices, 1)
+    if len(rows) <= SAMPLED_PAIRS:
+        return rows, columns
+    chosen = np.random.default_rng(0).choice(len(rows), SAMPLED_PAIRS, replace=False)
+    return rows[chosen], columns[chosen]
+
+
 def _weights(links: Links) -> Array:
     """Weights of the quantities: the direction in which pairs differ most, all of one sign, adding up to one."""
     if len(links.quantities) == 1:
         return np.ones(1)
-    rows, columns = np.triu_indices(links.devices, 1)
-    if len(rows) > SAMPLED_PAIRS:
-        chosen = np.random.default_rng(0).choice(len(rows), SAMPLED_PAIRS, replace=False)
-        rows, columns = rows[chosen], columns[chosen]
+    rows, columns = _pairs(links.devices)
     columns_of = []
     for quantity in links.quantities:
         costs = quantity.log_cost()
@@ -99,10 +105,7 @@ def _weights(links: Links) -> Array:
 
 def _clipped(both: Array, missing: Array) -> Array:
     """Cuts off the slow end, well above the slowest level, and fills gaps with the median and noise."""
-    rows, columns = np.triu_indices(len(both), 1)
-    if len(rows) > SAMPLED_PAIRS:
-        chosen = np.random.default_rng(0).choice(len(rows), SAMPLED_PAIRS, replace=False)
-        rows, columns = rows[chosen], columns[chosen]
+    rows, columns = _pairs(len(both))
     known = both[rows, columns]
     known = known[~np.isnan(known)]
     quarter, middle, most, nearly_all = (float(q) for q in np.percentile(known, [25, 50, 75, 90]))

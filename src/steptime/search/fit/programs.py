@@ -45,8 +45,7 @@ def with_narrow_weights(program: Program, names: Iterable[str], element_bytes: f
         element_bytes: of a stored weight, with its scales.
         wide_bytes: of an element of the copy.
     """
-    wanted = set(names)
-    elements = {p.storage: p.elements for p in program.parameters if p.name in wanted and not p.trained}
+    elements = _frozen_elements(program, names)
     storages = list(program.storages)
     for number, count in elements.items():
         storages[number] = replace(storages[number], size_bytes=math.ceil(count * element_bytes))
@@ -58,10 +57,15 @@ def with_narrow_weights(program: Program, names: Iterable[str], element_bytes: f
     return replace(program, storages=tuple(storages), calls=calls)
 
 
+def _frozen_elements(program: Program, names: Iterable[str]) -> dict[int, int]:
+    """Storage -> elements of the weights of these names that are not trained."""
+    wanted = set(names)
+    return {p.storage: p.elements for p in program.parameters if p.name in wanted and not p.trained}
+
+
 def widened(program: Program, names: Iterable[str]) -> list[int]:
     """Elements of those weights that each call reads."""
-    wanted = set(names)
-    elements = {p.storage: p.elements for p in program.parameters if p.name in wanted and not p.trained}
+    elements = _frozen_elements(program, names)
     return [0 if call.view else _read(call, elements) for call in program.calls]
 
 
