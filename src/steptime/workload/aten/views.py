@@ -43,6 +43,12 @@ def reshape(nodes: Nodes, x: Value, shape: Sequence[int]) -> Value:
     return nodes.apply(op, {"self": source}, {"size": shape}, outputs=[output]).value()
 
 
+def _with_dims(x: Value, dims: Sequence[int]) -> TensorType:
+    """What a look at some dims in some order is."""
+    strides = strides_of(x.type)
+    return tensor_type([x.type.shape[d] for d in dims], x.type.dtype, [strides[d] for d in dims])
+
+
 def permute(nodes: Nodes, x: Value, dims: Sequence[int]) -> Value:
     """Dims in another order."""
     dims = tuple(wrap(dim, x.type.rank) for dim in dims)
@@ -50,9 +56,7 @@ def permute(nodes: Nodes, x: Value, dims: Sequence[int]) -> Value:
         raise ValueError(f"{dims} does not order the dims of {x.type}")
     if dims == tuple(range(x.type.rank)):
         return x
-    old = strides_of(x.type)
-    output = tensor_type([x.type.shape[d] for d in dims], x.type.dtype, [old[d] for d in dims])
-    return nodes.apply("permute", {"self": x}, {"dims": dims}, outputs=[output]).value()
+    return nodes.apply("permute", {"self": x}, {"dims": dims}, outputs=[_with_dims(x, dims)]).value()
 
 
 def transpose(nodes: Nodes, x: Value, dim0: int, dim1: int) -> Value:
@@ -60,8 +64,7 @@ def transpose(nodes: Nodes, x: Value, dim0: int, dim1: int) -> Value:
     a, b = wrap(dim0, x.type.rank), wrap(dim1, x.type.rank)
     order = list(range(x.type.rank))
     order[a], order[b] = order[b], order[a]
-    old = strides_of(x.type)
-    output = tensor_type([x.type.shape[d] for d in order], x.type.dtype, [old[d] for d in order])
+    output = _with_dims(x, order)
     return nodes.apply("transpose", {"self": x}, {"dim0": dim0, "dim1": dim1}, outputs=[output]).value()
 
 
@@ -71,8 +74,7 @@ def t(nodes: Nodes, x: Value) -> Value:
         return x.node.inputs[0]
     if x.type.rank != 2:
         raise ValueError(f"t takes a matrix, not {x.type}")
-    output = tensor_type(x.type.shape[::-1], x.type.dtype, strides_of(x.type)[::-1])
-    return nodes.apply("t", {"self": x}, outputs=[output]).value()
+    return nodes.apply("t", {"self": x}, outputs=[_with_dims(x, (1, 0))]).value()
 
 
 def expand(nodes: Nodes, x: Value, shape: Sequence[int]) -> Value:
@@ -138,9 +140,7 @@ def squeeze(nodes: Nodes, x: Value, dims: Sequence[int]) -> Value:
     kept = [dim for dim in range(x.type.rank) if dim not in gone or x.type.shape[dim] != 1]
     if len(kept) == x.type.rank:
         return x
-    old = strides_of(x.type)
-    output = tensor_type([x.type.shape[d] for d in kept], x.type.dtype, [old[d] for d in kept])
-    return nodes.apply("squeeze", {"self": x}, {"dim": gone}, outputs=[output]).value()
+    return nodes.apply("squeeze", {"self": x}, {"dim": gone}, outputs=[_with_dims(x, kept)]).value()
 
 
 def split_with_sizes(nodes: Nodes, x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
