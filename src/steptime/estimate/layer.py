@@ -157,16 +157,20 @@ def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
     return matrix, machine.vector_flops_per_s, machine.kernel_latency_s
 
 
+def _repeated(time: PhaseTime, times: Num) -> tuple[TransferTime, ...]:
+    """The transfers of a row, so many times."""
+    return tuple([TransferTime(t.transfer, t.busy_s * times, t.exposed_s * times, t.one_s) for t in time.transfers])
+
+
 def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
     """A row in a phase that takes as long, and that a layer has so often."""
     if isinstance(times, float) and times == 1.0 and phase == time.phase:
         return time
-    transfers = [TransferTime(t.transfer, t.busy_s * times, t.exposed_s * times, t.one_s) for t in time.transfers]
     return PhaseTime(
         row=time.row, phase=phase, matrix_flops=time.matrix_flops * times, vector_flops=time.vector_flops * times,
         moved_bytes=time.moved_bytes * times, compute_s=time.compute_s * times, timed=time.timed,
         memory_busy_s=time.memory_busy_s * times, exposed_memory_s=time.exposed_memory_s * times,
-        transfers=tuple(transfers), issued=time.issued * times, narrow=time.narrow, times=times,
+        transfers=_repeated(time, times), issued=time.issued * times, narrow=time.narrow, times=times,
         once=None if isinstance(times, float) and times == 1.0 else time,
     )  # fmt: skip
 
@@ -176,8 +180,7 @@ def _sent_again(time: PhaseTime) -> PhaseTime:
     share = time.row.sent_again
     if not time.transfers or (isinstance(share, float) and share == 1.0):
         return time
-    sent = [TransferTime(t.transfer, t.busy_s * share, t.exposed_s * share, t.one_s) for t in time.transfers]
-    return time._replace(transfers=tuple(sent))
+    return time._replace(transfers=_repeated(time, share))
 
 
 def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, moved: Num) -> Timed | None:

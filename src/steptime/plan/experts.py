@@ -24,7 +24,8 @@ ROUTER_BYTES = 4.0
 
 def expert_rows(s: Shape, experts: Experts) -> list[Row]:
     """Router, dispatch, experts, combination; the shared expert is the strategy's dense rows."""
-    return [*_router(s, experts), *_dispatch(s, experts), *_products(s, experts), *_combine(s, experts)]
+    dispatch, combine = _moves(s, experts)
+    return [*_router(s, experts), *dispatch, *_products(s, experts), *combine]
 
 
 def _router(s: Shape, experts: Experts) -> list[Row]:
@@ -50,20 +51,24 @@ def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
     return (over("ep", "all_to_all", size),)
 
 
-def _shared_rows(s: Shape) -> Num:
-    """Bytes of the rows of all ranks that share an expert."""
-    return s.expert_rows * s.hidden * s.element_bytes
+def _moves(s: Shape, experts: Experts) -> tuple[list[Row], list[Row]]:
+    """The ways to the experts and back: what one sends forward, the other sends backward.
 
-
-def _dispatch(s: Shape, experts: Experts) -> list[Row]:
-    """Copies in the order of their experts; after the exchange once more, where a rank has several experts."""
-    one, sent = s.sharded_tokens * s.hidden * s.element_bytes, s.sent_rows * s.hidden * s.element_bytes
-    gathered, whole = (over("etp", "all_gather", _shared_rows(s)),), _shared_rows(s)
-    scattered = (over("etp", "reduce_scatter", _shared_rows(s)),)
-    return [
-        move("permute", BLOCK, one, sent, forward=_exchange(s, experts), backward=_exchange(s, experts)),
+    Copies in the order of their experts; after the exchange once more, where a rank has several experts. ``whole``:
+    bytes of the rows of all ranks that share an expert.
+    """
+    one, sent, whole = (rows * s.hidden * s.element_bytes for rows in (s.sharded_tokens, s.sent_rows, s.expert_rows))
+    exchanged = _exchange(s, experts)
+    gathered, scattered = (over("etp", "all_gather", whole),), (over("etp", "reduce_scatter", whole),)
+    dispatch = [
+        move("permute", BLOCK, one, sent, forward=exchanged, backward=exchanged),
         move("sort_by_expert", BLOCK, whole, whole, forward=gathered, backward=scattered),
     ]
+    combine = [
+        move("sort_back", BLOCK, whole, whole, forward=scattered, backward=gathered),
+        move("unpermute", BLOCK, sent, one, forward=exchanged, backward=exchanged),
+    ]
+    return dispatch, combine
 
 
 def _products(s: Shape, experts: Experts) -> list[Row]:
@@ -88,16 +93,6 @@ def _products(s: Shape, experts: Experts) -> list[Row]:
 
 def _bias(s: Shape, name: str, rows: Num, width: Num, local: Num) -> Row:
     return replace(bias(name, BLOCK, rows, width, element_bytes=s.element_bytes), weights=local * width, expert=True)
-
-
-def _combine(s: Shape, experts: Experts) -> list[Row]:
-    one, sent = s.sharded_tokens * s.hidden * s.element_bytes, s.sent_rows * s.hidden * s.element_bytes
-    gathered, whole = (over("etp", "all_gather", _shared_rows(s)),), _shared_rows(s)
-    scattered = (over("etp", "reduce_scatter", _shared_rows(s)),)
-    return [
-        move("sort_back", BLOCK, whole, whole, forward=scattered, backward=gathered),
-        move("unpermute", BLOCK, sent, one, forward=_exchange(s, experts), backward=_exchange(s, experts)),
-    ]
 
 
 def shared_gate(s: Shape) -> list[Row]:
