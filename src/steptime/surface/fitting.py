@@ -21,6 +21,7 @@ from steptime.study.modes import MODES
 from steptime.surface.jobs import adapter_of, framework_of, with_choices
 from steptime.surface.models import import_notes, load_model
 from steptime.surface.optimizers import CAPTURED_DEFAULT, captured_optimizer, estimated_optimizer
+from steptime.surface.plan_keys import MAX_FIT_BATCH, MAX_FIT_SEQ
 from steptime.surface.values import NameOrPath, choice, name_or_path, number, text, whole
 from steptime.version import __version__
 from steptime.workload.capture.factory import is_target
@@ -29,7 +30,7 @@ from steptime.workload.capture.inputs import InputSpec, parse_inputs
 if TYPE_CHECKING:
     from steptime.search.fit.captured import Captured
 
-MAX_BATCH, MAX_SEQ, DEFAULT_BATCH = 10**6, 10**7, 8
+DEFAULT_BATCH: Final = 8
 LORA_RANK: Final = 16
 FACTORY: Final = "of a torch module name the factory that makes it: 'file.py:factory'"
 """What to give in place of an object that is no model."""
@@ -70,8 +71,8 @@ def fit(
         given_Bps = number("host_bandwidth", host_bandwidth_Bps, 1e6, 1e15, "bytes per second between device and host")
         machine = machine.with_host_link(given_Bps)
     sizes = {
-        "batch": None if batch is None else whole("batch", batch, 1, MAX_BATCH),
-        "seq": None if seq is None else whole("seq", seq, 1, MAX_SEQ),
+        "batch": None if batch is None else whole("batch", batch, 1, MAX_FIT_BATCH),
+        "seq": None if seq is None else whole("seq", seq, 1, MAX_FIT_SEQ),
     }
     given, optimizer = name_or_path("model", model, FACTORY), text("optimizer", optimizer)
     if is_target(given):

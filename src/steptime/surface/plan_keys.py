@@ -11,6 +11,9 @@ from typing import Final, NamedTuple
 MAX_DEVICES: Final = 10**7
 MAX_GLOBAL_BATCH: Final = 10**9
 MAX_SEQ: Final = 10**8
+MAX_FIT_BATCH: Final = 10**6
+"""Samples of a step on one device, for ``fit``; likewise the tokens of one."""
+MAX_FIT_SEQ: Final = 10**7
 
 
 class Count(NamedTuple):

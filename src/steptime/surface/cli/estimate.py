@@ -89,10 +89,7 @@ def fill_explain(args: Sequence[str], flags: set[str]) -> list[str]:
 
 @o.describes_job(after="model")
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL|RUN.toml", help="Model (catalogue name, config.json, TOML) or run."),
-    ],
+    model: o.ModelOrRun,
     explain: Annotated[
         str | None,
         typer.Option(

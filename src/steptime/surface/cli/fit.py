@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from steptime.surface.cli import options as o
-
-MAX_BATCH, MAX_SEQ = 10**6, 10**7
+from steptime.surface.plan_keys import MAX_FIT_BATCH, MAX_FIT_SEQ
 
 
 class Allow(StrEnum):
@@ -33,18 +32,16 @@ def command(
         str, typer.Option("--device", help="Catalogue name or TOML file of the device, or of a cluster.")
     ],
     batch: Annotated[
-        int | None, o.number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_BATCH)
+        int | None,
+        o.number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_FIT_BATCH),
     ] = None,
     seq: Annotated[
-        int | None, o.number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_SEQ)
+        int | None, o.number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_FIT_SEQ)
     ] = None,
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, ...")
     ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option("--loss", metavar="NAME", help="own, cross-entropy, mse, sum, mean; or let the factory give one."),
-    ] = None,
+    loss: o.Loss = None,
     host_bandwidth: Annotated[
         str | None,
         typer.Option(

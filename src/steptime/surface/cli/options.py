@@ -67,6 +67,13 @@ class Mode(StrEnum):
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 All = Annotated[bool, typer.Option("--all", help="Show small terms and every constant too.")]
+ModelOrRun = Annotated[
+    str, typer.Argument(metavar="MODEL|RUN.toml", help="Model (catalogue name, config.json, TOML) or run.")
+]
+Loss = Annotated[
+    str | None,
+    typer.Option("--loss", metavar="NAME", help="own, cross-entropy, mse, sum, mean; or let the factory give one."),
+]
 Cluster = Annotated[str | None, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")]
 GPUS = number("--gpus", "N", "Devices of the job.")
 GLOBAL_BATCH = number("--global-batch", "SEQUENCES", "Sequences per step.", 1, MAX_GLOBAL_BATCH)

@@ -13,9 +13,7 @@ EXIT_NOTHING_FITS: Final = 3
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN.toml", help="Model (catalogue name, config.json, TOML) or run.")
-    ],
+    model: o.ModelOrRun,
     cluster: o.Cluster = None,
     gpus: o.Gpus = None,
     global_batch: o.GlobalBatch = None,

@@ -61,10 +61,7 @@ def command(
         str | None,
         typer.Option("--optimizer", metavar="NAME", help="adamw (default), adamw-loop, adamw-fused, sgd, ..., none."),
     ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option("--loss", metavar="NAME", help="own, cross-entropy, mse, sum, mean; or let the factory give one."),
-    ] = None,
+    loss: o.Loss = None,
     inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone.")] = False,
     nonzero_share: Annotated[
         float | None,
