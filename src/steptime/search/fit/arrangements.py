@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from steptime.search.fit.bench import Saves
 from steptime.search.fit.choice import Checkpoints
 from steptime.search.fit.layout import Layout
 from steptime.search.fit.trees import tree_of
 from steptime.search.rematerialisation import rotor
-from steptime.workload.graph.checkpoints import Tree, every, grouped, leaves, plain, text
+from steptime.workload.graph.checkpoints import Saves, Tree, every, grouped, leaves, plain, text
 
 OPTIMAL: Final = 6
 """Schedules of the optimal chain that are proposed."""

@@ -24,10 +24,9 @@ from steptime.workload.capture.factory import Target, load_target
 from steptime.workload.capture.inputs import InputSpec
 from steptime.workload.capture.optional import require_torch
 from steptime.workload.graph import Program
-from steptime.workload.graph.checkpoints import Tree, plain, text
+from steptime.workload.graph.checkpoints import Saves, Tree, plain, text
 from steptime.workload.graph.liveness import Liveness
 
-Saves = Literal["all", "products", "8bit"]
 WIDE_BYTES: Final = 2
 """Bytes of an element in which products with narrow weights are computed."""
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from steptime.num import round_up
 from steptime.surface.formats.binary import write_bytes
+from steptime.surface.formats.snapshot_reader import UNKNOWN
 from steptime.surface.formats.timeline import Clock
 from steptime.workload.graph import BEFORE, Program
 from steptime.workload.graph.allocator import AllocatorSettings, Event, PlacedBlock, Segment
@@ -22,7 +23,6 @@ from steptime.workload.graph.placement import Placement, call_of_workspace, plac
 
 PROTOCOL: Final = 4
 """The highest one that the viewer's own unpickler reads (2 to 4)."""
-UNKNOWN: Final = "unknown"
 
 Frames = list[dict[str, Any]]
 

@@ -10,6 +10,7 @@ from steptime.errors import counted
 from steptime.estimate.graph import CostTable, Group
 from steptime.surface.report import text as t
 from steptime.surface.report.short_names import short_operator, short_path
+from steptime.surface.report.tree import FOLD
 from steptime.units import format_si
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 SHOWN: Final = 12
 NAMED_UNKNOWN: Final = 5
 BASES: Final = 4
-#: Modules below this share of the step are added up unless all are wanted.
-FOLD: Final = 0.005
 #: Columns of a terminal that the numbers of a table take.
 NUMBERS: Final = 52
 

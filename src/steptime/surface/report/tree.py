@@ -11,7 +11,7 @@ from steptime.surface.report.text import grid, printable, share
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Terms below this share of the total are folded unless everything is wanted.
+#: Terms, or modules, below this share of the total are folded unless everything is wanted.
 FOLD: Final = 0.005
 
 

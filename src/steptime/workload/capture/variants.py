@@ -6,18 +6,15 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch.utils import checkpoint as recompute
 
 from steptime.errors import UserError
 from steptime.workload.capture.factory import SIZES, TARGET, found_factory
-from steptime.workload.graph.checkpoints import Checkpoint, Tree, leaves
+from steptime.workload.graph.checkpoints import Checkpoint, Saves, Tree, leaves
 
-Saves = Literal["all", "products", "8bit"]
-"""What a block saves: all that autograd asks for; in a checkpoint, results of products and attention only; or all, but
-activations in 8 bits."""
 LEAST_BLOCKS: Final = 2
 GROUP: Final = 256
 """Elements of a saved activation that share a scale."""

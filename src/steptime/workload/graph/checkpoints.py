@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
+
+Saves = Literal["all", "products", "8bit"]
+"""What a block saves: all that autograd asks for; in a checkpoint, results of products and attention only; or all, but
+activations in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
