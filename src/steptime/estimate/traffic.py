@@ -207,11 +207,6 @@ def _over_replicas(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]
     return [Sent("all_reduce", size(pool.weights) * job.gradient_bytes / shards[0], copies)]
 
 
-def _has_replicas(plans: Plans) -> bool:
-    """Whether any plan shares out over a part of the replicas only."""
-    return isinstance(plans.shard, np.ndarray) or bool(plans.shard)
-
-
 def _reduced(plans: Plans, size_bytes: Num, group: Group, senders: Num | None = None) -> list[Sent]:
     """Each rank ends with its shard of the sums, and without ZeRO with all of them."""
     sharded = where(plans.zero >= 1, 1.0, 0.0)
