@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from pathlib import Path
@@ -117,6 +118,8 @@ BAD = {
     "bandwidth of bits": ("src,dst,bandwidth_GB/s\na,b,4e10\n", "line 2, column 'bandwidth_GB/s': 4e10 is"),
     "part of a byte": (PAIRS + "a,b,8.5,1e-6\n", "line 2, column 'bytes': 8.5 is not a whole"),
     "short row": (PAIRS + "a,b,8\n", "line 2: has 3 columns"),
+    "thousands": (PAIRS + "a,b,65536,1e-5\na,b,1,048,576,1e-4\n", "line 3 has 6 cells, the header 4\n.*stands in quotes"),
+    "thousands, semicolons": (PAIRS.replace(",", ";") + "a;b;1;048;1e-4\n", "5 cells, the header 4\n.*a ';' stands"),
     "no name": (PAIRS + ",b,8,1e-6\n", "line 2, column 'source': '' is no name"),
     "open quote": (PAIRS + '"a,b,8,1e-6\n', "line 2: unexpected end"),
     "no unit": ("src,dst,latency\na,b,2\n", "line 2, column 'latency': '2' has no unit"),
@@ -175,6 +178,19 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     }.items():  # fmt: skip
         with pytest.raises(InputFileError, match=message):
             read_links(tmp_path / name)
+
+
+def test_damaged_archives_are_no_defect(tmp_path: Path) -> None:
+    """Whatever is broken: the frame, the code or its sum."""
+    whole = gzip.compress((PAIRS + "".join(f"a,{i},8,1e-{i % 5 + 4}\n" for i in range(99))).encode())
+    for place in range(0, len(whole), 7):
+        (tmp_path / "links.csv.gz").write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+        with contextlib.suppress(InputFileError):
+            read_links(tmp_path / "links.csv.gz")
+
+
+def test_empty_cells_beyond_the_header_say_nothing(tmp_path: Path) -> None:
+    assert read_links(write(tmp_path, PAIRS + "a,b,8,1e-6,\nb,a,8,1e-6, ,\n")).names == ("a", "b")
 
 
 def test_large_files_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

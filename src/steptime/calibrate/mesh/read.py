@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import zlib
 from pathlib import Path
 from typing import TextIO
 
@@ -11,7 +12,7 @@ from steptime.calibrate.mesh.links import Links
 from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
-from steptime.store.csv_lines import beginning, first_line, opened, says_nothing
+from steptime.store.csv_lines import beginning, first_line, in_quotes, opened, says_nothing, unlike_header
 from steptime.store.files import is_file, refuse_endless, unreadable
 from steptime.store.tables import delimiter_of
 from steptime.units import UNITS
@@ -39,20 +40,22 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
     _check_file(file)
     try:
         with opened(file) as stream:
-            rows = _rows(stream, str(path))
+            delimiter = _delimiter(stream, str(path))
+            rows = _rows(stream, delimiter, str(path))
             line, first = next(rows, (0, []))
             if not first:
                 raise InputFileError(str(path), "is empty")
             roles = {role_and_unit(cell)[0] for cell in first}
             if {"source", "target"} <= roles:
-                return read_pairs(columns_of(first, line, str(path)), rows, str(path))
+                below = _no_wider(rows, len(first), delimiter, str(path))
+                return read_pairs(columns_of(first, line, str(path)), below, str(path))
             if _heads_pairs(first, unit):
                 lacking = " and ".join(repr(role) for role in ("source", "target") if role not in roles)
                 fail_header(str(path), line, first, f"the header lacks a column {lacking}")
             return read_matrix(line, first, rows, str(path), unit)
     except UnicodeDecodeError:
         raise InputFileError(str(path), "is not UTF-8 text") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
 
 
@@ -72,16 +75,29 @@ def _check_file(file: Path) -> None:
         raise InputFileError(str(file), f"is larger than {MAX_BYTES >> 20} MiB", hint="measure fewer message sizes")
 
 
-def _rows(stream: TextIO, where: str) -> Rows:
-    """Rows with their line numbers; blank lines and comments are left out."""
+def _delimiter(stream: TextIO, where: str) -> str:
+    """What separates the cells of a file, which is read from its start afterwards."""
     before, first = first_line(beginning(stream))
     if "\0" in first:
         raise InputFileError(where, f"is not text: line {before + 1} has a zero byte")
     stream.seek(0)
-    reader = csv.reader(stream, delimiter=delimiter_of(first), strict=True)
+    return delimiter_of(first)
+
+
+def _rows(stream: TextIO, delimiter: str, where: str) -> Rows:
+    """Rows with their line numbers; blank lines and comments are left out."""
+    reader = csv.reader(stream, delimiter=delimiter, strict=True)
     try:
         for row in reader:
             if not says_nothing(row):
                 yield reader.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
         raise InputFileError(where, f"line {reader.line_num}: {error}") from None
+
+
+def _no_wider(rows: Rows, cells: int, delimiter: str, where: str) -> Rows:
+    """The rows, none of which says more than the header has cells for."""
+    for line, row in rows:
+        if any(row[cells:]):
+            raise InputFileError(where, unlike_header(line, len(row), cells), hint=in_quotes(delimiter))
+        yield line, row
