@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.errors import PlanError
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.surface.report.estimate import print_estimate
 from steptime.surface.report.fit import print_fit
@@ -30,6 +31,7 @@ JOB: dict[str, Any] = {"gpus": 4, "global_batch": 4}
 
 
 def cluster(folder: Path, what: str, memory: str = "16 GB") -> Path:
+    folder.mkdir(exist_ok=True)
     path = folder / "m.toml"
     path.write_text(TEXT.format(name="my own", what=what, memory=memory))
     return path
@@ -91,3 +93,16 @@ def test_what_to_try_moves_nothing_to_the_host_from_the_host(
     print_estimate(api.estimate("gpt2-xl", given, gpus=1, global_batch=1, dtype="fp32"))
     text = capsys.readouterr().out
     assert "more than a device has; try" in text and ("--offload" in text) == moves
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "activations"])
+def test_who_asks_to_move_from_the_host_to_the_host_is_told(tmp_path: Path, offload: str) -> None:
+    """It would free no memory; on a device of its own the same frees some."""
+    host, device = (cluster(tmp_path / kind, f'architecture = "{kind}"') for kind in ("cpu", "hopper"))
+    with pytest.raises(PlanError, match=f"offload {offload}: my own is a CPU, whose memory is the host's"):
+        api.estimate("gpt2", host, **JOB, plan={"offload": offload})
+    with pytest.raises(PlanError, match="drop offload"):
+        api.plan("gpt2", host, **JOB, fix={"offload": offload})
+    without, moved = (api.estimate("gpt2", device, **JOB, plan=plan) for plan in ({}, {"offload": offload}))
+    assert moved.peak_memory_bytes < without.peak_memory_bytes
+    assert api.estimate("gpt2", host, **JOB, plan={"offload": "none"}).feasible

@@ -68,6 +68,7 @@ class Request:
             captured=captured,
         )  # fmt: skip
         job = with_choices(job, chosen)
+        _check_offload(job, cluster.device)
         outermost = cluster.levels[-1]
         if outermost.devices is not None and job.gpus > outermost.devices:
             raise UserError(
@@ -159,6 +160,13 @@ def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | No
     for what, given in absent.items():
         if given is not None:
             raise PlanError(f"the published model has no {what}", hint="use --mode corrected")
+
+
+def _check_offload(job: Job, device: Device) -> None:
+    """Refuses to move anything to the host from a device that is the host."""
+    if job.offload and device.is_host:
+        raise PlanError(f"offload {','.join(sorted(job.offload))}: {device.name} is a CPU, whose memory is the host's",
+                        hint="drop offload")  # fmt: skip
 
 
 def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> None:
