@@ -147,6 +147,20 @@ def test_recomputation_is_marked() -> None:
     ]  # fmt: skip  # The last product is not needed for any gradient.
 
 
+def test_recomputation_casts_as_the_forward_pass_did() -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.body = nn.Linear(8, 16), nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16))
+
+        def forward(self, x: Any) -> Any:
+            return checkpoint(self.body, self.stem(x), use_reentrant=False)
+
+    program = capture(Kept(), [X], optimizer=None, autocast="bf16", target="cuda")
+    norms = [(c.recomputed, c.node.inputs[0].type.dtype) for c in program.calls if c.node.op == "native_layer_norm"]
+    assert norms == [(False, "fp32"), (True, "fp32")]  # Of a bf16 tensor, widened by autocast on CUDA both times.
+
+
 def test_inputs_by_name_and_a_loss_by_name() -> None:
     module, (tokens,) = models.gpt(layers=1)
     program = capture(module, {"tokens": tokens}, loss="cross-entropy")

@@ -189,7 +189,7 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
         if not options.keep_output:
             del output
         with recorder.in_phase("backward"):
-            loss.backward()
+            _backward(loss)
     _name_gradients(recorder, module, optimizer)
     if optimizer is not None:
         with recorder.in_phase("optimizer"):
@@ -197,6 +197,13 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
             optimizer.zero_grad(set_to_none=True)
     else:
         module.zero_grad(set_to_none=True)
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """As ``Tensor.backward``, which would lift the mode of CUDA's kernels off what a checkpoint runs again."""
+    seed = torch.ones_like(loss, memory_format=torch.preserve_format)
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _loss(output: Any, loss: Loss | None) -> torch.Tensor:
