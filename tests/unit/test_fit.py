@@ -142,7 +142,7 @@ def test_every_technique_is_described() -> None:
     for key, one in TECHNIQUES.items():
         assert one.key == key
         assert one.settings and one.memory and one.time and one.numerics
-        values = dict.fromkeys(("micro", "count", "batch", "k", "segments", "tree"), "1")
+        values = dict.fromkeys(("kind", "micro", "count", "batch", "k", "segments", "tree"), "1")
         assert all("{" not in text.format(**values).replace("{\"", "").replace("{", "", text.count("{{"))
                    for text in one.settings.values())  # fmt: skip
 

@@ -96,7 +96,7 @@ def _captured(
         seq=sizes["seq"], inputs=inputs,
     )  # fmt: skip
     batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
-    engine = Captured(bench=bench, batch=batch, host_Bps=device.host_Bps, allow=allow)
+    engine = Captured(bench=bench, batch=batch, host_Bps=device.host_Bps, allow=allow, is_host=device.is_host)
     counter = _Counter(progress, len(engine.precisions) + 2 * len(engine.micro_batches) + 4)
     bench.ran = counter.one
     found = search(engine, counter.more)

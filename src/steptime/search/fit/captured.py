@@ -105,7 +105,7 @@ class Captured(Batched):
         kinds = ["fused"]
         if self.bench.family in ("adam", "adamw"):
             kinds += ["8bit"] if self.allow.rank >= Change.ROUNDING.rank else []
-            kinds += () if self.bench.device.is_host else HOST_KINDS
+            kinds += () if self.is_host else HOST_KINDS
         return tuple(kinds)
 
     @cached_property
@@ -119,7 +119,7 @@ class Captured(Batched):
 
     def choices(self) -> Iterator[Choice]:
         """Every combination that is weighed."""
-        swaps = () if self.bench.device.is_host else SWAPS
+        swaps = () if self.is_host else SWAPS
         adapters = ("qlora",) if self.allow is Change.TRAINING and self._can_adapt else ()
         for precision in (*self.worthwhile, *adapters):
             frozen = precision == "qlora"
@@ -131,7 +131,7 @@ class Captured(Batched):
                             yield Choice(
                                 precision="bf16" if frozen else precision, optimizer=optimizer, batch=self.batch,
                                 micro_batch=micro, checkpoints=checkpoints, swapped=swapped,
-                                weights="qlora" if frozen else "trained",
+                                weights="qlora" if frozen else "trained", is_host=self.is_host,
                             )  # fmt: skip
 
     def checkpoints(self, precision: str, micro: int) -> tuple[Checkpoints, ...]:
@@ -272,7 +272,7 @@ class Captured(Batched):
 
     @property
     def _constants(self) -> MemoryConstants:
-        return memory_constants(is_host=self.bench.device.is_host)
+        return memory_constants(is_host=self.is_host)
 
     # -- time and memory of a step ------------------------------------------------------------------------------------
 

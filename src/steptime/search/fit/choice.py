@@ -43,6 +43,8 @@ class Choice:
     """Share of the activations beyond the least possible that wait on the host."""
     weights: str = "trained"
     """``trained``, or ``qlora``."""
+    is_host: bool = False
+    """The device is the processor of its host."""
 
     @property
     def accumulation(self) -> int:
@@ -65,6 +67,7 @@ class Choice:
     def settings(self) -> dict[str, dict[str, str]]:
         """Technique -> framework -> setting."""
         values = {"micro": self.micro_batch, "count": self.accumulation, "batch": self.batch}
+        values |= {"kind": "cpu" if self.is_host else "cuda"}
         words = {**values, **dict(self.checkpoints.values)}
         out = {}
         for key in self.keys:
@@ -85,6 +88,8 @@ class Batched:
     """What engines have in common: a batch that may go through in parts."""
 
     batch: int
+    is_host: bool = False
+    """The device is the host itself, which has no other memory."""
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
@@ -96,7 +101,9 @@ class Batched:
 
     def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
         """The whole batch, and nothing but a precision and an optimiser."""
-        return Choice(precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch)
+        return Choice(
+            precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch, is_host=self.is_host
+        )
 
 
 def strongest(techniques: Iterable[Technique]) -> Change:

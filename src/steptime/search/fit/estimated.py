@@ -53,8 +53,6 @@ class Estimated(Batched):
     rates: frozenset[str]
     """Element types that the device's matrix units have."""
     allow: Change = Change.ROUNDING
-    is_host: bool = False
-    """The device is the host itself, which has no other memory."""
     _settings: dict[Kind, Setting] = field(default_factory=dict)
     _blocks: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
 
@@ -148,7 +146,7 @@ class Estimated(Batched):
         for i, (micro, one) in enumerate(rows):
             choice = Choice(
                 precision=kind.precision, optimizer=kind.optimizer, batch=self.batch, micro_batch=micro,
-                checkpoints=one, swapped=float(kind.swapped), weights=kind.weights,
+                checkpoints=one, swapped=float(kind.swapped), weights=kind.weights, is_host=self.is_host,
             )  # fmt: skip
             time_s, device = float(times[i]), float(memory["device"][i])
             out[choice] = Point(
