@@ -73,6 +73,13 @@ def test_a_record_of_an_estimate_is_a_row(tmp_path: Path) -> None:
     assert run.memory_bytes == pytest.approx(record["peak_memory_bytes"], rel=1e-12)
 
 
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp", "ep", "dp"])
+def test_degrees_may_be_called_sizes(axis: str) -> None:
+    long = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data"}[axis]
+    for name in (f"{axis.upper()} size", f"{long}_parallel_size"):
+        assert own_names([name]) == [(axis, "")]
+
+
 def test_own_names_win() -> None:
     assert own_names(["gpus", "n_gpus"]) == [("gpus", ""), ("n_gpus", "")]
     assert own_names(["cluster", "Device"]) == [("cluster", ""), ("gpu", "")]
