@@ -118,7 +118,7 @@ BAD = {
     "bandwidth of bits": ("src,dst,bandwidth_GB/s\na,b,4e10\n", "line 2, column 'bandwidth_GB/s': 4e10 is"),
     "part of a byte": (PAIRS + "a,b,8.5,1e-6\n", "line 2, column 'bytes': 8.5 is not a whole"),
     "short row": (PAIRS + "a,b,8\n", "line 2: has 3 columns"),
-    "thousands": (PAIRS + "a,b,65536,1e-5\na,b,1,048,576,1e-4\n", "line 3 has 6 cells, the header 4\n.*stands in quotes"),
+    "thousands": (PAIRS + "a,b,65536,1e-5\na,b,1,048,576,1e-4\n", "line 3 has 6 cells, the header 4\n.*in quotes"),
     "thousands, semicolons": (PAIRS.replace(",", ";") + "a;b;1;048;1e-4\n", "5 cells, the header 4\n.*a ';' stands"),
     "no name": (PAIRS + ",b,8,1e-6\n", "line 2, column 'source': '' is no name"),
     "open quote": (PAIRS + '"a,b,8,1e-6\n', "line 2: unexpected end"),

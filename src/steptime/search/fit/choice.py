@@ -67,8 +67,7 @@ class Choice:
     def settings(self) -> dict[str, dict[str, str]]:
         """Technique -> framework -> setting."""
         values = {"micro": self.micro_batch, "count": self.accumulation, "batch": self.batch}
-        values |= {"kind": "cpu" if self.is_host else "cuda"}
-        words = {**values, **dict(self.checkpoints.values)}
+        words = {**values, **dict(self.checkpoints.values), "kind": "cpu" if self.is_host else "cuda"}
         out = {}
         for key in self.keys:
             out[key] = {name: setting.format(**words) for name, setting in TECHNIQUES[key].settings.items()}

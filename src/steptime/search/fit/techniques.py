@@ -52,7 +52,7 @@ class Technique:
     time: str
     numerics: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Framework -> how it is switched on; ``{kind}``, ``{micro}``, ``{count}``, ``{k}``, ``{segments}`` are filled in."""
+    """Framework -> how it is switched on; words in braces, as ``{kind}``, ``{micro}`` and ``{k}``, are filled in."""
     source: str = ""
 
 
