@@ -41,6 +41,13 @@ def test_the_cheapest_way_to_fit_is_one_line_at_a_prompt() -> None:
     assert "nothing fits; the least memory" in repr(api.fit("llama3-70b", "rtx-4090", batch=1))
 
 
+def test_a_difference_is_one_line_at_a_prompt() -> None:
+    one, two = (api.estimate("llama3-8b", "dgx-h100", plan={"tp": tp}, **JOB) for tp in (4, 8))
+    shown = repr(api.diff(one, two))
+    assert shown.startswith("<Difference: ") and "plan: dp, tp, micro_batches, placement>" in shown and len(shown) < 150
+    assert repr(api.diff(one, one)).endswith("of the plan: nothing>")
+
+
 def test_a_profile_and_its_program_are_one_line_at_a_prompt() -> None:
     torch = pytest.importorskip("torch")
     program = steptime.capture(torch.nn.Linear(8, 4), [torch.zeros(2, 8)], target="cuda")

@@ -8,6 +8,7 @@ from typing import Any
 
 from steptime.errors import FieldError, shown
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
+from steptime.units import format_bytes, format_seconds
 
 HEADLINE = (
     "step_time_s", "step_time_bracket_s", "step_time_band_s", "mfu", "hfu", "tokens_per_s_per_gpu", "samples_per_s",
@@ -24,6 +25,13 @@ class Difference:
     """Only what differs."""
     time: Mapping[str, list[float]]
     memory: Mapping[str, list[float]]
+
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook; :meth:`to_json` has everything."""
+        (a_s, b_s), (a_bytes, b_bytes) = self.headline["step_time_s"], self.headline["peak_memory_bytes"]
+        time = f"{format_seconds(a_s)} to {format_seconds(b_s)}"
+        memory = f"{format_bytes(a_bytes)} to {format_bytes(b_bytes)}"
+        return f"<Difference: {time}, {memory}; of the plan: {', '.join(self.plan) or 'nothing'}>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
