@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 
 from steptime.estimate.result import Estimate
 from steptime.study.doctor import Diagnosis, diagnose_log, diagnose_trace, read_log, read_trace, trace_times
-from steptime.study.doctor.advice import ADVICE, NAMES, advice_for
+from steptime.study.doctor.advice import ADVICE, NAMES, SWITCHES, advice_for
 from steptime.study.doctor.compare import verdict_of
 from steptime.study.doctor.records import Variant
 from steptime.surface import api
 from steptime.terms import Terms
 
 DATA = Path(__file__).resolve().parents[1] / "data/doctor"
+OVERLAP = ADVICE["dp_comm"]["megatron"][0]
 PLAN = {"tp": 2, "micro_batch": 1, "overlap": "none"}
 
 
@@ -64,6 +66,25 @@ def test_a_step_inside_the_band_leaves_nothing_unexplained(base):
     assert found.findings[0].lost_s == pytest.approx(0.25, abs=0.01)
     inside = diagnose_log(log, settings, dataclasses.replace(fast, step_time_band_s=(1.0, 1.5)))
     assert "unexplained" not in codes(inside)
+
+
+@pytest.mark.parametrize(("overlaps", "tried"), [({"overlap_grad_reduce"}, False), (SWITCHES[OVERLAP], True)])
+def test_what_the_run_does_already_is_not_what_to_try(base, tmp_path, overlaps, tried):
+    """Half of it is not all of it; the rest of the advice stays."""
+    text = (DATA / "megatron.log").read_text()
+    said = "".join(f"  {name} {'.' * 30} True\n" for name in overlaps)
+    path = tmp_path / "x.log"
+    path.write_text(re.sub(r"^  overlap_grad_reduce .*\n", lambda _: said, text, flags=re.MULTILINE))
+    (found,) = (
+        each for each in diagnose_log(read_log(str(path)), {}, changed(base)).findings if each.code == "dp_comm"
+    )
+    assert (OVERLAP in found.advice) != tried
+    assert any("--ddp-bucket-size" in line for line in found.advice)
+
+
+def test_every_switch_belongs_to_an_advice():
+    words = {word for table in ADVICE.values() for some in table.values() for word in some}
+    assert set(SWITCHES) <= words
 
 
 def test_findings_of_the_megatron_sample_are_ranked_by_seconds(base):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 NAMES: Final[Mapping[str, str]] = {
@@ -22,7 +22,7 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "nemo": ("MegatronCommOverlapCallback, or ddp with overlap_grad_reduce=True and overlap_param_gather=True",),
         "deepspeed": (
-            '"zero_optimization": {"overlap_comm": true, "contiguous_gradients": true}',
+            '"zero_optimization": {"overlap_comm": true}',
             "a larger reduce_bucket_size and allgather_bucket_size; for stage 3 stage3_prefetch_bucket_size, "
             "zero_hpz_partition_size or a lower stage",
         ),
@@ -138,7 +138,7 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "optimizer": {
         "megatron": ("--use-distributed-optimizer: each data rank updates its share",),
-        "deepspeed": ("FusedAdam (no torch_adam), ZeRO stage 1 or more",),
+        "deepspeed": ("FusedAdam (no torch_adam)", "ZeRO stage 1 or more"),
         "torchtitan": ('optimizer.implementation = "fused"',),
         "": ("a fused optimiser (fused=True)",),
     },
@@ -235,6 +235,32 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "": ("steptime doctor on a trace shows where the rest goes",),
     },
 }  # fmt: skip
+
+#: What to try -> what a run says, of its framework or its plan, that does it.
+SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
+    "--overlap-grad-reduce, with --use-distributed-optimizer also --overlap-param-gather": (
+        "overlap_grad_reduce", "overlap_param_gather"),
+    "--sequence-parallel with --tp-comm-overlap": ("sequence_parallel", "tp_comm_overlap"),
+    "--overlap-moe-expert-parallel-comm": ("overlap_moe_expert_parallel_comm",),
+    "--use-distributed-optimizer: each data rank updates its share": ("use_distributed_optimizer",),
+    "--manual-gc with a --manual-gc-interval": ("manual_gc",),
+    '"zero_optimization": {"overlap_comm": true}': ("overlap_comm",),
+    "ZeRO stage 1 or more": ("zero",),
+}  # fmt: skip
+
+
+def untried(words: Sequence[str], said: Mapping[str, object]) -> tuple[str, ...]:
+    """What to try but for what a run says that it does.
+
+    >>> untried(("ZeRO stage 1 or more", "FusedAdam (no torch_adam)"), {"zero": 3})
+    ('FusedAdam (no torch_adam)',)
+    """
+    done = {word for word, names in SWITCHES.items() if all(_is_on(said.get(name)) for name in names)}
+    return tuple(word for word in words if word not in done)
+
+
+def _is_on(value: object) -> bool:
+    return str(value).lower() not in ("none", "false", "off", "0", "")
 
 
 def advice_for(code: str, framework: str) -> tuple[str, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from steptime.errors import counted
 from steptime.estimate.result import Estimate
+from steptime.study.doctor.advice import untried
 from steptime.study.doctor.compare import MEMORY, log_rows, prediction, trace_rows, verdict_of
 from steptime.study.doctor.findings import (
     faster_finding,
@@ -59,6 +61,8 @@ def diagnose_log(
             log.framework,
         ),
     ]  # fmt: skip
+    said = {**log.stated.flags, **log.stated.plan}
+    found = [replace(each, advice=untried(each.advice, said)) for each in found]
     if series.warmup_lines == 0:
         notes = (*notes, f"only {counted(series.lines, 'step line')}: none was left out as warm-up")
     return Diagnosis(
