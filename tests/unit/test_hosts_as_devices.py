@@ -57,7 +57,13 @@ def test_the_limit_of_a_search_counts_the_same_memory(tmp_path: Path, what: str,
 
 
 @pytest.mark.parametrize(
-    ("what", "noun"), [('architecture = "cpu"', "device"), ("", "device"), ('vendor = "NVIDIA"', "GPU")]
+    ("what", "noun"),
+    [
+        ('architecture = "cpu"', "device"),
+        ("", "device"),
+        ('vendor = "Nvidia"', "GPU"),
+        ('vendor = "AMD"\narchitecture = "cpu"', "device"),
+    ],
 )
 def test_reports_call_devices_of_own_files_what_these_say(
     tmp_path: Path, what: str, noun: str, capsys: pytest.CaptureFixture[str]

@@ -42,8 +42,8 @@ class Provenance:
     band: str = "uncalibrated"
     framework: str = "ideal"
     """Training software whose slowdowns and overheads are applied."""
-    vendor: str = ""
-    """Who makes the device; empty: not said."""
+    is_gpu: bool | None = None
+    """Whether the device is a GPU; None: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

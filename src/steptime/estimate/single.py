@@ -269,7 +269,7 @@ def _provenance(setting: Setting, band: StepBand | None) -> Provenance:
         model_source=setting.job.model.source,
         cluster=setting.cluster.name,
         device=setting.cluster.device.name,
-        vendor=setting.cluster.device.vendor,
+        is_gpu=setting.cluster.device.is_gpu,
         weakest_kind=setting.weakest_kind,
         constants=setting.sources,
         assumptions=(*ASSUMPTIONS, *_assumed(setting.job)),

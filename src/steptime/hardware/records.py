@@ -38,6 +38,8 @@ class Source:
 
 CPU: Final = "cpu"
 """Architecture of a device that is the processor of its host itself."""
+CUDA_MAKER: Final = "nvidia"
+GPU_MAKERS: Final = (CUDA_MAKER, "amd")
 HOST_LINK: Final = ("host_link_Bps", "host_efficiency")
 """Numbers of a device that only what is kept on the host rests on."""
 
@@ -96,6 +98,16 @@ class Device:
     def is_host(self) -> bool:
         """Whether it is the processor of the host itself: its memory is the host's, and no driver keeps any of it."""
         return self.architecture == CPU
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: an accelerator of a maker of GPUs."""
+        return self.vendor.lower() in GPU_MAKERS and not self.is_host
+
+    @property
+    def runs_cuda(self) -> bool:
+        """Whether PyTorch runs its CUDA kernels and allocator on it."""
+        return self.vendor.lower() == CUDA_MAKER and not self.is_host
 
     @property
     def host_Bps(self) -> float:

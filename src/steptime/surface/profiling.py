@@ -227,7 +227,7 @@ def profile(
         UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
     """
     target = device_within(name_or_path("device", device))
-    kernels = "cuda" if on_cuda(target) else "cpu"
+    kernels = "cuda" if target.runs_cuda else "cpu"
     if isinstance(model, Program):
         known = any(call.phase != "forward" for call in model.calls)
         program, settings = model, Settings(inputs=input_texts(model), training=known)
@@ -241,12 +241,7 @@ def profile(
             named, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
         )  # fmt: skip
     table = cost_table(program, Timer(device=target))
-    return Profile(program=program, settings=settings, device=target, table=table, cuda=on_cuda(target))
-
-
-def on_cuda(device: Device) -> bool:
-    """Whether PyTorch runs its CUDA kernels and allocator on the device."""
-    return device.vendor.lower() == "nvidia"
+    return Profile(program=program, settings=settings, device=target, table=table, cuda=target.runs_cuda)
 
 
 def captured(

@@ -259,7 +259,7 @@ class Bench:
             program = capture(
                 target.module, inputs, optimizer=optimizer, autocast=form.autocast,
                 loss=target.loss if self.loss is None else self.loss,
-                name=target.name, target="cuda" if self.device.vendor == "NVIDIA" else "cpu",
+                name=target.name, target="cuda" if self.device.runs_cuda else "cpu",
             )  # fmt: skip
         if form.adapters:
             program = with_narrow_weights(program, self._frozen, nf4_element_bytes(), WIDE_BYTES)

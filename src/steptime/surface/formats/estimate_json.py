@@ -61,7 +61,7 @@ class _Provenance(_Object):
     assumptions: list[str] = Field(default_factory=list)
     band: str = "uncalibrated"
     framework: str = "ideal"
-    vendor: str = ""
+    is_gpu: bool | None = None
 
 
 class _Call(_Object):

@@ -63,7 +63,7 @@ def print_notes(out: Console, e: Estimate) -> None:
 
 
 def _noun(e: Estimate) -> str:
-    return device_noun(e.provenance.device, e.provenance.vendor)
+    return device_noun(e.provenance.device, e.provenance.is_gpu)
 
 
 def _headline_rows(e: Estimate) -> list[tuple[str, str]]:

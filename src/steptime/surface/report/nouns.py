@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from steptime.errors import UserError
 from steptime.hardware.library import load_cluster, load_device
 from steptime.surface.values import NameOrPath, name_or_path
 
-GPU_MAKERS: Final = ("NVIDIA", "AMD")
 
+def device_noun(device: str, is_gpu: bool | None = None) -> str:
+    """``GPU``, or ``device`` where nobody says that it is one; ``is_gpu``: whether it is, None: see the catalogue.
 
-def device_noun(device: str, vendor: str = "") -> str:
-    """``GPU``, or ``device`` where nobody says that it is one; ``vendor``: who makes it, "": see the catalogue.
-
-    >>> device_noun("h100-sxm"), device_noun("tpu-v5p"), device_noun("my own", "NVIDIA"), device_noun("my own")
+    >>> device_noun("h100-sxm"), device_noun("tpu-v5p"), device_noun("my own", True), device_noun("my own")
     ('GPU', 'device', 'GPU', 'device')
     """
     try:
-        return _noun(vendor or load_device(device).vendor)
+        return _noun(load_device(device).is_gpu if is_gpu is None else is_gpu)
     except UserError:
         return "device"
 
@@ -30,10 +26,10 @@ def cluster_noun(cluster: NameOrPath) -> str:
     ('GPU', 'device', 'GPU')
     """
     try:
-        return _noun(load_cluster(name_or_path("cluster", cluster)).device.vendor)
+        return _noun(load_cluster(name_or_path("cluster", cluster)).device.is_gpu)
     except UserError:
         return "GPU"
 
 
-def _noun(vendor: str) -> str:
-    return "GPU" if vendor in GPU_MAKERS else "device"
+def _noun(is_gpu: bool) -> str:
+    return "GPU" if is_gpu else "device"

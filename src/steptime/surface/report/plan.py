@@ -48,7 +48,7 @@ def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
 def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> None:
     first = result.plans[0] if result.plans else result.nearest
     mode = first.provenance.mode if first else job.get("mode") or "corrected"
-    noun = device_noun(first.provenance.device, first.provenance.vendor) if first else cluster_noun(job["cluster"])
+    noun = device_noun(first.provenance.device, first.provenance.is_gpu) if first else cluster_noun(job["cluster"])
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
     work = first.workload if first else {}
     length = f" of {counted(work['seq_len'], 'token', t.count(work['seq_len']))}" if "seq_len" in work else ""
