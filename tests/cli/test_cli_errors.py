@@ -61,6 +61,7 @@ BAD = [
     ((*ESTIMATE, "--placement", "tq=4"), "--placement: there is no axis 'tq'"),
     ((*ESTIMATE, "--placement", "tp=4,tp=2"), "tp is given twice"),
     ((*ESTIMATE, "--explain", "nonsens"), "--explain"),
+    ((*ESTIMATE, "--explain", "mfu"), "terms are the lines below time and memory; --all shows them"),
     ((*ESTIMATE, "--explain", "tp_com/"), "tp_comm"),
     ((*ESTIMATE, "extra"), "extra"),
     (("estimate",), "MODEL"),

@@ -191,7 +191,8 @@ def details_below(estimate: Estimate, term: str) -> tuple[Any, ...]:
     found = tuple(d for d in estimate.details if f"/{term}" in f"/{d.path}" or f".{term}" in f".{d.function}")
     if term and not found:
         parts = {part for d in estimate.details for part in d.path.split("/")}
-        raise UserError(f"{_EXPLAIN}: there is no term {shorten(term)!r}", hint=did_you_mean(term, sorted(parts)))
+        hint = did_you_mean(term, sorted(parts), "terms are the lines below time and memory; --all shows them")
+        raise UserError(f"{_EXPLAIN}: there is no term {shorten(term)!r}", hint=hint)
     return found
 
 
