@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Final
 
@@ -188,13 +188,11 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
     return FabricProfile(
         name=machine.name, device=machine.device, library=machine.library, sources=machine.sources,
         link_Bps=machine.link_Bps, nic_Bps=machine.nic_Bps if machine.outer else 0.0, coefficients=coefficients,
-        points=errors.points,
         ranges={
             "bytes": (float(rows.size_bytes.min()), float(rows.size_bytes.max())),
             "ranks": (float(rows.ranks.min()), float(rows.ranks.max())),
         },
-        median_ape=errors.median_ape, mean_ape=errors.mean_ape, bias=errors.bias, band=errors.band,
-        source=f"steptime calibration of {', '.join(machine.sources)}",
+        **asdict(errors), source=f"steptime calibration of {', '.join(machine.sources)}",
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -171,14 +171,12 @@ def calibrate(device: str, link_Bps: float, domain: int, rows: ExchangeRows, hel
         name=f"{device}-{LIBRARY}", device=device, library=LIBRARY, sources=(SOURCE,), link_Bps=link_Bps,
         nic_Bps=NIC_BPS if (rows.ranks > rows.inside).any() else 0.0,
         coefficients={"domain": domain, "processors": processors, **fit(rows, processors, link_Bps)},
-        points=errors.points,
         ranges={
             "tokens": (float(rows.tokens.min()), float(rows.tokens.max())),
             "ranks": (float(rows.ranks.min()), float(rows.ranks.max())),
             "experts": (float(rows.experts.min()), float(rows.experts.max())),
         },
-        median_ape=errors.median_ape, mean_ape=errors.mean_ape, bias=errors.bias, band=errors.band,
-        source=f"steptime calibration of {SOURCE}",
+        **asdict(errors), source=f"steptime calibration of {SOURCE}",
     )  # fmt: skip
 
 

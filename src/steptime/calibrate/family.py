@@ -69,10 +69,10 @@ def timed(seconds: Array) -> Array:
     return mask
 
 
-def rows_like(table: Table, wanted: Mapping[str, re.Pattern[str]]) -> Array:
+def rows_like(table: Table, wanted: Mapping[str, str]) -> Array:
     """Rows in whose text columns these expressions are found, each in its own."""
-    texts = zip(*(table.text(name) for name in wanted), strict=True)
-    return np.array([all(e.search(t) for e, t in zip(wanted.values(), row, strict=True)) for row in texts], bool)
+    texts, searched = zip(*map(table.text, wanted), strict=True), [re.compile(each) for each in wanted.values()]
+    return np.array([all(e.search(t) for e, t in zip(searched, row, strict=True)) for row in texts], bool)
 
 
 def shapes_of(family: KernelFamily, table: Table) -> dict[str, Array]:

@@ -90,8 +90,7 @@ def only(
     shape: Shape, source: str, notes: str = "", kernel: str = "", gpu: str = "^(?!TPU)"
 ) -> Callable[[Table], Mapping[str, Array]]:
     """The shape, unreadable (NaN) on rows that do not match the expressions."""
-    expressions = {"source": source, "notes": notes, "kernel": kernel, "gpu": gpu}
-    wanted = {name: re.compile(each) for name, each in expressions.items()}
+    wanted = {"source": source, "notes": notes, "kernel": kernel, "gpu": gpu}
 
     def masked(table: Table) -> dict[str, Array]:
         keep = rows_like(table, wanted)

@@ -240,8 +240,7 @@ def _products(name: str, op: str, shape: Shape, source: str = "", notes: str = "
 
 def matching(shape: Shape, source: str, notes: str, kernel: str) -> Shape:
     """The shape, NaN on rows that do not match the expressions."""
-    expressions = {"source": source, "notes": notes, "kernel": kernel}
-    wanted = {name: re.compile(each) for name, each in expressions.items()}
+    wanted = {"source": source, "notes": notes, "kernel": kernel}
 
     def masked(table: Table) -> dict[str, Array]:
         keep = rows_like(table, wanted)
