@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from steptime.errors import InputFileError
 from steptime.num import Array
 from steptime.store.csv_lines import Header, fault, header_of, in_quotes
-from steptime.store.files import is_file, refuse_endless, unreadable
+from steptime.store.files import BROKEN, is_file, refuse_endless, unreadable
 from steptime.store.tables import connected
 
 _TYPES = "auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR'], sample_size=-1"  # "inf" is no date
@@ -66,7 +65,7 @@ def _is_empty(file: Path, ending: str) -> bool:
     try:
         with gzip.open(file) if ending.endswith(".gz") else file.open("rb") as stream:
             return not stream.read(4096).removeprefix(codecs.BOM_UTF8).strip()
-    except (OSError, EOFError, zlib.error):
+    except BROKEN:
         return False
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, TextIO
 
-from steptime.errors import counted
+from steptime.errors import InputFileError, counted
+from steptime.store.files import BROKEN
 from steptime.store.tables import delimiter_of
 
 LONGEST: Final = 2**20
@@ -67,6 +67,16 @@ def unlike_header(line: int, cells: int, header: int) -> str:
     return f"line {line} has {counted(cells, 'cell')}, the header {header}"
 
 
+def refuse_surplus(cells: Sequence[str], header: int, line: int, delimiter: str, where: str) -> None:
+    """Refuses a line that says something beyond the cells of the header; empty cells there are left alone.
+
+    Raises:
+        InputFileError: it does; the message has the line.
+    """
+    if any(cell.strip() for cell in cells[header:]):
+        raise InputFileError(where, unlike_header(line, len(cells), header), hint=in_quotes(delimiter))
+
+
 def in_quotes(delimiter: str) -> str:
     """What to do about a line with more cells than were meant.
 
@@ -86,7 +96,7 @@ def header_of(file: Path) -> Header | None:
         delimiter = delimiter_of(line)
         cells = len(next(csv.reader([line], delimiter=delimiter)))
         return Header(skipped=skipped, delimiter=delimiter, cells=cells) if cells > 1 else None
-    except (OSError, EOFError, zlib.error, csv.Error):
+    except (*BROKEN, csv.Error):
         return None
 
 
@@ -107,6 +117,6 @@ def fault(file: Path, header: Header) -> str | None:
                 line = header.skipped + rows.line_num
     except csv.Error as error:
         return f"line {line + 1} has a quote that is not closed, or text after one that is ({error})"
-    except (OSError, EOFError, zlib.error):
+    except BROKEN:
         return None
     return None

@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ SPECIAL: Final = "is not a regular file"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Failures to write for want of room: a full disk, a full quota, a limit on the size of files."""
 BUSY: Final = "is being written by another process"
+BROKEN: Final = (OSError, EOFError, zlib.error)
+"""What reading or unpacking a file raises that is missing, damaged or cut short."""
 ROOM: Final = 4096
 """Bytes that must fit where a file is to be written: one block."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import zlib
 from pathlib import Path
 from typing import TextIO
 
@@ -12,8 +11,8 @@ from steptime.calibrate.mesh.links import Links
 from steptime.calibrate.mesh.read_matrix import read_matrix
 from steptime.calibrate.mesh.read_pairs import columns_of, read_pairs
 from steptime.errors import InputFileError
-from steptime.store.csv_lines import beginning, first_line, in_quotes, opened, says_nothing, unlike_header
-from steptime.store.files import is_file, refuse_endless, unreadable
+from steptime.store.csv_lines import beginning, first_line, opened, refuse_surplus, says_nothing
+from steptime.store.files import BROKEN, is_file, refuse_endless, unreadable
 from steptime.store.tables import delimiter_of
 from steptime.units import UNITS
 
@@ -55,7 +54,7 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
             return read_matrix(line, first, rows, str(path), unit)
     except UnicodeDecodeError:
         raise InputFileError(str(path), "is not UTF-8 text") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except BROKEN as error:
         raise unreadable(path, error) from None
 
 
@@ -98,6 +97,5 @@ def _rows(stream: TextIO, delimiter: str, where: str) -> Rows:
 def _no_wider(rows: Rows, cells: int, delimiter: str, where: str) -> Rows:
     """The rows, none of which says more than the header has cells for."""
     for line, row in rows:
-        if any(row[cells:]):
-            raise InputFileError(where, unlike_header(line, len(row), cells), hint=in_quotes(delimiter))
+        refuse_surplus(row, cells, line, delimiter, where)
         yield line, row

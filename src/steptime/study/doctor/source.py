@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
 from steptime.errors import InputFileError
-from steptime.store.files import SPECIAL, unreadable
+from steptime.store.files import BROKEN, SPECIAL, unreadable
 
 #: Longest line of a log that is looked at; a longer one is cut (progress bars, dumped tensors).
 MAX_LINE: Final = 20_000
@@ -48,7 +47,7 @@ def kind_of(path: str) -> str:
     try:
         with open_bytes(path) as file:
             head: bytes = file.read1(_HEAD_BYTES)  # type: ignore[attr-defined]
-    except (OSError, EOFError, zlib.error) as error:
+    except BROKEN as error:
         raise InputFileError(path, f"cannot be decompressed: {error}") from None
     if head.startswith(_UTF16) and b"\x00" in head:
         raise InputFileError(path, "is UTF-16 text", hint="save it as UTF-8")
@@ -84,7 +83,7 @@ class Text:
         while have < wanted and self.cut is None:
             try:
                 data = self._file.read1(wanted)  # type: ignore[attr-defined]
-            except (OSError, EOFError, zlib.error) as error:
+            except BROKEN as error:
                 self.cut = str(error)
                 break
             if not data:

@@ -7,7 +7,6 @@ import gzip
 import io
 import math
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
-from steptime.store.csv_lines import first_line, in_quotes, says_nothing, unlike_header
-from steptime.store.files import read_bytes, unreadable
+from steptime.store.csv_lines import first_line, refuse_surplus, says_nothing
+from steptime.store.files import BROKEN, read_bytes, unreadable
 from steptime.store.tables import delimiter_of
 from steptime.study.measured.columns import near_misses, own_names
 from steptime.study.measured.reasons import Reason, RowProblem
@@ -178,9 +177,7 @@ def _records(reader: Any, named: list[tuple[str, str]], where: str) -> Iterator[
     before = reader.line_num
     for cells in reader:
         line, before = before + 1, reader.line_num
-        if any(cell.strip() for cell in cells[len(named) :]):
-            problem = unlike_header(line, len(cells), len(named))
-            raise InputFileError(where, problem, hint=in_quotes(reader.dialect.delimiter))
+        refuse_surplus(cells, len(named), line, reader.dialect.delimiter, where)
         if any(cell.strip() for cell in cells):
             yield TableRow(line, named_cells(named, cells))
 
@@ -202,7 +199,7 @@ def _text(path: Path) -> str:
         if data[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(data)) as stream:
                 data = stream.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
+    except BROKEN as error:
         raise unreadable(path, error) from error
     if len(data) > MAX_BYTES:
         raise InputFileError(where, "is larger than 1 GiB")
