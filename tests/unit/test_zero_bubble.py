@@ -12,10 +12,11 @@ from steptime import api
 from steptime.errors import PlanError
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.layer import BACKWARD, weights_s
+from steptime.estimate.layer import BACKWARD
 from steptime.estimate.memory import LAYERS_TERM, stage_terms
 from steptime.estimate.single import Setting
 from steptime.estimate.terms_of import exposed_terms, lines_of
+from steptime.estimate.work import weights_s
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job

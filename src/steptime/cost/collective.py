@@ -158,17 +158,18 @@ def ring_behind_share(ranks: Num) -> Num:
     return (ranks - 1) / ranks
 
 
-def panel_overlap_s(one_panel_s: Num, panels: Num, busy_s: Num) -> Num:
-    r"""Communication that a blocked product leaves exposed when each panel's transfers overlap the previous panel.
+def shown_beside_s(sent_s: Num, work_s: Num) -> Num:
+    r"""What shows of transfers that run beside the work that needs them or makes what they carry.
 
-    $$t = T_1 + \max(n_b T_1 - t_\mathrm{busy},\ 0)$$
+    $$t = \max(T - t_\mathrm{busy},\ 0)$$
 
-    where $T_1$ = `one_panel_s` is the time of one panel's transfers, $n_b$ = `panels`, and $t_\mathrm{busy}$ =
-    `busy_s` is the time of the whole product on the device. The first panel is always exposed.
+    where $T$ = `sent_s` is the time of the transfers and $t_\mathrm{busy}$ = `work_s` that of the work beside which
+    they may run: of a product over a ring the part of :func:`ring_behind_share`; of a product in $n_b$ panels all of
+    it, beside $T = n_b T_1$, while the transfers $T_1$ of the first panel always show.
 
     Source: SUMMA, van de Geijn and Watts 1997; overlap as in arXiv 2410.00273.
 
-    >>> panel_overlap_s(1.0, 4, 3.0)
-    2.0
+    >>> shown_beside_s(4.0, 3.0), shown_beside_s(2.0, 3.0)
+    (1.0, 0.0)
     """
-    return one_panel_s + maximum(panels * one_panel_s - busy_s, 0.0)
+    return maximum(sent_s - work_s, 0.0)

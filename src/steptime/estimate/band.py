@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Evaluation, Works
-from steptime.estimate.layer import BACKWARD, FORWARD, Pass, PhaseWork, pass_of
+from steptime.estimate.layer import BACKWARD, FORWARD
+from steptime.estimate.stack import stacked
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import compose
+from steptime.estimate.work import Pass, PhaseWork, pass_of
 from steptime.num import taken
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
@@ -88,10 +90,11 @@ def _in_rows(works: list[PhaseWork]) -> PhaseWork:
     numbers = np.array([_NUMBERS_OF(work) for work in works]).T[:, :, None]
     axes = dict.fromkeys(axis for work in works for axis in work.links_s)
     links = {axis: np.array([[work.links_s.get(axis, 0.0)] for work in works]) for axis in axes}
-    return PhaseWork(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links)
+    beside = stacked([work.beside for work in works], shape=(-1, 1))
+    return PhaseWork(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links, beside=beside)
 
 
-_NUMBERS = tuple(field.name for field in fields(PhaseWork) if field.name != "links_s")
+_NUMBERS = tuple(field.name for field in fields(PhaseWork) if field.name not in ("links_s", "beside"))
 _NUMBERS_OF = attrgetter(*_NUMBERS)
 
 

@@ -8,23 +8,13 @@ from typing import Any
 
 from steptime.cost.roofline import memory_s, roofline_compute_s
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import (
-    BACKWARD,
-    FORWARD,
-    Pass,
-    PhaseTime,
-    PhaseWork,
-    device_s,
-    factor_of,
-    kind_of,
-    links_busy_s,
-    paced_s,
-)
+from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, factor_of, kind_of, links_busy_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import Step, compose, inputs_of
 from steptime.estimate.traffic import layer_copy_s
+from steptime.estimate.work import Pass, PhaseWork, device_s, paced_s
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans

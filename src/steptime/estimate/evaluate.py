@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, Priced, pass_of, phase_times, work_of
+from steptime.estimate.layer import PhaseTime, phase_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.planned import PlannedJob, planned_job
@@ -13,6 +13,7 @@ from steptime.estimate.sizes import sizes_of
 from steptime.estimate.stages import Passes, layout_of
 from steptime.estimate.step import Step, StepInputs, compose, inputs_of
 from steptime.estimate.traffic import layer_copy_s
+from steptime.estimate.work import Pass, PhaseWork, pass_of, work_of
 from steptime.num import Num
 from steptime.plan.framework import Framework
 from steptime.plan.job import Job
@@ -22,7 +23,6 @@ from steptime.plan.rows import Block
 
 PARTS = ("layer", "first", "last")
 Works = dict[str, dict[str, PhaseWork]]
-_NONE: Mapping[str, Priced] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,9 @@ class Evaluation(PlannedJob):
         return self.step.total_s
 
 
-def part_times(
-    block: Block, plans: Plans, machine: Machine, priced: Mapping[str, Priced] = _NONE
-) -> dict[str, tuple[PhaseTime, ...]]:
-    """Times of the rows of each part for one micro-batch; ``priced``: by part, what rows are known to take."""
-    return {part: tuple(phase_times(getattr(block, part), plans, machine, priced.get(part, {}))) for part in PARTS}
+def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:
+    """Times of the rows of each part for one micro-batch."""
+    return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
 
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job) -> Works:

@@ -8,8 +8,9 @@ import numpy as np
 
 from steptime.cost.experts import hidden_exchange_s, paired_share
 from steptime.cost.offload import exposed_copies_s
-from steptime.estimate.layer import BACKWARD, EXPERT_AXIS, FORWARD, Pass
+from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.planned import PlannedJob
+from steptime.estimate.work import EXPERT_AXIS, Pass
 from steptime.num import Num, maximum, where
 from steptime.plan.method import StageSplit
 from steptime.plan.plans import FULL_RECOMPUTE, is_set

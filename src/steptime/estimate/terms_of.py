@@ -12,14 +12,13 @@ from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
 from steptime.estimate.layer import (
     BACKWARD,
-    EXPERT_AXIS,
     FORWARD,
     RECOMPUTE,
     PhaseTime,
-    device_s,
     factor_of,
     kind_of,
     row_rates,
+    shown_s,
 )
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM, MemoryCall
@@ -27,6 +26,7 @@ from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.result import Detail
 from steptime.estimate.stages import exchanges_of, hidden_exchanges
 from steptime.estimate.step_terms import Line, Made, called, fitted_parameter, known, leaf, step_lines, timed_calls
+from steptime.estimate.work import EXPERT_AXIS, device_s
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
@@ -85,28 +85,31 @@ def _traffic_recipe(time: PhaseTime, machine: Machine, count: float, factor: flo
 
 def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation, shown: float) -> Iterator[Line]:
     panels = 1 if time.row.panels is None else time.row.panels
-    for i, each in enumerate(time.transfers):
+    for each, exposed_s in zip(time.transfers, shown_s(time, e.job.framework), strict=True):
         axis, kind = each.transfer.axis, each.transfer.collective
         factor = float(e.job.framework.links(axis))
         share = shown if axis == EXPERT_AXIS else 1.0
-        total_s, hidden_s = each.exposed_s * count * factor, (each.busy_s - each.exposed_s) * count
+        total_s, hidden_s = exposed_s * count, (each.busy_s * factor - exposed_s) * count
+        calls = float(total_s / (each.one_s * factor or 1.0))
         call = collective_call(kind, e.plans, e.machine, (axis,), each.transfer.size_bytes / panels)
         yield Line(
             path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(total_s * share),
             hidden_s=float(hidden_s + total_s * (1.0 - share)),
-            recipe=partial(_transfer_recipe, time, i, call, count, factor, share),
+            recipe=partial(_transfer_recipe, time, call, calls, count, factor, share),
         )  # fmt: skip
 
 
 def _transfer_recipe(
-    time: PhaseTime, index: int, call: TransferCall, count: float, factor: float, share: float
+    time: PhaseTime, call: TransferCall, calls: float, count: float, factor: float, share: float
 ) -> Made:
-    """Exposed calls of a collective: part of one, or of a blocked product those for so many panels."""
-    each = (time.once or time).transfers[index]
+    """Exposed calls of a collective: part of one, or of a blocked product those for so many panels.
+
+    ``calls``: how often it shows in a step, each time as long as the framework makes it.
+    """
     name = "exposed_share" if time.row.panels is None else "exposed_panels"
-    exposed = each.exposed_s / each.one_s if each.one_s else 0.0
+    times = float(count * time.times)
+    exposed = calls / times if times else 0.0
     arguments, basis = call.how()
-    times = count * time.times
     return [called(call.function, arguments, times_per_step=times, framework_factor=factor, shown_share=share,
                    **{name: exposed})], basis  # fmt: skip
 

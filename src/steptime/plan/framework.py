@@ -78,7 +78,7 @@ class Framework:
     host_s: Num = 0.0
     """Time of the host to issue one operator of the model; below it the device waits."""
     tensor_links: Num = 1.0
-    """Exposed time of transfers over ``tp`` (and ``tp2``) over their time on free links."""
+    """Time of transfers over ``tp`` (and ``tp2``), hidden or not, over their time on free links."""
     context_links: Num = 1.0
     """Likewise over ``cp``."""
     expert_links: Num = 1.0
@@ -129,7 +129,7 @@ BUSY = ("matrix", "narrow", "attention")
 def without_hiding(framework: Framework) -> Framework:
     """The framework where nothing of a transfer hides: its factors on links are at least 1.
 
-    A factor below 1 on the exposed time of transfers was fitted to runs that overlap them.
+    A factor below 1 was fitted to runs that hide more than the model does.
     """
     whole: dict[str, Any] = {name: maximum(getattr(framework, name), 1.0) for name in LINKS}
     return replace(framework, **whole)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, works_of
-from steptime.estimate.layer import Pass, PhaseTime, PhaseWork, Priced
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.stages import Passes
+from steptime.estimate.work import Beside, Pass, PhaseWork
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
@@ -157,38 +157,25 @@ def _shared_works(
 ) -> Works:
     """Work of every placement: that of its shape, computed once, and its own transfers."""
     block = strategy.block(job, shapes)
-    times = part_times(_without_transfers(block), shapes, machine)
-    device, priced = works_of(times, job), _priced(block, times)
+    device = works_of(part_times(_without_transfers(block), shapes, machine), job)
     links: list[Works] = []
     lengths: list[int] = []
     for start in range(0, max(len(shape_at), 1), PIECE):
         piece = slice(start, start + PIECE)
-        links.append(_links_of(strategy, job, machine, plans.take(piece), priced, shape_at[piece]))
+        links.append(_links_of(strategy, job, machine, plans.take(piece)))
         lengths.append(len(shape_at[piece]))
     return {
         part: {
-            phase: _joined(work, shape_at, [one[part][phase].links_s for one in links], lengths)
+            phase: _joined(work, shape_at, [one[part][phase] for one in links], lengths)
             for phase, work in phases.items()
         }
         for part, phases in device.items()
     }
 
 
-def _priced(block: Block, times: Mapping[str, Iterable[PhaseTime]]) -> dict[str, Priced]:
-    """Time of each shape's rows that hide their transfers, by part: the price of every placement of the shape."""
-    hiding = {part: {row.name for row in getattr(block, part) if _hides(row)} for part in PARTS}
-    once = {part: [time.once or time for time in times[part] if time.row.name in hiding[part]] for part in PARTS}
-    return {
-        part: {(one.row.name, one.phase): one.compute_s + one.exposed_memory_s for one in once[part]} for part in PARTS
-    }
-
-
-def _links_of(
-    strategy: Strategy, job: Job, machine: Machine, plans: Plans, priced: Mapping[str, Priced], shape_at: Array
-) -> Works:
-    """Transfers of some placements; ``priced``: what they may run behind, by shape."""
-    placed = {part: {key: taken(seconds, shape_at) for key, seconds in each.items()} for part, each in priced.items()}
-    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine, placed), job)
+def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Works:
+    """Transfers of some placements."""
+    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job)
 
 
 def _without_transfers(block: Block) -> Block:
@@ -201,23 +188,31 @@ def _only_transfers(block: Block) -> Block:
     return _changed(block, lambda row: replace(row, operator="nothing") if row.forward or row.backward else None)
 
 
-def _hides(row: Row) -> bool:
-    """Whether transfers of the row may run behind its own work."""
-    return row.panels is not None or isinstance(row.overlaps, np.ndarray) or row.overlaps > 0
-
-
 def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
     layer, first, last = (tuple(row for row in map(change, getattr(block, part)) if row is not None) for part in PARTS)
     return replace(block, layer=layer, first=first, last=last)
 
 
-def _joined(
-    device: PhaseWork, shape_at: Array, pieces: Sequence[Mapping[str, Num]], lengths: Sequence[int]
-) -> PhaseWork:
-    columns = {f.name: taken(getattr(device, f.name), shape_at) for f in fields(PhaseWork) if f.name != "links_s"}
+def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], lengths: Sequence[int]) -> PhaseWork:
+    """What the device does for the shape of each placement, and the transfers of the placements, of pieces of them."""
+    own = {name: taken(getattr(device, name), shape_at) for name in _OF_DEVICE}
+    beside = {
+        name: Beside(
+            work_s={how: taken(work_s, shape_at) for how, work_s in device.beside[name].work_s.items()},
+            links_s=_columns([piece.beside[name].links_s for piece in pieces], lengths),
+        )
+        for name in pieces[0].beside
+    }  # fmt: skip
+    return PhaseWork(**own, links_s=_columns([piece.links_s for piece in pieces], lengths), beside=beside)
+
+
+_OF_DEVICE = tuple(f.name for f in fields(PhaseWork) if f.name not in ("links_s", "beside"))
+
+
+def _columns(pieces: Sequence[Mapping[str, Num]], lengths: Sequence[int]) -> dict[str, Num]:
+    """Transfers by axis, each a column of its pieces."""
     axes = dict.fromkeys(axis for piece in pieces for axis in piece)
-    links_s = {axis: _together([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}
-    return PhaseWork(**columns, links_s=links_s)
+    return {axis: _together([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}
 
 
 def _together(pieces: Sequence[Num], lengths: Sequence[int]) -> Num:

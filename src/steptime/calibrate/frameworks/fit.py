@@ -19,9 +19,9 @@ from steptime.calibrate.frameworks.parameters import (
     with_relatives,
 )
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
-from steptime.estimate.layer import PhaseWork
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
+from steptime.estimate.work import PhaseWork
 from steptime.num import Array
 from steptime.plan.framework import BUSY, widening
 

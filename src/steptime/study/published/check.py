@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.layer import FORWARD, RECOMPUTE, PhaseTime
+from steptime.estimate.layer import FORWARD, RECOMPUTE, PhaseTime, shown_s
 from steptime.estimate.machine import Machine
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
@@ -106,7 +106,7 @@ def _figures(e: Evaluation, time: PhaseTime, again: PhaseTime | None, short: str
         f"t_{short}": total,
         f"t_{short}_comp": time.compute_s,
         f"t_{short}_mem": time.exposed_memory_s,
-        f"t_{short}_comm": sum(t.exposed_s for t in time.transfers),
+        f"t_{short}_comm": sum(shown_s(time)),
     }
 
 

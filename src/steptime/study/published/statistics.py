@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import RECOMPUTE, PhaseTime
+from steptime.estimate.layer import RECOMPUTE, PhaseTime, shown_s
 from steptime.estimate.memory import stage_terms
 from steptime.num import Num
 
@@ -30,7 +30,7 @@ def statistics(e: Evaluation) -> dict[str, Any]:
     parts = {
         "comp": sum(time.compute_s for time in times) * count,
         "mem": sum(time.exposed_memory_s for time in times) * count,
-        "tp_comm": sum(x.exposed_s for time in times for x in time.transfers) * count,
+        "tp_comm": sum(sum(shown_s(time)) for time in times) * count,
         "dp_comm": e.step.data.gradient_s + e.step.data.weight_gather_s,
         "pp_comm": e.step.pipeline_comm_s,
         "bubble": e.step.bubble_s,
