@@ -58,6 +58,13 @@ def test_states_leave_or_shrink(engine: Captured) -> None:
     assert paged.step_s - fused.step_s == pytest.approx(2 * state_bytes(program) / 20e9)
 
 
+def test_a_tiny_module_keeps_its_optimiser_on_the_device(engine: Captured) -> None:
+    """Each of its tensors crosses twice and is updated by a call of its own: longer than one fused kernel."""
+    fused, offload = (engine.proposed(engine.plain("fp32", name)) for name in ("fused", "offload"))
+    tensors = sum(one.trained for one in engine.bench.run("fp32", 8).program.parameters)
+    assert offload.step_s - fused.step_s > (3 * tensors - 2) * engine.bench.timer("fp32").host_s > 0
+
+
 def test_accumulation_takes_less_memory_and_more_launches(engine: Captured) -> None:
     whole = engine.plain("fp32", "fused")
     points = [engine.verified(replace(whole, micro_batch=micro)) for micro in (8, 4, 2, 1)]

@@ -30,6 +30,9 @@ from steptime.workload.graph.placement import place
 SWAPS: Final = (0.25, 0.5, 0.75)
 """Shares of the activations above the least possible that are swapped."""
 HOST_KINDS: Final = ("paged", "offload")
+OFFLOADED_CALLS: Final = 3
+"""Operators per parameter of an optimiser on the host, which issues each and waits for it: gradient down, update,
+weights up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +355,8 @@ class Captured(Batched):
         if kind == "offload":
             ranks = host_ranks(self.bench.device, 1, 1)
             moved = gradient_bytes(program) + weights
-            return float(host_adam_s(elements, ranks, moved, HOST_ADAM_PER_S, self.host_Bps))
+            issued = OFFLOADED_CALLS * len(trained) * host_s
+            return issued + float(host_adam_s(elements, ranks, moved, HOST_ADAM_PER_S, self.host_Bps))
         return update_s
 
     def _streamed_s(self, precision: str, name: str, moved: float, flops: float, launches: float) -> float:
