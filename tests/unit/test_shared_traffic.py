@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from machine_without_latencies import machine_of
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import FORWARD, phase_time
+from steptime.estimate.machine import machine_of as estimate_machine
 from steptime.estimate.memory import stage_memory
 from steptime.estimate.terms_of import fullest_stage, memory_terms
+from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.plans import Plans
@@ -67,6 +70,21 @@ def test_volume_of_shards_with_replicas(shard: int, zero: int) -> None:
     among = ((3 if zero == 3 else 2) * parameters - kept) * (shard - 1) / shard
     between = 2 * parameters / shard * (copies - 1) / copies
     assert sent_bytes(e) * 7 / 8 == pytest.approx(2 * (among + between), rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("single_ring", [False, True])
+def test_shards_of_all_ranks_are_no_shards_of_fewer(zero: int, single_ring: bool) -> None:
+    """On one ring, and so over one NIC of each node, too; of a block every plan is as it is alone."""
+    cluster = load_cluster("dgx-a100-80gb")
+    precision = PRECISIONS["bf16"]
+    nodes = estimate_machine(cluster, 64, precision, lone_rank_has_all_links=True, calibrated=True)
+    plans = Plans(dp=64, in_dp=8, zero=zero)
+    e = evaluated(plans, batch=64, single_ring=single_ring)
+    block = plans.with_columns({"shard": np.array([0.0, 64.0, 8.0])})
+    alone = [evaluate(e.method, e.strategy, e.job, nodes, block.row(i)).step_time_s for i in range(3)]
+    assert alone[0] == alone[1] != alone[2]
+    assert evaluate(e.method, e.strategy, e.job, nodes, block).step_time_s == pytest.approx(alone, rel=1e-12)
 
 
 @pytest.mark.parametrize(("zero", "ranks"), [(0, 1), (1, 8)])

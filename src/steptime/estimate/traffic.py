@@ -193,10 +193,8 @@ def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: S
 
 def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Reduction of gradients, each shard on its ranks."""
-    size_bytes, group = size(pool.weights) * job.gradient_bytes, pool.group
-    if not has_shards(plans):
-        return _reduced(plans, size_bytes, group, _senders(job, plans, group))
-    return _reduced(plans, size_bytes, _shards(plans, group)[0])
+    group = _sharing(plans, pool.group)
+    return _reduced(plans, size(pool.weights) * job.gradient_bytes, group, _senders(job, plans, group))
 
 
 def _over_replicas(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
@@ -219,17 +217,20 @@ def _reduced(plans: Plans, size_bytes: Num, group: Group, senders: Num | None = 
 
 def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Gathering of weights that are shared out; frozen ones only under ZeRO-3."""
-    group, gathered = pool.group, where(plans.zero >= 1, 1.0, 0.0)
+    group, gathered = _sharing(plans, pool.group), where(plans.zero >= 1, 1.0, 0.0)
     size_bytes = size(pool.weights) * job.precision.element_bytes
     size_bytes = size_bytes + size(pool.frozen) * where(plans.zero >= 3, 1.0, 0.0)
-    if not has_shards(plans):
-        return [Sent("all_gather", size_bytes, group, _senders(job, plans, group), gathered)]
-    return [Sent("all_gather", size_bytes, _shards(plans, group)[0], times=gathered)]
+    return [Sent("all_gather", size_bytes, group, _senders(job, plans, group), gathered)]
 
 
 def _senders(job: Job, plans: Plans, group: Group) -> Num | None:
     """Ranks of a domain whose NICs carry the traffic of ZeRO; None: all."""
     return where(plans.zero >= 3, 1, group[1]) if job.single_ring else None
+
+
+def _sharing(plans: Plans, group: Group) -> Group:
+    """The ranks that share out: all of a group, or those of one replica of the shards."""
+    return _shards(plans, group)[0] if has_shards(plans) else group
 
 
 def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
