@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import steptime.hardware as hardware
+from steptime.estimate.fabrics import fabric_model
 from steptime.hardware import Device, Kind, cluster_names, device_names, load_cluster, load_device
 from steptime.hardware.fields import DEVICE, LEVEL
+from steptime.hardware.records import MAKERS
 from steptime.hardware.schema import check
 
 CATALOGUE = Path(hardware.__file__).parent / "catalogue"
@@ -29,6 +31,20 @@ def test_file_passes_the_gate_and_names_its_source(path: Path) -> None:
     check(table, KINDS[path.parent.name], str(path))
     assert table["source"] and table["kind"] and table["title"]
     assert path.stem == path.stem.lower()
+
+
+def test_vendors_are_those_whose_letters_readers_know() -> None:
+    assert {load_device(name).vendor for name in device_names()} == set(MAKERS)
+
+
+@pytest.mark.parametrize("written", ["nvidia", "Nvidia", " NVIDIA"])
+def test_a_vendor_in_other_letters_is_the_same_vendor(tmp_path: Path, written: str) -> None:
+    """With a vendor that nobody knows, what was measured on its fabric would not be used."""
+    path = tmp_path / "own.toml"
+    path.write_text(f'base = "dgx-h100"\n[device]\nvendor = "{written}"', encoding="utf-8")
+    own, known = load_cluster(path), load_cluster("dgx-h100")
+    assert own.device.vendor == "NVIDIA" and own.device.runs_cuda
+    assert fabric_model(own, own.levels[1], 64) == fabric_model(known, known.levels[1], 64) is not None
 
 
 @pytest.mark.parametrize("kind", ["device", "link"])

@@ -24,8 +24,7 @@ from steptime.hardware.library import usual_latency_s
 from steptime.hardware.records import Cluster, Level
 
 LIBRARY: Final = "nccl"
-VENDOR: Final = "NVIDIA"
-"""Vendor of the devices that the measured library runs on."""
+"""The measured library of collectives; it runs on what runs CUDA."""
 NETWORK: Final = "perlmutter"
 """The only measured network with all group sizes; its latencies stand for every other, in units of those of links that
 do not say theirs, as its own do not."""
@@ -129,7 +128,7 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
         gpus: devices of the job.
     """
     fast, networked = as_known(cluster.levels[0]), _is_network(slow, cluster.levels[0])
-    if cluster.device.vendor != VENDOR or fast is None or (gpus > cluster.fast_domain and not networked):
+    if not cluster.device.runs_cuda or fast is None or (gpus > cluster.fast_domain and not networked):
         return None
     profiles = _profiles()
     near = nearest_profile(replace(cluster, levels=(fast, *cluster.levels[1:])), profiles)

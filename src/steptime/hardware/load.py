@@ -16,7 +16,7 @@ from typing import Any, Final
 from steptime.errors import FieldError, InputFileError, UserError, shown
 from steptime.hardware.fields import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
 from steptime.hardware.profile import Profile
-from steptime.hardware.records import Cluster, Device, Kind, Level, Source
+from steptime.hardware.records import MAKERS, Cluster, Device, Kind, Level, Source
 from steptime.store.files import parse_toml, read_text
 
 #: Larger files are refused unread.
@@ -228,7 +228,7 @@ def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curv
     return Device(
         name=name,
         title=stack.texts.get("title", name),
-        vendor=stack.texts.get("vendor", "unknown"),
+        vendor=_maker(stack.texts.get("vendor", "unknown")),
         architecture=stack.texts.get("architecture"),
         like=stack.texts.get(LIKE),
         curves=curves,
@@ -237,6 +237,11 @@ def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curv
         **rates,
         **numbers,
     )
+
+
+def _maker(given: str) -> str:
+    """A vendor in the letters of the catalogue, whichever a file has."""
+    return next((maker for maker in MAKERS if maker.lower() == given.strip().lower()), given)
 
 
 def _clocked(stack: Layer) -> Layer:

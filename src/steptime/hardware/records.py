@@ -38,8 +38,10 @@ class Source:
 
 CPU: Final = "cpu"
 """Architecture of a device that is the processor of its host itself."""
-CUDA_MAKER: Final = "nvidia"
-GPU_MAKERS: Final = (CUDA_MAKER, "amd")
+CUDA_MAKER: Final = "NVIDIA"
+GPU_MAKERS: Final = (CUDA_MAKER, "AMD")
+MAKERS: Final = (*GPU_MAKERS, "AWS", "Google", "Intel")
+"""Vendors of the catalogue: a file that writes one in other letters, as ``Nvidia``, means it."""
 HOST_LINK: Final = ("host_link_Bps", "host_efficiency")
 """Numbers of a device that only what is kept on the host rests on."""
 
@@ -51,6 +53,7 @@ class Device:
     name: str
     title: str
     vendor: str
+    """Its maker, one of `MAKERS` or as a file names another; ``unknown`` where it names none."""
     architecture: str | None = None
     """Design of the chip: devices that share it differ in memory, links and clock (``hopper``: H100, H200, H20);
     ``cpu``: the processor of the host itself."""
@@ -102,12 +105,12 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU: an accelerator of a maker of GPUs."""
-        return self.vendor.lower() in GPU_MAKERS and not self.is_host
+        return self.vendor in GPU_MAKERS and not self.is_host
 
     @property
     def runs_cuda(self) -> bool:
         """Whether PyTorch runs its CUDA kernels and allocator on it."""
-        return self.vendor.lower() == CUDA_MAKER and not self.is_host
+        return self.vendor == CUDA_MAKER and not self.is_host
 
     @property
     def host_Bps(self) -> float:

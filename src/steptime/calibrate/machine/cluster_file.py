@@ -15,7 +15,7 @@ from steptime.calibrate.machine.work import Task
 from steptime.calibrate.toml_file import quantity_of, text_of
 from steptime.hardware.profile import Profile
 from steptime.hardware.profiles import profile_toml, read_profile
-from steptime.hardware.records import CPU
+from steptime.hardware.records import CPU, CUDA_MAKER
 from steptime.store.files import write_whole
 
 #: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
@@ -81,7 +81,7 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
         "[device]",
         f"name = {text_of(device_name(fitted))}",
         f"title = {text_of(chip)}",
-        *(['vendor = "NVIDIA"'] if host.device == "cuda" and "rocm" not in host.torch else []),
+        *([f"vendor = {text_of(CUDA_MAKER)}"] if host.device == "cuda" and "rocm" not in host.torch else []),
         *([f"architecture = {text_of(CPU)}"] if host.device == "cpu" else []),
         f"memory = {quantity_of(device.memory_bytes, 'B')}",
         f"memory_bandwidth = {quantity_of(device.memory_Bps, 'B/s')}",

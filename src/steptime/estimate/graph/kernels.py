@@ -16,7 +16,7 @@ from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
 from steptime.hardware.profile import ALIKE, Curve, Profile
-from steptime.hardware.records import Cluster, Device, Level
+from steptime.hardware.records import CUDA_MAKER, Cluster, Device, Level
 from steptime.num import Num
 from steptime.plan.job import PRECISIONS, Precision
 
@@ -40,7 +40,7 @@ CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
 
 SIXTEEN_BITS: Final = ("fp16", "bf16", "tf32")
 #: Vendor and kind of unit -> device and element type whose convolutions stand for those of devices without curves.
-SIMILAR: Final = {("NVIDIA", "fp32"): ("v100-sxm2-16gb", "fp32"), ("NVIDIA", "matrix"): ("v100-sxm2-16gb", "fp16")}
+SIMILAR: Final = {(CUDA_MAKER, "fp32"): ("v100-sxm2-16gb", "fp32"), (CUDA_MAKER, "matrix"): ("v100-sxm2-16gb", "fp16")}
 SLOWER: Final = 1.8
 """How much slower than carried-over coefficients say convolutions are on matrix units newer than V100's; fitted to
 VGG-16 with 12 images on an A100, in TF32 and fp16, inference and training."""
