@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 NAMES: Final[Mapping[str, str]] = {
     "megatron": "Megatron-LM", "megatron-deepspeed": "Megatron-DeepSpeed", "nemo": "NeMo", "deepspeed": "DeepSpeed",
@@ -13,16 +13,33 @@ NAMES: Final[Mapping[str, str]] = {
 #: Frameworks that take the options of another.
 _LIKE: Final[Mapping[str, str]] = {"megatron-deepspeed": "megatron"}
 
+
+class Switch(str):
+    """What to try that a run may do already: it does where it says so under all of ``names``."""
+
+    names: tuple[str, ...]
+    """Of its framework's options, or of its plan."""
+
+    def __new__(cls, text: str, *names: str) -> Self:
+        """The text, with the names."""
+        switch = super().__new__(cls, text)
+        switch.names = names
+        return switch
+
+
 #: Code of a finding -> framework (``""``: any) -> what to try.
 ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "dp_comm": {
         "megatron": (
-            "--overlap-grad-reduce, with --use-distributed-optimizer also --overlap-param-gather",
+            Switch(
+                "--overlap-grad-reduce, with --use-distributed-optimizer also --overlap-param-gather",
+                "overlap_grad_reduce", "overlap_param_gather",
+            ),
             "a larger --ddp-bucket-size if the reductions are many and short",
         ),
         "nemo": ("MegatronCommOverlapCallback, or ddp with overlap_grad_reduce=True and overlap_param_gather=True",),
         "deepspeed": (
-            '"zero_optimization": {"overlap_comm": true}',
+            Switch('"zero_optimization": {"overlap_comm": true}', "overlap_comm"),
             "a larger reduce_bucket_size and allgather_bucket_size; for stage 3 stage3_prefetch_bucket_size, "
             "zero_hpz_partition_size or a lower stage",
         ),
@@ -33,7 +50,10 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "": ("more micro-batches per step: the same traffic behind more computation",),
     },
     "tp_comm": {
-        "megatron": ("--sequence-parallel with --tp-comm-overlap", "a smaller --tensor-model-parallel-size"),
+        "megatron": (
+            Switch("--sequence-parallel with --tp-comm-overlap", "sequence_parallel", "tp_comm_overlap"),
+            "a smaller --tensor-model-parallel-size",
+        ),
         "nemo": ("MegatronCommOverlapCallback(tp_comm_overlap=True) with sequence_parallel=True",),
         "deepspeed": ("a smaller tensor_parallel.autotp_size",),
         "torchtitan": ("parallelism.enable_async_tensor_parallel with compile", "a smaller tensor_parallel_degree"),
@@ -45,7 +65,10 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "": ("keep the context ranks of a group inside one NVLink domain",),
     },
     "ep_comm": {
-        "megatron": ("--overlap-moe-expert-parallel-comm", "--moe-token-dispatcher-type flex with --moe-enable-deepep"),
+        "megatron": (
+            Switch("--overlap-moe-expert-parallel-comm", "overlap_moe_expert_parallel_comm"),
+            "--moe-token-dispatcher-type flex with --moe-enable-deepep",
+        ),
         "": ("keep the expert ranks of a group inside one NVLink domain",),
     },
     "pp_comm": {
@@ -63,7 +86,7 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "": ("name the process groups (group_desc), or give the degrees, so that the traffic gets an axis",),
     },
     "launch": {
-        "megatron": ("--cuda-graph-impl", "--manual-gc with a --manual-gc-interval"),
+        "megatron": ("--cuda-graph-impl", Switch("--manual-gc with a --manual-gc-interval", "manual_gc")),
         "torchtitan": ("compile.enable", "training.gc_freq"),
         "deepspeed": ("engine.compile()",),
         "": ("CUDA graphs, or torch.compile(mode='reduce-overhead')", "a larger micro-batch: fewer, longer kernels"),
@@ -137,8 +160,10 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "": ("a fused attention kernel: scaled_dot_product_attention, FlashAttention",),
     },
     "optimizer": {
-        "megatron": ("--use-distributed-optimizer: each data rank updates its share",),
-        "deepspeed": ("FusedAdam (no torch_adam)", "ZeRO stage 1 or more"),
+        "megatron": (
+            Switch("--use-distributed-optimizer: each data rank updates its share", "use_distributed_optimizer"),
+        ),
+        "deepspeed": ("FusedAdam (no torch_adam)", Switch("ZeRO stage 1 or more", "zero")),
         "torchtitan": ('optimizer.implementation = "fused"',),
         "": ("a fused optimiser (fused=True)",),
     },
@@ -236,27 +261,17 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }  # fmt: skip
 
-#: What to try -> what a run says, of its framework or its plan, that does it.
-SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
-    "--overlap-grad-reduce, with --use-distributed-optimizer also --overlap-param-gather": (
-        "overlap_grad_reduce", "overlap_param_gather"),
-    "--sequence-parallel with --tp-comm-overlap": ("sequence_parallel", "tp_comm_overlap"),
-    "--overlap-moe-expert-parallel-comm": ("overlap_moe_expert_parallel_comm",),
-    "--use-distributed-optimizer: each data rank updates its share": ("use_distributed_optimizer",),
-    "--manual-gc with a --manual-gc-interval": ("manual_gc",),
-    '"zero_optimization": {"overlap_comm": true}': ("overlap_comm",),
-    "ZeRO stage 1 or more": ("zero",),
-}  # fmt: skip
-
 
 def untried(words: Sequence[str], said: Mapping[str, object]) -> tuple[str, ...]:
     """What to try but for what a run says that it does.
 
-    >>> untried(("ZeRO stage 1 or more", "FusedAdam (no torch_adam)"), {"zero": 3})
+    >>> untried((Switch("ZeRO stage 1 or more", "zero"), "FusedAdam (no torch_adam)"), {"zero": 3})
     ('FusedAdam (no torch_adam)',)
     """
-    done = {word for word, names in SWITCHES.items() if all(_is_on(said.get(name)) for name in names)}
-    return tuple(word for word in words if word not in done)
+    return tuple(
+        word for word in words
+        if not (isinstance(word, Switch) and all(_is_on(said.get(name)) for name in word.names))
+    )  # fmt: skip
 
 
 def _is_on(value: object) -> bool:
