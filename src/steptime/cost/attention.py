@@ -147,8 +147,8 @@ def fused_attention_backward_vector_flops(pairs: Num, rows: Num, dropout: Num) -
 
     Source: arXiv 2410.00273, fused attention.
 
-    >>> fused_attention_backward_vector_flops(10, 4, 0)
-    62
+    >>> fused_attention_backward_vector_flops(10, 4, 0), fused_attention_backward_vector_flops(10, 4, 1)
+    (62, 82)
     """
     return softmax_backward_flops(pairs, rows) + softmax_flops(pairs, rows) + 2 * dropout * pairs
 

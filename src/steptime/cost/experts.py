@@ -103,6 +103,8 @@ def once_share(choices: Num, ranks: Num, inside: Num, groups: Num = 1, chosen: N
     (0.75, 1.0, 0.45)
     >>> round(8 * once_share(8, 64, 8, 8, 4), 3)   # of 8 domains, of which a token may reach 4
     3.6
+    >>> once_share(8, 64, 8, 16, 16) == once_share(8, 64, 8)
+    True
     """
     places = where(ranks > inside, ranks / inside, ranks)
     if chosen < groups:

@@ -18,8 +18,8 @@ def issued_s(device_s: Num, operators: Num, host_s: Num) -> Num:
 
     Source: own; a queue that the host fills and the device empties.
 
-    >>> round(issued_s(2e-3, 10, 1e-5), 9), issued_s(1e-4, 0, 1e-5)
-    (0.002, 0.0001)
+    >>> round(issued_s(2e-3, 10, 1e-5), 9), issued_s(1e-4, 0, 1e-5), round(issued_s(1.0, 1, 1.0), 4)   # equal: 2^(1/8)
+    (0.002, 0.0001, 1.0905)
     """
     host: Num = operators * host_s
     if isinstance(host, float) and not host:
@@ -69,7 +69,7 @@ def stage_issue_s(micro_batches: Num, virtual_stages: Num, stages: Num, stage_s:
 
     Source: own; fitted per framework.
 
-    >>> stage_issue_s(8, 2, 4, 1e-3), stage_issue_s(8, 1, 1, 1e-3)
+    >>> stage_issue_s(8, 2, 2, 1e-3), stage_issue_s(8, 1, 1, 1e-3)
     (0.016, 0.0)
     """
     return micro_batches * virtual_stages * stage_s * where(stages > 1, 1.0, 0.0)
