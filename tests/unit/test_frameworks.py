@@ -24,8 +24,8 @@ from steptime.hardware import load_device
 from steptime.num import Array
 from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, habits_of, kernel_factor, widening
 from steptime.plan.framework import PARAMETERS as NAMES
-from steptime.plan.framework_file import PACKAGED, check_tables
-from steptime.plan.framework_library import framework_names, framework_table, load_framework
+from steptime.plan.framework_file import PACKAGED, check_tables, framework_table
+from steptime.plan.framework_library import framework_names, load_framework
 from steptime.plan.job import PRECISIONS
 from steptime.study.measured import read_runs
 from steptime.study.measured.engine import Setting, settings_of

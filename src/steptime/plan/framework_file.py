@@ -48,8 +48,8 @@ def framework_path() -> Path:
     return next((path for root in user_roots() if (path := root / NAME).is_file()), PACKAGED)
 
 
-def framework_tables() -> Mapping[str, Any]:
-    """The tables of the file in use.
+def framework_table() -> Mapping[str, Any]:
+    """The file in use, as it is.
 
     Raises:
         InputFileError: it cannot be read or is not TOML.

@@ -9,20 +9,11 @@ from typing import Any, Final
 from steptime.errors import UnknownNameError
 from steptime.hardware.library import architecture_of
 from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor, widening
-from steptime.plan.framework_file import PACKAGED, framework_path, framework_tables
+from steptime.plan.framework_file import PACKAGED, framework_path, framework_table
 
 GENERIC = "generic"
 """Name of the framework that nobody named: the common values, with the spread between frameworks as doubt."""
 _JOINTS: Final = str.maketrans("", "", "-_. ")
-
-
-def framework_table() -> Mapping[str, Any]:
-    """The file in use, as it is (see :mod:`steptime.plan.framework_file`).
-
-    Raises:
-        UserError: it is a file of the user's and cannot be used.
-    """
-    return framework_tables()
 
 
 def framework_names() -> list[str]:

@@ -10,7 +10,8 @@ from steptime.errors import UserError, counted
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.framework import IDEAL, MODEL_AXES, Habits, habits_of
-from steptime.plan.framework_library import GENERIC, bare_name, framework_names, framework_table, unknown_framework
+from steptime.plan.framework_file import framework_table
+from steptime.plan.framework_library import GENERIC, bare_name, framework_names, unknown_framework
 from steptime.plan.recompute import SELECTIVE, says_selective, spelled_out
 from steptime.plan.space import Space
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from steptime.plan.framework import IDEAL, PARAMETERS, Habits, habits_of
-from steptime.plan.framework_file import framework_path
-from steptime.plan.framework_library import GENERIC, framework_names, framework_table
+from steptime.plan.framework_file import framework_path, framework_table
+from steptime.plan.framework_library import GENERIC, framework_names
 from steptime.surface.accustomed import framework_taken, no_framework
 
 #: What is charged, by group, for a list of frameworks.

@@ -18,7 +18,7 @@ import numpy as np
 from steptime.calibrate.score import errors
 from steptime.calibrate.table import read_table
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
-from steptime.plan.framework_library import framework_table
+from steptime.plan.framework_file import framework_table
 from steptime.store.files import write_whole
 from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
 from steptime.study.measured.aggregate import timed

@@ -13,7 +13,7 @@ from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS
 from steptime.hardware.profiles import toml_key, toml_text
 from steptime.num import Array
 from steptime.plan.framework import BUSY, LEAST
-from steptime.plan.framework_library import framework_table
+from steptime.plan.framework_file import framework_table
 
 DIGITS = 5
 HEADER = "# Written by `steptime calibrate frameworks`; edits are lost when it runs again.\n"
