@@ -41,9 +41,10 @@ SIMILAR: Final = 0.7
 letter too many, too few or wrong in a name of four is that near."""
 PREFIX: Final = 2
 """Shortest beginning of a name that stands for it."""
+MEASURED: Final = "steptime calibrate machine writes a file of the machine it runs on, to give instead"
 LISTED: Final[Mapping[str, str]] = {
-    "device": "steptime devices lists them",
-    "cluster": "steptime clusters and steptime devices list what there is",
+    "device": f"steptime devices lists them; {MEASURED}",
+    "cluster": f"steptime clusters and steptime devices list what there is; {MEASURED}",
     "model": "steptime models lists them",
     "framework": "steptime frameworks lists them",
 }

@@ -69,6 +69,8 @@ BAD = [
     (("estimate", "toy", "--cluster", "box", "--gpus", "8"), "--global-batch"),
     (("estimate", "toy", "--tp", "8"), "--tp: means nothing without --cluster"),
     (("estimate", "toy", "--micro-batch", "8"), "--micro-batch"),
+    (("estimate", "toy", "--lora-rank", "16"), "--lora-rank: means nothing without --cluster"),
+    (("estimate", "toy", "--qlora"), "--qlora: means nothing without --cluster"),
     (("estimate", "toy", "--explain"), "--explain"),
     (("estimate", "absent.toml"), "absent.toml: there is no such file"),
     (("diff", "absent.json", "absent.json"), "absent.json: there is no such file"),

@@ -104,9 +104,19 @@ def ledger_of(job: RunSpec) -> Any:
     known = {"seq", "dtype"}
     extra = [name for name in (*job.settings, *job.plan) if name not in known]
     if extra:
-        option = "--" + extra[0].replace("_", "-")
+        option = "--" + _option_name(extra[0], job.settings).replace("_", "-")
         raise FieldError("", option, "means nothing without --cluster", hint="give --cluster, or drop the option")
     return api.ledger(job.model, **{name: value for name, value in job.settings.items() if name in known})
+
+
+def _option_name(setting: str, settings: Mapping[str, Any]) -> str:
+    """The option that sets something; adapters have one for each key of their table.
+
+    >>> _option_name("lora", {"lora": {"rank": 16}}), _option_name("lora", {"lora": {"qlora": True}})
+    ('lora_rank', 'qlora')
+    """
+    key = next(iter(settings[setting])) if setting == "lora" else setting
+    return f"lora_{key}" if key in ("rank", "targets") else key
 
 
 def estimate_or_file(path: str) -> Estimate:

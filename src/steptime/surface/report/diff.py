@@ -55,8 +55,10 @@ def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _cell(value: Any, unit: Callable[[float], str] = t.number) -> str:
-    """What is no number to subtract; a dash for what an estimate left open."""
+    """What is no number to subtract: two numbers are a range, names a set; a dash for what an estimate left open."""
     if isinstance(value, (list, tuple)):
+        if all(isinstance(each, str) for each in value):
+            return "+".join(value) or "none"
         return " to ".join(_cell(each, unit) for each in value)
     if value is None or value != value:
         return DASH

@@ -40,7 +40,8 @@ def print_headline(out: Console, e: Estimate) -> None:
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
     words += [counted(job["gpus"], _noun(e), t.number(job["gpus"]))] if "gpus" in job else []
-    words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in ("global_batch", "seq_len") if key in job]
+    sizes = ("global_batch", "seq_len") if t.sample_noun(job) == "sequence" else ("global_batch",)
+    words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in sizes if key in job]
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
     words += [t.lora_label(job["lora"])] if "lora" in job else []
     out.print(t.printable(", ".join([*words, f"mode {e.provenance.mode}"])), style="bold")
@@ -76,7 +77,8 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
         ("bracket", f"{t.seconds(low)} (all overlapped) to {t.seconds(high)} (nothing overlapped)"),
         ("band", t.band_text(e)),
         ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
-        (f"tokens/s/{_noun(e)}", t.count(e.tokens_per_s_per_gpu)),
+        (f"{'tokens' if t.sample_noun(e.workload) == 'sequence' else 'samples'}/s/{_noun(e)}",
+         t.count(e.tokens_per_s_per_gpu)),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
         ("peak memory", memory_line(e)),
         *([] if chance is None else [("P(oom)", chance)]),

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from steptime.errors import counted
-from steptime.num import evenly_spread
 from steptime.plan.legality import MEANING
+from steptime.search.rank import telling_points
 from steptime.search.result import PlanResult
 from steptime.surface.report import risk
 from steptime.surface.report import text as t
@@ -51,10 +53,11 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     noun = device_noun(first.provenance.device, first.provenance.is_gpu) if first else cluster_noun(job["cluster"])
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
     work = first.workload if first else {}
-    length = f" of {counted(work['seq_len'], 'token', t.count(work['seq_len']))}" if "seq_len" in work else ""
+    sample = t.sample_noun(work)
+    length = f" of {t.count(work['seq_len'])} tokens" if "seq_len" in work and sample == "sequence" else ""
     words = [
         f"{job['model']} on {job['cluster']}: {counted(job['gpus'], noun, gpus)}",
-        f"global batch {counted(job['global_batch'], 'sequence', batch)}{length}",
+        f"global batch {counted(job['global_batch'], sample, batch)}{length}",
         *([t.lora_label(work["lora"])] if "lora" in work else []),
         f"mode {mode}",
     ]
@@ -74,13 +77,14 @@ def _print_plans(out: Console, result: PlanResult) -> None:
     banded = any(e.step_time_band_s is not None for e in result.plans)
     loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
     risky = any(risk.chance(e) is not None for e in result.plans)
-    columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", "GiB", *(["P(oom)"] if risky else [])]
+    unit, scale = t.memory_unit(e.peak_memory_bytes for e in result.plans)
+    columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", unit, *(["P(oom)"] if risky else [])]
     table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
     for rank, e in enumerate(result.plans, 1):
         low, high = e.step_time_band_s or (math.nan, math.nan)
         row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
         row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
-        row += [t.percent(e.mfu), t.gib(e.peak_memory_bytes), *([risk.chance(e) or ""] if risky else [])]
+        row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([risk.chance(e) or ""] if risky else [])]
         table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
     out.print()
     out.print(table)
@@ -93,12 +97,14 @@ def _print_plans(out: Console, result: PlanResult) -> None:
 
 
 def _print_front(out: Console, result: PlanResult) -> None:
-    """Some points of the front in one line, evenly spread over those that are not much slower."""
+    """Some points of the front in one line, those that tell most of what is not much slower."""
     points = [p for p in result.pareto if p["step_time_s"] <= SLOWEST_OF_FRONT * result.pareto[0]["step_time_s"]]
     if len(points) < 2:
         return
-    chosen = evenly_spread(points, SHOWN_FRONT)
-    words = [f"{t.seconds(p['step_time_s'])} {t.gib(p['peak_memory_bytes'])} GiB" for p in chosen]
+    time_s, memory = (np.array([p[name] for p in points]) for name in ("step_time_s", "peak_memory_bytes"))
+    chosen = telling_points(time_s, memory, SHOWN_FRONT)
+    unit, scale = t.memory_unit(memory)
+    words = [f"{t.seconds(time_s[i])} {memory[i] / scale:.1f} {unit}" for i in chosen]
     rest = f" ({len(result.pareto)} points in --json)" if len(result.pareto) > len(chosen) else ""
     out.print()
     out.print(f"less memory for more time: {', '.join(words)}{rest}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import shorten
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from steptime.estimate.result import Estimate
 
 GIB: Final = 2.0**30
+MIB: Final = 2.0**20
 #: Degrees in the order in which they are written; those that are 1 are left out except dp and micro_batch.
 DEGREES: Final = ("tp", "tp2", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 _SHORT: Final = {"micro_batch": "mbs"}
@@ -97,13 +98,22 @@ def _rounded(value: float, sign: str = "") -> str:
     return format(value, f"{sign}.1f" if abs(value) < WIDEST else f"{sign}.1e")
 
 
-def gib(value_bytes: float) -> str:
-    """Bytes in GiB, without the unit.
+def memory_unit(values_bytes: Iterable[float]) -> tuple[str, float]:
+    """Unit of a column of sizes, and its bytes: GiB, or MiB where none is as large as one.
 
-    >>> gib(80 * 2**30)
-    '80.0'
+    >>> memory_unit([80 * 2**30, 2**20]), memory_unit([3 * 2**20])
+    (('GiB', 1073741824.0), ('MiB', 1048576.0))
     """
-    return f"{value_bytes / GIB:.1f}"
+    return ("GiB", GIB) if max(values_bytes, default=GIB) >= GIB else ("MiB", MIB)
+
+
+def sample_noun(workload: Mapping[str, Any]) -> str:
+    """What a batch counts: sequences, or samples where a sequence is one token long.
+
+    >>> sample_noun({"seq_len": 2048}), sample_noun({"seq_len": 1})
+    ('sequence', 'sample')
+    """
+    return "sample" if workload.get("seq_len") == 1 else "sequence"
 
 
 def seconds(value_s: float) -> str:

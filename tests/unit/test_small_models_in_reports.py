@@ -1,0 +1,91 @@
+"""Reports of models that take megabytes, of modules without a sequence, and of fronts with one telling point."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.search.rank import pareto_front, telling_points
+from steptime.surface import api
+from steptime.surface.report.diff import print_difference
+from steptime.surface.report.estimate import print_estimate
+from steptime.surface.report.plan import print_plan_result
+
+JOB: dict[str, Any] = {"gpus": 2, "global_batch": 16}
+
+
+def small(folder: Path, seq_len: int) -> str:
+    path = folder / "small.toml"
+    path.write_text(f"layers = 2\nhidden = 128\nheads = 2\nseq_len = {seq_len}\n")
+    return str(path)
+
+
+def test_a_plan_of_megabytes_is_not_shown_as_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every plan and every point of the front took 0.0 GiB."""
+    result = api.plan(small(tmp_path, 128), "rtx4090-8", top=3, **JOB)
+    print_plan_result(result, {"model": "small", "cluster": "rtx4090-8", **JOB})
+    text = capsys.readouterr().out
+    assert "MiB" in text and "0.0 GiB" not in text and "MFU  GiB" not in text
+    peak = f"{result.plans[0].peak_memory_bytes / 2**20:.1f}"
+    assert peak in text.partition("less memory")[0] and f"{peak} MiB" in text.partition("less memory")[2]
+    assert not peak.startswith("0.0")
+
+
+def test_samples_that_are_no_sequences_are_called_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A convolutional network was said to train on sequences of 1 token."""
+    result = api.plan(small(tmp_path, 1), "rtx4090-8", top=1, **JOB)
+    print_plan_result(result, {"model": "images", "cluster": "rtx4090-8", **JOB})
+    print_estimate(result.plans[0])
+    text = capsys.readouterr().out
+    assert "global batch 16 samples, mode" in " ".join(text.split())
+    assert "1 token" not in text and "seq len" not in text
+    assert "samples/s/GPU" in text and "tokens/s" not in text
+
+
+def test_the_front_shows_the_point_that_saves_most() -> None:
+    """A point that halved the memory for nothing was passed over, as points were taken at equal distances."""
+    time_s = np.array([4.497, 4.504, 4.84, 5.03, 5.36, 5.4, 5.74, 5.79, 8.9])
+    memory = np.array([176.0, 51.7, 50.3, 47.9, 46.5, 46.0, 44.6, 39.1, 28.0])
+    assert telling_points(time_s, memory, 3) == [0, 1, 8]
+    assert 1 in telling_points(time_s, memory, 5) and 7 in telling_points(time_s, memory, 5)
+    assert telling_points(time_s, memory, 20) == list(range(9))
+
+
+POINTS = st.lists(st.tuples(st.floats(1.0, 9.0), st.floats(1.0, 9.0)), min_size=2, max_size=12)
+
+
+@given(POINTS, st.integers(2, 5))
+def test_no_other_choice_of_points_tells_more(points: list[tuple[float, float]], most: int) -> None:
+    raw = np.array(points)
+    front = pareto_front(raw[:, 0], raw[:, 1])
+    time_s, memory = raw[front, 0], raw[front, 1]
+    x, y = np.log(time_s), np.log(memory)
+
+    def untold(chosen: tuple[int, ...]) -> float:
+        shown = y[[max(c for c in chosen if c <= i) for i in range(len(x))]]
+        return float(((shown - y)[:-1] * np.diff(x)).sum())
+
+    found = telling_points(time_s, memory, most)
+    last = len(x) - 1
+    assert found == sorted(set(found)) and found[0] == 0 and found[-1] == last and len(found) == min(most, len(x))
+    if len(x) > most:
+        every = [(0, *middle, last) for middle in combinations(range(1, last), most - 2)]
+        assert untold(tuple(found)) == pytest.approx(min(map(untold, every)), abs=1e-12)
+
+
+def test_a_set_of_names_is_no_range(capsys: pytest.CaptureFixture[str]) -> None:
+    """What runs behind computation was written as ``dp to tp``."""
+    a = api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=8, plan={"tp": 2, "overlap": ["dp", "tp"]})
+    b = replace(a, plan={**a.plan, "overlap": []})
+    print_difference(api.diff(a, b), "a", "b")
+    text = capsys.readouterr().out
+    assert "dp to tp" not in text
+    assert next(line.split() for line in text.splitlines() if line.startswith("overlap")) == ["overlap", "dp+tp", "none"]
+    assert " s to " in text or " ms to " in text
