@@ -17,6 +17,7 @@ from steptime.search.fit.captured import Captured
 from steptime.search.fit.techniques import Change
 from steptime.surface.fitting import fit
 from steptime.surface.optimizers import CAPTURED, captured_optimizer
+from steptime.surface.profiling import profile
 
 FACTORIES = '''
 import torch
@@ -280,3 +281,15 @@ def test_every_optimiser_is_weighed(path: Path, name: str) -> None:
     assert one.optimizers == kinds
     start, best = (one.verified(one.plain("fp32", kind)) for kind in ("default", kinds[0]))
     assert best.step_s <= start.step_s * (1 + 1e-6) and start.phases_bytes["optimizer"] > 0
+
+
+def test_a_step_that_the_host_paces_takes_as_long_as_in_profile(tmp_path: Path) -> None:
+    """Every further kernel of an operator was issued as slowly as its first one."""
+    model = tmp_path / "norms.py"
+    model.write_text(
+        "import torch\ndef norms(batch=4):\n"
+        "    return torch.nn.Sequential(*(torch.nn.LayerNorm(64) for _ in range(8))), torch.zeros(batch, 64)\n"
+    )
+    totals = profile(f"{model}:norms", "rtx-4090").table.totals
+    assert totals.host_s > 2 * totals.device_s
+    assert fit(f"{model}:norms", "rtx-4090").baseline.step_s == pytest.approx(totals.step_s, rel=1e-2)

@@ -78,8 +78,8 @@ def test_slips_of_the_keyboard_are(given, near):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("device", f"steptime devices lists them; steptime calibrate machine writes a file of the machine it runs on, to give instead"),
-        ("cluster", f"steptime clusters and steptime devices list what there is; steptime calibrate machine writes a file of the machine it runs on, to give instead"),
+        ("device", f"steptime devices lists them; {errors.MEASURED}"),
+        ("cluster", f"steptime clusters and steptime devices list what there is; {errors.MEASURED}"),
         ("model", "steptime models lists them"),
         ("framework", "steptime frameworks lists them"),
         ("optimizer", "valid: abc"),

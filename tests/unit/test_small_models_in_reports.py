@@ -87,5 +87,6 @@ def test_a_set_of_names_is_no_range(capsys: pytest.CaptureFixture[str]) -> None:
     print_difference(api.diff(a, b), "a", "b")
     text = capsys.readouterr().out
     assert "dp to tp" not in text
-    assert next(line.split() for line in text.splitlines() if line.startswith("overlap")) == ["overlap", "dp+tp", "none"]
+    row = next(line.split() for line in text.splitlines() if line.startswith("overlap"))
+    assert row == ["overlap", "dp+tp", "none"]
     assert " s to " in text or " ms to " in text

@@ -51,14 +51,15 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """Work of one part of a step: time of the device, and kernels that the host issues."""
+    """Work of one part of a step: time of the device, and of the host that issues its kernels."""
 
     device_s: float
-    launches: float
+    host_s: float
 
-    def seconds(self, host_s: float) -> float:
+    @property
+    def seconds(self) -> float:
         """Time with the host beside the device."""
-        return float(issued_s(self.device_s, self.launches, host_s)) if self.device_s else self.launches * host_s
+        return float(issued_s(self.device_s, 1.0, self.host_s)) if self.device_s else self.host_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +87,11 @@ class Run:
     def part(self, *phases: str) -> Issued:
         """Work of some phases."""
         chosen = [call.phase in phases for call in self.program.calls]
-        device_s, launches = float(self.table.seconds[chosen].sum()), float(self.table.launches[chosen].sum())
+        device_s, host_s = float(self.table.seconds[chosen].sum()), float(self.table.host_s[chosen].sum())
         if self.more_s is not None:
             device_s += float(self.more_s[chosen].sum())
-            launches += float((self.more_s[chosen] > 0).sum())
-        return Issued(device_s=device_s, launches=launches)
+            host_s += self.table.timer.host_s * float((self.more_s[chosen] > 0).sum())
+        return Issued(device_s=device_s, host_s=host_s)
 
     def footprint(self, accumulate: bool) -> Footprint:
         """Memory of a step, or of a later micro-step and the optimiser after it."""

@@ -221,9 +221,7 @@ class Captured(Batched):
         extra = gradient_bytes(base.program) if choice.accumulation > 1 else 0
         limit = footprint.passes_bytes
         return Passes(
-            work=Issued(
-                device_s=work.device_s + weighed.recomputed_s, launches=work.launches + weighed.relaunches
-            ),
+            work=Issued(device_s=work.device_s + weighed.recomputed_s, host_s=work.host_s + weighed.reissued_s),
             footprint=replace(footprint, passes_bytes=min(weighed.passes_bytes + extra, limit)),
         )  # fmt: skip
 
@@ -238,14 +236,14 @@ class Captured(Batched):
             run, base = self.bench.run(form_of(choice), end, *arranged), self.bench.run(form_of(choice), end)
             one, other = run.part("forward", "backward"), base.part("forward", "backward")
             saved = run.footprint(accumulate).passes_bytes - base.footprint(accumulate).passes_bytes
-            rows.append((end, one.device_s - other.device_s, one.launches - other.launches, saved))
+            rows.append((end, one.device_s - other.device_s, one.host_s - other.host_s, saved))
         (high, *top), (low, *bottom) = rows[0], rows[-1]
         share = (micro - low) / (high - low) if high > low else 1.0
-        device_s, launches, saved = (b + share * (t - b) for t, b in zip(top, bottom, strict=True))
+        device_s, host_s, saved = (b + share * (t - b) for t, b in zip(top, bottom, strict=True))
         base = self.bench.run(form_of(choice), micro)
         work, footprint = base.part("forward", "backward"), base.footprint(accumulate)
         return Passes(
-            work=Issued(device_s=work.device_s + device_s, launches=work.launches + launches),
+            work=Issued(device_s=work.device_s + device_s, host_s=work.host_s + host_s),
             footprint=replace(footprint, passes_bytes=footprint.passes_bytes + saved),
         )
 
@@ -281,8 +279,7 @@ class Captured(Batched):
 
     def _point(self, choice: Choice, passes: Passes, *, verify: bool) -> Point:
         base = self.bench.run(form_of(choice), choice.micro_batch)
-        host_s, count = self.bench.timer(form_of(choice)).host_s, choice.accumulation
-        micro_s = passes.work.seconds(host_s) + passes.stall_s
+        count, micro_s = choice.accumulation, passes.work.seconds + passes.stall_s
         update_s = self._update_s(choice, base)
         step_s = count * micro_s + (count - 1) * self._adding_s(choice, base) + update_s
         totals = base.table.totals
@@ -340,11 +337,10 @@ class Captured(Batched):
 
     def _update_s(self, choice: Choice, base: Run) -> float:
         """The optimiser's step."""
-        host_s = self.bench.timer(form_of(choice)).host_s
         kind, program = choice.optimizer, base.program
         if kind == "default" and self.bench.has_fused:
             base = self.bench.run(form_of(choice), self.batch, fused=False)
-        update_s = base.part("optimizer").seconds(host_s)
+        update_s = base.part("optimizer").seconds
         trained = [one for one in program.parameters if one.trained]
         elements, weights = sum(one.elements for one in trained), sum(one.size_bytes for one in trained)
         if kind == "8bit":
@@ -355,15 +351,15 @@ class Captured(Batched):
         if kind == "offload":
             ranks = host_ranks(self.bench.device, 1, 1)
             moved = gradient_bytes(program) + weights
-            issued = OFFLOADED_CALLS * len(trained) * host_s
-            return issued + float(host_adam_s(elements, ranks, moved, HOST_ADAM_PER_S, self.host_Bps))
+            issued_s = OFFLOADED_CALLS * len(trained) * self.bench.timer(form_of(choice)).host_s
+            return issued_s + float(host_adam_s(elements, ranks, moved, HOST_ADAM_PER_S, self.host_Bps))
         return update_s
 
     def _streamed_s(self, precision: str, name: str, moved: float, flops: float, launches: float) -> float:
         timer = self.bench.timer(precision)
         call = KernelCall(operator="move", shape={"read_bytes": moved, "written_bytes": 0.0})
         work = Work(moved_bytes=moved, vector_flops=flops, launches=launches, kernels=(call,), family="optimiser")
-        return Issued(device_s=timer.time(name, work).seconds, launches=launches).seconds(timer.host_s)
+        return Issued(device_s=timer.time(name, work).seconds, host_s=launches * timer.host_s).seconds
 
 
 def _first_line(error: UserError) -> str:

@@ -29,8 +29,8 @@ class Weighed:
     passes_bytes: float
     """Peak of forward and backward."""
     recomputed_s: float
-    relaunches: float
-    """Kernels that run again."""
+    reissued_s: float
+    """Time of the host for kernels that run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class Layout:
     """What the backward of each segment leaves for good."""
     ends_bytes: float
     """Peak before the first block and after its backward."""
-    launches: tuple[float, ...]
-    """Kernels of each segment's forward."""
+    host_s: tuple[float, ...]
+    """Time of the host to issue each segment's forward."""
     unsaved_s: tuple[float, ...]
     """Time of each forward after the last result that is saved."""
 
@@ -64,8 +64,8 @@ class Layout:
             peak = max(peak, self.beside_bytes + size + left)
             if action.kind is Kind.BACKWARD:
                 left += self.left_bytes[action.segment]
-        again = sum((runs - 1) * n for runs, n in zip(run.forward_runs, self.launches, strict=True))
-        return Weighed(passes_bytes=peak, recomputed_s=run.recomputed_forward_s - spared, relaunches=again)
+        again = sum((runs - 1) * n for runs, n in zip(run.forward_runs, self.host_s, strict=True))
+        return Weighed(passes_bytes=peak, recomputed_s=run.recomputed_forward_s - spared, reissued_s=again)
 
     def _spared(self, tree: Tree) -> float:
         """Time of forwards that reruns of the checkpoints stop before."""
@@ -176,7 +176,7 @@ class _Reader:
         ends = max(self._peak(range(start)), self._peak(range(stop, optimizer)), 0.0)
         return Layout(
             chain=Chain(segments=segments), blocks=count - 1, beside_bytes=beside, left_bytes=tuple(left),
-            ends_bytes=ends, launches=tuple(self._sum(self.table.launches, span) for span in self.forward),
+            ends_bytes=ends, host_s=tuple(self._sum(self.table.host_s, span) for span in self.forward),
             unsaved_s=tuple(self._unsaved_s(i) for i in range(count)),
         )  # fmt: skip
 

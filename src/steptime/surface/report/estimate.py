@@ -71,14 +71,14 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     low, high = e.step_time_bracket_s
     fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
     chance = risk.chance_line(e)
+    counted_as = "tokens" if t.sample_noun(e.workload) == "sequence" else "samples"
     return [
         ("framework", t.printable(e.provenance.framework)),
         ("step time", t.seconds(e.step_time_s)),
         ("bracket", f"{t.seconds(low)} (all overlapped) to {t.seconds(high)} (nothing overlapped)"),
         ("band", t.band_text(e)),
         ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
-        (f"{'tokens' if t.sample_noun(e.workload) == 'sequence' else 'samples'}/s/{_noun(e)}",
-         t.count(e.tokens_per_s_per_gpu)),
+        (f"{counted_as}/s/{_noun(e)}", t.count(e.tokens_per_s_per_gpu)),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
         ("peak memory", memory_line(e)),
         *([] if chance is None else [("P(oom)", chance)]),
