@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from steptime.errors import InputFileError
 from steptime.study.doctor import kind_of, merged, read_log, series_of
+from steptime.study.doctor.log_findings import log_findings
 from steptime.study.doctor.records import Log, Stated
 from steptime.study.doctor.stated import catalogue_model, model_contradictions
 from steptime.workload.library import load_catalogue_model
@@ -208,3 +211,22 @@ def test_the_model_is_compared_by_its_dimensions():
     assert catalogue_model({**sizes, "layers": 31}) is None
     wrong = model_contradictions(load_catalogue_model("llama2-13b"), sizes)
     assert "llama2-13b has layers 40, but the run says 32" in wrong
+
+
+def test_one_halt_is_not_time_that_every_step_waits(tmp_path: Path) -> None:
+    """Ten hours between two steps were 360 s between any two of them, for which more data workers were advised."""
+    lines = []
+    for i in range(1, 101):
+        at = datetime(2025, 3, 1, 10) + timedelta(seconds=4.65 * i + (36000 if i >= 50 else 0))
+        lines.append(f" [{at:%Y-%m-%d %H:%M:%S}] iteration {i:8d}/ 500 | elapsed time per iteration (ms): 4600.0 |")
+    path = tmp_path / "x.log"
+    path.write_text("\n".join(lines) + "\n")
+    log = read_log(str(path))
+    series = series_of(log, {})
+    assert series.outside is not None and series.outside.rest_s == pytest.approx(0.05, abs=0.02)
+    (found,) = log_findings(log, series, ())
+    assert (found.code, found.title) == ("halt", "the job stood still once, for 10 h, before step 50")
+    assert found.lost_s is None
+    assert not any("worker" in line for line in found.advice)
+    waiting = replace(series.outside, rest_s=0.5)
+    assert [f.code for f in log_findings(log, replace(series, outside=waiting), ())] == ["halt", "outside"]

@@ -293,3 +293,15 @@ def test_a_step_that_the_host_paces_takes_as_long_as_in_profile(tmp_path: Path) 
     totals = profile(f"{model}:norms", "rtx-4090").table.totals
     assert totals.host_s > 2 * totals.device_s
     assert fit(f"{model}:norms", "rtx-4090").baseline.step_s == pytest.approx(totals.step_s, rel=1e-2)
+
+
+def test_a_cross_entropy_of_a_loss_says_what_to_do(tmp_path: Path) -> None:
+    """The message was that a tuple index was out of range."""
+    model = tmp_path / "own.py"
+    model.write_text(
+        "import torch\nclass Own(torch.nn.Linear):\n    def forward(self, x): return super().forward(x).sum()\n"
+        "def own(batch=4):\n    return Own(8, 8), torch.zeros(batch, 8)\n"
+    )
+    with pytest.raises(UserError, match="the module returns one number\n  where that number is the loss: --loss own"):
+        profile(f"{model}:own", "rtx-4090", loss="cross-entropy")
+    assert profile(f"{model}:own", "rtx-4090", loss="own").settings.loss

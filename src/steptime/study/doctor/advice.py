@@ -199,6 +199,9 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "deepspeed": ("more workers of the data loader; the engine's timer leaves out everything between the steps",),
         "": ("more workers and prefetching in the data loader, pinned memory",),
     },
+    "halt": {
+        "": ("see what the job did then: a restart, a hang of a collective or of storage, a suspended machine",),
+    },
     "data": {
         "megatron": ("a larger --num-workers, data on a local disk",),
         "": ("more workers and prefetching in the data loader, pinned memory",),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
-from steptime.study.doctor.records import Compared, Finding, Log, Series
+from steptime.study.doctor.records import Compared, Finding, Log, Outside, Series
 from steptime.units import format_seconds
 
 #: Kinds of events that can be behind a spike, and their titles.
@@ -29,6 +29,9 @@ _TIMER_CODES: Final[Mapping[str, str]] = {
 #: Timers that hold others: their excess is reported only where the inner ones are not logged.
 _HOLDS: Final[Mapping[str, tuple[str, ...]]] = {"forward-backward": ("forward-compute", "backward-compute")}
 _DATA_TIMERS: Final = ("batch-generator", "batch generator", "batch_generator")
+#: A single time between two steps is a halt of the job from so many seconds, where it is this share of all such time.
+_HALT_S: Final = 600.0
+_HALT_SHARE: Final = 0.5
 #: Spread of a timer over the ranks that is worth a look.
 _SPREAD: Final = 0.1
 
@@ -82,9 +85,14 @@ def _drift_findings(log: Log, series: Series) -> list[Finding]:
 
 
 def _outside_findings(log: Log, series: Series) -> list[Finding]:
-    outside = series.outside_s
-    if outside is None or outside < 0.02 * series.median_s:
+    between = series.outside
+    if between is None:
         return []
+    halted = between.longest_s > max(_HALT_S, _HALT_SHARE * between.mean_s * series.steps)
+    halts = [_halt(log, series, between)] if halted else []
+    outside = between.rest_s if halted else between.mean_s
+    if outside < 0.02 * series.median_s:
+        return halts
     kinds = {kind: sum(event.kind == kind for event in log.events) for kind in ("checkpoint", "evaluation")}
     evidence = [f"times of day run ahead of the logged steps by {share(outside, series.median_s)}"]
     evidence += [f"the log shows {n} {_CAUSES[kind] if n > 1 else kind}" for kind, n in kinds.items() if n]
@@ -94,7 +102,13 @@ def _outside_findings(log: Log, series: Series) -> list[Finding]:
     title = "time between the steps, which the step time leaves out"
     saved = sum(event.time_s or 0.0 for event in log.events if event.kind == "checkpoint")
     mostly = saved > 0.5 * outside * series.steps
-    return [finding("outside", title, outside, evidence, log.framework, advice="checkpoint" if mostly else "")]
+    return [*halts, finding("outside", title, outside, evidence, log.framework, advice="checkpoint" if mostly else "")]
+
+
+def _halt(log: Log, series: Series, between: Outside) -> Finding:
+    title = f"the job stood still once, for {format_seconds(between.longest_s)}, before step {between.longest_before}"
+    evidence = [f"without it the time between the steps is {share(between.rest_s, series.median_s)}"]
+    return finding("halt", title, None, evidence, log.framework)  # once, and so no cost of a step
 
 
 def _timer_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[Finding]:

@@ -94,6 +94,20 @@ class Spikes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """Wall-clock time between the steps."""
+
+    mean_s: float
+    """Per step."""
+    longest_s: float
+    """The longest single one."""
+    longest_before: int
+    """Step before which it was."""
+    rest_s: float
+    """Per step, without the longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """Statistics of the step times of a run, its warm-up left out."""
 
@@ -108,10 +122,15 @@ class Series:
     drift: float
     """Change from the first to the last step, as a fraction of the median; 0 where it is no more than noise."""
     spikes: Spikes
-    outside_s: float | None = None
-    """Wall-clock seconds per step that no step accounts for; None: the log has no usable times of day."""
+    outside: Outside | None = None
+    """Wall-clock time that no step accounts for; None: the log has no usable times of day."""
     basis: str = "stated"
     """``stated``, ``from throughput`` or ``from times of day``."""
+
+    @property
+    def outside_s(self) -> float | None:
+        """Wall-clock seconds per step that no step accounts for."""
+        return None if self.outside is None else self.outside.mean_s
 
     @property
     def drift_lost_s(self) -> float:

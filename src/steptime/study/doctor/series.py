@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steptime.errors import InputFileError
-from steptime.study.doctor.records import Log, Series, Spikes, StepLine
+from steptime.study.doctor.records import Log, Outside, Series, Spikes, StepLine
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def series_of(log: Log, settings: Mapping[str, Any]) -> Series:
         lines=len(times), steps=int(covers.sum()), warmup_lines=start, median_s=level,
         p5_s=float(np.quantile(kept, 0.05)), p95_s=float(np.quantile(kept, 0.95)),
         mean_s=float(np.average(kept, weights=weights)), drift=slope_span / level, spikes=spikes,
-        outside_s=None if basis == CLOCK else _outside_s(log.steps[start:], kept, weights), basis=basis,
+        outside=None if basis == CLOCK else _outside(log.steps[start:], kept, weights), basis=basis,
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def _period(numbers: Sequence[int], grain: float) -> int | None:
     return round(usual) if regular >= 0.75 and usual > grain else None
 
 
-def _outside_s(steps: Sequence[StepLine], times: Floats, covers: Floats) -> float | None:
+def _outside(steps: Sequence[StepLine], times: Floats, covers: Floats) -> Outside | None:
     stamps = [step.at_s for step in steps]
     if len(steps) < 3 or any(stamp is None for stamp in stamps):
         return None
@@ -163,10 +163,16 @@ def _outside_s(steps: Sequence[StepLine], times: Floats, covers: Floats) -> floa
     if any(b <= a for a, b in pairwise(numbers)):
         return None
     wall = float((stamps[-1] or 0.0) - (stamps[0] or 0.0))
-    inside = float((times[1:] * covers[1:]).sum())
+    inside = times[1:] * covers[1:]
     if wall < _SHORTEST_WALL_S:
         return None
-    return max(wall - inside, 0.0) / float(covers[1:].sum())
+    each = np.diff(np.array(stamps, dtype=float)) - inside
+    at = int(np.argmax(each))
+    total, longest = max(wall - float(inside.sum()), 0.0), float(each[at])
+    return Outside(
+        mean_s=total / float(covers[1:].sum()), longest_s=longest, longest_before=numbers[at + 1],
+        rest_s=max(total - longest, 0.0) / float(covers[1:].sum()),
+    )  # fmt: skip
 
 
 def rank_spread(log: Log, settings: Mapping[str, Any]) -> dict[int, float]:

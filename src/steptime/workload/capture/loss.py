@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional
 from torch.utils import _pytree
 
+from steptime.errors import UserError
+
 #: A function from the module's output to a scalar, or the name of one of `LOSSES`.
 Loss = str | Callable[[Any], torch.Tensor]
 
@@ -44,8 +46,15 @@ def own_loss(output: Any) -> torch.Tensor:
 
 
 def cross_entropy(output: Any) -> torch.Tensor:
-    """Cross entropy of the last dim against one class a row, all rows counted."""
+    """Cross entropy of the last dim against one class a row, all rows counted.
+
+    Raises:
+        UserError: the output has no dim.
+    """
     logits = main_output(output)
+    if not logits.dim():
+        raise UserError("cross-entropy is taken of logits, and the module returns one number",
+                        hint="where that number is the loss: --loss own")  # fmt: skip
     rows = logits.reshape(-1, logits.shape[-1])
     return functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.int64))
 
