@@ -14,9 +14,10 @@ from steptime.estimate.machine import Machine
 from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, OVERLAPS, PRECISIONS, Job
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
+from steptime.plan.overlap_rules import OVERLAPS
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
 from steptime.study.published.method import PUBLISHED
 from steptime.workload.spec import ModelSpec

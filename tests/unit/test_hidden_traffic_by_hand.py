@@ -13,25 +13,25 @@ from steptime.cost.data_parallel import exposed_buckets_s, exposed_gather_s, exp
         (
             5,
             0.0,
-            2 + 3 + 3 * 5 + 1,
+            1.5 + 3 + 3 * 5 + 1,
         ),  # gather beside the head; head's reduction and a gather; three of both; a reduction
-        (2, 0.0, 2 + 3 + 1),
-        (1, 0.0, 2),  # nothing to gather beside its only pass, and the head's reduction takes 1 s of 2
-        (5, 1.0, 21 + 1),  # links and sums over replicas are each a part of the way
+        (2, 0.0, 1.5 + 3 + 1),
+        (1, 0.0, 1.5),  # nothing to gather beside its only pass, and the head's reduction takes 1 s of 2
+        (5, 1.0, 20.5 + 1),  # links and sums over replicas are each a part of the way
         (5, 9.0, 5 * 9 - 4 * 2),  # the sums over replicas are the longest way
     ],
 )
 def test_gathers_and_reductions_stall_a_backward_pass(layers: int, replicas_s: float, shown: float) -> None:
-    """Gathers of 4 s, reductions of 3 s, 1 s for the head's and 0.5 s for the embedding's, passes of 2 s."""
-    found = exposed_sharded_s(3.0, 4.0, replicas_s, layers, 2.0, 0.5, 1.0)
+    """Gathers of 4 s, reductions of 3 s, the head's 1 s, the embedding's 0.5 s; passes of 2 s, that of the head 2.5."""
+    found = exposed_sharded_s(3.0, 4.0, replicas_s, layers, 2.0, 2.5, 0.5, 1.0)
     assert found == pytest.approx(0.5 + 3.0 + shown)
 
 
 def test_long_passes_hide_all_but_the_last_reduction_and_a_long_head() -> None:
-    assert exposed_sharded_s(3.0, 4.0, 1.0, 5, 10.0, 0.5, 1.0) == pytest.approx(0.5 + 3.0 + 1.0)
-    assert exposed_sharded_s(3.0, 4.0, 0.0, 5, 10.0, 0.5, 9.0) == pytest.approx(0.5 + 3.0 + (9 + 4 - 10))
-    assert exposed_sharded_s(3.0, 4.0, 0.0, 1, 2.0, 0.5, 9.0) == pytest.approx(0.5 + 3.0 + (4 - 2) + (9 - 2))
-    assert exposed_sharded_s(3.0, 4.0, 9.0, 1, 2.0, 0.5, 0.0) == pytest.approx(0.5 + 3.0 + (4 - 2) + 9)
+    assert exposed_sharded_s(3.0, 4.0, 1.0, 5, 10.0, 4.0, 0.5, 1.0) == pytest.approx(0.5 + 3.0 + 1.0)
+    assert exposed_sharded_s(3.0, 4.0, 0.0, 5, 10.0, 4.0, 0.5, 9.0) == pytest.approx(0.5 + 3.0 + (9 + 4 - 10))
+    assert exposed_sharded_s(3.0, 4.0, 0.0, 1, 2.0, 2.0, 0.5, 9.0) == pytest.approx(0.5 + 3.0 + (4 - 2) + (9 - 2))
+    assert exposed_sharded_s(3.0, 4.0, 9.0, 1, 2.0, 2.0, 0.5, 0.0) == pytest.approx(0.5 + 3.0 + (4 - 2) + 9)
 
 
 @pytest.mark.parametrize(

@@ -208,10 +208,9 @@ def sharded_s(e: Evaluation) -> float:
 def test_traffic_of_fully_sharded_replicas(count: int, link_Bps: float, shard: int) -> None:
     """The closed form gathers the last layer again for its backward pass too, behind that of the head."""
     e = evaluated(Plans(dp=DP, in_dp=DP, zero=3, shard=shard), count, link_Bps)
-    whole_s, data, step = sharded_s(e), e.step.data, e.step
-    traffic = e.inputs.traffic
-    over_s = float(step.steady_s + data.exposed_s) - whole_s
-    again_s = count * max(float(traffic.gather.one_layer_s) - float(step.behind_backward_s), 0.0)
+    whole_s = sharded_s(e)
+    over_s = float(e.step.steady_s + e.step.data.exposed_s) - whole_s
+    again_s = count * max(float(e.inputs.traffic.gather.one_layer_s) - float(e.passes.last.backward_s), 0.0)
     assert -2e-3 * whole_s <= over_s <= 2e-3 * whole_s + again_s
 
 

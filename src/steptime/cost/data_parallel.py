@@ -8,6 +8,23 @@ BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK = 4e7, 1e6
 """Least size of a bucket of gradients, and least for each rank that shares it (Megatron-Core)."""
 
 
+def free_links_s(pass_s: Num, busy_s: Num) -> Num:
+    r"""Part of a pass beside which other traffic over the same links can run.
+
+    $$t_l = \max(t - t_x,\ 0)$$
+
+    where $t$ = `pass_s` is the pass of one layer and $t_x$ = `busy_s` the time that its own transfers, hidden or not,
+    keep those links busy: those inside a fast domain, or those that leave it. Transfers that share links take as long
+    together as one after the other.
+
+    Source: conservation of what a link carries.
+
+    >>> free_links_s(3.0, 1.0), free_links_s(1.0, 2.0)
+    (2.0, 0.0)
+    """
+    return maximum(pass_s - busy_s, 0.0)
+
+
 def exposed_buckets_s(
     one_layer_s: Num, layers: Num, behind_s: Num, bucket: Num, chunks: Num, stages: Num, shown_end_s: Num,
     hidden_end_s: Num,
@@ -18,10 +35,11 @@ def exposed_buckets_s(
       \big[L T - (v-1)\,p\,\tfrac{L}{v}\,t_l\big]_{v>1}\Big)$$
 
     where $T$ = `one_layer_s` is one layer's part, $L$ = `layers` of the device in $v$ = `chunks` of an interleaved
-    pipeline of $p$ = `stages`, $b$ = `bucket` layers travel as one message, and $t_l$ = `behind_s` is the pass of one
-    layer for one micro-batch that can hide it. Nothing is left to hide the last bucket and $T_s$ = `shown_end_s`, that
-    of the embedding; $T_h$ = `hidden_end_s`, that of the head, is ready first. A chunk but the first has $p$ passes
-    more of each chunk after it to hide behind, and is one bucket. Gathered weights are the same seen from the end.
+    pipeline of $p$ = `stages`, $b$ = `bucket` layers travel as one message, and $t_l$ = `behind_s` is what the pass
+    of one layer for one micro-batch leaves to hide it (:func:`free_links_s`). Nothing is left to hide the last
+    bucket and $T_s$ = `shown_end_s`, that of the embedding; $T_h$ = `hidden_end_s`, that of the head, is ready
+    first. A chunk but the first has $p$ passes more of each chunk after it to hide behind, and is one bucket.
+    Gathered weights are the same seen from the end.
 
     Source: longest path of compute and links; with $b = v = 1$ and $T_h = 0$ data parallelism of arXiv 2410.00273.
     Megatron-Core, `DistributedDataParallel`: chunks but the first are not split into buckets.
@@ -42,9 +60,9 @@ def exposed_gather_s(one_layer_s: Num, layers: Num, behind_s: Num, shown_end_s: 
 
     $$t = G_s + G + (L-1)\,[G - t_l]_+ + [G_h - t_l]_+$$
 
-    where $G$ = `one_layer_s` of $L$ = `layers` is gathered behind the pass of the layer before, $t_l$ = `behind_s`;
-    $G_s$ = `shown_end_s`, that of the embedding, behind nothing, and $G_h$ = `hidden_end_s`, that of the head, behind
-    the last layer.
+    where $G$ = `one_layer_s` of $L$ = `layers` is gathered behind the pass of the layer before, of which $t_l$ =
+    `behind_s` can hide it (:func:`free_links_s`); $G_s$ = `shown_end_s`, that of the embedding, behind nothing, and
+    $G_h$ = `hidden_end_s`, that of the head, behind the last layer.
 
     Source: longest path of compute and links; PyTorch FSDP2 prefetches one unit.
 
@@ -56,25 +74,27 @@ def exposed_gather_s(one_layer_s: Num, layers: Num, behind_s: Num, shown_end_s: 
 
 
 def exposed_sharded_s(
-    reduce_s: Num, gather_s: Num, replicas_s: Num, layers: Num, behind_s: Num, shown_end_s: Num, hidden_end_s: Num
-) -> Num:
+    reduce_s: Num, gather_s: Num, replicas_s: Num, layers: Num, behind_s: Num, head_s: Num, shown_end_s: Num,
+    hidden_end_s: Num,
+) -> Num:  # fmt: skip
     r"""Exposed part of a backward pass that gathers weights again and reduces gradients by layers (ZeRO-3, HSDP).
 
     $$t = R_s + \max\big(W + R + X,\ R + L X - (L-1)\,t_l\big)$$
-    $$W = [G - t_l]_+ + [R_h + G - t_l]_+ + (L-2)\,[R + G - t_l]_+ + [R - t_l]_+$$
+    $$W = [G - t_h]_+ + [R_h + G - t_l]_+ + (L-2)\,[R + G - t_l]_+ + [R - t_l]_+$$
 
-    where $R$ = `reduce_s` reduces the gradients of one of $L$ = `layers` over the ranks that share its weights and $G$
-    = `gather_s` gathers them, both beside the pass of another layer, $t_l$ = `behind_s`, or of the head. $X$ =
+    where $R$ = `reduce_s` reduces the gradients of one of $L$ = `layers` over the ranks that share its weights and
+    $G$ = `gather_s` gathers them, both beside the pass of another layer, of which $t_l$ = `behind_s` can hide them
+    (:func:`free_links_s`); the weights of the last layer are gathered beside that of the head, $t_h$ = `head_s`. $X$ =
     `replicas_s` sums the shard over its replicas, on links and a stream of its own. $R_h$ = `hidden_end_s` and $R_s$ =
     `shown_end_s` reduce what comes before and after the layers: the head and the embedding.
 
     Source: longest path of compute and links; PyTorch FSDP2 reduces over replicas on a stream of its own.
 
-    >>> exposed_sharded_s(1.0, 2.0, 0.0, 4, 2.0, 0.5, 0.0), exposed_sharded_s(1.0, 0.0, 3.0, 4, 2.0, 0.0, 0.0)
+    >>> exposed_sharded_s(1.0, 2.0, 0.0, 4, 2.0, 2.0, 0.5, 0.0), exposed_sharded_s(1.0, 0.0, 3.0, 4, 2.0, 0.0, 0.0, 0.0)
     (3.5, 7.0)
     """
     several = where(layers > 1, 1.0, 0.0)
-    stalls_s = maximum(gather_s - behind_s, 0.0)
+    stalls_s = maximum(gather_s - head_s, 0.0)
     stalls_s = stalls_s + maximum(layers - 2, 0) * maximum(reduce_s + gather_s - behind_s, 0.0)
     stalls_s = stalls_s + maximum(hidden_end_s + several * gather_s - behind_s, 0.0)
     stalls_s = stalls_s + several * maximum(reduce_s - behind_s, 0.0)

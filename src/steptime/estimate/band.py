@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from steptime.estimate.stack import stacked
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import compose
 from steptime.estimate.work import Pass, PhaseWork, pass_of
-from steptime.num import taken
+from steptime.num import Num, taken
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
+K = TypeVar("K")
 DEVICE = "device"
 """Name of the doubt about a device's own factor."""
 WIDEST = 100.0
@@ -88,13 +89,18 @@ def _passes(works: Works, many: Framework) -> Passes:
 def _in_rows(works: list[PhaseWork]) -> PhaseWork:
     """Several works as one, whose numbers are arrays of one column."""
     numbers = np.array([_NUMBERS_OF(work) for work in works]).T[:, :, None]
-    axes = dict.fromkeys(axis for work in works for axis in work.links_s)
-    links = {axis: np.array([[work.links_s.get(axis, 0.0)] for work in works]) for axis in axes}
+    links, busy = _columns([work.links_s for work in works]), _columns([work.busy_s for work in works])
     beside = stacked([work.beside for work in works], shape=(-1, 1))
-    return PhaseWork(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links, beside=beside)
+    return PhaseWork(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links, busy_s=busy, beside=beside)
 
 
-_NUMBERS = tuple(field.name for field in fields(PhaseWork) if field.name not in ("links_s", "beside"))
+def _columns(each: list[Mapping[K, Num]]) -> dict[K, Num]:
+    """Numbers of several mappings as arrays of one column; what a mapping lacks is zero."""
+    keys = dict.fromkeys(key for one in each for key in one)
+    return {key: np.array([[one.get(key, 0.0)] for one in each]) for key in keys}
+
+
+_NUMBERS = tuple(field.name for field in fields(PhaseWork) if field.name not in ("links_s", "busy_s", "beside"))
 _NUMBERS_OF = attrgetter(*_NUMBERS)
 
 

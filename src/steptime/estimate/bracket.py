@@ -14,7 +14,7 @@ from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import Step, compose, inputs_of
 from steptime.estimate.traffic import layer_copy_s
-from steptime.estimate.work import Pass, PhaseWork, device_s, paced_s
+from steptime.estimate.work import Pass, PhaseWork, paced_s
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
@@ -77,11 +77,10 @@ def _fastest(forward: Resources, backward: Resources, *, splits: bool) -> Pass:
 
 
 def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: Framework) -> Pass:
-    """Each part takes as long as all its resources together, and what it waits for the host."""
+    """Each part takes as long as all its resources together, or as the host if it is slower."""
     each = []
     for phase, rows in zip((FORWARD, BACKWARD), directions, strict=True):
-        waited_s = paced_s(works[phase], framework) - device_s(works[phase], framework)
-        each.append(sum(_resources(rows, framework)) + waited_s)
+        each.append(paced_s(sum(_resources(rows, framework)), works[phase], framework))
     return Pass(forward_s=each[0], backward_s=each[1])
 
 

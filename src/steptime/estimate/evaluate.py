@@ -52,9 +52,9 @@ def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[
     return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
 
 
-def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job) -> Works:
+def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) -> Works:
     """Work of each part for one micro-batch, by direction."""
-    return {part: work_of(times[part], splits=job.splits_backward) for part in PARTS}
+    return {part: work_of(times[part], plans, splits=job.splits_backward) for part in PARTS}
 
 
 def passes_of(works: Works, framework: Framework) -> Passes:
@@ -75,7 +75,7 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     planned = planned_job(method, strategy, job, plans, sizes_of(block))
     memory = memory_of(planned)
     times = part_times(block, plans, machine)
-    works = works_of(times, job)
+    works = works_of(times, job, plans)
     passes = passes_of(works, job.framework)
     inputs, step = composed(planned, machine, passes)
     return Evaluation(

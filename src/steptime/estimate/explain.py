@@ -37,6 +37,6 @@ def what_if(e: Evaluation) -> dict[str, float]:
 
 def step_time_on(e: Evaluation, machine: Machine) -> float:
     """Step time of the same plan on another machine."""
-    passes = passes_of(works_of(part_times(e.block, e.plans, machine), e.job), e.job.framework)
+    passes = passes_of(works_of(part_times(e.block, e.plans, machine), e.job, e.plans), e.job.framework)
     _, step = composed(e, machine, passes)
     return float(step.total_s)

@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steptime.cost.data_parallel import exposed_buckets_s, exposed_gather_s, exposed_sharded_s, partly_hidden_s
+from steptime.cost.data_parallel import (
+    exposed_buckets_s,
+    exposed_gather_s,
+    exposed_sharded_s,
+    free_links_s,
+    partly_hidden_s,
+)
 from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.offload import exposed_copies_s, lasting_s
 from steptime.cost.pipeline import filling_passes, mean_stage_link_s, pipeline_bubble_s, waited_messages, zero_bubble_s
@@ -26,6 +32,7 @@ from steptime.estimate.traffic import (
     replicated_s,
     traffic_of,
 )
+from steptime.estimate.work import Pass
 from steptime.num import Num, where
 from steptime.plan.framework import Framework
 from steptime.plan.schedules import SCHEDULES
@@ -42,6 +49,10 @@ class StepInputs:
     """Passes for gradients of weights that fill the bubble."""
     hides_data: Num
     """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
+    shares_near: Num
+    """1 where data-parallel traffic shares the links of the fast domain with other transfers; below those that leave
+    it."""
+    shares_far: Num
     hides_stages: Num
     hides_copies: Num
     """Likewise copies of activations to the host and back."""
@@ -202,10 +213,12 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
     slow_s = slow_s * planned.method.slow_link_share(plans)
     owned = owned_parameters(planned)
+    near, shares = where(plans.is_near("dp") & plans.is_near("cp"), 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         filling=filling_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
-        hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
+        hides_data=float("dp" in job.overlap),
+        shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),
         hides_copies=float("offload" in job.overlap), copy_s=copy_s,
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
         traffic=traffic_of(planned, machine), replicated_s=replicated_s(planned, machine),
@@ -244,9 +257,22 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         growth=framework.growth,
         behind_forward_s=layer.forward_s,
         behind_backward_s=backward_s,
-        data=_data_parallel(inputs, framework, *(
-            lasting_s(each_s, inputs.copy_s, inputs.hides_copies) for each_s in (layer.forward_s, backward_s))),
+        data=_data_parallel(
+            inputs, framework, *_free_s(inputs, layer, backward_s), where(stages > 1, 0.0, passes.last.backward_s)
+        ),
     )  # fmt: skip
+
+
+def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
+    """Parts of a layer's passes, forward and backward, beside which data-parallel traffic finds its links free."""
+    again, near, far = inputs.layout.recomputed, inputs.shares_near, inputs.shares_far
+    forward_busy_s = near * layer.forward_near_s + far * layer.forward_far_s
+    backward_busy_s = near * layer.backward_near_s + far * layer.backward_far_s + again * forward_busy_s
+    passes = (layer.forward_s, forward_busy_s), (backward_s, backward_busy_s)
+    forward, backward = (
+        free_links_s(lasting_s(pass_s, inputs.copy_s, inputs.hides_copies), busy_s) for pass_s, busy_s in passes
+    )
+    return forward, backward
 
 
 def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]:
@@ -278,8 +304,10 @@ def copy_bubble(inputs: StepInputs, stage: CriticalStage, one_s: Num) -> dict[st
     }  # fmt: skip
 
 
-def _data_parallel(inputs: StepInputs, framework: Framework, forward_s: Num, backward_s: Num) -> DataParallel:
-    """Traffic over the data-parallel group, exposed and busy; ``forward_s``, ``backward_s``: as long as passes last."""
+def _data_parallel(
+    inputs: StepInputs, framework: Framework, forward_s: Num, backward_s: Num, head_s: Num
+) -> DataParallel:
+    """Traffic over the data-parallel group, exposed and busy, beside what passes of a layer and of the head leave."""
     traffic, links = inputs.traffic, framework.data_links
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
     sharded = where(traffic.zero >= 3, 1.0, 0.0)
@@ -290,8 +318,9 @@ def _data_parallel(inputs: StepInputs, framework: Framework, forward_s: Num, bac
     backward = _layerwise(
         _once(inputs, replace(reduce, one_layer_s=summed_s), backward_s),
         Hiding(exposed_sharded_s,
-               {"reduce_s": reduce.one_layer_s, "replicas_s": replicas_s, "behind_s": backward_s, **again},
-               {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, **again}),
+               {"reduce_s": reduce.one_layer_s, "replicas_s": replicas_s, "behind_s": backward_s, "head_s": head_s,
+                **again},
+               {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, "head_s": 0.0, **again}),
         sharded, exposed, traffic.reductions,
     )  # fmt: skip
     forward = _layerwise(

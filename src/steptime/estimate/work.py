@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.host import issued_s, router_wait_s
 from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, factor_of, hides, kind_of
 from steptime.num import Num, where
 from steptime.plan.framework import Framework
+from steptime.plan.plans import Plans
 
 WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
 """Operators whose backward pass has a product for the gradient of the input and one for that of the weights."""
@@ -48,6 +51,8 @@ class PhaseWork:
     """Transfers that nothing hides, by axis."""
     beside: Mapping[str, Beside]
     """Transfers that run beside the work of their own row, by phase and row."""
+    busy_s: Mapping[tuple[str, bool], Num]
+    """Time of all transfers, hidden or not, by axis and whether they leave the fast domain."""
     weights_s: Num = 0.0
     """Part of the products that makes gradients of weights; 0 where nobody asks for it."""
 
@@ -63,6 +68,18 @@ def weights_s(time: PhaseTime) -> Num:
     return time.timed.model.seconds(time.timed.shapes[-1]) * time.timed.times * time.times
 
 
+def _by_reach(busy: Mapping[str, Num], plans: Plans) -> dict[tuple[str, bool], Num]:
+    """Time on the links by axis and whether it is on those that leave the fast domain."""
+    found: dict[tuple[str, bool], Num] = {}
+    for axis, busy_s in busy.items():
+        near = plans.is_near(axis)
+        if isinstance(near, np.ndarray):
+            found[axis, False], found[axis, True] = np.where(near, busy_s, 0.0), np.where(near, 0.0, busy_s)
+        else:
+            found[axis, not near] = busy_s
+    return found
+
+
 def _beside(time: PhaseTime) -> Beside:
     links: dict[str, Num] = {}
     for each in time.transfers:
@@ -70,7 +87,7 @@ def _beside(time: PhaseTime) -> Beside:
     return Beside(work_s={(kind_of(time.row), time.narrow): time.beside_s}, links_s=links)
 
 
-def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, PhaseWork]:
+def work_of(times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
     ``splits``: also the part that makes gradients of weights.
@@ -78,6 +95,7 @@ def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, Ph
     sums: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
     links: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
     beside: dict[str, dict[str, Beside]] = {FORWARD: {}, BACKWARD: {}}
+    busy: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
     for time in times:
         phase = time.direction
         into, kind = sums[phase], kind_of(time.row)
@@ -92,6 +110,7 @@ def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, Ph
         for each in time.transfers:
             axis = each.transfer.axis
             links[phase][axis] = links[phase].get(axis, 0.0) + (each.busy_s - each.covered_s)
+            busy[phase][axis] = busy[phase].get(axis, 0.0) + each.busy_s
         if hides(time.row):
             beside[phase][f"{time.phase}/{time.row.name}"] = _beside(time)
     return {
@@ -99,7 +118,7 @@ def work_of(times: Iterable[PhaseTime], *, splits: bool = False) -> dict[str, Ph
             matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0),
             attention_s=into.get("attention", 0.0), vector_s=into.get("vector", 0.0),
             operators=into.get("operators", 0.0), routers=into.get("routers", 0.0), links_s=links[phase],
-            beside=beside[phase], weights_s=into.get("weights", 0.0),
+            beside=beside[phase], busy_s=_by_reach(busy[phase], plans), weights_s=into.get("weights", 0.0),
         )
         for phase, into in sums.items()
     }  # fmt: skip
@@ -116,6 +135,12 @@ class Pass:
     forward_exchange_s: Num = 0.0
     """What the exchange of experts adds to the forward pass; likewise to the backward pass."""
     backward_exchange_s: Num = 0.0
+    forward_near_s: Num = 0.0
+    """Time that transfers of the forward pass keep links of the fast domain busy, hidden or not; below those that leave
+    it, and likewise of the backward pass."""
+    forward_far_s: Num = 0.0
+    backward_near_s: Num = 0.0
+    backward_far_s: Num = 0.0
 
     @property
     def both_s(self) -> Num:
@@ -141,31 +166,37 @@ def device_s(work: PhaseWork, framework: Framework) -> Num:
     return total
 
 
-def paced_s(work: PhaseWork, framework: Framework) -> Num:
-    """Time of some work under a framework: what the device needs, or the host if it is slower."""
-    return _paced_s(device_s(work, framework), work, framework)
-
-
-def _paced_s(device: Num, work: PhaseWork, framework: Framework) -> Num:
-    paced = issued_s(device, work.operators, framework.host_s)
+def paced_s(device_s: Num, work: PhaseWork, framework: Framework) -> Num:
+    """Time of some work that the device and its links need so long for: that, or the host's if it is slower."""
+    paced = issued_s(device_s, work.operators, framework.host_s)
     return paced + router_wait_s(work.routers, framework.router_s)
 
 
 def _paced_and_exchange_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
     """As :func:`paced_s`, and what the exchange of experts adds to it."""
     device, sent = device_s(work, framework), work.links_s.get(EXPERT_AXIS, 0.0)
-    whole = _paced_s(device, work, framework)
+    whole = paced_s(device, work, framework)
     if isinstance(sent, float) and not sent:
         return whole, 0.0
-    return whole, whole - _paced_s(device - sent * framework.links(EXPERT_AXIS), work, framework)
+    return whole, whole - paced_s(device - sent * framework.links(EXPERT_AXIS), work, framework)
+
+
+def _links_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
+    """Time that transfers keep the links busy inside the fast domain, and those that leave it."""
+    total: dict[bool, Num] = {False: 0.0, True: 0.0}
+    for (axis, leaves), busy_s in work.busy_s.items():
+        total[leaves] = total[leaves] + busy_s * framework.links(axis)
+    return total[False], total[True]
 
 
 def pass_of(work: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     """Both directions."""
     one = work[BACKWARD]
     (forward, sent), (backward, returned) = (_paced_and_exchange_s(each, framework) for each in (work[FORWARD], one))
+    (near, far), (near_back, far_back) = (_links_s(each, framework) for each in (work[FORWARD], one))
     products = one.matrix_s + where(one.matrix_s > 0, 0.0, 1.0)
     return Pass(
         forward_s=forward, backward_s=backward, weights_s=one.weights_s * products_s(one, framework) / products,
         forward_exchange_s=sent, backward_exchange_s=returned,
+        forward_near_s=near, forward_far_s=far, backward_near_s=near_back, backward_far_s=far_back,
     )  # fmt: skip

@@ -123,7 +123,6 @@ TARGETS = ("linear", "attention")
 GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16", "fp16")}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
-OVERLAPS = ("dp", "tp", "pp", "ep", "offload")
 OFFLOADS = ("optimizer", "activations")
 
 
@@ -159,7 +158,7 @@ class Job:
     attention: str = "fused"
     """``fused`` (flash), ``unfused``, or ``summa`` (scores blocked over both tensor axes)."""
     overlap: frozenset[str] = frozenset({"dp"})
-    """Traffic that runs behind computation where it can: of :data:`OVERLAPS`."""
+    """Traffic that runs behind computation where it can: of :data:`~steptime.plan.overlap_rules.OVERLAPS`."""
     schedule: str = "1f1b"
     """Order of the pipeline without virtual stages, of :data:`~steptime.plan.schedules.SCHEDULES`."""
     offload: frozenset[str] = frozenset()

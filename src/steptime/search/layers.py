@@ -24,6 +24,7 @@ SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", 
 _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
 
 T = TypeVar("T", Part, Pass)
+K = TypeVar("K")
 
 SEVERAL = 3
 """Placements per shape from which what a device does is computed apart from its transfers."""
@@ -146,7 +147,7 @@ def layer_table(
     ))  # fmt: skip
     costed, shape_at = np.unique(shape_of, return_inverse=True)
     if len(shape_of) < SEVERAL * len(costed):
-        works = works_of(part_times(strategy.block(job, plans), plans, machine), job)
+        works = works_of(part_times(strategy.block(job, plans), plans, machine), job, plans)
     else:
         works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, plans)
     return LayerTable(passes=passes_of(works, job.framework), row=row, count=len(shape_of))
@@ -157,7 +158,7 @@ def _shared_works(
 ) -> Works:
     """Work of every placement: that of its shape, computed once, and its own transfers."""
     block = strategy.block(job, shapes)
-    device = works_of(part_times(_without_transfers(block), shapes, machine), job)
+    device = works_of(part_times(_without_transfers(block), shapes, machine), job, shapes)
     links: list[Works] = []
     lengths: list[int] = []
     for start in range(0, max(len(shape_at), 1), PIECE):
@@ -175,7 +176,7 @@ def _shared_works(
 
 def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Works:
     """Transfers of some placements."""
-    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job)
+    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job, plans)
 
 
 def _without_transfers(block: Block) -> Block:
@@ -203,13 +204,14 @@ def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], len
         )
         for name in pieces[0].beside
     }  # fmt: skip
-    return PhaseWork(**own, links_s=_columns([piece.links_s for piece in pieces], lengths), beside=beside)
+    links_s, busy_s = (_columns([getattr(piece, name) for piece in pieces], lengths) for name in ("links_s", "busy_s"))
+    return PhaseWork(**own, links_s=links_s, busy_s=busy_s, beside=beside)
 
 
-_OF_DEVICE = tuple(f.name for f in fields(PhaseWork) if f.name not in ("links_s", "beside"))
+_OF_DEVICE = tuple(f.name for f in fields(PhaseWork) if f.name not in ("links_s", "busy_s", "beside"))
 
 
-def _columns(pieces: Sequence[Mapping[str, Num]], lengths: Sequence[int]) -> dict[str, Num]:
+def _columns(pieces: Sequence[Mapping[K, Num]], lengths: Sequence[int]) -> dict[K, Num]:
     """Transfers by axis, each a column of its pieces."""
     axes = dict.fromkeys(axis for piece in pieces for axis in piece)
     return {axis: _together([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from steptime.plan.framework import IDEAL, PARAMETERS, Habits, habits_of
 from steptime.plan.framework_file import framework_path, framework_table
 from steptime.plan.framework_library import GENERIC, framework_names
+from steptime.plan.overlap_rules import OVERLAPS, RULES
 from steptime.surface.accustomed import framework_taken, no_framework
 
 #: What is charged, by group, for a list of frameworks.
@@ -61,6 +62,17 @@ def framework_record(name: str) -> FrameworkRecord:
         runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
     return FrameworkRecord(name=name, title=TITLES.get(name, ""), runs=runs, parameters=values, doubts=doubts,
                            habits=habits_of(name), source=source)  # fmt: skip
+
+
+def overlap_records(name: str | None = None) -> list[dict[str, str]]:
+    """What hides behind what, as plain data; of one framework the rules that it follows unless told otherwise.
+
+    Raises:
+        UnknownNameError: there is no framework of that name.
+        UserError: the user's own file of frameworks cannot be used.
+    """
+    words = set(OVERLAPS) if name is None else framework_record(name).habits.overlap
+    return [asdict(rule) for rule in RULES if not rule.word or rule.word in words]
 
 
 def framework_file_record() -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten
 from steptime.num import round_up
 from steptime.plan.constraints import OPERATORS, Constraint
-from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS, OVERLAPS
+from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS
+from steptime.plan.overlap_rules import OVERLAPS
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.schedules import SCHEDULES

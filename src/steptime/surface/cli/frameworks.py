@@ -11,14 +11,27 @@ from steptime.surface.cli import options as o
 
 def command(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of a framework.")] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="List what hides behind what, what it needs and shares.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
-    """List the frameworks that --framework takes, or show one with every parameter and its doubt."""
+    """List the frameworks that --framework takes, or show one with every parameter and its doubt.
+
+    With --overlap: what traffic hides behind what; of a framework the rules that it follows unless told otherwise.
+    """
     from steptime.plan.framework_library import framework_names
     from steptime.surface.cli.output import document, print_json
-    from steptime.surface.frameworks import framework_file_record, framework_record
+    from steptime.surface.frameworks import framework_file_record, framework_record, overlap_records
     from steptime.surface.report import frameworks as report
 
+    if overlap:
+        rules = overlap_records(name)
+        if json:
+            print_json(document(overlap=rules))
+        else:
+            report.print_overlap_rules(rules)
+        return
     if name is not None:
         record = framework_record(name)
         if json:

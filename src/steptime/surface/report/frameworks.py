@@ -28,7 +28,7 @@ MEANING: Final = {
     "narrow": "that of products below 16 bits over it", "attention": "likewise attention",
     "vector": "likewise operators bound by memory", "host_s": "host per operator, s",
     "router_s": "wait for the host at a router of experts, s",
-    "tensor_links": "exposed tp traffic over free links", "context_links": "likewise cp",
+    "tensor_links": "tp traffic, hidden or not, over free links", "context_links": "likewise cp",
     "expert_links": "likewise ep", "data_links": "gradient and weight traffic over free links",
     "data_exposed": "share of it that could hide but does not",
     "stage_links": "messages between stages over free links",
@@ -48,6 +48,11 @@ HABITS: Final = {
     "within_node": "nodes hold copies unless told otherwise (HSDP)",
     "zero": "ZeRO stage unless told otherwise", "zero_stages": "ZeRO stages that it has, without a pipeline",
     "axes": "axes beside dp that it has",
+}  # fmt: skip
+#: What a rule of overlap says, in a few words.
+RULE_HEADS: Final = {
+    "word": "hides with", "stream": "stream", "beside": "runs beside", "wants": "needs", "shares": "shares",
+    "formula": "what shows",
 }  # fmt: skip
 WIDE: Final = 3
 """Frameworks beside each other."""
@@ -148,6 +153,21 @@ def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, A
     screen.print(
         printable(f"\nfactors on times of the model; fitted to {counted(fit['rows'], 'run')}: {fit['source']}")
     )
+
+
+def print_overlap_rules(rules: Sequence[dict[str, str]]) -> None:
+    """What hides behind what, one paragraph per kind of traffic."""
+    screen = console()
+    screen.print("What hides behind computation; what is not here shows.")
+    for rule in rules:
+        heading(screen, rule["traffic"])
+        said = rule | {"word": f"--overlap {rule['word']}" if rule["word"] else ""}
+        table = grid(("", ""), left=(0, 1))
+        table.show_header = False
+        for name, head in RULE_HEADS.items():
+            if said[name]:
+                table.add_row(head, said[name])
+        screen.print(table)
 
 
 def _listed(record: FrameworkRecord) -> list[str]:

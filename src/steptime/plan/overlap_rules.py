@@ -1,0 +1,86 @@
+"""What runs beside what: for each kind of traffic its stream, what hides it, what it shares, and the formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapRule:
+    """One kind of traffic that hides behind computation."""
+
+    word: str
+    """Word of ``overlap`` without which all of it shows; empty: it always hides."""
+    traffic: str
+    stream: str
+    """What carries it; transfers of one stream follow each other."""
+    beside: str
+    """Computation beside which it runs."""
+    wants: str
+    """What a plan needs for that."""
+    shares: str
+    """What it shares with other work, and what that costs."""
+    formula: str
+    """Function of :mod:`steptime.cost` that gives what shows of it."""
+
+
+_DATA: Final = (
+    "links: of a layer's pass the time that its own transfers over tp, cp and ep keep the same links busy is not there "
+    "for it (free_links_s); units, links and host: the share data_exposed of what could hide shows (partly_hidden_s)"
+)
+
+RULES: Final = (
+    OverlapRule(
+        word="dp", traffic="gradients, and weights after the update (ZeRO 0 to 2)", stream="data parallel",
+        beside="passes of other layers, of the last micro-batch (ZeRO-2: of each) backward, of the first forward",
+        wants="", shares=_DATA, formula="data_parallel.exposed_buckets_s",
+    ),
+    OverlapRule(
+        word="dp", traffic="weights gathered for the forward pass (ZeRO-3)", stream="data parallel",
+        beside="the forward pass of the layer before", wants="", shares=_DATA,
+        formula="data_parallel.exposed_gather_s",
+    ),
+    OverlapRule(
+        word="dp", traffic="weights gathered again, gradients (ZeRO-3); shards summed over replicas (HSDP)",
+        stream="data parallel; replicas on one of their own", beside="the backward passes of other layers", wants="",
+        shares=_DATA, formula="data_parallel.exposed_sharded_s",
+    ),
+    OverlapRule(
+        word="tp", traffic="what a product gathers or scatters over tp", stream="that product's",
+        beside="the product itself, a shard of the sequence at a time, but for its own shard",
+        wants="sp on, all ranks of tp in one fast domain, attention or a dense MLP",
+        shares="nothing: copies within a fast domain use no matrix units", formula="collective.shown_beside_s",
+    ),
+    OverlapRule(
+        word="", traffic="keys and values that go round the ring of cp", stream="that of attention",
+        beside="attention on the block before, but for the rank's own", wants="context ring", shares="nothing",
+        formula="collective.shown_beside_s",
+    ),
+    OverlapRule(
+        word="ep", traffic="exchange of experts", stream="expert parallel",
+        beside="the opposite pass of another micro-batch, but for its exchange",
+        wants="vpp above 1, no full recomputation", shares="links: the exchange of that pass waits for it",
+        formula="experts.hidden_exchange_s",
+    ),
+    OverlapRule(
+        word="pp", traffic="messages between stages", stream="pipeline", beside="passes of other micro-batches",
+        wants="", shares="nothing; the crossing that fills and drains the pipeline shows",
+        formula="pipeline.waited_messages",
+    ),
+    OverlapRule(
+        word="offload", traffic="activations to the host and back", stream="copies, one each way",
+        beside="one layer's pass", wants="offload activations",
+        shares="nothing; what shows of it gives data-parallel traffic more time (lasting_s)",
+        formula="offload.exposed_copies_s",
+    ),
+    OverlapRule(
+        word="", traffic="panels of a product over tp and tp2", stream="that product's",
+        beside="the product of the panel before", wants="strategy 2d", shares="nothing; the first panel shows",
+        formula="collective.shown_beside_s",
+    ),
+)  # fmt: skip
+"""Every kind of traffic that may hide; what is not here shows."""
+
+OVERLAPS: Final = tuple(dict.fromkeys(rule.word for rule in RULES if rule.word))
+"""Words of ``overlap``."""
