@@ -357,7 +357,7 @@ def test_plan_has_a_column_of_the_chance_and_warns_about_its_first(run: Run, api
     text = run("plan", "toy", *JOB).stdout
     assert "P(oom)" in text and "81.0 %" in text and "5.0 %" in text
     words = " ".join(text.split())
-    assert "than live tensors; the fastest that likely fits is plan 3: 10.26 s (+2.6 %), P(oom) 5.0 %" in words
+    assert "the fastest that likely fits is plan 3: 10.26 s (+2.6 %), P(oom) 5.0 % (--limit 'oom_proba" in words
     api.plan_result = make_plan_result(plans=(risky(plan=plan),), likely_to_fit=safe)
     assert "likely fits is 1d tp16 pp64" in " ".join(run("plan", "toy", *JOB).stdout.split())
     api.plan_result = make_plan_result(plans=(risky(plan=plan),))

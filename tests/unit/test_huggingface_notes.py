@@ -33,7 +33,7 @@ def write(folder: Path, config: Any) -> str:
 
 def test_estimates_plans_and_ledgers_say_what_a_file_left_out_or_open(tmp_path: Path) -> None:
     file = write(tmp_path, WRAPPER)
-    job: dict[str, Any] = {"gpus": 8, "global_batch": 8}
+    job: dict[str, Any] = {"gpus": 8, "global_batch": 8, "framework": "ideal"}
     assert api.estimate(file, "dgx-h100", **job, plan={"micro_batch": 1}).notes == (LENGTH, *LEFT_OUT)
     assert api.estimate(file, "dgx-h100", **job, seq=512, plan={"micro_batch": 1}).notes == LEFT_OUT
     assert api.plan(file, "dgx-h100", **job, top=1).notes[:3] == (LENGTH, *LEFT_OUT)
@@ -74,7 +74,7 @@ def test_the_format_of_a_checkpoint_is_not_that_of_training(tmp_path: Path) -> N
     ledger = api.ledger(file, seq=512)
     assert ledger.bytes["weights/parameter_bytes"] == 2 * ledger.parameters.total
     assert ledger.notes[-1] == stored
-    assert api.estimate(file, "h100-sxm", gpus=1, global_batch=1, seq=512).notes == (stored,)
+    assert api.estimate(file, "h100-sxm", gpus=1, global_batch=1, seq=512, framework="ideal").notes == (stored,)
     (tmp_path / "my.toml").write_text("layers = 2\nhidden = 64\nheads = 4\nweight_bytes = 0.5\n")
     assert import_notes(str(tmp_path / "my.toml"), seq=None)[0].startswith("0.5 bytes per weight of my.toml")
 

@@ -65,3 +65,15 @@ def test_what_the_framework_does_anyway_needs_no_note() -> None:
 def test_plans_of_a_search_carry_the_note() -> None:
     result = api.plan(**DENSE, fix={"tp": 1, "overlap": "tp"}, strategy="1d", top=2)
     assert [idle(e) for e in result.plans] == [["tp"], ["tp"]]
+
+
+def test_a_step_that_is_mostly_fixed_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "small_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    job = {"model": "small_module:small", "cluster": "dgx-h100", "gpus": 8, "global_batch": 64}
+    told = [
+        [note for note in api.estimate(**job, framework=name, plan={"tp": 1}).notes if "fixed time" in note]
+        for name in ("generic", "ideal")
+    ]
+    assert [len(notes) for notes in told] == [1, 0] and "% of the step is the fixed time of generic" in told[0][0]

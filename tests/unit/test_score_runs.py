@@ -32,6 +32,7 @@ from steptime.surface.measured_scoring import (
     score_runs,
     write_rows,
 )
+from steptime.surface.report.score_runs import print_run_score
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL, PUBLISHED = DATA / "measured_runs.csv", DATA / "published_runs.csv"
@@ -248,3 +249,15 @@ def test_runs_that_cannot_be_modelled_count_as_done(monkeypatch: pytest.MonkeyPa
     found = modelled(runs, lambda *counts: done.append(counts))
     assert done == [(1, 2), (2, 2)]
     assert found.refused == ((runs[1], "it cannot be modelled"),)
+
+
+def test_a_reason_names_the_first_row_that_it_holds_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "model,gpu,n_gpus,global_batch_sequences,seq_len,tp,pp,metric_step_time_s\n"
+        + "".join(f"llama3-8b,H100-SXM-80GB,{gpus},32,4096,1,1,3.0\n" for gpus in ("8", "eight", "nine"))
+    )
+    print_run_score(score_runs(path).to_json())
+    assert "2 skipped: a number that is needed cannot be read (first: line 3: n_gpus: 'eight')" in " ".join(
+        capsys.readouterr().out.split()
+    )

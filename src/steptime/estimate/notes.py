@@ -8,22 +8,15 @@ from steptime.hardware.fields import RATES
 from steptime.hardware.records import Device
 from steptime.plan.framework import MODEL_AXES, habits_of
 from steptime.plan.job import Job, Precision, replica_micro_batches
+from steptime.plan.overlap_rules import RULES
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
 
 DTYPES = RATES["matrix"][1]
-HIDES = {
-    "dp": "gradients and shards of weights behind the backward pass, with dp or cp above 1 and more layers than one "
-    "bucket holds",
-    "tp": "transfers of attention and dense MLP behind their products, with tp above 1 and in one fast domain, sp on, "
-    "in strategies 1d and context, not in captured modules or mode published",
-    "pp": "messages between stages, with pp above 1",
-    "ep": "the exchange of experts behind another micro-batch, with ep and vpp above 1 and no full recomputation",
-    "offload": "copies of activations to the host, with --offload activations",
-}
-"""What a word of ``overlap`` hides, and what that takes."""
 HOST = "host"
 """The group of terms in which the device waits for the host."""
+OVERHEAD = "overhead"
+"""The group of the fixed time of a step."""
 
 
 def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
@@ -87,10 +80,14 @@ def unaligned_heads(job: Job) -> tuple[str, ...]:
 def idle_overlap(word: str) -> str:
     """A note on a word of ``overlap`` without which the step takes as long.
 
-    >>> idle_overlap("pp")
+    >>> idle_overlap("pp").partition(" (")[0]
     'overlap pp changes nothing in this plan: it hides messages between stages, with pp above 1'
     """
-    return f"overlap {word} changes nothing in this plan: it hides {HIDES[word]}"
+    rule = next(rule for rule in RULES if rule.word == word)
+    return (
+        f"overlap {word} changes nothing in this plan: it hides {rule.traffic}, with {rule.wants} "
+        "(all rules: steptime frameworks --overlap)"
+    )
 
 
 def changed_device(device: Device) -> tuple[str, ...]:
@@ -120,6 +117,23 @@ def micro_batch_taken(time: Terms, share: int) -> tuple[str, ...]:
     paced = max(groups, key=lambda group: groups[group]) == HOST
     larger = "; the host paces the step, so a larger one would help" if paced else ""
     return (f"micro_batch was not given: 1 was taken; a replica has {share} sequences{larger}",)
+
+
+def mostly_overhead(time: Terms, framework: str) -> tuple[str, ...]:
+    """A note where more than half of a step is the fixed time of a step.
+
+    >>> mostly_overhead(Terms({"compute/x_s": 1.0, "overhead/y_s": 3.0}), "generic")[0].partition(":")[0]
+    '75 % of the step is the fixed time of generic'
+    >>> mostly_overhead(Terms({"compute/x_s": 3.0, "overhead/y_s": 1.0}), "generic")
+    ()
+    """
+    share = time.rollup(1).get(OVERHEAD, 0.0) / time.total
+    if share <= 0.5:
+        return ()
+    return (
+        f"{share * 100:.0f} % of the step is the fixed time of {framework}: it was fitted to runs of large models, and "
+        "a small one may do without most of it (framework ideal has none)",
+    )
 
 
 def beyond_framework(framework: str, plans: Plans) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from steptime.estimate.notes import (
     changed_device,
     dropped_choices,
     idle_overlap,
+    mostly_overhead,
     rate_stood_in,
     unaligned_heads,
     uneven_batch,
@@ -50,6 +51,7 @@ from steptime.plan.legality import BIT, MEMORY, Rule, broken_rules, names_of
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_text
+from steptime.terms import Terms
 from steptime.version import __version__
 
 ASSUMPTIONS = (
@@ -161,7 +163,7 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        notes=(*idle_overlaps(setting, strategy, plans, step_time_s), *notes_on(setting, plans)),
+        notes=(*idle_overlaps(setting, strategy, plans, step_time_s), *notes_on(setting, plans, time)),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 
@@ -187,14 +189,14 @@ def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: fl
     )
 
 
-def notes_on(setting: Setting, plans: Plans) -> tuple[str, ...]:
+def notes_on(setting: Setting, plans: Plans, time: Terms) -> tuple[str, ...]:
     """What a reader has to know about a plan of a job before using its numbers."""
     job = setting.job
     if not setting.method.calibrated:
         return ()
     return (
-        *changed_device(setting.cluster.device), *uneven_batch(job, plans), *dropped_choices(job),
-        *unaligned_heads(job),
+        *mostly_overhead(time, job.framework.name), *changed_device(setting.cluster.device),
+        *uneven_batch(job, plans), *dropped_choices(job), *unaligned_heads(job),
         *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),
         *levels_left_out(setting.cluster, job.gpus),
     )  # fmt: skip

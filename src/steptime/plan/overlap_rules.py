@@ -33,24 +33,27 @@ _DATA: Final = (
 RULES: Final = (
     OverlapRule(
         word="dp", traffic="gradients, and weights after the update (ZeRO 0 to 2)", stream="data parallel",
-        beside="passes of other layers, of the last micro-batch (ZeRO-2: of each) backward, of the first forward",
-        wants="", shares=_DATA, formula="data_parallel.exposed_buckets_s",
+        beside="passes of other layers (backward of the last micro-batch, of ZeRO-2 each; forward of the first)",
+        wants="dp or cp above 1, more layers than one bucket holds", shares=_DATA,
+        formula="data_parallel.exposed_buckets_s",
     ),
     OverlapRule(
         word="dp", traffic="weights gathered for the forward pass (ZeRO-3)", stream="data parallel",
-        beside="the forward pass of the layer before", wants="", shares=_DATA,
+        beside="the forward pass of the layer before", wants="dp or cp above 1", shares=_DATA,
         formula="data_parallel.exposed_gather_s",
     ),
     OverlapRule(
         word="dp", traffic="weights gathered again, gradients (ZeRO-3); shards summed over replicas (HSDP)",
-        stream="data parallel; replicas on one of their own", beside="the backward passes of other layers", wants="",
-        shares=_DATA, formula="data_parallel.exposed_sharded_s",
+        stream="data parallel; replicas on one of their own", beside="the backward passes of other layers",
+        wants="dp or cp above 1", shares=_DATA, formula="data_parallel.exposed_sharded_s",
     ),
     OverlapRule(
         word="tp", traffic="what a product gathers or scatters over tp", stream="that product's",
         beside="the product itself, a shard of the sequence at a time, but for its own shard",
-        wants="sp on, all ranks of tp in one fast domain, attention or a dense MLP",
-        shares="nothing: copies within a fast domain use no matrix units", formula="collective.shown_beside_s",
+        wants="tp above 1 in one fast domain, sp on, attention or a dense MLP, strategy 1d or context, a model by "
+        "dimensions, not mode published",
+        shares="what its copies take of the product is in the factors of a framework",
+        formula="collective.shown_beside_s",
     ),
     OverlapRule(
         word="", traffic="keys and values that go round the ring of cp", stream="that of attention",
@@ -60,12 +63,12 @@ RULES: Final = (
     OverlapRule(
         word="ep", traffic="exchange of experts", stream="expert parallel",
         beside="the opposite pass of another micro-batch, but for its exchange",
-        wants="vpp above 1, no full recomputation", shares="links: the exchange of that pass waits for it",
+        wants="ep and vpp above 1, no full recomputation", shares="links: the exchange of that pass waits for it",
         formula="experts.hidden_exchange_s",
     ),
     OverlapRule(
         word="pp", traffic="messages between stages", stream="pipeline", beside="passes of other micro-batches",
-        wants="", shares="nothing; the crossing that fills and drains the pipeline shows",
+        wants="pp above 1", shares="nothing; the crossing that fills and drains the pipeline shows",
         formula="pipeline.waited_messages",
     ),
     OverlapRule(

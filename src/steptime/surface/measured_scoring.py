@@ -50,6 +50,15 @@ class Missing:
     reason: str
     detail: str
 
+    @property
+    def place(self) -> str:
+        """Where it is, and what is wrong there.
+
+        >>> Missing(line=5, row_id="", source_key="", reason="no time", detail="n_gpus: 'eight'").place
+        "line 5: n_gpus: 'eight'"
+        """
+        return f"line {self.line}: {self.detail}" if self.detail else f"line {self.line}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScore:
@@ -64,9 +73,11 @@ class RunScore:
         """Counts, reasons, errors overall and by group; fractions, not percent."""
         found = summary(self.scored)
         skipped = Counter(row.reason for row in self.missing)
+        first = {row.reason: row.place for row in reversed(self.missing)}
         by_definition = found.pop("memory")
         return {
-            "rows": self.rows, "scored": len(self.scored), "skipped": dict(skipped.most_common()), **self.how,
+            "rows": self.rows, "scored": len(self.scored), "skipped": dict(skipped.most_common()),
+            "skipped_first": {reason: first[reason] for reason, _ in skipped.most_common()}, **self.how,
             "time": found.pop("time"), "memory": memory_errors(self.scored) | {"by_definition": by_definition}, **found,
         }  # fmt: skip
 

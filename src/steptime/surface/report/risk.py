@@ -81,7 +81,7 @@ def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
     change = t.change((likely.step_time_s - first.step_time_s) / first.step_time_s)
     return (
         f"{risk}; the fastest that likely fits is {which}: {t.seconds(likely.step_time_s)} ({change}), "
-        f"P(oom) {chance(likely)}"
+        f"P(oom) {chance(likely)} (--limit 'oom_probability<={LIKELY_FITS:g}')"
     )
 
 

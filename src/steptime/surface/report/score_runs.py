@@ -45,7 +45,8 @@ def _counts(screen: Console, score: Mapping[str, Any]) -> None:
     screen.print(f"{score['scored']} of {counted(rows, 'row')} scored: {counted(times, 'step time')}, {memories}",
                  soft_wrap=True)  # fmt: skip
     for reason, number in score["skipped"].items():
-        indented(screen, f"{number} skipped: {reason}", by=2)
+        where = f"{'' if number == 1 else 'first: '}{score['skipped_first'][reason]}"
+        indented(screen, f"{number} skipped: {reason} ({where})", by=2)
     if unread := score.get("columns_not_read"):
         names = first_few([shorten(name, 40) for name in unread], COLUMNS)
         indented(screen, f"columns that are not read: {names} (steptime score --columns lists those that are)", by=2)
