@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from steptime.cost.experts import hidden_exchange_s, paired_share
-from steptime.cost.offload import exposed_copies_s
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.work import EXPERT_AXIS, Pass
@@ -106,37 +106,61 @@ def exposed_pass(layout: Layout, layer: Pass) -> Pass:
     return replace(layer, forward_s=layer.forward_s - forward, backward_s=layer.backward_s - backward)
 
 
-def critical_stage(layout: Layout, passes: Passes, copy_s: Num = 0.0, hides_copies: Num = 0.0) -> CriticalStage:
+class Copies(NamedTuple):
+    """What a layer waits for copies of its activations, for one micro-batch."""
+
+    wait_s: Num
+    """Beside its whole passes."""
+    more_s: Num
+    """How much longer where nothing of the backward pass makes gradients of weights."""
+
+
+def _wait_s(layers: Num, copies: Copies) -> Num:
+    """Wait of so many layers for their copies."""
+    return layers * copies.wait_s if isinstance(copies.wait_s, np.ndarray) or copies.wait_s else 0.0
+
+
+def _put_off_s(layers: Num, layer: Pass, end_s: Num, copies: Copies, share: Num) -> Num:
+    """Passes of so many layers, and of an end of the model, for gradients of weights that fill waits."""
+    if isinstance(share, float) and not share:
+        return 0.0
+    return share * (layers * (layer.weights_s - copies.more_s) + end_s)
+
+
+def critical_stage(layout: Layout, passes: Passes, copies: Copies, put_off: Num) -> CriticalStage:
     """Slowest of the first, a middle and the last stage; ties go to the first.
 
     Args:
         layout: layers of the stages.
-        passes: time of each part for one micro-batch.
-        copy_s: copy of a layer's activations to the host, or back.
-        hides_copies: 1 where computation hides them; what shows has a say in which stage is the slowest.
+        passes: time of each part for one micro-batch, without what hides of it.
+        copies: waits of a layer, which have a say in which stage is the slowest.
+        put_off: share of a stage's passes for gradients of weights that fill its waits (:func:`filling_passes` of all
+            but one micro-batch), so that they do not make it slower.
     """
-    layer, alone = exposed_pass(layout, passes.layer), layout.stages <= 1
-    backward_s = layer.backward_s + layout.recomputed * layer.forward_s
-    one_layer_s = layer.forward_s + backward_s
-    first_s = layout.first * one_layer_s + passes.first.both_s + where(alone, passes.last.both_s, 0.0)
-    middle_s = where(layout.stages > 2, layout.middle * one_layer_s, 0.0)
-    last_s = where(alone, 0.0, layout.last * one_layer_s + passes.last.both_s)
-    waited = first_s, middle_s, last_s
-    if isinstance(copy_s, np.ndarray) or copy_s:
-        wait_s = exposed_copies_s(copy_s, layer.forward_s, backward_s, hides_copies)
-        middle, end = where(layout.stages > 2, layout.middle, 0.0), where(alone, 0.0, layout.last)
-        waited = first_s + layout.first * wait_s, middle_s + middle * wait_s, last_s + end * wait_s
-    longest_s = maximum(waited[0], maximum(waited[1], waited[2]))
-    is_first = waited[0] >= longest_s
-    is_last = (waited[2] >= longest_s) & (waited[0] < longest_s)
-    slowest_s = where(is_first, first_s, where(is_last, last_s, middle_s))
+    layer, alone, deep = passes.layer, layout.stages <= 1, layout.stages > 2
+    one_layer_s = layer.forward_s + (layer.backward_s + layout.recomputed * layer.forward_s)
+    counts = layout.first, where(deep, layout.middle, 0.0), where(alone, 0.0, layout.last)
+    first_s, last_s = passes.first.both_s, passes.last.both_s
+    busy_s = (
+        counts[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
+        counts[1] * one_layer_s,
+        counts[2] * one_layer_s + where(alone, 0.0, last_s),
+    )
+    of_weights = passes.first.weights_s, 0.0, passes.last.weights_s
+    pace_s = [
+        each_s + _wait_s(count, copies) - _put_off_s(count, layer, end_s, copies, put_off)
+        for each_s, count, end_s in zip(busy_s, counts, of_weights, strict=True)
+    ]
+    longest_s = maximum(pace_s[0], maximum(pace_s[1], pace_s[2]))
+    is_first = pace_s[0] >= longest_s
+    is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
-    ends = passes.first.weights_s, passes.last.weights_s
     return CriticalStage(
-        layers=layers, first=first, last=last, slowest_s=slowest_s,
-        all_stages_s=layout.whole * one_layer_s + passes.first.both_s + passes.last.both_s,
-        all_weights_s=layout.whole * layer.weights_s + ends[0] + ends[1],
-        slowest_weights_s=layers * layer.weights_s + first * ends[0] + last * ends[1],
-        first_weights_s=layout.first * layer.weights_s + ends[0],
+        layers=layers, first=first, last=last,
+        slowest_s=where(is_first, busy_s[0], where(is_last, busy_s[2], busy_s[1])),
+        all_stages_s=layout.whole * one_layer_s + first_s + last_s,
+        all_weights_s=layout.whole * layer.weights_s + sum(of_weights),
+        slowest_weights_s=layers * layer.weights_s + first * of_weights[0] + last * of_weights[2],
+        first_weights_s=layout.first * layer.weights_s + of_weights[0],
     )  # fmt: skip

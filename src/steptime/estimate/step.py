@@ -17,12 +17,12 @@ from steptime.cost.data_parallel import (
 )
 from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.offload import exposed_copies_s, lasting_s
-from steptime.cost.pipeline import filling_passes, mean_stage_link_s, pipeline_bubble_s, waited_messages, zero_bubble_s
+from steptime.cost.pipeline import filling_passes, mean_stage_link_s, waited_messages, zero_bubble_s
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.planned import PlannedJob
-from steptime.estimate.stages import CriticalStage, Layout, Passes, critical_stage, exposed_pass
+from steptime.estimate.stages import Copies, CriticalStage, Layout, Passes, critical_stage, exposed_pass
 from steptime.estimate.traffic import (
     Sums,
     Traffic,
@@ -33,7 +33,7 @@ from steptime.estimate.traffic import (
     traffic_of,
 )
 from steptime.estimate.work import Pass
-from steptime.num import Num, where
+from steptime.num import Num, maximum, where
 from steptime.plan.framework import Framework
 from steptime.plan.schedules import SCHEDULES
 
@@ -210,13 +210,14 @@ class Step:
 def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
     job, plans, micro_batches = planned.job, planned.plans, planned.micro_batches
+    fills = SCHEDULES[job.schedule].fills
     fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
     slow_s = slow_s * planned.method.slow_link_share(plans)
     owned = owned_parameters(planned)
     near, shares = where(plans.is_near("dp") & plans.is_near("cp"), 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
-        filling=filling_passes(SCHEDULES[job.schedule].fills, plans.pp, micro_batches),
+        filling=filling_passes(fills, plans.pp, micro_batches) if fills else 0.0,
         hides_data=float("dp" in job.overlap),
         shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),
         hides_copies=float("offload" in job.overlap), copy_s=copy_s,
@@ -230,11 +231,12 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
 def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     """One optimiser step from the times of its parts."""
     layout = inputs.layout
-    stage = critical_stage(layout, passes, inputs.copy_s, inputs.hides_copies)
+    layer = exposed_pass(layout, passes.layer)
+    copies = layer_copies(inputs, layer)
+    stage = critical_stage(layout, replace(passes, layer=layer), copies, put_off(inputs))
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
     waited = waited_messages(stages, inputs.micro_batches, chunks, inputs.hides_stages)
-    layer = exposed_pass(layout, passes.layer)
     backward_s = layer.backward_s + layout.recomputed * layer.forward_s
     return Step(
         stage=stage,
@@ -251,7 +253,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         owned=inputs.owned,
         optimizer_s=inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s,
         overhead_s=step_overhead_s(framework.step_s),
-        copies_s=copies_s(inputs, stage, layer.forward_s, backward_s),
+        copies_s=copies_s(inputs, stage, copies),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
         devices=inputs.devices,
         growth=framework.growth,
@@ -284,24 +286,50 @@ def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]
     }  # fmt: skip
 
 
-def copies_s(inputs: StepInputs, stage: CriticalStage, forward_s: Num, backward_s: Num) -> Num:
-    """Waits for copied activations: of all micro-batches on the critical stage, and of one on the others."""
-    one_s = exposed_copies_s(**copy_arguments(inputs, forward_s, backward_s))
-    return inputs.micro_batches * stage.layers * one_s + pipeline_bubble_s(**copy_bubble(inputs, stage, one_s))
+def put_off(inputs: StepInputs) -> Num:
+    """Share of the passes for gradients of weights, of all micro-batches but one, that fill waits of a stage."""
+    if isinstance(inputs.filling, float) and not inputs.filling:
+        return 0.0
+    return inputs.filling / maximum(inputs.micro_batches - 1, 1)
 
 
-def copy_arguments(inputs: StepInputs, forward_s: Num, backward_s: Num) -> dict[str, Num]:
+def layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
+    """Waits of a layer for copies of its activations, for one micro-batch."""
+    if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
+        return Copies(0.0, 0.0)
+    wait_s = exposed_copies_s(**copy_arguments(inputs, layer))
+    if not isinstance(layer.weights_s, np.ndarray) and not layer.weights_s:
+        return Copies(wait_s, 0.0)
+    of_inputs = replace(layer, backward_s=layer.backward_s - layer.weights_s)
+    return Copies(wait_s, exposed_copies_s(**copy_arguments(inputs, of_inputs)) - wait_s)
+
+
+def copies_s(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> Num:
+    """Waits for copied activations: of all micro-batches on the critical stage, and in the filling and draining."""
+    if isinstance(copies.wait_s, float) and not copies.wait_s:
+        return 0.0
+    lasting = zero_bubble_s(**lasting_bubble(inputs, stage, copies)) - zero_bubble_s(**bubble_arguments(inputs, stage))
+    return inputs.micro_batches * stage.layers * copies.wait_s + lasting
+
+
+def copy_arguments(inputs: StepInputs, layer: Pass) -> dict[str, Num]:
     """Arguments of :func:`steptime.cost.offload.exposed_copies_s`."""
-    return {"copy_s": inputs.copy_s, "forward_s": forward_s, "backward_s": backward_s, "hides": inputs.hides_copies}
-
-
-def copy_bubble(inputs: StepInputs, stage: CriticalStage, one_s: Num) -> dict[str, Num]:
-    """Arguments of :func:`steptime.cost.pipeline.pipeline_bubble_s` where a layer waits so long for its copies."""
-    layout = inputs.layout
+    backward_s = layer.backward_s + inputs.layout.recomputed * layer.forward_s
     return {
-        "all_stages_s": one_s * layout.whole, "slowest_stage_s": one_s * stage.layers,
-        "virtual_stages": layout.virtual_stages,
+        "copy_s": inputs.copy_s, "forward_s": layer.forward_s, "backward_s": backward_s, "hides": inputs.hides_copies,
     }  # fmt: skip
+
+
+def lasting_bubble(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> dict[str, Num]:
+    """As :func:`bubble_arguments`, where every pass lasts until its copies are done."""
+    whole, layers, first = inputs.layout.whole, stage.layers, inputs.layout.first
+    return bubble_arguments(inputs, stage) | {
+        "all_stages_s": stage.all_stages_s + whole * copies.wait_s,
+        "slowest_stage_s": stage.slowest_s + layers * copies.wait_s,
+        "all_weights_s": stage.all_weights_s - whole * copies.more_s,
+        "slowest_weights_s": stage.slowest_weights_s - layers * copies.more_s,
+        "first_weights_s": stage.first_weights_s - first * copies.more_s,
+    }
 
 
 def _data_parallel(

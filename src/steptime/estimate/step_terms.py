@@ -7,14 +7,14 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from steptime.cost.collective_fabric import Fabric
-from steptime.cost.offload import exposed_copies_s
 from steptime.cost.pipeline import waited_messages
 from steptime.estimate.communication import Given, TransferCall, collective_over_call, message_basis
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.result import Argument, FormulaCall
-from steptime.estimate.step import LayerwiseTraffic, bubble_arguments, copy_arguments, copy_bubble
+from steptime.estimate.stages import exposed_pass
+from steptime.estimate.step import LayerwiseTraffic, bubble_arguments, copy_arguments, lasting_bubble, layer_copies
 from steptime.estimate.traffic import (
     Sent,
     layer_copy_arguments,
@@ -136,10 +136,13 @@ def _copies_lines(e: Evaluation) -> Iterator[Line]:
 
 def _copies_recipe(e: Evaluation) -> Made:
     step, inputs = e.step, e.inputs
-    copies = copy_arguments(inputs, step.behind_forward_s, step.behind_backward_s)
-    filling = copy_bubble(inputs, step.stage, exposed_copies_s(**copies))
-    each = called("offload.exposed_copies_s", copies, times_per_step=step.micro_batches * step.stage.layers)
-    return [each, called("pipeline.pipeline_bubble_s", filling)], e.machine.host_basis
+    layer = exposed_pass(inputs.layout, e.passes.layer)
+    bubbles = lasting_bubble(inputs, step.stage, layer_copies(inputs, layer)), bubble_arguments(inputs, step.stage)
+    times = step.micro_batches * step.stage.layers
+    calls = [called("offload.exposed_copies_s", copy_arguments(inputs, layer), times_per_step=times)]
+    for bubble, sign in zip(bubbles, (1.0, -1.0), strict=True):
+        calls.append(called(*_bubble(e, bubble), times_per_step=sign))
+    return calls, e.machine.host_basis
 
 
 def _optimizer_line(e: Evaluation) -> Line:
@@ -217,6 +220,15 @@ def _sent_recipe(e: Evaluation, sent: list[Sent], **factors: Num) -> Made:
     return calls, "; ".join(bases)
 
 
+def _bubble(e: Evaluation, arguments: Mapping[str, Num]) -> tuple[str, dict[str, Num]]:
+    """Formula of the bubble of a job's schedule, and what it is called with."""
+    if e.job.splits_backward:
+        return "pipeline.zero_bubble_s", dict(arguments)
+    return "pipeline.pipeline_bubble_s", {
+        each: arguments[each] for each in ("all_stages_s", "slowest_stage_s", "virtual_stages")
+    }
+
+
 def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
     step, plans, inputs = e.step, e.plans, e.inputs
     messages = waited_messages(plans.pp, step.micro_batches, plans.vpp, 0.0)
@@ -227,11 +239,8 @@ def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
         hidden_s=float(messages * step.stage_link_s - step.pipeline_comm_s),
         recipe=known(STAGE_LINK, link, basis, times_per_step=step.waited_messages, framework_factor=factor),
     )  # fmt: skip
-    bubble, name = bubble_arguments(inputs, step.stage), "zero_bubble_s"
-    if not e.job.splits_backward:
-        name = "pipeline_bubble_s"
-        bubble = {each: bubble[each] for each in ("all_stages_s", "slowest_stage_s", "virtual_stages")}
-    yield Line(path=f"bubble/{name}", exposed_s=float(step.idle_s), recipe=known(f"pipeline.{name}", bubble))
+    bubble, arguments = _bubble(e, bubble_arguments(inputs, step.stage))
+    yield Line(path=f"bubble/{leaf(bubble)}", exposed_s=float(step.idle_s), recipe=known(bubble, arguments))
     yield Line(path=f"bubble/{leaf(STAGE_LINK)}", exposed_s=float(step.bubble_links_s),
                recipe=known(STAGE_LINK, link, basis, times_per_step=2 * (plans.pp - 1),
                             framework_factor=factor))  # fmt: skip

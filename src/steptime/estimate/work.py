@@ -18,6 +18,8 @@ WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
 """Operators whose backward pass has a product for the gradient of the input and one for that of the weights."""
 RECORDED_WEIGHTS = "captured_weights_backward"
 """A recorded product of its own for the gradient of weights."""
+INPUTS = "inputs"
+"""The backward pass without the products that make gradients of weights."""
 EXPERT_AXIS = "ep"
 
 
@@ -53,8 +55,6 @@ class PhaseWork:
     """Transfers that run beside the work of their own row, by phase and row."""
     busy_s: Mapping[tuple[str, bool], Num]
     """Time of all transfers, hidden or not, by axis and whether they leave the fast domain."""
-    weights_s: Num = 0.0
-    """Part of the products that makes gradients of weights; 0 where nobody asks for it."""
 
 
 def weights_s(time: PhaseTime) -> Num:
@@ -66,6 +66,16 @@ def weights_s(time: PhaseTime) -> Num:
     if time.timed is None:
         return time.own_s / 2
     return time.timed.model.seconds(time.timed.shapes[-1]) * time.timed.times * time.times
+
+
+def without_weights(time: PhaseTime) -> PhaseTime:
+    """A row without its product that makes the gradient of weights, which the host issues by itself."""
+    of_weights_s, spent_s = weights_s(time), time.own_s
+    if isinstance(of_weights_s, float) and not of_weights_s:
+        return time
+    left = 1.0 - of_weights_s / where(spent_s > 0, spent_s, 1.0)
+    issued = 0.0 if time.row.operator == RECORDED_WEIGHTS else 0.5 * time.issued
+    return time._replace(compute_s=time.compute_s * left, exposed_memory_s=time.exposed_memory_s * left, issued=issued)
 
 
 def _by_reach(busy: Mapping[str, Num], plans: Plans) -> dict[tuple[str, bool], Num]:
@@ -90,38 +100,41 @@ def _beside(time: PhaseTime) -> Beside:
 def work_of(times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
-    ``splits``: also the part that makes gradients of weights.
+    ``splits``: also the backward pass without what makes gradients of weights.
     """
-    sums: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
-    links: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
-    beside: dict[str, dict[str, Beside]] = {FORWARD: {}, BACKWARD: {}}
-    busy: dict[str, dict[str, Num]] = {FORWARD: {}, BACKWARD: {}}
+    rows: dict[str, list[PhaseTime]] = {FORWARD: [], BACKWARD: []}
     for time in times:
-        phase = time.direction
-        into, kind = sums[phase], kind_of(time.row)
+        rows[time.direction].append(time)
+    if splits:
+        rows[INPUTS] = [without_weights(time) for time in rows[BACKWARD]]
+    return {phase: _summed(each, plans) for phase, each in rows.items()}
+
+
+def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:
+    """Work of some rows in one direction."""
+    into: dict[str, Num] = {}
+    links: dict[str, Num] = {}
+    beside: dict[str, Beside] = {}
+    busy: dict[str, Num] = {}
+    for time in times:
+        kind = kind_of(time.row)
         into[kind] = into.get(kind, 0.0) + time.own_s
         if time.narrow:
             into["narrow"] = into.get("narrow", 0.0) + time.own_s
-        if splits and phase == BACKWARD:
-            into["weights"] = into.get("weights", 0.0) + weights_s(time)
         into["operators"] = into.get("operators", 0.0) + time.issued
         if time.row.operator == "top_k":
             into["routers"] = into.get("routers", 0.0) + time.issued
         for each in time.transfers:
             axis = each.transfer.axis
-            links[phase][axis] = links[phase].get(axis, 0.0) + (each.busy_s - each.covered_s)
-            busy[phase][axis] = busy[phase].get(axis, 0.0) + each.busy_s
+            links[axis] = links.get(axis, 0.0) + (each.busy_s - each.covered_s)
+            busy[axis] = busy.get(axis, 0.0) + each.busy_s
         if hides(time.row):
-            beside[phase][f"{time.phase}/{time.row.name}"] = _beside(time)
-    return {
-        phase: PhaseWork(
-            matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0),
-            attention_s=into.get("attention", 0.0), vector_s=into.get("vector", 0.0),
-            operators=into.get("operators", 0.0), routers=into.get("routers", 0.0), links_s=links[phase],
-            beside=beside[phase], busy_s=_by_reach(busy[phase], plans), weights_s=into.get("weights", 0.0),
-        )
-        for phase, into in sums.items()
-    }  # fmt: skip
+            beside[f"{time.phase}/{time.row.name}"] = _beside(time)
+    return PhaseWork(
+        matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0), attention_s=into.get("attention", 0.0),
+        vector_s=into.get("vector", 0.0), operators=into.get("operators", 0.0), routers=into.get("routers", 0.0),
+        links_s=links, beside=beside, busy_s=_by_reach(busy, plans),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +144,7 @@ class Pass:
     forward_s: Num
     backward_s: Num
     weights_s: Num = 0.0
-    """Part of the backward pass that makes gradients of weights."""
+    """What the backward pass takes longer for gradients of weights; 0 where it is whole."""
     forward_exchange_s: Num = 0.0
     """What the exchange of experts adds to the forward pass; likewise to the backward pass."""
     backward_exchange_s: Num = 0.0
@@ -191,12 +204,12 @@ def _links_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
 
 def pass_of(work: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     """Both directions."""
-    one = work[BACKWARD]
+    one, inputs = work[BACKWARD], work.get(INPUTS)
     (forward, sent), (backward, returned) = (_paced_and_exchange_s(each, framework) for each in (work[FORWARD], one))
     (near, far), (near_back, far_back) = (_links_s(each, framework) for each in (work[FORWARD], one))
-    products = one.matrix_s + where(one.matrix_s > 0, 0.0, 1.0)
+    of_weights = 0.0 if inputs is None else backward - paced_s(device_s(inputs, framework), inputs, framework)
     return Pass(
-        forward_s=forward, backward_s=backward, weights_s=one.weights_s * products_s(one, framework) / products,
+        forward_s=forward, backward_s=backward, weights_s=of_weights,
         forward_exchange_s=sent, backward_exchange_s=returned,
         forward_near_s=near, forward_far_s=far, backward_near_s=near_back, backward_far_s=far_back,
     )  # fmt: skip

@@ -19,9 +19,10 @@ from steptime.calibrate.frameworks.parameters import (
     with_relatives,
 )
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
+from steptime.estimate.layer import BACKWARD
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
-from steptime.estimate.work import PhaseWork
+from steptime.estimate.work import INPUTS, PhaseWork
 from steptime.num import Array
 from steptime.plan.framework import BUSY, widening
 
@@ -81,7 +82,10 @@ class Sample:
         def own(work: PhaseWork) -> PhaseWork:
             return replace(work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector)
 
-        works = {part: {phase: own(w) for phase, w in each.items()} for part, each in evaluation.works.items()}
+        works = {
+            part: {phase: own(w) for phase, w in ({INPUTS: each[BACKWARD]} | each).items()}
+            for part, each in evaluation.works.items()
+        }
         return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs, of_device=of_device)
 
 
