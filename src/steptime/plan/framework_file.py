@@ -36,7 +36,7 @@ KEYS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
     ("band",): ("named", "generic", "model"),
     ("band", "named"): ("low", "high"),
     ("band", "generic"): ("low", "high"),
-    ("band", "model"): ("noise", "experts", "unknown_device", "unknown_sources"),
+    ("band", "model"): ("noise", "experts", "unknown_device", "unmeasured_device", "unknown_sources"),
 }
 """Path of a table -> its keys; those of the provenance are free."""
 FRAMEWORK_KEYS: Final = (*PARAMETERS, "runs", "doubts")
@@ -103,7 +103,9 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
         raise FieldError(where, "provenance.source", "is missing or no text")
     _values(tables, "common", where)
     _positive(tables, "doubts", PARAMETERS, where, most=LARGEST_DOUBT)
-    _positive(tables, "band.model", ("noise", "experts", "unknown_device"), where, most=LARGEST_DOUBT)
+    _positive(
+        tables, "band.model", ("noise", "experts", "unknown_device", "unmeasured_device"), where, most=LARGEST_DOUBT
+    )
     _count(tables, "band.model", "unknown_sources", where)
     for title in ("named", "generic"):
         low, high = (_number(tables, f"band.{title}", end, where) for end in ("low", "high"))

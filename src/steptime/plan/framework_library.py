@@ -45,13 +45,15 @@ def unknown_framework(name: str, instead: str = "") -> UnknownNameError:
     return UnknownNameError("framework", name, framework_names(), always=own or instead)
 
 
-def load_framework(name: str, device: str, factors: Collection[str] = BUSY) -> Framework:
+def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, measured: bool = True) -> Framework:
     """A framework on a device.
 
     Args:
         name: one of :func:`framework_names`; ``generic`` where the framework is not known.
         device: name of the device in the catalogue; one without runs has the common factor and a wider band.
         factors: parameters of :data:`~steptime.plan.framework.BUSY` that the device's own factors multiply.
+        measured: whether products on the device are timed by curves that were fitted to measurements; of a device
+            without runs and without them less is known.
 
     Raises:
         UnknownNameError: no such framework.
@@ -66,16 +68,17 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY) -> F
     known = table["device"].get(device, {})
     values |= {p: values[p] * float(known[p]) for p in BUSY if p in known and p in factors}
     values["attention"] *= kernel_factor(habits_of(name).kernel, architecture_of(device))
-    spread = _spread(table, own, known)
+    spread = _spread(table, own, known, measured)
     return replace(IDEAL, name=name, spread=spread, **values)
 
 
-def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[str, Any]) -> Spread:
+def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[str, Any], measured: bool) -> Spread:
     band, model = table["band"]["named" if own else "generic"], table["band"]["model"]
     doubts = own.get("doubts") or table["doubts"]
+    unknown = model["unknown_device" if measured else "unmeasured_device"]
     return Spread(
         doubts={p: float(doubts[p]) for p in PARAMETERS},
-        device_doubt=float(device.get("doubt", model["unknown_device"])), noise=float(model["noise"]),
+        device_doubt=float(device.get("doubt", unknown)), noise=float(model["noise"]),
         low=float(band["low"]), high=float(band["high"]), source=str(table["provenance"]["source"]),
         experts=float(model["experts"]), widening=widening(float(device.get("sources", model["unknown_sources"]))),
     )  # fmt: skip

@@ -126,7 +126,9 @@ def framework_of(name: str | None, mode: Mode, device: Device, precision: Precis
     given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
     if given not in framework_names():
         raise no_framework(given)
-    return load_framework(given, device.measured_as, of_device(device, models_of(device, precision)))
+    models = models_of(device, precision)
+    factors = of_device(device, models)
+    return load_framework(given, device.measured_as, factors, measured="matmul" in models)
 
 
 def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
