@@ -299,3 +299,32 @@ def test_unfused_scores_of_layers_with_experts_free_what_the_experts_kept():
     job = job_of(name="mixtral-8x7b", attention="unfused", seq_len=8192)
     scores = 2 * 32 * 8192**2 + 8192 * H - 2 * 8192 * 3 * F
     assert sizes(job, Plans()).working_bytes == 2 * scores
+
+
+REMADE = {
+    "norm": 2 * 2 * S * H, "activation": 2 * S * F, "mlp": 2 * 3 * S * F, "attention": 0,
+    "outputs": 2 * S * (H + 1024 + 2 * H + 2 * F),
+}  # fmt: skip
+"""Bytes of a layer that are made again: inputs of its products, what the MLP keeps, and of ``outputs`` the input of
+query, key and value, the key, the stream after attention, the input of the MLP, one half of its first product and the
+input of its last."""
+
+
+@pytest.mark.parametrize("name", REMADE)
+def test_what_is_made_again_of_a_layer_is_there_in_its_backward_pass(name: str) -> None:
+    plans = Plans(recompute=RECOMPUTE_CODES[name])
+    made, plain = sizes(job_of(), plans), sizes(job_of(), Plans())
+    assert made.layer.remade_bytes == REMADE[name]
+    if name != "outputs":
+        assert plain.layer.kept_bytes - made.layer.kept_bytes == REMADE[name]
+    path, phase = "working/backward/largest_temporary_bytes", "backward"
+    assert terms(job_of(), plans, phase=phase)[path] == terms(job_of(), Plans(), phase=phase)[path] + REMADE[name]
+    assert terms(job_of(), plans, phase="loss") != terms(job_of(), Plans(), phase="loss") or not REMADE[name]
+
+
+def test_unfused_scores_that_are_made_again() -> None:
+    """Probabilities, their mask and what dropout leaves of them: 5 a s^2 bytes (arXiv 2205.05198, section 4.1)."""
+    job = job_of(name="gpt3-175b", attention="unfused", seq_len=2048)
+    code = RECOMPUTE_CODES["attention"]
+    made, plain = (sizes(job, Plans(tp=8, recompute=each)).layer for each in (code, 0))
+    assert made.remade_bytes == plain.kept_bytes - made.kept_bytes == 5 * 12 * 2048**2

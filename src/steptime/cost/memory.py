@@ -43,7 +43,7 @@ def largest_temporary_bytes(temporary_bytes: Num, recomputed_bytes: Num) -> Num:
     $$M = M_t + M_r$$
 
     where $M_t$ = `temporary_bytes` is the largest gathered input and gradient of one operator and $M_r$ =
-    `recomputed_bytes` the activations of the one layer that full recomputation rebuilds.
+    `recomputed_bytes` the activations of the one layer, or of the parts of it, that recomputation makes again.
 
     Source: Korthikanti et al., arXiv 2205.05198, section 5.
 

@@ -169,7 +169,8 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
     kept = _kept_bytes(planned, stage)
     exists = stage.exists if phase == "backward" else stage.last
     ends = sizes.first.kept_bytes * stage.first * stage.in_flight
-    temporary, recomputed = sizes.working_bytes * exists, where(full, _largest(sizes).kept_bytes, 0.0) * exists
+    largest = _largest(sizes)
+    temporary, recomputed = sizes.working_bytes * exists, where(full, largest.kept_bytes, largest.remade_bytes) * exists
     if phase == "loss":
         ends = ends + sizes.last.kept_bytes * stage.last
         temporary, recomputed = sizes.loss_bytes * exists, 0.0 * recomputed

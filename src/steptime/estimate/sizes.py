@@ -28,6 +28,8 @@ class Part:
     frozen_expert_bytes: Num = 0.0
     products: Num = 0.0
     """Parameters of one product of each shape."""
+    remade_bytes: Num = 0.0
+    """What recomputation of parts of a layer makes again of what it keeps otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ def part_of(rows: Iterable[Row], count: Callable[[Row], Num] = lambda row: row.s
             ("replicated", row.replicated) if row.trained else (_BYTES[row.expert], row.weights * row.weight_bytes),
         ):
             sums[name] = sums.get(name, 0.0) + (value if whole else value * share)
+        if not isinstance(row.remade_bytes, float) or row.remade_bytes:
+            sums["remade_bytes"] = sums.get("remade_bytes", 0.0) + row.remade_bytes * share
         if row.trained and row.operator in PRODUCTS:
             sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
     return Part(**sums)

@@ -93,7 +93,7 @@ def _marked(row: Row, parts: Iterable[tuple[Part, Any]]) -> Row:
             kept = where(chosen, 0.0, kept)
     if again is row.recomputed and kept is row.kept_bytes:
         return row
-    return replace(row, recomputed=again, kept_bytes=kept)
+    return replace(row, recomputed=again, kept_bytes=kept, remade_bytes=row.remade_bytes + row.kept_bytes - kept)
 
 
 OTHER_WORDS: Final = {

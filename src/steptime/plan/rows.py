@@ -45,6 +45,8 @@ class Row:
     """Arguments of the operator's formulas."""
     kept_bytes: Num = 0.0
     """Bytes kept from forward to backward, per micro-batch."""
+    remade_bytes: Num = 0.0
+    """Bytes that it would keep, but that are made again for its layer's backward pass."""
     weights: Num = 0.0
     """Parameters on this device."""
     replicated: Num = 0.0
@@ -224,15 +226,15 @@ def unfused_attention(
     }  # fmt: skip
     softmax = {"pairs": pairs, "rows": rows, "elements": pairs, "element_bytes": element_bytes}
     mask = {"elements": pairs, "element_bytes": element_bytes, "mask_bytes": mask_bytes}
-    again = keep * pairs * element_bytes if dropout else 0.0 * pairs
+    again, remade = (share * pairs * element_bytes if dropout else 0.0 * pairs for share in (keep, recomputed))
     out = [
         Row(name=names[0], block=block, operator="scores", shape=core, kept_bytes=kept_scores * element_bytes,
             forward=forward, backward=backward, recomputed=recomputed),
         Row(name=names[1], block=block, operator="softmax", shape=softmax, recomputed=recomputed,
-            kept_bytes=keep * pairs * element_bytes),
+            kept_bytes=keep * pairs * element_bytes, remade_bytes=recomputed * pairs * element_bytes),
         Row(name=names[2], block=block, operator="dropout", shape=mask, recomputed=recomputed,
-            kept_bytes=keep * pairs * mask_bytes),
+            kept_bytes=keep * pairs * mask_bytes, remade_bytes=recomputed * pairs * mask_bytes),
         Row(name=names[3], block=block, operator="attend", shape=core, forward=forward, backward=backward,
-            kept_bytes=again + kept_attend * element_bytes),
+            kept_bytes=again + kept_attend * element_bytes, remade_bytes=remade),
     ]  # fmt: skip
     return tuple(row for row in out if dropout or row.operator != "dropout")

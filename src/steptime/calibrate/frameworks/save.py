@@ -33,7 +33,8 @@ def to_toml(
     for title, band in (("named", named), ("generic", generic)):
         parts += [f"[band.{title}]", f"low = {_number(band.low)}", f"high = {_number(band.high)}", ""]
     parts += ["[band.model]", f"noise = {_number(noise())}", f"experts = {EXPERTS}",
-              f"unknown_device = {DEVICE_SPREAD}", f"unmeasured_device = {UNMEASURED_SPREAD}", "unknown_sources = 0", ""]  # fmt: skip
+              f"unknown_device = {DEVICE_SPREAD}", f"unmeasured_device = {UNMEASURED_SPREAD}",
+              "unknown_sources = 0", ""]  # fmt: skip
     for name, own in fitted.frameworks.items():
         counted = [f"runs = {runs[name]}"] if runs and name in runs else []
         parts += [f"[framework.{toml_text(name)}]", *counted, *_values(fitted.common + own), ""]
