@@ -8,6 +8,7 @@ What differs from the corrected rows of :mod:`steptime.plan.strategies` is an ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from steptime.cost.attention import causal_pairs
@@ -130,13 +131,14 @@ def _fused_attention(s: _Shape, causal: bool) -> tuple[Row, ...]:
 def _unfused_attention(s: _Shape, recompute: Num) -> tuple[Row, ...]:
     rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
     gathered = keys * s.head_dim * s.element_bytes
-    return unfused_attention(
+    made = unfused_attention(
         ("logits", "softmax", "dpr_at", "attend"), "sa", pairs=rows * s.l, rows=rows, keys=keys, kv_rows=keys,
         head_dim=s.head_dim, dropout=True, accumulate=0, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
         kept_scores=2 * rows * s.head_dim, kept_attend=rows * s.head_dim,
         recomputed=where(recompute == ATTENTION_RECOMPUTE, 1.0, 0.0), forward=_gather(s, gathered),
         backward=_gather_and_scatter(s, gathered),
     )  # fmt: skip
+    return tuple(replace(row, remade_bytes=0.0) for row in made)  # the paper adds nothing to what is kept
 
 
 def _summa_attention(s: _Shape, plans: Plans) -> tuple[Row, ...]:
