@@ -152,7 +152,7 @@ def test_every_technique_is_described() -> None:
         assert one.key == key
         assert one.settings and one.memory and one.time and one.numerics
         words = {word for text in one.settings.values() for _, word, *_ in Formatter().parse(text)} - {None}
-        assert words <= {"kind", "micro", "count", "batch", "k", "segments", "tree"}
+        assert words <= {"device_type", "micro", "count", "batch", "k", "segments", "tree"}
 
 
 def test_settings_are_filled_in() -> None:
@@ -160,7 +160,7 @@ def test_settings_are_filled_in() -> None:
     choice = Choice(precision="bf16", optimizer="8bit", batch=8, micro_batch=2, checkpoints=groups)
     assert choice.keys == ("bf16", "groups", "accumulation", "8bit-optimizer")
     assert choice.changes is Change.ROUNDING
-    said = choice.settings()
+    said = choice.settings("cuda")
     assert said["accumulation"]["Hugging Face"] == "per_device_train_batch_size=2, gradient_accumulation_steps=4"
     assert said["groups"]["PyTorch"].startswith("torch.utils.checkpoint.checkpoint_sequential(blocks, 4, x")
     assert said["8bit-optimizer"]["Hugging Face"] == 'optim="adamw_bnb_8bit"'

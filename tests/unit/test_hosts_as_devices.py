@@ -87,7 +87,7 @@ def test_fit_speaks_of_no_driver_where_there_is_none(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize("model", ["gpt2", f"{EXAMPLE}:tiny"])
 def test_fit_words_mixed_precision_for_the_device(tmp_path: Path, model: str, what: str, kind: str) -> None:
     result = api.fit(model, device=cluster(tmp_path, what), batch=1)
-    words = [p.choice.settings()["bf16"]["PyTorch"] for p in result.front if "bf16" in p.choice.keys]
+    words = [p.choice.settings(result.device_type)["bf16"]["PyTorch"] for p in result.front if "bf16" in p.choice.keys]
     assert set(words) == {f'torch.autocast("{kind}", dtype=torch.bfloat16)'}
 
 

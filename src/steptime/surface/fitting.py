@@ -181,8 +181,9 @@ def _result(
         "host_bandwidth": host_basis(device),
     }  # fmt: skip
     return FitResult(
-        model=model, device=device.name, batch=batch, seq=seq, optimizer=optimizer, allow=str(allow),
-        host_Bps=device.host_Bps, capacity_bytes=device.memory_bytes, context_bytes=constants.context_bytes,
+        model=model, device=device.name, device_type="cpu" if device.is_host else "cuda", batch=batch, seq=seq,
+        optimizer=optimizer, allow=str(allow), host_Bps=device.host_Bps, capacity_bytes=device.memory_bytes,
+        context_bytes=constants.context_bytes,
         baseline=found.baseline, cheapest=found.cheapest, least=found.least, front=found.front, guide=found.guide,
         candidates=found.candidates, captures=captures, provenance=provenance, notes=tuple(notes),
     )  # fmt: skip

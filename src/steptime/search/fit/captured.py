@@ -19,7 +19,7 @@ from steptime.search.fit.choice import Batched, Checkpoints, Choice, Point
 from steptime.search.fit.layout import Layout
 from steptime.search.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
 from steptime.search.fit.techniques import TECHNIQUES, Change
-from steptime.search.rematerialisation.chain import Action, Kind
+from steptime.search.rematerialisation.chain import keep_all
 from steptime.search.rematerialisation.solution import Infeasible
 from steptime.search.rematerialisation.swap import choose_places
 from steptime.search.rematerialisation.swap_timeline import HostLink, Place
@@ -51,7 +51,6 @@ class Captured(Batched):
 
     bench: Bench
     host_Bps: float
-    allow: Change = Change.ROUNDING
 
     # -- the space ----------------------------------------------------------------------------------------------------
 
@@ -59,11 +58,8 @@ class Captured(Batched):
     def precisions(self) -> tuple[str, ...]:
         """Precisions that the device has rates for and that are allowed."""
         rates = self.bench.device.matrix_flops_per_s
-        found = ["fp32"]
         self.plain_run("fp32")
-        if self.allow.rank >= Change.ROUNDING.rank:
-            found += ["tf32"] if "tf32" in rates else []
-            found += ["bf16"] if "bf16" in rates else ["fp16"] if "fp16" in rates else []
+        found = [*self.plain_precisions(rates)]
         if self.allow is Change.TRAINING and "bf16" in rates:
             found.append("pure-bf16")
         return tuple(name for name in found if self._can(name))
@@ -134,7 +130,7 @@ class Captured(Batched):
                             yield Choice(
                                 precision="bf16" if frozen else precision, optimizer=optimizer, batch=self.batch,
                                 micro_batch=micro, checkpoints=checkpoints, swapped=swapped,
-                                weights="qlora" if frozen else "trained", is_host=self.is_host,
+                                weights="qlora" if frozen else "trained",
                             )  # fmt: skip
 
     def checkpoints(self, precision: str, micro: int) -> tuple[Checkpoints, ...]:
@@ -267,9 +263,7 @@ class Captured(Batched):
         from steptime.search.rematerialisation.swap import least_bytes
 
         chain = layout.chain
-        keep = [Action(Kind.SAVE, i) for i in range(len(chain))]
-        keep += [Action(Kind.BACKWARD, i) for i in reversed(range(len(chain)))]
-        return simulate(chain, keep).peak_bytes, least_bytes(chain)
+        return simulate(chain, keep_all(len(chain))).peak_bytes, least_bytes(chain)
 
     @property
     def _constants(self) -> MemoryConstants:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -43,8 +43,6 @@ class Choice:
     """Share of the activations beyond the least possible that wait on the host."""
     weights: str = "trained"
     """``trained``, or ``qlora``."""
-    is_host: bool = False
-    """The device is the processor of its host."""
 
     @property
     def accumulation(self) -> int:
@@ -64,10 +62,10 @@ class Choice:
         """The strongest change of its techniques."""
         return strongest(TECHNIQUES[key] for key in self.keys)
 
-    def settings(self) -> dict[str, dict[str, str]]:
-        """Technique -> framework -> setting."""
+    def settings(self, device_type: str) -> dict[str, dict[str, str]]:
+        """Technique -> framework -> setting, on what PyTorch calls ``cuda`` or ``cpu``."""
         values = {"micro": self.micro_batch, "count": self.accumulation, "batch": self.batch}
-        words = {**values, **dict(self.checkpoints.values), "kind": "cpu" if self.is_host else "cuda"}
+        words = {**values, **dict(self.checkpoints.values), "device_type": device_type}
         out = {}
         for key in self.keys:
             out[key] = {name: setting.format(**words) for name, setting in TECHNIQUES[key].settings.items()}
@@ -87,6 +85,8 @@ class Batched:
     """What engines have in common: a batch that may go through in parts."""
 
     batch: int
+    allow: Change = Change.ROUNDING
+    """Strongest change of the numbers that may be made."""
     is_host: bool = False
     """The device is the host itself, which has no other memory."""
 
@@ -98,11 +98,17 @@ class Batched:
             out.append(out[-1] // 2)
         return tuple(out if out[-1] == 1 else [*out, 1])
 
+    def plain_precisions(self, rates: Container[str]) -> tuple[str, ...]:
+        """fp32, and narrower products that only round more, as far as there are ``rates`` for them and they may be."""
+        found = ["fp32"]
+        if self.allow.rank >= Change.ROUNDING.rank:
+            found += ["tf32"] if "tf32" in rates else []
+            found += ["bf16"] if "bf16" in rates else ["fp16"] if "fp16" in rates else []
+        return tuple(found)
+
     def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
         """The whole batch, and nothing but a precision and an optimiser."""
-        return Choice(
-            precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch, is_host=self.is_host
-        )
+        return Choice(precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch)
 
 
 def strongest(techniques: Iterable[Technique]) -> Change:
@@ -139,8 +145,8 @@ class Point:
         """Time per sample."""
         return self.step_s / self.choice.batch
 
-    def as_record(self) -> dict[str, Any]:
-        """Plain data."""
+    def as_record(self, device_type: str) -> dict[str, Any]:
+        """Plain data, with the settings for that type of device."""
         low, high = self.bracket_s
         return {
             **self.choice.as_record(), "techniques": list(self.choice.keys), "changes": str(self.choice.changes),
@@ -149,7 +155,7 @@ class Point:
             "peak_memory_bytes": self.memory_bytes, "reserved_memory_bytes": self.reserved_bytes,
             "device_memory_bytes": self.device_bytes, "phase_memory_bytes": dict(self.phases_bytes),
             "fits": self.fits, "oom_probability": self.oom_probability, "basis": self.basis,
-            "proposed_memory_bytes": self.proposed_bytes, "settings": self.choice.settings(),
+            "proposed_memory_bytes": self.proposed_bytes, "settings": self.choice.settings(device_type),
         }  # fmt: skip
 
 

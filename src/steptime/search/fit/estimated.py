@@ -52,20 +52,14 @@ class Estimated(Batched):
     strategy: Strategy
     rates: frozenset[str]
     """Element types that the device's matrix units have."""
-    allow: Change = Change.ROUNDING
     _settings: dict[Kind, Setting] = field(default_factory=dict)
     _blocks: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
 
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions that the device has rates for and that are allowed."""
-        found = ["fp32"]
-        if self.allow.rank >= Change.ROUNDING.rank:
-            found += ["tf32"] if "tf32" in self.rates else []
-            found += ["bf16"] if "bf16" in self.rates else ["fp16"] if "fp16" in self.rates else []
-        if self.allow is Change.TRAINING:
-            found += ["fp8-te"] if "fp8" in self.rates else []
-        return tuple(found)
+        found = self.plain_precisions(self.rates)
+        return (*found, "fp8-te") if self.allow is Change.TRAINING and "fp8" in self.rates else found
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -146,7 +140,7 @@ class Estimated(Batched):
         for i, (micro, one) in enumerate(rows):
             choice = Choice(
                 precision=kind.precision, optimizer=kind.optimizer, batch=self.batch, micro_batch=micro,
-                checkpoints=one, swapped=float(kind.swapped), weights=kind.weights, is_host=self.is_host,
+                checkpoints=one, swapped=float(kind.swapped), weights=kind.weights,
             )  # fmt: skip
             time_s, device = float(times[i]), float(memory["device"][i])
             out[choice] = Point(

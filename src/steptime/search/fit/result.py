@@ -41,15 +41,15 @@ class GuideStep:
         """Time of a step over that before; below 1: faster."""
         return 1.0 if self.after is None else self.after.step_s / self.before.step_s
 
-    def as_record(self) -> dict[str, Any]:
-        """Plain data."""
+    def as_record(self, device_type: str) -> dict[str, Any]:
+        """Plain data, with the settings for that type of device."""
         return {
             "step": str(self.step), "needed": self.needed, "added": list(self.added),
             "memory_before_bytes": self.before.memory_bytes,
             "memory_after_bytes": None if self.after is None else self.after.memory_bytes,
             "saved_bytes": self.saved_bytes, "time_factor": self.time_factor,
             "fits": self.before.fits if self.after is None else self.after.fits,
-            "point": None if self.after is None else self.after.as_record(),
+            "point": None if self.after is None else self.after.as_record(device_type),
         }  # fmt: skip
 
 
@@ -59,6 +59,8 @@ class FitResult:
 
     model: str
     device: str
+    device_type: str
+    """What PyTorch calls it: ``cuda``, or ``cpu`` where it is the processor of its host."""
     batch: int
     seq: int | None
     optimizer: str
@@ -101,14 +103,17 @@ class FitResult:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
+        kind = self.device_type
         used = {key for point in (*self.front, self.least) for key in point.choice.keys}
         return {
             "schema_version": SCHEMA_VERSION, "model": self.model, "device": self.device, "batch": self.batch,
             "seq": self.seq, "optimizer": self.optimizer, "allow": self.allow, "host_bandwidth_Bps": self.host_Bps,
             "memory_capacity_bytes": self.capacity_bytes, "context_bytes": self.context_bytes, "fits": self.fits,
-            "missing_bytes": self.missing_bytes, "baseline": self.baseline.as_record(),
-            "cheapest": None if self.cheapest is None else self.cheapest.as_record(), "least": self.least.as_record(),
-            "front": [point.as_record() for point in self.front], "guide": [one.as_record() for one in self.guide],
+            "missing_bytes": self.missing_bytes, "baseline": self.baseline.as_record(kind),
+            "cheapest": None if self.cheapest is None else self.cheapest.as_record(kind),
+            "least": self.least.as_record(kind),
+            "front": [point.as_record(kind) for point in self.front],
+            "guide": [one.as_record(kind) for one in self.guide],
             "techniques": {key: technique_record(key) for key in TECHNIQUES if key in used},
             "candidates": self.candidates, "captures": self.captures, "provenance": dict(self.provenance),
             "notes": list(self.notes),

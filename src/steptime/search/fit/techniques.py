@@ -52,7 +52,7 @@ class Technique:
     time: str
     numerics: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Framework -> how it is switched on; words in braces, as ``{kind}``, ``{micro}`` and ``{k}``, are filled in."""
+    """Framework -> how it is switched on; words in braces, as ``{device_type}`` and ``{k}``, are filled in."""
     source: str = ""
 
 
@@ -70,7 +70,7 @@ _ROWS: Final = (
         memory="activations of products take 2 bytes; bf16 copies of the weights come on top",
         time="products run at the bf16 rate", numerics="8 bits of mantissa in products; weights and states stay fp32",
         settings={
-            "PyTorch": 'torch.autocast("{kind}", dtype=torch.bfloat16)', "Hugging Face": "bf16=True",
+            "PyTorch": 'torch.autocast("{device_type}", dtype=torch.bfloat16)', "Hugging Face": "bf16=True",
             "DeepSpeed": '"torch_autocast": {{"enabled": true, "dtype": "bfloat16"}}',
             "torchtitan": '[training] mixed_precision_param = "bfloat16"',
         }, source="Micikevicius et al., arXiv 1710.03740; Kalamkar et al., arXiv 1905.12322",
@@ -79,7 +79,7 @@ _ROWS: Final = (
         key="fp16", title="fp16 mixed precision", step=Step.PRECISION, changes=Change.ROUNDING,
         memory="as bf16", time="products run at the fp16 rate", numerics="10 bits of mantissa; the loss is scaled",
         settings={
-            "PyTorch": 'torch.autocast("{kind}", dtype=torch.float16) and torch.amp.GradScaler("{kind}")',
+            "PyTorch": 'torch.autocast("{device_type}", dtype=torch.float16) and torch.amp.GradScaler("{device_type}")',
             "Hugging Face": "fp16=True", "DeepSpeed": '"torch_autocast": {{"enabled": true, "dtype": "float16"}}',
         }, source="Micikevicius et al., arXiv 1710.03740",
     ),

@@ -108,14 +108,14 @@ def _print_answer(out: Console, result: FitResult) -> None:
     if best is None:
         t.heading(out, f"nothing fits: {t.memory(result.missing_bytes)} are missing")
         out.print(t.printable(f"least memory: {_describe(result.least)}"))
-        _print_settings(out, result.least)
+        _print_settings(out, result, result.least)
         return
     t.heading(out, t.printable(f"cheapest that fits: {_describe(best)}"))
     if best.oom_probability > LIKELY_FITS:
         roomier = [p for p in result.front if p.fits and p.oom_probability <= LIKELY_FITS]
         note = f"; with more room: {_describe(roomier[0])}" if roomier else ""
         t.indented(out, f"chance of running out {t.percent(best.oom_probability)}{note}", by=2)
-    _print_settings(out, best)
+    _print_settings(out, result, best)
 
 
 def _describe(point: Point) -> str:
@@ -123,8 +123,8 @@ def _describe(point: Point) -> str:
     return f"{used}: {t.memory(point.device_bytes)} on the device, {t.seconds(point.step_s)} per step"
 
 
-def _print_settings(out: Console, point: Point) -> None:
-    for key, settings in point.choice.settings().items():
+def _print_settings(out: Console, result: FitResult, point: Point) -> None:
+    for key, settings in point.choice.settings(result.device_type).items():
         technique = TECHNIQUES[key]
         out.print(t.printable(f"  {technique.title} ({technique.numerics})"))
         for framework, setting in settings.items():
