@@ -157,6 +157,16 @@ def divisors(n: int) -> list[int]:
     return low + [n // d for d in reversed(low) if d * d != n]
 
 
+def places_in_runs(lengths: Array) -> Array:
+    """Place of each entry within its run, of runs that follow each other.
+
+    >>> places_in_runs(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    places: Array = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return places
+
+
 def taken(value: Any, index: Any) -> Any:
     """Entries of an array at ``index``; a number, which stands for all of them, stays.
 

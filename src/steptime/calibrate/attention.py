@@ -15,6 +15,7 @@ import numpy as np
 from steptime.calibrate.family import Coefficient, KernelFamily
 from steptime.calibrate.table import Table
 from steptime.cost import attention_time as times
+from steptime.estimate.memory_kernels import L2_BYTES
 from steptime.hardware.records import Device
 from steptime.num import Array
 
@@ -69,12 +70,11 @@ def decode_coefficients(group_limit: float = 1e9) -> tuple[Coefficient, ...]:
 def device_arguments(device: Device, dtype: str) -> dict[str, float]:
     """Datasheet numbers of the attention models."""
     matrix = device.matrix_flops_per_s
-    vector = device.vector_flops_per_s
     return {
         "matrix_flops_per_s": matrix.get(dtype, matrix.get("bf16", matrix.get("fp16", max(matrix.values())))),
-        "vector_flops_per_s": vector.get("fp32", max(vector.values())),
+        "vector_flops_per_s": device.peak_vector_flops_per_s,
         "memory_Bps": device.memory_Bps,
-        "l2_bytes": float(device.l2_bytes or 4 * 2**20),
+        "l2_bytes": float(device.l2_bytes or L2_BYTES),
         "sm_count": float(device.sm_count or 1),
     }
 

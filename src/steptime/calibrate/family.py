@@ -57,6 +57,15 @@ class KernelFamily:
         return self.formula(**{name: everything[name] for name in inspect.signature(self.formula).parameters})
 
 
+def in_six_digits(coefficients: Mapping[str, float]) -> dict[str, float]:
+    """Coefficients as a file of curves has them.
+
+    >>> in_six_digits({"latency_s": 1.23456789e-5})
+    {'latency_s': 1.23457e-05}
+    """
+    return {name: float(f"{value:.6g}") for name, value in coefficients.items()}
+
+
 def readable(shape: Mapping[str, Array]) -> Array:
     """Rows whose shape arguments are all finite."""
     mask: Array = np.logical_and.reduce([np.isfinite(column) for column in shape.values()])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.calibrate.family import Coefficient, KernelFamily
+from steptime.calibrate.family import Coefficient, KernelFamily, in_six_digits
 from steptime.calibrate.score import errors_of
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
@@ -205,7 +205,7 @@ def fitted_curve(
         family=family.name,
         dtype=dtype,
         timer=timer,
-        coefficients={name: float(f"{value:.6g}") for name, value in values.items()},
+        coefficients=in_six_digits(values),
         points=result.points,
         ranges=ranges,
         median_ape=round(result.median_ape, 5),

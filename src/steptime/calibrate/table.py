@@ -22,6 +22,15 @@ _FORM = "header=true, quote='\"', escape='\"'"
 READERS = {".parquet": "read_parquet(?)", ".csv": "read_csv", ".csv.gz": "read_csv", ".tsv": "read_csv"}
 
 
+def is_suspect(notes: str) -> bool:
+    """Whether a row says of itself, in its notes, that it is suspect.
+
+    >>> is_suspect("SUSPECT: clocks were low"), is_suspect("rotating buffers")
+    (True, False)
+    """
+    return "SUSPECT" in notes
+
+
 @dataclass(frozen=True, slots=True)
 class Table(Mapping[str, Array]):
     """Columns of equal length: numbers as float64 with NaN for missing, text as objects with "" for missing."""
@@ -49,6 +58,11 @@ class Table(Mapping[str, Array]):
     def text(self, name: str) -> Array:
         """A text column; all empty if the table lacks it."""
         return self.columns[name] if name in self.columns else np.full(self.rows, "", dtype=object)
+
+    @property
+    def suspect(self) -> Array:
+        """Rows that are suspect (:func:`is_suspect`)."""
+        return np.array([is_suspect(notes) for notes in self.text("notes")], bool)
 
     def number(self, name: str) -> Array:
         """A numeric column; all NaN if the table lacks it."""

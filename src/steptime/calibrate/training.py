@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from steptime.calibrate.family import in_six_digits
 from steptime.calibrate.scaling import large_share, within_peak
 from steptime.calibrate.transfer import DTYPES, transferred_curve, unlike_units
 from steptime.hardware.library import device_names, load_device
@@ -133,4 +134,4 @@ def beside_sixteen_bits(
     ]
     share = large_share(own.coefficients, device, own.dtype) * statistics.median(gains)
     held = within_peak(curve.coefficients, device, curve.dtype, share)
-    return replace(curve, coefficients={name: float(f"{value:.6g}") for name, value in held.items()})
+    return replace(curve, coefficients=in_six_digits(held))

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.calibrate.family import KernelFamily
+from steptime.calibrate.family import KernelFamily, in_six_digits
 from steptime.calibrate.gemm import FAMILY
 from steptime.calibrate.scaling import EXPONENTS, carried, weighted_median, within_peak
 from steptime.errors import UserError
@@ -118,7 +118,7 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     related = any(devices[name].vendor == device.vendor for name in order)
     return replace(
         best,
-        coefficients={name: float(f"{value:.6g}") for name, value in middle.items()},
+        coefficients=in_six_digits(middle),
         band=_band(best, 1.0 if related else OTHER_VENDOR),
         median_ape=round(math.hypot(best.median_ape, 0.67 * error), 5),
         mean_ape=round(math.hypot(best.mean_ape, 0.8 * error), 5),

@@ -57,17 +57,6 @@ def top_k_flops(elements: Num) -> Num:
     return 4 * elements
 
 
-def moved_bytes(read_bytes: Num, written_bytes: Num) -> Num:
-    r"""Traffic of a pass that reads $R$ = `read_bytes` and writes $W$ = `written_bytes`: $M = R + W$.
-
-    Source: definition.
-
-    >>> moved_bytes(3, 4)
-    7
-    """
-    return read_bytes + written_bytes
-
-
 def greatest_imbalance(choices: Num, ranks: Num, experts: Num) -> Num:
     r"""Most tokens that one rank of experts can get, over the mean.
 

@@ -19,19 +19,6 @@ def streamed_bytes(read_bytes: Num, written_bytes: Num) -> Num:
     return read_bytes + written_bytes
 
 
-def reread_bytes(read_bytes: Num, written_bytes: Num, passes: Num) -> Num:
-    r"""Inputs read $p$ times, outputs written once: $M = p M_r + M_w$.
-
-    where $p$ = `passes` is 2 for statistics that are needed before the first element can be written.
-
-    Source: definition.
-
-    >>> reread_bytes(12, 12, 2)
-    36
-    """
-    return passes * read_bytes + written_bytes
-
-
 def gather_bytes(written_bytes: Num, index_bytes: Num) -> Num:
     r"""Chosen elements: $M = 2 M_w + M_i$ (what is chosen is read, and written; the index is read).
 

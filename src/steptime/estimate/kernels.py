@@ -190,11 +190,10 @@ def gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str
 
 
 def _attention_numbers(device: Device, precision: Precision) -> dict[str, float]:
-    matrix, vector = device.matrix_flops_per_s, device.vector_flops_per_s
-    dtype = precision.attention_dtype
+    matrix, dtype = device.matrix_flops_per_s, precision.attention_dtype
     return {
         "matrix_flops_per_s": matrix.get(dtype, max(matrix.values())),
-        "vector_flops_per_s": vector.get("fp32", max(vector.values())), "memory_Bps": device.memory_Bps,
+        "vector_flops_per_s": device.peak_vector_flops_per_s, "memory_Bps": device.memory_Bps,
         "sm_count": float(device.sm_count or 1),
     }  # fmt: skip
 

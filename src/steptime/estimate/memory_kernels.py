@@ -61,10 +61,9 @@ def memory_models(device: Device, profile: Profile | None) -> dict[str, KernelMo
 
 def device_numbers(device: Device) -> dict[str, float]:
     """Datasheet numbers of :func:`steptime.cost.memory_bound.memory_bound_s`."""
-    vector = device.vector_flops_per_s
     return {
         "memory_Bps": device.memory_Bps, "l2_bytes": float(device.l2_bytes or L2_BYTES),
-        "vector_flops_per_s": vector.get("fp32", max(vector.values())),
+        "vector_flops_per_s": device.peak_vector_flops_per_s,
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
 
-from steptime.cost import attention, collective, counted, elementwise, exchange, experts, matmul
+from steptime.cost import attention, collective, counted, elementwise, exchange, experts, matmul, movement
 from steptime.num import Num
 
 
@@ -104,7 +104,7 @@ def _phase(matrix: Any = None, vector: Any = None, moved: Any = None) -> Phase:
 
 
 _A, _E, _M, _X = attention, elementwise, matmul, experts
-_MOVE = _phase(None, None, _X.moved_bytes)
+_MOVE = _phase(None, None, movement.streamed_bytes)
 
 _COUNTED = _phase(counted.counted_matrix_flops, counted.counted_vector_flops, counted.counted_bytes)
 _COUNTED_PASS = _phase(None, counted.counted_vector_flops, counted.counted_bytes)
@@ -139,7 +139,8 @@ OPERATORS: Mapping[str, Operator] = {
         backward=_phase(_X.input_gradient_flops, None, _X.grouped_matmul_bytes),
     ),
     "top_k": Operator(
-        forward=_phase(None, _X.top_k_flops, _X.moved_bytes), backward=_phase(None, _X.top_k_flops, _X.moved_bytes)
+        forward=_phase(None, _X.top_k_flops, movement.streamed_bytes),
+        backward=_phase(None, _X.top_k_flops, movement.streamed_bytes),
     ),
     "nothing": Operator(forward=_phase(), backward=_phase()),
     "move": Operator(forward=_MOVE, backward=_MOVE),

@@ -122,6 +122,12 @@ class Device:
         given = dict.fromkeys(HOST_LINK, Source(text="given", kind=Kind.ASSUMED))
         return replace(self, host_link_Bps=host_Bps, host_efficiency=1.0, sources={**self.sources, **given})
 
+    @property
+    def peak_vector_flops_per_s(self) -> float:
+        """Datasheet rate of the vector units in fp32, in which kernels compute on them; else in their fastest dtype."""
+        rates = self.vector_flops_per_s
+        return rates.get("fp32", max(rates.values()))
+
     def matrix_dtype(self, dtype: str) -> str:
         """Dtype whose rate the matrix units have for another: where they lack fp8, int8 stands for it."""
         rates = self.matrix_flops_per_s

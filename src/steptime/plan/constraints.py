@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from steptime.num import Array
-from steptime.plan.plans import Plans
+from steptime.plan.plans import Plans, rows_of
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
@@ -36,8 +36,7 @@ MESH_COLUMNS = ("tp", "tp2", "cp", "pp", "dp")
 
 def kept(meshes: Plans, constraints: Sequence[Constraint]) -> Plans:
     """Meshes that satisfy the constraints on degrees."""
-    rows = max((len(c) for c in meshes.columns().values() if isinstance(c, np.ndarray)), default=1)
-    admitted: Array = np.ones(rows, dtype=bool)
+    admitted: Array = np.ones(rows_of(meshes), dtype=bool)
     for constraint in constraints:
         if constraint.column in MESH_COLUMNS:
             admitted &= constraint.holds(meshes)

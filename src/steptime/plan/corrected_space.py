@@ -12,9 +12,9 @@ from steptime.num import Array, ceil_div, divisors
 from steptime.plan.framework import Habits, piped_stage
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.method import Strategy
-from steptime.plan.plans import RECOMPUTE_CODES, Plans, launch_order
+from steptime.plan.plans import RECOMPUTE_CODES, Plans, launch_order, rows_of
 from steptime.plan.schedules import equal_but_for_ends, virtual_stage
-from steptime.plan.space import Space, dividing, expand, factorisations, panels_worth_trying, rows_of
+from steptime.plan.space import Space, dividing, expand, factorisations, panels_worth_trying
 
 TABLE = 4_000_000
 """Entries of the table of meshes against placements that are looked at at once."""

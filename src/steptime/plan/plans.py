@@ -172,6 +172,11 @@ class Plans:
 COLUMNS = tuple(field.name for field in fields(Plans))
 
 
+def rows_of(plans: Plans) -> int:
+    """Rows of a block."""
+    return max((len(c) for c in plans.columns().values() if isinstance(c, np.ndarray)), default=1)
+
+
 def joined_column(blocks: list[Plans], lengths: list[int], name: str) -> Array:
     """One column of several blocks, in order; ``lengths`` are their numbers of rows."""
     parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]

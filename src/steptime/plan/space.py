@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from steptime.num import Array, divisors
+from steptime.num import Array, divisors, places_in_runs
 from steptime.plan.constraints import Constraint, kept
 from steptime.plan.job import Job
 from steptime.plan.legality import NAMES, Rule, broken_rules
 from steptime.plan.method import Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import Plans, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +111,6 @@ class Space(ABC):
         )  # fmt: skip
 
 
-def rows_of(plans: Plans) -> int:
-    """Rows of a block."""
-    return max((len(c) for c in plans.columns().values() if isinstance(c, np.ndarray)), default=1)
-
-
 def _admitted(plans: Plans, rows: int, constraints: Sequence[Constraint]) -> Array:
     admitted = np.ones(rows, dtype=bool)
     for constraint in constraints:
@@ -194,7 +189,7 @@ def expand(index: Array, options: dict[int, list[int]], key: Array) -> tuple[Arr
     for value, choices in options.items():
         counts[key == value] = len(choices)
     position = np.repeat(np.arange(len(index)), counts)
-    offset = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
+    offset = places_in_runs(counts)
     chosen = np.zeros(len(position), dtype=np.int64)
     repeated = key[position]
     for value, choices in options.items():

@@ -13,13 +13,13 @@ from steptime.estimate.memory import peak_bytes
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits
 from steptime.estimate.planned import planned_job
 from steptime.estimate.single import Setting
-from steptime.num import Array
+from steptime.num import Array, places_in_runs
 from steptime.plan.constraints import Constraint
 from steptime.plan.job import Job
 from steptime.plan.legality import MEMORY, RISK
 from steptime.plan.method import Strategy
-from steptime.plan.plans import FULL_RECOMPUTE, Plans
-from steptime.plan.space import Listing, Space, rows_of
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, rows_of
+from steptime.plan.space import Listing, Space
 from steptime.search.layers import (
     SHAPE_COLUMNS,
     Codes,
@@ -176,9 +176,8 @@ def _blocks(listing: Listing, fitting: Array) -> Iterator[tuple[Array, Array]]:
         stop = max(int(np.searchsorted(ends, before + BLOCK, side="right")), start + 1)
         here = counts[start:stop]
         position = np.repeat(np.arange(start, stop), here)
-        offset = np.arange(len(position)) - np.repeat(np.cumsum(here) - here, here)
         first = listing.placement_start[listing.mesh_of[fitting[start:stop]]]
-        yield position, np.repeat(first, here) + offset
+        yield position, np.repeat(first, here) + places_in_runs(here)
         start = stop
 
 

@@ -15,8 +15,8 @@ from steptime.estimate.notes import micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.plan.job import Job, replica_sequences
-from steptime.plan.plans import Plans
-from steptime.plan.space import panels_worth_trying, rows_of
+from steptime.plan.plans import Plans, rows_of
+from steptime.plan.space import panels_worth_trying
 from steptime.search.advice import faster_counts
 from steptime.search.layers import as_float
 from steptime.search.planner import rank_plans

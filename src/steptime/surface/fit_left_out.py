@@ -14,7 +14,7 @@ from steptime.calibrate.family import KernelFamily, readable, shapes_of, timed
 from steptime.calibrate.fitting import Unexplained
 from steptime.calibrate.gemm import FAMILY
 from steptime.calibrate.kernel_families import FAMILIES
-from steptime.calibrate.table import Table
+from steptime.calibrate.table import Table, is_suspect
 from steptime.errors import UserError, first_few, shorten
 from steptime.hardware.library import NO_DEVICE, device_named
 from steptime.num import Array
@@ -74,7 +74,7 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
             found.append((NO_DEVICE, gpu))
         elif fitted.why[i]:
             found.append((fitted.why[i], f"{op} on {device.name}"))
-        elif "SUSPECT" in notes:
+        elif is_suspect(notes):
             found.append((SUSPECT, f"{op} on {device.name}"))
         elif not timed_rows[i] or not legible[i]:
             found.append((NO_SHAPE if timed_rows[i] else NO_TIME, op))

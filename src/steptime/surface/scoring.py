@@ -243,11 +243,10 @@ class _State:
 def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
     """Why each row has no prediction before any was made."""
     known = np.array([devices[gpu] is not None for gpu in table.text("gpu")], bool)
-    suspect = np.array(["SUSPECT" in notes for notes in table.text("notes")], bool)
     known_op = OPS | PLAIN.keys()
     reason = np.array([NO_SHAPE if name in known_op else NO_MODEL for name in table.text("op")], dtype=object)
     reason[~known] = NO_DEVICE
-    reason[suspect] = SUSPECT
+    reason[table.suspect] = SUSPECT
     reason[~timed(table.number("latency_us"))] = NO_TIME
     return reason
 

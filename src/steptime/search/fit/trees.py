@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime.search.rematerialisation.chain import Action, Kind, Schedule
+from steptime.search.rematerialisation.chain import Action, Kind, Schedule, dropped
 from steptime.workload.graph.checkpoints import Checkpoint, Tree, leaves
 
 
@@ -18,8 +18,7 @@ def schedule_of(tree: Tree) -> Schedule:
     out: list[Action] = []
     for item in tree:
         if isinstance(item, Checkpoint):
-            inside = list(leaves(item.items))
-            out += [Action(Kind.CHECKPOINT if i == inside[0] else Kind.FORWARD, i) for i in inside]
+            out += dropped(tuple(leaves(item.items)))
         else:
             out.append(Action(Kind.SAVE, item))
     for item in reversed(tree):

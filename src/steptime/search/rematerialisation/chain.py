@@ -195,6 +195,15 @@ def described(schedule: Iterable[Action]) -> str:
     return " ".join(map(str, schedule))
 
 
+def dropped(segments: Sequence[int]) -> Schedule:
+    """Forward runs of neighbouring segments that keep the input of the first alone, to run again before their backward.
+
+    >>> described(dropped((2, 3)))
+    'Fck2 Fn3'
+    """
+    return tuple(Action(Kind.CHECKPOINT if i == segments[0] else Kind.FORWARD, i) for i in segments)
+
+
 def keep_all(count: int) -> Schedule:
     """The schedule of ``count`` segments that saves everything and runs nothing twice."""
     forward = tuple(Action(Kind.SAVE, i) for i in range(count))

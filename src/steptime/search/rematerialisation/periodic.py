@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime.errors import FieldError
 from steptime.num import Array
-from steptime.search.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, check_limit
+from steptime.search.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, check_limit, dropped
 from steptime.search.rematerialisation.simulate import simulate
 from steptime.search.rematerialisation.solution import Infeasible, Ran, Solution, pareto, solution
 
@@ -40,7 +40,7 @@ def every_k_schedule(count: int, k: int, *, last_kept: bool = True) -> Schedule:
     out: list[Action] = []
     for number, group in enumerate(groups):
         if not (last_kept and number == len(groups) - 1):
-            out += [Action(Kind.CHECKPOINT if i == group[0] else Kind.FORWARD, i) for i in group]
+            out += dropped(group)
     for group in reversed(groups):
         out += [Action(Kind.SAVE, i) for i in group]
         out += [Action(Kind.BACKWARD, i) for i in reversed(group)]

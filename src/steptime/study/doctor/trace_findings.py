@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
 from steptime.study.doctor.pause_findings import idle_findings
-from steptime.study.doctor.records import Compared, Finding, TraceTimes, Traffic
+from steptime.study.doctor.records import Compared, Finding, KernelTotal, TraceTimes, Traffic
 from steptime.study.doctor.timeline import spread
 from steptime.units import format_seconds
 
@@ -70,11 +70,15 @@ def _group_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -> 
         groups = ("matmul", "attention") if name == "compute" else (name,)
         evidence = [beside(row)]
         top = [k for k in t.top if k.group in groups][:3]
-        evidence += [f"{k.name[:60]}: {k.calls_per_step:.0f} calls, {format_seconds(k.time_s)}" for k in top]
+        evidence += map(_of_kernel, top)
         if name == "compute" and any("sgemm" in k.name.lower() or "f32f32" in k.name.lower() for k in top):
             evidence.append("some of these products run in fp32")
         out.append(finding(name, title, lost, evidence, framework, relative=True))
     return out
+
+
+def _of_kernel(k: KernelTotal) -> str:
+    return f"{k.name[:60]}: {k.calls_per_step:.0f} calls, {format_seconds(k.time_s)}"
 
 
 def _attention_findings(t: TraceTimes, e: Estimate | None, framework: str) -> list[Finding]:
@@ -93,9 +97,12 @@ def _copy_findings(t: TraceTimes, framework: str) -> list[Finding]:
     lost = t.groups["copies"]
     if lost < WORTH * t.step_s:
         return []
-    kinds = [f"{k.name[:60]}: {k.calls_per_step:.0f} calls, {format_seconds(k.time_s)}"
-             for k in t.top if k.group == "copies"][:3]  # fmt: skip
+    kinds = [_of_kernel(k) for k in t.top if k.group == "copies"][:3]
     return [finding("copies", "copies that no kernel covers", lost, [share(lost, t.step_s), *kinds], framework)]
+
+
+def _of_host_calls(found: Mapping[str, tuple[float, float]]) -> list[str]:
+    return [f"{name}: {calls:.1f} calls, {format_seconds(s)} per step" for name, (calls, s) in found.items()]
 
 
 def _blocking_findings(t: TraceTimes, framework: str) -> list[Finding]:
@@ -103,14 +110,14 @@ def _blocking_findings(t: TraceTimes, framework: str) -> list[Finding]:
     memory = {name: v for name, v in t.synchronisations.items() if "Malloc" in name or "Free" in name}
     memory = {name: v for name, v in memory.items() if v[0] >= 0.5 and "Async" not in name and "Host" not in name}
     if memory:
-        evidence = [f"{name}: {calls:.1f} calls, {format_seconds(s)} per step" for name, (calls, s) in memory.items()]
+        evidence = _of_host_calls(memory)
         out.append(
             finding("allocator", "device memory is allocated or freed inside the steps", None, evidence, framework)
         )
     waits = {name: v for name, v in t.synchronisations.items() if name not in memory and "Synchronize" in name}
     calls = sum(v[0] for v in waits.values())
     if calls > 4 and t.launch_bound_s is not None and t.launch_bound_s > WORTH * t.step_s:
-        evidence = [f"{name}: {n:.1f} calls, {format_seconds(s)} per step" for name, (n, s) in waits.items()]
+        evidence = _of_host_calls(waits)
         out.append(finding("synchronise", "the host waits for the device inside the step", None, evidence, framework))
     return out
 

@@ -84,7 +84,7 @@ def _roofs(axes: Any, table: CostTable, intensities: list[float]) -> None:
     device = table.timer.device
     used = dict.fromkeys(cost.dtype for cost in table.kinds if cost.work.matrix_flops)
     peaks = {f"{dtype} matrix": device.matrix_flops_per_s[dtype] for dtype in used}
-    peaks["vector"] = device.vector_flops_per_s.get("fp32", max(device.vector_flops_per_s.values()))
+    peaks["vector"] = device.peak_vector_flops_per_s
     ridge = max(peaks.values()) / device.memory_Bps
     low = min([*intensities, 1.0]) / MARGIN
     high = max([*intensities, ridge]) * MARGIN

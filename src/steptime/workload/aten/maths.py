@@ -174,11 +174,20 @@ def reduce(nodes: Nodes, op: str, x: Value, dims: Sequence[int], keepdim: bool, 
     return nodes.apply(op, {"self": x}, attributes, outputs=[tensor_type(shape, dtype)]).value()
 
 
+def broadcast_dims(to: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dims that a broadcast of ``shape`` to a longer or wider one adds in front, and those that it widens from 1.
+
+    >>> broadcast_dims((4, 2, 3), (1, 3))
+    ((0,), (1,))
+    """
+    added = len(to) - len(shape)
+    widened = tuple(d + added for d, size in enumerate(shape) if size == 1 and to[d + added] != 1)
+    return tuple(range(added)), widened
+
+
 def sum_to(nodes: Nodes, x: Value, shape: tuple[int, ...]) -> Value:
     """Sum over what a broadcast from ``shape`` has added: the gradient of that broadcast."""
-    added = x.type.rank - len(shape)
-    leading = tuple(range(added))
-    kept = tuple(d + added for d, size in enumerate(shape) if size == 1 and x.type.shape[d + added] != 1)
+    leading, kept = broadcast_dims(x.type.shape, shape)
     if kept:
         x = reduce(nodes, "sum", x, leading + kept, True)
         if leading:

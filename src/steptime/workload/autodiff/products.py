@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.workload.aten.layout import tensor_type
-from steptime.workload.aten.maths import bmm, mm, mul, reduce
+from steptime.workload.aten.maths import bmm, broadcast_dims, mm, mul, reduce
 from steptime.workload.aten.views import expand, reshape, t, transpose, unsqueeze
 from steptime.workload.autodiff.table import BILINEAR, Pulled, Step, linear, reverse
 from steptime.workload.graph.node import Attribute, Nodes, Value
@@ -49,10 +49,8 @@ def _bias(step: Step) -> Value:
 
 def bias_gradient(nodes: Nodes, grad: Value, shape: tuple[int, ...]) -> Value:
     """The sum over rows, with the rows kept as one and then seen in the shape of the bias, as PyTorch does it."""
-    added = grad.type.rank - len(shape)
-    dims = tuple(range(added)) + tuple(
-        d + added for d, size in enumerate(shape) if size == 1 and grad.type.shape[d + added] != 1
-    )
+    leading, widened = broadcast_dims(grad.type.shape, shape)
+    dims = leading + widened
     if not dims:
         return grad
     return reshape(nodes, reduce(nodes, "sum", grad, dims, True), shape)

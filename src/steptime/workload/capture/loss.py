@@ -22,10 +22,14 @@ def main_output(output: Any) -> torch.Tensor:
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, torch.Tensor):
         return logits
-    found = [t for t in _pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    found = _floating_point(output)
     if not found:
         raise ValueError("the module returns no floating-point tensor to take a loss of")
     return found[0]
+
+
+def _floating_point(output: Any) -> list[torch.Tensor]:
+    return [t for t in _pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
 def given_loss(output: Any) -> Any:
@@ -40,8 +44,7 @@ def own_loss(output: Any) -> torch.Tensor:
     given = given_loss(output)
     if isinstance(given, torch.Tensor):
         return given
-    leaves = [t for t in _pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    scalars = [t for t in leaves if t.numel() == 1 and t.requires_grad]
+    scalars = [t for t in _floating_point(output) if t.numel() == 1 and t.requires_grad]
     return scalars[-1] if scalars else main_output(output).sum()
 
 

@@ -107,14 +107,18 @@ def norm(node: Node, given: Given) -> list[Layout]:
     return out
 
 
+def _dim_of_result(node: Node) -> int:
+    """The dim of its result that an operator names, the first by default."""
+    return (integers(node, "dim") or (0,))[0] % len(node.outputs[0].shape)
+
+
 def joined(node: Node, given: Given) -> list[Layout]:
     """Concatenation: all members are cut alike."""
     dims = {each.dim for each in given}
     if len(dims) > 1:
         raise Uncut(origins_of(given))
     if node.op == "stack" and given[0].dim is not None:
-        at = (integers(node, "dim") or (0,))[0] % len(node.outputs[0].shape)
-        return [given[0].along(given[0].dim + (at <= given[0].dim))]
+        return [given[0].along(given[0].dim + (_dim_of_result(node) <= given[0].dim))]
     return [Layout(given[0].dim, origins=origins_of(given))] if given[0].dim is not None else [WHOLE]
 
 
@@ -178,7 +182,7 @@ def part_gradient(node: Node, given: Given) -> list[Layout]:
     if x.dim is None:
         return [WHOLE]
     grown = len(node.outputs[0].shape) - len(node.inputs[0].type.shape)
-    at = (integers(node, "dim") or (0,))[0] % len(node.outputs[0].shape)
+    at = _dim_of_result(node)
     if not grown and at == x.dim:
         raise Uncut(x.origins)
     return [x.along(x.dim + (grown and at <= x.dim))]

@@ -12,6 +12,7 @@ from steptime.workload.aten.layout import like, tensor_type
 from steptime.workload.capture.onnx.call import OnnxCall, Result, row
 from steptime.workload.capture.onnx.tensor import Tensor, dtype_of_array
 from steptime.workload.graph.node import Attribute, Nodes, Value
+from steptime.workload.graph.types import TensorType
 
 
 @row("Shape")
@@ -243,11 +244,18 @@ def pad(nodes: Nodes, x: Value, before: Sequence[int], after: Sequence[int], val
     """``constant_pad_nd``; one number per dim and side."""
     if not any(before) and not any(after):
         return x
-    flat = tuple(n for pair in reversed(list(zip(before, after, strict=True))) for n in pair)
+    attributes: dict[str, Attribute] = {"pad": _flat(before, after), "value": value}
+    return nodes.apply("constant_pad_nd", {"self": x}, attributes, outputs=[_padded(x, before, after)]).value()
+
+
+def _flat(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """Pads as PyTorch takes them: both of the last dim first."""
+    return tuple(n for pair in reversed(list(zip(before, after, strict=True))) for n in pair)
+
+
+def _padded(x: Value, before: Sequence[int], after: Sequence[int]) -> TensorType:
     shape = [size + a + b for size, a, b in zip(x.type.shape, before, after, strict=True)]
-    attributes: dict[str, Attribute] = {"pad": flat, "value": value}
-    output = tensor_type(shape, x.type.dtype)
-    return nodes.apply("constant_pad_nd", {"self": x}, attributes, outputs=[output]).value()
+    return tensor_type(shape, x.type.dtype)
 
 
 @row("Pad")
@@ -266,11 +274,9 @@ def _pad(call: OnnxCall) -> Result:
     rank = x.type.rank - last
     if mode == "wrap" or rank > 3 or any(before[:last]) or min((*before, *after), default=0) < 0:
         return None
-    flat = tuple(n for pair in reversed(list(zip(before[last:], after[last:], strict=True))) for n in pair)
-    shape = [size + a + b for size, a, b in zip(x.type.shape, before, after, strict=True)]
     op = f"{'reflection' if mode == 'reflect' else 'replication'}_pad{max(rank, 1)}d"
-    output = tensor_type(shape, x.type.dtype)
-    return call.nodes.apply(op, {"self": x}, {"padding": flat}, outputs=[output]).value()
+    padding, output = _flat(before[last:], after[last:]), _padded(x, before, after)
+    return call.nodes.apply(op, {"self": x}, {"padding": padding}, outputs=[output]).value()
 
 
 @row("Resize", "Upsample")
