@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import models  # noqa: E402
+from recorded import calls_of  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
 from steptime.workload.capture.fake import build  # noqa: E402
 from steptime.workload.graph.liveness import Liveness  # noqa: E402
@@ -27,14 +28,14 @@ X = torch.empty(5, 8)
 
 def test_operators_by_phase_and_module() -> None:
     program = capture(mlp(), [X], optimizer="sgd-loop")
-    forward = [(c.node.op, c.module) for _, c in program.of_phase("forward") if not c.view]
+    forward = [(c.node.op, c.module) for c in calls_of(program, "forward") if not c.view]
     assert forward == [("addmm", "0"), ("relu", "1"), ("addmm", "2"), ("sum", "")]
-    backward = [(c.node.op, c.module) for _, c in program.of_phase("backward") if not c.view]
+    backward = [(c.node.op, c.module) for c in calls_of(program, "backward") if not c.view]
     assert backward == [
         ("ones_like", ""), ("mm", "2"), ("mm", "2"), ("sum", "2"), ("threshold_backward", "1"), ("mm", "0"),
         ("sum", "0"),
     ]  # fmt: skip
-    assert Counter(c.node.op for _, c in program.of_phase("optimizer") if not c.view) == {"add": 4}
+    assert Counter(c.node.op for c in calls_of(program, "optimizer") if not c.view) == {"add": 4}
 
 
 def test_shapes_types_and_attributes_are_recorded() -> None:
@@ -122,7 +123,7 @@ def test_frozen_parameters_get_no_gradient() -> None:
     module = mlp()
     module[0].requires_grad_(False)
     program = capture(module, [X], optimizer="sgd-loop")
-    assert sum(c.node.op == "mm" for _, c in program.of_phase("backward")) == 1
+    assert sum(c.node.op == "mm" for c in calls_of(program, "backward")) == 1
     assert [p.trained for p in program.parameters] == [False, False, True, True]
 
 

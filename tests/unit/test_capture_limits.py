@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import models  # noqa: E402
+from recorded import calls_of  # noqa: E402
 from steptime.errors import UnknownNameError, UserError  # noqa: E402
 from steptime.surface.profile_settings import NotedLoss  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
@@ -226,7 +227,7 @@ def test_a_real_optimiser_is_taken_with_its_settings() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_named_optimiser_can_be_captured(name: str) -> None:
-    assert capture(mlp(), [X], optimizer=name).of_phase("optimizer")
+    assert calls_of(capture(mlp(), [X], optimizer=name), "optimizer")
 
 
 def test_one_tensor_is_one_argument() -> None:

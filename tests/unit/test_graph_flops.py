@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode, flop_registry  # noqa: E402
 
 from models import FACTORIES, PUBLISHED, loss_of, parameters_of  # noqa: E402
+from recorded import full_flops  # noqa: E402
 from steptime.estimate.graph import ROWS, work_of  # noqa: E402
 from steptime.estimate.graph.movements import VIEWS  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
@@ -29,7 +30,7 @@ def by_operator(recorded):
     out = collections.Counter()
     for call in recorded.calls:
         if not call.view:
-            out[call.node.op] += work_of(call.node, inplace=call.inplace).full_flops
+            out[call.node.op] += full_flops(call.node)
     return {op: flops for op, flops in out.items() if flops}
 
 

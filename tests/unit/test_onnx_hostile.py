@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
+from recorded import opaque_nodes  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
 from steptime.workload.capture.onnx import load, read_onnx  # noqa: E402
 from steptime.workload.capture.onnx.step import program_of_file  # noqa: E402
@@ -169,7 +170,7 @@ def test_sub_graphs_nested_without_end(tmp_path):
     node = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
     condition = info("c", type=TensorProto.BOOL)
     path = write(tmp_path / "m.onnx", model([node], inputs=[info("x", 4, 4), condition]))
-    assert [each.op for each in read_onnx(path).opaque] == ["onnx::If"]
+    assert [each.op for each in opaque_nodes(read_onnx(path))] == ["onnx::If"]
     deep = b""
     for _ in range(300):  # attribute.g.node.attribute.g ... as raw messages
         attribute = _field(6, _field(1, _field(5, deep)))
@@ -239,7 +240,7 @@ def test_a_very_long_recurrence_is_not_unrolled(tmp_path):
     weights = [constant("w", np.ones((1, 8, 3)), np.float32), constant("r", np.ones((1, 8, 2)), np.float32)]
     node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=2)
     proto = model([node], [info("x", 10**9, 1, 3)], [info("y", 10**9, 1, 1, 2)], weights)
-    assert [each.op for each in read_onnx(write(tmp_path / "m.onnx", proto)).opaque] == ["onnx::LSTM"]
+    assert [each.op for each in opaque_nodes(read_onnx(write(tmp_path / "m.onnx", proto)))] == ["onnx::LSTM"]
 
 
 def test_more_numbers_than_the_shape_has(tmp_path):

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from aten_interpreter import evaluate  # noqa: E402
 from models import FACTORIES, PUBLISHED, parameters_of  # noqa: E402
+from recorded import calls_of, opaque_nodes  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.estimate.graph import work_of  # noqa: E402
 from steptime.workload.capture.onnx import program_of_file, read_onnx  # noqa: E402
@@ -98,7 +99,7 @@ def test_results_parameters_and_flops_of_an_exported_model(name, tmp_path):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
     assert model.parameter_count == parameters_of(module)
     assert flops(model.graph) == expected or (name in UNCOUNTED and flops(model.graph) > expected)
-    assert not model.opaque
+    assert not opaque_nodes(model)
     assert len({model.module(node) for node in model.graph.nodes()}) > 2
 
 
@@ -116,11 +117,11 @@ def test_a_training_step_has_the_flops_that_pytorch_counts(name, tmp_path):
         output.sum().backward()
     counts.append(counter.get_total_flops())
     for phase, expected in zip(("forward", "backward"), counts, strict=True):
-        works = [work_of(call.node) for _, call in program.of_phase(phase) if not call.view]
+        works = [work_of(call.node) for call in calls_of(program, phase) if not call.view]
         assert None not in works
         assert sum(work.matrix_flops for work in works) == expected
-    paths = {call.module for _, call in program.of_phase("backward")}
-    assert paths >= {call.module for _, call in program.of_phase("forward") if call.node.input("weight")}
+    paths = {call.module for call in calls_of(program, "backward")}
+    assert paths >= {call.module for call in calls_of(program, "forward") if call.node.input("weight")}
     assert program.batch == 2
     assert all(parameter.trained for parameter in program.parameters)
 
@@ -137,7 +138,7 @@ def test_published_models(name, opset, tmp_path):
     _, expected = counted(module.to("meta"), [each.to("meta") for each in inputs])
     assert model.parameter_count == parameters
     assert flops(model.graph) == expected
-    assert not model.opaque
+    assert not opaque_nodes(model)
 
 
 #: Cases of the ONNX project that differ in more than rounding, and why that does not matter here.
@@ -191,7 +192,7 @@ def _case(case, path):
     outs = [np.asarray(each) for each in case.data_sets[0][1] if isinstance(each, (np.ndarray, np.generic))]
     unsupported = ("uint16", "uint32", "uint64", "bfloat16", "float8", "float4", "object", "int2", "e8m0")
     types = [str(array.dtype) for array in (*arrays.values(), *outs)]
-    if imported.opaque or any(each in kind for each in unsupported for kind in types) or len(arrays) < len(live):
+    if opaque_nodes(imported) or any(each in kind for each in unsupported for kind in types) or len(arrays) < len(live):
         return None
     try:
         results = evaluate(imported.graph.outputs, sources, check=True)
@@ -232,7 +233,7 @@ def test_an_unknown_operator_stays_with_its_declared_type(tmp_path):
     nodes = [helper.make_node("Swirl", ["x"], ["h"], domain="own", turns=3), helper.make_node("Relu", ["h"], ["y"])]
     path = tmp_path / "m.onnx"
     model = read_onnx(made(path, nodes, [info("x", 2, 3)], [info("y", 5, 7)], value_info=[info("h", 5, 7)]))
-    (node,) = model.opaque
+    (node,) = opaque_nodes(model)
     assert (node.op, node.attribute("turns"), node.outputs[0].shape) == ("onnx.own::Swirl", 3, (5, 7))
     with pytest.raises(UserError, match="nothing is known of the operator 'Swirl' of 'own'"):
         read_onnx(made(path, nodes, [info("x", 2, 3)], [info("y", 5, 7)]))
@@ -241,7 +242,7 @@ def test_an_unknown_operator_stays_with_its_declared_type(tmp_path):
 def test_a_standard_operator_without_a_row_has_its_inferred_type(tmp_path):
     nodes = [helper.make_node("Det", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
     model = read_onnx(made(tmp_path / "m.onnx", nodes, [info("x", 5, 3, 3)], [info("y", 5)]))
-    assert [(node.op, node.outputs[0].shape) for node in model.opaque] == [("onnx::Det", (5,))]
+    assert [(node.op, node.outputs[0].shape) for node in opaque_nodes(model)] == [("onnx::Det", (5,))]
 
 
 def test_functions_of_the_model_are_inlined(tmp_path):

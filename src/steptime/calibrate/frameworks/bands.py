@@ -37,11 +37,6 @@ class Band:
     low: float
     high: float
 
-    def holds(self, scaled: Array) -> Array:
-        """Whether residuals lie inside."""
-        inside: Array = (scaled >= self.low) & (scaled <= self.high)
-        return inside
-
 
 def left_out(
     fit: FrameworkFit,

@@ -11,6 +11,7 @@ from steptime.cost.attention import (
     fused_attention_backward_vector_flops,
     fused_attention_bytes,
     fused_attention_vector_flops,
+    scores_flops,
 )
 from steptime.cost.attention_time import attention_backward_pair_flops, attention_pair_flops
 from steptime.estimate.graph.work import OperatorRow, Shape, as_operator, input_type, integer
@@ -46,11 +47,11 @@ def _sizes(
     node: Node, batch: int, heads: tuple[int, int], length: tuple[int, int], width: tuple[int, int]
 ) -> dict[str, Num]:
     causal = integer(node, "is_causal", int(integer(node, "custom_mask_type", 0) in CAUSAL_TYPES))
-    (queries, keys), rows, whole = length, batch * heads[0] * length[0], batch * heads[0] * length[0] * length[1]
-    seen = whole if not causal else batch * heads[0] * _unmasked(queries, keys)
+    (queries, keys), rows = length, batch * heads[0] * length[0]
+    seen = batch * heads[0] * _unmasked(queries, keys) if causal else rows * keys
     return {
         "batch": batch, "heads": heads[0], "kv_heads": heads[1], "queries": queries, "seen_keys": keys,
-        "causal": float(causal), "window": 0.0, "pairs": seen, "masked": whole - seen, "rows": rows,
+        "causal": float(causal), "window": 0.0, "pairs": seen, "rows": rows,
         "keys": batch * heads[0] * keys, "kv_rows": batch * heads[1] * keys, "kv_rows_read": batch * heads[1] * keys,
         "head_dim": width[0], "qk_dim": width[0], "v_dim": width[1], "dropout": float(_dropout(node) > 0),
     }  # fmt: skip
@@ -72,14 +73,13 @@ _FORWARD, _BACKWARD = Formula(attention_pair_flops), Formula(attention_backward_
 
 
 def _scores(s: Shape) -> Num:
-    return s["pairs"] * 2 * s["qk_dim"]
+    return scores_flops(s["pairs"], s["qk_dim"], 1)
 
 
 def _forward(sequence: int) -> OperatorRow:
     return OperatorRow(
         sizes=lambda node: _geometry(node, sequence),
         matrix_flops=lambda s: s["pairs"] * _FORWARD(s),
-        masked_flops=lambda s: s["masked"] * _FORWARD(s),
         vector_flops=Formula(fused_attention_vector_flops),
         moved_bytes=Formula(fused_attention_bytes),
         kernels=as_operator("fused_attention"),
@@ -90,7 +90,6 @@ def _backward(sequence: int) -> OperatorRow:
     return OperatorRow(
         sizes=lambda node: _geometry(node, sequence),
         matrix_flops=lambda s: s["pairs"] * _BACKWARD(s),
-        masked_flops=lambda s: s["masked"] * _BACKWARD(s),
         repeated_flops=_scores,
         vector_flops=Formula(fused_attention_backward_vector_flops),
         moved_bytes=Formula(fused_attention_backward_bytes),

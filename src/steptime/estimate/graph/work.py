@@ -31,8 +31,6 @@ class Work:
 
     matrix_flops: Num = 0.0
     """Operations on the matrix units (2mnk for a product) of kernels that skip what a causal mask hides."""
-    masked_flops: Num = 0.0
-    """Further operations if the hidden half of causal attention is counted too, as `torch.utils.flop_counter` does."""
     repeated_flops: Num = 0.0
     """Part of ``matrix_flops`` that repeats an earlier product: the scores in the backward of fused attention."""
     vector_flops: Num = 0.0
@@ -43,11 +41,6 @@ class Work:
     """Element type that it computes in."""
     family: str = ""
     """Family of operators whose table has it; ``view`` for what costs nothing, ``unknown`` for what is in no table."""
-
-    @property
-    def full_flops(self) -> Num:
-        """Matrix operations in the convention of `torch.utils.flop_counter`: causal attention counts full."""
-        return self.matrix_flops + self.masked_flops
 
     @property
     def model_flops(self) -> Num:
@@ -74,7 +67,6 @@ class OperatorRow:
     sizes: Callable[[Node], Mapping[str, Num]] = _no_sizes
     """Sizes beyond those of :func:`basic`."""
     matrix_flops: Count | None = None
-    masked_flops: Count | None = None
     repeated_flops: Count | None = None
     vector_flops: Count | None = None
     moved_bytes: Count = STREAMED
@@ -158,9 +150,8 @@ def evaluate(row: OperatorRow, node: Node, family: str, inplace: bool) -> Work:
     counts = {
         name: formula(shape) if formula is not None else 0
         for name, formula in (
-            ("matrix_flops", row.matrix_flops), ("masked_flops", row.masked_flops),
-            ("repeated_flops", row.repeated_flops), ("vector_flops", row.vector_flops),
-            ("moved_bytes", row.moved_bytes), ("launches", row.launches),
+            ("matrix_flops", row.matrix_flops), ("repeated_flops", row.repeated_flops),
+            ("vector_flops", row.vector_flops), ("moved_bytes", row.moved_bytes), ("launches", row.launches),
         )
     }  # fmt: skip
     kernels = row.kernels(node, {**shape, **counts})

@@ -64,25 +64,6 @@ def weigh_places(chain: Chain, places: Sequence[Place], link: HostLink, limit_by
     return timeline(arrays_of(chain), [Place(place) for place in places], link, limit_bytes)
 
 
-def hidden_bytes(chain: Chain, link: HostLink) -> float:
-    r"""Most bytes that can go out behind the forward pass and come back behind the backward pass.
-
-    $$\min\Bigl(\beta_{out} \sum_{i \ge 1} u^f_i, \; \beta_{in} \sum_{i \ge 1} u^b_i\Bigr)$$
-
-    with $\beta$ the rates of the link in bytes per second, $u^f_i$ and $u^b_i$ the seconds of forward and backward of
-    segment $i$: nothing can go before the first forward has ended, and all must be back when the last backward begins.
-
-    >>> from steptime.search.rematerialisation.chain import Segment
-    >>> one = Segment(forward_s=1, backward_s=2, input_bytes=0, saved_bytes=40)
-    >>> hidden_bytes(Chain(segments=(one,) * 3), HostLink(out_Bps=20, in_Bps=8))
-    32
-    """
-    return min(
-        link.out_Bps * sum(one.forward_s for one in chain.segments[1:]),
-        link.in_Bps * sum(one.backward_s for one in chain.segments[1:]),
-    )
-
-
 def bound_s(chain: Chain, link: HostLink, limit_bytes: float) -> float:
     """A time that no choice of places beats.
 

@@ -99,7 +99,3 @@ class Program:
         """Elements of all parameters, shared ones once."""
         seen = {parameter.storage: parameter.elements for parameter in self.parameters}
         return sum(seen.values())
-
-    def of_phase(self, phase: Phase) -> tuple[tuple[int, Call], ...]:
-        """Calls of one phase with their numbers."""
-        return tuple((number, call) for number, call in enumerate(self.calls) if call.phase == phase)

@@ -35,11 +35,6 @@ class OnnxModel:
         """Elements of all weights that the graph uses, shared ones once; running statistics are no weights."""
         return sum(node.outputs[0].elements for node in self.graph.sources("parameter"))
 
-    @property
-    def opaque(self) -> tuple[Node, ...]:
-        """Nodes of operators without a row, which carry types and no meaning."""
-        return tuple(node for node in self.graph.nodes() if node.op.startswith("onnx"))
-
     def module(self, node: Node) -> str:
         """Module path of a node."""
         return self.modules[node.number] if node.number < len(self.modules) else ""
