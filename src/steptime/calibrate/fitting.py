@@ -64,9 +64,10 @@ def fit(
 ) -> dict[str, float]:
     r"""Coefficients that minimise the robust log error.
 
-    $$\min_c \sum_i \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \rho_2\Big(\frac{\ln c_j - \ln p_j}{s_j}\Big)$$
+    $$\min_c \sum_i \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \Big(\lambda\,\frac{\ln c_j - \ln p_j}{s_j}\Big)^2$$
 
-    with $\rho$ the soft absolute value (quadratic below 5 %, then linear), within the bounds of the family. What the
+    with $\rho(x) = 2 \lambda^2 (\sqrt{1 + x^2 / \lambda^2} - 1)$ the soft absolute value (quadratic below $\lambda$ =
+    :data:`LOSS_SCALE`, then linear), within the bounds of the family. What the
     model then leaves over is fitted by the family itself, if it has a way to.
 
     Args:

@@ -104,13 +104,14 @@ def tiled_attention_s(
     $$t = \tau + (t_c^{\,p} + t_m^{\,p})^{1/p} + n_s t_m, \qquad
       \sigma = \frac{f}{\varepsilon R_m} + \frac{v}{R_v}, \qquad t_m = \frac{M}{\eta\beta}$$
 
-    $t_c$ is `tiled_compute_s` with $\sigma$ seconds per pair and $\bar k, k_{\max}$ of `keys_of_tiles`, each plus
-    `fill_keys` for the start and the end of a block. $f$ = `pair_flops` on the matrix units (peak $R_m$, share
-    $\varepsilon$ = `efficiency`) and $v$ = `softmax_flops` on the vector units (peak $R_v$) do not overlap within a
-    pair; $M$ = `moved_bytes`; $p$ = `overlap` (1: none); $n_s$ = `serial_passes` counts kernels beside the
-    attention itself (rotary embedding, writing the cache) in units of its traffic; $\tau$ = `launch_s`. $R_m$ =
+    $t_c$ is `tiled_compute_s` of $b\,h\,\lceil s_q / r\rceil\,\phi$ blocks ($b$ = `batch`, $h$ = `heads`, $s_q$ =
+    `queries`, $r$ = `tile_rows`, $\phi$ = `packed_share`) with $\sigma$ seconds per pair and $\bar k, k_{\max}$ of
+    `keys_of_tiles`, each plus `fill_keys` for the start and the end of a block. $f$ = `pair_flops` on the matrix units
+    (peak $R_m$, share $\varepsilon$ = `efficiency`) and $v$ = `softmax_flops` on the vector units (peak $R_v$) do not
+    overlap within a pair; $M$ = `moved_bytes`; $p$ = `overlap` (1: none); $n_s$ = `serial_passes` counts kernels beside
+    the attention itself (rotary embedding, writing the cache) in units of its traffic; $\tau$ = `launch_s`. $R_m$ =
     `matrix_flops_per_s`, $R_v$ = `vector_flops_per_s` and $\beta$ = `memory_Bps` are rates of the datasheet, $\eta$ =
-    `memory_efficiency`. The `kv_heads` say how many query heads share tiles, as far as `packing` (`packed_share`).
+    `memory_efficiency`. The `kv_heads` and `packing` say how many query heads share tiles.
 
     Source: FlashAttention-2, arXiv 2307.08691; FlashAttention-3, arXiv 2407.08608 (softmax beside the products).
 

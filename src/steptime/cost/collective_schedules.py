@@ -180,7 +180,7 @@ def doubling_path(size_bytes: Num, ranks: Num, inside: Num, passes: Num = 1) -> 
     $$h_0 = p \lceil \log_2 t \rceil,\quad h_1 = p \lceil \log_2 N \rceil,\quad
       V_0 = p\, S \frac{t-1}{n},\quad V_1 = p\, t\, S \frac{N-1}{N}$$
 
-    The rounds between domains move $S (N-1)/N$ per rank (nearest partners first in the scatter, last in the gather),
+    The rounds between domains move $S (N-1)/N$ per rank (nearest partners first in the gather, last in the scatter),
     $t$ ranks of a domain at a time. For $n$ that is no power of two see `bruck_path`.
 
     Source: Thakur et al. 2005, sections 4.1, 4.2 and 4.5 (Rabenseifner).
@@ -215,7 +215,10 @@ def bruck_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
 def bruck_all_to_all_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
     r"""Bruck all-to-all: $\lceil \log_2 n \rceil$ rounds of half the data each.
 
-    $$V = \frac{S}{2} \lceil \log_2 n \rceil$$
+    $$h_1 = \lceil \log_2 n \rceil\big|_{N>1},\quad h_0 = \lceil \log_2 n \rceil\big|_{N=1},\quad
+      V = \frac{S}{2} \lceil \log_2 n \rceil$$
+
+    and $t$ times as much leaves a domain.
 
     Source: Bruck et al. 1997; Thakur et al. 2005, section 4.4.
 

@@ -80,7 +80,8 @@ def exposed_sharded_s(
     r"""Exposed part of a backward pass that gathers weights again and reduces gradients by layers (ZeRO-3, HSDP).
 
     $$t = R_s + \max\big(W + R + X,\ R + L X - (L-1)\,t_l\big)$$
-    $$W = [G - t_h]_+ + [R_h + G - t_l]_+ + (L-2)\,[R + G - t_l]_+ + [R - t_l]_+$$
+    $$W = [G - t_h]_+ + [R_h + G - t_l]_+ + (L-2)\,[R + G - t_l]_+ + [R - t_l]_+ \qquad
+      W = [G - t_h]_+ + [R_h - t_l]_+ \ \text{for } L = 1$$
 
     where $R$ = `reduce_s` reduces the gradients of one of $L$ = `layers` over the ranks that share its weights and
     $G$ = `gather_s` gathers them, both beside the pass of another layer, of which $t_l$ = `behind_s` can hide them
@@ -92,6 +93,8 @@ def exposed_sharded_s(
 
     >>> exposed_sharded_s(1.0, 2.0, 0.0, 4, 2.0, 2.0, 0.5, 0.0), exposed_sharded_s(1.0, 0.0, 3.0, 4, 2.0, 0.0, 0.0, 0.0)
     (3.5, 7.0)
+    >>> exposed_sharded_s(1.0, 2.0, 0.0, 1, 2.0, 0.5, 0.5, 3.0)   # one layer: 0.5 + 1.5 + 1 + 1
+    4.0
     """
     several = where(layers > 1, 1.0, 0.0)
     stalls_s = maximum(gather_s - head_s, 0.0)

@@ -52,15 +52,13 @@ def rotated_s(ranks: Num, inside: Num, near_s: Num, far_s: Num) -> Num:
 def ring_exchange_s(
     size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
 ) -> Num:
-    r"""Every rank's block visits all others: $n - 1$ messages from neighbour to neighbour.
+    r""":func:`rotated_s` with messages that take their latency and their bytes over the rate of a link.
 
-    $$t = (n - 1) \max\left(\Big[\alpha_f + \frac{S}{\beta_f}\Big]_{r>1},\
-        \Big[\alpha_s + \frac{S}{\beta_s}\Big]_{n>r}\right)$$
+    $$t_n = \alpha_f + \frac{S}{\beta_f}, \qquad t_f = \alpha_s + \frac{S}{\beta_s}$$
 
-    where $S$ = `size_bytes` is one rank's block. A ring crosses a domain border with one link, so that the slowest
-    message sets the pace of every step.
+    where $S$ = `size_bytes` is one rank's block; nothing is sent of an empty one.
 
-    Source: ring attention, Liu et al., arXiv 2310.01889, section 3.
+    Source: as :func:`rotated_s`; messages of Hockney 1994.
 
     >>> ring_exchange_s(1e8, 4, 4, 100e9, 10e9, 0.0, 0.0), ring_exchange_s(1e8, 4, 2, 100e9, 10e9, 0.0, 0.0)
     (0.003, 0.03)

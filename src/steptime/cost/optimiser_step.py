@@ -27,7 +27,8 @@ def list_launches(tensors: Num, elements: Num, tensors_per_launch: Num) -> Num:
     r"""Kernels that one operator over lists of tensors launches: $n = \max(\lceil t/t_0\rceil, \lceil x/(c\,l)\rceil)$.
 
     where $t$ = `tensors` of a list, at most $t_0$ = `tensors_per_launch` of them in one launch, $x$ = `elements`
-    altogether in chunks of $c$, $l$ chunks in one launch.
+    altogether in chunks of $c$ = 65,536, $l$ = 320 chunks in one launch (:data:`CHUNK_ELEMENTS`,
+    :data:`CHUNKS_PER_LAUNCH`).
 
     Source: PyTorch 2.13, ATen/native/cuda/MultiTensorApply.cuh.
 

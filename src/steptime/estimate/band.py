@@ -45,8 +45,9 @@ def band_of(e: Evaluation) -> StepBand | None:
     $$\sigma^2 = \sum_k \left(\ln \frac{T(\theta_k + \sigma_k)}{T}\right)^2 + \sigma_n^2, \qquad
       \left[T e^{q_{5} w \sigma},\ T e^{q_{95} w \sigma}\right]$$
 
-    where $\theta_k$ are the parameters of the framework with standard deviations $\sigma_k$, $\sigma_n$ the noise of
-    runs that are known exactly (more of it with experts), $q$ the quantiles of residuals of runs whose source had no
+    where $\theta_k$ are the parameters of the framework and the factor of the device, with standard deviations
+    $\sigma_k$ on the scale of the fit (the logarithm; of shares the logit), $\sigma_n$ the noise of runs that are known
+    exactly (with experts $\sigma_n^2$ has a further term), $q$ the quantiles of residuals of runs whose source had no
     part in the fit, and $w$ the widening for a device that few sources have measured
     (:func:`steptime.plan.framework.widening`).
 

@@ -49,6 +49,11 @@ class GroupCurve:
     """What somebody stated over the numbers of the level that the curve was measured on."""
 
     @property
+    def inside(self) -> int:
+        """Ranks of the group in each fast domain."""
+        return self.ranks if self.axis == "local" else 1
+
+    @property
     def text(self) -> str:
         """One phrase for a report."""
         error = f"median error {100 * self.curve.median_ape:.1f} %"
@@ -79,15 +84,13 @@ class Groups:
         out = otherwise
         for one in self.curves:
             if one.kind == MIRROR.get(kind, kind):
-                per_domain = one.ranks if one.axis == "local" else 1
-                out = where((ranks == one.ranks) & (inside == per_domain), one.seconds(size_bytes), out)
+                out = where((ranks == one.ranks) & (inside == one.inside), one.seconds(size_bytes), out)
         return out
 
     def find(self, kind: str, ranks: float, inside: float) -> GroupCurve | None:
         """The curve that :meth:`seconds` takes for one plan."""
         for one in reversed(self.curves):
-            per_domain = one.ranks if one.axis == "local" else 1
-            if (one.kind, one.ranks, per_domain) == (MIRROR.get(kind, kind), ranks, inside):
+            if (one.kind, one.ranks, one.inside) == (MIRROR.get(kind, kind), ranks, inside):
                 return one
         return None
 

@@ -40,7 +40,9 @@ class Sizes:
     first: Part
     last: Part
     boundary_bytes: Num
+    """Activation that one micro-batch hands from stage to stage."""
     working_bytes: Num
+    """Largest temporary beside the kept activations; below at the loss and in the backward pass of the head."""
     loss_bytes: Num = 0.0
     later: Part | None = None
     """A layer with experts, where the first layers of the model have none; ``layer`` is the mean of both kinds."""

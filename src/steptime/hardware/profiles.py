@@ -136,8 +136,8 @@ def distance(one: Device, other: Device) -> float:
     $$d = 3 [v \ne v'] + \sum_i w_i |\ln (x_i / x_i')|$$
 
     over work per byte of bandwidth, rate per multiprocessor, cache per multiprocessor, bandwidth, and single
-    precision per watt (parts that their power limits behave alike), with $v$ the vendor; a figure that one of them
-    lacks counts 0.5.
+    precision per watt (parts that their power limits behave alike), with $v$ the vendor; the logarithm
+    of a figure that one of them lacks counts as 0.5.
 
     Source: choice of this program; the weights are not fitted.
     """

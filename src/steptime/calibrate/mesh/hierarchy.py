@@ -17,9 +17,9 @@ PRIOR_LINKS = 8.0
 GAP_RANGE = math.log(10 / 1.25)
 #: Up to here groups are looked at one by one.
 SMALL_GROUP = 64
-#: Weight of what other levels show of the spread.
 #: Evidence below which a split is turned down: odds of five to two.
 LEAST_EVIDENCE = 0.9
+#: Most weight (links) of what other levels show of the spread.
 MOST_PRIOR_LINKS = 20.0
 #: Levels whose costs differ by less than the first are one level, however certain the difference; a difference
 #: above the second counts whatever the noise; between them it has to be twice the noise of a link.
@@ -69,11 +69,12 @@ def log_odds(one: float, two: float, inside: float, between: float, noise: Noise
     r"""Evidence for two levels of links against one, apart from how the devices were grouped.
 
     $$\frac{n + \nu}{2} \ln \frac{Q_1 + \nu s^2}{Q_2 + \nu s^2}
-      - \ln \frac{R}{\sigma \sqrt{2 \pi (1/n_i + 1/n_b)}}$$
+      - \ln \max\Big(1, \frac{R}{\sigma \sqrt{2 \pi (1/n_i + 1/n_b)}}\Big), \qquad
+      \sigma^2 = \frac{Q_2 + \nu s^2}{n + \nu}$$
 
     with $Q$ the sums of squares around the means (`one`, `two`), $n = n_i + n_b$ links `inside` and `between` groups,
-    and a prior of $\nu$ links with spread $s$. The last term pays for the freedom to choose the gap: before the
-    measurement its logarithm was somewhere in a range $R$, afterwards its standard error is known.
+    and a prior of $\nu$ links with spread $s$ (`noise`). The last term pays for the freedom to choose the gap: before the
+    measurement its logarithm was somewhere in a range $R$ = :data:`GAP_RANGE`, afterwards its standard error is known.
     """
     links = inside + between
     prior = noise.links * noise.sigma**2

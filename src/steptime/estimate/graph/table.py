@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.host import issued_s
+from steptime.cost.host import SHARPNESS, issued_s
 from steptime.cost.intensity import arithmetic_intensity
 from steptime.estimate.graph.modules import NUMBER, ancestors, labels, tree_order
 from steptime.estimate.graph.operators import NOTHING, UNKNOWN
@@ -257,19 +257,20 @@ class CostTable:
     def _band(self, step_s: float, host_s: float) -> tuple[float, float]:
         r"""Errors of one curve go together, those of different curves do not.
 
-        $$\Delta^2 = \sum_c \big(T_c\,(f_c - 1)\,(d/t)^7\big)^2 + \big(h\,(f_h - 1)\,(h/t)^7\big)^2
+        $$\Delta^2 = \sum_c \big(T_c\,(f_c - 1)\,(d/t)^{p-1}\big)^2 + \big(h\,(f_h - 1)\,(h/t)^{p-1}\big)^2
           + \big(t\,(f_s - 1)\big)^2$$
 
-        with $T_c$ the time on curve $c$ and $f_c$ an end of its band, $h$ the host's time, $(d/t)^7$ and $(h/t)^7$ the
-        derivatives of the soft maximum $t$ of :func:`steptime.cost.host.issued_s`, and $f_s$ what a step takes against
-        the sum of its kernels.
+        with $T_c$ the time on curve $c$ and $f_c$ an end of its band, $d = \sum_c T_c$ and $h$ the times of device and
+        host, $(d/t)^{p-1}$ and $(h/t)^{p-1}$ the derivatives of their soft maximum $t$ of exponent $p$
+        (:func:`steptime.cost.host.issued_s`), and $f_s$ what a step takes against the sum of its kernels. Above the
+        time count the ends above 1, below it those below 1.
         """
         if not step_s:
             return (0.0, 0.0)
         bands = {cost.basis: cost.band for cost in self.kinds}
         groups = self.by_basis()
         device_s = sum(group.seconds for group in groups)
-        slopes = (device_s / step_s) ** 7, (host_s / step_s) ** 7
+        slopes = (device_s / step_s) ** (SHARPNESS - 1), (host_s / step_s) ** (SHARPNESS - 1)
         ends = []
         for end in (0, 1):
             parts = [group.seconds * (bands[group.name][end] - 1) * slopes[0] for group in groups]
