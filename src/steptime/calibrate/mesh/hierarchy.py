@@ -73,8 +73,9 @@ def log_odds(one: float, two: float, inside: float, between: float, noise: Noise
       \sigma^2 = \frac{Q_2 + \nu s^2}{n + \nu}$$
 
     with $Q$ the sums of squares around the means (`one`, `two`), $n = n_i + n_b$ links `inside` and `between` groups,
-    and a prior of $\nu$ links with spread $s$ (`noise`). The last term pays for the freedom to choose the gap: before the
-    measurement its logarithm was somewhere in a range $R$ = :data:`GAP_RANGE`, afterwards its standard error is known.
+    and a prior of $\nu$ links with spread $s$ (`noise`). The last term pays for the freedom to choose the gap: before
+    the measurement its logarithm was somewhere in a range $R$ = :data:`GAP_RANGE`, afterwards its standard error is
+    known.
     """
     links = inside + between
     prior = noise.links * noise.sigma**2

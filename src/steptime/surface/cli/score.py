@@ -76,8 +76,10 @@ def command(
 
     if out is not None:
         scoring.check_out(out)
-    known = kernels is None
-    result = scoring.score_collectives(str(collectives), given) if known else scoring.score_kernels(str(kernels))
+    if kernels is None:
+        result = scoring.score_collectives(str(collectives), given)
+    else:
+        result = scoring.score_kernels(str(kernels))
     if out is not None:
         scoring.write_residuals(result, out)
     _report(result.to_json(), json)
