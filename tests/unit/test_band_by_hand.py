@@ -35,30 +35,31 @@ MOVED = {
 
 
 @cache
-def evaluated(framework: Framework) -> Evaluation:
+def evaluated(framework: Framework, schedule: str = "1f1b") -> Evaluation:
     plans = Plans(tp=2, cp=2, pp=2, dp=8, ep=4, in_tp=2, in_cp=2, in_pp=2)
     job = Job(model=load_model("mixtral-8x7b"), gpus=64, global_batch=64, seq_len=4096, precision=PRECISIONS["fp8"],
-              optimizer=OPTIMIZERS["adam"], framework=framework)  # fmt: skip
+              optimizer=OPTIMIZERS["adam"], framework=framework, schedule=schedule)  # fmt: skip
     machine = Setting(method=CORRECTED, job=job, cluster=load_cluster("dgx-h100")).machine
     return evaluate(CORRECTED, CORRECTED.strategies["context"], job, machine, plans)
 
 
-def band(**known: object) -> StepBand:
+def band(schedule: str = "1f1b", **known: object) -> StepBand:
     spread = replace(CERTAIN, **known)  # type: ignore[arg-type]
-    e = evaluated(FRAMEWORK)
+    e = evaluated(FRAMEWORK, schedule)
     found = band_of(replace(e, job=replace(e.job, framework=replace(FRAMEWORK, spread=spread))))
     assert found is not None
     return found
 
 
-def step_s(**changes: float) -> float:
-    return float(evaluated(replace(FRAMEWORK, **changes)).step_time_s)  # type: ignore[arg-type]
+def step_s(schedule: str = "1f1b", **changes: float) -> float:
+    return float(evaluated(replace(FRAMEWORK, **changes), schedule).step_time_s)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_one_doubt_is_the_change_of_the_step_when_it_is_moved(name: str) -> None:
-    found, usual = band(doubts=dict(CERTAIN.doubts) | {name: DOUBT}), step_s()
-    assert found.high_s == pytest.approx(step_s(**{name: MOVED[name]}), rel=1e-9)
+def test_one_doubt_is_the_change_of_the_step_when_it_is_moved(name: str, schedule: str) -> None:
+    found, usual = band(schedule, doubts=dict(CERTAIN.doubts) | {name: DOUBT}), step_s(schedule)
+    assert found.high_s == pytest.approx(step_s(schedule, **{name: MOVED[name]}), rel=1e-9)
     assert found.high_s > usual and found.low_s == pytest.approx(usual**2 / found.high_s, rel=1e-9)
     assert found.shares[name] == pytest.approx(1.0)
 

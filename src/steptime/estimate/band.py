@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Evaluation, Works
-from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.stack import stacked
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import compose
-from steptime.estimate.work import Pass, PhaseWork, pass_of
+from steptime.estimate.work import NUMBERS, Pass, PhaseWork, pass_of
 from steptime.num import Num, taken
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
@@ -79,7 +78,7 @@ def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, f
 
 def _passes(works: Works, many: Framework) -> Passes:
     """Time of each part of the model under frameworks in columns, all parts at once as rows of arrays."""
-    rows = {phase: _in_rows([works[part][phase] for part in PARTS]) for phase in (FORWARD, BACKWARD)}
+    rows = {phase: _in_rows([works[part][phase] for part in PARTS]) for phase in works[PARTS[0]]}
     each: Any = pass_of(rows, many)
     layer, first, last = (
         Pass(**{field.name: taken(getattr(each, field.name), i) for field in fields(Pass)}) for i in range(len(PARTS))
@@ -92,7 +91,7 @@ def _in_rows(works: list[PhaseWork]) -> PhaseWork:
     numbers = np.array([_NUMBERS_OF(work) for work in works]).T[:, :, None]
     links, busy = _columns([work.links_s for work in works]), _columns([work.busy_s for work in works])
     beside = stacked([work.beside for work in works], shape=(-1, 1))
-    return PhaseWork(**dict(zip(_NUMBERS, numbers, strict=True)), links_s=links, busy_s=busy, beside=beside)
+    return PhaseWork(**dict(zip(NUMBERS, numbers, strict=True)), links_s=links, busy_s=busy, beside=beside)
 
 
 def _columns(each: list[Mapping[K, Num]]) -> dict[K, Num]:
@@ -101,8 +100,7 @@ def _columns(each: list[Mapping[K, Num]]) -> dict[K, Num]:
     return {key: np.array([[one.get(key, 0.0)] for one in each]) for key in keys}
 
 
-_NUMBERS = tuple(field.name for field in fields(PhaseWork) if field.name not in ("links_s", "busy_s", "beside"))
-_NUMBERS_OF = attrgetter(*_NUMBERS)
+_NUMBERS_OF = attrgetter(*NUMBERS)
 
 
 @lru_cache(maxsize=256)

@@ -75,13 +75,6 @@ class StageParts:
     """1 where it has the embedding; likewise the head."""
     last: Num
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(StageParts):
-    """One stage, and the micro-batches that it holds at once."""
-
-    in_flight: Num
-
     def of_layers(self, sizes: Sizes, pool: str, layers: int) -> Num:
         """Sum of something over the layers of the stage: the mean of all, or where dense ones stand first, of its own.
 
@@ -95,6 +88,13 @@ class Stage(StageParts):
         dense = (layers * mean - (layers - sizes.leading) * later) / sizes.leading
         count = minimum(self.layers, sizes.leading) if self.name == "first" else 0.0
         return count * dense + (self.layers - count) * later
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(StageParts):
+    """One stage, and the micro-batches that it holds at once."""
+
+    in_flight: Num
 
 
 def stage_parts(planned: PlannedJob, name: str) -> StageParts:
@@ -119,7 +119,7 @@ def _parts(planned: PlannedJob, name: str) -> dict[str, Any]:
 
 def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """What a stage holds throughout: weights, gradients, states, buffers."""
-    plans, weights = planned.plans, _total(planned, "weights", stage)
+    plans, weights = planned.plans, on_stage(planned, "weights", stage)
     ranks = sharing_ranks(plans, planned.strategy.gradient_ranks(plans))
     each = state_bytes(planned.job)
 
@@ -236,7 +236,7 @@ def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
     })  # fmt: skip
 
 
-def _total(planned: PlannedJob, pool: str, stage: Stage) -> Num:
+def on_stage(planned: PlannedJob, pool: str, stage: StageParts) -> Num:
     """Sum of one pool of parameters over the parts of a stage."""
     sizes = planned.sizes
     layers = stage.of_layers(sizes, pool, planned.job.model.layers)
@@ -253,7 +253,7 @@ def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
     """Weights, gradients and states of routed experts: shared out over the ranks that hold the same ones."""
     if not planned.sizes.has("expert_weights"):
         return {}
-    plans, parameters = planned.plans, _total(planned, "expert_weights", stage)
+    plans, parameters = planned.plans, on_stage(planned, "expert_weights", stage)
     ranks = sharing_ranks(plans, plans.edp)
     return {
         f"expert_{name}/parameter_bytes": _parameters(parameters, size, where(plans.zero >= zero, ranks, 1))
@@ -272,7 +272,7 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
         if not sizes.has(pool):
             continue
         shards = where(plans.zero >= 3, sharing_ranks(plans, ranks), 1)
-        parameters, stored = _total(planned, pool, stage), _total(planned, own, stage)
+        parameters, stored = on_stage(planned, pool, stage), on_stage(planned, own, stage)
         mean_bytes = stored / where(parameters > 0, parameters, 1)
         out[f"{pool}_weights/parameter_bytes"] = _parameters(parameters, mean_bytes, shards)
     return out

@@ -13,10 +13,17 @@ from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import STAGES, StageParts, has_shards, kept_of_layer, sharing_ranks, stage_parts
+from steptime.estimate.memory import (
+    STAGES,
+    StageParts,
+    has_shards,
+    kept_of_layer,
+    on_stage,
+    sharing_ranks,
+    stage_parts,
+)
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.planned import PlannedJob
-from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
@@ -250,7 +257,7 @@ def replicated_s(planned: PlannedJob, machine: Machine) -> Num:
 
 def replicated_of(planned: PlannedJob) -> Sent:
     """The collective of :func:`replicated_s`."""
-    plans, parameters = planned.plans, _on_stage(planned.sizes, stage_parts(planned, "first"), "replicated")
+    plans, parameters = planned.plans, on_stage(planned, "replicated", stage_parts(planned, "first"))
     size_bytes = parameters * planned.job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
     return Sent("all_reduce", size_bytes, group_of(plans, (planned.strategy.replicated_axis,)))
 
@@ -310,9 +317,9 @@ def owned_parameters(planned: PlannedJob) -> Num:
     most: Num = 0.0
     for name in STAGES:
         parts = stage_parts(planned, name)
-        owned = _owned(plans, _on_stage(sizes, parts, "weights"), ranks)
+        owned = _owned(plans, on_stage(planned, "weights", parts), ranks)
         if sizes.has("expert_weights"):
-            owned = owned + _owned(plans, _on_stage(sizes, parts, "expert_weights"), plans.edp)
+            owned = owned + _owned(plans, on_stage(planned, "expert_weights", parts), plans.edp)
         most = maximum(most, owned)
     return most
 
@@ -320,10 +327,3 @@ def owned_parameters(planned: PlannedJob) -> Num:
 def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:
     """Parameters whose states one rank has."""
     return weights / where(plans.zero >= 1, sharing_ranks(plans, ranks), 1)
-
-
-def _on_stage(sizes: Sizes, stage: StageParts, name: str) -> Num:
-    """Sum of a size over what the stage holds."""
-    layer, first, last = (getattr(part, name) for part in (sizes.layer, sizes.first, sizes.last))
-    total: Num = layer * stage.layers + first * stage.first + last * stage.last
-    return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -55,6 +55,10 @@ class PhaseWork:
     """Transfers that run beside the work of their own row, by phase and row."""
     busy_s: Mapping[tuple[str, bool], Num]
     """Time of all transfers, hidden or not, by axis and whether they leave the fast domain."""
+
+
+NUMBERS = tuple(each.name for each in fields(PhaseWork) if each.name not in ("links_s", "busy_s", "beside"))
+"""Fields of a work that are numbers: what the device does, whatever the placement; the others are its transfers."""
 
 
 def weights_s(time: PhaseTime) -> Num:

@@ -12,7 +12,7 @@ from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, work
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.stages import Passes
-from steptime.estimate.work import Beside, Pass, PhaseWork
+from steptime.estimate.work import NUMBERS, Beside, Pass, PhaseWork
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
@@ -196,7 +196,7 @@ def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
 
 def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], lengths: Sequence[int]) -> PhaseWork:
     """What the device does for the shape of each placement, and the transfers of the placements, of pieces of them."""
-    own = {name: taken(getattr(device, name), shape_at) for name in _OF_DEVICE}
+    own = {name: taken(getattr(device, name), shape_at) for name in NUMBERS}
     beside = {
         name: Beside(
             work_s={how: taken(work_s, shape_at) for how, work_s in device.beside[name].work_s.items()},
@@ -206,9 +206,6 @@ def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], len
     }  # fmt: skip
     links_s, busy_s = (_columns([getattr(piece, name) for piece in pieces], lengths) for name in ("links_s", "busy_s"))
     return PhaseWork(**own, links_s=links_s, busy_s=busy_s, beside=beside)
-
-
-_OF_DEVICE = tuple(f.name for f in fields(PhaseWork) if f.name not in ("links_s", "busy_s", "beside"))
 
 
 def _columns(pieces: Sequence[Mapping[K, Num]], lengths: Sequence[int]) -> dict[K, Num]:
