@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from steptime.cost.attention import fits_matrix_units
+from steptime.errors import counted
 from steptime.estimate.metrics import kept_choices
 from steptime.hardware.fields import RATES
 from steptime.hardware.records import Device
 from steptime.plan.framework import MODEL_AXES, habits_of
-from steptime.plan.job import Job, Precision, replica_micro_batches
+from steptime.plan.job import Job, Precision, replica_micro_batches, sample_noun
 from steptime.plan.overlap_rules import RULES
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
@@ -26,9 +27,9 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
     :math:`B` are the sequences of the global batch, :math:`d` the replicas, :math:`m` the sequences of a micro-batch.
 
     >>> from types import SimpleNamespace as Some
-    >>> uneven_batch(Some(global_batch=96), Plans(dp=32))
+    >>> uneven_batch(Some(global_batch=96, seq_len=512), Plans(dp=32))
     ()
-    >>> "dp 32 x 4 x 1 = 128 sequences" in uneven_batch(Some(global_batch=100), Plans(dp=32))[0]
+    >>> "dp 32 x 4 x 1 = 128 sequences" in uneven_batch(Some(global_batch=100, seq_len=512), Plans(dp=32))[0]
     True
     """
     batch, dp, size = job.global_batch, int(plans.dp), int(plans.micro_batch)
@@ -36,9 +37,10 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
     charged = dp * micro_batches * size
     if charged == batch or dp > batch:
         return ()
+    noun = f"{sample_noun(job.seq_len)}s"
     return (
-        f"{batch} sequences are no multiple of dp {dp} x micro_batch {size}: the step takes as long as one of "
-        f"dp {dp} x {micro_batches} x {size} = {charged} sequences; rates and MFU count the {batch}",
+        f"{batch} {noun} are no multiple of dp {dp} x micro_batch {size}: the step takes as long as one of "
+        f"dp {dp} x {micro_batches} x {size} = {charged} {noun}; rates and MFU count the {batch}",
     )
 
 
@@ -105,10 +107,10 @@ def changed_device(device: Device) -> tuple[str, ...]:
     return tuple(out)
 
 
-def micro_batch_taken(time: Terms, share: int) -> tuple[str, ...]:
-    """A note where no micro-batch was given and a replica has more than one sequence.
+def micro_batch_taken(time: Terms, share: int, noun: str) -> tuple[str, ...]:
+    """A note where no micro-batch was given and a replica has more than one sequence; ``noun``: what a batch counts.
 
-    >>> micro_batch_taken(Terms({"compute/x_s": 3.0, "host/y_s": 1.0}), 8)
+    >>> micro_batch_taken(Terms({"compute/x_s": 3.0, "host/y_s": 1.0}), 8, "sequence")
     ('micro_batch was not given: 1 was taken; a replica has 8 sequences',)
     """
     if share <= 1:
@@ -116,7 +118,7 @@ def micro_batch_taken(time: Terms, share: int) -> tuple[str, ...]:
     groups = time.rollup(1)
     paced = max(groups, key=lambda group: groups[group]) == HOST
     larger = "; the host paces the step, so a larger one would help" if paced else ""
-    return (f"micro_batch was not given: 1 was taken; a replica has {share} sequences{larger}",)
+    return (f"micro_batch was not given: 1 was taken; a replica has {counted(share, noun)}{larger}",)
 
 
 def mostly_overhead(time: Terms, framework: str) -> tuple[str, ...]:

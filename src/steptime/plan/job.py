@@ -126,6 +126,15 @@ ATTENTIONS = ("fused", "unfused", "summa")
 OFFLOADS = ("optimizer", "activations")
 
 
+def sample_noun(seq_len: int) -> str:
+    """What a batch counts: sequences, or samples (images, rows) where one has a single token.
+
+    >>> sample_noun(2048), sample_noun(1)
+    ('sequence', 'sample')
+    """
+    return "sample" if seq_len == 1 else "sequence"
+
+
 def replica_sequences(global_batch: int, replicas: Num) -> Num:
     r"""Sequences of the replica that has most: $\lceil B / d \rceil$ of $B$ = `global_batch` on $d$ = `replicas`.
 

@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
          broken=lambda job, p: job.seq_len < p.tp * p.tp2 * p.cp),
     Rule(name="stages", meaning="more (virtual) stages than layers",
          broken=lambda job, p: p.pp * p.vpp > job.model.layers),
-    Rule(name="batch", meaning="more data-parallel replicas than sequences in the global batch",
+    Rule(name="batch", meaning="more data-parallel replicas than sequences (or samples) in the global batch",
          broken=lambda job, p: p.dp > job.global_batch),
     Rule(name="micro_batch", meaning="the micro-batch is larger than a replica's share of the batch",
          broken=_beyond_replica),

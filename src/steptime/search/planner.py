@@ -12,7 +12,7 @@ from steptime.errors import counted
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import Estimate
-from steptime.estimate.single import Setting, estimate_plan, plan_record
+from steptime.estimate.single import Setting, estimate_plan, plan_record, workload_record
 from steptime.num import Array
 from steptime.plan.constraints import Constraint
 from steptime.plan.method import Strategy
@@ -52,6 +52,7 @@ def rank_plans(
         stop=_stop(candidates, feasible, tuple(strategies), time.process_time() - started),
         plans=plans, pareto=_front(setting, found), nearest=_nearest(setting, found) if not feasible else None,
         likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
+        workload=workload_record(setting.job),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
@@ -42,6 +42,8 @@ class PlanResult:
     advice: tuple[str, ...] = ()
     """What to change when nothing fits: device counts that work, what idle devices cost."""
 
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    """The job in the words of the command line, as in an estimate."""
     notes: tuple[str, ...] = ()
     """What to know about the search: another name for the framework, and plans that it has not."""
 
@@ -63,5 +65,6 @@ class PlanResult:
             "nearest": self.nearest.to_json() if self.nearest else None,
             "likely_to_fit": self.likely_to_fit.to_json() if self.likely_to_fit else None,
             "advice": list(self.advice),
+            "workload": dict(self.workload),
             "notes": list(self.notes),
         }

@@ -14,7 +14,7 @@ from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.notes import micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.plan.job import Job, replica_sequences
+from steptime.plan.job import Job, replica_sequences, sample_noun
 from steptime.plan.plans import Plans, rows_of
 from steptime.plan.space import panels_worth_trying
 from steptime.search.advice import faster_counts
@@ -180,7 +180,7 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
     if "micro_batch" in given:
         return stage
     share = int(replica_sequences(job.global_batch, found.plan["dp"]))
-    return (*micro_batch_taken(found.time, share), *stage)
+    return (*micro_batch_taken(found.time, share, sample_noun(job.seq_len)), *stage)
 
 
 def _shard(found: Estimate, given: Mapping[str, Any]) -> int:

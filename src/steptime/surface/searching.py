@@ -10,6 +10,7 @@ from steptime.errors import UserError
 from steptime.estimate.machine import node_devices
 from steptime.estimate.single import Setting
 from steptime.plan.constraints import Constraint
+from steptime.plan.job import sample_noun
 from steptime.plan.legality import MEMORY, RISK
 from steptime.search.advice import best_step_s, nearest_counts, why_empty
 from steptime.search.result import PlanResult
@@ -68,7 +69,7 @@ def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult
     empty = () if result.candidates else why_empty(setting.job, scope.constraints)
     others = []
     kept_on_host = False
-    for words, other in _alternatives(search, scope, result):
+    for words, other in _alternatives(search, setting, scope, result):
         if kept_on_host and "offload" in words:
             continue
         time_s = _best_s(other)
@@ -86,7 +87,7 @@ def _one_device(search: Search, setting: Setting) -> tuple[str, ...]:
     return (f"{fit} weighs what one device can do: adapters, 8-bit states, the host's memory",)
 
 
-def _alternatives(search: Search, scope: Scope, result: PlanResult) -> Iterator[tuple[str, Search]]:
+def _alternatives(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> Iterator[tuple[str, Search]]:
     """The same search with one thing changed, and the words for it."""
     for key, value in search.columns.items():
         rest = {name: one for name, one in search.columns.items() if name != key}
@@ -98,7 +99,8 @@ def _alternatives(search: Search, scope: Scope, result: PlanResult) -> Iterator[
         bounds = [*search.limit[:number], *search.limit[number + 1 :]]
         yield f"without --limit '{bound}' plans fit", replace(search, limit=bounds)
     if search.global_batch < search.gpus and result.reasons.get("batch"):
-        yield f"--global-batch {search.gpus} fits, a sequence per device", replace(search, global_batch=search.gpus)
+        per_device = f"a {sample_noun(setting.job.seq_len)} per device"
+        yield f"--global-batch {search.gpus} fits, {per_device}", replace(search, global_batch=search.gpus)
     if (result.reasons.get(MEMORY) or result.reasons.get(RISK)) and search.request.mode.method.calibrated:
         yield from _more_room(search, scope)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from steptime.errors import counted
 from steptime.estimate.result import Estimate
+from steptime.plan.job import sample_noun
 from steptime.surface.report import risk
 from steptime.surface.report import text as t
 from steptime.surface.report.nouns import device_noun
@@ -40,7 +42,7 @@ def print_headline(out: Console, e: Estimate) -> None:
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
     words += [counted(job["gpus"], _noun(e), t.number(job["gpus"]))] if "gpus" in job else []
-    sizes = ("global_batch", "seq_len") if t.sample_noun(job) == "sequence" else ("global_batch",)
+    sizes = ("global_batch", "seq_len") if _has_tokens(job) else ("global_batch",)
     words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in sizes if key in job]
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
     words += [t.lora_label(job["lora"])] if "lora" in job else []
@@ -67,11 +69,15 @@ def _noun(e: Estimate) -> str:
     return device_noun(e.provenance.device, e.provenance.is_gpu)
 
 
+def _has_tokens(job: Mapping[str, Any]) -> bool:
+    return sample_noun(job.get("seq_len", 0)) == "sequence"
+
+
 def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     low, high = e.step_time_bracket_s
     fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
     chance = risk.chance_line(e)
-    counted_as = "tokens" if t.sample_noun(e.workload) == "sequence" else "samples"
+    counted_as = "tokens" if _has_tokens(e.workload) else "samples"
     return [
         ("framework", t.printable(e.provenance.framework)),
         ("step time", t.seconds(e.step_time_s)),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steptime.errors import counted
+from steptime.plan.job import sample_noun
 from steptime.plan.legality import MEANING
 from steptime.search.rank import telling_points
 from steptime.search.result import PlanResult
@@ -52,8 +53,8 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     mode = first.provenance.mode if first else job.get("mode") or "corrected"
     noun = device_noun(first.provenance.device, first.provenance.is_gpu) if first else cluster_noun(job["cluster"])
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
-    work = first.workload if first else {}
-    sample = t.sample_noun(work)
+    work = first.workload if first else result.workload
+    sample = sample_noun(work.get("seq_len", 0))
     length = f" of {t.count(work['seq_len'])} tokens" if "seq_len" in work and sample == "sequence" else ""
     words = [
         f"{job['model']} on {job['cluster']}: {counted(job['gpus'], noun, gpus)}",
@@ -61,7 +62,7 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
         *([t.lora_label(work["lora"])] if "lora" in work else []),
         f"mode {mode}",
     ]
-    framework = first.provenance.framework if first else job.get("framework")
+    framework = first.provenance.framework if first else work.get("framework", job.get("framework"))
     out.print(t.printable(", ".join([*words, f"framework {framework}"] if framework else words)), style="bold")
     stop = result.stop
     counts = (

@@ -107,15 +107,6 @@ def memory_unit(values_bytes: Iterable[float]) -> tuple[str, float]:
     return ("GiB", GIB) if max(values_bytes, default=GIB) >= GIB else ("MiB", MIB)
 
 
-def sample_noun(workload: Mapping[str, Any]) -> str:
-    """What a batch counts: sequences, or samples where a sequence is one token long.
-
-    >>> sample_noun({"seq_len": 2048}), sample_noun({"seq_len": 1})
-    ('sequence', 'sample')
-    """
-    return "sample" if workload.get("seq_len") == 1 else "sequence"
-
-
 def seconds(value_s: float) -> str:
     """Time in the unit a person would use."""
     return format_seconds(value_s) if math.isfinite(value_s) else "unknown"
