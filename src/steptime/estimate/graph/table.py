@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime.cost.host import SHARPNESS, issued_s
 from steptime.cost.intensity import arithmetic_intensity
-from steptime.estimate.graph.modules import NUMBER, ancestors, labels, tree_order
+from steptime.estimate.graph.modules import ancestors, folded_names, labels, tree_order
 from steptime.estimate.graph.operators import NOTHING, UNKNOWN
 from steptime.estimate.graph.timing import BOUNDS, HOST_BAND, NO_COST, STEP_BAND, OperatorCost, Timer
 from steptime.num import Array
@@ -193,14 +193,23 @@ class CostTable:
         """Sums by module with all its members, in the order of the tree, down to a depth.
 
         Numbers of members do not count as levels. What runs outside modules is the loss, the optimiser, or neither.
-        ``folded``: modules that differ only in a number (the layers of a stack) are one.
+        ``folded``: members of a list that run the same (the layers of a stack) are one.
         """
         sums: dict[str, Group] = {}
-        for group in self._grouped(labels(self.program.calls)):
-            path = NUMBER.sub("*", group.name) if folded else group.name
-            for level, name in enumerate(ancestors(path, depth)):
+        paths = labels(self.program.calls)
+        groups = self._grouped(paths)
+        names = self._folded(groups, paths) if folded else {}
+        for group in groups:
+            for level, name in enumerate(ancestors(names.get(group.name, group.name), depth)):
                 sums[name] = _joined(sums.get(name), group, name, level)
         return tuple(tree_order(sums))
+
+    def _folded(self, groups: Sequence[Group], paths: Sequence[str]) -> dict[str, str]:
+        """Path of each group -> the name that it shares with groups like it, by what their forward passes cost."""
+        alike = [(c.op, c.seconds, c.work.moved_bytes, c.work.matrix_flops, c.work.vector_flops) for c in self.kinds]
+        calls = zip(paths, self.kind, self.program.calls, strict=True)
+        forward = [(path, alike[kind]) for path, kind, call in calls if call.phase == "forward"]
+        return folded_names((group.name for group in groups), forward)
 
     def _grouped(self, labels: Sequence[str]) -> list[Group]:
         """Sums by label in the order of first appearance."""
