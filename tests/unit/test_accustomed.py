@@ -194,7 +194,7 @@ def test_a_stage_that_is_asked_for_is_tried() -> None:
 
 def test_a_name_that_means_another_is_told() -> None:
     (note,) = renamed("fsdp")
-    assert note.startswith("framework fsdp was taken as fms-fsdp, fitted to 1 run;")
+    assert note.startswith("framework fsdp was taken as fms-fsdp, fitted to 1 run: fms-fsdp trains with PyTorch")
     assert note in api.estimate(**JOB, framework="fsdp").notes and note in api.plan(**JOB, framework="fsdp").notes
     assert "megatron-core" in renamed("NeMo")[0]
     assert renamed("Megatron_Core") == renamed("megatron-core") == renamed(None) == ()

@@ -14,12 +14,13 @@ from steptime.store.tables import write_table
 from steptime.study.measured import Flag, MeasuredRun, Reading, Reason, TimeOrigin, read_runs
 from steptime.study.measured.columns import OTHER_NAMES, SCALED, own_names
 from steptime.study.measured.read import METRICS, NEEDED, UNITS, TableRow
-from steptime.study.measured.tables import framework_called, framework_of
+from steptime.study.measured.tables import framework_called, framework_of, why_called
 from steptime.surface import api
 from steptime.surface.accustomed import renamed
 from steptime.surface.frameworks import framework_record
 from steptime.surface.measured_scoring import FAR_OFF, read_any, score_reading, write_rows
 from steptime.surface.models import load_model
+from steptime.surface.report.frameworks import print_framework
 from steptime.workload.library import catalogue_names, hub_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,6 +228,17 @@ def test_frameworks_by_their_usual_names(given: str, name: str) -> None:
 def test_software_without_runs_is_taken_as_the_nearest_and_told(given: str, name: str) -> None:
     assert framework_called(given) == name == framework_of(TableRow(1, {"framework": given}))
     assert renamed(given)[0].startswith(f"framework {given} was taken as {name}, fitted to ")
+
+
+@pytest.mark.parametrize("given", ["litgpt", "NeMo", "fsdp2", "Megatron-LM"])
+def test_the_page_of_a_framework_says_for_which_name_it_stands_and_why(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = framework_record(given)
+    assert record.notes == renamed(given) and why_called(given) and why_called(given) in record.notes[0]
+    assert record.to_json()["notes"] == list(record.notes) and framework_record(record.name).notes == ()
+    print_framework(record)
+    assert f"note: framework {given} was taken as {record.name}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from steptime.plan.space import Space
 Strategies = Mapping[str, tuple[Constraint, ...]]
 #: Axes that a strategy is asked for by its name.
 OF_STRATEGY = {"context": frozenset({"cp"}), "2d": frozenset({"tp"})}
+OTHERS = "steptime frameworks lists all"
 PLACED = "ranks lie as launchers number them, tp innermost; --framework generic tries every placement"
 
 
@@ -49,7 +50,7 @@ def no_framework(given: str) -> UserError:
 
 
 def renamed(given: str | None) -> tuple[str, ...]:
-    """A note where a name means a framework of another name, with the runs that stand behind it.
+    """A note where a name means a framework of another name: the runs that stand behind it, and why it is taken.
 
     >>> renamed("torchtitan"), renamed("Megatron-Core"), renamed(None)
     ((), (), ())
@@ -59,7 +60,10 @@ def renamed(given: str | None) -> tuple[str, ...]:
         return ()
     runs = framework_table()["framework"].get(taken, {}).get("runs")
     behind = "" if runs is None else f", fitted to {counted(runs, 'run')}"
-    return (f"framework {given} was taken as {taken}{behind}; steptime frameworks lists all",)
+    from steptime.study.measured.tables import why_called
+
+    why = why_called(given)
+    return (f"framework {given} was taken as {taken}{behind}{f': {why}' if why else ''}; {OTHERS}",)
 
 
 def read_as(framework: str, plan: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from steptime.plan.framework import IDEAL, PARAMETERS, Habits, habits_of
 from steptime.plan.framework_file import framework_path, framework_table
 from steptime.plan.framework_library import GENERIC, framework_names
 from steptime.plan.overlap_rules import OVERLAPS, RULES
-from steptime.surface.accustomed import framework_taken, no_framework
+from steptime.surface.accustomed import framework_taken, no_framework, renamed
 
 #: What is charged, by group, for a list of frameworks.
 TITLES: Final = {IDEAL.name: "no slowdown, no overhead, no band", GENERIC: "the common values: not known which"}
@@ -28,6 +28,8 @@ class FrameworkRecord:
     """Standard deviation of the logarithm (of shares: of the logit); empty for the ideal one."""
     habits: Habits
     source: str
+    notes: tuple[str, ...] = ()
+    """What to know of the name by which it was asked for."""
 
     @property
     def shown_habits(self) -> dict[str, Any]:
@@ -39,7 +41,7 @@ class FrameworkRecord:
         """Plain data for ``json.dumps``."""
         parameters = {name: {"value": value, "doubt": self.doubts.get(name)} for name, value in self.parameters.items()}
         return {"name": self.name, "title": self.title, "runs": self.runs, "source": self.source,
-                "habits": self.shown_habits, "parameters": parameters}  # fmt: skip
+                "habits": self.shown_habits, "parameters": parameters, "notes": list(self.notes)}  # fmt: skip
 
 
 def framework_record(name: str) -> FrameworkRecord:
@@ -49,6 +51,7 @@ def framework_record(name: str) -> FrameworkRecord:
         UnknownNameError: there is none of that name.
         UserError: the user's own file of frameworks cannot be used.
     """
+    notes = renamed(name)
     name = framework_taken(name) or name
     if name not in framework_names():
         raise no_framework(name)
@@ -61,7 +64,7 @@ def framework_record(name: str) -> FrameworkRecord:
         doubts = {p: float((own.get("doubts") or table["doubts"])[p]) for p in PARAMETERS}
         runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
     return FrameworkRecord(name=name, title=TITLES.get(name, ""), runs=runs, parameters=values, doubts=doubts,
-                           habits=habits_of(name), source=source)  # fmt: skip
+                           habits=habits_of(name), source=source, notes=notes)  # fmt: skip
 
 
 def overlap_records(name: str | None = None) -> list[dict[str, str]]:

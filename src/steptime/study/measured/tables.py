@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -38,8 +38,8 @@ def framework_of(row: TableRow) -> str:
     if named in _named_frameworks():
         return named
     rules = table("frameworks")
-    if (near := rules["nearest"].get(bare_name(named))) is not None:
-        return str(near)
+    if (near := _named_in(rules["nearest"], bare_name(named))) is not None:
+        return str(near["framework"])
     source = row.text("source_key").lower()
     for rule in rules["pattern"]:
         if rule.get("source_key", source) == source and any(
@@ -55,17 +55,36 @@ def framework_called(text: str) -> str | None:
     >>> [framework_called(text) for text in ("NeMo", "Megatron-LM", "Megatron_DeepSpeed", "megatron", "megatrn")]
     ['megatron-core', 'megatron-core', 'megatron-deepspeed', 'megatron', None]
     """
-    rules, named = table("frameworks"), text.strip().lower()
-    if named in rules["today"]:
-        return str(rules["today"][named])
+    rule = _rule_called(text)
+    return None if rule is None else str(rule["framework"])
+
+
+def why_called(text: str) -> str:
+    """Why a framework has that name of other software; empty where that goes without saying.
+
+    >>> why_called("Megatron-LM"), why_called("torchtitan"), why_called("megatrn")
+    ('Megatron-LM trains with Megatron-Core since 2023', '', '')
+    """
+    return str((_rule_called(text) or {}).get("why", ""))
+
+
+def _rule_called(text: str) -> Mapping[str, Any] | None:
+    """The rule by which a framework has that name."""
+    rules: Mapping[str, Any] = table("frameworks")
+    named = text.strip().lower()
+    if (rule := _named_in(rules["today"], named)) is not None:
+        return rule
     if named in _named_frameworks():
-        return named
-    if (near := rules["nearest"].get(bare_name(named))) is not None:
-        return str(near)
-    for rule in rules["pattern"]:
-        if "framework" in rule["columns"] and "source_key" not in rule and re.fullmatch(rule["match"], named):
-            return str(rule["framework"])
-    return None
+        return {"framework": named}
+    if (rule := _named_in(rules["nearest"], bare_name(named))) is not None:
+        return rule
+    patterns: Sequence[Mapping[str, Any]] = rules["pattern"]
+    whole = (p for p in patterns if "framework" in p["columns"] and "source_key" not in p)
+    return next((p for p in whole if re.fullmatch(p["match"], named)), None)
+
+
+def _named_in(rules: Sequence[Mapping[str, Any]], named: str) -> Mapping[str, Any] | None:
+    return next((rule for rule in rules if named in rule["names"]), None)
 
 
 def left_open(text: str) -> str:

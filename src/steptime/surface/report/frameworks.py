@@ -197,6 +197,8 @@ def print_framework(record: FrameworkRecord) -> None:
     if record.runs is not None:
         screen.print(f"fitted to {counted(record.runs, 'run')}")
     screen.print(printable(f"source: {record.source}"))
+    for note in record.notes:
+        screen.print(printable(f"note: {note}"))
     screen.print()
     table = grid(("habit", "value", "meaning"), left=(0, 1, 2))
     for name, value in record.shown_habits.items():
