@@ -30,7 +30,7 @@ from steptime.surface.accustomed import (
     shard_unless_given,
     stage_unless_given,
 )
-from steptime.surface.captured import check_strategy, mode_of
+from steptime.surface.captured import CONVERTED, check_strategy, dtype_taken, mode_of
 from steptime.surface.difference import Difference as Difference
 from steptime.surface.difference import diff as diff
 from steptime.surface.fitting import fit as fit
@@ -57,7 +57,7 @@ _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard
 
 def plan(
     model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int, global_batch: int, seq: int | None = None,
-    dtype: str = "bf16", optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected",
+    dtype: str | None = None, optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected",
     framework: str | None = None, lora: Mapping[str, Any] | None = None, fix: Mapping[str, Any] | None = None,
     limit: Sequence[str] = (), top: int = 10, progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:  # fmt: skip
@@ -71,6 +71,7 @@ def plan(
         global_batch: sequences per optimiser step.
         seq: tokens of a sequence; None: the model's own.
         dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``mxfp8``, ``nvfp4``).
+            None: ``bf16``, but that of a module that was captured already.
         optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``.
         strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.
         mode: ``corrected`` or ``published``.
@@ -89,14 +90,14 @@ def plan(
     """
     model, chosen = model_given(model), MODES[text("mode", mode)]
     choices, columns = job_choices(_table("fix", fix))
-    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype, optimizer=optimizer, mode=chosen,
-                      framework=framework, lora=lora)  # fmt: skip
+    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype_taken(model, dtype), optimizer=optimizer,
+                      mode=chosen, framework=framework, lora=lora)  # fmt: skip
     search = Search(request=request, gpus=gpus, global_batch=global_batch, choices=choices, columns=columns,
                     limit=[limit] if isinstance(limit, str) else limit, strategy=strategy)  # fmt: skip
     setting, scope = search.prepared()
     whole("top", top, 1, 10**5)
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
-    said = (*import_notes(model, seq=seq), *renamed(framework), *read_as(setting.job.framework.name, columns))
+    said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
 
@@ -117,7 +118,7 @@ def _table(field: str, value: Any) -> dict[str, Any]:
 
 def estimate(
     model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int | None = None, global_batch: int | None = None,
-    seq: int | None = None, dtype: str = "bf16", optimizer: str = "adam", strategy: str = "auto",
+    seq: int | None = None, dtype: str | None = None, optimizer: str = "adam", strategy: str = "auto",
     mode: str = "corrected", framework: str | None = None, lora: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
 ) -> Estimate:  # fmt: skip
@@ -149,8 +150,8 @@ def estimate(
     devices = gpus or int(np.prod(list(degrees.values())))
     micro_batch = checked.get("micro_batch", 1)
     batch = degrees["dp"] * degrees["pp"] * micro_batch if global_batch is None else global_batch
-    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype, optimizer=optimizer, mode=chosen,
-                      framework=framework, lora=lora)  # fmt: skip
+    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype_taken(model, dtype), optimizer=optimizer,
+                      mode=chosen, framework=framework, lora=lora)  # fmt: skip
     setting = request.setting(devices, batch, {key: checked[key] for key in JOB_KEYS if key in checked})
     chosen = mode_of(setting, chosen)
     check_strategy(setting, name)
@@ -165,8 +166,14 @@ def estimate(
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
     found = estimate_plan(setting, chosen.method.strategy(name), placed, explain=True)
-    said = (*import_notes(model, seq=seq), *renamed(framework), *read_as(setting.job.framework.name, given))
+    said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
+
+
+def _read(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
+    """Notes on how the model was read."""
+    converted = setting.job.captured is not None and isinstance(model, str) and dtype is None
+    return (*import_notes(model, seq=seq), *((CONVERTED,) if converted else ()))
 
 
 def _named(framework: str | None) -> str:

@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "bf16"}
 """Training recipe -> element type in which a module is captured for it."""
 
+USUAL_DTYPE = "bf16"
+"""Training recipe where none is given."""
+CONVERTED = (
+    f"dtype was not given: {USUAL_DTYPE} was taken, with fp32 weights beside for the optimiser; steptime profile and "
+    "steptime fit take the module as it is made"
+)
+"""What a factory's module is planned in: most make it in fp32."""
+
+
+def dtype_taken(model: str | CapturedModel, dtype: str | None) -> str:
+    """The recipe as given; else that for which a module was captured, or the usual one."""
+    if dtype is not None:
+        return dtype
+    captured = model.dtype if isinstance(model, CapturedModel) else USUAL_DTYPE
+    return next((recipe for recipe, element in CAPTURED_DTYPES.items() if element == captured), USUAL_DTYPE)
+
 
 def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
     """The module that a factory makes, as a workload.

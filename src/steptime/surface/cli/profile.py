@@ -52,7 +52,10 @@ def command(
         list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights.")
+        str | None,
+        typer.Option(
+            "--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as the module is made."
+        ),
     ] = None,
     autocast: Annotated[
         str | None, typer.Option("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")
