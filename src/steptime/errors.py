@@ -39,6 +39,8 @@ class UserError(SteptimeError):
 SIMILAR: Final = 0.7
 """Names are proposed that share this much of their letters, in order, with what was given (the ratio of difflib); a
 letter too many, too few or wrong in a name of four is that near."""
+VALID: Final = 40
+"""Valid names that a hint lists at most: all keys of any table, and most of the longer lists."""
 PREFIX: Final = 2
 """Shortest beginning of a name that stands for it."""
 MEASURED: Final = "steptime calibrate machine writes a file of the machine it runs on, to give instead"
@@ -161,6 +163,8 @@ def did_you_mean(given: str, allowed: Iterable[str], otherwise: str = "") -> str
     'did you mean b200-sxm?'
     >>> did_you_mean("cohere", ["starcoder2"], "steptime models lists them")
     'steptime models lists them'
+    >>> did_you_mean("zzz", [f"a{n}" for n in range(45)]).partition("a38, ")[2]
+    'a39 and 5 more'
     """
     names = list(allowed)
     close = nearest(given, names)
@@ -168,5 +172,4 @@ def did_you_mean(given: str, allowed: Iterable[str], otherwise: str = "") -> str
         return f"did you mean {' or '.join(close)}?"
     if otherwise:
         return otherwise
-    listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    return f"valid: {listed}" if names else "there are none"
+    return f"valid: {first_few(names, VALID)}" if names else "there are none"

@@ -54,7 +54,9 @@ def test_hints():
     assert errors.nearest("H100", ["h100-sxm", "h200-sxm", "t4"])[0] == "h100-sxm"
     assert errors.did_you_mean("zzz", []) == "there are none"
     assert errors.did_you_mean("zzz", ["a", "b"]) == "valid: a, b"
-    assert errors.did_you_mean("qqq", [f"n{i}" for i in range(20)]).endswith(", ...")
+    keys = [f"key{number}" for number in range(25)]
+    assert errors.did_you_mean("zzz", keys) == f"valid: {', '.join(keys)}"
+    assert errors.did_you_mean("zzz", [f"a{number}" for number in range(100)]).endswith(" and 60 more")
     assert errors.did_you_mean("b20", ["b200", "b2000"]) == "did you mean b200 or b2000?"
     assert errors.nearest("Dgx_H10", ["a100", "dgx-h100"]) == ["dgx-h100"]
     assert errors.nearest("b", ["b200"]) == [], "one letter begins too many names"

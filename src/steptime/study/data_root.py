@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from steptime.errors import UserError, shorten
+from steptime.errors import UserError, first_few, shorten
 
 #: Environment variable that names the folder.
 VARIABLE: Final = "STEPTIME_DATA"
@@ -46,6 +46,6 @@ def require_data(name: str) -> Path:
         )
     path = root / name
     if not path.is_file():
-        present = ", ".join(sorted(p.name for p in root.iterdir() if p.is_file())[:12])
+        present = first_few(sorted(p.name for p in root.iterdir() if p.is_file()), 12)
         raise UserError(f"there is no {shorten(name)!r} in {root}", hint=f"it has: {present or 'no files'}")
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.errors import FieldError
+from steptime.errors import FieldError, first_few
 from steptime.estimate.graph.kernels import alone
 from steptime.estimate.machine import host_basis
 from steptime.estimate.memory_definitions import memory_constants
@@ -109,7 +109,9 @@ def _notes(engine: Captured) -> list[str]:
     """What a reader of the result has to know."""
     bench = engine.bench
     unknown = bench.run("fp32", engine.batch).table.coverage.unknown
-    notes = [f"{one.op} is timed by its bytes only: it is in no table" for one in unknown[:3]]
+    notes = []
+    if unknown:
+        notes.append(f"timed by their bytes only, as no table has them: {first_few([one.op for one in unknown], 3)}")
     notes += [f"{name} is left out: {why}" for name, why in engine.refused.items()]
     notes += [f"{name} could not be captured and is simulated: {why}" for name, why in engine.unverified.items()]
     if bench.resizes:

@@ -20,7 +20,7 @@ from steptime.calibrate.mesh.prepare import Prepared, prepare, refilled
 from steptime.calibrate.mesh.rails import with_rails
 from steptime.calibrate.mesh.regress import Speed, class_speeds
 from steptime.calibrate.mesh.torus import best_torus
-from steptime.errors import shorten
+from steptime.errors import first_few, shorten
 from steptime.hardware.mesh import AxisKind, Mesh, MeshAxis
 from steptime.num import Array, divisors
 
@@ -269,8 +269,8 @@ def skipped_names(names: Sequence[str]) -> tuple[str, ...]:
 def _holes(skipped: Sequence[str]) -> tuple[str, ...]:
     if not skipped:
         return ()
-    shown = ", ".join(shorten(name, 40) for name in skipped[:3]) + (", ..." if len(skipped) > 3 else "")
-    return (f"the names skip {shown}: if it exists, it was not measured, and a mesh with a hole is not found",)
+    missing = first_few([shorten(name, 40) for name in skipped], 3)
+    return (f"the names skip {missing}: if it exists, it was not measured, and a mesh with a hole is not found",)
 
 
 def _notes(prepared: Prepared, found: _Found) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from steptime.errors import first_few
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
 from steptime.study.doctor.records import Compared, Finding, Log, Outside, Series
 from steptime.units import format_seconds
@@ -65,7 +66,7 @@ def _spike_findings(log: Log, series: Series) -> list[Finding]:
     if not spikes.numbers or spikes.lost_s < 0.2 * WORTH * series.median_s:
         return []
     cause = cause_of(log, spikes.numbers, spikes.period)
-    shown = ", ".join(map(str, spikes.numbers[:6])) + (", ..." if len(spikes.numbers) > 6 else "")
+    shown = first_few([str(number) for number in spikes.numbers], 6)
     every = f"every {spikes.period} steps" if spikes.period else "at irregular steps"
     title = f"slow steps {every}" + (f", at {_CAUSES[cause]}" if cause else "")
     evidence = [
@@ -150,7 +151,7 @@ def slow_rank_findings(log: Log, by_rank: Mapping[int, float]) -> list[Finding]:
     slow = sorted((r for r, t in by_rank.items() if t > (1 + _SPREAD / 2) * middle), key=lambda r: -by_rank[r])
     if not slow:
         return []
-    shown = ", ".join(f"rank {r} {format_seconds(by_rank[r])}" for r in slow[:5])
+    shown = first_few([f"rank {r} {format_seconds(by_rank[r])}" for r in slow], 5)
     evidence = [f"median step of the ranks {format_seconds(middle)}; {shown}"]
     return [finding("stragglers", f"{len(slow)} of {len(by_rank)} ranks report slower steps",
                     max(by_rank.values()) - middle, evidence, log.framework)]  # fmt: skip

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from steptime.errors import first_few
 from steptime.plan.job import PRECISIONS
 from steptime.plan.recompute import OTHER_WORDS
 from steptime.study.doctor import words as w
@@ -308,4 +309,4 @@ def _selective(g: Gathered) -> None:
     if known:
         g.plan["recompute"] = "+".join(dict.fromkeys(known.values()))
     if unknown := [name for name in modules if name not in known]:
-        g.notes.append(f"recompute_modules {', '.join(unknown[:5])}: not modelled, left out")
+        g.notes.append(f"recompute_modules {first_few(unknown, 5)}: not modelled, left out")

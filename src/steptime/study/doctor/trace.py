@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from steptime.errors import InputFileError
+from steptime.errors import InputFileError, first_few, shorten
 from steptime.study.doctor.events import BrokenJson, events_of
 from steptime.study.doctor.kernels import COMM, collective_of, group_of
 from steptime.study.doctor.source import HINT
@@ -194,7 +194,7 @@ def read_trace(path: str) -> Recording:
     if not out.events:
         if out.cut:
             raise InputFileError(path, f"is no readable trace: {out.cut}", hint=HINT)
-        listed = ", ".join(key[:40] for key in keys[:5])
+        listed = first_few([shorten(key, 40) for key in keys], 5)
         raise InputFileError(path, "has no trace events" + (f" (keys: {listed})" if listed else ""), hint=HINT)
     if not out.start_us:
         cut = f"; {out.cut}" if out.cut else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from steptime.errors import first_few
 from steptime.estimate.result import Estimate
 from steptime.study.doctor.findings import WORTH, beside, excess, finding, share
 from steptime.study.doctor.pause_findings import idle_findings
@@ -127,5 +128,5 @@ def _step_findings(t: TraceTimes, framework: str) -> list[Finding]:
     if len(t.step_times_s) < 3 or more < 0.1:
         return []
     lost = t.step_s - sorted(t.step_times_s)[len(t.step_times_s) // 2]
-    times = ", ".join(format_seconds(s) for s in t.step_times_s[:8])
+    times = first_few([format_seconds(s) for s in t.step_times_s], 8)
     return [finding("spikes", "the traced steps differ", max(lost, 0.0), [f"steps of {times}"], framework)]

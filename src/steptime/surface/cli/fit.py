@@ -39,7 +39,8 @@ def command(
         int | None, o.number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_FIT_SEQ)
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, ...")
+        str | None,
+        typer.Option("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, adagrad, rmsprop or adafactor."),
     ] = None,
     loss: o.Loss = None,
     host_bandwidth: Annotated[

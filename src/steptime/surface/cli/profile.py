@@ -62,7 +62,12 @@ def command(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option("--optimizer", metavar="NAME", help="adamw (default), adamw-loop, adamw-fused, sgd, ..., none."),
+        typer.Option(
+            "--optimizer",
+            metavar="NAME",
+            help="adamw (default), adam, sgd, sgd-momentum (each with -loop too, the first two with -fused), adagrad, "
+            "rmsprop, adafactor or none.",
+        ),
     ] = None,
     loss: o.Loss = None,
     inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone.")] = False,

@@ -20,6 +20,10 @@ EXIT_DIFFERS: Final = 1
 TOLERANCE: Final = 1e-9
 
 
+MISMATCHES = 5
+"""Mismatches of a check that are printed."""
+
+
 class Study(StrEnum):
     """What is reproduced."""
 
@@ -207,8 +211,10 @@ def _print_checks(checks: Sequence[Check]) -> None:
     out = console()
     out.print(table)
     for check in checks:
-        for line in check.mismatches[:5]:
+        for line in check.mismatches[:MISMATCHES]:
             out.print(f"  {line}", highlight=False, markup=False)
+        if len(check.mismatches) > MISMATCHES:
+            out.print(f"  and {len(check.mismatches) - MISMATCHES} more (--json)", highlight=False, markup=False)
 
 
 def _limits(json: bool) -> None:

@@ -43,7 +43,13 @@ def command(
         int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Devices of one node, likewise.")
     ] = None,
     collective: Annotated[
-        str | None, typer.Option("--collective", metavar="NAME", help="all_reduce, all_gather, ...: likewise.")
+        str | None,
+        typer.Option(
+            "--collective",
+            metavar="NAME",
+            help="Likewise: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter or "
+            "p2p.",
+        ),
     ] = None,
     columns: Annotated[
         bool, typer.Option("--columns", help="List the columns and names that the tables may have.")

@@ -35,7 +35,7 @@ def as_user_error(error: ValidationError, where: str, root: type[BaseModel]) -> 
     for field, text, hint in first:
         lines.append(f"  {field}: {text}" + (f" ({hint})" if hint else ""))
     if len(problems) > MAX_PROBLEMS:
-        lines.append("  ...")
+        lines.append(f"  and {len(problems) - MAX_PROBLEMS} more")
     return UserError("\n".join(lines))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import InputFileError, UserError, shorten
+from steptime.errors import InputFileError, UserError, first_few, shorten
 from steptime.store.files import read_bytes
 from steptime.surface.formats.plain_pickle import PickleProblem, loads
 from steptime.workload.graph.allocator import round_size
@@ -78,7 +78,7 @@ class Snapshot:
         if number is None:
             return max(self.devices.values(), key=lambda device: device.peak_reserved_bytes)
         if number not in self.devices:
-            known = ", ".join(map(str, list(self.devices)[:8]))
+            known = first_few([str(one) for one in self.devices], 8)
             raise UserError(f"{self.path}: there is no device {number}", hint=f"it has {known}")
         return self.devices[number]
 

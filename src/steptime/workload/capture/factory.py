@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from steptime.errors import InputFileError, UserError, did_you_mean, shorten
+from steptime.errors import InputFileError, UserError, did_you_mean, nearest, shorten
 from steptime.store.files import unreadable
 from steptime.workload.capture.inputs import InputSpec
 from steptime.workload.capture.optional import require_torch
@@ -81,10 +81,23 @@ def found_factory(module: str, name: str) -> Any:
         found: Any = _from_file(Path(module)) if module.endswith(".py") else _from_path(module)
     for part in name.split("."):
         if not hasattr(found, part):
-            names = [n for n in dir(found) if not n.startswith("_")]
-            raise UserError(f"{module} has no {shorten(name)!r}", hint=did_you_mean(part, names))
+            raise UserError(f"{module} has no {shorten(name)!r}", hint=_instead(part, found))
         found = getattr(found, part)
     return found
+
+
+def _instead(part: str, found: Any) -> str:
+    """What may be meant: the nearest name of something callable; else what a module defines, not what it imports."""
+    members = {name: getattr(found, name, None) for name in dir(found) if not name.startswith("_")}
+    usable = [name for name, value in members.items() if callable(value)]
+    own = [name for name in usable if inspect.ismodule(found) and _is_of(members[name], found.__name__)]
+    return did_you_mean(part, usable if nearest(part, usable) else own or usable)
+
+
+def _is_of(value: Any, module: str) -> bool:
+    """Whether a module or a part of it defines a function or class; a module that it has built is its own as well."""
+    where = getattr(value, "__module__", None) or ""
+    return where == module or where.startswith(f"{module}.") or not hasattr(value, "__qualname__")
 
 
 def _from_path(module: str) -> Any:
