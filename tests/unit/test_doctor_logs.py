@@ -230,3 +230,16 @@ def test_one_halt_is_not_time_that_every_step_waits(tmp_path: Path) -> None:
     assert not any("worker" in line for line in found.advice)
     waiting = replace(series.outside, rest_s=0.5)
     assert [f.code for f in log_findings(log, replace(series, outside=waiting), ())] == ["halt", "outside"]
+
+
+@pytest.mark.parametrize(("batch", "told"), [(64, False), (96, True)])
+def test_a_batch_of_deepspeed_that_its_own_parts_contradict_is_told(tmp_path, batch, told):
+    path = tmp_path / "ds.log"
+    path.write_text((DATA / "deepspeed.log").read_text().replace("train_batch_size ............. 64",
+                                                                 f"train_batch_size ... {batch}"))  # fmt: skip
+    log = read_log(str(path))
+    assert log.stated.settings["global_batch"] == batch
+    notes = [note for note in log.warnings if "contradicts itself: train_batch_size 96 is not" in note]
+    assert bool(notes) == told and all(
+        "per_gpu 2 x gradient_accumulation_steps 4 x world_size 8 = 64" in n for n in notes
+    )

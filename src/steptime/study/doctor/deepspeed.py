@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Final
 
 from steptime.study.doctor import words as w
@@ -41,6 +42,8 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
     "train_batch_size": ("settings", "global_batch"), "world_size": ("settings", "gpus"),
     "train_micro_batch_size_per_gpu": ("plan", "micro_batch"), "autotp_size": ("plan", "tp"),
 }  # fmt: skip
+#: What DeepSpeed multiplies to the batch of a step; its world size leaves tensor and pipeline ranks out.
+_FACTORS: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "world_size")
 
 
 class DeepSpeed:
@@ -113,6 +116,7 @@ class DeepSpeed:
         """Translate the printed configuration; ``auto`` and the like are unknown."""
         g = self.gathered
         g.read_counts(_WHOLE)
+        g.notes += wrong_batch(g.flags)
         stage = w.count(g.flags.get("zero_optimization_stage", g.flags.get("stage", "")))
         if stage is not None and stage <= 3:
             g.plan["zero"] = stage
@@ -126,3 +130,21 @@ class DeepSpeed:
         g.set_optimizer(g.flags.get("optimizer_name", ""))
         if (overlap := g.flags.get("overlap_comm", "").lower()) in ("true", "false"):
             g.plan["overlap"] = "dp" if overlap == "true" else "none"
+
+
+def wrong_batch(flags: Mapping[str, str]) -> list[str]:
+    """A note where the batch that is printed is not the product of its printed parts.
+
+    >>> flags = dict(zip(_FACTORS, ("2", "4", "8"))) | {"train_batch_size": "64"}
+    >>> wrong_batch(flags), wrong_batch(flags | {"train_batch_size": "96"})[0].partition(":")[0]
+    ([], 'the log contradicts itself')
+    """
+    batch, *parts = (w.count(flags.get(name, "")) for name in ("train_batch_size", *_FACTORS))
+    factors = [part for part in parts if part]
+    if not batch or len(factors) < len(_FACTORS) or batch == prod(factors):
+        return []
+    product = " x ".join(f"{name} {value}" for name, value in zip(_FACTORS, factors, strict=True))
+    return [
+        f"the log contradicts itself: train_batch_size {batch} is not {product} = {prod(factors)}; without "
+        f"--global-batch N {batch} is taken, also for the time of a step where the log has samples/s only"
+    ]
