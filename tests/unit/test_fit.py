@@ -25,6 +25,7 @@ from steptime.search.fit.programs import gradient_bytes, state_bytes
 from steptime.search.fit.techniques import TECHNIQUES, Change, Step
 from steptime.study.modes import MODES
 from steptime.surface.fitting import fit
+from steptime.surface.report.fit import SHOWN, telling
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
 
@@ -136,6 +137,17 @@ def test_the_front_by_hand() -> None:
     assert thinned((a, point(2, 9.9), b, d)) == (a, b, d)
     assert thinned((a, last := point(2, 9.9)), 0.1) == (a, last)
     assert thinned((a, b, last := point(3, 7.9)), 0.1) == (a, last)
+
+
+def test_points_that_take_as_much_on_the_device_are_not_shown() -> None:
+    context = 1400.0
+    tiny = [replace(point(t, m), device_bytes=context + m) for t, m in ((1, 91), (2, 30), (4, 15), (8, 8), (16, 4))]
+    assert telling(tiny) == tiny[:2]
+    last = [replace(point(t, 99.5 - t, fits=t > 1), device_bytes=99.5 - t) for t in (1, 2)]
+    assert telling(last) == last, "the first that fits is shown, however little it saves"
+    many = [point(2.0**n, 2.0**-n) for n in range(30)]
+    assert len(telling(many)) == SHOWN and telling(many)[0] == many[0] and telling(many)[-1] == many[-1]
+    assert telling(many[:1]) == many[:1]
 
 
 def test_of_points_as_good_as_equal_the_safe_and_simple_one_is_taken() -> None:

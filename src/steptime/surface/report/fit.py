@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS
-from steptime.num import evenly_spread
 from steptime.search.fit.choice import Point
 from steptime.search.fit.result import FitResult, GuideStep
 from steptime.search.fit.techniques import TECHNIQUES
+from steptime.search.rank import telling_points
 from steptime.surface.report import text as t
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 10
 """Points of the front to show unless all are wanted."""
+NOTICED: Final = 0.02
+"""Share of what a step takes on the device that a point must save over the one before to be shown."""
 
 
 def print_fit(result: FitResult, *, show_all: bool = False) -> None:
@@ -133,7 +138,7 @@ def _print_settings(out: Console, result: FitResult, point: Point) -> None:
 
 def _print_front(out: Console, result: FitResult, *, show_all: bool) -> None:
     t.heading(out, "less memory for more time")
-    shown = result.front if show_all else evenly_spread(result.front, SHOWN)
+    shown = result.front if show_all else telling(result.front)
     table = t.grid(("step", "band 90 %", "tensors", "device", "fits", "techniques"), left=(5,))
     for point in shown:
         band = "" if point.band_s is None else f"{t.seconds(point.band_s[0])} .. {t.seconds(point.band_s[1])}"
@@ -148,3 +153,13 @@ def _print_front(out: Console, result: FitResult, *, show_all: bool) -> None:
         out.print(f"{simulated} of these {'is' if simulated == 1 else 'are'} simulated on the captured chain of blocks")
     if len(shown) < len(result.front):
         out.print(f"{len(result.front) - len(shown)} more points with --all")
+
+
+def telling(front: Sequence[Point]) -> Sequence[Point]:
+    """Points of a front that take noticeably less on the device than those before, or are the first that fit."""
+    apart = list(front[:1])
+    for point in front[1:]:
+        if point.device_bytes <= apart[-1].device_bytes * (1 - NOTICED) or point.fits != apart[-1].fits:
+            apart.append(point)
+    time_s, memory_bytes = (np.array([getattr(point, name) for point in apart]) for name in ("step_s", "device_bytes"))
+    return [apart[i] for i in telling_points(time_s, memory_bytes, SHOWN)]
