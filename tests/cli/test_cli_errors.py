@@ -119,8 +119,8 @@ RUN_FILES = [
     ('model = "toy"\nmodel = "toy"', "not valid TOML"),
     ("model = " + "9" * 5000, "not valid TOML"),
     ("model = " + "[" * 5000, "nested too deeply"),
-    ('model = "toy"', "cluster: missing"),
-    ('model = "toy"\ncluster = "box"', "gpus: missing"),
+    ('model = "toy"', "cluster, gpus, global_batch: missing"),
+    ('model = "toy"\ncluster = "box"\ngpus = 8', "global_batch: missing"),
     ("", "neither a RUN.toml"),
 ]
 

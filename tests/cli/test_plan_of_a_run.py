@@ -28,4 +28,4 @@ def test_plans_of_a_run_file_and_options_win(run: Run, api: FakeApi, tmp_path: P
     assert "is not kept" not in run("plan", str(file)).stdout
     file.write_text('model = "toy"\ncluster = "box"\n')
     lacking = run("plan", str(file))
-    assert lacking.exit_code == EXIT_USER and "--gpus: missing; a search needs it" in lacking.stderr
+    assert lacking.exit_code == EXIT_USER and "--gpus, --global-batch: missing; a search needs them" in lacking.stderr

@@ -25,7 +25,7 @@ from steptime.search.fit.programs import gradient_bytes, state_bytes
 from steptime.search.fit.techniques import TECHNIQUES, Change, Step
 from steptime.study.modes import MODES
 from steptime.surface.fitting import fit
-from steptime.surface.report.fit import SHOWN, telling
+from steptime.surface.report.fit import SHOWN, print_fit, telling
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
 
@@ -148,6 +148,13 @@ def test_points_that_take_as_much_on_the_device_are_not_shown() -> None:
     many = [point(2.0**n, 2.0**-n) for n in range(30)]
     assert len(telling(many)) == SHOWN and telling(many)[0] == many[0] and telling(many)[-1] == many[-1]
     assert telling(many[:1]) == many[:1]
+
+
+def test_what_the_user_did_not_allow_is_told_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    for allow, told in (("rounding", True), ("training", False)):
+        print_fit(fit("llama3-70b", "rtx-4090", batch=1, allow=allow))
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "nothing fits" in shown and ("--allow training): products in fp8" in shown) == told
 
 
 def test_of_points_as_good_as_equal_the_safe_and_simple_one_is_taken() -> None:

@@ -120,6 +120,10 @@ def test_totals_line_has_mfu_and_hfu(table):
     assert "5 launches" in lines[0]
 
 
+def test_a_causal_mask_is_named_where_there_is_attention(table):
+    assert "causal" not in total_lines(table)[1]
+
+
 def test_coverage_line_names_what_is_unknown(table):
     line = coverage_line(table)
     assert line.startswith("coverage: 80.0 % of 5 calls")

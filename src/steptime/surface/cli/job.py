@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steptime.errors import FieldError, UserError
@@ -11,7 +11,7 @@ from steptime.store.files import is_file, parse_toml
 from steptime.surface.formats.fields import read_description
 from steptime.surface.formats.run_toml import RunSpec, is_run_document, parse_run
 
-_NEEDED = {"gpus": "--gpus", "global_batch": "--global-batch"}
+_NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}
 
 
 def job_from(model_or_run: str, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> RunSpec:
@@ -71,11 +71,10 @@ def needed(job: RunSpec, what: str, where: str = "") -> str:
     Raises:
         FieldError: the cluster, the number of devices or the batch is missing.
     """
-    if job.cluster is None:
-        raise _missing(where, "cluster", "--cluster", f"{what} needs a cluster")
-    for name, option in _NEEDED.items():
-        if name not in job.settings:
-            raise _missing(where, name, option, f"{what} needs it")
+    given = {"cluster": job.cluster, **job.settings}
+    lacking = [name for name in _NEEDED if given.get(name) is None]
+    if job.cluster is None or lacking:
+        raise _missing(where, lacking, what)
     return job.cluster
 
 
@@ -89,8 +88,12 @@ def plan_not_kept(where: str, job: RunSpec) -> tuple[str, ...]:
     return (f"the [plan] of {where} ({names}) is not kept: --fix KEY=VALUE keeps one",) if names else ()
 
 
-def _missing(where: str, name: str, option: str, why: str) -> FieldError:
-    return FieldError(where, name if where else option, f"missing; {why}", hint=f"give {option}" if not where else None)
+def _missing(where: str, names: Sequence[str], what: str) -> FieldError:
+    """The error for what a file (without one: the options) does not say."""
+    options = [_NEEDED[name] for name in names]
+    fields = names if where else [option.partition(" ")[0] for option in options]
+    needs = f"missing; {what} needs {'it' if len(names) == 1 else 'them'}"
+    return FieldError(where, ", ".join(fields), needs, hint=None if where else f"give {' '.join(options)}")
 
 
 def ledger_of(job: RunSpec) -> Any:

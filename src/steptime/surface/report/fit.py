@@ -11,7 +11,7 @@ from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.search.fit.choice import Point
 from steptime.search.fit.result import FitResult, GuideStep
-from steptime.search.fit.techniques import TECHNIQUES
+from steptime.search.fit.techniques import TECHNIQUES, Change
 from steptime.search.rank import telling_points
 from steptime.surface.report import text as t
 
@@ -114,6 +114,8 @@ def _print_answer(out: Console, result: FitResult) -> None:
         t.heading(out, f"nothing fits: {t.memory(result.missing_bytes)} are missing")
         out.print(t.printable(f"least memory: {_describe(result.least)}"))
         _print_settings(out, result, result.least)
+        if more := _left_out(result.allow):
+            t.indented(out, more, by=0)
         return
     t.heading(out, t.printable(f"cheapest that fits: {_describe(best)}"))
     if best.oom_probability > LIKELY_FITS:
@@ -121,6 +123,18 @@ def _print_answer(out: Console, result: FitResult) -> None:
         note = f"; with more room: {_describe(roomier[0])}" if roomier else ""
         t.indented(out, f"chance of running out {t.percent(best.oom_probability)}{note}", by=2)
     _print_settings(out, result, best)
+
+
+def _left_out(allow: str) -> str:
+    """What stronger changes would add; empty where all are allowed.
+
+    >>> _left_out("rounding").partition(":")[0], _left_out("training")
+    ('left out, as they may change what is learned (--allow training)', '')
+    """
+    titles = [one.title for one in TECHNIQUES.values() if one.changes.rank > Change(allow).rank]
+    strongest = list(Change)[-1]
+    effect = "may change what is learned" if allow == Change.ROUNDING else "change numbers"
+    return f"left out, as they {effect} (--allow {strongest}): {', '.join(titles)}" if titles else ""
 
 
 def _describe(point: Point) -> str:
@@ -152,7 +166,8 @@ def _print_front(out: Console, result: FitResult, *, show_all: bool) -> None:
     if simulated:
         out.print(f"{simulated} of these {'is' if simulated == 1 else 'are'} simulated on the captured chain of blocks")
     if len(shown) < len(result.front):
-        out.print(f"{len(result.front) - len(shown)} more points with --all")
+        more = len(result.front) - len(shown)
+        out.print(f"{more} more {'point' if more == 1 else 'points'} with --all")
 
 
 def telling(front: Sequence[Point]) -> Sequence[Point]:

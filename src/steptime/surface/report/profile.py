@@ -78,11 +78,12 @@ def total_lines(table: CostTable) -> list[str]:
     s = table.totals
     low, high = s.bracket_s
     band = " .. ".join(t.seconds(value) for value in s.band_s)
+    masked = " (a causal mask counted once)" if any(cost.work.family == "attention" for cost in table.kinds) else ""
     return [
         f"step {t.seconds(s.step_s)} (90 %: {band}; device {t.seconds(s.device_s)}, host {t.seconds(s.host_s)} for "
         f"{t.count(s.launches)} launches; {t.seconds(low)} side by side, {t.seconds(high)} one after the other)",
         f"MFU {t.percent(s.mfu)}, HFU {t.percent(s.hfu)}: {format_si(s.model_flops, 'FLOP')} of the model, "
-        f"{format_si(s.executed_flops, 'FLOP')} run (a causal mask counted once)",
+        f"{format_si(s.executed_flops, 'FLOP')} run{masked}",
         f"{t.memory(s.moved_bytes)} moved, {t.number(s.intensity)} FLOP per byte",
     ]
 
@@ -159,4 +160,4 @@ def _rest(groups: tuple[Group, ...]) -> list[Group]:
         return []
     names = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "seconds")
     sums = {name: sum(getattr(group, name) for group in groups) for name in names}
-    return [Group(name=f"({len(groups)} others)", **sums)]
+    return [Group(name=f"({counted(len(groups), 'other')})", **sums)]
