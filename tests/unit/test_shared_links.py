@@ -88,3 +88,10 @@ def test_rules_of_a_framework() -> None:
         for name in ([], ["megatron-core"], ["megatron-2021"])
     ]
     assert found == [{"", *OVERLAPS}, {"", "dp", "tp", "ep"}, {""}]
+
+
+def test_rules_of_a_name_that_means_another_framework_say_so() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["frameworks", "fsdp2", "--overlap"]).stdout.split())
+    assert "note: framework fsdp2 was taken as torchtitan" in shown
+    found = json.loads(CliRunner().invoke(app, ["frameworks", "torchtitan", "--overlap", "--json"]).stdout)
+    assert found["notes"] == []

@@ -27,10 +27,11 @@ def command(
 
     if overlap:
         rules = overlap_records(name)
+        notes = () if name is None else framework_record(name).notes
         if json:
-            print_json(document(overlap=rules))
+            print_json(document(overlap=rules, notes=list(notes)))
         else:
-            report.print_overlap_rules(rules)
+            report.print_overlap_rules(rules, notes)
         return
     if name is not None:
         record = framework_record(name)

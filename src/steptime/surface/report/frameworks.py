@@ -155,10 +155,12 @@ def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, A
     )
 
 
-def print_overlap_rules(rules: Sequence[dict[str, str]]) -> None:
+def print_overlap_rules(rules: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
     """What hides behind what, one paragraph per kind of traffic."""
     screen = console()
     screen.print("What hides behind computation; what is not here shows.")
+    for note in notes:
+        screen.print(printable(f"note: {note}"))
     for rule in rules:
         heading(screen, rule["traffic"])
         said = rule | {"word": f"--overlap {rule['word']}" if rule["word"] else ""}
