@@ -1,7 +1,8 @@
 """Calibrates this machine, and in the same run measures what the calibration has not seen.
 
-Unseen matrix products, training steps of two-layer perceptrons and collectives of unseen sizes are visited between the
-tasks of the calibration, so that other programs disturb both alike. Needs the extra ``torch``.
+Unseen matrix products and convolutions, training steps of two-layer perceptrons and of small convolutional nets, and
+collectives of unseen sizes are visited between the tasks of the calibration, so that other programs disturb both alike.
+Needs the extra ``torch``.
 
 usage: bench_machine.py [--processes N] [--out machine.md]
 """
@@ -29,7 +30,7 @@ from steptime.calibrate.machine.profile import Predictor
 from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import CHAIN, load_torch
 from steptime.calibrate.machine.torch_timer import summary
-from steptime.calibrate.machine.work import Task, extent_of, tasks
+from steptime.calibrate.machine.work import CONVOLUTIONS, Task, extent_of, tasks
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_time_s
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
@@ -37,11 +38,21 @@ from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
+from steptime.hardware.records import Device
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, activation, bias, matmul
 from steptime.store.journal import Journal
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+#: Factory in tests/models and its sizes: their convolutions are none of those that are calibrated.
+NETS: tuple[tuple[str, Mapping[str, int]], ...] = (
+    ("resnet_small", {"batch": 6, "pixels": 72}), ("resnet_small", {"batch": 20, "pixels": 56}),
+    ("resnet_small", {"batch": 2, "pixels": 120}), ("mobile", {"batch": 6, "pixels": 72, "width": 24}),
+    ("mobile", {"batch": 20, "pixels": 40, "width": 32}), ("unet", {"batch": 3, "pixels": 48, "width": 20}),
+    ("unet", {"batch": 1, "pixels": 72, "width": 28, "levels": 2}),
+)  # fmt: skip
 STEPS = 14
 #: Launches of one training step that go through autograd: products, GELU, their gradients, sums.
 STEP_LAUNCHES = 10
@@ -93,18 +104,63 @@ def step_call(step: Step, torch: Any) -> Callable[[int], object]:
     return call
 
 
+@dataclass(frozen=True)
+class Net:
+    """One training step of a convolutional net in fp32: forward, backward, plain SGD."""
+
+    number: int
+
+    def built(self) -> tuple[Any, Any]:
+        """Module and inputs."""
+        import models
+
+        factory, sizes = NETS[self.number]
+        return getattr(models, factory)(**sizes)  # type: ignore[no-any-return]
+
+    def call(self) -> Callable[[int], object]:
+        """A step of it."""
+        import models
+        from steptime.workload.capture.optimizers import OPTIMIZERS
+
+        module, inputs = self.built()
+        optimizer = OPTIMIZERS["sgd"](module.parameters())
+
+        def call(_: int) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            models.loss_of(module(*inputs)).backward()
+            optimizer.step()
+
+        return call
+
+    def predicted(self, devices: Sequence[Device]) -> list[tuple[float, float]]:
+        """Seconds of the step, and of its convolutions, as `steptime profile` prints them, for each device."""
+        import models
+        import steptime
+
+        module, inputs = self.built()
+        program = steptime.capture(
+            module, inputs, optimizer="sgd", loss=models.loss_of, keep_output=False, target="cpu"
+        )
+        tables = [steptime.profile(program, device).table for device in devices]
+        return [
+            (t.totals.step_s, sum(g.seconds for g in t.by_operator() if g.name.startswith("convolution")))
+            for t in tables
+        ]
+
+
 def measure_operators(
-    bench: Bench, todo: Sequence[Task], unseen: Sequence[Task], steps: Sequence[Step], settings: Settings
+    bench: Bench, todo: Sequence[Task], unseen: Sequence[Task], steps: Sequence[Step | Net], settings: Settings
 ) -> tuple[list[runner.Measured], list[runner.Measured], list[float]]:
     """Calibration tasks, unseen tasks and steps, in several rounds, each in an order of its own."""
     records: list[Mapping[str, Any]] = []
-    step_s: dict[Step, list[float]] = {step: [] for step in steps}
+    step_s: dict[Step | Net, list[float]] = {step: [] for step in steps}
     for round_ in range(settings.rounds):
-        order: list[Task | Step] = [*todo, *unseen, *steps]
+        order: list[Task | Step | Net] = [*todo, *unseen, *steps]
         random.Random(round_).shuffle(order)
         for item in order:
-            if isinstance(item, Step):
-                samples = bench.timer.samples_s(step_call(item, bench.torch), settings.visit_s)
+            if isinstance(item, (Step, Net)):
+                call = step_call(item, bench.torch) if isinstance(item, Step) else item.call()
+                samples = bench.timer.samples_s(call, settings.visit_s)
                 step_s[item].append(summary(samples).seconds)
             else:
                 records.append(runner.visit(bench, item, round_, settings.visit_s))
@@ -154,6 +210,27 @@ def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float
 Line = tuple[str, str, tuple[float, float, float, int]]
 
 
+def convolution_rows(
+    fitted: profile.Fitted, device: Device, unseen: Sequence[runner.Measured], net_s: Sequence[float]
+) -> list[Line]:
+    """Unseen convolutions by pass, and nets: by the cluster file, and by one without curves of convolutions."""
+    predictor = Predictor(fitted.curves)
+    rows: list[Line] = []
+    for kind in CONVOLUTIONS:
+        for dtype in sorted({one.task.dtype for one in unseen if one.task.kind == kind}):
+            found = [one for one in unseen if (one.task.kind, one.task.dtype) == (kind, dtype)]
+            by_curve = [predictor.seconds(one.task) for one in found]
+            rows.append((f"{kind} {dtype}", "curve", errors(by_curve, [one.seconds for one in found])))
+    assert device.curves is not None
+    others = [c for c in device.curves.curves if c.family.partition("/")[2] not in CONVOLUTIONS]
+    before = replace(device, curves=replace(device.curves, curves=tuple(others)))
+    pairs = [Net(i).predicted([device, before]) for i in range(len(NETS))]
+    name = "convolutional net training step fp32"
+    rows.append((name, "cluster file", errors([pair[0][0] for pair in pairs], net_s)))
+    rows.append((name, "cluster file without them", errors([pair[1][0] for pair in pairs], net_s)))
+    return rows
+
+
 def operator_rows(
     fitted: profile.Fitted, machines: Mapping[str, Machine], unseen: Sequence[runner.Measured],
     steps: Sequence[Step], step_s: Sequence[float],
@@ -162,7 +239,7 @@ def operator_rows(
     chain_s = next(one.seconds for one in fitted.operators if one.task.kind == "autograd_launch")
     rows: list[Line] = []
     for dtype, machine in machines.items():
-        found = [one for one in unseen if one.task.dtype == dtype]
+        found = [one for one in unseen if one.task.dtype == dtype and one.task.kind == "matmul"]
         measured = [one.seconds for one in found]
         rows.append((f"matrix product {dtype}", "curve", errors([predictor.seconds(o.task) for o in found], measured)))
         shapes = [[o.task.shape[name] for name in ("m", "n", "k")] for o in found]
@@ -244,13 +321,15 @@ def main() -> None:
     torch = load_torch()
     bench = Bench.open(torch, this_host(torch, 1, "cpu"))
     settings = replace(Settings.of(quick=True), rounds=given.rounds)
-    dtypes = bench.dtypes()
-    todo = runner.plan(bench, dtypes, settings)
+    dtypes, convolved = bench.dtypes(), bench.dtypes(runner.CONVOLVED)
+    todo = runner.plan(bench, dtypes, convolved, settings)
     known = {task.key for task in todo}
-    extent = replace(extent_of("cpu", True, bench.host.memory_bytes), products=24)
-    unseen = [t for t in tasks(extent, dtypes, seed=2) if t.kind == "matmul" and t.key not in known]
-    steps = unseen_steps(dtypes)
-    seen, new, step_s = measure_operators(bench, todo, unseen, steps, settings)
+    extent = replace(extent_of("cpu", True, bench.host.memory_bytes), products=24, convolutions=12)
+    others = [t for t in tasks(extent, dtypes, convolved, seed=2) if t.key not in known]
+    unseen = [t for t in others if t.kind in ("matmul", *CONVOLUTIONS)]
+    steps, nets = unseen_steps(dtypes), [Net(i) for i in range(len(NETS))]
+    seen, new, both_s = measure_operators(bench, todo, unseen, [*steps, *nets], settings)
+    step_s, net_s = both_s[: len(steps)], both_s[len(steps) :]
     mesh = collectives.Mesh(nodes=1, local=given.processes)
     with tempfile.TemporaryDirectory() as folder:
         calibrated, between = measure_collectives(bench, mesh, folder, given.rounds)
@@ -264,6 +343,7 @@ def main() -> None:
         for dtype in dtypes
     }  # fmt: skip
     rows = operator_rows(fitted, machines, new, steps, step_s)
+    rows += convolution_rows(fitted, cluster.device, new, net_s)
     rows += collective_rows(fitted, machines[dtypes[0]], between, given.processes)
     text = report(fitted, rows, time.monotonic() - begin_s, os.getloadavg())
     if given.out is not None:

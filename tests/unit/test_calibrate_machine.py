@@ -33,7 +33,8 @@ HOST = Host(
     host="h", processor='A "quoted" CPU\x7f', cores=2, memory_bytes=16e9, cache_bytes=32e6, device="cpu", gpus=0,
     torch="2.13.0", threads=1,
 )  # fmt: skip
-TODO = work.tasks(work.extent_of("cpu", True, 16e9), ("fp32", "bf16"))
+DTYPES = ("fp32", "bf16")
+TODO = work.tasks(work.extent_of("cpu", True, 16e9), DTYPES, DTYPES)
 
 
 def seconds_of(task: Task) -> float:
@@ -41,6 +42,9 @@ def seconds_of(task: Task) -> float:
     done = work.work_of(task)
     penalty = 1 + 20 / task.shape["m"] if task.kind == "matmul" else 1.0
     return 2e-6 + done.matrix_flops * penalty / 1e11 + done.vector_flops / 1e12 + done.moved_bytes / 4e10
+
+
+KINDS = {"matmul", "attention_forward", "attention_backward", *work.CONVOLUTIONS, *work.MAPS}
 
 
 def measured(tasks: list[Task], noise: float = 0.0) -> list[Measured]:
@@ -67,19 +71,20 @@ def timed(mesh: Mesh) -> list[Timed]:
 
 
 def test_tasks_are_distinct_and_repeatable() -> None:
-    again = work.tasks(work.extent_of("cpu", True, 16e9), ("fp32", "bf16"))
+    again = work.tasks(work.extent_of("cpu", True, 16e9), DTYPES, DTYPES)
     assert [t.key for t in TODO] == [t.key for t in again]
     assert len({t.key for t in TODO}) == len(TODO)
-    other = work.tasks(work.extent_of("cpu", True, 16e9), ("fp32", "bf16"), seed=2)
-    products = {t.key for t in other if t.kind == "matmul"}
-    assert len(products & {t.key for t in TODO}) < 0.05 * len(products)
-    assert {t.kind for t in TODO} == {"matmul", "attention_forward", "attention_backward", *work.MAPS}
+    other = work.tasks(work.extent_of("cpu", True, 16e9), DTYPES, DTYPES, seed=2)
+    for kind in ("matmul", "conv_fwd"):
+        unseen = {t.key for t in other if t.kind == kind}
+        assert len(unseen & {t.key for t in TODO}) < 0.05 * len(unseen)
+    assert {t.kind for t in TODO} == KINDS
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_tasks_fit_in_a_small_memory(device: str) -> None:
     extent = work.extent_of(device, False, 4e9)
-    assert all(work.work_of(t).moved_bytes <= extent.largest_bytes for t in work.tasks(extent, ("fp32",))
+    assert all(work.work_of(t).moved_bytes <= extent.largest_bytes for t in work.tasks(extent, ("fp32",), ("fp32",))
                if not t.kind.startswith("attention"))  # fmt: skip
 
 
@@ -254,10 +259,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration of seconds."""
     monkeypatch.setattr(Settings, "of", classmethod(lambda cls, quick: cls(quick=True, rounds=1, visit_s=0.0)))
     extent = replace(
-        work.extent_of("cpu", True, 1e9), products=8, maps=4, attentions=0, flops=(3e5, 1e7), elements=(1e3, 1e6)
-    )
+        work.extent_of("cpu", True, 1e9), products=8, maps=4, attentions=0, convolutions=12, flops=(3e5, 1e7),
+        elements=(1e3, 1e6),
+    )  # fmt: skip
     monkeypatch.setattr(runner, "extent_of", lambda *given: extent)
-    monkeypatch.setattr(runner.Bench, "dtypes", lambda self: ("fp32",))
+    monkeypatch.setattr(runner.Bench, "dtypes", lambda self, probes: ("fp32",))
     monkeypatch.setattr(session, "this_host", lambda torch, threads, device: replace(HOST, cache_bytes=1e5))
     monkeypatch.setattr(collectives, "sizes_bytes", lambda device, quick: [4096, 65536, 262144, 1048576])
 
@@ -278,7 +284,7 @@ def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
         session.calibrate(request, stop)
     journal = cluster_file.journal_path(request.out)
     before = len(read_journal(journal).records)
-    assert before == 1 + 7 and not request.out.exists()
+    assert before == 2 + 7 and not request.out.exists()
     with pytest.raises(InputFileError, match="not finished"):
         session.calibrate(request, lambda done, total: None)
     progress: list[tuple[int, int]] = []
@@ -286,7 +292,7 @@ def test_interrupt_and_resume(small: None, tmp_path: Path) -> None:
     assert fitted is not None and load_cluster(request.out).device.name == "a-quoted-cpu"
     assert progress[-1][0] == progress[-1][1]
     keys = [r["key"] for r in read_journal(journal).records]
-    assert len(keys) == len(set(keys)) == 2 + progress[-1][1]
+    assert len(keys) == len(set(keys)) == 3 + progress[-1][1]
     session.calibrate(replace(request, resume=True), lambda done, total: None)  # nothing left to measure
     assert [r["key"] for r in read_journal(journal).records] == keys
     journal.write_text(journal.read_text().replace('"dtypes":["fp32"]', '"dtypes":"x"', 1))
@@ -378,8 +384,7 @@ def test_every_operator_runs() -> None:
             for i in range(3):
                 call(i)
             pool.reset()
-    assert {kind for kind, _, _ in seen} == {*work.LAUNCHES, *work.MAPS, "matmul", "attention_forward",
-                                             "attention_backward"}  # fmt: skip
+    assert {kind for kind, _, _ in seen} == {*work.LAUNCHES, *KINDS}
 
 
 def test_groups_cover_the_world_once() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from steptime.calibrate.family import Coefficient, KernelFamily
 from steptime.calibrate.memory_bound import element_bytes
 from steptime.calibrate.table import Table
-from steptime.cost.convolution import convolution_s, output_size
+from steptime.cost.convolution import convolution_s, implicit_product, output_size
 from steptime.hardware.records import Device
 from steptime.num import Array
 
@@ -51,7 +51,10 @@ def geometry(table: Table) -> tuple[Array, Array, Array, Array, Array]:
     return pixels, inward, outward, taps, moved * element_bytes(table)
 
 
-def _arguments(table: Table, rows: Array, columns: Array, depth: Array, moved: Array) -> dict[str, Array]:
+def _arguments(
+    table: Table, pixels: Array, inward: Array, outward: Array, taps: Array, moved: Array
+) -> dict[str, Array]:
+    rows, columns, depth = map(np.asarray, implicit_product(pixels, inward, outward, taps, 1))
     small = (table.dim("conv_kh") == 3) & (table.dim("conv_kw") == 3) & (table.dim("conv_stride") == 1)
     return {
         "rows": rows, "columns": columns, "depth": depth, "moved_bytes": moved,
@@ -62,13 +65,13 @@ def _arguments(table: Table, rows: Array, columns: Array, depth: Array, moved: A
 def forward(table: Table) -> dict[str, Array]:
     """Pixels x outputs, over inputs and taps."""
     pixels, inward, outward, taps, moved = geometry(table)
-    return _arguments(table, pixels, outward, inward * taps, moved)
+    return _arguments(table, pixels, inward, outward, taps, moved)
 
 
 def data_gradient(table: Table) -> dict[str, Array]:
     """Pixels x inputs, over outputs and taps."""
     pixels, inward, outward, taps, moved = geometry(table)
-    return _arguments(table, pixels, inward, outward * taps, moved)
+    return _arguments(table, pixels, outward, inward, taps, moved)
 
 
 def weight_gradient(table: Table) -> dict[str, Array]:

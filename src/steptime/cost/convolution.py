@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.cost.waves import wave_factor
-from steptime.num import Num, ceil_div, floor_div, maximum, soft_maximum, where
+from steptime.num import Num, ceil_div, floor_div, maximum, minimum, soft_maximum, where
 
 
 def output_size(size: Num, kernel: Num, stride: Num, padding: Num) -> Num:
@@ -31,6 +31,35 @@ def convolution_flops(batch: Num, pixels: Num, channels_in: Num, channels_out: N
     2160
     """
     return 2 * batch * pixels * channels_in * channels_out * taps
+
+
+def implicit_product(pixels: Num, inward: Num, outward: Num, taps: Num, groups: Num) -> tuple[Num, Num, Num]:
+    r"""Rows, columns and depth of a convolution as a product: $m = p\,g$, $n = c_o$, $k = c_i t$.
+
+    $p$ = `pixels` of all images (of the output), $t$ = `taps`; $c_i$ = `inward` and $c_o$ = `outward`, the channels of
+    a group that are summed over and that are made: of the input and of the output, forward and for the gradient of the
+    weights (whose blocks share out the pixels), and the other way round for the gradient of the data. The $g$ =
+    `groups` stand below one another.
+
+    Source: implicit product, cuDNN, arXiv 1410.0759.
+
+    >>> implicit_product(100, 8, 16, 9, 4)   # 32 channels to 64 in four groups
+    (400, 16, 72)
+    """
+    return pixels * groups, outward, inward * taps
+
+
+def channelwise(inward: Num, outward: Num, groups: Num) -> Num:
+    r"""1 where a group has a single channel in or out (depthwise): no matrix product is left; else 0.
+
+    `inward` and `outward` are the channels of one of the `groups`, as in `implicit_product`.
+
+    Source: definition.
+
+    >>> channelwise(1, 2, 32), channelwise(4, 4, 8), channelwise(1, 64, 1)
+    (1.0, 0.0, 0.0)
+    """
+    return where((groups > 1) & (minimum(inward, outward) <= 1), 1.0, 0.0)
 
 
 def convolution_s(

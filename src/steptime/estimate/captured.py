@@ -283,7 +283,8 @@ class _Builder:
 
 
 _GROWING: Final = frozenset({"elements", "rows", "tokens", "read_bytes", "written_bytes", "moved_bytes", "matrix_flops",
-                             "vector_flops", "whole_bytes", "value_bytes", "index_bytes"})  # fmt: skip
+                             "vector_flops", "whole_bytes", "value_bytes", "index_bytes",
+                             "tensor_bytes"})  # fmt: skip
 """Sizes of a kernel that are those of its tokens."""
 
 

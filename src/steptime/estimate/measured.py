@@ -11,7 +11,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
-from steptime.cost.regression import additive_s, half_size_matmul_s, linear_roofline_s, linear_s, streaming_s
+from steptime.cost.regression import (
+    additive_s,
+    blocked_convolution_s,
+    half_size_matmul_s,
+    linear_roofline_s,
+    linear_s,
+    streaming_s,
+)
 from steptime.errors import UserError
 from steptime.estimate.operators import Formula
 from steptime.hardware.profile import Curve, Profile
@@ -24,6 +31,7 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "linear": Formula(linear_s),
     "streaming": Formula(streaming_s),
     "additive": Formula(additive_s),
+    "blocked_convolution": Formula(blocked_convolution_s),
 }
 WORK: Final = ("matrix_flops", "vector_flops", "moved_bytes", "result_bytes")
 """Arguments of the formulas that a row gives; all others are coefficients."""
@@ -42,6 +50,11 @@ RAN: Final[Mapping[str, tuple[str, str]]] = {
     "embedding": ("copy", "copy"),
     "cross_entropy": ("softmax", "softmax"),
 }
+
+#: Kernels of captured modules that are measured under their own name, and what each says of its shape.
+OWN: Final[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+    ("conv_fwd", "conv_bwd_data", "conv_bwd_weight"), ("rows", "columns", "depth", "tensor_bytes", "channelwise")
+)
 
 #: What was measured -> passes over the elements, where a row counts more: the gradient of a bias only reads.
 PASSES: Final[Mapping[str, float]] = {"column_sum": 1.0}
@@ -78,6 +91,16 @@ def curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula
         coefficients = {**update.coefficients, "result_bytes": 0.0}
         out["stream"] = checked(replace(update, coefficients=coefficients), WORK, profile)
     return out
+
+
+def own_curves_of(profile: Profile, dtype: str) -> dict[str, tuple[Formula, Curve]]:
+    """Formula and curve of the kernels of :data:`OWN` that were measured in an element type.
+
+    Raises:
+        UserError: a curve lacks a coefficient of its formula.
+    """
+    found = {kind: next((c for c in profile.curves if _is(c, kind, dtype)), None) for kind in OWN}
+    return {kind: checked(curve, OWN[kind], profile) for kind, curve in found.items() if curve is not None}
 
 
 def _is(curve: Curve, kind: str, dtype: str) -> bool:

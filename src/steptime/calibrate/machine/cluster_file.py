@@ -11,7 +11,7 @@ from typing import Any, Final
 from steptime.calibrate import toml_file
 from steptime.calibrate.machine.profile import Fitted, LevelFit
 from steptime.calibrate.machine.runner import Measured
-from steptime.calibrate.machine.work import Task
+from steptime.calibrate.machine.work import CONVOLUTIONS, Task, padding_of
 from steptime.calibrate.toml_file import quantity_of, text_of
 from steptime.hardware.profile import Profile
 from steptime.hardware.profiles import profile_toml, read_profile
@@ -172,6 +172,8 @@ def _columns(task: Task) -> dict[str, Any] | None:
             "op": name, "b": shape["batch"], "notes": "causal=1",
             "h_q": heads, "h_kv": heads, "s_q": seq, "s_kv": seq, "d_qk": head_dim, "d_v": head_dim,
         }  # fmt: skip
+    if task.kind in CONVOLUTIONS:
+        return None if shape["groups"] > 1 else {"op": task.kind, **_convolution(shape)}
     if task.kind in _MAP_NAMES:
         return {
             "op": _MAP_NAMES[task.kind],
@@ -180,3 +182,12 @@ def _columns(task: Task) -> dict[str, Any] | None:
             "notes": f"opname={task.kind}",
         }
     return None
+
+
+def _convolution(shape: Mapping[str, int]) -> dict[str, int]:
+    side, kernel = shape["side"], shape["kernel"]
+    return {
+        "batch": shape["batch"], "conv_cin": shape["channels_in"], "conv_cout": shape["channels_out"],
+        "conv_h": side, "conv_w": side, "conv_kh": kernel, "conv_kw": kernel, "conv_stride": shape["stride"],
+        "conv_pad": padding_of(kernel),
+    }  # fmt: skip

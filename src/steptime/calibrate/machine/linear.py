@@ -13,7 +13,14 @@ from typing import Final
 
 import numpy as np
 
-from steptime.cost.regression import additive_s, half_size_matmul_s, linear_roofline_s, linear_s, streaming_s
+from steptime.cost.regression import (
+    additive_s,
+    blocked_convolution_s,
+    half_size_matmul_s,
+    linear_roofline_s,
+    linear_s,
+    streaming_s,
+)
 from steptime.errors import UserError, counted
 from steptime.num import Array, Num
 
@@ -197,6 +204,19 @@ def _fit_additive(shape: Shape, seconds: Array) -> Values:
     }  # fmt: skip
 
 
+CONVOLUTION: Final = ("rows", "columns", "depth", "tensor_bytes", "channelwise")
+
+
+def _fit_blocked(shape: Shape, seconds: Array) -> Values:
+    """A column is the time with one rate that is 1, and all others so high that they cost nothing."""
+    given = {name: shape[name] for name in CONVOLUTION}
+    names = ("flops_per_s", "vector_flops_per_s", "memory_Bps")
+    one = [{n: 1.0 if n == name else np.inf for n in names} for name in names]
+    columns = [np.asarray(blocked_convolution_s(**given, latency_s=0.0, **rates)) for rates in one]
+    x = nonnegative(np.stack([np.ones_like(seconds), *columns], axis=1), seconds)
+    return {"latency_s": float(x[0]), **{name: rate(float(x[i + 1])) for i, name in enumerate(names)}}
+
+
 def _fit_linear(shape: Shape, seconds: Array) -> Values:
     x = nonnegative(np.stack([np.ones_like(seconds), shape["moved_bytes"]], axis=1), seconds)
     return {"latency_s": float(x[0]), "rate_per_s": rate(x[1])}
@@ -216,6 +236,7 @@ MODELS: Final[Mapping[str, Model]] = {
             name="additive", formula=additive_s, arguments=("matrix_flops", "vector_flops", "moved_bytes"),
             fit=_fit_additive,
         ),
+        Model(name="blocked_convolution", formula=blocked_convolution_s, arguments=CONVOLUTION, fit=_fit_blocked),
     )
 }  # fmt: skip
 

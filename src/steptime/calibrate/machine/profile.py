@@ -12,7 +12,7 @@ from steptime.calibrate.machine.collectives import Mesh, Timed
 from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
 from steptime.calibrate.machine.runner import Measured, noise_of
-from steptime.calibrate.machine.work import LAUNCHES, MAPS, Task, work_of
+from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, MAPS, Task, convolution_sizes, work_of
 from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import UserError, counted
@@ -24,6 +24,7 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
     "matmul": ("half_size_matmul", "linear_roofline"),
     "attention_forward": ("additive", "linear_roofline"),
     "attention_backward": ("additive", "linear_roofline"),
+    **dict.fromkeys(CONVOLUTIONS, ("blocked_convolution",)),
     **dict.fromkeys(MAPS, ("streaming", "linear")),
 }
 #: Hops of the rings of :mod:`steptime.cost.collective`, per rank beyond the first.
@@ -77,6 +78,8 @@ def arguments_of(task: Task) -> dict[str, Num]:
     """What the models may ask about a task."""
     work = work_of(task)
     dims = {name: float(value) for name, value in task.shape.items()}
+    if task.kind in CONVOLUTIONS:
+        dims |= convolution_sizes(task)
     return {
         **dims, "matrix_flops": work.matrix_flops, "vector_flops": work.vector_flops,
         "moved_bytes": work.moved_bytes, "result_bytes": work.result_bytes,

@@ -6,6 +6,7 @@ operator; how far the rounds of a task lie apart is the noise that a report stat
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.torch_ops import Pool, call_of, copies_of
 from steptime.calibrate.machine.torch_timer import CpuTimer, CudaTimer, Timer, summary
-from steptime.calibrate.machine.work import LAUNCHES, Task, extent_of, launches, tasks, work_of
+from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, Task, extent_of, launches, tasks, work_of
 from steptime.errors import UserError
 from steptime.store.journal import Journal, Record, content_key
 
@@ -25,7 +26,10 @@ Progress = Callable[[int, int], None]
 
 #: A dtype that is slower than this share of fp32 is emulated; nobody trains in it, and it takes for ever.
 LEAST_RATE: Final = 0.3
-_PROBE: Final = {"m": 256, "n": 256, "k": 256}
+#: What has to be fast for a dtype to be measured in products, and in convolutions too.
+PRODUCT: Final = {"matmul": {"m": 256, "n": 256, "k": 256}}
+_IMAGES: Final = {"batch": 2, "channels_in": 32, "channels_out": 32, "side": 14, "kernel": 3, "stride": 1, "groups": 1}
+CONVOLVED: Final = dict.fromkeys(CONVOLUTIONS, _IMAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class Settings:
     @classmethod
     def of(cls, quick: bool) -> Settings:
         """The usual settings: ``--quick`` or thorough."""
-        return cls(quick=True, rounds=3, visit_s=0.03, limit_s=80.0) if quick else cls()
+        return cls(quick=True, rounds=3, visit_s=0.03, limit_s=90.0) if quick else cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +79,35 @@ class Bench:
             timer = replace(timer, graphs=False)
         return timer.samples_s(call_of(task, self.torch, self.pool, copies), visit_s)
 
-    def dtypes(self) -> tuple[str, ...]:
-        """Dtypes that this machine computes in, not emulates."""
+    def dtypes(self, probes: Mapping[str, Mapping[str, int]] = PRODUCT) -> tuple[str, ...]:
+        """Dtypes in which this machine computes every probe (shape by kind of operator), and does not emulate any."""
         candidates = ("fp32", "tf32", "bf16", "fp16") if self.host.device == "cuda" else ("fp32", "bf16", "fp16")
-        seconds: dict[str, float] = {}
-        for dtype in candidates:
-            try:
-                found = self.samples_s(Task(kind="matmul", dtype=dtype, shape=_PROBE), 0.02)
-            except (RuntimeError, TypeError):  # this build of torch has no such product
-                continue
-            seconds[dtype] = summary(found).seconds
-        return tuple(d for d, found_s in seconds.items() if found_s * LEAST_RATE <= seconds["fp32"])
+        slower: dict[str, float] = {}
+        for kind, shape in probes.items():
+            seconds = {dtype: self._probe_s(Task(kind=kind, dtype=dtype, shape=shape)) for dtype in candidates}
+            for dtype, found_s in seconds.items():
+                slower[dtype] = max(slower.get(dtype, 0.0), found_s / seconds["fp32"])
+        return tuple(dtype for dtype, times in slower.items() if times * LEAST_RATE <= 1)
+
+    def _probe_s(self, task: Task) -> float:
+        """Infinite where this build of torch has no such operator."""
+        try:
+            return summary(self.samples_s(task, 0.02)).seconds
+        except (RuntimeError, TypeError):
+            return math.inf
 
 
 def set_tf32(torch: Any, wanted: bool) -> None:
-    """Whether products of fp32 numbers on CUDA may run in TF32."""
+    """Whether products and convolutions of fp32 numbers on CUDA may run in TF32."""
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high" if wanted else "highest")
+        torch.backends.cudnn.allow_tf32 = wanted
 
 
-def plan(bench: Bench, dtypes: tuple[str, ...], settings: Settings) -> list[Task]:
-    """What will be measured."""
-    host = bench.host
-    return [*launches(), *tasks(extent_of(host.device, settings.quick, host.memory_bytes), dtypes, seed=settings.seed)]
+def plan(bench: Bench, dtypes: tuple[str, ...], convolved: tuple[str, ...], settings: Settings) -> list[Task]:
+    """What will be measured; ``convolved``: dtypes of convolutions."""
+    extent = extent_of(bench.host.device, settings.quick, bench.host.memory_bytes)
+    return [*launches(), *tasks(extent, dtypes, convolved, seed=settings.seed)]
 
 
 def visit_key(task: Task, round_: int) -> str:
@@ -147,7 +157,7 @@ def is_sound(record: Record) -> bool:
         task = task_of(record)
         work_of(task)  # an operator that this version does not know has none
         return bool(record["key"] == visit_key(task, record["round"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return False
 
 

@@ -22,7 +22,8 @@ from steptime.workload.element_types import ELEMENT_BYTES
 Progress = Callable[[int, int], None]
 
 _FINISHED: Final = "finished"
-_DTYPES: Final = "dtypes"
+#: Records of dtypes -> what has to be fast in them.
+_DTYPES: Final = {"dtypes": runner.PRODUCT, "dtypes of convolutions": runner.CONVOLVED}
 #: Visits of collectives cost about so many visits of operators; only for the progress bar.
 _WEIGHT: Final = 3
 
@@ -156,7 +157,8 @@ def _measure(
     """Operators and collectives; the ranks of a running job come first, because the others wait for this one."""
     settings = Settings.of(request.quick)
     bench = Bench.open(torch, host)
-    todo = runner.plan(bench, _dtypes(bench, journal), settings)
+    dtypes, convolved = (_dtypes(bench, journal, name) for name in _DTYPES)
+    todo = runner.plan(bench, dtypes, convolved, settings)
     sizes = collectives.sizes_bytes(host.device, request.quick)
     visits = [] if mesh is None else collectives.visits(mesh, sizes, settings.rounds)
     first = len(todo) * settings.rounds
@@ -178,14 +180,14 @@ def _measure(
     return None
 
 
-def _dtypes(bench: Bench, journal: Journal) -> tuple[str, ...]:
+def _dtypes(bench: Bench, journal: Journal, name: str) -> tuple[str, ...]:
     """Found once: a resumed run measures what the first one would have."""
     for record in journal.records:
         known = record.get("dtypes")
-        if record["key"] == _DTYPES and isinstance(known, list) and set(map(str, known)) <= set(ELEMENT_BYTES):
+        if record["key"] == name and isinstance(known, list) and set(map(str, known)) <= set(ELEMENT_BYTES):
             return tuple(known)
-    found = bench.dtypes()
-    journal.append({"key": _DTYPES, "dtypes": list(found)})
+    found = bench.dtypes(_DTYPES[name])
+    journal.append({"key": name, "dtypes": list(found)})
     return found
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from steptime.calibrate.machine.work import LAUNCHES, Task, work_of
+from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, Task, output_side, padding_of, work_of
 from steptime.errors import UserError
 from steptime.num import round_up
 
@@ -87,6 +87,8 @@ def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> OperatorRun:
         return _matmul(task, random, copies)
     if task.kind.startswith("attention"):
         return _attention(task, torch, random, copies)
+    if task.kind in CONVOLUTIONS:
+        return _convolution(task, torch, random, copies)
     if task.kind in LAUNCHES:
         return _launch(task, torch, random)
     return _map(task, torch, random, copies)
@@ -127,6 +129,25 @@ def _attention(task: Task, torch: Any, random: Callable[..., Any], copies: int) 
     gradient = random(*size)
     grad = torch.autograd.grad
     return lambda i: grad(outputs[i % copies], sets[i % copies], gradient, retain_graph=True)
+
+
+def _convolution(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    shape, side, aten = task.shape, output_side(task.shape), torch.ops.aten
+    batch, inward, outward, groups = (shape[n] for n in ("batch", "channels_in", "channels_out", "groups"))
+    kernel, stride, padding = shape["kernel"], [shape["stride"]] * 2, [padding_of(shape["kernel"])] * 2
+    weights = [random(outward, inward // groups, kernel, kernel) for _ in range(copies)]
+    x = [random(batch, inward, shape["side"], shape["side"]) for _ in range(copies)]
+    same = (stride, padding, [1, 1], False, [0, 0], groups)
+    if task.kind == "conv_fwd":
+        return lambda i: aten.convolution(x[i % copies], weights[i % copies], None, *same)
+    y = [random(batch, outward, side, side) for _ in range(copies)]
+    wanted = [task.kind == "conv_bwd_data", task.kind == "conv_bwd_weight", False]
+
+    def call(i: int) -> object:
+        j = i % copies
+        return aten.convolution_backward(y[j], x[j], weights[j], None, *same, wanted)
+
+    return call
 
 
 def _map(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.cost import attention, elementwise, matmul
+from steptime.cost import attention, convolution, elementwise, matmul
 from steptime.num import Num
 from steptime.store.journal import content_key
 from steptime.workload.element_types import ELEMENT_BYTES
@@ -61,6 +61,8 @@ def work_of(task: Task) -> TaskWork:
         return _matmul_work(task)
     if task.kind in ("attention_forward", "attention_backward"):
         return _attention_work(task)
+    if task.kind in CONVOLUTIONS:
+        return _convolution_work(task)
     return TaskWork() if task.kind in LAUNCHES else _map_work(task)
 
 
@@ -93,6 +95,54 @@ def _attention_work(task: Task) -> TaskWork:
         moved_bytes=float(moved),
         result_bytes=float(rows * head_dim * width),
     )
+
+
+#: Passes of a convolution, as tables of kernels name them.
+CONVOLUTIONS: Final = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
+
+
+def padding_of(kernel: int) -> int:
+    """Pixels on each side with which a stride of one keeps the size."""
+    return kernel // 2
+
+
+def output_side(shape: Mapping[str, int]) -> int:
+    """Pixels of a side of the output."""
+    kernel = shape["kernel"]
+    return int(convolution.output_size(shape["side"], kernel, shape["stride"], padding_of(kernel)))
+
+
+def convolution_sizes(task: Task) -> dict[str, float]:
+    """What :func:`steptime.cost.regression.blocked_convolution_s` asks of a pass."""
+    shape, side = task.shape, output_side(task.shape)
+    batch, groups, taps = shape["batch"], shape["groups"], shape["kernel"] ** 2
+    inward, outward = shape["channels_in"] / groups, shape["channels_out"] / groups
+    images = batch * (shape["channels_in"] * shape["side"] ** 2 + shape["channels_out"] * side**2)
+    elements = images + inward * shape["channels_out"] * taps
+    if task.kind == "conv_bwd_data":
+        inward, outward = outward, inward
+    rows, columns, depth = convolution.implicit_product(batch * side**2, inward, outward, taps, groups)
+    return {
+        "rows": float(rows), "columns": float(columns), "depth": float(depth),
+        "tensor_bytes": float(elements * task.element_bytes),
+        "channelwise": float(convolution.channelwise(inward, outward, groups)),
+    }  # fmt: skip
+
+
+def _convolution_work(task: Task) -> TaskWork:
+    """Square images and kernels; ``padding_of`` the kernel on each side."""
+    sizes, shape, side = convolution_sizes(task), task.shape, output_side(task.shape)
+    inward, taps = shape["channels_in"] / shape["groups"], shape["kernel"] ** 2
+    written = {
+        "conv_fwd": shape["batch"] * shape["channels_out"] * side**2,
+        "conv_bwd_data": shape["batch"] * shape["channels_in"] * shape["side"] ** 2,
+        "conv_bwd_weight": inward * shape["channels_out"] * taps,
+    }
+    flops = convolution.convolution_flops(shape["batch"], side**2, inward, shape["channels_out"], taps)
+    return TaskWork(
+        matrix_flops=float(flops), moved_bytes=sizes["tensor_bytes"],
+        result_bytes=float(written[task.kind] * task.element_bytes),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +204,11 @@ class Extent:
     maps: int
     """Shapes per memory-bound operator and dtype."""
     attentions: int
+    images: tuple[int, int]
+    """Pixels of a side of the images of a convolution."""
+    channels: tuple[int, int]
+    convolutions: int
+    """Convolutions per dtype, each measured in its three passes."""
     largest_bytes: float
     """Of all operands of one task together."""
 
@@ -168,20 +223,26 @@ def extent_of(device: str, quick: bool, memory_bytes: float) -> Extent:
         return Extent(
             side=(16, 2048), flops=(3e5, 1.5e9 if quick else 6e9), elements=(2e3, 2.0e7 if quick else 3e7),
             tokens=(32, 512 if quick else 1024), products=48 if quick else 96, maps=12 if quick else 20,
-            attentions=24 if quick else 48, largest_bytes=min(4e8, memory_bytes / 16),
+            attentions=24 if quick else 48, images=(7, 64 if quick else 112), channels=(16, 512),
+            convolutions=36 if quick else 72, largest_bytes=min(4e8, memory_bytes / 16),
         )  # fmt: skip
     return Extent(
         side=(64, 16384), flops=(1e8, 2e12 if quick else 1e13), elements=(1e5, 2e8 if quick else 1e9),
         tokens=(256, 8192 if quick else 16384), products=60 if quick else 200, maps=8 if quick else 16,
-        attentions=16 if quick else 40, largest_bytes=memory_bytes / 8,
+        attentions=16 if quick else 40, images=(7, 112), channels=(32, 2048), convolutions=36 if quick else 72,
+        largest_bytes=memory_bytes / 8,
     )  # fmt: skip
 
 
-def tasks(extent: Extent, dtypes: tuple[str, ...], *, seed: int = 1) -> list[Task]:
-    """Every task once, in a fixed order; another ``seed`` gives other shapes of the same spread."""
+def tasks(extent: Extent, dtypes: tuple[str, ...], convolved: tuple[str, ...], *, seed: int = 1) -> list[Task]:
+    """Every task once, in a fixed order; another ``seed`` gives other shapes of the same spread.
+
+    ``convolved``: those of the dtypes in which convolutions are measured.
+    """
     found: dict[str, Task] = {}
     for dtype in dtypes:
-        for task in (*_matmuls(extent, dtype, seed), *_attentions(extent, dtype, seed), *_maps(extent, dtype, seed)):
+        made = [*_matmuls(extent, dtype, seed), *_attentions(extent, dtype, seed), *_maps(extent, dtype, seed)]
+        for task in (*made, *(_convolutions(extent, dtype, seed) if dtype in convolved else ())):
             found.setdefault(task.key, task)
     return list(found.values())
 
@@ -239,3 +300,37 @@ def _maps(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
             task = Task(kind=kind, dtype=dtype, shape={"rows": max(1, round(elements / width)), "width": width})
             if max(operator.passes, 1) * elements * task.element_bytes <= extent.largest_bytes:
                 yield task
+
+
+DEPTHWISE: Final = 0
+#: Kernel, stride and groups of convolution nets, in turn; :data:`DEPTHWISE`: as many groups as channels.
+WINDOWS: Final = (
+    (3, 1, 1), (1, 1, 1), (3, 1, DEPTHWISE), (3, 2, 1), (1, 1, 1), (7, 2, 1), (3, 1, 1), (3, 2, DEPTHWISE), (1, 2, 1),
+    (3, 1, 1), (7, 1, DEPTHWISE), (3, 1, 8),
+)  # fmt: skip
+COLOURS: Final = 3
+#: A convolution of single channels has at most this share of the work of a product: it runs at a fraction of the rate.
+_SINGLE: Final = 1 / 16
+
+
+def _convolutions(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
+    """Log-uniform images, channels and samples; the first convolution of a net, of colours, needs no data gradient."""
+    draw = random.Random(f"convolutions {seed}")
+    made = 0
+    low, high = extent.flops[0], extent.flops[1] / 3
+    while made < extent.convolutions:
+        kernel, stride, groups = WINDOWS[made % len(WINDOWS)]
+        inward, outward = (16 * round(_between(draw, *extent.channels) / 16) for _ in range(2))
+        if groups != 1:
+            outward, groups = inward, inward if groups == DEPTHWISE else groups
+        elif (kernel, stride) == (7, 2):
+            inward = COLOURS
+        shape = {
+            "batch": round(_between(draw, 1, 32)), "channels_in": inward, "channels_out": outward,
+            "side": round(_between(draw, *extent.images)), "kernel": kernel, "stride": stride, "groups": groups,
+        }  # fmt: skip
+        each = [Task(kind=kind, dtype=dtype, shape=shape) for kind in CONVOLUTIONS]
+        work, share = work_of(each[0]), _SINGLE if convolution_sizes(each[0])["channelwise"] else 1.0
+        if low * share <= work.matrix_flops <= high * share and work.moved_bytes <= extent.largest_bytes:
+            made += 1
+            yield from (one for one in each if inward != COLOURS or one.kind != "conv_bwd_data")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from steptime.cost.convolution import convolution_flops
+from steptime.cost.convolution import channelwise, convolution_flops, implicit_product
 from steptime.estimate.graph.work import KernelCall, OperatorRow, Shape, input_type, integer, integers
 from steptime.estimate.operators import Formula
 from steptime.num import Num
@@ -18,14 +18,17 @@ FLOPS: Final = Formula(convolution_flops)
 
 def _sizes(node: Node) -> dict[str, Num]:
     """Sizes for `convolution_flops`, channels in counted per group; a transposed one walks over its input's pixels."""
-    x, w = input_type(node, "input", "self").shape, input_type(node, "weight").shape
-    y = input_type(node, "grad_output").shape if node.input("grad_output") is not None else node.outputs[0].shape
+    tensors = (
+        input_type(node, "input", "self"), input_type(node, "weight"),
+        input_type(node, "grad_output") if node.input("grad_output") is not None else node.outputs[0],
+    )  # fmt: skip
+    x, w, y = (type.shape for type in tensors)
     groups, transposed = integer(node, "groups", 1), bool(integer(node, "transposed", 0))
     walked = x if transposed else y
     stride = integers(node, "stride")
     return {
         "batch": x[0], "pixels": math.prod(walked[2:]), "taps": math.prod(w[2:]), "groups": groups,
-        "channels_in": w[1], "channels_out": w[0],
+        "channels_in": w[1], "channels_out": w[0], "tensor_bytes": sum(type.size_bytes for type in tensors),
         "winograd_taps": float(w[2:] == WINOGRAD_TAPS and max(stride, default=1) == 1 and groups == 1),
     }  # fmt: skip
 
@@ -46,13 +49,15 @@ def _backward_bytes(s: Shape) -> Num:
 
 
 def _product(s: Shape, moved_bytes: Num, *, swapped: bool) -> Shape:
-    """The implicit product; ``swapped``: channels in and out change places. Groups stand below one another."""
-    inward, outward = (s["channels_out"], s["channels_in"]) if swapped else (s["channels_in"], s["channels_out"])
+    """The implicit product; ``swapped``: channels in and out change places."""
     groups = s["groups"]
+    inward, outward = s["channels_in"], s["channels_out"] / groups
+    inward, outward = (outward, inward) if swapped else (inward, outward)
+    rows, columns, depth = implicit_product(s["batch"] * s["pixels"], inward, outward, s["taps"], groups)
     return {
-        "rows": s["batch"] * s["pixels"] * groups, "columns": outward if swapped else outward / groups,
-        "depth": (inward / groups if swapped else inward) * s["taps"],
-        "moved_bytes": moved_bytes, "winograd_taps": s["winograd_taps"],
+        "rows": rows, "columns": columns, "depth": depth, "moved_bytes": moved_bytes,
+        "winograd_taps": s["winograd_taps"], "tensor_bytes": s["tensor_bytes"],
+        "channelwise": channelwise(inward, outward, groups),
     }  # fmt: skip
 
 

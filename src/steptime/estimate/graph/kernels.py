@@ -12,6 +12,7 @@ from steptime.errors import UserError
 from steptime.estimate.graph.work import KernelCall
 from steptime.estimate.kernels import GEMM, KernelModel, Timed, gemm_numbers, profile_of, timed
 from steptime.estimate.machine import Machine, machine_of
+from steptime.estimate.measured import own_curves_of
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
@@ -71,8 +72,10 @@ def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
     """One device with the rates and the fitted models of an element type."""
     precision = PRECISIONS[rate_dtype(device, dtype)]
     machine = machine_of(alone(device), 1, precision, lone_rank_has_all_links=True, calibrated=calibrated)
-    if not calibrated or device.curves is not None:
+    if not calibrated:
         return machine
+    if device.curves is not None:
+        return _with_own_models(machine, device.curves, precision)
     profile = profile_of(device.measured_as)
     if profile is None:
         return machine
@@ -82,6 +85,13 @@ def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
         **further_models(known, profile, precision.matrix_dtype),
     }
     return replace(machine, models={**restated(device, further), **machine.models})
+
+
+def _with_own_models(machine: Machine, curves: Profile, precision: Precision) -> Machine:
+    """A measured machine that can also time the operators which no strategy table has, as far as it measured them."""
+    found = own_curves_of(curves, precision.matrix_dtype)
+    models = {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in found.items()}
+    return replace(machine, models={**machine.models, **models})
 
 
 def _host_timed_products(device: Device, profile: Profile, precision: Precision) -> dict[str, KernelModel]:
@@ -97,8 +107,12 @@ def _host_timed_products(device: Device, profile: Profile, precision: Precision)
 def with_further_models(machine: Machine, cluster: Cluster, precision: Precision) -> Machine:
     """A machine of a cluster that can also time operators which no strategy table has."""
     device = cluster.device
-    profile = None if device.curves is not None else profile_of(device.measured_as)
-    if profile is None or not machine.models:
+    if not machine.models:
+        return machine
+    if device.curves is not None:
+        return _with_own_models(machine, device.curves, precision)
+    profile = profile_of(device.measured_as)
+    if profile is None:
         return machine
     further = further_models(as_measured(device), profile, precision.matrix_dtype)
     return replace(machine, models={**machine.models, **restated(device, further)})

@@ -54,7 +54,7 @@ def machine(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Measure this machine: products, attention, memory, launches, collectives; fit its rates.
+    """Measure this machine: products, convolutions, attention, memory, launches, collectives; fit its rates.
 
     PROFILE.toml serves as --cluster PROFILE.toml in every other command. Ctrl-C loses nothing; --resume goes on. On a
     GPU every GPU of the machine is a rank; under torchrun the ranks of the job are.
