@@ -33,6 +33,7 @@ from steptime.calibrate.machine.torch_timer import summary
 from steptime.calibrate.machine.work import CONVOLUTIONS, Task, extent_of, tasks
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_time_s
+from steptime.estimate.graph import Timer, cost_table
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.memory_kernels import streamed
@@ -132,8 +133,8 @@ class Net:
 
         return call
 
-    def predicted(self, devices: Sequence[Device]) -> list[tuple[float, float]]:
-        """Seconds of the step, and of its convolutions, as `steptime profile` prints them, for each device."""
+    def predicted_s(self, device: Device) -> float:
+        """Seconds of the step, as `steptime profile` has them."""
         import models
         import steptime
 
@@ -141,11 +142,7 @@ class Net:
         program = steptime.capture(
             module, inputs, optimizer="sgd", loss=models.loss_of, keep_output=False, target="cpu"
         )
-        tables = [steptime.profile(program, device).table for device in devices]
-        return [
-            (t.totals.step_s, sum(g.seconds for g in t.by_operator() if g.name.startswith("convolution")))
-            for t in tables
-        ]
+        return cost_table(program, Timer(device=device)).totals.step_s
 
 
 def measure_operators(
@@ -224,10 +221,9 @@ def convolution_rows(
     assert device.curves is not None
     others = [c for c in device.curves.curves if c.family.partition("/")[2] not in CONVOLUTIONS]
     before = replace(device, curves=replace(device.curves, curves=tuple(others)))
-    pairs = [Net(i).predicted([device, before]) for i in range(len(NETS))]
-    name = "convolutional net training step fp32"
-    rows.append((name, "cluster file", errors([pair[0][0] for pair in pairs], net_s)))
-    rows.append((name, "cluster file without them", errors([pair[1][0] for pair in pairs], net_s)))
+    for by, one in (("cluster file", device), ("cluster file without these curves", before)):
+        predicted = [Net(i).predicted_s(one) for i in range(len(NETS))]
+        rows.append(("convolutional net training step fp32", by, errors(predicted, net_s)))
     return rows
 
 
