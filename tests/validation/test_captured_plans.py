@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
+import models  # noqa: E402
+import steptime  # noqa: E402
 from captured_modules import GPT, captured  # noqa: E402
 from steptime.errors import PlanError  # noqa: E402
 from steptime.surface import api  # noqa: E402
@@ -107,6 +109,18 @@ def test_frozen_weights_have_no_states():
 def test_a_convolution_is_timed_by_its_curve_where_the_device_has_one():
     result = api.estimate(captured("resnet"), "dgx-h100", gpus=1, global_batch=64, plan={"micro_batch": 64})
     assert any(path.endswith("convolution_s") for path in result.time)
+
+
+def test_every_kernel_of_an_operator_counts():
+    """Gradients of data and of weights are two kernels: their times are those of `steptime profile`."""
+    job = {"gpus": 1, "global_batch": 64, "dtype": "fp32", "plan": {"micro_batch": 64}}
+    found = api.estimate("models:resnet_small", "v100-sxm2-16gb", **job)
+    module, inputs = models.resnet_small(batch=64)
+    program = steptime.capture(module, inputs, optimizer="adamw", loss=models.loss_of, target="cuda")
+    groups = steptime.profile(program, "v100-sxm2-16gb").table.by_operator()
+    expected = sum(group.seconds for group in groups if group.name == "convolution_backward")
+    in_plan = sum(seconds for path, seconds in found.time.items() if "convolution_backward" in path)
+    assert in_plan == pytest.approx(expected, rel=0.05), "sizes between those captured are on lines"
 
 
 def test_a_factory_is_a_model_of_the_command():

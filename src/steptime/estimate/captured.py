@@ -151,8 +151,18 @@ class _Builder:
             one = replace(one, kept_bytes=kept, reductions=tuple(self._reduction(number, e) for e in exchanges))
             if held is not None:
                 one = replace(one, weights=held.trained, replicated=held.replicated, frozen=held.frozen, tied=held.tied)
-            out.append(one)
+            out += [one] if idle or costed is None else self._by_kernel(one, costed)
         return _numbered(out)
+
+    def _by_kernel(self, one: Operator, costed: Costed) -> list[Operator]:
+        """The operator, shared out evenly over its kernels; all that it keeps, reads and sends is with the first."""
+        count = len(costed.works[0][0].kernels)
+        if count < 2:
+            return [one]
+        parts = {name: getattr(one, name).scaled(1 / count) for name in ("matrix_flops", "vector_flops", "moved_bytes")}
+        first = replace(one, **parts)
+        bare = Operator(name=one.name, group=one.group, backward=one.backward, **parts)
+        return [first, *(replace(bare, kernel=self._kernel(costed, number)) for number in range(1, count))]
 
     def _operator(self, call: Call, costed: Costed | None) -> Operator:
         blocks = self.sections.blocks
@@ -166,7 +176,7 @@ class _Builder:
             matrix_flops=self.costs.size(costed, lambda w: float(w.matrix_flops)),
             vector_flops=self.costs.size(costed, lambda w: float(w.vector_flops)),
             moved_bytes=self.costs.size(costed, lambda w: float(w.moved_bytes)),
-            kernel=self._kernel(costed),
+            kernel=self._kernel(costed, 0),
         )  # fmt: skip
 
     def _group(self, call: Call, work: Work) -> Group:
@@ -175,20 +185,20 @@ class _Builder:
         made = any(self.program.storages[storage].category == "gradient" for storage in call.writes)
         return "pass" if not work.matrix_flops else "weights" if made and call.phase == "backward" else "product"
 
-    def _kernel(self, costed: Costed) -> Kernel | None:
-        """The first kernel of an operator; only sizes that grow with tokens shrink where those are shared out."""
-        kernels = costed.works[0][0].kernels
-        if not kernels:
+    def _kernel(self, costed: Costed, number: int) -> Kernel | None:
+        """A kernel of an operator; only sizes that grow with tokens shrink where those are shared out."""
+        if not costed.works[0][0].kernels:
             return None
+        kernel = costed.works[0][0].kernels[number]
         alone = replace(costed, by_token=False)
 
         def size(name: str) -> Line:
             return self.costs.size(
-                costed if name in _GROWING else alone, lambda work: float(work.kernels[0].shape[name])
+                costed if name in _GROWING else alone, lambda work: float(work.kernels[number].shape[name])
             )  # fmt: skip
 
-        return Kernel(operator=kernels[0].operator, backward=kernels[0].backward,
-                      shape={name: size(name) for name in kernels[0].shape})  # fmt: skip
+        shape = {name: size(name) for name in kernel.shape}
+        return Kernel(operator=kernel.operator, backward=kernel.backward, shape=shape)
 
     def _reduction(self, number: int, exchange: Exchange) -> Reduction:
         type = exchange.value.type

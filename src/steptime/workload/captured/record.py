@@ -36,6 +36,10 @@ class Line:
         """Size of a micro-batch under a way."""
         return _entry(self.constant, way) + _entry(self.slope, way) * micro_batch
 
+    def scaled(self, share: float) -> Line:
+        """A share of it."""
+        return Line(tuple(share * c for c in self.constant), tuple(share * s for s in self.slope))
+
     def plus(self, other: Line) -> Line:
         """Sum with another one."""
         ways = max(len(self.constant), len(other.constant))
