@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -121,6 +122,22 @@ def test_every_kernel_of_an_operator_counts():
     expected = sum(group.seconds for group in groups if group.name == "convolution_backward")
     in_plan = sum(seconds for path, seconds in found.time.items() if "convolution_backward" in path)
     assert in_plan == pytest.approx(expected, rel=0.05), "sizes between those captured are on lines"
+
+
+@pytest.mark.parametrize("operator", ["embedding", "softmax", "softmax_backward_data", "native_dropout",
+                                      "native_dropout_backward", "bmm", "native_layer_norm"])  # fmt: skip
+def test_an_operator_has_the_curve_that_it_has_in_a_profile(operator):
+    """Names of operators that are those of curves, too."""
+    module, inputs = models.gpt_eager(batch=2)
+    module = module.to(torch.bfloat16)
+    model = captured_model(module, lambda batch: models.gpt_eager(batch=batch)[1], loss=models.loss_of)
+    job = {"gpus": 1, "global_batch": 2, "framework": "ideal", "plan": {"micro_batch": 2}}
+    time = api.estimate(model, "h100-sxm", **job).time
+    program = steptime.capture(module, inputs, optimizer=None, loss=models.loss_of, target="cuda")
+    groups = steptime.profile(program, "h100-sxm").table.by_operator()
+    expected = sum(group.seconds for group in groups if group.name.strip("_") == operator)
+    in_plan = sum(seconds for path, seconds in time.items() if re.search(rf"\.{operator}(\.\d+)?/", path))
+    assert in_plan == pytest.approx(expected, rel=1e-6) and expected > 0
 
 
 def test_a_factory_is_a_model_of_the_command():

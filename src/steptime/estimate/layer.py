@@ -196,11 +196,12 @@ def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, mo
         if getattr(OPERATORS[operator], BACKWARD if backward else FORWARD).moved_bytes is None:
             return None
         operator, shape, backward = row.timing.operator, row.timing.shape, row.timing.backward
-        if operator in machine.models and operator not in ("matmul", "attention"):
-            return further_timed(machine.models[operator], shape)
     work = {"matrix_flops": matrix, "vector_flops": vector, "moved_bytes": moved}
     found = timed(machine.models, operator, shape, work, backward=backward)
-    return found or memory_timed(machine.models, operator, shape, backward=backward)
+    found = found or memory_timed(machine.models, operator, shape, backward=backward)
+    if found is None and row.timing is not None and operator in machine.models:
+        return further_timed(machine.models[operator], shape)
+    return found
 
 
 def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator[PhaseTime]:
