@@ -155,14 +155,24 @@ class _Builder:
         return _numbered(out)
 
     def _by_kernel(self, one: Operator, costed: Costed) -> list[Operator]:
-        """The operator, shared out evenly over its kernels; all that it keeps, reads and sends is with the first."""
-        count = len(costed.works[0][0].kernels)
+        """The operator, shared out evenly over its kernels; all that it keeps, reads and sends is with the first.
+
+        Of its gradients only those of weights are made by products for weights.
+        """
+        kernels = costed.works[0][0].kernels
+        count = len(kernels)
         if count < 2:
             return [one]
-        parts = {name: getattr(one, name).scaled(1 / count) for name in ("matrix_flops", "vector_flops", "moved_bytes")}
-        first = replace(one, **parts)
-        bare = Operator(name=one.name, group=one.group, backward=one.backward, **parts)
-        return [first, *(replace(bare, kernel=self._kernel(costed, number)) for number in range(1, count))]
+        parts: dict[str, Any] = {name: getattr(one, name).scaled(1 / count) for name in _SHARED}
+        parts["issued"] = one.issued / count
+        bare = Operator(name=one.name, group=one.group, backward=one.backward)
+        return [
+            replace(
+                bare if number else one, kernel=self._kernel(costed, number),
+                group="product" if kernel.operator in _OF_DATA else one.group, **parts,
+            )
+            for number, kernel in enumerate(kernels)
+        ]  # fmt: skip
 
     def _operator(self, call: Call, costed: Costed | None) -> Operator:
         blocks = self.sections.blocks
@@ -292,6 +302,9 @@ class _Builder:
             raise UserError(f"{self.program.name}: its blocks look alike but do different work")
 
 
+_SHARED: Final = ("matrix_flops", "vector_flops", "moved_bytes")
+_OF_DATA: Final = ("conv_bwd_data", "rnn_bwd_data")
+"""Kernels of operators with several that make the gradient of an input."""
 _GROWING: Final = frozenset({"elements", "rows", "tokens", "read_bytes", "written_bytes", "moved_bytes", "matrix_flops",
                              "vector_flops", "whole_bytes", "value_bytes", "index_bytes",
                              "tensor_bytes"})  # fmt: skip

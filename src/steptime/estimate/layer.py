@@ -148,7 +148,7 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
         row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute,
         timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
         transfers=tuple(_transfer_times(row, sent, plans, machine)) if sent else (),
-        issued=1.0 if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
+        issued=row.issued if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
     )  # fmt: skip
 
 

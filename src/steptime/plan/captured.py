@@ -98,7 +98,7 @@ class _Rows:
                 operator=kernel.operator, backward=kernel.backward,
                 shape={name: self.at(size) for name, size in kernel.shape.items()},
             ),
-            kept_bytes=self.at(one.kept_bytes), weights=self.at(one.weights) * own,
+            issued=one.issued, kept_bytes=self.at(one.kept_bytes), weights=self.at(one.weights) * own,
             replicated=self.at(one.replicated) * own,
             forward=() if one.backward else transfers, backward=transfers if one.backward else (),
         )  # fmt: skip

@@ -74,6 +74,8 @@ class Row:
     """Bytes of one frozen weight as it is stored."""
     timing: Timing | None = None
     """None: it is timed by its own operator and shape."""
+    issued: float = 1.0
+    """Operators that the host issues for it in each direction in which it works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

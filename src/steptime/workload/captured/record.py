@@ -95,6 +95,8 @@ class Operator:
     vector_flops: Line = NOTHING
     moved_bytes: Line = NOTHING
     kernel: Kernel | None = None
+    issued: float = 1.0
+    """Operators that the host issues for it: of one that is shared out over its kernels a share."""
     kept_bytes: Line = NOTHING
     """Storages that it makes and that live into the backward pass."""
     weights: Line = NOTHING

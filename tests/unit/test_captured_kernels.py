@@ -1,0 +1,50 @@
+"""Operators of captured modules that run as several kernels: the host issues one, zero-bubble schedules part them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from steptime.estimate.captured import captured_model  # noqa: E402
+from steptime.estimate.evaluate import Evaluation, evaluate  # noqa: E402
+from steptime.estimate.layer import BACKWARD, FORWARD  # noqa: E402
+from steptime.estimate.single import Setting  # noqa: E402
+from steptime.estimate.work import weights_s  # noqa: E402
+from steptime.hardware import load_cluster  # noqa: E402
+from steptime.plan.captured import CAPTURED  # noqa: E402
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
+from steptime.plan.plans import Plans  # noqa: E402
+from steptime.surface.captured import summary_of  # noqa: E402
+from steptime.workload.captured.record import CapturedModel  # noqa: E402
+
+OPERATORS = {FORWARD: ("convolution", "relu"), BACKWARD: ("convolution_backward", "threshold_backward")}
+
+
+@cache
+def convolutions() -> CapturedModel:
+    """Four equal blocks of a convolution without bias."""
+    make = torch.nn.Conv2d
+    blocks = [torch.nn.Sequential(make(64, 64, 3, padding=1, bias=False), torch.nn.ReLU()) for _ in range(4)]
+    module = torch.nn.Sequential(make(3, 64, 1), torch.nn.Sequential(*blocks))
+    return captured_model(module, lambda batch: (torch.empty(batch, 3, 32, 32),), dtype="bf16")
+
+
+def evaluated(schedule: str) -> Evaluation:
+    model = convolutions()
+    job = Job(model=summary_of(model), gpus=2, global_batch=16, seq_len=1, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"], captured=model, schedule=schedule)  # fmt: skip
+    machine = Setting(method=CAPTURED, job=job, cluster=load_cluster("dgx-h100")).machine
+    return evaluate(CAPTURED, CAPTURED.strategies["1d"], job, machine, Plans(pp=2, micro_batch=2))
+
+
+@pytest.mark.parametrize("phase", OPERATORS)
+def test_the_host_issues_an_operator_once_however_many_kernels_it_has(phase: str) -> None:
+    assert evaluated("1f1b").works["layer"][phase].operators == pytest.approx(len(OPERATORS[phase]))
+
+
+def test_only_the_gradient_of_weights_is_put_off() -> None:
+    times = [t for t in evaluated("zb-h1").times["layer"] if "convolution_backward" in t.row.name]
+    put_off = {t.row.timing.operator: weights_s(t) / t.own_s for t in times if t.row.timing is not None}
+    assert put_off == {"conv_bwd_data": 0.0, "conv_bwd_weight": 1.0}
