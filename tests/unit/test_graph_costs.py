@@ -8,7 +8,8 @@ import pytest
 from steptime.cost.host import issued_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer, cost_table, table_metrics
-from steptime.estimate.graph.kernels import machine_for
+from steptime.estimate.graph.kernels import fitted, machine_for
+from steptime.estimate.graph.operators import work_of
 from steptime.estimate.kernels import timed
 from steptime.estimate.layer import FORWARD, phase_time
 from steptime.estimate.memory_kernels import memory_timed
@@ -95,6 +96,38 @@ def test_maps_and_norms_take_the_curves_of_the_analytic_estimate():
     moved = memory_timed(models, "move", {"read_bytes": 2.0**20, "written_bytes": 2.0**20}, backward=False)
     assert Timer(device=H100).cost(add).seconds == moved.seconds
     assert timed(models, "layer_norm", shape, {}, backward=False) is None
+
+
+def layer_norm_backward(nodes):
+    x, w = nodes.source("input", "x", tensor(512, 1024)), nodes.source("parameter", "w", tensor(1024))
+    return nodes.apply("native_layer_norm_backward", {"grad_out": x, "input": x, "weight": w},
+                       {"normalized_shape": (1024,)}, outputs=[tensor(512, 1024)])  # fmt: skip
+
+
+def lstm(nodes):
+    x, w = nodes.source("input", "x", tensor(25, 64, 512)), nodes.source("parameter", "w", tensor(2048, 512))
+    return nodes.apply("mkldnn_rnn_layer", {"input": x, "weight0": w}, {"mode": 2, "hidden_size": 512},
+                       outputs=[tensor(25, 64, 512)])  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [layer_norm_backward, lstm])
+def test_a_curve_of_an_operator_has_all_its_launches(made):
+    """The runs that it was fitted to were timed whole; only streams are of one kernel each."""
+    node = made(Nodes())
+    work, machine = work_of(node), machine_for(H100, "bf16", calibrated=True)
+    assert work.launches > len(work.kernels)
+    expected = sum(float(fitted(machine, kernel, {}).seconds) for kernel in work.kernels)
+    assert Timer(device=H100).cost(node).seconds == pytest.approx(expected)
+
+
+def test_kernels_beyond_the_stream_of_an_operator_are_launched_too():
+    nodes = Nodes()
+    x = nodes.source("input", "x", tensor(512, 1024))
+    part = nodes.apply("select_backward", {"grad_output": x}, {"dim": 0, "index": 0}, outputs=[tensor(4, 512, 1024)])
+    machine = machine_for(H100, "bf16", calibrated=True)
+    (kernel,) = work_of(part).kernels
+    expected = float(fitted(machine, kernel, {}).seconds) + machine.kernel_latency_s
+    assert Timer(device=H100).cost(part).seconds == pytest.approx(expected)
 
 
 def test_a_measured_machine_takes_its_own_curves():

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.graph.kernels import fitted, machine_for, rate_dtype
 from steptime.estimate.graph.operators import NOTHING, work_of
-from steptime.estimate.graph.work import Work
+from steptime.estimate.graph.work import STREAM, KernelCall, Work
 from steptime.estimate.kernels import Timed
 from steptime.estimate.machine import Machine
 from steptime.hardware.records import Device
@@ -131,14 +131,19 @@ class Timer:
         models = [fitted(machine, call, counts) for call in calls]
         known = [model for model in models if model is not None]
         if known and len(known) == len(models):
-            more_s = machine.kernel_latency_s * max(float(work.launches) - len(known), 0.0)
-            return sum(float(model.seconds) for model in known) + more_s, *_basis(known)
+            more = max(float(work.launches) - len(known), 0.0) if _are_streams(calls) else 0.0
+            return sum(float(model.seconds) for model in known) + machine.kernel_latency_s * more, *_basis(known)
         launch_s = machine.kernel_latency_s * work.launches
         compute_s = roofline_compute_s(
             work.matrix_flops, work.vector_flops, rate, machine.vector_flops_per_s, launch_s
         )  # fmt: skip
         exposed_s = roofline_exposed_memory_s(work.moved_bytes, machine.memory_Bps, compute_s)
         return float(compute_s + exposed_s), "roofline", ROOFLINE_BAND
+
+
+def _are_streams(calls: tuple[KernelCall, ...]) -> bool:
+    """Whether the curves are of single kernels; all others were fitted to whole operators, launches included."""
+    return all(call.operator == STREAM for call in calls)
 
 
 def _basis(models: list[Timed]) -> tuple[str, tuple[float, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from steptime.cost.movement import streamed_bytes
 from steptime.estimate.operators import Formula
@@ -48,6 +49,8 @@ class Work:
         return self.matrix_flops - self.repeated_flops
 
 
+STREAM: Final = "move"
+"""Operator of a strategy table that a stream of bytes is timed as."""
 STREAMED = Formula(streamed_bytes)
 """Every input read once and every output written once."""
 
@@ -118,7 +121,7 @@ def as_operator(operator: str, *, backward: bool = False) -> Callable[[Node, Sha
 
 def moved(node: Node, shape: Shape) -> tuple[KernelCall, ...]:
     """Timed as a stream of as many bytes as the row moves."""
-    return (KernelCall(operator="move", shape={"read_bytes": shape["moved_bytes"], "written_bytes": 0.0}),)
+    return (KernelCall(operator=STREAM, shape={"read_bytes": shape["moved_bytes"], "written_bytes": 0.0}),)
 
 
 def integers(node: Node, name: str) -> tuple[int, ...]:
