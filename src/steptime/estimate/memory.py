@@ -19,7 +19,7 @@ from steptime.cost.offload import HELD_LAYERS
 from steptime.cost.pipeline import micro_batches_in_flight, zero_bubble_in_flight
 from steptime.estimate.operators import Formula
 from steptime.estimate.planned import PlannedJob
-from steptime.estimate.sizes import Part, Sizes
+from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
@@ -76,18 +76,33 @@ class StageParts:
     last: Num
 
     def of_layers(self, sizes: Sizes, pool: str, layers: int) -> Num:
-        """Sum of something over the layers of the stage: the mean of all, or where dense ones stand first, of its own.
-
-        With $d$ leading of $L$ layers, a mean $m$ and $e$ of a layer with experts, one without has
-        $(L m - (L - d) e) / d$.
-        """
-        mean: Num = getattr(sizes.layer, pool)
+        """Sum of something over the layers of the stage: the mean of all, or where dense ones stand first, of its own."""
         if sizes.later is None:
+            mean: Num = getattr(sizes.layer, pool)
             return mean * self.layers
-        later: Num = getattr(sizes.later, pool)
-        dense = (layers * mean - (layers - sizes.leading) * later) / sizes.leading
+        dense, later = _of_kinds(sizes, pool, layers)
         count = minimum(self.layers, sizes.leading) if self.name == "first" else 0.0
         return count * dense + (self.layers - count) * later
+
+    def largest_layer(self, sizes: Sizes, pool: str, layers: int) -> Num:
+        """The most of something that a layer of the stage has: the mean of all, or where dense ones stand first."""
+        if sizes.later is None:
+            mean: Num = getattr(sizes.layer, pool)
+            return mean
+        dense, later = _of_kinds(sizes, pool, layers)
+        if self.name != "first":
+            return later
+        return where(self.layers > sizes.leading, maximum(dense, later), dense)
+
+
+def _of_kinds(sizes: Sizes, pool: str, layers: int) -> tuple[Num, Num]:
+    """Something of a dense layer, of those that stand first, and of a layer with experts.
+
+    With $d$ leading of $L$ layers, a mean $m$ and $e$ of a layer with experts, one without has $(L m - (L - d) e) / d$.
+    """
+    mean: Num = getattr(sizes.layer, pool)
+    later: Num = getattr(sizes.later, pool)
+    return (layers * mean - (layers - sizes.leading) * later) / sizes.leading, later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +184,10 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
     kept = _kept_bytes(planned, stage)
     exists = stage.exists if phase == "backward" else stage.last
     ends = sizes.first.kept_bytes * stage.first * stage.in_flight
-    largest = _largest(sizes)
-    temporary, recomputed = sizes.working_bytes * exists, where(full, largest.kept_bytes, largest.remade_bytes) * exists
+    kept_bytes, remade_bytes = (
+        stage.largest_layer(sizes, pool, planned.job.model.layers) for pool in ("kept_bytes", "remade_bytes")
+    )
+    temporary, recomputed = sizes.working_bytes * exists, where(full, kept_bytes, remade_bytes) * exists
     if phase == "loss":
         ends = ends + sizes.last.kept_bytes * stage.last
         temporary, recomputed = sizes.loss_bytes * exists, 0.0 * recomputed
@@ -182,11 +199,6 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
         ),
         f"working/{phase}/gathered_weights_bytes": _gathered(planned, stage, phase),
     }
-
-
-def _largest(sizes: Sizes) -> Part:
-    """The layer that has most: where layers differ, one with experts."""
-    return sizes.layer if sizes.later is None else sizes.later
 
 
 def _kept_bytes(planned: PlannedJob, stage: Stage) -> Num:
