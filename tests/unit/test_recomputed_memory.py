@@ -66,3 +66,16 @@ def test_a_stage_makes_again_what_its_own_layers_have(pp: int, layers: int) -> N
     more = {part: [a - b for a, b in zip(found[part], found["none"], strict=True)] for part in ("mlp", "experts")}
     assert more["mlp"] == pytest.approx([2 * S * 3 * 18432, 0], abs=1)
     assert more["experts"] == pytest.approx([experts if layers > 3 else 0, experts], abs=1)
+
+
+@pytest.mark.parametrize("context", ["all_gather", "ring"])
+@pytest.mark.parametrize("attention", ["fused", "unfused"])
+def test_up_projections_make_queries_keys_and_values_again(attention: str, context: str) -> None:
+    """128 heads of 192 and 192 + 128; the statistics of the softmax, and what a ring keeps of its output, stay."""
+    plain, code = Plans(cp=2, dp=8), RECOMPUTE_CODES["up_projection"]
+    whole, made = (
+        planned("deepseek-v3", each, attention=attention, context=context).sizes.layer
+        for each in (plain, replace(plain, recompute=code))
+    )
+    again = 2 * S / 2 * 128 * (192 + 192 + 128)
+    assert whole.kept_bytes - made.kept_bytes == pytest.approx(made.remade_bytes) == pytest.approx(again)

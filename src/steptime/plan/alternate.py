@@ -71,9 +71,12 @@ def kept_bytes(row: Row, model: ModelSpec, plans: Plans) -> Num:
         return where(plans.tp > 1, row.kept_bytes, 0.0 * row.kept_bytes)
     if row.operator == "gated_activation":
         return minimum(row.kept_bytes, row.shape["elements"] * row.shape["element_bytes"])
-    if row.operator in CORE:
-        return maximum(row.kept_bytes - _remade_elements(row, model) * row.shape["element_bytes"], 0.0)
-    return row.kept_bytes
+    return without_inputs(row, model) if row.operator in CORE else row.kept_bytes
+
+
+def without_inputs(row: Row, model: ModelSpec) -> Num:
+    """Bytes that a row of :data:`CORE` keeps beside queries, keys and values that are made again."""
+    return maximum(row.kept_bytes - _remade_elements(row, model) * row.shape["element_bytes"], 0.0)
 
 
 def _remade_elements(row: Row, model: ModelSpec) -> Num:

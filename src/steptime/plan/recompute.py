@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime.errors import UnknownNameError
 from steptime.num import Num, where
-from steptime.plan.alternate import by_outputs
+from steptime.plan.alternate import CORE, by_outputs, without_inputs
 from steptime.plan.framework import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import Row
@@ -36,6 +36,8 @@ class Part:
     """Rows whose forward runs once more."""
     dropped: Callable[[Row], bool]
     """Rows whose kept bytes are the output of those."""
+    left: Callable[[Row, ModelSpec], Num] = lambda row, model: 0.0
+    """What such a row keeps all the same."""
 
 
 def _named(*names: str) -> Callable[[Row], bool]:
@@ -50,7 +52,7 @@ PARTS: dict[str, Part] = {
         again=lambda row: row.operator in ACTIVATIONS, dropped=_named("mlp_out", "shared_out", "expert_out")
     ),
     UP_PROJECTION: Part(
-        again=_named("q_up", "kv_up", "rope"), dropped=_named("fused_attention", "windowed_attention", "scores")
+        again=_named("q_up", "kv_up", "rope"), dropped=lambda row: row.operator in CORE, left=without_inputs
     ),
     "mlp": Part(
         again=lambda row: row.name in ("mlp_in", "mlp_in_bias", "activation"),
@@ -71,7 +73,7 @@ def recomputed(rows: Iterable[Row], codes: Num, model: ModelSpec, plans: Plans) 
     parts = [(PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly) for name in names
              if _any_set(codes, RECOMPUTE_CODES[name])]  # fmt: skip
     if parts:
-        out = [_marked(row, parts) for row in out]
+        out = [_marked(row, parts, model) for row in out]
     if _any_set(codes, RECOMPUTE_CODES[OUTPUTS]):
         chosen = is_set(codes, RECOMPUTE_CODES[OUTPUTS]) & partly
         out = [each for row in out for each in by_outputs(row, chosen, model, plans)]
@@ -83,14 +85,14 @@ def _any_set(codes: Num, bit: int) -> bool:
     return bool(found.any()) if isinstance(found, np.ndarray) else bool(found)
 
 
-def _marked(row: Row, parts: Iterable[tuple[Part, Any]]) -> Row:
+def _marked(row: Row, parts: Iterable[tuple[Part, Any]], model: ModelSpec) -> Row:
     """A row with what each part makes of it in the plans that recompute the part."""
     again, kept = row.recomputed, row.kept_bytes
     for part, chosen in parts:
         if part.again(row):
             again = where(chosen, 1.0, again)
         if part.dropped(row):
-            kept = where(chosen, 0.0, kept)
+            kept = where(chosen, part.left(row, model), kept)
     if again is row.recomputed and kept is row.kept_bytes:
         return row
     return replace(row, recomputed=again, kept_bytes=kept, remade_bytes=row.remade_bytes + row.kept_bytes - kept)
