@@ -76,7 +76,7 @@ class StageParts:
     last: Num
 
     def of_layers(self, sizes: Sizes, pool: str, layers: int) -> Num:
-        """Sum of something over the layers of the stage: the mean of all, or where dense ones stand first, of its own."""
+        """Sum of something over the layers of the stage: the mean of all, or its own where dense ones stand first."""
         if sizes.later is None:
             mean: Num = getattr(sizes.layer, pool)
             return mean * self.layers
