@@ -1,8 +1,8 @@
 """Calibrates this machine, and in the same run measures what the calibration has not seen.
 
-Unseen matrix products and convolutions, training steps of two-layer perceptrons and of small convolutional nets, and
-collectives of unseen sizes are visited between the tasks of the calibration, so that other programs disturb both alike.
-Needs the extra ``torch``.
+Unseen matrix products, convolutions, batch norms and poolings, training steps of two-layer perceptrons and of small
+convolutional nets, and collectives of unseen sizes are visited between the tasks of the calibration, so that other
+programs disturb both alike. Needs the extra ``torch``.
 
 usage: bench_machine.py [--processes N] [--out machine.md]
 """
@@ -26,6 +26,7 @@ import numpy as np
 
 from steptime.calibrate.machine import cluster_file, collectives, profile, runner
 from steptime.calibrate.machine.host import this_host
+from steptime.calibrate.machine.images import IMAGED
 from steptime.calibrate.machine.profile import Predictor
 from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import CHAIN, load_torch
@@ -207,24 +208,30 @@ def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float
 Line = tuple[str, str, tuple[float, float, float, int]]
 
 
-def convolution_rows(
+def image_rows(
     fitted: profile.Fitted, device: Device, unseen: Sequence[runner.Measured], net_s: Sequence[float]
 ) -> list[Line]:
-    """Unseen convolutions by pass, and nets: by the cluster file, and by one without curves of convolutions."""
+    """Unseen operators on images, and nets: by the cluster file, and by those of before these were measured."""
     predictor = Predictor(fitted.curves)
     rows: list[Line] = []
-    for kind in CONVOLUTIONS:
+    for kind in (*CONVOLUTIONS, *IMAGED):
         for dtype in sorted({one.task.dtype for one in unseen if one.task.kind == kind}):
             found = [one for one in unseen if (one.task.kind, one.task.dtype) == (kind, dtype)]
             by_curve = [predictor.seconds(one.task) for one in found]
             rows.append((f"{kind} {dtype}", "curve", errors(by_curve, [one.seconds for one in found])))
-    assert device.curves is not None
-    others = [c for c in device.curves.curves if c.family.partition("/")[2] not in CONVOLUTIONS]
-    before = replace(device, curves=replace(device.curves, curves=tuple(others)))
-    for by, one in (("cluster file", device), ("cluster file without these curves", before)):
-        predicted = [Net(i).predicted_s(one) for i in range(len(NETS))]
+    forms = {"cluster file": (), "without batch norm and pooling": IMAGED, "without convolutions": CONVOLUTIONS,
+             "without either": (*IMAGED, *CONVOLUTIONS)}  # fmt: skip
+    for by, kinds in forms.items():
+        predicted = [Net(i).predicted_s(_without(device, kinds)) for i in range(len(NETS))]
         rows.append(("convolutional net training step fp32", by, errors(predicted, net_s)))
     return rows
+
+
+def _without(device: Device, kinds: Sequence[str]) -> Device:
+    """The device without the curves of some operators."""
+    assert device.curves is not None
+    kept = [curve for curve in device.curves.curves if curve.family.partition("/")[2] not in kinds]
+    return replace(device, curves=replace(device.curves, curves=tuple(kept)))
 
 
 def operator_rows(
@@ -322,7 +329,7 @@ def main() -> None:
     known = {task.key for task in todo}
     extent = replace(extent_of("cpu", True, bench.host.memory_bytes), products=24, convolutions=12)
     others = [t for t in tasks(extent, dtypes, convolved, seed=2) if t.key not in known]
-    unseen = [t for t in others if t.kind in ("matmul", *CONVOLUTIONS)]
+    unseen = [t for t in others if t.kind in ("matmul", *CONVOLUTIONS, *IMAGED)]
     steps, nets = unseen_steps(dtypes), [Net(i) for i in range(len(NETS))]
     seen, new, both_s = measure_operators(bench, todo, unseen, [*steps, *nets], settings)
     step_s, net_s = both_s[: len(steps)], both_s[len(steps) :]
@@ -339,7 +346,7 @@ def main() -> None:
         for dtype in dtypes
     }  # fmt: skip
     rows = operator_rows(fitted, machines, new, steps, step_s)
-    rows += convolution_rows(fitted, cluster.device, new, net_s)
+    rows += image_rows(fitted, cluster.device, new, net_s)
     rows += collective_rows(fitted, machines[dtypes[0]], between, given.processes)
     text = report(fitted, rows, time.monotonic() - begin_s, os.getloadavg())
     if given.out is not None:

@@ -63,17 +63,20 @@ def test_a_damaged_record_of_a_convolution_is_measured_again(damage: dict[str, A
 
 @torch_needed
 @pytest.mark.usefixtures("small")
-def test_a_journal_of_before_convolutions_is_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("new", "kinds"), [(("conv",), work.CONVOLUTIONS), (("_norm", "_pool"), work.IMAGED)])
+def test_a_journal_of_before_operators_on_images_is_resumed(
+    tmp_path: Path, new: tuple[str, ...], kinds: tuple[str, ...]
+) -> None:
     request = session.Request(out=tmp_path / "m.toml")
     first = session.calibrate(request, lambda done, total: None)
     journal = cluster_file.journal_path(request.out)
     lines = journal.read_text().splitlines()
-    journal.write_text("\n".join(line for line in lines if "conv" not in line) + "\n")
+    journal.write_text("\n".join(line for line in lines if not any(name in line for name in new)) + "\n")
     again = session.calibrate(replace(request, resume=True), lambda done, total: None)
     assert first is not None and again is not None
     for fitted in (first, again):
-        made = [curve for curve in fitted.curves if curve.family.partition("/")[2] in work.CONVOLUTIONS]
-        assert [curve.dtype for curve in made] == ["fp32"] * 3
+        made = [curve for curve in fitted.curves if curve.family.partition("/")[2] in kinds]
+        assert [curve.dtype for curve in made] == ["fp32"] * len(kinds)
     assert len(read_journal(journal).records) == len(lines) - 1, "without the header"
 
 

@@ -44,7 +44,7 @@ def seconds_of(task: Task) -> float:
     return 2e-6 + done.matrix_flops * penalty / 1e11 + done.vector_flops / 1e12 + done.moved_bytes / 4e10
 
 
-KINDS = {"matmul", "attention_forward", "attention_backward", *work.CONVOLUTIONS, *work.MAPS}
+KINDS = {"matmul", "attention_forward", "attention_backward", *work.CONVOLUTIONS, *work.IMAGED, *work.MAPS}
 
 
 def measured(tasks: list[Task], noise: float = 0.0) -> list[Measured]:

@@ -142,6 +142,38 @@ def blocked_convolution_s(
     return latency_s + work_s + tensor_bytes / memory_Bps
 
 
+def short_loops_s(
+    loops: Num,
+    steps: Num,
+    moved_bytes: Num,
+    result_bytes: Num,
+    latency_s: Num,
+    loops_per_s: Num,
+    steps_per_s: Num,
+    memory_Bps: Num,
+    fresh_Bps: Num,
+    fresh_from_bytes: Num,
+) -> Num:
+    r"""An operator of many short loops: windows of pooling, planes of a batch norm.
+
+    $$t = \tau + \frac{L}{R_l} + \frac{S}{R_s} + \frac{M}{\beta} + \frac{M_0}{\beta_0}\Big|_{M_0 \ge L_0}$$
+
+    where $\tau$ = `latency_s`; $L$ = `loops` are begun at $R_l$ = `loops_per_s` and take $S$ = `steps` in all at
+    $R_s$ = `steps_per_s`; $M$ = `moved_bytes` at $\beta$ = `memory_Bps`; a result of $M_0$ = `result_bytes`, if it has
+    at least $L_0$ = `fresh_from_bytes`, is mapped afresh at $\beta_0$ = `fresh_Bps`, as in `streaming_s`.
+
+    Source: startup and rate of a loop, Hockney and Jesshope 1981; their sum as in `additive_s`.
+
+    >>> short_loops_s(10, 90, 0.0, 0.0, 0.0, 10.0, 90.0, 1e9, 1e9, 1e9)   # a second to begin them, a second of steps
+    2.0
+    >>> short_loops_s(0, 0, 2e9, 1e9, 0.0, 1.0, 1.0, 2e9, 1e9, 1e9)   # a second of memory, a second to map the result
+    2.0
+    """
+    fresh = where(result_bytes >= fresh_from_bytes, result_bytes, 0.0 * result_bytes)
+    looped_s = loops / loops_per_s + steps / steps_per_s
+    return latency_s + looped_s + moved_bytes / memory_Bps + fresh / fresh_Bps
+
+
 def additive_s(
     matrix_flops: Num,
     vector_flops: Num,

@@ -307,7 +307,7 @@ _OF_DATA: Final = ("conv_bwd_data", "rnn_bwd_data")
 """Kernels of operators with several that make the gradient of an input."""
 _GROWING: Final = frozenset({"elements", "rows", "tokens", "read_bytes", "written_bytes", "moved_bytes", "matrix_flops",
                              "vector_flops", "whole_bytes", "value_bytes", "index_bytes",
-                             "tensor_bytes"})  # fmt: skip
+                             "tensor_bytes", "result_bytes", "loops", "steps"})  # fmt: skip
 """Sizes of a kernel that are those of its tokens."""
 
 

@@ -43,7 +43,7 @@ FEW_UNITS, SPREAD_UNITS = 10, 64
 #: A rate of a machine -> arguments of the models that it stands for.
 RATES = {
     "matrix_flops_per_s": ("peak_flops_per_s", "flops_per_s"), "attention_flops_per_s": ("matrix_flops_per_s",),
-    "vector_flops_per_s": ("vector_flops_per_s",),
+    "vector_flops_per_s": ("vector_flops_per_s", "loops_per_s", "steps_per_s"),
     "memory_Bps": ("memory_Bps", "near_Bps", "far_Bps", "fresh_Bps", "rate_per_s"),
     "kernel_latency_s": ("latency_s", "launch_s", "split_s", "floor_s"),
 }  # fmt: skip

@@ -17,6 +17,7 @@ from steptime.cost.regression import (
     half_size_matmul_s,
     linear_roofline_s,
     linear_s,
+    short_loops_s,
     streaming_s,
 )
 from steptime.errors import UserError
@@ -32,6 +33,7 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "streaming": Formula(streaming_s),
     "additive": Formula(additive_s),
     "blocked_convolution": Formula(blocked_convolution_s),
+    "short_loops": Formula(short_loops_s),
 }
 WORK: Final = ("matrix_flops", "vector_flops", "moved_bytes", "result_bytes")
 """Arguments of the formulas that a row gives; all others are coefficients."""
@@ -51,10 +53,15 @@ RAN: Final[Mapping[str, tuple[str, str]]] = {
     "cross_entropy": ("softmax", "softmax"),
 }
 
+CONVOLVED: Final = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
+LOOPED: Final = (
+    "batch_norm", "batch_norm_backward", "max_pool", "max_pool_backward", "avg_pool", "avg_pool_backward"
+)  # fmt: skip
 #: Kernels of captured modules that are measured under their own name, and what each says of its shape.
-OWN: Final[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
-    ("conv_fwd", "conv_bwd_data", "conv_bwd_weight"), ("rows", "columns", "depth", "tensor_bytes", "channelwise")
-)
+OWN: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(CONVOLVED, ("rows", "columns", "depth", "tensor_bytes", "channelwise")),
+    **dict.fromkeys(LOOPED, ("loops", "steps", "moved_bytes", "result_bytes")),
+}
 
 #: What was measured -> passes over the elements, where a row counts more: the gradient of a bias only reads.
 PASSES: Final[Mapping[str, float]] = {"column_sum": 1.0}
@@ -76,7 +83,7 @@ def curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula
     Raises:
         UserError: a curve lacks a coefficient of its formula.
     """
-    dtype = "fp32" if precision.element_bytes > 2 else precision.attention_dtype
+    dtype = _moved_dtype(precision)
     out = {}
     product = profile.curve("half_size_matmul/matmul", precision.matrix_dtype)
     if product is not None:
@@ -93,14 +100,22 @@ def curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula
     return out
 
 
-def own_curves_of(profile: Profile, dtype: str) -> dict[str, tuple[Formula, Curve]]:
-    """Formula and curve of the kernels of :data:`OWN` that were measured in an element type.
+def own_curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula, Curve]]:
+    """Formula and curve of the kernels of :data:`OWN` that were measured in a precision.
 
     Raises:
         UserError: a curve lacks a coefficient of its formula.
     """
-    found = {kind: next((c for c in profile.curves if _is(c, kind, dtype)), None) for kind in OWN}
+    dtypes = {
+        **dict.fromkeys(CONVOLVED, precision.matrix_dtype), **dict.fromkeys(LOOPED, _moved_dtype(precision))
+    }  # fmt: skip
+    found = {kind: next((c for c in profile.curves if _is(c, kind, dtypes[kind])), None) for kind in OWN}
     return {kind: checked(curve, OWN[kind], profile) for kind, curve in found.items() if curve is not None}
+
+
+def _moved_dtype(precision: Precision) -> str:
+    """Element type of operators that only move memory."""
+    return "fp32" if precision.element_bytes > 2 else precision.attention_dtype
 
 
 def _is(curve: Curve, kind: str, dtype: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Final
 from steptime.cost import elementwise
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.kernels import KernelModel, Models, Timed
+from steptime.estimate.measured import LOOPED
 from steptime.estimate.operators import Formula
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Device
@@ -144,6 +145,7 @@ _DROPOUT = Formula(_E.dropout_bytes)
 _BIAS, _RESIDUAL, _EMBEDDING = Formula(_E.bias_bytes), Formula(_E.residual_bytes), Formula(_E.embedding_bytes)
 _ROPE = _map(lambda s: _E.rope_flops(s["elements"]), lambda s: _E.map_bytes(s["elements"], s["element_bytes"]))
 _MOVED = _map(lambda s: 0.0, lambda s: s["read_bytes"] + s["written_bytes"])
+_LOOPED = _map(lambda s: 0.0, lambda s: s["moved_bytes"])
 _ELEMENTS: Callable[[Shape], Num] = lambda s: s["elements"]  # noqa: E731
 
 NOTHING: Final = "nothing"
@@ -165,6 +167,7 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "move": (Use("stream", _MOVED), Use("stream", _MOVED)),
     "move_forward": (Use("stream", _MOVED), Use(NOTHING, _MOVED)),
     "move_backward": (Use(NOTHING, _MOVED), Use("stream", _MOVED)),
+    **dict.fromkeys(LOOPED, (Use("stream", _LOOPED), Use("stream", _LOOPED))),
     "top_k": (Use("stream", _MOVED), Use("stream", _MOVED)),
     "softmax": (Use("softmax", _softmax), Use("softmax_backward", _softmax_backward)),
     "cross_entropy": (Use("softmax", _cross_entropy), Use("stream", _cross_entropy)),

@@ -19,6 +19,7 @@ from steptime.cost.regression import (
     half_size_matmul_s,
     linear_roofline_s,
     linear_s,
+    short_loops_s,
     streaming_s,
 )
 from steptime.errors import UserError, counted
@@ -217,6 +218,18 @@ def _fit_blocked(shape: Shape, seconds: Array) -> Values:
     return {"latency_s": float(x[0]), **{name: rate(float(x[i + 1])) for i, name in enumerate(names)}}
 
 
+def _fit_loops(shape: Shape, seconds: Array) -> Values:
+    fresh = np.where(shape["result_bytes"] >= FRESH_BYTES, shape["result_bytes"], 0.0)
+    columns = [np.ones_like(seconds), *(shape[name] for name in ("loops", "steps", "moved_bytes"))]
+    columns += [fresh] if np.count_nonzero(fresh) > 1 else []
+    x = nonnegative(np.stack(columns, axis=1), seconds)
+    return {
+        "latency_s": float(x[0]), "loops_per_s": rate(float(x[1])), "steps_per_s": rate(float(x[2])),
+        "memory_Bps": rate(float(x[3])), "fresh_Bps": rate(float(x[4]) if len(x) > 4 else 0.0),
+        "fresh_from_bytes": float(FRESH_BYTES),
+    }  # fmt: skip
+
+
 def _fit_linear(shape: Shape, seconds: Array) -> Values:
     x = nonnegative(np.stack([np.ones_like(seconds), shape["moved_bytes"]], axis=1), seconds)
     return {"latency_s": float(x[0]), "rate_per_s": rate(x[1])}
@@ -235,6 +248,10 @@ MODELS: Final[Mapping[str, Model]] = {
         Model(
             name="additive", formula=additive_s, arguments=("matrix_flops", "vector_flops", "moved_bytes"),
             fit=_fit_additive,
+        ),
+        Model(
+            name="short_loops", formula=short_loops_s, arguments=("loops", "steps", "moved_bytes", "result_bytes"),
+            fit=_fit_loops,
         ),
         Model(name="blocked_convolution", formula=blocked_convolution_s, arguments=CONVOLUTION, fit=_fit_blocked),
     )

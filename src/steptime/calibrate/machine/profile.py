@@ -10,6 +10,7 @@ import numpy as np
 
 from steptime.calibrate.machine.collectives import Mesh, Timed
 from steptime.calibrate.machine.host import Host
+from steptime.calibrate.machine.images import IMAGED, NORMS, POOLS, loops_of
 from steptime.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
 from steptime.calibrate.machine.runner import Measured, noise_of
 from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, MAPS, Task, convolution_sizes, work_of
@@ -25,6 +26,8 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention_forward": ("additive", "linear_roofline"),
     "attention_backward": ("additive", "linear_roofline"),
     **dict.fromkeys(CONVOLUTIONS, ("blocked_convolution",)),
+    **dict.fromkeys(NORMS, ("short_loops", "streaming")),
+    **dict.fromkeys(POOLS, ("short_loops",)),
     **dict.fromkeys(MAPS, ("streaming", "linear")),
 }
 #: Hops of the rings of :mod:`steptime.cost.collective`, per rank beyond the first.
@@ -80,6 +83,8 @@ def arguments_of(task: Task) -> dict[str, Num]:
     dims = {name: float(value) for name, value in task.shape.items()}
     if task.kind in CONVOLUTIONS:
         dims |= convolution_sizes(task)
+    if task.kind in IMAGED:
+        dims |= loops_of(task.kind, task.shape)
     return {
         **dims, "matrix_flops": work.matrix_flops, "vector_flops": work.vector_flops,
         "moved_bytes": work.moved_bytes, "result_bytes": work.result_bytes,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+from steptime.calibrate.machine.images import IMAGED, NORMS, pool_padding, pooled_side
 from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, Task, output_side, padding_of, work_of
 from steptime.errors import UserError
 from steptime.num import round_up
@@ -89,6 +90,10 @@ def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> OperatorRun:
         return _attention(task, torch, random, copies)
     if task.kind in CONVOLUTIONS:
         return _convolution(task, torch, random, copies)
+    if task.kind in NORMS:
+        return _batch_norm(task, torch, random, copies)
+    if task.kind in IMAGED:
+        return _pool(task, torch, random, copies)
     if task.kind in LAUNCHES:
         return _launch(task, torch, random)
     return _map(task, torch, random, copies)
@@ -148,6 +153,50 @@ def _convolution(task: Task, torch: Any, random: Callable[..., Any], copies: int
         return aten.convolution_backward(y[j], x[j], weights[j], None, *same, wanted)
 
     return call
+
+
+def _batch_norm(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    """Batch norm in training, by the library that torch chooses on the device."""
+    batch, channels, side = (task.shape[name] for name in ("batch", "channels", "side"))
+    x = [random(batch, channels, side, side) for _ in range(copies)]
+    weight, bias, mean, variance = (random(channels) for _ in range(4))
+    aten, known = torch.ops.aten, (weight, bias, mean.zero_(), variance.fill_(1.0))
+
+    def forward(i: int) -> Any:
+        return aten._batch_norm_impl_index(x[i % copies], *known, True, 0.1, 1e-5, True)
+
+    if task.kind == "batch_norm":
+        return forward
+    y = [random(batch, channels, side, side) for _ in range(copies)]
+    kept = [forward(i)[1:] for i in range(copies)]
+
+    def backward(i: int) -> object:
+        j = i % copies
+        saved_mean, saved_scale, reserved, library = kept[j]
+        saved = (weight, mean, variance, saved_mean, saved_scale)
+        return aten._batch_norm_impl_index_backward(
+            library, x[j], y[j], *saved, True, 1e-5, [True, True, True], reserved
+        )
+
+    return backward
+
+
+def _pool(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    batch, channels, side = (task.shape[name] for name in ("batch", "channels", "side"))
+    kernel, stride = [task.shape["kernel"]] * 2, [task.shape["stride"]] * 2
+    padding, out, aten = [pool_padding(kernel[0])] * 2, pooled_side(task.shape), torch.ops.aten
+    x = [random(batch, channels, side, side) for _ in range(copies)]
+    if task.kind == "max_pool":
+        return lambda i: aten.max_pool2d_with_indices(x[i % copies], kernel, stride, padding)
+    if task.kind == "avg_pool":
+        return lambda i: aten.avg_pool2d(x[i % copies], kernel, stride, padding)
+    y = [random(batch, channels, out, out) for _ in range(copies)]
+    if task.kind == "avg_pool_backward":
+        plain = (kernel, stride, padding, False, True, None)
+        return lambda i: aten.avg_pool2d_backward(y[i % copies], x[i % copies], *plain)
+    places = [aten.max_pool2d_with_indices(one, kernel, stride, padding)[1] for one in x]
+    same = (kernel, stride, padding, [1, 1], False)
+    return lambda i: aten.max_pool2d_with_indices_backward(y[i % copies], x[i % copies], *same, places[i % copies])
 
 
 def _map(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from steptime.calibrate.machine.images import IMAGED, ImageExtent, counts_of, image_shapes
 from steptime.cost import attention, convolution, elementwise, matmul
 from steptime.num import Num
 from steptime.store.journal import content_key
@@ -63,6 +64,8 @@ def work_of(task: Task) -> TaskWork:
         return _attention_work(task)
     if task.kind in CONVOLUTIONS:
         return _convolution_work(task)
+    if task.kind in IMAGED:
+        return TaskWork(**counts_of(task.kind, task.shape, task.element_bytes))
     return TaskWork() if task.kind in LAUNCHES else _map_work(task)
 
 
@@ -209,6 +212,8 @@ class Extent:
     channels: tuple[int, int]
     convolutions: int
     """Convolutions per dtype, each measured in its three passes."""
+    imaged: ImageExtent
+    """Of batch norm and pooling."""
     largest_bytes: float
     """Of all operands of one task together."""
 
@@ -225,24 +230,34 @@ def extent_of(device: str, quick: bool, memory_bytes: float) -> Extent:
             tokens=(32, 512 if quick else 1024), products=48 if quick else 96, maps=12 if quick else 20,
             attentions=24 if quick else 48, images=(7, 64 if quick else 112), channels=(16, 512),
             convolutions=36 if quick else 72, largest_bytes=min(4e8, memory_bytes / 16),
+            imaged=ImageExtent(
+                elements=(1e4, 4e6 if quick else 3e7), windows=(1e3, 1e5 if quick else 2e6), sides=(4, 64),
+                channels=(16, 512), count=10 if quick else 16,
+            ),
         )  # fmt: skip
     return Extent(
         side=(64, 16384), flops=(1e8, 2e12 if quick else 1e13), elements=(1e5, 2e8 if quick else 1e9),
         tokens=(256, 8192 if quick else 16384), products=60 if quick else 200, maps=8 if quick else 16,
         attentions=16 if quick else 40, images=(7, 112), channels=(32, 2048), convolutions=36 if quick else 72,
         largest_bytes=memory_bytes / 8,
+        imaged=ImageExtent(
+            elements=(1e5, 1e8 if quick else 4e8), windows=(1e5, 2e7 if quick else 1e8), sides=(4, 112),
+            channels=(32, 2048), count=8 if quick else 16,
+        ),
     )  # fmt: skip
 
 
 def tasks(extent: Extent, dtypes: tuple[str, ...], convolved: tuple[str, ...], *, seed: int = 1) -> list[Task]:
     """Every task once, in a fixed order; another ``seed`` gives other shapes of the same spread.
 
-    ``convolved``: those of the dtypes in which convolutions are measured.
+    ``convolved``: those of the dtypes in which convolutions are measured, and what else works on images.
     """
     found: dict[str, Task] = {}
     for dtype in dtypes:
         made = [*_matmuls(extent, dtype, seed), *_attentions(extent, dtype, seed), *_maps(extent, dtype, seed)]
-        for task in (*made, *(_convolutions(extent, dtype, seed) if dtype in convolved else ())):
+        if dtype in convolved:
+            made += [*_convolutions(extent, dtype, seed), *_images(extent, dtype, seed)]
+        for task in made:
             found.setdefault(task.key, task)
     return list(found.values())
 
@@ -334,3 +349,12 @@ def _convolutions(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
         if low * share <= work.matrix_flops <= high * share and work.moved_bytes <= extent.largest_bytes:
             made += 1
             yield from (one for one in each if inward != COLOURS or one.kind != "conv_bwd_data")
+
+
+def _images(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
+    if dtype == "tf32":
+        return
+    for kind, shape in image_shapes(extent.imaged, seed):
+        task = Task(kind=kind, dtype=dtype, shape=shape)
+        if work_of(task).moved_bytes <= extent.largest_bytes:
+            yield task

@@ -12,7 +12,7 @@ from steptime.errors import UserError
 from steptime.estimate.graph.work import KernelCall
 from steptime.estimate.kernels import GEMM, KernelModel, Timed, gemm_numbers, profile_of, timed
 from steptime.estimate.machine import Machine, machine_of
-from steptime.estimate.measured import own_curves_of
+from steptime.estimate.measured import OWN, own_curves_of
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
@@ -89,7 +89,7 @@ def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
 
 def _with_own_models(machine: Machine, curves: Profile, precision: Precision) -> Machine:
     """A measured machine that can also time the operators which no strategy table has, as far as it measured them."""
-    found = own_curves_of(curves, precision.matrix_dtype)
+    found = own_curves_of(curves, precision)
     models = {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in found.items()}
     return replace(machine, models={**machine.models, **models})
 
@@ -169,11 +169,11 @@ def fitted(machine: Machine, call: KernelCall, work: Mapping[str, Num]) -> Timed
     if not machine.models:
         return None
     shape = {name: float(value) for name, value in call.shape.items()}
-    if call.operator in CURVES:
-        model = machine.models.get(call.operator)
-        if model is None:
-            return None
+    model = machine.models.get(call.operator) if call.operator in CURVES or call.operator in OWN else None
+    if model is not None:
         return Timed(model=model, shapes=({name: shape[name] for name in model.formula.arguments if name in shape},))
+    if call.operator in CURVES:
+        return None
     counts = {name: float(value) for name, value in work.items()}
     found = timed(machine.models, call.operator, shape, counts, backward=call.backward)
     return found or memory_timed(machine.models, call.operator, shape, backward=call.backward)

@@ -8,7 +8,17 @@ from typing import Final
 
 from steptime.cost.movement import gather_bytes, passes_bytes, scatter_bytes, streamed_bytes, zero_and_add_bytes
 from steptime.cost.pointwise import sort_flops, window_flops
-from steptime.estimate.graph.work import OperatorRow, Shape, input_type, integer, integers, moved, stored_bytes
+from steptime.estimate.graph.work import (
+    KernelCall,
+    OperatorRow,
+    Shape,
+    input_type,
+    integer,
+    integers,
+    looped,
+    moved,
+    stored_bytes,
+)
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
@@ -99,6 +109,15 @@ def _pooled(node: Node) -> dict[str, Num]:
     return {"outputs": min(outputs, input_type(node, "self").elements), "taps": taps}
 
 
+def _pool_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...]:
+    """A loop over the taps for each window; an adaptive one shares the input out over its windows."""
+    backward = node.op.endswith("_backward")
+    windows = (input_type(node, "grad_output") if backward else node.outputs[0]).elements
+    steps = windows * s["taps"] if integers(node, "kernel_size") else input_type(node, "self").elements
+    name = "max_pool" if "max" in node.op else "avg_pool"
+    return looped(node, s, f"{name}_backward" if backward else name, windows, steps)
+
+
 _COPY = OperatorRow(moved_bytes=Formula(streamed_bytes), kernels=moved)
 _COPY_OVER = OperatorRow(sizes=_source, moved_bytes=Formula(streamed_bytes), kernels=moved)
 _FILL = OperatorRow(moved_bytes=_written, kernels=moved)
@@ -112,7 +131,7 @@ _LARGEST = OperatorRow(
     sizes=_chosen_largest, vector_flops=Formula(sort_flops), moved_bytes=_largest_bytes, launches=lambda s: 2.0,
     kernels=moved,
 )  # fmt: skip
-_POOL = OperatorRow(sizes=_pooled, vector_flops=Formula(window_flops), kernels=moved)
+_POOL = OperatorRow(sizes=_pooled, vector_flops=Formula(window_flops), kernels=_pool_kernels)
 
 
 def _scatter(values: str, accumulate: int = 0) -> OperatorRow:

@@ -11,12 +11,14 @@ from steptime.cost.attention import softmax_backward_flops, softmax_flops
 from steptime.cost.movement import labelled_bytes, streamed_bytes, zero_and_add_bytes
 from steptime.cost.pointwise import pointwise_flops
 from steptime.estimate.graph.work import (
+    KernelCall,
     OperatorRow,
     Shape,
     as_operator,
     input_type,
     integer,
     integers,
+    looped,
     moved,
     stored_bytes,
 )
@@ -49,6 +51,14 @@ def _batch_sizes(node: Node) -> dict[str, Num]:
         "elements": x.elements, "channels": x.shape[1], "element_bytes": x.element_bytes, "training": training,
         "rows": x.shape[1], "width": x.elements / x.shape[1],
     }  # fmt: skip
+
+
+def _batch_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...]:
+    """A loop for each channel of each image, where the statistics are those of the batch and images have pixels."""
+    planes = math.prod(input_type(node, "input", "self").shape[:2])
+    own = s["training"] and not node.op.endswith(("no_training", "no_update")) and s["elements"] > planes
+    name = "batch_norm_backward" if node.op.endswith("_backward") else "batch_norm"
+    return looped(node, s, name, planes, s["elements"]) if own else moved(node, s)
 
 
 def _softmax_sizes(node: Node) -> dict[str, Num]:
@@ -122,11 +132,11 @@ _GROUP_BACKWARD = OperatorRow(
 )  # fmt: skip
 _BATCH = OperatorRow(
     sizes=_batch_sizes, vector_flops=Formula(_N.batch_norm_flops), moved_bytes=Formula(_N.batch_norm_bytes),
-    kernels=moved,
+    kernels=_batch_kernels,
 )  # fmt: skip
 _BATCH_BACKWARD = OperatorRow(
     sizes=_batch_sizes, vector_flops=Formula(_N.batch_norm_backward_flops),
-    moved_bytes=Formula(_N.batch_norm_backward_bytes), kernels=moved,
+    moved_bytes=Formula(_N.batch_norm_backward_bytes), kernels=_batch_kernels,
 )  # fmt: skip
 _SOFTMAX = OperatorRow(sizes=_softmax_sizes, vector_flops=Formula(softmax_flops), kernels=as_operator("softmax"))
 _SOFTMAX_BACKWARD = OperatorRow(

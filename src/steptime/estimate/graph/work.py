@@ -124,6 +124,13 @@ def moved(node: Node, shape: Shape) -> tuple[KernelCall, ...]:
     return (KernelCall(operator=STREAM, shape={"read_bytes": shape["moved_bytes"], "written_bytes": 0.0}),)
 
 
+def looped(node: Node, shape: Shape, operator: str, loops: Num, steps: Num) -> tuple[KernelCall, ...]:
+    """Timed as so many loops of so many steps in all where that was measured, else as what the row moves."""
+    result = max((stored_bytes(output) for output in node.outputs), default=0)
+    sizes = {"moved_bytes": shape["moved_bytes"], "result_bytes": result, "loops": loops, "steps": steps}
+    return (KernelCall(operator=operator, shape=sizes),)
+
+
 def integers(node: Node, name: str) -> tuple[int, ...]:
     """An attribute that is a list of integers, or one integer; empty without it."""
     given = node.attribute(name)
