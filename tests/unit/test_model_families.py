@@ -306,7 +306,7 @@ def test_recomputed_parts_of_deepseek_v3():
     kept = {name: sizes_of(_block(job, recompute=recompute_code(name))).layer.kept_bytes for name in RECOMPUTE_CODES}
     assert kept["none"] == kept["attention"] == kept["full"]
     heads = 4096 * 128 * 2
-    assert kept["none"] - kept["up_projection"] == heads * (2 * 192 + 128) + 2 * heads
+    assert kept["none"] - kept["up_projection"] == heads * (2 * 192 + 128)  # the statistics of the softmax stay
     assert kept["experts"] < kept["activation"] < kept["none"]
 
 
