@@ -26,17 +26,17 @@ import numpy as np
 
 from steptime.calibrate.machine import cluster_file, collectives, profile, runner
 from steptime.calibrate.machine.host import this_host
-from steptime.calibrate.machine.images import IMAGED
 from steptime.calibrate.machine.profile import Predictor
 from steptime.calibrate.machine.runner import Bench, Settings
 from steptime.calibrate.machine.torch_ops import CHAIN, load_torch
 from steptime.calibrate.machine.torch_timer import summary
-from steptime.calibrate.machine.work import CONVOLUTIONS, Task, extent_of, tasks
+from steptime.calibrate.machine.work import Task, extent_of, tasks
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_time_s
 from steptime.estimate.graph import Timer, cost_table
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, machine_of
+from steptime.estimate.measured import CONVOLVED, LOOPED
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
@@ -214,13 +214,13 @@ def image_rows(
     """Unseen operators on images, and nets: by the cluster file, and by those of before these were measured."""
     predictor = Predictor(fitted.curves)
     rows: list[Line] = []
-    for kind in (*CONVOLUTIONS, *IMAGED):
+    for kind in (*CONVOLVED, *LOOPED):
         for dtype in sorted({one.task.dtype for one in unseen if one.task.kind == kind}):
             found = [one for one in unseen if (one.task.kind, one.task.dtype) == (kind, dtype)]
             by_curve = [predictor.seconds(one.task) for one in found]
             rows.append((f"{kind} {dtype}", "curve", errors(by_curve, [one.seconds for one in found])))
-    forms = {"cluster file": (), "without batch norm and pooling": IMAGED, "without convolutions": CONVOLUTIONS,
-             "without either": (*IMAGED, *CONVOLUTIONS)}  # fmt: skip
+    forms = {"cluster file": (), "without batch norm and pooling": LOOPED, "without convolutions": CONVOLVED,
+             "without either": (*LOOPED, *CONVOLVED)}  # fmt: skip
     for by, kinds in forms.items():
         predicted = [Net(i).predicted_s(_without(device, kinds)) for i in range(len(NETS))]
         rows.append(("convolutional net training step fp32", by, errors(predicted, net_s)))
@@ -329,7 +329,7 @@ def main() -> None:
     known = {task.key for task in todo}
     extent = replace(extent_of("cpu", True, bench.host.memory_bytes), products=24, convolutions=12)
     others = [t for t in tasks(extent, dtypes, convolved, seed=2) if t.key not in known]
-    unseen = [t for t in others if t.kind in ("matmul", *CONVOLUTIONS, *IMAGED)]
+    unseen = [t for t in others if t.kind in ("matmul", *CONVOLVED, *LOOPED)]
     steps, nets = unseen_steps(dtypes), [Net(i) for i in range(len(NETS))]
     seen, new, both_s = measure_operators(bench, todo, unseen, [*steps, *nets], settings)
     step_s, net_s = both_s[: len(steps)], both_s[len(steps) :]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from test_calibrate_machine import HOST, small, torch_needed
 
-from steptime.calibrate.machine import cluster_file, collectives, runner, session, work
+from steptime.calibrate.machine import cluster_file, collectives, runner, session
 from steptime.calibrate.machine.collectives import Mesh
 from steptime.calibrate.machine.torch_timer import CpuTimer
 from steptime.calibrate.machine.work import Task
+from steptime.estimate.measured import CONVOLVED, LOOPED
 from steptime.store.journal import read_journal
 
 __all__ = ["small"]
@@ -63,7 +64,7 @@ def test_a_damaged_record_of_a_convolution_is_measured_again(damage: dict[str, A
 
 @torch_needed
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("new", "kinds"), [(("conv",), work.CONVOLUTIONS), (("_norm", "_pool"), work.IMAGED)])
+@pytest.mark.parametrize(("new", "kinds"), [(("conv",), CONVOLVED), (("_norm", "_pool"), LOOPED)])
 def test_a_journal_of_before_operators_on_images_is_resumed(
     tmp_path: Path, new: tuple[str, ...], kinds: tuple[str, ...]
 ) -> None:
@@ -91,4 +92,4 @@ def test_dtypes_are_those_in_which_nothing_is_emulated(monkeypatch: pytest.Monke
     monkeypatch.setattr(runner.Bench, "samples_s", samples_s)
     bench = runner.Bench(None, HOST, CpuTimer(), None)  # type: ignore[arg-type]
     assert bench.dtypes() == ("fp32", "fp16")
-    assert bench.dtypes(runner.CONVOLVED) == ("fp32", "bf16")
+    assert bench.dtypes(runner.CONVOLUTION) == ("fp32", "bf16")

@@ -25,6 +25,7 @@ from steptime.calibrate.machine.work import Task
 from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import InputFileError, UserError
+from steptime.estimate.measured import OWN
 from steptime.hardware import device_within, load_cluster
 from steptime.store.journal import Journal, read_journal
 from steptime.surface.cli.calibrate_machine import Device, machine
@@ -44,7 +45,7 @@ def seconds_of(task: Task) -> float:
     return 2e-6 + done.matrix_flops * penalty / 1e11 + done.vector_flops / 1e12 + done.moved_bytes / 4e10
 
 
-KINDS = {"matmul", "attention_forward", "attention_backward", *work.CONVOLUTIONS, *work.IMAGED, *work.MAPS}
+KINDS = {"matmul", "attention_forward", "attention_backward", *OWN, *work.MAPS}
 
 
 def measured(tasks: list[Task], noise: float = 0.0) -> list[Measured]:

@@ -15,13 +15,14 @@ from steptime.calibrate.machine import profile, work
 from steptime.calibrate.machine.cluster_file import kernel_rows
 from steptime.calibrate.machine.linear import MODELS
 from steptime.calibrate.machine.runner import Measured
-from steptime.calibrate.machine.work import CONVOLUTIONS, Task
+from steptime.calibrate.machine.work import Task
 from steptime.calibrate.table import Table
 from steptime.cost.convolution import channelwise, convolution_flops, convolution_s, implicit_product, output_size
 from steptime.cost.regression import blocked_convolution_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer
 from steptime.estimate.graph.operators import work_of
+from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.workload.graph import Nodes, TensorType
@@ -243,7 +244,7 @@ SHAPE = {"batch": 2, "channels_in": 8, "channels_out": 16, "side": 10, "kernel":
 def test_a_task_is_the_node_that_it_stands_for() -> None:
     node = {**products(convolved()), **products(convolved(mask=BOTH))}
     names = ("rows", "columns", "depth", "tensor_bytes", "channelwise")
-    for kind in CONVOLUTIONS:
+    for kind in CONVOLVED:
         task = Task(kind=kind, dtype="fp32", shape=SHAPE)
         arguments = profile.arguments_of(task)
         assert tuple(arguments[name] for name in names) == node[kind][:5]
@@ -254,7 +255,7 @@ def test_a_task_is_the_node_that_it_stands_for() -> None:
 
 TASKS = [
     task for task in work.tasks(work.extent_of("cpu", True, 16e9), ("fp32", "bf16"), ("fp32",))
-    if task.kind in CONVOLUTIONS
+    if task.kind in CONVOLVED
 ]  # fmt: skip
 
 

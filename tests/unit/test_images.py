@@ -10,18 +10,22 @@ import pytest
 
 from steptime.calibrate.machine import profile, work
 from steptime.calibrate.machine.cluster_file import kernel_rows
-from steptime.calibrate.machine.images import IMAGED, POOLS, pooled_side
+from steptime.calibrate.machine.images import pooled_side
 from steptime.calibrate.machine.linear import FRESH_BYTES, MODELS
 from steptime.calibrate.machine.runner import Measured
 from steptime.calibrate.machine.work import Task
 from steptime.cost.regression import short_loops_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer
+from steptime.estimate.graph.kernels import machine_for
 from steptime.estimate.graph.operators import work_of
-from steptime.estimate.kernels import KernelModel, further_timed
-from steptime.estimate.measured import FORMULAS, LOOPED
+from steptime.estimate.kernels import KernelModel
+from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
+from steptime.estimate.measured import FORMULAS, LOOPED, POOLS
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
+from steptime.plan.plans import Plans
+from steptime.plan.rows import Row, Timing
 from steptime.workload.graph import Nodes, TensorType
 
 # --- the formula
@@ -149,10 +153,10 @@ def timer(*curves: Curve) -> Timer:
 NODES = {"batch_norm": NORM, "batch_norm_backward": NORM_BACKWARD, **{kind: pooled(kind, 3, 5) for kind in POOLS}}
 
 
-@pytest.mark.parametrize("kind", IMAGED)
+@pytest.mark.parametrize("kind", LOOPED)
 def test_a_measured_machine_times_each_by_its_own_curve(kind: str) -> None:
     _, count, steps, moved, _ = loops(NODES[kind])
-    others = [curve(f"short_loops/{other}", **LOOPS) for other in IMAGED if other != kind]
+    others = [curve(f"short_loops/{other}", **LOOPS) for other in LOOPED if other != kind]
     known = timer(UPDATE, *others, curve(f"short_loops/{kind}", **{**LOOPS, "latency_s": 7.0}))
     cost = known.cost(NODES[kind])
     assert cost.seconds == pytest.approx(7.0 + count / 100 + steps / 1e4 + moved / 1e6)
@@ -162,7 +166,7 @@ def test_a_measured_machine_times_each_by_its_own_curve(kind: str) -> None:
     ).seconds == pytest.approx(7.0 + moved / 1e5)
 
 
-@pytest.mark.parametrize("kind", IMAGED)
+@pytest.mark.parametrize("kind", LOOPED)
 def test_files_of_before_time_them_as_what_they_move(kind: str) -> None:
     """Profiles of earlier versions, and element types in which they were not measured."""
     for known in (timer(UPDATE), timer(UPDATE, curve(f"short_loops/{kind}", "bf16", **LOOPS))):
@@ -183,13 +187,21 @@ def test_devices_of_the_catalogue_time_them_as_what_they_move(device: str) -> No
         assert known.cost(node).seconds == known.time(node.op, dataclasses.replace(done, kernels=(as_moved,))).seconds
 
 
-@pytest.mark.parametrize("kind", IMAGED)
-def test_plans_take_the_same_call(kind: str) -> None:
-    (call,) = work_of(NODES[kind]).kernels
-    found = curve(f"short_loops/{kind}", **LOOPS)
-    model = KernelModel(formula=FORMULAS["short_loops"], fixed=found.coefficients, curve=found)
-    timed = further_timed(model, call.shape)
-    assert timed is not None and timed.seconds == pytest.approx(timer(found).cost(NODES[kind]).seconds)
+@pytest.mark.parametrize("curves", [(), (UPDATE,), (UPDATE, "own"), ("own",)], ids=["none", "other", "both", "own"])
+@pytest.mark.parametrize("kind", LOOPED)
+def test_plans_take_the_curve_that_profiles_take(kind: str, curves: tuple[Any, ...]) -> None:
+    """A row of a captured module, and the operator that it was made of."""
+    known = timer(*(curve(f"short_loops/{kind}", **LOOPS) if each == "own" else each for each in curves))
+    done = work_of(NODES[kind])
+    (call,) = done.kernels
+    phase = BACKWARD if call.backward else FORWARD
+    row = Row(
+        name=kind, block="captured", operator=f"captured_pass_{phase}",
+        shape={name: getattr(done, name) for name in ("matrix_flops", "vector_flops", "moved_bytes")},
+        timing=Timing(operator=call.operator, backward=call.backward, shape=call.shape),
+    )  # fmt: skip
+    machine = machine_for(known.device, "fp32", calibrated=True)
+    assert phase_time(row, phase, Plans(), machine).own_s == pytest.approx(known.cost(NODES[kind]).seconds)
 
 
 def test_faster_units_run_faster_loops() -> None:
@@ -210,12 +222,12 @@ def test_a_curve_of_images_without_a_coefficient_is_named() -> None:
 
 IMAGES = {"batch": 2, "channels": 8, "side": 10}
 TASKS = [
-    task for task in work.tasks(work.extent_of("cpu", True, 16e9), ("fp32", "bf16"), ("fp32",)) if task.kind in IMAGED
+    task for task in work.tasks(work.extent_of("cpu", True, 16e9), ("fp32", "bf16"), ("fp32",)) if task.kind in LOOPED
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("window", [(2, 2, 5), (3, 2, 5), (3, 1, 10)])
-@pytest.mark.parametrize("kind", IMAGED)
+@pytest.mark.parametrize("kind", LOOPED)
 def test_a_task_is_the_node_that_it_stands_for(kind: str, window: tuple[int, int, int]) -> None:
     kernel, stride, out = window
     node = pooled(kind, kernel, out, stride) if kind in POOLS else NODES[kind]
@@ -225,16 +237,12 @@ def test_a_task_is_the_node_that_it_stands_for(kind: str, window: tuple[int, int
     assert given["vector_flops"] == work_of(node).vector_flops
 
 
-def test_names_of_what_is_measured_are_those_of_the_kernels() -> None:
-    assert set(IMAGED) == set(LOOPED)
-
-
 def test_tasks_have_the_windows_and_sizes_of_nets() -> None:
     assert {task.dtype for task in TASKS} == {"fp32"}
-    assert {task.kind for task in TASKS} == set(IMAGED)
+    assert {task.kind for task in TASKS} == set(LOOPED)
     windows = {(task.shape["kernel"], task.shape["stride"]) for task in TASKS if task.kind == "max_pool"}
     assert windows == {(2, 2), (3, 2), (3, 1)}
-    for kind in IMAGED:
+    for kind in LOOPED:
         counts = [profile.arguments_of(task)["steps"] for task in TASKS if task.kind == kind]
         assert max(counts) > 50 * min(counts)
     assert all(pooled_side(task.shape) > 1 for task in TASKS if task.kind in POOLS)
@@ -242,10 +250,10 @@ def test_tasks_have_the_windows_and_sizes_of_nets() -> None:
 
 def test_images_of_a_gpu_are_not_measured_in_tf32() -> None:
     found = work.tasks(work.extent_of("cuda", True, 80e9), ("fp32", "tf32"), ("fp32", "tf32"))
-    assert {task.dtype for task in found if task.kind in IMAGED} == {"fp32"}
+    assert {task.dtype for task in found if task.kind in LOOPED} == {"fp32"}
 
 
-@pytest.mark.parametrize("kind", IMAGED)
+@pytest.mark.parametrize("kind", LOOPED)
 def test_a_fit_finds_what_made_the_times(kind: str) -> None:
     rows = [profile.arguments_of(task) for task in TASKS if task.kind == kind]
     rows += [{**row, "result_bytes": 2.0 * FRESH_BYTES} for row in rows[-3:]]

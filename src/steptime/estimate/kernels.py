@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from steptime.cost.attention_time import (
     attention_backward_bytes,
@@ -20,7 +20,7 @@ from steptime.cost.attention_time import (
 from steptime.cost.gemm import gemm_s
 from steptime.cost.gemm_residual import NAMES, gemm_residual, residual_table
 from steptime.cost.quantisation import nvfp4_element_bytes
-from steptime.estimate.measured import curves_of, measured_name, work_of
+from steptime.estimate.measured import OWN, curves_of, measured_name, work_of
 from steptime.estimate.operators import Formula
 from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.profiles import load_profile
@@ -37,6 +37,8 @@ OPERAND_BYTES = {
 """Bytes per element of both operands and of the result of a product."""
 OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grouped_matmul")
 """Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
+NAMED: Final = frozenset((*OWN, "rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight"))
+"""Kernels of captured modules whose model has the kernel's own name and takes its shape as it is."""
 FEW_UNITS, SPREAD_UNITS = 10, 64
 """Devices with fewer units than this have no multiprocessors: their work spreads as over so many."""
 
@@ -292,6 +294,8 @@ def timed(
 
     ``work``: ``matrix_flops``, ``vector_flops`` and ``moved_bytes`` of the row.
     """
+    if operator in NAMED and operator in models:
+        return _named(models[operator], shape)
     measured = models.get(measured_name(operator, backward))
     if measured is not None:
         return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
@@ -299,8 +303,8 @@ def timed(
     return None if calls is None else calls(models, operator, shape, backward)
 
 
-def further_timed(model: KernelModel, shape: Mapping[str, Num]) -> Timed | None:
-    """One call of a model under its own name (convolutions, recurrent layers); None where the shape lacks a size."""
+def _named(model: KernelModel, shape: Mapping[str, Num]) -> Timed | None:
+    """One call of a model under its own name; None where the shape lacks a size."""
     wanted = [name for name in model.formula.arguments if name not in model.fixed]
     if any(name not in shape for name in wanted):
         return None

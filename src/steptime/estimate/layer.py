@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import collective_time_s
-from steptime.estimate.kernels import Timed, further_timed, timed
+from steptime.estimate.kernels import Timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import OPERATORS
@@ -198,10 +198,7 @@ def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, mo
         operator, shape, backward = row.timing.operator, row.timing.shape, row.timing.backward
     work = {"matrix_flops": matrix, "vector_flops": vector, "moved_bytes": moved}
     found = timed(machine.models, operator, shape, work, backward=backward)
-    found = found or memory_timed(machine.models, operator, shape, backward=backward)
-    if found is None and row.timing is not None and operator in machine.models:
-        return further_timed(machine.models[operator], shape)
-    return found
+    return found or memory_timed(machine.models, operator, shape, backward=backward)
 
 
 def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator[PhaseTime]:

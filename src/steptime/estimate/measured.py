@@ -54,9 +54,10 @@ RAN: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 CONVOLVED: Final = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
-LOOPED: Final = (
-    "batch_norm", "batch_norm_backward", "max_pool", "max_pool_backward", "avg_pool", "avg_pool_backward"
-)  # fmt: skip
+NORMS: Final = ("batch_norm", "batch_norm_backward")
+MAX_POOLS: Final = ("max_pool", "max_pool_backward")
+POOLS: Final = (*MAX_POOLS, "avg_pool", "avg_pool_backward")
+LOOPED: Final = (*NORMS, *POOLS)
 #: Kernels of captured modules that are measured under their own name, and what each says of its shape.
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CONVOLVED, ("rows", "columns", "depth", "tensor_bytes", "channelwise")),

@@ -87,7 +87,9 @@ class Setting:
             self.cluster, self.job.gpus, self.job.precision,
             lone_rank_has_all_links=self.method.lone_rank_has_all_links, calibrated=self.method.calibrated,
         )  # fmt: skip
-        return machine if self.job.captured is None else with_further_models(machine, self.cluster, self.job.precision)
+        if self.job.captured is None or not self.method.calibrated:
+            return machine
+        return with_further_models(machine, self.cluster.device, self.job.precision)
 
     @cached_property
     def constants(self) -> tuple[Constant, ...]:

@@ -13,7 +13,6 @@ Source: the policy of torchtitan's selective activation checkpointing (``op``), 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 from steptime.num import Num, maximum, minimum, where
@@ -43,11 +42,10 @@ def by_outputs(row: Row, chosen: Any, model: ModelSpec, plans: Plans) -> Iterato
     """The row as ``outputs`` has it in the ``chosen`` plans, and beside a product out of an MLP its kept output."""
     share = share_again(row, model)
     kept = where(chosen, kept_bytes(row, model, plans), row.kept_bytes)
-    remade = row.remade_bytes + row.kept_bytes - kept
     again, sent = row.recomputed, row.sent_again
     if share:
         again, sent = where(chosen, maximum(again, share), again), where(chosen, 0.0, sent)
-    yield replace(row, recomputed=again, sent_again=sent, kept_bytes=kept, remade_bytes=remade)
+    yield row.keeping(kept, recomputed=again, sent_again=sent)
     if row.name in OUT_OF and model.gated_mlp:
         output = row.shape["m"] * row.shape["n"] * row.shape["element_bytes"]
         yield Row(name=f"{row.name}_output", block=row.block, operator="nothing", shape={}, share=row.share,

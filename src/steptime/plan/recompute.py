@@ -8,7 +8,7 @@ part's first row keeps. Whole layers (``full``) are not marked here: the step re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -95,7 +95,7 @@ def _marked(row: Row, parts: Iterable[tuple[Part, Any]], model: ModelSpec) -> Ro
             kept = where(chosen, part.left(row, model), kept)
     if again is row.recomputed and kept is row.kept_bytes:
         return row
-    return replace(row, recomputed=again, kept_bytes=kept, remade_bytes=row.remade_bytes + row.kept_bytes - kept)
+    return row.keeping(kept, recomputed=again)
 
 
 OTHER_WORDS: Final = {

@@ -7,7 +7,7 @@ names the operator and its *local* shape; the formulas are joined to it in :mod:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from steptime.num import Num
 
@@ -76,6 +76,13 @@ class Row:
     """None: it is timed by its own operator and shape."""
     issued: float = 1.0
     """Operators that the host issues for it in each direction in which it works."""
+
+    def keeping(self, kept_bytes: Num, *, recomputed: Num, sent_again: Num | None = None) -> Row:
+        """The row where it keeps less, makes the rest again, and runs again so often."""
+        return replace(
+            self, kept_bytes=kept_bytes, remade_bytes=self.remade_bytes + self.kept_bytes - kept_bytes,
+            recomputed=recomputed, sent_again=self.sent_again if sent_again is None else sent_again,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,7 @@ class Sample:
         def own(work: PhaseWork) -> PhaseWork:
             return replace(work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector)
 
+        # all samples have the same phases, so that their records stack; it counts only where passes are put off
         works = {
             part: {phase: own(w) for phase, w in ({INPUTS: each[BACKWARD]} | each).items()}
             for part, each in evaluation.works.items()

@@ -11,8 +11,9 @@ from typing import Any, Final
 from steptime.calibrate import toml_file
 from steptime.calibrate.machine.profile import Fitted, LevelFit
 from steptime.calibrate.machine.runner import Measured
-from steptime.calibrate.machine.work import CONVOLUTIONS, Task, padding_of
+from steptime.calibrate.machine.work import Task, padding_of
 from steptime.calibrate.toml_file import quantity_of, text_of
+from steptime.estimate.measured import CONVOLVED
 from steptime.hardware.profile import Profile
 from steptime.hardware.profiles import profile_toml, read_profile
 from steptime.hardware.records import CPU, CUDA_MAKER
@@ -172,7 +173,7 @@ def _columns(task: Task) -> dict[str, Any] | None:
             "op": name, "b": shape["batch"], "notes": "causal=1",
             "h_q": heads, "h_kv": heads, "s_q": seq, "s_kv": seq, "d_qk": head_dim, "d_v": head_dim,
         }  # fmt: skip
-    if task.kind in CONVOLUTIONS:
+    if task.kind in CONVOLVED:
         return None if shape["groups"] > 1 else {"op": task.kind, **_convolution(shape)}
     if task.kind in _MAP_NAMES:
         return {

@@ -5,23 +5,20 @@ Sizes of a task: ``batch``, ``channels``, ``side``; of pooling ``kernel`` and ``
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from steptime.calibrate.machine.draws import log_spaced, log_uniform
 from steptime.cost import normalisation
 from steptime.cost.convolution import output_size
 from steptime.cost.movement import streamed_bytes
 from steptime.cost.pointwise import window_flops
+from steptime.estimate.measured import LOOPED, MAX_POOLS, NORMS
 
 Shape = Mapping[str, int]
 
-NORMS: Final = ("batch_norm", "batch_norm_backward")
-MAX_POOLS: Final = ("max_pool", "max_pool_backward")
-POOLS: Final = (*MAX_POOLS, "avg_pool", "avg_pool_backward")
-IMAGED: Final = (*NORMS, *POOLS)
 #: Kernel and stride of poolings, in turn.
 WINDOWS: Final = ((2, 2), (3, 2), (3, 1))
 #: Bytes of the place of a maximum, which max pooling keeps.
@@ -96,10 +93,9 @@ class ImageExtent:
 def image_shapes(extent: ImageExtent, seed: int) -> Iterator[tuple[str, dict[str, int]]]:
     """Kinds with shapes, of log-uniform sizes."""
     draw = random.Random(f"images {seed}")
-    for kind in IMAGED:
-        low, high = (math.log(value) for value in (extent.elements if kind in NORMS else extent.windows))
-        for i in range(extent.count):
-            size = math.exp(low + (high - low) * (i + draw.uniform(-0.2, 0.2)) / (extent.count - 1))
+    for kind in LOOPED:
+        span = extent.elements if kind in NORMS else extent.windows
+        for i, size in enumerate(log_spaced(draw, *span, extent.count)):
             kernel, stride = WINDOWS[i % len(WINDOWS)]
             window = {} if kind in NORMS else {"kernel": kernel, "stride": stride}
             yield kind, {**_image(draw, extent, size, window), **window}
@@ -108,9 +104,7 @@ def image_shapes(extent: ImageExtent, seed: int) -> Iterator[tuple[str, dict[str
 def _image(draw: random.Random, extent: ImageExtent, size: float, window: Shape) -> dict[str, int]:
     """An image drawn until some number of samples makes about ``size`` pixels or windows of it."""
     while True:
-        channels, side = (
-            math.exp(draw.uniform(*(math.log(v) for v in span))) for span in (extent.channels, extent.sides)
-        )
+        channels, side = (log_uniform(draw, *span) for span in (extent.channels, extent.sides))
         shape = {"channels": 8 * round(channels / 8), "side": round(side)}
         one = shape["channels"] * (pooled_side({**shape, **window}) if window else shape["side"]) ** 2
         batch = round(size / one)

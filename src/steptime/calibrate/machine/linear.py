@@ -13,16 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from steptime.cost.regression import (
-    additive_s,
-    blocked_convolution_s,
-    half_size_matmul_s,
-    linear_roofline_s,
-    linear_s,
-    short_loops_s,
-    streaming_s,
-)
 from steptime.errors import UserError, counted
+from steptime.estimate.measured import FORMULAS, OWN
 from steptime.num import Array, Num
 
 #: Relative error up to which the loss is quadratic.
@@ -114,16 +106,15 @@ Fit = Callable[[Shape, Array], Values]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A formula and how its coefficients are found."""
+    """A formula of :data:`~steptime.estimate.measured.FORMULAS`, and how its coefficients are found."""
 
     name: str
-    formula: Callable[..., Num]
     arguments: tuple[str, ...]
     fit: Fit
 
     def predict(self, shape: Mapping[str, Num], values: Mapping[str, float]) -> Num:
         """Seconds."""
-        return self.formula(**{name: shape[name] for name in self.arguments}, **values)
+        return FORMULAS[self.name]({**{name: shape[name] for name in self.arguments}, **values})
 
 
 def rate(inverse: float) -> float:
@@ -171,24 +162,29 @@ def _fit_half_size(shape: Shape, seconds: Array) -> Values:
     }  # fmt: skip
 
 
+def _fresh_columns(shape: Shape) -> list[Array]:
+    """Bytes of results that are mapped afresh, where at least two points have such."""
+    fresh = np.where(shape["result_bytes"] >= FRESH_BYTES, shape["result_bytes"], 0.0)
+    return [fresh] if np.count_nonzero(fresh) > 1 else []
+
+
 def _fit_streaming(shape: Shape, seconds: Array) -> Values:
     """The size of the cache is the one of a short list that leaves the least error."""
-    moved = shape["moved_bytes"]
-    fresh = np.where(shape["result_bytes"] >= FRESH_BYTES, shape["result_bytes"], 0.0)
+    moved, fresh = shape["moved_bytes"], _fresh_columns(shape)
     best: Values = {}
     best_loss = np.inf
     for cache in (0.0, *(2.0**power for power in range(18, 27))):
         beyond = np.maximum(moved - cache, 0.0)
         columns = [np.ones_like(seconds), moved]
         columns += [beyond] if cache and np.count_nonzero(beyond) > 2 else []
-        columns += [fresh] if np.count_nonzero(fresh) > 1 else []
+        columns += fresh
         features = np.stack(columns, axis=1)
         x = nonnegative(features, seconds)
         extra = float(x[2]) if cache and np.count_nonzero(beyond) > 2 else 0.0
         loss = _huber(np.log(np.maximum(features @ x / seconds, 1e-3))) + 0.003 * len(seconds) * HUBER * (extra > 0)
         if loss < best_loss:
             best_loss = loss
-            last = float(x[-1]) if np.count_nonzero(fresh) > 1 else 0.0
+            last = float(x[-1]) if fresh else 0.0
             best = {
                 "latency_s": float(x[0]), "near_Bps": rate(x[1]), "far_Bps": rate(x[1] + extra),
                 "cache_bytes": cache, "fresh_Bps": rate(last), "fresh_from_bytes": float(FRESH_BYTES),
@@ -205,24 +201,23 @@ def _fit_additive(shape: Shape, seconds: Array) -> Values:
     }  # fmt: skip
 
 
-CONVOLUTION: Final = ("rows", "columns", "depth", "tensor_bytes", "channelwise")
+_CONVOLUTION: Final = OWN["conv_fwd"]
 
 
 def _fit_blocked(shape: Shape, seconds: Array) -> Values:
     """A column is the time with one rate that is 1, and all others so high that they cost nothing."""
-    given = {name: shape[name] for name in CONVOLUTION}
+    given = {name: shape[name] for name in _CONVOLUTION}
     names = ("flops_per_s", "vector_flops_per_s", "memory_Bps")
     one = [{n: 1.0 if n == name else np.inf for n in names} for name in names]
-    columns = [np.asarray(blocked_convolution_s(**given, latency_s=0.0, **rates)) for rates in one]
+    formula = FORMULAS["blocked_convolution"]
+    columns = [np.asarray(formula({**given, "latency_s": 0.0, **rates})) for rates in one]
     x = nonnegative(np.stack([np.ones_like(seconds), *columns], axis=1), seconds)
     return {"latency_s": float(x[0]), **{name: rate(float(x[i + 1])) for i, name in enumerate(names)}}
 
 
 def _fit_loops(shape: Shape, seconds: Array) -> Values:
-    fresh = np.where(shape["result_bytes"] >= FRESH_BYTES, shape["result_bytes"], 0.0)
     columns = [np.ones_like(seconds), *(shape[name] for name in ("loops", "steps", "moved_bytes"))]
-    columns += [fresh] if np.count_nonzero(fresh) > 1 else []
-    x = nonnegative(np.stack(columns, axis=1), seconds)
+    x = nonnegative(np.stack(columns + _fresh_columns(shape), axis=1), seconds)
     return {
         "latency_s": float(x[0]), "loops_per_s": rate(float(x[1])), "steps_per_s": rate(float(x[2])),
         "memory_Bps": rate(float(x[3])), "fresh_Bps": rate(float(x[4]) if len(x) > 4 else 0.0),
@@ -238,24 +233,15 @@ def _fit_linear(shape: Shape, seconds: Array) -> Values:
 MODELS: Final[Mapping[str, Model]] = {
     model.name: model
     for model in (
-        Model(
-            name="linear_roofline", formula=linear_roofline_s, arguments=("matrix_flops", "moved_bytes"),
-            fit=_fit_roofline,
-        ),
-        Model(name="linear", formula=linear_s, arguments=("moved_bytes",), fit=_fit_linear),
-        Model(name="half_size_matmul", formula=half_size_matmul_s, arguments=("m", "n", "k"), fit=_fit_half_size),
-        Model(name="streaming", formula=streaming_s, arguments=("moved_bytes", "result_bytes"), fit=_fit_streaming),
-        Model(
-            name="additive", formula=additive_s, arguments=("matrix_flops", "vector_flops", "moved_bytes"),
-            fit=_fit_additive,
-        ),
-        Model(
-            name="short_loops", formula=short_loops_s, arguments=("loops", "steps", "moved_bytes", "result_bytes"),
-            fit=_fit_loops,
-        ),
-        Model(name="blocked_convolution", formula=blocked_convolution_s, arguments=CONVOLUTION, fit=_fit_blocked),
+        Model(name="linear_roofline", arguments=("matrix_flops", "moved_bytes"), fit=_fit_roofline),
+        Model(name="linear", arguments=("moved_bytes",), fit=_fit_linear),
+        Model(name="half_size_matmul", arguments=("m", "n", "k"), fit=_fit_half_size),
+        Model(name="streaming", arguments=("moved_bytes", "result_bytes"), fit=_fit_streaming),
+        Model(name="additive", arguments=("matrix_flops", "vector_flops", "moved_bytes"), fit=_fit_additive),
+        Model(name="short_loops", arguments=("loops", "steps", "moved_bytes", "result_bytes"), fit=_fit_loops),
+        Model(name="blocked_convolution", arguments=_CONVOLUTION, fit=_fit_blocked),
     )
-}  # fmt: skip
+}
 
 
 def cross_validated_s(model: Model, shape: Shape, seconds: Array, groups: Sequence[str]) -> Array:

@@ -10,13 +10,14 @@ import numpy as np
 
 from steptime.calibrate.machine.collectives import Mesh, Timed
 from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.images import IMAGED, NORMS, POOLS, loops_of
+from steptime.calibrate.machine.images import loops_of
 from steptime.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
 from steptime.calibrate.machine.runner import Measured, noise_of
-from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, MAPS, Task, convolution_sizes, work_of
+from steptime.calibrate.machine.work import LAUNCHES, MAPS, Task, convolution_sizes, work_of
 from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import UserError, counted
+from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS, POOLS
 from steptime.hardware.profile import Curve
 from steptime.num import Array, Num
 
@@ -25,7 +26,7 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
     "matmul": ("half_size_matmul", "linear_roofline"),
     "attention_forward": ("additive", "linear_roofline"),
     "attention_backward": ("additive", "linear_roofline"),
-    **dict.fromkeys(CONVOLUTIONS, ("blocked_convolution",)),
+    **dict.fromkeys(CONVOLVED, ("blocked_convolution",)),
     **dict.fromkeys(NORMS, ("short_loops", "streaming")),
     **dict.fromkeys(POOLS, ("short_loops",)),
     **dict.fromkeys(MAPS, ("streaming", "linear")),
@@ -81,9 +82,9 @@ def arguments_of(task: Task) -> dict[str, Num]:
     """What the models may ask about a task."""
     work = work_of(task)
     dims = {name: float(value) for name, value in task.shape.items()}
-    if task.kind in CONVOLUTIONS:
+    if task.kind in CONVOLVED:
         dims |= convolution_sizes(task)
-    if task.kind in IMAGED:
+    if task.kind in LOOPED:
         dims |= loops_of(task.kind, task.shape)
     return {
         **dims, "matrix_flops": work.matrix_flops, "vector_flops": work.vector_flops,

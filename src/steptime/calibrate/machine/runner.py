@@ -18,8 +18,9 @@ import numpy as np
 from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.torch_ops import Pool, call_of, copies_of
 from steptime.calibrate.machine.torch_timer import CpuTimer, CudaTimer, Timer, summary
-from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, Task, extent_of, launches, tasks, work_of
+from steptime.calibrate.machine.work import LAUNCHES, Task, extent_of, launches, tasks, work_of
 from steptime.errors import UserError
+from steptime.estimate.measured import CONVOLVED
 from steptime.store.journal import Journal, Record, content_key
 
 Progress = Callable[[int, int], None]
@@ -29,7 +30,7 @@ LEAST_RATE: Final = 0.3
 #: What has to be fast for a dtype to be measured in products, and in convolutions too.
 PRODUCT: Final = {"matmul": {"m": 256, "n": 256, "k": 256}}
 _IMAGES: Final = {"batch": 2, "channels_in": 32, "channels_out": 32, "side": 14, "kernel": 3, "stride": 1, "groups": 1}
-CONVOLVED: Final = dict.fromkeys(CONVOLUTIONS, _IMAGES)
+CONVOLUTION: Final = dict.fromkeys(CONVOLVED, _IMAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 _FINISHED: Final = "finished"
 #: Records of dtypes -> what has to be fast in them.
-_DTYPES: Final = {"dtypes": runner.PRODUCT, "dtypes of convolutions": runner.CONVOLVED}
+_DTYPES: Final = {"dtypes": runner.PRODUCT, "dtypes of convolutions": runner.CONVOLUTION}
 #: Visits of collectives cost about so many visits of operators; only for the progress bar.
 _WEIGHT: Final = 3
 

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from steptime.calibrate.machine.images import IMAGED, NORMS, pool_padding, pooled_side
-from steptime.calibrate.machine.work import CONVOLUTIONS, LAUNCHES, Task, output_side, padding_of, work_of
+from steptime.calibrate.machine.images import pool_padding, pooled_side
+from steptime.calibrate.machine.work import LAUNCHES, Task, output_side, padding_of, work_of
 from steptime.errors import UserError
+from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS
 from steptime.num import round_up
 
 OperatorRun = Callable[[int], object]
@@ -88,11 +89,11 @@ def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> OperatorRun:
         return _matmul(task, random, copies)
     if task.kind.startswith("attention"):
         return _attention(task, torch, random, copies)
-    if task.kind in CONVOLUTIONS:
+    if task.kind in CONVOLVED:
         return _convolution(task, torch, random, copies)
     if task.kind in NORMS:
         return _batch_norm(task, torch, random, copies)
-    if task.kind in IMAGED:
+    if task.kind in LOOPED:
         return _pool(task, torch, random, copies)
     if task.kind in LAUNCHES:
         return _launch(task, torch, random)

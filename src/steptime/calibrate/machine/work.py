@@ -5,14 +5,15 @@ Nothing here needs torch; :mod:`steptime.calibrate.machine.torch_ops` turns a ta
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.calibrate.machine.images import IMAGED, ImageExtent, counts_of, image_shapes
+from steptime.calibrate.machine.draws import log_spaced, log_uniform
+from steptime.calibrate.machine.images import ImageExtent, counts_of, image_shapes
 from steptime.cost import attention, convolution, elementwise, matmul
+from steptime.estimate.measured import CONVOLVED, LOOPED
 from steptime.num import Num
 from steptime.store.journal import content_key
 from steptime.workload.element_types import ELEMENT_BYTES
@@ -62,9 +63,9 @@ def work_of(task: Task) -> TaskWork:
         return _matmul_work(task)
     if task.kind in ("attention_forward", "attention_backward"):
         return _attention_work(task)
-    if task.kind in CONVOLUTIONS:
+    if task.kind in CONVOLVED:
         return _convolution_work(task)
-    if task.kind in IMAGED:
+    if task.kind in LOOPED:
         return TaskWork(**counts_of(task.kind, task.shape, task.element_bytes))
     return TaskWork() if task.kind in LAUNCHES else _map_work(task)
 
@@ -98,10 +99,6 @@ def _attention_work(task: Task) -> TaskWork:
         moved_bytes=float(moved),
         result_bytes=float(rows * head_dim * width),
     )
-
-
-#: Passes of a convolution, as tables of kernels name them.
-CONVOLUTIONS: Final = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 
 
 def padding_of(kernel: int) -> int:
@@ -267,13 +264,9 @@ def launches() -> list[Task]:
     return [Task(kind=kind, dtype="fp32", shape={"rows": 1, "width": 64}) for kind in LAUNCHES]
 
 
-def _between(draw: random.Random, low: float, high: float) -> float:
-    return math.exp(draw.uniform(math.log(low), math.log(high)))
-
-
 def _side(draw: random.Random, extent: Extent) -> int:
     """Log-uniform; three of four are multiples of 16 as in models, the rest is anything."""
-    value = round(_between(draw, *extent.side))
+    value = round(log_uniform(draw, *extent.side))
     return max(16, value // 16 * 16) if draw.random() < 0.75 else value
 
 
@@ -294,7 +287,7 @@ def _attentions(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
     if dtype == "tf32":  # the fused kernels have no such mode
         return
     for i in range(extent.attentions):
-        seq = max(16, round(_between(draw, *extent.tokens)) // 16 * 16)
+        seq = max(16, round(log_uniform(draw, *extent.tokens)) // 16 * 16)
         head_dim = draw.choice((64, 128))
         heads = draw.choice((4, 8, 16))
         room = extent.flops[1] / 4 / (4 * heads * seq * seq * head_dim)
@@ -307,11 +300,9 @@ def _maps(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
     draw = random.Random(f"maps {seed}")
     if dtype == "tf32":
         return
-    low, high = (math.log(value) for value in extent.elements)
     for kind, operator in MAPS.items():
-        for i in range(extent.maps):
-            elements = math.exp(low + (high - low) * (i + draw.uniform(-0.2, 0.2)) / (extent.maps - 1))
-            width = 64 * round(_between(draw, 2, 64))
+        for elements in log_spaced(draw, *extent.elements, extent.maps):
+            width = 64 * round(log_uniform(draw, 2, 64))
             task = Task(kind=kind, dtype=dtype, shape={"rows": max(1, round(elements / width)), "width": width})
             if max(operator.passes, 1) * elements * task.element_bytes <= extent.largest_bytes:
                 yield task
@@ -335,16 +326,16 @@ def _convolutions(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
     low, high = extent.flops[0], extent.flops[1] / 3
     while made < extent.convolutions:
         kernel, stride, groups = WINDOWS[made % len(WINDOWS)]
-        inward, outward = (16 * round(_between(draw, *extent.channels) / 16) for _ in range(2))
+        inward, outward = (16 * round(log_uniform(draw, *extent.channels) / 16) for _ in range(2))
         if groups != 1:
             outward, groups = inward, inward if groups == DEPTHWISE else groups
         elif (kernel, stride) == (7, 2):
             inward = COLOURS
         shape = {
-            "batch": round(_between(draw, 1, 32)), "channels_in": inward, "channels_out": outward,
-            "side": round(_between(draw, *extent.images)), "kernel": kernel, "stride": stride, "groups": groups,
+            "batch": round(log_uniform(draw, 1, 32)), "channels_in": inward, "channels_out": outward,
+            "side": round(log_uniform(draw, *extent.images)), "kernel": kernel, "stride": stride, "groups": groups,
         }  # fmt: skip
-        each = [Task(kind=kind, dtype=dtype, shape=shape) for kind in CONVOLUTIONS]
+        each = [Task(kind=kind, dtype=dtype, shape=shape) for kind in CONVOLVED]
         work, share = work_of(each[0]), _SINGLE if convolution_sizes(each[0])["channelwise"] else 1.0
         if low * share <= work.matrix_flops <= high * share and work.moved_bytes <= extent.largest_bytes:
             made += 1

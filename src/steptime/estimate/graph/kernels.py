@@ -12,7 +12,7 @@ from steptime.errors import UserError
 from steptime.estimate.graph.work import KernelCall
 from steptime.estimate.kernels import GEMM, KernelModel, Timed, gemm_numbers, profile_of, timed
 from steptime.estimate.machine import Machine, machine_of
-from steptime.estimate.measured import OWN, own_curves_of
+from steptime.estimate.measured import own_curves_of
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
@@ -72,26 +72,24 @@ def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
     """One device with the rates and the fitted models of an element type."""
     precision = PRECISIONS[rate_dtype(device, dtype)]
     machine = machine_of(alone(device), 1, precision, lone_rank_has_all_links=True, calibrated=calibrated)
-    if not calibrated:
-        return machine
+    return with_further_models(machine, device, precision) if calibrated else machine
+
+
+def with_further_models(machine: Machine, device: Device, precision: Precision) -> Machine:
+    """A machine that can also time what no strategy table has, and products whose only curve was timed by the host."""
+    return replace(machine, models={**_further_models(device, precision), **machine.models})
+
+
+def _further_models(device: Device, precision: Precision) -> Mapping[str, KernelModel]:
     if device.curves is not None:
-        return _with_own_models(machine, device.curves, precision)
+        own = own_curves_of(device.curves, precision)
+        return {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in own.items()}
     profile = profile_of(device.measured_as)
     if profile is None:
-        return machine
+        return {}
     known = as_measured(device)
-    further = {
-        **_host_timed_products(known, profile, precision),
-        **further_models(known, profile, precision.matrix_dtype),
-    }
-    return replace(machine, models={**restated(device, further), **machine.models})
-
-
-def _with_own_models(machine: Machine, curves: Profile, precision: Precision) -> Machine:
-    """A measured machine that can also time the operators which no strategy table has, as far as it measured them."""
-    found = own_curves_of(curves, precision)
-    models = {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in found.items()}
-    return replace(machine, models={**machine.models, **models})
+    products = _host_timed_products(known, profile, precision)
+    return restated(device, {**products, **further_models(known, profile, precision.matrix_dtype)})
 
 
 def _host_timed_products(device: Device, profile: Profile, precision: Precision) -> dict[str, KernelModel]:
@@ -102,20 +100,6 @@ def _host_timed_products(device: Device, profile: Profile, precision: Precision)
     fixed = gemm_numbers(device, precision, curve)
     fixed["latency_s"] = min(fixed["latency_s"], device.kernel_latency_s)
     return {"matmul": KernelModel(formula=GEMM, fixed=fixed, curve=curve)}
-
-
-def with_further_models(machine: Machine, cluster: Cluster, precision: Precision) -> Machine:
-    """A machine of a cluster that can also time operators which no strategy table has."""
-    device = cluster.device
-    if not machine.models:
-        return machine
-    if device.curves is not None:
-        return _with_own_models(machine, device.curves, precision)
-    profile = profile_of(device.measured_as)
-    if profile is None:
-        return machine
-    further = further_models(as_measured(device), profile, precision.matrix_dtype)
-    return replace(machine, models={**machine.models, **restated(device, further)})
 
 
 def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, KernelModel]:
@@ -169,11 +153,6 @@ def fitted(machine: Machine, call: KernelCall, work: Mapping[str, Num]) -> Timed
     if not machine.models:
         return None
     shape = {name: float(value) for name, value in call.shape.items()}
-    model = machine.models.get(call.operator) if call.operator in CURVES or call.operator in OWN else None
-    if model is not None:
-        return Timed(model=model, shapes=({name: shape[name] for name in model.formula.arguments if name in shape},))
-    if call.operator in CURVES:
-        return None
     counts = {name: float(value) for name, value in work.items()}
     found = timed(machine.models, call.operator, shape, counts, backward=call.backward)
     return found or memory_timed(machine.models, call.operator, shape, backward=call.backward)
