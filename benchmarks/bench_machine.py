@@ -28,9 +28,9 @@ from steptime.calibrate.machine import cluster_file, collectives, profile, runne
 from steptime.calibrate.machine.host import this_host
 from steptime.calibrate.machine.profile import Predictor
 from steptime.calibrate.machine.runner import Bench, Settings
-from steptime.calibrate.machine.torch_ops import CHAIN, load_torch
+from steptime.calibrate.machine.torch_ops import load_torch
 from steptime.calibrate.machine.torch_timer import summary
-from steptime.calibrate.machine.work import Task, extent_of, tasks
+from steptime.calibrate.machine.work import TRAINED, TURNED, Task, extent_of, tasks
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_time_s
 from steptime.estimate.graph import Timer, cost_table
@@ -56,8 +56,6 @@ NETS: tuple[tuple[str, Mapping[str, int]], ...] = (
     ("unet", {"batch": 1, "pixels": 72, "width": 28, "levels": 2}),
 )  # fmt: skip
 STEPS = 14
-#: Launches of one training step that go through autograd: products, GELU, their gradients, sums.
-STEP_LAUNCHES = 10
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,13 @@ class Step:
     def operators(self) -> list[Task]:
         """What it runs, as tasks; the input of the first layer needs no gradient."""
         b, d, h = self.batch, self.width, self.hidden
-        products = [(b, h, d), (b, d, h), (b, h, d), (d, h, b), (h, d, b)]
+        products = [(b, h, d, "nt"), (b, d, h, "nt"), (b, h, d, "nn"), (d, h, b, "tn"), (h, d, b, "tn")]
         maps = [("gelu", b, h), ("gelu_backward", b, h), ("column_sum", b, h), ("column_sum", b, d)]
         maps += [("update", d, h), ("update", h, d)]
-        out = [Task(kind="matmul", dtype=self.dtype, shape={"m": m, "n": n, "k": k}) for m, n, k in products]
+        out = [
+            Task(kind="matmul", dtype=self.dtype, shape={"m": m, "n": n, "k": k}, layout=layout)
+            for m, n, k, layout in products
+        ]
         out += [Task(kind=k, dtype=self.dtype, shape={"rows": r, "width": w}) for k, r, w in maps]
         return out
 
@@ -176,8 +177,9 @@ def rows_s(machine: Machine, rows: Sequence[tuple[Row, str]]) -> float:
     return float(sum(phase_time(row, phase, Plans(), machine).total_s for row, phase in rows))
 
 
-def product(m: int, n: int, k: int, width: float) -> Row:
-    return matmul("product", "bench", m, n, k, element_bytes=width, kept_elements=0)
+def product(m: int, n: int, k: int, width: float, layout: str = "") -> Row:
+    row = matmul("product", "bench", m, n, k, element_bytes=width, kept_elements=0)
+    return replace(row, shape={**row.shape, "turned": float(layout == TURNED)})
 
 
 def step_estimate_s(machine: Machine, step: Step) -> float:
@@ -188,7 +190,7 @@ def step_estimate_s(machine: Machine, step: Step) -> float:
     gelu = activation("gelu", "bench", b * h, element_bytes=width)
     sums = [bias("bias", "bench", b, n, element_bytes=width) for n in (d, h)]
     whole = [(first, FORWARD), (gelu, FORWARD), (second, FORWARD), (second, BACKWARD), (gelu, BACKWARD)]
-    whole += [(one, BACKWARD) for one in sums] + [(product(d, h, b, width), FORWARD)]
+    whole += [(one, BACKWARD) for one in sums] + [(product(d, h, b, width, TURNED), FORWARD)]
     update_bytes = 3 * 2 * d * h * width
     update = streamed(machine.models, update_bytes)
     update_s = memory_s(update_bytes, machine.memory_Bps) if update is None else update.seconds
@@ -239,23 +241,22 @@ def operator_rows(
     steps: Sequence[Step], step_s: Sequence[float],
 ) -> list[Line]:  # fmt: skip
     predictor = Predictor(fitted.curves)
-    chain_s = next(one.seconds for one in fitted.operators if one.task.kind == "autograd_launch")
+    issued_s = TRAINED * (fitted.device.issue_s or 0.0)
     rows: list[Line] = []
     for dtype, machine in machines.items():
         found = [one for one in unseen if one.task.dtype == dtype and one.task.kind == "matmul"]
         measured = [one.seconds for one in found]
         rows.append((f"matrix product {dtype}", "curve", errors([predictor.seconds(o.task) for o in found], measured)))
         shapes = [[o.task.shape[name] for name in ("m", "n", "k")] for o in found]
-        plain = [rows_s(machine, [(product(*s, o.task.element_bytes), FORWARD)])
+        plain = [rows_s(machine, [(product(*s, o.task.element_bytes, o.task.layout), FORWARD)])
                  for s, o in zip(shapes, found, strict=True)]  # fmt: skip
         rows.append((f"matrix product {dtype}", "cluster file", errors(plain, measured)))
     for dtype, machine in machines.items():
         mine = [(step, measured) for step, measured in zip(steps, step_s, strict=True) if step.dtype == dtype]
-        launches_s = STEP_LAUNCHES * chain_s / (2 * CHAIN)
-        by_curve = [sum(predictor.seconds(task) for task in step.operators()) + launches_s for step, _ in mine]
+        by_curve = [sum(predictor.seconds(task) for task in step.operators()) + issued_s for step, _ in mine]
         measured = [seconds for _, seconds in mine]
         rows.append((f"two-layer training step {dtype}", "curves", errors(by_curve, measured)))
-        plain = [step_estimate_s(machine, step) for step, _ in mine]
+        plain = [step_estimate_s(machine, step) + issued_s for step, _ in mine]
         rows.append((f"two-layer training step {dtype}", "cluster file", errors(plain, measured)))
     return rows
 
@@ -324,7 +325,7 @@ def main() -> None:
     torch = load_torch()
     bench = Bench.open(torch, this_host(torch, 1, "cpu"))
     settings = replace(Settings.of(quick=True), rounds=given.rounds)
-    dtypes, convolved = bench.dtypes(), bench.dtypes(runner.CONVOLVED)
+    dtypes, convolved = bench.dtypes(), bench.dtypes(runner.CONVOLUTION)
     todo = runner.plan(bench, dtypes, convolved, settings)
     known = {task.key for task in todo}
     extent = replace(extent_of("cpu", True, bench.host.memory_bytes), products=24, convolutions=12)

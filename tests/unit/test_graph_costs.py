@@ -219,7 +219,7 @@ def test_recomputed_calls_count_for_hfu_only():
 
 
 def test_the_host_bounds_a_step_of_small_kernels():
-    table = cost_table(program(), Timer(device=H100, host_s=1.0))
+    table = cost_table(program(), Timer(device=H100, given_host_s=1.0))
     totals = table.totals
     assert (totals.launches, totals.host_s) == (6, 6.0)
     assert totals.bracket_s == (6.0, 6.0 + totals.device_s)
@@ -228,8 +228,8 @@ def test_the_host_bounds_a_step_of_small_kernels():
     lists = Nodes()
     many = [lists.source("parameter", f"p{i}", tensor(4)) for i in range(100)]
     add = lists.apply("_foreach_add", {"self": many, "other": many}, outputs=[tensor(4)] * 100)
-    assert Timer(device=H100, host_s=1.0, host_more_s=0.1).cost(add, inplace=True).host_s == 1.1
-    free = cost_table(program(), Timer(device=H100, host_s=0.0)).totals
+    assert Timer(device=H100, given_host_s=1.0, host_more_s=0.1).cost(add, inplace=True).host_s == 1.1
+    free = cost_table(program(), Timer(device=H100, given_host_s=0.0)).totals
     assert free.step_s == free.device_s == free.bracket_s[0] == free.bracket_s[1]
 
 
@@ -270,7 +270,7 @@ def test_draws_of_random_numbers_are_timed_once():
 
 
 def test_metrics_of_a_program_have_the_time_of_the_step():
-    table = cost_table(program(), Timer(device=H100, host_s=1.0))
+    table = cost_table(program(), Timer(device=H100, given_host_s=1.0))
     metrics = table_metrics(table)
     assert metrics.seconds == table.totals.step_s
     assert metrics.flops == table.totals.executed_flops + table.totals.vector_flops

@@ -60,9 +60,12 @@ def curve(family: str, values: dict[str, float], dtype: str = "fp32") -> Curve:
     )  # fmt: skip
 
 
+TURNED = {"turned_flops_per_s": 8e11, "turned_per_s": 1e9}
+UNTURNED = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30}
+
 CURVES = (
     curve("half_size_matmul/matmul", PRODUCT),
-    curve("half_size_matmul/matmul", PRODUCT | {"flops_per_s": 4e11}, "bf16"),
+    curve("half_size_matmul/matmul", PRODUCT | {"flops_per_s": 4e11} | TURNED, "bf16"),
     *(curve(f"streaming/{k}", STREAM) for k in ("gelu", "gelu_backward", "add", "update", "softmax", "layer_norm")),
     curve("linear/column_sum", LINEAR),
     curve("linear/add", LINEAR, "bf16"),
@@ -89,12 +92,16 @@ def seconds(row: rows.Row, phase: str, of: Machine) -> float:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_products_take_the_curve_of_their_dtype(cluster: Cluster, dtype: str) -> None:
-    values = PRODUCT | {"flops_per_s": {"fp32": 1e11, "bf16": 4e11}[dtype]}
+    """Files of before say nothing of transposed operands, as this one of fp32."""
+    values = PRODUCT | {"fp32": {"flops_per_s": 1e11} | UNTURNED, "bf16": {"flops_per_s": 4e11} | TURNED}[dtype]
     row = rows.matmul("p", "b", 100, 200, 300, element_bytes=4.0, kept_elements=0)
-    forward = half_size_matmul_s(100, 200, 300, **values)
+    forward = half_size_matmul_s(100, 200, 300, 0, **values)
     assert seconds(row, FORWARD, machine(cluster, dtype)) == forward
-    gradients = half_size_matmul_s(100, 300, 200, **values) + half_size_matmul_s(300, 200, 100, **values)
-    assert seconds(row, BACKWARD, machine(cluster, dtype)) == gradients
+    of_data, of_weights = half_size_matmul_s(100, 300, 200, 0, **values), half_size_matmul_s(300, 200, 100, 1, **values)
+    assert seconds(row, BACKWARD, machine(cluster, dtype)) == of_data + of_weights
+    turned = replace(row, shape={**row.shape, "turned": 1.0})
+    late = 2 * 100 * 200 * 300 / 8e11 + 100 * 300 / 1e9 if dtype == "bf16" else 0.0
+    assert seconds(turned, FORWARD, machine(cluster, dtype)) == pytest.approx(forward + late, rel=1e-12)
     plain = seconds(row, FORWARD, machine(cluster, dtype, calibrated=False))
     assert plain != forward, "a reproduced paper takes the numbers of the file alone"
 

@@ -4,43 +4,49 @@ from __future__ import annotations
 
 from steptime.num import Num, maximum, soft_maximum, where
 
-SHARPNESS = 8
-"""Exponent of the soft maximum: within 9 % of the larger where both are equal."""
+SHARPNESS = 8.0
+"""Exponent of the soft maximum of device and host: within 9 % of the larger where both are equal."""
+IN_TURN = 1.0
+"""Exponent for a device that is its own host and issues each operator before it computes it: both times add up."""
 
 
-def issued_s(device_s: Num, operators: Num, host_s: Num) -> Num:
+def issued_s(device_s: Num, operators: Num, host_s: Num, sharpness: Num = SHARPNESS) -> Num:
     r"""Time of a chain of operators that a host issues one by one while the device works.
 
-    $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p}, \qquad p = 8$$
+    $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p}$$
 
     a soft maximum of $t_d$ = `device_s` (s), the time of the device, and $n\,\tau$: $n$ = `operators` issued at
-    $\tau$ = `host_s` (s) each. Where both are nearly equal, the device waits for some operators and not for others.
+    $\tau$ = `host_s` (s) each. $p$ = `sharpness`: 8 where the host works beside the device, which then waits for some
+    operators and not for others where both are nearly equal; 1 on a processor that issues its own work
+    (:data:`IN_TURN`).
 
     Source: own; a queue that the host fills and the device empties.
 
     >>> round(issued_s(2e-3, 10, 1e-5), 9), issued_s(1e-4, 0, 1e-5), round(issued_s(1.0, 1, 1.0), 4)   # equal: 2^(1/8)
     (0.002, 0.0001, 1.0905)
+    >>> issued_s(2e-3, 10, 1e-5, IN_TURN)
+    0.0021
     """
     host: Num = operators * host_s
     if isinstance(host, float) and not host:
         return device_s
-    return soft_maximum(device_s, host, SHARPNESS)
+    return soft_maximum(device_s, host, sharpness)
 
 
-def issue_wait_s(device_s: Num, operators: Num, host_s: Num) -> Num:
+def issue_wait_s(device_s: Num, operators: Num, host_s: Num, sharpness: Num = SHARPNESS) -> Num:
     r"""Part of :func:`issued_s` in which the device waits for the host.
 
-    $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p} - t_d, \qquad p = 8$$
+    $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p} - t_d$$
 
-    where $t_d$ = `device_s` (s) is the time of the device and $n$ = `operators` are issued at $\tau$ = `host_s` (s)
-    each.
+    where $t_d$ = `device_s` (s) is the time of the device, $n$ = `operators` are issued at $\tau$ = `host_s` (s) each
+    and $p$ = `sharpness`.
 
     Source: own.
 
     >>> round(issue_wait_s(2e-3, 10, 1e-5), 9), round(issue_wait_s(1e-3, 300, 1e-5), 6)
     (0.0, 0.002)
     """
-    return maximum(issued_s(device_s, operators, host_s) - device_s, 0.0)
+    return maximum(issued_s(device_s, operators, host_s, sharpness) - device_s, 0.0)
 
 
 def router_wait_s(routers: Num, wait_s: Num) -> Num:

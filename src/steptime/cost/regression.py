@@ -59,23 +59,39 @@ def linear_roofline_s(
 
 
 def half_size_matmul_s(
-    m: Num, n: Num, k: Num, latency_s: Num, flops_per_s: Num, m_half: Num, n_half: Num, k_half: Num
+    m: Num,
+    n: Num,
+    k: Num,
+    turned: Num,
+    latency_s: Num,
+    flops_per_s: Num,
+    m_half: Num,
+    n_half: Num,
+    k_half: Num,
+    turned_flops_per_s: Num,
+    turned_per_s: Num,
 ) -> Num:
     r"""A product whose rate falls off where a dim is small.
 
-    $$t = \tau + \frac{2mnk}{R}\left(1 + \frac{m_{1/2}}{m} + \frac{n_{1/2}}{n} + \frac{k_{1/2}}{k}\right)$$
+    $$t = \tau + \frac{2mnk}{R}\left(1 + \frac{m_{1/2}}{m} + \frac{n_{1/2}}{n} + \frac{k_{1/2}}{k}\right)
+      + u\left(\frac{2mnk}{R_u} + \frac{mk}{P_u}\right)$$
 
     where $\tau$ = `latency_s`, $R$ = `flops_per_s` is reached by large products and $m_{1/2}$ = `m_half` is the `m` at
     which, the other dims being large, half of it is left; $n_{1/2}$ = `n_half` and $k_{1/2}$ = `k_half` likewise:
-    packing of operands and edges of tiles.
+    packing of operands and edges of tiles. $u$ = `turned` is 1 where the left operand lies in memory as its transpose,
+    as in the gradient of weights, and 0 elsewhere: matrix units that want rows have it rearranged, once per element
+    ($P_u$ = `turned_per_s`) and again for every block of columns ($R_u$ = `turned_flops_per_s`).
 
-    Source: half-performance length, Hockney and Jesshope 1981; one per dim is ours.
+    Source: half-performance length, Hockney and Jesshope 1981; one per dim and the transposed operand are ours.
 
-    >>> half_size_matmul_s(100, 1000, 1000, 0.0, 2e8, 100, 0, 0)   # 1 s at the full rate, twice that
+    >>> half_size_matmul_s(100, 1000, 1000, 0, 0.0, 2e8, 100, 0, 0, 1e8, 1e6)   # 1 s at the full rate, twice that
     2.0
+    >>> half_size_matmul_s(100, 1000, 1000, 1, 0.0, 2e8, 100, 0, 0, 1e8, 1e6)   # 2 s and 0.1 s to rearrange
+    4.1
     """
     factor = 1 + m_half / m + n_half / n + k_half / k
-    return latency_s + 2 * m * n * k * factor / flops_per_s
+    rearranged = 2 * m * n * k / turned_flops_per_s + m * k / turned_per_s
+    return latency_s + 2 * m * n * k * factor / flops_per_s + turned * rearranged
 
 
 def streaming_s(

@@ -44,9 +44,10 @@ FEW_UNITS, SPREAD_UNITS = 10, 64
 
 #: A rate of a machine -> arguments of the models that it stands for.
 RATES = {
-    "matrix_flops_per_s": ("peak_flops_per_s", "flops_per_s"), "attention_flops_per_s": ("matrix_flops_per_s",),
+    "matrix_flops_per_s": ("peak_flops_per_s", "flops_per_s", "turned_flops_per_s"),
+    "attention_flops_per_s": ("matrix_flops_per_s",),
     "vector_flops_per_s": ("vector_flops_per_s", "loops_per_s", "steps_per_s"),
-    "memory_Bps": ("memory_Bps", "near_Bps", "far_Bps", "fresh_Bps", "rate_per_s"),
+    "memory_Bps": ("memory_Bps", "near_Bps", "far_Bps", "fresh_Bps", "rate_per_s", "turned_per_s"),
     "kernel_latency_s": ("latency_s", "launch_s", "split_s", "floor_s"),
 }  # fmt: skip
 
@@ -217,9 +218,11 @@ class Timed(NamedTuple):
         return total * self.times
 
 
-def _product(model: KernelModel, m: Num, n: Num, k: Num, batch: Num = 1.0) -> dict[str, Num]:
-    """Shape arguments of one product, or of a batch of equal ones."""
+def _product(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0, batch: Num = 1.0) -> dict[str, Num]:
+    """Shape arguments of one product, or of a batch of equal ones; ``turned``: its left operand is transposed."""
     shape = {"m": m, "n": n, "k": k}
+    if "turned" in model.formula.arguments:
+        shape["turned"] = turned
     if "batch" in model.formula.arguments and not (isinstance(batch, float) and batch == 1.0):
         shape["batch"] = batch
     if "residual" not in model.formula.arguments:
@@ -234,15 +237,20 @@ def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool
     groups = shape["groups"] if "batch" in model.formula.arguments else 1.0
     m, n, k = shape["m"] / groups, shape["n"], shape["k"]
     dims = _dimensions(m, n, k, gradients)
-    return Timed(model=model, shapes=tuple([_product(model, *each, groups) for each in dims]))
+    return Timed(model=model, shapes=tuple([_product(model, *each, batch=groups) for each in dims]))
 
 
-def _dimensions(m: Num, n: Num, k: Num, gradients: tuple[bool, bool]) -> tuple[tuple[Num, Num, Num], ...]:
-    """The products of a phase: forward, or the gradient of the input and, unless they are frozen, of the weights."""
+def _dimensions(
+    m: Num, n: Num, k: Num, gradients: tuple[bool, bool], turned: Num = 0.0
+) -> tuple[tuple[Num, Num, Num, Num], ...]:  # fmt: skip
+    """The products of a phase: forward, or the gradient of the input and, unless they are frozen, of the weights.
+
+    Dims of each and whether its left operand is transposed, as that of the gradient of weights is.
+    """
     backward, frozen = gradients
     if not backward:
-        return ((m, n, k),)
-    return ((m, k, n),) if frozen else ((m, k, n), (k, n, m))
+        return ((m, n, k, turned),)
+    return ((m, k, n, 0.0),) if frozen else ((m, k, n, 0.0), (k, n, m, 1.0))
 
 
 def _other_product(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
@@ -259,11 +267,10 @@ def _other_product(models: Models, operator: str, shape: Mapping[str, Num], back
 def _plain_product(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
     if "matmul" not in models:
         return None
-    m, n, k = shape["m"], shape["n"], shape["k"]
     panels = shape["output_passes"] if operator == "blocked_matmul" else 1.0
-    model, part = models["matmul"], k / panels
-    products = ((m, part, n), (part, n, m)) if backward else ((m, n, part),)
-    return Timed(model=model, shapes=tuple([_product(model, *dims) for dims in products]), times=panels)
+    model = models["matmul"]
+    dims = _dimensions(shape["m"], shape["n"], shape["k"] / panels, (backward, False), shape.get("turned", 0.0))
+    return Timed(model=model, shapes=tuple([_product(model, *each) for each in dims]), times=panels)
 
 
 def _attention(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:

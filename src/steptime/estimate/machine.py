@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from steptime.cost.host import IN_TURN, SHARPNESS
 from steptime.cost.offload import SOCKETS
 from steptime.cost.scaling import NODE
 from steptime.errors import UserError
@@ -289,6 +290,11 @@ def constants_of(
     slow = slow_level(cluster, gpus)
     crossed = [slow] if gpus > cluster.fast_domain and slow is not cluster.levels[0] else []
     return out + [c for level in (cluster.levels[0], *crossed) for c in _level_constants(level, fitted_links)]
+
+
+def issue_sharpness(device: Device) -> float:
+    """Exponent with which the times of a device and of its host join (:func:`steptime.cost.host.issued_s`)."""
+    return IN_TURN if device.is_host else SHARPNESS
 
 
 def kernel_constants(framework: str, device: Device) -> list[Constant]:

@@ -64,6 +64,9 @@ OWN: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(LOOPED, ("loops", "steps", "moved_bytes", "result_bytes")),
 }
 
+_NEVER_TURNED: Final = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30}
+"""Coefficients of products in files that say nothing of transposed operands: these cost nothing more."""
+
 #: What was measured -> passes over the elements, where a row counts more: the gradient of a bias only reads.
 PASSES: Final[Mapping[str, float]] = {"column_sum": 1.0}
 
@@ -88,7 +91,8 @@ def curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula
     out = {}
     product = profile.curve("half_size_matmul/matmul", precision.matrix_dtype)
     if product is not None:
-        out["matmul"] = checked(product, ("m", "n", "k"), profile)
+        known = replace(product, coefficients={**_NEVER_TURNED, **product.coefficients})
+        out["matmul"] = checked(known, ("m", "n", "k", "turned"), profile)
     for operator, ran in RAN.items():
         for backward, kind in enumerate(ran):
             curve = next((c for c in profile.curves if _is(c, kind, dtype)), None)

@@ -153,7 +153,10 @@ def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
 def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Iterator[Line]:
     """What the device waits for the host in one part of the model."""
     work, framework = e.works[part][phase], e.job.framework
-    issued = {"device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s}
+    issued = {
+        "device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s,
+        "sharpness": framework.issue_sharpness,
+    }  # fmt: skip
     waits = {"routers": work.routers, "wait_s": framework.router_s}
     path, fitted = f"host/{named or phase}/{part}", partial(fitted_parameter, framework.name)
     yield Line(path=f"{path}/{leaf(ISSUE)}", exposed_s=float(issue_wait_s(**issued) * count),

@@ -185,7 +185,7 @@ def device_s(work: PhaseWork, framework: Framework) -> Num:
 
 def paced_s(device_s: Num, work: PhaseWork, framework: Framework) -> Num:
     """Time of some work that the device and its links need so long for: that, or the host's if it is slower."""
-    paced = issued_s(device_s, work.operators, framework.host_s)
+    paced = issued_s(device_s, work.operators, framework.host_s, framework.issue_sharpness)
     return paced + router_wait_s(work.routers, framework.router_s)
 
 

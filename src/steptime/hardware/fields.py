@@ -45,6 +45,7 @@ DEVICE: Final[Mapping[str, Field]] = {
     "matrix_efficiency": _share("matrix_efficiency"),
     "vector_efficiency": _share("vector_efficiency"),
     "memory_efficiency": _share("memory_efficiency"),
+    "issue": Field(record="issue_s", dimension="s", low=0.0, high=1.0, required=False, example="20 us"),
     "kernel_latency": Field(record="kernel_latency_s", dimension="s", low=0.0, high=1.0, example="4.5 us"),
 }
 

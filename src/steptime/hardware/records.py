@@ -84,6 +84,8 @@ class Device:
     """Share of the memory bandwidth that a large streaming operator sustains."""
     kernel_latency_s: float
     """Time that every operator costs besides its work."""
+    issue_s: float | None = None
+    """Time of its host to issue one operator of a training step, framework and gradients included; None: unknown."""
     curves: Profile | None = None
     """Time models fitted to this very machine; they go before the profile of the catalogue."""
     catalogue: Mapping[str, float] = field(default_factory=dict)

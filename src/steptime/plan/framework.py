@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.cost.host import SHARPNESS
 from steptime.num import Num, maximum
 
 
@@ -97,6 +98,8 @@ class Framework:
     """Time of the optimiser step over one pass over its tensors."""
     step_s: Num = 0.0
     """Time of a step that no work explains: data loading, logging, clipping, synchronisation."""
+    issue_sharpness: float = SHARPNESS
+    """No parameter, but of the device: exponent of :func:`steptime.cost.host.issued_s`."""
     growth: Num = 0.0
     """Relative growth of the step per doubling of the devices beyond eight: stragglers and shared links."""
     spread: Spread | None = field(default=None, compare=False)
@@ -113,7 +116,7 @@ AXIS_LINKS = {
 }  # fmt: skip
 LINKS = (*dict.fromkeys(AXIS_LINKS.values()), "data_links", "stage_links")
 """Parameters that are factors on transfers."""
-PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "spread"))
+PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "issue_sharpness", "spread"))
 FACTORS = tuple(name for name in PARAMETERS if getattr(Framework(), name) == 1.0)
 """Parameters that are factors on times."""
 SHARES = frozenset({"data_exposed"})

@@ -8,6 +8,7 @@ from typing import Any
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted
 from steptime.estimate.kernels import models_of, of_device
+from steptime.estimate.machine import issue_sharpness
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Device
@@ -128,7 +129,8 @@ def framework_of(name: str | None, mode: Mode, device: Device, precision: Precis
         raise no_framework(given)
     models = models_of(device, precision)
     factors = of_device(device, models)
-    return load_framework(given, device.measured_as, factors, measured="matmul" in models)
+    framework = load_framework(given, device.measured_as, factors, measured="matmul" in models)
+    return replace(framework, issue_sharpness=issue_sharpness(device))
 
 
 def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:

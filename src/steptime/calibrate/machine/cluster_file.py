@@ -89,6 +89,7 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
         *(f"{name} = {_number(getattr(device, name))}" for name in _SHARES),
         *([f"curves = {text_of(curves)}"] if curves else []),
         f"kernel_latency = {quantity_of(device.kernel_latency_s, 's')}",
+        *([] if device.issue_s is None else [f"issue = {quantity_of(device.issue_s, 's')}"]),
         f"source = {text_of(made)}",
         'kind = "measured"',
         "",

@@ -20,6 +20,9 @@ from steptime.num import Array, Num
 #: Relative error up to which the loss is quadratic.
 HUBER: Final = 0.1
 FOLDS: Final = 6
+#: Share of the loss that two more coefficients of a product have to explain, and the points that tell of them.
+TELLING: Final = 0.1
+LEAST_TURNED: Final = 8
 #: From this size on the C library of Linux maps every block of memory afresh (mallopt(3), M_MMAP_THRESHOLD_MAX).
 FRESH_BYTES: Final = 2**25
 
@@ -56,7 +59,7 @@ def _solved(features: Array, seconds: Array) -> Array:
             found = _robust(part)
             if found is None or (found < 0).any():
                 continue
-            loss = _huber(np.log(np.maximum(part @ found, 1e-3)))
+            loss = _loss(part @ found, np.ones(len(part)))
             if loss < best_loss:
                 best, best_loss = np.zeros(count), loss
                 best[chosen] = found / scale[chosen]
@@ -92,6 +95,10 @@ def _robust(relative: Array) -> Array | None:
         ratio = np.clip(relative @ found, 0.3, 3.0)
         weight = 1 / (np.maximum(np.abs(ratio - 1) / HUBER, 1.0) * ratio)  # over ratio: as in the logarithm, unbiased
     return found
+
+
+def _loss(predicted: Array, seconds: Array) -> float:
+    return _huber(np.log(np.maximum(predicted / seconds, 1e-3)))
 
 
 def _huber(residual: Array) -> float:
@@ -141,7 +148,7 @@ def _fit_roofline(shape: Shape, seconds: Array) -> Values:
             moved, side = side, compute @ c >= memory @ m
             if (moved == side).all():
                 break
-        loss = _huber(np.log(np.maximum(np.maximum(compute @ c, memory @ m) / seconds, 1e-3)))
+        loss = _loss(np.maximum(compute @ c, memory @ m), seconds)
         if loss < best_loss:
             best_loss = loss
             best = {
@@ -152,13 +159,20 @@ def _fit_roofline(shape: Shape, seconds: Array) -> Values:
 
 
 def _fit_half_size(shape: Shape, seconds: Array) -> Values:
-    m, n, k = shape["m"], shape["n"], shape["k"]
+    """What a transposed operand costs counts only where it explains :data:`TELLING` of the error."""
+    m, n, k, turned = (shape[name] for name in ("m", "n", "k", "turned"))
     features = np.stack([np.ones_like(seconds), 2 * m * n * k, 2 * n * k, 2 * m * k, 2 * m * n], axis=1)
-    x = nonnegative(features, seconds)
+    x = np.append(nonnegative(features, seconds), [0.0, 0.0])
+    if np.count_nonzero(turned) >= LEAST_TURNED:
+        more = np.column_stack([features, turned * 2 * m * n * k, turned * m * k])
+        other = nonnegative(more, seconds)
+        if _loss(more @ other, seconds) < (1 - TELLING) * _loss(more @ x, seconds):
+            x = other
     inverse = max(float(x[1]), 1e-30)
     return {
         "latency_s": float(x[0]), "flops_per_s": 1 / inverse, "m_half": float(x[2]) / inverse,
         "n_half": float(x[3]) / inverse, "k_half": float(x[4]) / inverse,
+        "turned_flops_per_s": rate(float(x[5])), "turned_per_s": rate(float(x[6])),
     }  # fmt: skip
 
 
@@ -181,7 +195,7 @@ def _fit_streaming(shape: Shape, seconds: Array) -> Values:
         features = np.stack(columns, axis=1)
         x = nonnegative(features, seconds)
         extra = float(x[2]) if cache and np.count_nonzero(beyond) > 2 else 0.0
-        loss = _huber(np.log(np.maximum(features @ x / seconds, 1e-3))) + 0.003 * len(seconds) * HUBER * (extra > 0)
+        loss = _loss(features @ x, seconds) + 0.003 * len(seconds) * HUBER * (extra > 0)
         if loss < best_loss:
             best_loss = loss
             last = float(x[-1]) if fresh else 0.0
@@ -235,7 +249,7 @@ MODELS: Final[Mapping[str, Model]] = {
     for model in (
         Model(name="linear_roofline", arguments=("matrix_flops", "moved_bytes"), fit=_fit_roofline),
         Model(name="linear", arguments=("moved_bytes",), fit=_fit_linear),
-        Model(name="half_size_matmul", arguments=("m", "n", "k"), fit=_fit_half_size),
+        Model(name="half_size_matmul", arguments=("m", "n", "k", "turned"), fit=_fit_half_size),
         Model(name="streaming", arguments=("moved_bytes", "result_bytes"), fit=_fit_streaming),
         Model(name="additive", arguments=("matrix_flops", "vector_flops", "moved_bytes"), fit=_fit_additive),
         Model(name="short_loops", arguments=("loops", "steps", "moved_bytes", "result_bytes"), fit=_fit_loops),

@@ -13,7 +13,7 @@ from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.images import loops_of
 from steptime.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
 from steptime.calibrate.machine.runner import Measured, noise_of
-from steptime.calibrate.machine.work import LAUNCHES, MAPS, Task, convolution_sizes, work_of
+from steptime.calibrate.machine.work import LAUNCHES, MAPS, TRAINED, TURNED, Task, convolution_sizes, work_of
 from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import UserError, counted
@@ -60,6 +60,7 @@ class DeviceFit:
     vector_efficiency: float
     memory_efficiency: float
     kernel_latency_s: float
+    issue_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class Fitted:
 def arguments_of(task: Task) -> dict[str, Num]:
     """What the models may ask about a task."""
     work = work_of(task)
-    dims = {name: float(value) for name, value in task.shape.items()}
+    dims = {**{name: float(value) for name, value in task.shape.items()}, "turned": float(task.layout == TURNED)}
     if task.kind in CONVOLVED:
         dims |= convolution_sizes(task)
     if task.kind in LOOPED:
@@ -211,7 +212,17 @@ def _device(host: Host, operators: Sequence[Measured], curves: Sequence[Curve], 
         vector_efficiency=vector_share,
         memory_efficiency=memory_share,
         kernel_latency_s=min(latency_s, 1.0),
+        issue_s=_issue_s(host, operators),
     )
+
+
+def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
+    """Time of the host per operator of a training step; on the host itself what is beside the operators themselves."""
+    found = {one.task.kind: one.seconds for one in operators if one.task.kind in LAUNCHES}
+    step_s, apart_s = (found.get(kind) for kind in ("training_step", "training_operators"))
+    if step_s is None or apart_s is None:
+        return None
+    return min(max(step_s - apart_s, 0.0) / TRAINED if host.device == "cpu" else step_s / TRAINED, 1.0)
 
 
 def _memory(host: Host, operators: Sequence[Measured]) -> tuple[float, float]:

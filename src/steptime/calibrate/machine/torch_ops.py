@@ -20,8 +20,6 @@ _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16
 #: Copies together are at least this many times the last cache, so that operands come from memory.
 _CACHES: Final = 2.0
 MAX_COPIES: Final = 8
-#: Operators in the chain that finds the cost of a launch under autograd; each runs forward and backward.
-CHAIN: Final = 16
 
 
 def load_torch() -> Any:
@@ -101,18 +99,44 @@ def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> OperatorRun:
 
 
 def _launch(task: Task, torch: Any, random: Callable[..., Any]) -> OperatorRun:
-    x, y = random(1, task.shape["width"]), random(1, task.shape["width"])
+    width = task.shape["width"]
+    x, y = random(1, width), random(1, width)
     if task.kind == "launch":
         return lambda i: x + y
-    weight = random(1, task.shape["width"]).requires_grad_()
+    return (_trained if task.kind == "training_step" else _apart)(torch, random, width)
 
-    def chain(i: int) -> object:
-        out = weight
-        for _ in range(CHAIN):
-            out = out * y
-        return torch.autograd.grad(out, weight, x)
 
-    return chain
+def _trained(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
+    """A training step of a perceptron as users write it."""
+    x, gradient = random(width, width), random(width, width)
+    layers = [torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width)]
+    network = torch.nn.Sequential(*layers).to(x.device)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-9, foreach=False)
+
+    def step(i: int) -> object:
+        optimizer.zero_grad(set_to_none=True)
+        network(x).backward(gradient)
+        return optimizer.step()
+
+    return step
+
+
+def _apart(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
+    """The operators of :func:`_trained`, :data:`~steptime.calibrate.machine.work.TRAINED` of them."""
+    x, weight, bias, total = random(width, width), random(width, width), random(width), random(width, width)
+    turned, aten = weight.t(), torch.ops.aten
+
+    def operators(i: int) -> object:
+        y = aten.addmm(bias, aten.gelu(aten.addmm(bias, x, turned)), turned)
+        aten.gelu_backward(aten.mm(x, weight), x)
+        for _ in range(2):
+            aten.mm(turned, x)
+            aten.sum(x, [0], True)
+        for one in (total, bias, total, bias):
+            one.add_(one, alpha=-1e-9)
+        return y
+
+    return operators
 
 
 def _matmul(task: Task, random: Callable[..., Any], copies: int) -> OperatorRun:

@@ -20,6 +20,8 @@ from steptime.workload.element_types import ELEMENT_BYTES
 
 #: The three products of a linear layer in training: X W^T, dY W, dY^T X.
 LAYOUTS: Final = ("nt", "nn", "tn")
+#: That whose left operand lies in memory as its transpose.
+TURNED: Final = "tn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +176,10 @@ MAPS: Final[Mapping[str, Map]] = {
     "column_sum": Map(flops=1.0, passes=1.0, results=0.0),
     "update": Map(flops=2.0, passes=3.0, results=0.0),
 }
-#: Smallest operators, launched one by one from the host; the second counts forward and backward through autograd.
-LAUNCHES: Final = ("launch", "autograd_launch")  # fmt: skip
+#: Smallest operators: one launched from the host; a training step of a perceptron, and what it runs called one by one.
+LAUNCHES: Final = ("launch", "training_step", "training_operators")
+#: Operators of that step: forward, backward, and the update of weights and biases.
+TRAINED: Final = 3 + 6 + 4
 
 
 def _map_work(task: Task) -> TaskWork:

@@ -12,6 +12,10 @@ from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
 
+LEFT: Final = ("mat1", "self")
+#: Views that exchange the dims of a matrix.
+TURNING: Final = ("t", "transpose", "permute", "numpy_T")
+
 Sizes = Callable[[Node], Mapping[str, Num]]
 
 
@@ -20,7 +24,10 @@ def _product(left: str, right: str) -> Sizes:
 
     def sizes(node: Node) -> dict[str, Num]:
         a, b = _shape(node, left), _shape(node, right)
-        return {"m": math.prod(a[:-1]), "n": b[-1] if len(b) > 1 else 1, "k": a[-1], "accumulate": 1}
+        return {
+            "m": math.prod(a[:-1]), "n": b[-1] if len(b) > 1 else 1, "k": a[-1], "accumulate": 1,
+            "turned": float(turned(node)),
+        }  # fmt: skip
 
     return sizes
 
@@ -67,6 +74,13 @@ def _inner(node: Node) -> dict[str, Num]:
 
 def _outer(node: Node) -> dict[str, Num]:
     return {"m": _shape(node, "vec1", "self")[0], "n": _shape(node, "vec2")[0], "k": 1, "accumulate": 1}
+
+
+def turned(node: Node) -> bool:
+    """Whether an operand on the left of a product is the transpose of what lies in memory."""
+    name = next((name for name in LEFT if node.input(name) is not None), None)
+    value = None if name is None else node.input(name)
+    return value is not None and len(value.type.shape) == 2 and value.node.op in TURNING
 
 
 def _shape(node: Node, *names: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.host import SHARPNESS, issued_s
+from steptime.cost.host import issued_s
 from steptime.cost.intensity import arithmetic_intensity
 from steptime.estimate.graph.modules import ancestors, folded_names, labels, tree_order
 from steptime.estimate.graph.operators import NOTHING, UNKNOWN
@@ -251,7 +251,7 @@ class CostTable:
         """Sums over the step."""
         device_s, launches = float(self.seconds.sum()), float(self.launches.sum())
         host_s = float(self.host_s.sum())
-        step_s = float(issued_s(device_s, 1.0, host_s))
+        step_s = float(issued_s(device_s, 1.0, host_s, self.timer.sharpness))
         peak = self.column(lambda c: c.peak_flops_per_s)
         flops, moved = float(self.flops.sum()), float(self.moved_bytes.sum())
         vector = float(self.vector_flops.sum())
@@ -279,7 +279,8 @@ class CostTable:
         bands = {cost.basis: cost.band for cost in self.kinds}
         groups = self.by_basis()
         device_s = sum(group.seconds for group in groups)
-        slopes = (device_s / step_s) ** (SHARPNESS - 1), (host_s / step_s) ** (SHARPNESS - 1)
+        steep = self.timer.sharpness - 1
+        slopes = (device_s / step_s) ** steep, (host_s / step_s) ** steep
         ends = []
         for end in (0, 1):
             parts = [group.seconds * (bands[group.name][end] - 1) * slopes[0] for group in groups]

@@ -8,9 +8,10 @@ from typing import Final, Literal
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.graph.kernels import fitted, machine_for, rate_dtype
 from steptime.estimate.graph.operators import NOTHING, work_of
+from steptime.estimate.graph.products import turned
 from steptime.estimate.graph.work import STREAM, KernelCall, Work
 from steptime.estimate.kernels import Timed
-from steptime.estimate.machine import Machine
+from steptime.estimate.machine import Machine, issue_sharpness
 from steptime.hardware.records import Device
 from steptime.workload.graph import Node
 
@@ -74,12 +75,23 @@ class Timer:
     """With the profile of the device, if it has one."""
     tf32: Tf32 = "convolutions"
     """Which fp32 products run in TF32, on devices that have it; PyTorch's default is convolutions only."""
-    host_s: float = HOST_S
-    """Time of the host to issue one operator, its first kernel included."""
+    given_host_s: float | None = None
+    """Time of the host to issue one operator, its first kernel included; None: as measured, or :data:`HOST_S`."""
     host_more_s: float = HOST_MORE_S
     """Time of the host for every further kernel of the same operator."""
     _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
     _costs: dict[tuple[object, ...], OperatorCost] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def host_s(self) -> float:
+        """Time of the host to issue one operator, its first kernel included."""
+        known = (self.given_host_s, self.device.issue_s, HOST_S)
+        return next(seconds for seconds in known if seconds is not None)
+
+    @property
+    def sharpness(self) -> float:
+        """Exponent with which the times of device and host join."""
+        return issue_sharpness(self.device)
 
     def machine(self, dtype: str) -> Machine:
         """The device with the rates and models of an element type."""
@@ -92,7 +104,7 @@ class Timer:
         """Cost of a node; nodes of the same operator, types and attributes cost the same."""
         attributes = tuple(pair for pair in node.attributes if pair[0] != "draw")
         key = (node.op, inplace, node.names, tuple(v.type for v in node.inputs), attributes, node.outputs,
-               len(set(node.inputs)))  # fmt: skip
+               len(set(node.inputs)), turned(node))  # fmt: skip
         found = self._costs.get(key)
         if found is None:
             work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)

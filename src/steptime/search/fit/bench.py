@@ -55,11 +55,13 @@ class Issued:
 
     device_s: float
     host_s: float
+    sharpness: float
+    """Exponent with which they join."""
 
     @property
     def seconds(self) -> float:
-        """Time with the host beside the device."""
-        return float(issued_s(self.device_s, 1.0, self.host_s)) if self.device_s else self.host_s
+        """Time with the host beside the device, or before it."""
+        return float(issued_s(self.device_s, 1.0, self.host_s, self.sharpness)) if self.device_s else self.host_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class Run:
         if self.more_s is not None:
             device_s += float(self.more_s[chosen].sum())
             host_s += self.table.timer.host_s * float((self.more_s[chosen] > 0).sum())
-        return Issued(device_s=device_s, host_s=host_s)
+        return Issued(device_s=device_s, host_s=host_s, sharpness=self.table.timer.sharpness)
 
     def footprint(self, accumulate: bool) -> Footprint:
         """Memory of a step, or of a later micro-step and the optimiser after it."""

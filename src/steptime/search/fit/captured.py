@@ -217,7 +217,7 @@ class Captured(Batched):
         extra = gradient_bytes(base.program) if choice.accumulation > 1 else 0
         limit = footprint.passes_bytes
         return Passes(
-            work=Issued(device_s=work.device_s + weighed.recomputed_s, host_s=work.host_s + weighed.reissued_s),
+            work=replace(work, device_s=work.device_s + weighed.recomputed_s, host_s=work.host_s + weighed.reissued_s),
             footprint=replace(footprint, passes_bytes=min(weighed.passes_bytes + extra, limit)),
         )  # fmt: skip
 
@@ -239,7 +239,7 @@ class Captured(Batched):
         base = self.bench.run(form_of(choice), micro)
         work, footprint = base.part("forward", "backward"), base.footprint(accumulate)
         return Passes(
-            work=Issued(device_s=work.device_s + device_s, host_s=work.host_s + host_s),
+            work=replace(work, device_s=work.device_s + device_s, host_s=work.host_s + host_s),
             footprint=replace(footprint, passes_bytes=footprint.passes_bytes + saved),
         )
 
@@ -353,7 +353,8 @@ class Captured(Batched):
         timer = self.bench.timer(precision)
         call = KernelCall(operator="move", shape={"read_bytes": moved, "written_bytes": 0.0})
         work = Work(moved_bytes=moved, vector_flops=flops, launches=launches, kernels=(call,), family="optimiser")
-        return Issued(device_s=timer.time(name, work).seconds, host_s=launches * timer.host_s).seconds
+        seconds, host_s = timer.time(name, work).seconds, launches * timer.host_s
+        return Issued(device_s=seconds, host_s=host_s, sharpness=timer.sharpness).seconds
 
 
 def _first_line(error: UserError) -> str:

@@ -96,6 +96,8 @@ def print_report(fitted: Fitted, residuals: Sequence[Residual], out: Path) -> No
     memory_Bps = device.memory_Bps * device.memory_efficiency
     table.add_row("memory", format_si(memory_Bps, "B/s"), percent(device.memory_efficiency))
     table.add_row("kernel latency", seconds(device.kernel_latency_s), "")
+    if device.issue_s is not None:
+        table.add_row("host, per operator of a step", seconds(device.issue_s), "")
     for level in fitted.levels:
         name = f"level {level.name}" + ("" if level.points else " (assumed)")
         table.add_row(name, format_si(level.link_Bps * level.efficiency, "B/s"), percent(level.efficiency))
