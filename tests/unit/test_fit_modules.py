@@ -264,7 +264,7 @@ def test_every_optimiser_that_can_be_captured_is_accepted() -> None:
     from steptime.workload.capture.optimizers import OPTIMIZERS
 
     assert set(CAPTURED) == set(OPTIMIZERS)
-    assert {captured_optimizer(name) for name in (*CAPTURED, "momentum")} == set(OPTIMIZERS)
+    assert {captured_optimizer(name, load_device("rtx-3090")) for name in (*CAPTURED, "momentum")} == set(OPTIMIZERS)
 
 
 def test_an_optimiser_that_cannot_be_captured_is_told(path: Path) -> None:

@@ -25,6 +25,8 @@ from steptime.hardware.records import CPU, Device
 from steptime.plan.job import PRECISIONS
 from steptime.study.modes import MODES
 from steptime.surface.jobs import framework_of
+from steptime.surface.profiling import profile as profile_model
+from steptime.surface.report.profile import total_lines
 from steptime.workload.graph import Nodes, TensorType
 
 HOST = Host(
@@ -184,7 +186,7 @@ def test_the_host_adds_to_the_time_of_its_own_work() -> None:
     assert own.host_s == other.host_s and own.device_s == other.device_s
     assert own.step_s == pytest.approx(own.device_s + own.host_s)
     assert other.step_s == issued_s(other.device_s, 1.0, other.host_s) < own.step_s
-    assert own.bracket_s[0] < own.step_s <= own.bracket_s[1] * (1 + 1e-12)
+    assert own.bracket_s == (own.step_s, own.step_s)
 
 
 def test_the_step_that_is_measured_has_as_many_operators_as_it_is_divided_by() -> None:
@@ -213,3 +215,16 @@ def test_estimates_join_both_likewise(device: str, sharpness: float) -> None:
     )  # fmt: skip
     device_s = 1e-3 * framework.matrix
     assert paced_s(device_s, done, framework) == issued_s(device_s, 10.0, framework.host_s, sharpness)
+
+
+def test_a_step_on_the_host_says_who_issues_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    module = tmp_path / "m.py"
+    module.write_text("import torch\ndef make():\n    return torch.nn.Linear(8, 8), (torch.empty(2, 8),)\n")
+    cluster_file.write(tmp_path / "a.toml", fitted(launch=3e-6, training_step=3e-4, training_operators=4e-5))
+    found = profile_model(f"{module}:make", device=str(tmp_path / "a.toml"))
+    assert found.settings.optimizer == "adamw-loop"
+    assert any("on the same processor" in line for line in total_lines(found.table))
+    other = profile_model(f"{module}:make", device="h100-sxm")
+    assert other.settings.optimizer == "adamw"
+    assert any("side by side" in line for line in total_lines(other.table))

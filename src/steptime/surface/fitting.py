@@ -92,7 +92,7 @@ def _captured(
     from steptime.search.fit.captured import Captured
 
     bench = Bench(
-        text=given, device=device, optimizer=captured_optimizer(optimizer), loss=loss, batch=sizes["batch"],
+        text=given, device=device, optimizer=captured_optimizer(optimizer, device), loss=loss, batch=sizes["batch"],
         seq=sizes["seq"], inputs=inputs,
     )  # fmt: skip
     batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]

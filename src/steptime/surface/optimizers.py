@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from steptime.errors import FieldError, UnknownNameError
+from steptime.hardware.records import Device
 from steptime.plan.job import OPTIMIZERS, Optimizer
 from steptime.surface.values import text
 
@@ -29,13 +30,16 @@ CAPTURED: Final = tuple(name for name, own in _CAPTURED.items() if own == name)
 _ESTIMATED: Final[Mapping[str, str]] = {"sgd-momentum": "momentum"}
 
 
-def captured_optimizer(name: str) -> str:
-    """What captures call an optimiser.
+def captured_optimizer(name: str, device: Device) -> str:
+    """What captures call an optimiser: on the host itself its loop, which PyTorch takes there by default.
 
     Raises:
         UserError: there is none of that name, or it cannot be captured.
 
-    >>> captured_optimizer("momentum"), captured_optimizer("adamw-loop")
+    >>> from dataclasses import replace
+    >>> from steptime.hardware import load_device
+    >>> h100 = load_device("h100-sxm")
+    >>> captured_optimizer("momentum", h100), captured_optimizer("adamw", replace(h100, architecture="cpu"))
     ('sgd-momentum', 'adamw-loop')
     """
     if text("optimizer", name) not in _CAPTURED:
@@ -43,7 +47,8 @@ def captured_optimizer(name: str) -> str:
     own = _CAPTURED[name]
     if own is None:
         raise FieldError("", "optimizer", f"{name} cannot be captured", hint=f"captured are {', '.join(CAPTURED)}")
-    return own
+    loop = f"{own}-loop"
+    return loop if device.is_host and loop in CAPTURED else own
 
 
 def estimated_optimizer(name: str) -> Optimizer:

@@ -233,7 +233,7 @@ def profile(
         program, settings = model, Settings(inputs=input_texts(model), training=known)
     else:
         options = {
-            "optimizer": None if optimizer in (None, "none") else captured_optimizer(optimizer), "loss": loss,
+            "optimizer": None if optimizer in (None, "none") else captured_optimizer(optimizer, target), "loss": loss,
             "autocast": autocast, "training": training, "fold": fold, "nonzero_share": nonzero_share, "target": kernels,
         }  # fmt: skip
         named = name_or_path("model", model, OBJECT)

@@ -252,13 +252,14 @@ class CostTable:
         device_s, launches = float(self.seconds.sum()), float(self.launches.sum())
         host_s = float(self.host_s.sum())
         step_s = float(issued_s(device_s, 1.0, host_s, self.timer.sharpness))
+        low_s = device_s + host_s if self.timer.device.is_host else max(device_s, host_s)
         peak = self.column(lambda c: c.peak_flops_per_s)
         flops, moved = float(self.flops.sum()), float(self.moved_bytes.sum())
         vector = float(self.vector_flops.sum())
         return Totals(
             model_flops=float(self.model_flops.sum()), executed_flops=flops, vector_flops=vector, moved_bytes=moved,
             launches=launches, intensity=_intensity(flops + vector, moved), device_s=device_s, host_s=host_s,
-            step_s=step_s, bracket_s=(max(device_s, host_s), device_s + host_s), band_s=self._band(step_s, host_s),
+            step_s=step_s, bracket_s=(low_s, device_s + host_s), band_s=self._band(step_s, host_s),
             mfu=_share(float((self.model_flops / peak).sum()), step_s),
             hfu=_share(float((self.flops / peak).sum()), step_s),
         )  # fmt: skip

@@ -76,16 +76,26 @@ def settings_lines(profile: Profile) -> list[str]:
 def total_lines(table: CostTable) -> list[str]:
     """Step time with its bounds, work, utilisation."""
     s = table.totals
-    low, high = s.bracket_s
     band = " .. ".join(t.seconds(value) for value in s.band_s)
     masked = " (a causal mask counted once)" if any(cost.work.family == "attention" for cost in table.kinds) else ""
     return [
-        f"step {t.seconds(s.step_s)} (90 %: {band}; device {t.seconds(s.device_s)}, host {t.seconds(s.host_s)} for "
-        f"{t.count(s.launches)} launches; {t.seconds(low)} side by side, {t.seconds(high)} one after the other)",
+        f"step {t.seconds(s.step_s)} (90 %: {band}; {_issued(table)})",
         f"MFU {t.percent(s.mfu)}, HFU {t.percent(s.hfu)}: {format_si(s.model_flops, 'FLOP')} of the model, "
         f"{format_si(s.executed_flops, 'FLOP')} run{masked}",
         f"{t.memory(s.moved_bytes)} moved, {t.number(s.intensity)} FLOP per byte",
     ]
+
+
+def _issued(table: CostTable) -> str:
+    """The times of device and host, and what they make together."""
+    s, launches = table.totals, t.count(table.totals.launches)
+    if table.timer.device.is_host:
+        return f"operators {t.seconds(s.device_s)}, {t.seconds(s.host_s)} to issue {launches} on the same processor"
+    low, high = (t.seconds(each) for each in s.bracket_s)
+    return (
+        f"device {t.seconds(s.device_s)}, host {t.seconds(s.host_s)} for {launches} launches; {low} side by side, "
+        f"{high} one after the other"
+    )
 
 
 def coverage_line(table: CostTable) -> str:
