@@ -41,9 +41,9 @@ def print_headline(out: Console, e: Estimate) -> None:
     """What the step costs and whether it fits, one line each."""
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
-    words += [counted(job["gpus"], _noun(e), t.number(job["gpus"]))] if "gpus" in job else []
+    words += [counted(job["gpus"], _noun(e), t.count(job["gpus"]))] if "gpus" in job else []
     sizes = ("global_batch", "seq_len") if _has_tokens(job) else ("global_batch",)
-    words += [f"{key.replace('_', ' ')} {t.number(job[key])}" for key in sizes if key in job]
+    words += [f"{key.replace('_', ' ')} {t.count(job[key])}" for key in sizes if key in job]
     words += [t.number(job[key]) for key in ("dtype", "optimizer") if key in job]
     words += [t.lora_label(job["lora"])] if "lora" in job else []
     out.print(t.printable(", ".join([*words, f"mode {e.provenance.mode}"])), style="bold")

@@ -165,9 +165,9 @@ def _name(title: str, group: Group, room: int) -> str:
 
 
 def _rest(groups: tuple[Group, ...]) -> list[Group]:
-    """What is not listed, in one line."""
-    if not groups:
-        return []
+    """What is not listed, in one line; a single group is named."""
+    if len(groups) < 2:
+        return list(groups)
     names = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "seconds")
     sums = {name: sum(getattr(group, name) for group in groups) for name in names}
     return [Group(name=f"({counted(len(groups), 'other')})", **sums)]
