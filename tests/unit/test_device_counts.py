@@ -85,6 +85,13 @@ def test_the_fastest_of_whole_domains_and_of_four_is_named(monkeypatch: pytest.M
     assert faster(125, 2.0) == ("120 of the 125 devices are faster: 1.2 s against 2 s, 5 idle",)
 
 
+def test_a_power_of_two_is_named_where_it_is_faster_than_whole_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, {32: 1.2, 40: 1.1})
+    assert faster(48, 2.0) == ("32 of the 48 devices are faster: 1.2 s against 2 s, 16 idle",)
+    asked = known(monkeypatch, {32: 1.2})
+    assert faster(64, 2.0) == () and not asked, "a power of two of devices has none below it that divides more"
+
+
 def test_degrees_that_do_not_divide_the_devices_are_named() -> None:
     given = (("tp", "=", 3), ("pp", "=", 4), ("dp", "=", 5), ("cp", "<=", 7), ("micro_batch", "=", 5))
     fixed = [Constraint(column=column, relation=relation, value=value) for column, relation, value in given]

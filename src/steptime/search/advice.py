@@ -34,11 +34,12 @@ def faster_counts(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
     constraints: Sequence[Constraint], best_s: float,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Fewer devices that are faster, where the number of devices does not fill whole fast domains."""
+    """Fewer devices that are faster: whole fast domains, or a power of two, which divides more batches."""
     gpus, domain = setting.job.gpus, setting.machine.fast_domain
-    if gpus <= domain or gpus % domain == 0:
+    if gpus <= domain:
         return ()
-    rounder = {gpus // size * size for size in (domain, 4 * domain) if gpus // size}
+    sizes = () if gpus % domain == 0 else (domain, 4 * domain)
+    rounder = {gpus // size * size for size in sizes if gpus // size} | {1 << gpus.bit_length() - 1} - {gpus}
     times = {count: best_step_s(setting, count, space, strategies, constraints) for count in rounder}
     better = {count: time_s for count, time_s in times.items() if time_s is not None and time_s < best_s}
     if not better:
