@@ -236,6 +236,22 @@ def test_a_curve_without_a_coefficient_is_named(cluster: Cluster) -> None:
         machine(replace(cluster, device=device))
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"near_Bps": 0.0}, "near_Bps 0.0, which has to be more than 0"),
+        ({"far_Bps": -1e9}, "far_Bps -1000000000.0, which has to be more than 0"),
+        ({"latency_s": -1e-6}, "latency_s -1e-06, which must not be negative"),
+        ({"fresh_Bpz": 1e9}, "there is no coefficient of streaming/gelu fp32 of mine 'fresh_Bpz'"),
+    ],
+)
+def test_a_curve_that_can_give_no_time_is_refused(cluster: Cluster, changed: dict[str, float], message: str) -> None:
+    wrong = curve("streaming/gelu", STREAM | changed)
+    device = replace(cluster.device, curves=Profile(device="mine", curves=(wrong,)))
+    with pytest.raises(UserError, match=message):
+        machine(replace(cluster, device=device))
+
+
 def test_every_operator_that_has_a_curve_is_one_of_a_table() -> None:
     assert set(RAN) < set(OPERATORS)
 

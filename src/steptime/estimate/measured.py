@@ -20,7 +20,7 @@ from steptime.cost.regression import (
     short_loops_s,
     streaming_s,
 )
-from steptime.errors import UserError
+from steptime.errors import UnknownNameError, UserError
 from steptime.estimate.operators import Formula
 from steptime.hardware.profile import Curve, Profile
 from steptime.num import Num
@@ -64,6 +64,9 @@ OWN: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(LOOPED, ("loops", "steps", "moved_bytes", "result_bytes")),
 }
 
+RATES: Final = ("_per_s", "_Bps")
+"""Ends of the names of rates."""
+_AGAIN: Final = "measure the machine again: steptime calibrate machine"
 _NEVER_TURNED: Final = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30}
 """Coefficients of products in files that say nothing of transposed operands: these cost nothing more."""
 
@@ -132,15 +135,20 @@ def checked(curve: Curve, given: tuple[str, ...], profile: Profile) -> tuple[For
     """The formula of a curve, with the curve.
 
     Raises:
-        UserError: neither the curve nor ``given`` has an argument of the formula.
+        UserError: neither the curve nor ``given`` has an argument of the formula, the curve has one that the formula
+            has not, or a coefficient is negative, or a rate zero.
     """
-    formula = FORMULAS[curve.family.partition("/")[0]]
+    formula, named = FORMULAS[curve.family.partition("/")[0]], f"{curve.family} {curve.dtype} of {profile.device}"
     missing = [n for n in formula.arguments if n not in given and n not in curve.coefficients]
     if missing:
-        raise UserError(
-            f"the curve {curve.family} {curve.dtype} of {profile.device} lacks the coefficient {missing[0]}",
-            hint="measure the machine again: steptime calibrate machine",
-        )
+        raise UserError(f"the curve {named} lacks the coefficient {missing[0]}", hint=_AGAIN)
+    for name, value in curve.coefficients.items():
+        if name not in formula.arguments:
+            raise UnknownNameError(f"coefficient of {named}", name, formula.arguments, otherwise=_AGAIN)
+        positive = name.endswith(RATES)
+        if value < 0 or (positive and not value):
+            wanted = "has to be more than 0" if positive else "must not be negative"
+            raise UserError(f"the curve {named} has {name} {value}, which {wanted}", hint=_AGAIN)
     return formula, curve
 
 
