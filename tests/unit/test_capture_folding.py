@@ -13,6 +13,8 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import models  # noqa: E402
+from steptime.estimate.graph import Timer, cost_table  # noqa: E402
+from steptime.hardware import load_device  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
 from steptime.workload.capture.fold import LEAST_SAVED, runs  # noqa: E402
 from steptime.workload.graph import Program  # noqa: E402
@@ -74,6 +76,18 @@ def test_folded_is_the_whole(optimizer: str | None, keep: bool) -> None:
     folded, whole = (capture(module, [X], optimizer=optimizer, fold=fold) for fold in (True, False))
     assert folded.folded == ("blocks.0-8",)
     same(folded, whole)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "sgd"])
+def test_folded_moves_the_bytes_of_the_whole(optimizer: str) -> None:
+    """One value stands for the parameters of many blocks in the lists of an optimiser, which reads each of them."""
+    device = load_device("h100-sxm")
+    model = Stack([block() for _ in range(9)])
+    programs = [capture(model, [X], optimizer=optimizer, loss="mse", fold=fold) for fold in (True, False)]
+    tables = [cost_table(program, Timer(device=device)) for program in programs]
+    assert programs[0].folded and not programs[1].folded
+    moved = [{g.name: g.moved_bytes for g in table.by_operator()} for table in tables]
+    assert moved[0] == pytest.approx(moved[1])
 
 
 def test_a_pattern_of_two_blocks_is_folded() -> None:

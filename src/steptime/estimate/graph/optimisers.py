@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Final
 
 from steptime.cost.optimiser_step import TENSORS_PER_LAUNCH, adam_flops, list_launches
 from steptime.cost.pointwise import pointwise_flops
 from steptime.estimate.graph.maps import MAPS, REDUCTIONS
-from steptime.estimate.graph.work import OperatorRow, Shape, moved
+from steptime.estimate.graph.work import OperatorRow, Shape, moved, stored_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
-from steptime.workload.graph import Node
+from steptime.workload.graph import Node, Value
 
 FUSED: Final = ("adam", "adamw", "sgd", "adagrad")
 _LISTS = """
@@ -24,6 +25,18 @@ LISTS: Final = frozenset(_LISTS.split())
 """Maps and reductions that PyTorch has over lists of tensors too."""
 
 
+def _read_bytes(node: Node) -> int:
+    """Bytes of the lists; a tensor that stands at one place of two of them is read once.
+
+    Parameters of equal blocks that were recorded once are one value at many places, and other tensors at each.
+    """
+    lists: dict[str, list[Value]] = {}
+    for name, value in zip(node.names, node.inputs, strict=True):
+        lists.setdefault(name, []).append(value)
+    places = zip_longest(*lists.values())
+    return sum(stored_bytes(value.type) for place in places for value in {*place} if value is not None)
+
+
 def _lists(node: Node) -> dict[str, Num]:
     """Tensors and elements of the first list, and how many lists a launch walks over."""
     counts = Counter(node.names)
@@ -32,7 +45,7 @@ def _lists(node: Node) -> dict[str, Num]:
     lists = sum(count == len(members) for count in counts.values())
     return {
         "tensors": len(members), "elements": sum(member.elements for member in members), "operations": 1,
-        "lists": max(lists, 1),
+        "lists": max(lists, 1), "read_bytes": _read_bytes(node),
     }  # fmt: skip
 
 
