@@ -103,27 +103,27 @@ def _launch(task: Task, torch: Any, random: Callable[..., Any]) -> OperatorRun:
     x, y = random(1, width), random(1, width)
     if task.kind == "launch":
         return lambda i: x + y
-    return (_trained if task.kind == "training_step" else _apart)(torch, random, width)
+    return (_trained if task.kind == "training_passes" else _apart)(torch, random, width)
 
 
 def _trained(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
-    """A training step of a perceptron as users write it."""
+    """Both passes of a perceptron as users write them."""
     x, gradient = random(width, width), random(width, width)
     layers = [torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width)]
     network = torch.nn.Sequential(*layers).to(x.device)
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-9, foreach=False)
+    trained = list(network.parameters())
 
-    def step(i: int) -> object:
-        optimizer.zero_grad(set_to_none=True)
+    def passes(i: int) -> None:
         network(x).backward(gradient)
-        return optimizer.step()
+        for one in trained:
+            one.grad = None
 
-    return step
+    return passes
 
 
 def _apart(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
     """The operators of :func:`_trained`, :data:`~steptime.calibrate.machine.work.TRAINED` of them."""
-    x, weight, bias, total = random(width, width), random(width, width), random(width), random(width, width)
+    x, weight, bias = random(width, width), random(width, width), random(width)
     turned, aten = weight.t(), torch.ops.aten
 
     def operators(i: int) -> object:
@@ -132,8 +132,6 @@ def _apart(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
         for _ in range(2):
             aten.mm(turned, x)
             aten.sum(x, [0], True)
-        for one in (total, bias, total, bias):
-            one.add_(one, alpha=-1e-9)
         return y
 
     return operators

@@ -176,10 +176,10 @@ MAPS: Final[Mapping[str, Map]] = {
     "column_sum": Map(flops=1.0, passes=1.0, results=0.0),
     "update": Map(flops=2.0, passes=3.0, results=0.0),
 }
-#: Smallest operators: one launched from the host; a training step of a perceptron, and what it runs called one by one.
-LAUNCHES: Final = ("launch", "training_step", "training_operators")
-#: Operators of that step: forward, backward, and the update of weights and biases.
-TRAINED: Final = 3 + 6 + 4
+#: Smallest operators: one launched from the host; both passes of a perceptron, and what they run called one by one.
+LAUNCHES: Final = ("launch", "training_passes", "training_operators")
+#: Operators of those passes, forward and backward.
+TRAINED: Final = 3 + 6
 
 
 def _map_work(task: Task) -> TaskWork:
