@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import steptime  # noqa: E402
 from steptime.estimate.captured import captured_model  # noqa: E402
 from steptime.estimate.evaluate import Evaluation, evaluate  # noqa: E402
 from steptime.estimate.layer import BACKWARD, FORWARD  # noqa: E402
@@ -16,6 +18,7 @@ from steptime.hardware import load_cluster  # noqa: E402
 from steptime.plan.captured import CAPTURED  # noqa: E402
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
 from steptime.plan.plans import Plans  # noqa: E402
+from steptime.surface.api import estimate  # noqa: E402
 from steptime.surface.captured import summary_of  # noqa: E402
 from steptime.workload.captured.record import CapturedModel  # noqa: E402
 
@@ -48,3 +51,40 @@ def test_only_the_gradient_of_weights_is_put_off() -> None:
     times = [t for t in evaluated("zb-h1").times["layer"] if "convolution_backward" in t.row.name]
     put_off = {t.row.timing.operator: weights_s(t) / t.own_s for t in times if t.row.timing is not None}
     assert put_off == {"conv_bwd_data": 0.0, "conv_bwd_weight": 1.0}
+
+
+NETS = """
+import torch
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = torch.nn.LSTM(64, 64, 2)
+
+    def forward(self, x):
+        return self.cells(x.transpose(0, 1))[0]
+
+def lstm(batch=4):
+    return Recurrent(), (torch.empty(batch, 40, 64),)
+
+def dense(batch=32):
+    return torch.nn.Conv2d(256, 256, 3), (torch.empty(batch, 256, 40, 40),)
+
+def depthwise(batch=32):
+    return torch.nn.Conv2d(256, 256, 3, groups=256), (torch.empty(batch, 256, 40, 40),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("net", "batch", "device"),
+    [("lstm", 4, "mi300x"), ("dense", 32, "h100-sxm"), ("dense", 32, "rtx-4090"), ("depthwise", 32, "a100-sxm-80gb")],
+)  # fmt: skip
+def test_a_plan_takes_as_long_as_the_profile(tmp_path: Path, net: str, batch: int, device: str) -> None:
+    """On one device, but for the update: launches of a recurrent layer, TF32, single channels."""
+    (tmp_path / "nets.py").write_text(NETS)
+    given = f"{tmp_path}/nets.py:{net}"
+    profiled = steptime.profile(given, device, batch=batch, dtype="fp32", optimizer="none").table
+    plan = {"micro_batch": batch, "zero": 0}
+    found = estimate(given, device, gpus=1, global_batch=batch, plan=plan, dtype="fp32", optimizer="sgd",
+                              framework="ideal")  # fmt: skip
+    assert found.step_time_s - found.time.group("optimizer") == pytest.approx(profiled.totals.device_s, rel=0.05)

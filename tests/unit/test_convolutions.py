@@ -17,14 +17,24 @@ from steptime.calibrate.machine.linear import MODELS
 from steptime.calibrate.machine.runner import Measured
 from steptime.calibrate.machine.work import Task
 from steptime.calibrate.table import Table
-from steptime.cost.convolution import channelwise, convolution_flops, convolution_s, implicit_product, output_size
+from steptime.cost.convolution import (
+    channelwise,
+    channelwise_s,
+    convolution_flops,
+    convolution_s,
+    implicit_product,
+    output_size,
+)
 from steptime.cost.regression import blocked_convolution_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer
+from steptime.estimate.graph.kernels import convolved_in, machine_for, with_usual_convolutions
 from steptime.estimate.graph.operators import work_of
+from steptime.estimate.kernels import timed
 from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
+from steptime.plan.job import PRECISIONS
 from steptime.workload.graph import Nodes, TensorType
 
 # --- the formulas
@@ -289,3 +299,48 @@ def test_rows_of_a_table_leave_groups_out() -> None:
     node = products(convolved(groups=1))["conv_fwd"]
     shape = plain(families.forward(table))
     assert (shape["rows"], shape["columns"], shape["depth"], shape["moved_bytes"]) == node[:4]
+
+
+# --- on devices of the catalogue
+
+
+@pytest.mark.parametrize("device", ["h100-sxm", "v100-sxm2-16gb", "rtx-4090"])
+@pytest.mark.parametrize("kind", CONVOLVED)
+def test_single_channels_are_timed_by_the_vector_units(device: str, kind: str) -> None:
+    """Curves of products were fitted to no groups: they would pad a channel to 32."""
+    known = load_device(device)
+    node = convolved(groups=8) if kind == "conv_fwd" else convolved(groups=8, mask=BOTH)
+    call = next(each for each in work_of(node).kernels if each.operator == kind)
+    single = dict(call.shape) | {"channelwise": 1.0}
+    machine = machine_for(known, "fp32", calibrated=True)
+    expected = channelwise_s(
+        single["rows"], single["columns"], single["depth"], single["moved_bytes"],
+        known.peak_vector_flops_per_s * known.vector_efficiency, known.memory_Bps * known.memory_efficiency,
+        known.kernel_latency_s,
+    )  # fmt: skip
+    found, other = (
+        timed(machine.models, kind, shape, {}, backward=False)
+        for shape in (single, single | {"channelwise": 0.0})
+    )  # fmt: skip
+    assert (
+        found is not None
+        and found.seconds == pytest.approx(expected)
+        and found.model.basis == "curve assumed: depthwise fp32"
+    )
+    assert other is not None and other.model.formula.function is convolution_s
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [("h100-sxm", "fp32", "tf32"), ("rtx-4090", "fp32", "fp32"), ("v100-sxm2-16gb", "fp32", "fp32"),
+     ("h100-sxm", "bf16", "bf16"), ("mi300x", "fp32", "tf32")],
+)  # fmt: skip
+def test_convolutions_run_in_the_faster_of_both_types(device: str, dtype: str, expected: str) -> None:
+    """PyTorch lets those of fp32 run in TF32, and its library takes what is faster; a V100 has no TF32."""
+    known = load_device(device)
+    assert convolved_in(known, dtype) == expected
+    if expected != dtype and "conv_fwd" in machine_for(known, dtype, calibrated=True).models:
+        own, other = (machine_for(known, d, calibrated=True) for d in (dtype, expected))
+        usual = with_usual_convolutions(own, known, PRECISIONS[dtype]).models["conv_fwd"]
+        assert usual.fixed == other.models["conv_fwd"].fixed != own.models["conv_fwd"].fixed
+        assert with_usual_convolutions(own, known, PRECISIONS[dtype]).models.keys() == own.models.keys()

@@ -107,3 +107,22 @@ def convolution_s(
     compute = 2 * padded * (depth + start_depth) / (efficiency * matrix_flops_per_s * saved)
     memory = moved_bytes / (memory_efficiency * memory_Bps)
     return launch_s + soft_maximum(compute * wave_factor(blocks, sm_count, tail), memory, 3)
+
+
+def channelwise_s(
+    rows: Num, columns: Num, depth: Num, moved_bytes: Num, vector_flops_per_s: Num, memory_Bps: Num, launch_s: Num
+) -> Num:
+    r"""Time of a pass of a convolution whose groups have a single channel (depthwise): the vector units run it.
+
+    $$t = \tau + \max\left(\frac{2mnk}{R_v},\ \frac{M}{\beta}\right)$$
+
+    where $m$ = `rows`, $n$ = `columns` and $k$ = `depth` are those of `implicit_product` (pixels of all groups, one
+    channel, taps), $M$ = `moved_bytes`, $R_v$ = `vector_flops_per_s` and $\beta$ = `memory_Bps` (sustained) and
+    $\tau$ = `launch_s`.
+
+    Source: roofline, Williams et al. 2009.
+
+    >>> channelwise_s(1000, 1, 9, 1e6, 1e9, 1e9, 1e-6), channelwise_s(1e6, 1, 49, 1e6, 1e9, 1e9, 0.0)
+    (0.001001, 0.098)
+    """
+    return launch_s + maximum(2 * rows * columns * depth / vector_flops_per_s, moved_bytes / memory_Bps)

@@ -197,9 +197,10 @@ class _Builder:
 
     def _kernel(self, costed: Costed, number: int) -> Kernel | None:
         """A kernel of an operator; only sizes that grow with tokens shrink where those are shared out."""
-        if not costed.works[0][0].kernels:
+        work = costed.works[0][0]
+        if not work.kernels:
             return None
-        kernel = costed.works[0][0].kernels[number]
+        kernel = work.kernels[number]
         alone = replace(costed, by_token=False)
 
         def size(name: str) -> Line:
@@ -208,7 +209,8 @@ class _Builder:
             )  # fmt: skip
 
         shape = {name: size(name) for name in kernel.shape}
-        return Kernel(operator=kernel.operator, backward=kernel.backward, shape=shape)
+        launches = max(float(work.launches) / len(work.kernels), 1.0)
+        return Kernel(operator=kernel.operator, backward=kernel.backward, shape=shape, launches=launches)
 
     def _reduction(self, number: int, exchange: Exchange) -> Reduction:
         type = exchange.value.type

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from steptime.cost.attention_time import (
     attention_backward_bytes,
     attention_backward_pair_flops,
@@ -20,7 +22,7 @@ from steptime.cost.attention_time import (
 from steptime.cost.gemm import gemm_s
 from steptime.cost.gemm_residual import NAMES, gemm_residual, residual_table
 from steptime.cost.quantisation import nvfp4_element_bytes
-from steptime.estimate.measured import OWN, curves_of, measured_name, work_of
+from steptime.estimate.measured import CONVOLVED, OWN, curves_of, measured_name, work_of
 from steptime.estimate.operators import Formula
 from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.profiles import load_profile
@@ -39,6 +41,8 @@ OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grou
 """Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
 NAMED: Final = frozenset((*OWN, "rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight"))
 """Kernels of captured modules whose model has the kernel's own name and takes its shape as it is."""
+DEPTHWISE: Final = "depthwise"
+"""Model of convolutions with a single channel in a group, beside curves of products."""
 FEW_UNITS, SPREAD_UNITS = 10, 64
 """Devices with fewer units than this have no multiprocessors: their work spreads as over so many."""
 
@@ -98,8 +102,8 @@ class KernelModel:
         """What it rests on, for a report."""
         curve = self.curve
         how = f"{curve.kind} curve" if curve.points else f"curve {curve.source}:"
-        error = f"median error {100 * curve.median_ape:.1f} %"
-        return f"{how} {curve.family} {curve.dtype} ({error}){self.stated and f', {self.stated}'}"
+        error = f" (median error {100 * curve.median_ape:.1f} %)" if curve.median_ape else ""
+        return f"{how} {curve.family} {curve.dtype}{error}{self.stated and f', {self.stated}'}"
 
     def faster(self, factors: Mapping[str, float]) -> KernelModel:
         """The same model on a device whose rates are multiplied."""
@@ -302,12 +306,18 @@ def timed(
     ``work``: ``matrix_flops``, ``vector_flops`` and ``moved_bytes`` of the row.
     """
     if operator in NAMED and operator in models:
-        return _named(models[operator], shape)
+        return _named(models[_depthwise(models, operator, shape)], shape)
     measured = models.get(measured_name(operator, backward))
     if measured is not None:
         return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
     calls = CALLS.get(operator)
     return None if calls is None else calls(models, operator, shape, backward)
+
+
+def _depthwise(models: Models, operator: str, shape: Mapping[str, Num]) -> str:
+    """Name of the model of a kernel: curves that know no single channels leave these to :data:`DEPTHWISE`."""
+    single = DEPTHWISE in models and operator in CONVOLVED and bool(np.max(shape["channelwise"]))
+    return DEPTHWISE if single else operator
 
 
 def _named(model: KernelModel, shape: Mapping[str, Num]) -> Timed | None:

@@ -153,12 +153,13 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
 
 
 def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
-    """Rates of the matrix and vector units for a row, and the latency of its launch."""
+    """Rates of the matrix and vector units for a row, and the latency of its launches."""
     operator = OPERATORS[row.operator]
     matrix = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
     if operator.unaligned:
         matrix = machine.unaligned_flops_per_s or machine.vector_flops_per_s
-    return matrix, machine.vector_flops_per_s, machine.kernel_latency_s
+    launches = 1.0 if row.timing is None else row.timing.launches
+    return matrix, machine.vector_flops_per_s, machine.kernel_latency_s * launches
 
 
 def _repeated(time: PhaseTime, times: Num) -> tuple[TransferTime, ...]:

@@ -11,7 +11,7 @@ from steptime.estimate.band import StepBand, band_of
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import bottleneck_of, what_if
-from steptime.estimate.graph.kernels import with_further_models
+from steptime.estimate.graph.kernels import with_further_models, with_usual_convolutions
 from steptime.estimate.machine import (
     Constant,
     Machine,
@@ -89,7 +89,8 @@ class Setting:
         )  # fmt: skip
         if self.job.captured is None or not self.method.calibrated:
             return machine
-        return with_further_models(machine, self.cluster.device, self.job.precision)
+        device, precision = self.cluster.device, self.job.precision
+        return with_usual_convolutions(with_further_models(machine, device, precision), device, precision)
 
     @cached_property
     def constants(self) -> tuple[Constant, ...]:

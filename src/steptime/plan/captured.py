@@ -96,7 +96,7 @@ class _Rows:
             },
             timing=None if kernel is None else Timing(
                 operator=kernel.operator, backward=kernel.backward,
-                shape={name: self.at(size) for name, size in kernel.shape.items()},
+                shape={name: self.at(size) for name, size in kernel.shape.items()}, launches=kernel.launches,
             ),
             issued=one.issued, kept_bytes=self.at(one.kept_bytes), weights=self.at(one.weights) * own,
             replicated=self.at(one.replicated) * own,

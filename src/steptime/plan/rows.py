@@ -32,6 +32,8 @@ class Timing:
     operator: str
     backward: bool
     shape: Mapping[str, Num]
+    launches: float = 1.0
+    """Kernels that it launches, where no fitted model times it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

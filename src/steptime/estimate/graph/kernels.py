@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from steptime.cost.convolution import convolution_s
+from steptime.cost.convolution import channelwise_s, convolution_s
 from steptime.cost.recurrent import recurrent_s
 from steptime.errors import UserError
 from steptime.estimate.graph.work import KernelCall
-from steptime.estimate.kernels import GEMM, KernelModel, Timed, gemm_numbers, profile_of, timed
+from steptime.estimate.kernels import DEPTHWISE, GEMM, KernelModel, Timed, gemm_numbers, profile_of, timed
 from steptime.estimate.machine import Machine, machine_of
-from steptime.estimate.measured import own_curves_of
+from steptime.estimate.measured import CONVOLVED, own_curves_of
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
@@ -28,7 +28,7 @@ INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
     "fp8": ("bf16", "fp16", "fp32"),
 }  # fmt: skip
 
-CONVOLUTION, RECURRENT = Formula(convolution_s), Formula(recurrent_s)
+CONVOLUTION, RECURRENT, CHANNELWISE = Formula(convolution_s), Formula(recurrent_s), Formula(channelwise_s)
 #: Operator -> formula and curves that can time it, the best first.
 CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
     "conv_fwd": (CONVOLUTION, ("conv_fwd",)),
@@ -39,6 +39,11 @@ CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
     "rnn_bwd_weight": (RECURRENT, ("rnn_bwd_weight", "rnn_fwd")),
 }
 
+#: A convolution of 32 images of 28 x 28 pixels, 256 channels in and out, three by three.
+USUAL: Final[Mapping[str, float]] = {
+    "rows": 32.0 * 28**2, "columns": 256.0, "depth": 9 * 256.0, "moved_bytes": 8 * 32.0 * 28**2 * 256,
+    "winograd_taps": 1.0,
+}  # fmt: skip
 SIXTEEN_BITS: Final = ("fp16", "bf16", "tf32")
 #: Vendor and kind of unit -> device and element type whose convolutions stand for those of devices without curves.
 SIMILAR: Final = {(CUDA_MAKER, "fp32"): ("v100-sxm2-16gb", "fp32"), (CUDA_MAKER, "matrix"): ("v100-sxm2-16gb", "fp16")}
@@ -80,6 +85,27 @@ def with_further_models(machine: Machine, device: Device, precision: Precision) 
     return replace(machine, models={**_further_models(device, precision), **machine.models})
 
 
+def with_usual_convolutions(machine: Machine, device: Device, precision: Precision) -> Machine:
+    """The same machine with the convolutions of PyTorch's default (:func:`convolved_in`)."""
+    other = convolved_in(device, precision.matrix_dtype)
+    if other == precision.matrix_dtype:
+        return machine
+    found = _further_models(device, PRECISIONS[other])
+    return replace(machine, models={**machine.models, **{n: found[n] for n in (*CONVOLVED, DEPTHWISE) if n in found}})
+
+
+def convolved_in(device: Device, dtype: str) -> str:
+    """Element type in which convolutions run: PyTorch lets those of fp32 run in TF32, and cuDNN takes the faster.
+
+    Which one that is, a convolution of a usual size says (:data:`USUAL`).
+    """
+    if dtype != "fp32" or "tf32" not in device.matrix_flops_per_s:
+        return dtype
+    models = {name: _further_models(device, PRECISIONS[name]).get("conv_fwd") for name in ("tf32", "fp32")}
+    times_s = {name: model.seconds(USUAL) for name, model in models.items() if model is not None}
+    return "fp32" if len(times_s) == 2 and bool(times_s["fp32"] < times_s["tf32"]) else "tf32"
+
+
 def _further_models(device: Device, precision: Precision) -> Mapping[str, KernelModel]:
     if device.curves is not None:
         own = own_curves_of(device.curves, precision)
@@ -119,7 +145,22 @@ def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, Ke
             launch_s = min(curve.coefficients["launch_s"], device.kernel_latency_s)
             fixed = {**numbers, **curve.coefficients, "launch_s": launch_s}
             out[operator] = KernelModel(formula=formula, fixed=fixed, curve=curve)
+    if "conv_fwd" in out:
+        out[DEPTHWISE] = _depthwise(device, dtype)
     return out
+
+
+def _depthwise(device: Device, dtype: str) -> KernelModel:
+    """No curve was fitted to convolutions of single channels: the sustained rates of the device."""
+    fixed = {
+        "vector_flops_per_s": device.peak_vector_flops_per_s * device.vector_efficiency,
+        "memory_Bps": device.memory_Bps * device.memory_efficiency, "launch_s": device.kernel_latency_s,
+    }  # fmt: skip
+    curve = Curve(
+        family=DEPTHWISE, dtype=dtype, coefficients={}, points=0, median_ape=0.0, mean_ape=0.0, bias=0.0,
+        band=CARRIED_BAND, kind="assumed", source="assumed",
+    )  # fmt: skip
+    return KernelModel(formula=CHANNELWISE, fixed=fixed, curve=curve)
 
 
 def _carried(device: Device, family: str, dtype: str) -> Curve | None:

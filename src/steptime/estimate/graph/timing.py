@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
-from steptime.estimate.graph.kernels import fitted, machine_for, rate_dtype
+from steptime.estimate.graph.kernels import convolved_in, fitted, machine_for, rate_dtype
 from steptime.estimate.graph.operators import NOTHING, work_of
 from steptime.estimate.graph.products import turned
 from steptime.estimate.graph.work import STREAM, KernelCall, Work
@@ -80,6 +80,7 @@ class Timer:
     host_more_s: float = HOST_MORE_S
     """Time of the host for every further kernel of the same operator."""
     _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
+    _convolved: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     _costs: dict[tuple[object, ...], OperatorCost] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -132,10 +133,15 @@ class Timer:
         return self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
 
     def _dtype(self, work: Work) -> str:
-        wanted = self.tf32 == "all" or (self.tf32 == "convolutions" and work.family == "convolution")
-        matrix = work.family in ("convolution", "product")
-        tf32 = work.dtype == "fp32" and matrix and wanted and "tf32" in self.device.matrix_flops_per_s
-        return "tf32" if tf32 else rate_dtype(self.device, work.dtype)
+        dtype = rate_dtype(self.device, work.dtype)
+        if work.dtype != "fp32" or self.tf32 == "none":
+            return dtype
+        if work.family == "convolution":
+            if "fp32" not in self._convolved:
+                self._convolved["fp32"] = convolved_in(self.device, "fp32")
+            return rate_dtype(self.device, self._convolved["fp32"])
+        tf32 = self.tf32 == "all" and work.family == "product" and "tf32" in self.device.matrix_flops_per_s
+        return "tf32" if tf32 else dtype
 
     def _seconds(self, machine: Machine, work: Work, rate: float) -> tuple[float, str, tuple[float, float]]:
         counts = {n: getattr(work, n) for n in ("matrix_flops", "vector_flops", "moved_bytes")}

@@ -72,6 +72,8 @@ class Kernel:
     operator: str
     backward: bool
     shape: Mapping[str, Line]
+    launches: float
+    """Kernels that are launched where no fitted model times it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
