@@ -344,3 +344,14 @@ def test_convolutions_run_in_the_faster_of_both_types(device: str, dtype: str, e
         usual = with_usual_convolutions(own, known, PRECISIONS[dtype]).models["conv_fwd"]
         assert usual.fixed == other.models["conv_fwd"].fixed != own.models["conv_fwd"].fixed
         assert with_usual_convolutions(own, known, PRECISIONS[dtype]).models.keys() == own.models.keys()
+
+
+@pytest.mark.parametrize(("tf32_flops_per_s", "expected"), [(4e12, "tf32"), (1e12, "fp32")])
+def test_a_measured_gpu_compares_its_own_curves(tf32_flops_per_s: float, expected: str) -> None:
+    rates = {"latency_s": 1e-5, "vector_flops_per_s": 1e12, "memory_Bps": 1e12}
+    curves = (
+        curve("conv_fwd", "fp32", flops_per_s=2e12, **rates),
+        curve("conv_fwd", "tf32", flops_per_s=tf32_flops_per_s, **rates),
+    )
+    known = dataclasses.replace(load_device("h100-sxm"), name="mine", curves=Profile(device="mine", curves=curves))
+    assert convolved_in(known, "fp32") == expected

@@ -42,7 +42,7 @@ CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
 #: A convolution of 32 images of 28 x 28 pixels, 256 channels in and out, three by three.
 USUAL: Final[Mapping[str, float]] = {
     "rows": 32.0 * 28**2, "columns": 256.0, "depth": 9 * 256.0, "moved_bytes": 8 * 32.0 * 28**2 * 256,
-    "winograd_taps": 1.0,
+    "tensor_bytes": 8 * 32.0 * 28**2 * 256, "winograd_taps": 1.0, "channelwise": 0.0,
 }  # fmt: skip
 SIXTEEN_BITS: Final = ("fp16", "bf16", "tf32")
 #: Vendor and kind of unit -> device and element type whose convolutions stand for those of devices without curves.
