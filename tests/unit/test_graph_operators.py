@@ -189,7 +189,10 @@ def test_operators_over_lists_launch_as_many_kernels_as_their_arguments_fill():
     assert add.launches == 3  # 48 tensors of three lists each
     assert add.moved_bytes == 3 * 1600
     fused = dict.fromkeys(("self", "grads", "exp_avgs", "exp_avg_sqs"), many)
-    adam = work_of(node("_fused_adamw", fused, many + many + many), inplace=True)
+    adam = work_of(node("_fused_adamw", fused, many * 4), inplace=True)
+    assert adam.moved_bytes == (4 + 3) * 1600, "gradients are written where they are unscaled only"
+    scaled = {**fused, "grad_scale": ("fp32", ())}
+    assert work_of(node("_fused_adamw", scaled, many * 4), inplace=True).moved_bytes == (4 + 4) * 1600 + 4
     assert adam.launches == 3  # 36 tensors of four lists each
     assert adam.vector_flops == 13 * 400
     large = work_of(node("_foreach_mul", {"self": [("fp32", (1 << 16, 3200))]}, [("fp32", (1 << 16, 3200))]))
