@@ -316,7 +316,7 @@ def timed(
 
 def _depthwise(models: Models, operator: str, shape: Mapping[str, Num]) -> str:
     """Name of the model of a kernel: curves that know no single channels leave these to :data:`DEPTHWISE`."""
-    single = DEPTHWISE in models and operator in CONVOLVED and bool(np.max(shape["channelwise"]))
+    single = DEPTHWISE in models and operator in CONVOLVED and bool(np.any(shape["channelwise"]))
     return DEPTHWISE if single else operator
 
 
