@@ -28,9 +28,9 @@ from steptime.cost.convolution import (
 from steptime.cost.regression import blocked_convolution_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer
-from steptime.estimate.graph.kernels import convolved_in, machine_for, with_usual_convolutions
+from steptime.estimate.graph.kernels import CURVES, convolved_in, machine_for, with_usual_convolutions
 from steptime.estimate.graph.operators import work_of
-from steptime.estimate.kernels import timed
+from steptime.estimate.kernels import NAMED, timed
 from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
@@ -355,3 +355,7 @@ def test_a_measured_gpu_compares_its_own_curves(tf32_flops_per_s: float, expecte
     )
     known = dataclasses.replace(load_device("h100-sxm"), name="mine", curves=Profile(device="mine", curves=curves))
     assert convolved_in(known, "fp32") == expected
+
+
+def test_every_curve_of_a_captured_kernel_is_asked_for() -> None:
+    assert set(CURVES) <= NAMED

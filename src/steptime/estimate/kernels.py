@@ -306,7 +306,7 @@ def timed(
     ``work``: ``matrix_flops``, ``vector_flops`` and ``moved_bytes`` of the row.
     """
     if operator in NAMED and operator in models:
-        return _named(models[_depthwise(models, operator, shape)], shape)
+        return _named(models[_model_name(models, operator, shape)], shape)
     measured = models.get(measured_name(operator, backward))
     if measured is not None:
         return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
@@ -314,7 +314,7 @@ def timed(
     return None if calls is None else calls(models, operator, shape, backward)
 
 
-def _depthwise(models: Models, operator: str, shape: Mapping[str, Num]) -> str:
+def _model_name(models: Models, operator: str, shape: Mapping[str, Num]) -> str:
     """Name of the model of a kernel: curves that know no single channels leave these to :data:`DEPTHWISE`."""
     single = DEPTHWISE in models and operator in CONVOLVED and bool(np.any(shape["channelwise"]))
     return DEPTHWISE if single else operator

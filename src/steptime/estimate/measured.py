@@ -64,7 +64,7 @@ OWN: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(LOOPED, ("loops", "steps", "moved_bytes", "result_bytes")),
 }
 
-RATES: Final = ("_per_s", "_Bps")
+_RATE_ENDS: Final = ("_per_s", "_Bps")
 """Ends of the names of rates."""
 _AGAIN: Final = "measure the machine again: steptime calibrate machine"
 _NEVER_TURNED: Final = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30}
@@ -145,7 +145,7 @@ def checked(curve: Curve, given: tuple[str, ...], profile: Profile) -> tuple[For
     for name, value in curve.coefficients.items():
         if name not in formula.arguments:
             raise UnknownNameError(f"coefficient of {named}", name, formula.arguments, otherwise=_AGAIN)
-        positive = name.endswith(RATES)
+        positive = name.endswith(_RATE_ENDS)
         if value < 0 or (positive and not value):
             wanted = "has to be more than 0" if positive else "must not be negative"
             raise UserError(f"the curve {named} has {name} {value}, which {wanted}", hint=_AGAIN)

@@ -219,10 +219,11 @@ def _device(host: Host, operators: Sequence[Measured], curves: Sequence[Curve], 
 def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
     """Time of the host per operator of both passes; on the host itself what is beside the operators themselves."""
     found = {one.task.kind: one.seconds for one in operators if one.task.kind in LAUNCHES}
-    step_s, apart_s = (found.get(kind) for kind in ("training_passes", "training_operators"))
-    if step_s is None or apart_s is None:
+    passes_s, apart_s = (found.get(kind) for kind in ("training_passes", "training_operators"))
+    if passes_s is None or apart_s is None:
         return None
-    return min(max(step_s - apart_s, 0.0) / TRAINED if host.device == "cpu" else step_s / TRAINED, 1.0)
+    alone_s = max(passes_s - apart_s, 0.0) if host.device == "cpu" else passes_s
+    return min(alone_s / TRAINED, 1.0)
 
 
 def _memory(host: Host, operators: Sequence[Measured]) -> tuple[float, float]:

@@ -62,16 +62,18 @@ def _list_row(operations: int) -> OperatorRow:
     )  # fmt: skip
 
 
+_UNWRITTEN: Final = frozenset({"grads", "state_steps", "lr", "grad_scale", "found_inf"})
+"""Arguments of fused optimisers that they only read."""
+
+
 def _fused(node: Node) -> dict[str, Num]:
     """Weights and states are written; gradients only where they are unscaled on the way."""
-    kept = _UNWRITTEN if node.input("grad_scale") is None else _UNWRITTEN - {"grads"}
+    unwritten = _UNWRITTEN if node.input("grad_scale") is None else _UNWRITTEN - {"grads"}
     pairs = zip(node.names, node.inputs, strict=True)
-    written = sum(stored_bytes(value.type) for name, value in pairs if name not in kept)
+    written = sum(stored_bytes(value.type) for name, value in pairs if name not in unwritten)
     return {**_lists(node), "written_bytes": written}
 
 
-_UNWRITTEN: Final = frozenset({"grads", "state_steps", "lr", "grad_scale", "found_inf"})
-"""Arguments of fused optimisers that they only read."""
 _FUSED = OperatorRow(sizes=_fused, vector_flops=Formula(adam_flops), launches=_launches, kernels=moved)
 _MOVES = _list_row(0)
 

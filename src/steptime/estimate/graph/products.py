@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from steptime.cost.matmul import matmul_flops
-from steptime.estimate.graph.work import OperatorRow, as_operator
+from steptime.estimate.graph.work import OperatorRow, as_operator, input_type
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 from steptime.workload.graph import Node
 
+#: Arguments that are the operand on the left of a product; ``self`` is the bias where there is a ``mat1``.
 LEFT: Final = ("mat1", "self")
 #: Views that exchange the dims of a matrix.
 TURNING: Final = ("t", "transpose", "permute", "numpy_T")
@@ -78,14 +79,12 @@ def _outer(node: Node) -> dict[str, Num]:
 
 def turned(node: Node) -> bool:
     """Whether an operand on the left of a product is the transpose of what lies in memory."""
-    name = next((name for name in LEFT if node.input(name) is not None), None)
-    value = None if name is None else node.input(name)
-    return value is not None and len(value.type.shape) == 2 and value.node.op in TURNING
+    left = next((value for name in LEFT if (value := node.input(name)) is not None), None)
+    return left is not None and len(left.type.shape) == 2 and left.node.op in TURNING
 
 
 def _shape(node: Node, *names: str) -> tuple[int, ...]:
-    found = next((value for name in names if (value := node.input(name)) is not None), None)
-    return (found or node.inputs[0]).type.shape
+    return input_type(node, *names).shape
 
 
 def _row(sizes: Sizes, operator: str = "matmul") -> OperatorRow:

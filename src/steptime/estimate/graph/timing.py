@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal
 
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
@@ -66,7 +67,7 @@ def _is_empty(node: Node) -> bool:
     return bool(node.outputs) and not any(output.elements for output in node.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Timer:
     """Times operators on a device, each kind of node once."""
 
@@ -80,7 +81,6 @@ class Timer:
     host_more_s: float = HOST_MORE_S
     """Time of the host for every further kernel of the same operator."""
     _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
-    _convolved: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     _costs: dict[tuple[object, ...], OperatorCost] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -93,6 +93,11 @@ class Timer:
     def sharpness(self) -> float:
         """Exponent with which the times of device and host join."""
         return issue_sharpness(self.device)
+
+    @cached_property
+    def _convolved(self) -> str:
+        """Element type at whose rate convolutions of fp32 run."""
+        return rate_dtype(self.device, convolved_in(self.device, "fp32"))
 
     def machine(self, dtype: str) -> Machine:
         """The device with the rates and models of an element type."""
@@ -137,9 +142,7 @@ class Timer:
         if work.dtype != "fp32" or self.tf32 == "none":
             return dtype
         if work.family == "convolution":
-            if "fp32" not in self._convolved:
-                self._convolved["fp32"] = convolved_in(self.device, "fp32")
-            return rate_dtype(self.device, self._convolved["fp32"])
+            return self._convolved
         tf32 = self.tf32 == "all" and work.family == "product" and "tf32" in self.device.matrix_flops_per_s
         return "tf32" if tf32 else dtype
 
