@@ -286,7 +286,7 @@ def test_hybrid_shards_stages_and_float8_of_torchtitan(tmp_path):
         tmp_path, mesh + f"{HEAD}Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=True\n" + STEPS
     )
     assert log.stated.plan == {"pp": 4, "dp": 8, "zero": 1}
-    assert log.stated.settings["dtype"] == "fp8-te"
+    assert log.stated.settings["dtype"] == "fp8-tensorwise"
 
 
 # MaxText

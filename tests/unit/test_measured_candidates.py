@@ -124,6 +124,25 @@ def test_a_run_that_says_it_hides_nothing():
     assert 0 <= links[0] < links[1]
 
 
+def test_asynchronous_tensor_parallelism_hides_its_traffic():
+    vanilla = one(recompute="none", framework="torchtitan", notes="vanilla TP; torch.compile")
+    hidden = [settings_of(replace(vanilla, notes=notes))[0].job.overlap
+              for notes in (vanilla.notes, "async TP; torch.compile", "async TP; no TP/DP overlap")]  # fmt: skip
+    assert hidden == [{"dp"}, {"dp", "tp"}, set()]
+
+
+def test_what_fp8_means_to_the_framework_of_a_run():
+    def recipes(framework: str, dtype: str) -> set[str]:
+        run = one(recompute="none", framework=framework, dtype=dtype)
+        return {setting.job.precision.name for setting in settings_of(run)}
+
+    assert recipes("NeMo", "FP8") == {"fp8-te"} and recipes("torchtitan", "Float8 linears (BF16 base)") == {
+        "fp8-tensorwise"
+    }
+    assert recipes("NeMo", "FP8-CS") == recipes("torchtitan", "Float8 rowwise") == {"fp8-tensorwise"}
+    assert recipes("NeMo", "FP8 subchannel") == {"fp8-blockwise"} and recipes("torchtitan", "MXFP8") == {"mxfp8"}
+
+
 @pytest.mark.parametrize(
     ("notes", "error"), [("+/-40% (shared)", 0.4), ("noise \u00b1 2.5 %; x", 0.025), ("40 % slower", 0.0), ("", 0.0)]
 )

@@ -67,7 +67,7 @@ def test_one_of_several_accelerators():
     ("text", "names"),
     [
         ("amp_bf16", "bf16"), ("amp_fp8", "fp8"), ("fp8_full", "fp8"), ("TE FP8", "fp8"), ("FP8 (TE hybrid)", "fp8"),
-        ("FP8-CS", "fp8"), ("FP8-MX", "mxfp8"), ("MXFP8", "mxfp8"), ("NVFP4", "nvfp4"), ("TF32", "tf32"),
+        ("FP8-CS", "fp8-tensorwise"), ("FP8-MX", "mxfp8"), ("MXFP8", "mxfp8"), ("NVFP4", "nvfp4"), ("TF32", "tf32"),
         ("FP8 MX/subchannel (number in parentheses)", "mxfp8"), ("BF16 (fp32 grad accumulation)", "bf16"),
         ("Float8 linears (BF16 base)", "fp8"), ("BF16/FP16", "bf16 fp16"), ("FP32", "fp32"), ("float16", "fp16"),
         ("FP8 or NVFP4 (both config files present; ambiguous)", "nvfp4 fp8"), ("FP8/int8 quantized", "fp8"),

@@ -13,6 +13,9 @@ SCALE_BYTES = 4.0
 """Bytes of an fp32 scale."""
 NF4_GROUP, NF4_SCALE_GROUP = 64, 256
 """Weights that share a scale in NF4, and scales that share a second one (QLoRA, arXiv 2305.14314, section 3)."""
+BLOCKWISE_GROUP = 128
+"""Elements of an activation or gradient that share an fp32 scale (DeepSeek-V3, arXiv 2412.19437, section 3.3.2); of a
+weight 128 x 128 do."""
 NVFP4_GROUP = 16
 """Elements that share a scale in NVFP4 (NVIDIA, Blackwell architecture)."""
 STATE_GROUP = 256

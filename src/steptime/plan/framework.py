@@ -197,8 +197,14 @@ class Habits:
     root_unit: bool = False
     """ZeRO-3 gathers embedding and head before all layers and reduces them after all, as one unit (FSDP1)."""
 
+    copied_parameters: bool = False
+    """FSDP copies each parameter out of the buffer that it gathers, and its gradient into one (FSDP2)."""
+
     separate_masking: bool = False
     """Where attention is not fused, scores are scaled and masked by kernels of their own before the softmax."""
+
+    fp8: str = "fp8-te"
+    """Recipe that it means by FP8 without further words."""
 
     selective: str = "attention"
     """What it recomputes when asked to do so selectively, in the words of a plan."""
@@ -271,8 +277,10 @@ _DEEPSPEED_2021 = Habits(
     kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}),
 )  # fmt: skip
 _FULLY_SHARDED = Habits(kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}))
+_PER_PARAMETER = replace(_FULLY_SHARDED, copied_parameters=True)
 _BY_OPERATOR = "norm+activation+outputs"
 _OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
+_TORCHAO = replace(_PER_PARAMETER, kernel="sdpa", fp8="fp8-tensorwise", **_OPERATORS)
 _DATA_ONLY: frozenset[str] = frozenset()
 HABITS: Mapping[str, Habits] = {
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
@@ -286,15 +294,15 @@ HABITS: Mapping[str, Habits] = {
     "megascale": Habits(
         scattered_messages=True, overlap=frozenset({"dp", "tp"}), zero_stages=frozenset({0, 1, 2}),
     ),
-    "torchtitan": replace(_FULLY_SHARDED, kernel="sdpa", gradient_dtype="fp32", **_OPERATORS),
+    "torchtitan": replace(_TORCHAO, gradient_dtype="fp32"),
     "torchtune": replace(
-        _FULLY_SHARDED, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
+        _PER_PARAMETER, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
     ),
     "fms-fsdp": replace(
         _FULLY_SHARDED, within_node=True, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY, selective="full",
         root_unit=True,
     ),
-    "automodel": replace(_FULLY_SHARDED, kernel="sdpa", exchange_once=True, **_OPERATORS),
+    "automodel": replace(_TORCHAO, exchange_once=True),
     "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY, root_unit=True),
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
@@ -320,6 +328,8 @@ Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operato
 the activation, with the norms and the projections of latent attention (moe_act, layernorm, mla_up_proj), which drop
 their outputs. Models in plain PyTorch write scores / sqrt(d) + mask before `softmax` (BERT and GPT-2 of Hugging Face's
 transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by default).
+FP8 of torchtitan and NeMo Automodel is that of torchao, by default with the scale of each tensor as it is
+(`Float8LinearConfig`, recipe tensorwise); Transformer Engine's takes that of former steps (DelayedScaling).
 Others as :class:`Habits` says.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
@@ -328,8 +338,9 @@ or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp, and 
 (`train_config` in its fms_fsdp/config/training.py); torchtitan shards over all ranks (`data_parallel_replicate_degree`
 1, `data_parallel_shard_degree` -1 in its config), as do PyTorch's FSDP (FULL_SHARD) and DeepSpeed. PyTorch's DDP keeps
 a whole copy on every rank. What is in no wrapped block stays with FSDP1's root unit (`FullyShardedDataParallel`, as
-fms-fsdp and Composer use it), gathered first and reduced last; FSDP2's users wrap embedding and head too. torchtune
-has `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over
+fms-fsdp and Composer use it), gathered first and reduced last; FSDP2's users (torchtitan, torchtune, NeMo Automodel)
+wrap embedding and head too, and each parameter is copied (:mod:`steptime.plan.unsharding`). torchtune has
+`tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over
 `ici_fsdp_parallelism` (-1, the rest of the devices, by default), or the states alone (`shard_optimizer_over_data`);
 paxml likewise over its data axis. Megatron-LM of 2021 had neither its distributed optimiser nor context and expert
 ranks; later `--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim,

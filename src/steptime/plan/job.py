@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from steptime.cost.quantisation import element_bytes, nf4_element_bytes, nvfp4_element_bytes, state_8bit_element_bytes
+from steptime.cost.quantisation import (
+    BLOCKWISE_GROUP,
+    element_bytes,
+    nf4_element_bytes,
+    nvfp4_element_bytes,
+    state_8bit_element_bytes,
+)
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
@@ -39,6 +45,8 @@ class Precision:
     """Operands have a scale for each block of elements, which the matrix units apply where they can."""
     transposed_copy: bool = False
     """The product that makes the gradient of the weights takes a second, transposed copy of both operands."""
+    scaled_now: bool = False
+    """The scale of a tensor is that of its own largest magnitude, which a pass of its own finds beforehand."""
 
 
 PRECISIONS: Registry[Precision] = Registry("dtype", "steptime.precisions")
@@ -66,6 +74,16 @@ for _precision in (
         Precision(
             name="fp8-te", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
             element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=1.0, transposed_copy=True,
+        ),
+        Precision(
+            name="fp8-tensorwise", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
+            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=1.0, transposed_copy=True,
+            scaled_now=True,
+        ),
+        Precision(
+            name="fp8-blockwise", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
+            element_bytes=2, gradient_bytes=2, master_weights=True,
+            quantised_bytes=float(element_bytes(8, BLOCKWISE_GROUP)), block_scaled=True, transposed_copy=True,
         ),
         Precision(
             name="mxfp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
@@ -188,6 +206,8 @@ class Job:
     """What ZeRO-3 gathers and reduces over the data-parallel ranks leaves a node by one NIC; else by those of all."""
     root_unit: bool = False
     """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each beside the layers."""
+    copied_parameters: bool = False
+    """Parameters are copied out of the buffer that is gathered, and their gradients into that which is reduced."""
     separate_masking: bool = False
     """Unfused attention scales and masks its scores by kernels of their own; else the softmax does both."""
     gradient_dtype: str | None = None
@@ -219,6 +239,7 @@ def with_habits(job: Job, framework: str) -> Job:
     return replace(
         job, context=habits.context, scattered_messages=habits.scattered_messages, exchange_once=habits.exchange_once,
         single_ring=habits.single_ring, root_unit=habits.root_unit, separate_masking=habits.separate_masking,
+        copied_parameters=habits.copied_parameters,
         memory=memory_profile_of(framework),
         overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,

@@ -37,6 +37,7 @@ from steptime.plan.rows import (
 )
 from steptime.plan.shapes import Shape
 from steptime.plan.transients import kept_per_logit, layer_elements, leading_dense, loss_bytes
+from steptime.plan.unsharding import unsharded
 from steptime.registry import Registry
 from steptime.workload.spec import Experts
 
@@ -54,8 +55,8 @@ class Corrected(Strategy):
         last = (*self._head(shape), *self._predicted_tokens(shape))
         return Block(
             layer=tuple(finished(layer, job, plans)),
-            first=tuple(adapted(self._embedding(shape), job, layer=False)),
-            last=tuple(wide(adapted(last, job, layer=False), job.precision)),
+            first=tuple(unsharded(adapted(self._embedding(shape), job, layer=False), job, plans)),
+            last=tuple(unsharded(wide(adapted(last, job, layer=False), job.precision), job, plans)),
             boundary_bytes=self.stream_elements(shape) * shape.element_bytes,
             working_bytes=layer_elements(shape) * shape.element_bytes,
             loss_bytes=loss_bytes(shape) if job.model.vocab else 0.0, leading_dense=leading_dense(job.model),
@@ -243,9 +244,10 @@ class Corrected(Strategy):
 
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
-    """Rows of a layer with what is hidden, recomputed, frozen and quantised."""
+    """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
     rows = beside_transfers(rows, job, plans)
-    return quantised(adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True), job.precision)
+    rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
+    return unsharded(quantised(rows, job, plans), job, plans)
 
 
 def shared_by(rows: Iterable[Row], share: float) -> list[Row]:

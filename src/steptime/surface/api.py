@@ -70,7 +70,8 @@ def plan(
         gpus: devices to use.
         global_batch: sequences per optimiser step.
         seq: tokens of a sequence; None: the model's own.
-        dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``mxfp8``, ``nvfp4``).
+        dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``fp8-tensorwise``,
+            ``fp8-blockwise``, ``mxfp8``, ``nvfp4``).
             None: ``bf16``, but that of a module that was captured already.
         optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``.
         strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.

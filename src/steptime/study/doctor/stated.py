@@ -20,7 +20,10 @@ from steptime.workload.library import catalogue_names, load_catalogue_model
 from steptime.workload.spec import ModelSpec
 
 #: Recipe that is given and that of the run, where one is a vaguer word for the other.
-_MAY_BE: Final = (("fp8", "fp8-te"), ("fp8", "mxfp8"), ("mxfp8", "fp8-te"))
+_MAY_BE: Final = (
+    *(("fp8", recipe) for recipe in ("fp8-te", "fp8-tensorwise", "fp8-blockwise", "mxfp8")), ("mxfp8", "fp8-te"),
+    ("fp8-tensorwise", "fp8-te"), ("fp8-blockwise", "fp8-te"),
+)  # fmt: skip
 #: Entry of a plan -> those that it says more about.
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*MESH_COLUMNS, "zero")}
 #: Dimensions of a log that are those of the experts.

@@ -36,6 +36,7 @@ _OPTION: Final = re.compile(r"""["']selective_ac_option["']: ["'](\w{1,20})["']"
 _CHECKPOINTING: Final = re.compile(r"Appl\w+ (\w{1,30}) activation checkpointing")
 #: ``Swapped to Float8Linear layers``, ``Swapped to MXLinear layers``.
 _NARROW: Final = re.compile(r"Swapped to (?=MX|NV|Fl|FP)(MX|NV)?(Float8|FP8|FP4)?Linear", re.I)
+_ASYNCHRONOUS: Final = re.compile(r"Async TP is enabled|Async Tensor Parallelism to")
 _AXES: Final[Mapping[str, str]] = {"dp_replicate": "dp", "dp_shard": "dp", "dp": "dp", "dp_shard_cp": "dp"}
 #: Field of the model's arguments -> field here.
 _FIELDS: Final[Mapping[str, str]] = {
@@ -94,6 +95,8 @@ class Torchtitan:
             g.settings["seq"] = int(match[3])
         elif match := _OPTION.search(line):
             self._option = match[1]
+        elif _ASYNCHRONOUS.search(line):
+            g.add_flag("tp_comm_overlap", "True")
         elif "Applied" in line or "Applying" in line or "Swapped to" in line:
             self._applied(line)
 
@@ -147,7 +150,7 @@ class Torchtitan:
             plan["zero"] = 3
         elif "DDP" in line:
             plan["zero"] = 0
-        elif (match := _NARROW.search(line)) and (dtype := recipe_called(f"{match[1] or ''}{match[2] or 'fp8'}")):
+        elif dtype := _narrow(line, self.name):
             self.gathered.settings["dtype"] = dtype
 
     def finish(self) -> None:
@@ -174,6 +177,12 @@ class Torchtitan:
             g.plan["recompute_every"] = round(1 / found.share)
         if self._mode == "selective" and not option:
             g.notes.append("selective activation checkpointing: by operator, as the log does not say otherwise")
+
+
+def _narrow(line: str, framework: str) -> str | None:
+    """Recipe of the layers that a line says were put in."""
+    match = _NARROW.search(line)
+    return recipe_called(f"{match[1] or ''}{match[2] or 'fp8'}", framework) if match else None
 
 
 def _sizes(fields: Mapping[str, str]) -> dict[str, int]:

@@ -81,10 +81,13 @@ def _known(spelling: str) -> str | None:
         return None
 
 
-#: Pattern -> precision; of overlapping findings the one that stands first here counts.
+#: Pattern -> precision; of overlapping findings the one that stands first here counts. A scale per row takes as many
+#: bytes to quantise as one per tensor that is found beforehand.
 _DTYPES: Final = (
     (r"nvfp4|nv[-_ ]?fp4", "nvfp4"),
     (r"mxfp8|mx[-_ ]?fp8|fp8[-_ ]?mx|fp8[^/]*\bmx\b", "mxfp8"),
+    (r"(?:fp8|float8)[^/]{0,20}(?:tensor-?wise|row-?wise|current|\bcs\b)", "fp8-tensorwise"),
+    (r"(?:fp8|float8)[^/]{0,20}(?:block-?wise|\bsub-?channel)", "fp8-blockwise"),
     (r"fp8|float8|e4m3|e5m2", "fp8"),
     (r"mxfp4|fp4", "nvfp4"),
     (r"int8|w8a8", "fp8"),
@@ -110,8 +113,8 @@ class DtypeName:
 def dtype_name(text: str) -> DtypeName:
     """Precisions of a spelling.
 
-    >>> [dtype_name(t).precisions for t in ("amp_bf16", "FP8 (TE hybrid)", "FP8-MX", "FP8 or NVFP4", "BF16/FP16", "x")]
-    [('bf16',), ('fp8',), ('mxfp8',), ('nvfp4', 'fp8'), ('bf16', 'fp16'), ()]
+    >>> [dtype_name(t).precisions for t in ("FP8 (TE hybrid)", "FP8-MX", "FP8 or NVFP4", "BF16/FP16", "FP8-CS", "x")]
+    [('fp8',), ('mxfp8',), ('nvfp4', 'fp8'), ('bf16', 'fp16'), ('fp8-tensorwise',), ()]
     """
     left = _BASE_NOTE.sub(" ", text.lower()[:200])
     base = bool(_QUANTISED_BASE.search(left))

@@ -114,7 +114,7 @@ def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:
 
 
 def _setting(run: MeasuredRun, found: Candidate) -> Setting:
-    precision = recipe(found.precision)
+    precision = recipe(found.precision, run.framework)
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
     return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,

@@ -30,7 +30,7 @@ def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
     domain = run.gpus_per_node
     for kind in sorted({(c.precision, c.attention) for c in settings}):
         chosen = [i for i, c in enumerate(settings) if (c.precision, c.attention) == kind]
-        job = job_of(run, settings[chosen[0]], recipe(kind[0]))
+        job = job_of(run, settings[chosen[0]], recipe(kind[0], run.framework))
         plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
         planned = planned_job(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
         out[chosen] = memory_constants().defined(peak_bytes(planned), communicators(plans), job.memory.name)["device"]

@@ -125,7 +125,7 @@ def peak_flops_per_s(device: str, precision: str) -> float | None:
 
     Where the units lack fp8 and have int8, its rate counts, as in an estimate.
 
-    >>> peak_flops_per_s("h100-sxm", "mxfp8"), peak_flops_per_s("tpu-v5p", "fp8")
+    >>> peak_flops_per_s("h100-sxm", "fp8-blockwise"), peak_flops_per_s("tpu-v5p", "fp8")
     (1978900000000000.0, 918000000000000.0)
     """
     known = catalogue_device(device)
@@ -133,7 +133,7 @@ def peak_flops_per_s(device: str, precision: str) -> float | None:
         "nvfp4": ("fp4", "fp8", "bf16"), "mxfp8": ("fp8", "bf16"), "fp8": ("fp8", "bf16"), "bf16": ("bf16", "fp16"),
         "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32"), "fp32": ("fp32",),
     }  # fmt: skip
-    rates = (known.matrix_rate(name) for name in order.get(precision, ("bf16", "fp16")))
+    rates = (known.matrix_rate(name) for name in order.get(precision.partition("-")[0], ("bf16", "fp16")))
     return next((rate for rate in rates if rate), None)
 
 
@@ -145,7 +145,7 @@ def printed_peak_flops_per_s(text: str, device: str, precision: str) -> float | 
     (4900000000000000.0, 312000000000000.0)
     """
     tail = text.lower().partition("peak")[2] or text.rpartition(";")[2]
-    narrow = precision in ("fp8", "mxfp8", "nvfp4")
+    narrow = precision.partition("-")[0] in ("fp8", "mxfp8", "nvfp4")
     choices = re.findall(r"\b(\d{3,4})(?:/(\d{3,5}))?\s{0,4}(\([^)]{0,200}\))?", tail)
     named = [c for c in choices if c[2] and device.split("-")[0] in c[2]]
     plain = named if named else [c for c in choices if not c[2]]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from steptime.plan.framework import habits_of
 from steptime.plan.job import OPTIMIZERS
 from steptime.plan.recompute import SELECTIVE, spelled_out
 from steptime.study.measured.canonical import dtype_name
 from steptime.study.measured.tables import framework_default
 
-#: Precision of a measured run -> recipe: fp8 without further words is that of Transformer Engine.
-PRECISION: Final = {"fp8": "fp8-te"}
 #: Recomputation of a measured run -> names of the plan's bits.
 RECOMPUTE: Final = {
     "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
@@ -23,23 +22,23 @@ _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})
 """Frameworks that state the shards of the data axis; their context ranks hold shards of their own beside."""
 
 
-def recipe(precision: str) -> str:
-    """Recipe of :data:`~steptime.plan.job.PRECISIONS` that a precision of a run means.
+def recipe(precision: str, framework: str = "") -> str:
+    """Recipe of :data:`~steptime.plan.job.PRECISIONS` that a precision of a run means; FP8 is the framework's own.
 
-    >>> recipe("fp8"), recipe("mxfp8"), recipe("bf16")
-    ('fp8-te', 'mxfp8', 'bf16')
+    >>> recipe("fp8"), recipe("fp8", "torchtitan"), recipe("mxfp8"), recipe("bf16")
+    ('fp8-te', 'fp8-tensorwise', 'mxfp8', 'bf16')
     """
-    return PRECISION.get(precision, precision)
+    return habits_of(framework).fp8 if precision == "fp8" else precision
 
 
-def recipe_called(text: str) -> str | None:
-    """Recipe of a spelling; None: it says none, or several.
+def recipe_called(text: str, framework: str = "") -> str | None:
+    """Recipe of a spelling in the words of a framework; None: it says none, or several.
 
     >>> [recipe_called(text) for text in ("fp8 hybrid delayed", "fp8 e4m3 mxfp8", "te_nvfp4", "bfloat16", "")]
     ['fp8-te', 'mxfp8', 'nvfp4', 'bf16', None]
     """
     found = dtype_name(text).precisions
-    return recipe(found[0]) if len(found) == 1 else None
+    return recipe(found[0], framework) if len(found) == 1 else None
 
 
 def recompute_words(kind: str) -> str:

@@ -22,6 +22,7 @@ FILLED: Final = {128: 1 / 1.21, 384: 1 / 1.742, 512: 1 / 2.001}
 _DATED: Final = re.compile(r"(20\d\d)[-_]?(0[1-9]|1[0-2])")
 _EVERY_COPY: Final = re.compile(r"\balltoall dispatcher\b", re.IGNORECASE)
 _NO_OVERLAP: Final = re.compile(r"\bno ((?:[a-z]{2}/)*[a-z]{2}) overlap", re.IGNORECASE)
+_ASYNCHRONOUS: Final = re.compile(r"\basync tp\b", re.IGNORECASE)
 LOSS_COMPILED: Final = 202502
 """Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
 
@@ -56,6 +57,11 @@ def fed_length(run: MeasuredRun) -> int:
     return run.seq_len if share is None else min(run.seq_len, round(share * run.seq_len) + BIN // 2)
 
 
+def hidden(run: MeasuredRun) -> frozenset[str]:
+    """Axes whose traffic runs beside products, where the row says so: ``tp`` with torchtitan's asynchronous one."""
+    return frozenset({"tp"} if _ASYNCHRONOUS.search(run.notes) else ())
+
+
 def unhidden(run: MeasuredRun) -> frozenset[str]:
     """Axes whose traffic nothing hides, where the row says so: of ``tp`` and ``dp``."""
     said = _NO_OVERLAP.search(run.notes)
@@ -78,8 +84,9 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
     )  # fmt: skip
     job = with_habits(job, run.framework)
+    overlap = job.overlap | hidden(run) | ({"pp"} if interleaved else set())
     return replace(
-        job, overlap=(job.overlap | ({"pp"} if interleaved else set())) - unhidden(run), memory=profile_of(run),
+        job, overlap=overlap - unhidden(run), memory=profile_of(run),
         exchange_once=job.exchange_once and not _EVERY_COPY.search(run.notes),
     )  # fmt: skip
 

@@ -85,7 +85,8 @@ Dtype = Annotated[
     typer.Option(
         "--dtype",
         help="bf16 (default), fp16, tf32, fp32; fp8: only the rate of products; with passes that quantise and narrow "
-        "inputs kept: fp8-te (one scale per tensor), mxfp8 (per block of 32), nvfp4 (4 bits, per block of 16).",
+        "inputs kept: fp8-te (a scale per tensor, of former steps), fp8-tensorwise (of the tensor itself), "
+        "fp8-blockwise (per block of 128), mxfp8 (of 32), nvfp4 (4 bits, of 16).",
     ),
 ]
 Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adam (default), adamw, adam8bit, momentum or sgd.")]

@@ -42,6 +42,8 @@ HABITS: Final = {
     "scattered_messages": "each tp rank sends its part of a message between stages",
     "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
     "root_unit": "ZeRO-3 has embedding and head in one unit",
+    "copied_parameters": "FSDP copies each parameter out of what it gathers",
+    "fp8": "recipe that FP8 means without further words",
     "separate_masking": "unfused attention masks scores by kernels of its own",
     "selective": "what is recomputed where it is asked to do so selectively",
     "parts": "what a search recomputes beside whole layers", "expert_parts": "likewise of models with experts",

@@ -1,0 +1,46 @@
+"""Copies of per-parameter sharding: FSDP2 gathers the parameters of a layer in one buffer and copies each out of it.
+
+Gradients are likewise copied, in the dtype in which they are reduced, into the buffer of the reduce-scatter. Both run
+where the computation runs (``foreach_all_gather_copy_out`` and ``foreach_reduce_scatter_copy_in`` of PyTorch's
+``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``). Flat parameters (FSDP1) are gathered in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from steptime.num import Num, where
+from steptime.plan.job import Job, replica_micro_batches
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.rows import Row, move
+
+BLOCK = "fsdp"
+
+
+def unsharded(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
+    """The rows of a layer or of an end of the model, with the copies of their weights and of their gradients.
+
+    With ZeRO-3 each pass gathers and each micro-batch reduces, with ZeRO-2 each micro-batch reduces, else a step does
+    either once. A forward pass that runs again in full finds its weights gathered for the backward pass.
+    """
+    out = list(rows)
+    if not job.copied_parameters:
+        return out
+    element = job.precision.element_bytes
+    trained: Num = sum(row.weights * row.share for row in out if row.trained)
+    frozen_bytes: Num = sum(row.weights * row.share * row.weight_bytes for row in out if not row.trained)
+    whole = trained * element + frozen_bytes
+    every = where(plans.dp * plans.cp > 1, 1.0, 0.0)
+    micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
+    once = every * where(plans.zero >= 1, 1.0, 0.0) / micro_batches
+    anew = where(is_set(plans.recompute, FULL_RECOMPUTE), 1 - 1 / plans.recompute_every, 1.0)
+    made = [
+        move("copy_out", BLOCK, whole, whole, operator="move_forward", share=where(plans.zero >= 3, every, once)),
+        move("copy_out_again", BLOCK, whole, whole, operator="move_backward",
+             share=where(plans.zero >= 3, every * anew, 0.0)),
+        move("copy_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
+             share=where(plans.zero >= 2, every, once)),
+    ]  # fmt: skip
+    return [*out, *(row for row in made if np.any(row.share))]

@@ -1,0 +1,125 @@
+"""Passes beside products, by hand: what quantises operands under each FP8 recipe, and the copies of FSDP2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
+from steptime.plan.plans import Plans
+from steptime.plan.recompute import recompute_code
+from steptime.plan.rows import Row
+from steptime.surface.models import load_model
+
+SEQ, HIDDEN, FFN_IN = 4096, 4096, 28672
+INPUT, WEIGHTS = SEQ * HIDDEN, HIDDEN * FFN_IN
+
+
+def _job(dtype: str = "bf16", **changes: Any) -> Job:
+    job = Job(model=load_model("llama3-8b"), gpus=8, global_batch=64, seq_len=SEQ, precision=PRECISIONS[dtype],
+              optimizer=OPTIMIZERS["adam"])  # fmt: skip
+    return replace(job, **changes)
+
+
+def _rows(job: Job, part: str = "layer", **plan: Any) -> dict[str, Row]:
+    block = CORRECTED.strategies["context"].block(job, Plans(**plan))
+    return {row.name: row for row in getattr(block, part)}
+
+
+def _bytes(row: Row) -> tuple[float, float]:
+    return row.shape["read_bytes"], row.shape["written_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reads", "element"),
+    [("fp8-te", 2, 1.0), ("fp8-tensorwise", 4, 1.0), ("fp8-blockwise", 2, 1 + 4 / 128), ("mxfp8", 2, 1 + 1 / 32)],
+)
+def test_an_operand_is_read_once_more_where_its_largest_magnitude_is_sought(dtype, reads, element):
+    rows = _rows(_job(dtype), dp=8)
+    assert _bytes(rows["mlp_in_quantise"]) == (reads * INPUT, 2 * element * INPUT)
+    assert _bytes(rows["mlp_in_quantise_gradient"]) == (reads * SEQ * FFN_IN, 2 * element * SEQ * FFN_IN)
+    assert _bytes(rows["mlp_in_quantise_weights"]) == (reads * WEIGHTS, 2 * element * WEIGHTS)
+    assert rows["mlp_in"].kept_bytes == element * INPUT
+
+
+def test_weights_are_quantised_once_a_step_but_after_each_gathering_of_zero_3():
+    once = _rows(_job("fp8-te"), dp=8, micro_batch=2)
+    assert once["mlp_in_quantise_weights"].share == 1 / 4  # of 64 sequences on 8 ranks, two at a time
+    assert once["mlp_in_quantise_weights"].operator == "move_forward"
+    assert "mlp_in_quantise_gathered" not in once
+    each = _rows(_job("fp8-tensorwise"), dp=8, micro_batch=2, zero=3)
+    assert "mlp_in_quantise_weights" not in each
+    assert each["mlp_in_quantise_gathered"].operator == "move"  # forward as it is, backward transposed
+    assert each["mlp_in_quantise_gathered"].share == 1
+    assert _bytes(each["mlp_in_quantise_gathered"]) == (2 * WEIGHTS, WEIGHTS)
+
+
+def test_frozen_weights_are_quantised_for_good():
+    rows = _rows(_job("fp8-te", adapter=Adapter(rank=8)), dp=8)
+    assert "mlp_in_quantise" in rows and "mlp_in_quantise_weights" not in rows
+    assert "mlp_in_adapter_down_quantise_weights" in rows
+
+
+@pytest.mark.parametrize(
+    ("recompute", "again"),
+    [("none", {}), ("full", {}),
+     ("norm", {"qkv": 1, "mlp_in": 1}),  # their inputs, the outputs of the norms, are made again
+     ("activation", {"mlp_out": 1}), ("mlp", {"mlp_in": 1, "mlp_out": 1})],
+)  # fmt: skip
+def test_what_is_made_again_is_quantised_again(recompute, again):
+    rows = _rows(_job("fp8-te"), dp=8, recompute=recompute_code(recompute))
+    names = ("qkv", "attention_out", "mlp_in", "mlp_out")
+    assert {name: rows[f"{name}_quantise"].recomputed for name in names} == {name: again.get(name, 0) for name in names}
+
+
+def test_an_input_that_no_gradient_needs_is_not_quantised_again():
+    frozen = _job("fp8-te", adapter=Adapter(rank=8, targets="attention"))
+    rows = _rows(frozen, dp=8, recompute=recompute_code("norm"))
+    assert rows["mlp_in_quantise"].recomputed == 0
+
+
+LAYER = 4096 * (4096 + 2048) + 4096 * 4096 + WEIGHTS + 14336 * 4096 + 2 * 4096
+"""Parameters of a layer of Llama 3 8B."""
+
+
+def _copies(**plan: Any) -> dict[str, tuple[float, float, float]]:
+    rows = _rows(with_habits(_job(), "torchtitan"), **plan)
+    return {name: (*_bytes(row), row.share) for name, row in rows.items() if row.block == "fsdp"}
+
+
+def test_fsdp2_copies_parameters_out_in_each_pass_and_gradients_into_fp32():
+    assert _copies(dp=8, micro_batch=1, zero=3) == {
+        "copy_out": (2 * LAYER, 2 * LAYER, 1), "copy_out_again": (2 * LAYER, 2 * LAYER, 1),
+        "copy_in": (2 * LAYER, 4 * LAYER, 1),
+    }  # fmt: skip
+
+
+def test_what_stays_gathered_is_copied_once_a_step():
+    assert {name: share for name, (_, _, share) in _copies(dp=8, zero=2).items()} == {"copy_out": 1 / 8, "copy_in": 1}
+    assert {name: share for name, (_, _, share) in _copies(dp=8, zero=1).items()} == {
+        "copy_out": 1 / 8, "copy_in": 1 / 8,
+    }  # fmt: skip
+    assert _copies(dp=8, zero=0) == {}
+
+
+def test_a_forward_pass_in_full_again_finds_its_weights_gathered():
+    full = recompute_code("full")
+    assert "copy_out_again" not in _copies(dp=8, zero=3, recompute=full)
+    assert _copies(dp=8, zero=3, recompute=full, recompute_every=4)["copy_out_again"][2] == 3 / 4
+
+
+def test_one_rank_or_flat_parameters_copy_nothing():
+    assert _copies(tp=8, zero=3) == {}
+    flat = with_habits(_job(), "fms-fsdp")
+    assert not any(row.block == "fsdp" for row in _rows(flat, dp=8, zero=3).values())
+
+
+def test_the_ends_of_the_model_are_copied_too_and_frozen_weights_as_they_are_stored():
+    job = with_habits(_job(adapter=Adapter(rank=8, weight_bytes=QLORA_BYTES)), "torchtune")
+    rows, first = _rows(job, dp=8, zero=3), _rows(with_habits(_job(), "torchtitan"), "first", dp=8, zero=3)
+    assert _bytes(first["copy_out"]) == (2 * 128256 * 4096, 2 * 128256 * 4096)
+    assert QLORA_BYTES * LAYER < _bytes(rows["copy_out"])[0] < 0.3 * 2 * LAYER
+    assert _bytes(rows["copy_in"])[0] < 0.05 * 2 * LAYER
