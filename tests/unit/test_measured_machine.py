@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from explained_terms import differing, explained
-from steptime.cost.regression import half_size_matmul_s, linear_s, streaming_s
-from steptime.errors import UserError
+from steptime.calibrate.machine.profile import CANDIDATES
+from steptime.cost.regression import SENT, half_size_matmul_s, linear_s, streaming_s
+from steptime.errors import UnknownNameError, UserError
 from steptime.estimate.communication import collective_call, collective_time_s, message_time_s
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
@@ -249,6 +250,35 @@ def test_a_curve_that_can_give_no_time_is_refused(cluster: Cluster, changed: dic
     wrong = curve("streaming/gelu", STREAM | changed)
     device = replace(cluster.device, curves=Profile(device="mine", curves=(wrong,)))
     with pytest.raises(UserError, match=message):
+        machine(replace(cluster, device=device))
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("gem", "gem fp32 of mine: there is no formula of curves 'gem'\n  valid: additive, blocked_convolution, "),
+        ("streming/gelu", "there is no formula of curves 'streming'\n  did you mean streaming"),
+        ("streaming/gelu_bakward", "there is no measured operator 'gelu_bakward'\n  did you mean gelu_backward"),
+        ("linear/all_redcue/local4", "'all_redcue/local4'\n  did you mean all_reduce/local4"),
+        ("linear/all_reduce/lokal4", "'all_reduce/lokal4'\n  did you mean all_reduce/local4"),
+        ("linear/all_reduce/local", "'all_reduce/local'\n  did you mean all_reduce/local2"),
+        ("linear", "there is no measured operator ''\n  measure the machine again"),
+    ],
+)
+def test_a_curve_with_a_misspelt_name_is_not_left_out_in_silence(cluster: Cluster, family: str, message: str) -> None:
+    device = replace(cluster.device, curves=Profile(device="mine", curves=(*CURVES, curve(family, LINEAR))))
+    with pytest.raises(UnknownNameError, match=message):
+        machine(replace(cluster, device=device))
+
+
+def test_every_name_that_a_calibration_gives_is_known(cluster: Cluster) -> None:
+    names = {f"{model}/{kind}" for kind, models in CANDIDATES.items() for model in models}
+    names |= {
+        f"{model}/{kind}/{axis}4" for model in ("linear", "streaming") for kind in SENT for axis in ("local", "node")
+    }
+    for name in names:
+        values = dict.fromkeys(FORMULAS[name.partition("/")[0]].arguments, 1.0)
+        device = replace(cluster.device, curves=Profile(device="mine", curves=(curve(name, values),)))
         machine(replace(cluster, device=device))
 
 

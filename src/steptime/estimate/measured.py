@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Final
 
 from steptime.cost.regression import (
@@ -63,10 +64,12 @@ OWN: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CONVOLVED, ("rows", "columns", "depth", "tensor_bytes", "channelwise")),
     **dict.fromkeys(LOOPED, ("loops", "steps", "moved_bytes", "result_bytes")),
 }
+MEASURED: Final = frozenset(("matmul", "update", *chain.from_iterable(RAN.values()), *OWN))
+"""All that is measured of one rank."""
 
 _RATE_ENDS: Final = ("_per_s", "_Bps")
 """Ends of the names of rates."""
-_AGAIN: Final = "measure the machine again: steptime calibrate machine"
+AGAIN: Final = "measure the machine again: steptime calibrate machine"
 _NEVER_TURNED: Final = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30}
 """Coefficients of products in files that say nothing of transposed operands: these cost nothing more."""
 
@@ -141,14 +144,14 @@ def checked(curve: Curve, given: tuple[str, ...], profile: Profile) -> tuple[For
     formula, named = FORMULAS[curve.family.partition("/")[0]], f"{curve.family} {curve.dtype} of {profile.device}"
     missing = [n for n in formula.arguments if n not in given and n not in curve.coefficients]
     if missing:
-        raise UserError(f"the curve {named} lacks the coefficient {missing[0]}", hint=_AGAIN)
+        raise UserError(f"the curve {named} lacks the coefficient {missing[0]}", hint=AGAIN)
     for name, value in curve.coefficients.items():
         if name not in formula.arguments:
-            raise UnknownNameError(f"coefficient of {named}", name, formula.arguments, otherwise=_AGAIN)
+            raise UnknownNameError(f"coefficient of {named}", name, formula.arguments, otherwise=AGAIN)
         positive = name.endswith(_RATE_ENDS)
         if value < 0 or (positive and not value):
             wanted = "has to be more than 0" if positive else "must not be negative"
-            raise UserError(f"the curve {named} has {name} {value}, which {wanted}", hint=_AGAIN)
+            raise UserError(f"the curve {named} has {name} {value}, which {wanted}", hint=AGAIN)
     return formula, curve
 
 

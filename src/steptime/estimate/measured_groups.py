@@ -13,7 +13,8 @@ from typing import Final
 
 from steptime.cost.regression import SENT
 from steptime.cost.stated import stated_latency_s
-from steptime.estimate.measured import FORMULAS, checked
+from steptime.errors import UnknownNameError
+from steptime.estimate.measured import AGAIN, FORMULAS, MEASURED, checked
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated import as_measured, stated_text
 from steptime.hardware.profile import Curve, Profile
@@ -138,11 +139,15 @@ def groups_of(profile: Profile | None) -> Groups | None:
 
     Raises:
         UserError: a curve lacks a coefficient of its formula.
+        UnknownNameError: a curve is of no formula or of nothing that is measured.
     """
+    if profile is None:
+        return None
     found = []
-    for curve in profile.curves if profile is not None else ():
+    for curve in profile.curves:
+        _check_family(curve, profile)
         name = NAME.fullmatch(curve.family)
-        if profile is not None and name is not None and name[1] in FORMULAS and name[2] in SENT:
+        if name is not None:
             formula, _ = checked(curve, ("moved_bytes", "result_bytes"), profile)
             found.append(
                 GroupCurve(
@@ -151,3 +156,15 @@ def groups_of(profile: Profile | None) -> Groups | None:
                 )
             )  # fmt: skip
     return Groups(curves=tuple(found)) if found else None
+
+
+def _check_family(curve: Curve, profile: Profile) -> None:
+    """No curve of a file is left out because of how its name is spelt."""
+    formula, _, ran = curve.family.partition("/")
+    named = f"the curve {curve.family} {curve.dtype} of {profile.device}"
+    if formula not in FORMULAS:
+        raise UnknownNameError("formula of curves", formula, FORMULAS, where=named)
+    ranks = ran.lstrip("abcdefghijklmnopqrstuvwxyz_/") or "2"
+    groups = {f"{kind}/{axis}{ranks}" for kind in SENT for axis in ("local", "node")}
+    if ran not in MEASURED and not (ran in groups and NAME.fullmatch(curve.family)):
+        raise UnknownNameError("measured operator", ran, MEASURED | groups, where=named, otherwise=AGAIN)
