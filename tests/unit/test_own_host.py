@@ -17,7 +17,7 @@ from steptime.calibrate.machine.work import TRAINED, Task
 from steptime.cost.host import issued_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer, cost_table
-from steptime.estimate.graph.products import turned
+from steptime.estimate.graph.products import left_turned
 from steptime.estimate.graph.timing import HOST_MORE_S
 from steptime.estimate.work import PhaseWork, paced_s
 from steptime.hardware import load_cluster, load_device
@@ -50,12 +50,14 @@ def cpu(**changes: Any) -> Device:
 # --- operands that lie transposed
 
 
-def product(op: str = "mm", by: str | None = "t") -> Any:
-    """4 x 5 by 5 x 6, of a left operand that a view turned round, if any."""
-    nodes = Nodes()
-    left = nodes.source("input", "x", TensorType((4, 5) if by is None else (5, 4), "fp32"))
-    if by is not None:
-        left = nodes.apply(by, {"self": left}, outputs=[TensorType((4, 5), "fp32")]).value()
+def product(op: str = "mm", by: str = "t") -> Any:
+    """4 x 5 by 5 x 6, of a left operand that looks at what lies in memory, one after another."""
+    nodes, looks = Nodes(), by.split()
+    turns = [sum(look in ("t", "transpose") for look in looks[i:]) % 2 for i in range(len(looks) + 1)]
+    left, *types = (TensorType((5, 4) if turn else (4, 5), "fp32") for turn in turns)
+    left = nodes.source("input", "x", left)
+    for look, made in zip(looks, types, strict=True):
+        left = nodes.apply(look, {"self": left}, outputs=[made]).value()
     right = nodes.source("input", "y", TensorType((5, 6), "fp32"))
     names = ("mat1", "mat2") if op == "addmm" else ("self", "mat2")
     given = dict(zip(names, (left, right), strict=True))
@@ -65,10 +67,16 @@ def product(op: str = "mm", by: str | None = "t") -> Any:
 
 
 @pytest.mark.parametrize("op", ["mm", "addmm"])
-@pytest.mark.parametrize(("by", "is_turned"), [(None, False), ("t", True), ("transpose", True), ("relu", False)])
-def test_a_captured_product_knows_whether_its_left_operand_is_turned(op: str, by: str | None, is_turned: bool) -> None:
+@pytest.mark.parametrize(
+    ("by", "is_turned"),
+    [
+        ("", False), ("t", True), ("transpose", True), ("relu", False), ("t t", False), ("t transpose", False),
+        ("t t t", True), ("t detach", True), ("t relu", False), ("t relu t", True),
+    ],
+)  # fmt: skip
+def test_a_captured_product_knows_whether_its_left_operand_is_turned(op: str, by: str, is_turned: bool) -> None:
     node = product(op, by)
-    assert turned(node) == is_turned
+    assert left_turned(node) == is_turned
     plain = 1.0 + 2 * 4 * 5 * 6 / 1e3
     more = (2 * 4 * 5 * 6 / 2e3 + 4 * 5 / 10.0) * is_turned
     assert Timer(device=cpu()).cost(node).seconds == pytest.approx(plain + more)
@@ -76,12 +84,12 @@ def test_a_captured_product_knows_whether_its_left_operand_is_turned(op: str, by
 
 def test_one_timer_tells_both_apart() -> None:
     timer = Timer(device=cpu())
-    assert timer.cost(product()).seconds > timer.cost(product(by=None)).seconds
+    assert timer.cost(product()).seconds > timer.cost(product(by="")).seconds
 
 
 def test_devices_of_the_catalogue_do_not_ask() -> None:
     timer = Timer(device=load_device("h100-sxm"))
-    assert timer.cost(product()).seconds == timer.cost(product(by=None)).seconds
+    assert timer.cost(product()).seconds == timer.cost(product(by="")).seconds
 
 
 SHAPES = [(16 * (1 + i % 5), 32 * (1 + i % 7), 64 * (1 + i % 3)) for i in range(48)]

@@ -10,12 +10,11 @@ from steptime.cost.matmul import matmul_flops
 from steptime.estimate.graph.work import OperatorRow, as_operator, input_type
 from steptime.estimate.operators import Formula
 from steptime.num import Num
+from steptime.workload.captured.layouts import turned
 from steptime.workload.graph import Node
 
 #: Arguments that are the operand on the left of a product; ``self`` is the bias where there is a ``mat1``.
 LEFT: Final = ("mat1", "self")
-#: Views that exchange the dims of a matrix.
-TURNING: Final = ("t", "transpose", "permute", "numpy_T")
 
 Sizes = Callable[[Node], Mapping[str, Num]]
 
@@ -27,7 +26,7 @@ def _product(left: str, right: str) -> Sizes:
         a, b = _shape(node, left), _shape(node, right)
         return {
             "m": math.prod(a[:-1]), "n": b[-1] if len(b) > 1 else 1, "k": a[-1], "accumulate": 1,
-            "turned": float(turned(node)),
+            "turned": float(left_turned(node)),
         }  # fmt: skip
 
     return sizes
@@ -77,10 +76,10 @@ def _outer(node: Node) -> dict[str, Num]:
     return {"m": _shape(node, "vec1", "self")[0], "n": _shape(node, "vec2")[0], "k": 1, "accumulate": 1}
 
 
-def turned(node: Node) -> bool:
+def left_turned(node: Node) -> bool:
     """Whether an operand on the left of a product is the transpose of what lies in memory."""
     left = next((value for name in LEFT if (value := node.input(name)) is not None), None)
-    return left is not None and len(left.type.shape) == 2 and left.node.op in TURNING
+    return left is not None and turned(left)
 
 
 def _shape(node: Node, *names: str) -> tuple[int, ...]:

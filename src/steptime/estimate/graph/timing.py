@@ -9,7 +9,7 @@ from typing import Final, Literal
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.graph.kernels import convolved_in, fitted, machine_for, rate_dtype
 from steptime.estimate.graph.operators import NOTHING, work_of
-from steptime.estimate.graph.products import turned
+from steptime.estimate.graph.products import left_turned
 from steptime.estimate.graph.work import STREAM, KernelCall, Work
 from steptime.estimate.kernels import Timed
 from steptime.estimate.machine import Machine, issue_sharpness
@@ -110,7 +110,7 @@ class Timer:
         """Cost of a node; nodes of the same operator, types and attributes cost the same."""
         attributes = tuple(pair for pair in node.attributes if pair[0] != "draw")
         key = (node.op, inplace, node.names, tuple(v.type for v in node.inputs), attributes, node.outputs,
-               len(set(node.inputs)), turned(node))  # fmt: skip
+               len(set(node.inputs)), left_turned(node))  # fmt: skip
         found = self._costs.get(key)
         if found is None:
             work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)

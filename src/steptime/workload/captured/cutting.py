@@ -14,7 +14,7 @@ from math import gcd
 from typing import Final
 
 from steptime.num import divisors
-from steptime.workload.captured.layouts import FEW, WHOLE, Layout, Uncut, of_view
+from steptime.workload.captured.layouts import FEW, WHOLE, Layout, Uncut, of_view, turned
 from steptime.workload.captured.rules import ADDITIONS, PRODUCTS, RULES, origins_of, parameter_of
 from steptime.workload.captured.sections import Blocks, Sections
 from steptime.workload.graph import Call, Node, Value
@@ -221,12 +221,11 @@ class _Attempt:
         if name in self.cutting.weights or self._family(name) in self.whole or "view" in looks:
             return
         layout = self._of(given)
-        turned = sum(look in ("t", "transpose") for look in looks) % 2
         if layout.dim is None:
-            self._cut(name, 1 - turned, weight)
+            self._cut(name, 1 - turned(weight), weight)
             self._cut_bias(node)
         elif layout.dim == 1:
-            self._cut(name, turned, weight)
+            self._cut(name, int(turned(weight)), weight)
             self.cutting.pairs.add(self._family(name))
 
     def _cut(self, name: str, dim: int, weight: Value) -> None:

@@ -6,10 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.workload.graph import Node
+from steptime.workload.graph import Node, Value
 
 FEW: Final = 3
 """Projections that one weight joins, as queries, keys and values: such a dim is no dim of heads."""
+TURNING: Final = ("t", "transpose", "permute", "numpy_T")
+"""Looks that exchange the dims of a matrix."""
+KEEPING: Final = ("detach", "alias", "_to_copy")
+"""Looks, and the copy, that leave the dims in the order in which they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,15 @@ def integers(node: Node, *names: str) -> tuple[int, ...]:
         if isinstance(given, tuple):
             return tuple(int(item) for item in given if isinstance(item, int))
     return ()
+
+
+def turned(value: Value) -> bool:
+    """Whether a matrix is the transpose of what lies in memory: of the looks at it an odd number exchange its dims."""
+    out, node = False, value.node
+    while node.op in (*TURNING, *KEEPING) and len(node.outputs[0].shape) == 2:
+        out ^= node.op in TURNING
+        node = node.inputs[0].node
+    return out
 
 
 def of_view(node: Node, index: int, given: Layout, heads: frozenset[int], few: int = FEW) -> Layout:
