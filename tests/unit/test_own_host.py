@@ -14,7 +14,7 @@ from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.linear import MODELS
 from steptime.calibrate.machine.runner import Measured
 from steptime.calibrate.machine.work import TRAINED, Task
-from steptime.cost.host import issued_s
+from steptime.cost.host import IN_TURN, issued_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer, cost_table
 from steptime.estimate.graph.products import left_turned
@@ -201,6 +201,24 @@ def test_the_host_adds_to_the_time_of_its_own_work() -> None:
     assert own.step_s == pytest.approx(own.device_s + own.host_s)
     assert other.step_s == issued_s(other.device_s, 1.0, other.host_s) < own.step_s
     assert own.bracket_s == (own.step_s, own.step_s)
+
+
+def test_whether_both_take_turns_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step, its bounds, the bare updates and the words of a report follow from one answer."""
+    torch = pytest.importorskip("torch")
+    import steptime
+
+    program = steptime.capture(
+        torch.nn.Linear(64, 64), (torch.empty(64, 64),), optimizer="sgd-loop", loss=lambda out: out.sum(), target="cpu"
+    )
+    device = cpu(issue_s=1e-3, architecture="hopper")
+    apart = cost_table(program, Timer(device=device)).totals
+    monkeypatch.setattr("steptime.estimate.graph.timing.issue_sharpness", lambda _device: IN_TURN)
+    table = cost_table(program, Timer(device=device))
+    turns = table.totals
+    assert turns.step_s == pytest.approx(turns.device_s + turns.host_s) and turns.host_s < apart.host_s
+    assert turns.bracket_s == (turns.device_s + turns.host_s,) * 2
+    assert "on the same processor" in total_lines(table)[0]
 
 
 def test_the_step_that_is_measured_has_as_many_operators_as_it_is_divided_by() -> None:

@@ -151,7 +151,7 @@ class CostTable:
     def host_s(self) -> Array:
         """Time of the host to issue each call; on the host itself, optimisers go without modules and gradients."""
         host_s = self.column(lambda c: c.host_s)
-        if not self.timer.device.is_host:
+        if not self.timer.in_turn:
             return host_s
         bare = np.array([call.phase == "optimizer" for call in self.program.calls], dtype=bool)
         return np.where(bare, np.minimum(host_s, self.launches * self.timer.host_more_s), host_s)
@@ -256,7 +256,7 @@ class CostTable:
         device_s, launches = float(self.seconds.sum()), float(self.launches.sum())
         host_s = float(self.host_s.sum())
         step_s = float(issued_s(device_s, 1.0, host_s, self.timer.sharpness))
-        low_s = device_s + host_s if self.timer.device.is_host else max(device_s, host_s)
+        low_s = device_s + host_s if self.timer.in_turn else max(device_s, host_s)
         peak = self.column(lambda c: c.peak_flops_per_s)
         flops, moved = float(self.flops.sum()), float(self.moved_bytes.sum())
         vector = float(self.vector_flops.sum())

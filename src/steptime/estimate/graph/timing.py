@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
+from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.graph.kernels import convolved_in, fitted, machine_for, rate_dtype
 from steptime.estimate.graph.operators import NOTHING, work_of
@@ -93,6 +94,11 @@ class Timer:
     def sharpness(self) -> float:
         """Exponent with which the times of device and host join."""
         return issue_sharpness(self.device)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the host is the device itself, and issues an operator when it has computed the one before."""
+        return self.sharpness == IN_TURN
 
     @cached_property
     def _convolved(self) -> str:

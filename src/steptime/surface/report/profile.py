@@ -89,7 +89,7 @@ def total_lines(table: CostTable) -> list[str]:
 def _issued(table: CostTable) -> str:
     """The times of device and host, and what they make together."""
     s, launches = table.totals, t.count(table.totals.launches)
-    if table.timer.device.is_host:
+    if table.timer.in_turn:
         return f"operators {t.seconds(s.device_s)}, {t.seconds(s.host_s)} to issue {launches} on the same processor"
     low, high = (t.seconds(each) for each in s.bracket_s)
     return (
