@@ -28,12 +28,22 @@ from steptime.cost.convolution import (
 from steptime.cost.regression import blocked_convolution_s
 from steptime.errors import UserError
 from steptime.estimate.graph import Timer
-from steptime.estimate.graph.kernels import CURVES, convolved_in, machine_for, with_usual_convolutions
+from steptime.estimate.graph.kernels import (
+    CURVES,
+    alone,
+    convolved_in,
+    further_models,
+    machine_for,
+    with_further_models,
+    with_usual_convolutions,
+)
 from steptime.estimate.graph.operators import work_of
-from steptime.estimate.kernels import NAMED, timed
+from steptime.estimate.kernels import NAMED, KernelModel, timed
+from steptime.estimate.machine import machine_of
 from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.records import Device
 from steptime.plan.job import PRECISIONS
 from steptime.workload.graph import Nodes, TensorType
 
@@ -344,6 +354,21 @@ def test_convolutions_run_in_the_faster_of_both_types(device: str, dtype: str, e
         usual = with_usual_convolutions(own, known, PRECISIONS[dtype]).models["conv_fwd"]
         assert usual.fixed == other.models["conv_fwd"].fixed != own.models["conv_fwd"].fixed
         assert with_usual_convolutions(own, known, PRECISIONS[dtype]).models.keys() == own.models.keys()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_models_of_each_type_are_made_once(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    made: list[str] = []
+    device, precision = load_device("h100-sxm"), PRECISIONS[dtype]
+    plain = machine_of(alone(device), 1, precision, lone_rank_has_all_links=True, calibrated=True)
+
+    def counted(of: Device, profile: Profile, name: str) -> dict[str, KernelModel]:
+        made.append(name)
+        return further_models(of, profile, name)
+
+    monkeypatch.setattr("steptime.estimate.graph.kernels.further_models", counted)
+    with_usual_convolutions(with_further_models(plain, device, precision), device, precision)
+    assert made == {"fp32": ["fp32", "tf32"], "bf16": ["bf16"]}[dtype]
 
 
 @pytest.mark.parametrize(("tf32_flops_per_s", "expected"), [(4e12, "tf32"), (1e12, "fp32")])

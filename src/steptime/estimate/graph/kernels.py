@@ -86,11 +86,18 @@ def with_further_models(machine: Machine, device: Device, precision: Precision) 
 
 
 def with_usual_convolutions(machine: Machine, device: Device, precision: Precision) -> Machine:
-    """The same machine with the convolutions of PyTorch's default (:func:`convolved_in`)."""
-    other = convolved_in(device, precision.matrix_dtype)
-    if other == precision.matrix_dtype:
+    """The same machine with the convolutions of PyTorch's default (:func:`convolved_in`).
+
+    Args:
+        machine: what :func:`with_further_models` gave.
+        device: its device.
+        precision: that of its models.
+    """
+    if not _may_run_in_tf32(device, precision.matrix_dtype):
         return machine
-    found = _further_models(device, PRECISIONS[other])
+    found = _further_models(device, PRECISIONS["tf32"])
+    if _faster_in(found, machine.models) == "fp32":
+        return machine
     return replace(machine, models={**machine.models, **{n: found[n] for n in (*CONVOLVED, DEPTHWISE) if n in found}})
 
 
@@ -99,9 +106,18 @@ def convolved_in(device: Device, dtype: str) -> str:
 
     Which one that is, a convolution of a usual size says (:data:`USUAL`).
     """
-    if dtype != "fp32" or "tf32" not in device.matrix_flops_per_s:
+    if not _may_run_in_tf32(device, dtype):
         return dtype
-    models = {name: _further_models(device, PRECISIONS[name]).get("conv_fwd") for name in ("tf32", "fp32")}
+    return _faster_in(*(_further_models(device, PRECISIONS[name]) for name in ("tf32", "fp32")))
+
+
+def _may_run_in_tf32(device: Device, dtype: str) -> bool:
+    return dtype == "fp32" and "tf32" in device.matrix_flops_per_s
+
+
+def _faster_in(tf32: Mapping[str, KernelModel], fp32: Mapping[str, KernelModel]) -> str:
+    """The type whose models time the usual convolution shorter; TF32 where they do not say."""
+    models = {"tf32": tf32.get("conv_fwd"), "fp32": fp32.get("conv_fwd")}
     times_s = {name: model.seconds(USUAL) for name, model in models.items() if model is not None}
     return "fp32" if len(times_s) == 2 and bool(times_s["fp32"] < times_s["tf32"]) else "tf32"
 
