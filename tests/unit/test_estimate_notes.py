@@ -88,3 +88,13 @@ def test_levels_between_the_first_and_the_slowest_are_named(tmp_path: Path) -> N
     assert api.estimate(**job, gpus=8, plan={"micro_batch": 1}).notes == ()
     file.write_text(file.read_text().replace("oversubscription = 4", ""))
     assert api.estimate(**job, gpus=64, plan={"micro_batch": 1}).notes == ()
+
+
+def test_a_batch_that_nobody_gave_is_named() -> None:
+    """The commands ask for it; in Python it may be left out."""
+    job, plan = {"framework": "ideal", "gpus": 8}, {"pp": 2, "micro_batch": 2}
+    taken = api.estimate("gpt2", "dgx-h100", **job, plan=plan)
+    assert taken.workload["global_batch"] == 4 * 2 * 2
+    said = "global_batch was not given: one micro-batch per stage and replica was taken, 16 sequences"
+    assert taken.notes[0] == said
+    assert said not in api.estimate("gpt2", "dgx-h100", **job, plan=plan, global_batch=16).notes

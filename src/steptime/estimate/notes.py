@@ -107,6 +107,15 @@ def changed_device(device: Device) -> tuple[str, ...]:
     return tuple(out)
 
 
+def global_batch_taken(batch: int, noun: str) -> str:
+    """A note where no batch was given; ``noun``: what it counts.
+
+    >>> global_batch_taken(16, "sequence")
+    'global_batch was not given: one micro-batch per stage and replica was taken, 16 sequences'
+    """
+    return f"global_batch was not given: one micro-batch per stage and replica was taken, {counted(batch, noun)}"
+
+
 def micro_batch_taken(time: Terms, share: int, noun: str) -> tuple[str, ...]:
     """A note where no micro-batch was given and a replica has more than one sequence; ``noun``: what a batch counts.
 

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.errors import PlanError, UserError, shown
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices
-from steptime.estimate.notes import micro_batch_taken, stage_taken
+from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.plan.job import Job, replica_sequences, sample_noun
@@ -134,8 +134,10 @@ def estimate(
             the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in published mode it is the fastest one. The
             ``plan`` of an estimate or of a search may be given as it is.
 
-    The other arguments are those of :func:`plan`; without ``gpus`` the product of the degrees is taken, without
-    ``global_batch`` one micro-batch per stage and replica.
+    The other arguments are those of :func:`plan`. The command asks for ``gpus`` and ``global_batch``; here both may be
+    left out. Without ``gpus`` the product of the degrees is taken. Without ``global_batch`` it is one micro-batch per
+    stage and replica (``dp pp micro_batch`` sequences), a note says how many; a real step of more micro-batches takes
+    longer, and spends less of its time on the bubble, gradients and optimiser.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
@@ -168,6 +170,8 @@ def estimate(
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
     found = estimate_plan(setting, chosen.method.strategy(name), placed, explain=True)
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
+    if global_batch is None:
+        said = (*said, global_batch_taken(batch, sample_noun(setting.job.seq_len)))
     return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
 
 
