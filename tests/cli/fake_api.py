@@ -88,6 +88,7 @@ class FakeLedger:
     flops: Terms = dataclasses.field(default_factory=lambda: Terms({"layers/mlp": 6e9}))
     bytes: Terms = dataclasses.field(default_factory=lambda: Terms({"weights": 8e6}))
     notes: tuple[str, ...] = ("tied embeddings",)
+    sample: str = "sequence"
 
     def to_json(self) -> dict[str, Any]:
         return {"schema_version": 1, "name": self.name, "parameters": dict(self.parameters)}

@@ -7,6 +7,7 @@ import pytest
 from steptime.errors import PlanError
 from steptime.surface import api
 from steptime.surface.report.estimate import print_estimate
+from steptime.surface.report.ledger import print_ledger
 from steptime.surface.report.plan import print_plan_result
 
 JOB = {"gpus": 8, "global_batch": 8}
@@ -40,3 +41,17 @@ def test_errors_and_empty_searches_name_gpus_only_where_there_are_some(
     assert result.nearest is None
     print_plan_result(result, {"model": "gpt2", "cluster": cluster, **job})
     assert f"64 {noun}s" in capsys.readouterr().out
+
+
+def test_a_batch_of_a_vision_model_counts_images(capsys: pytest.CaptureFixture[str]) -> None:
+    """They were called sequences."""
+    uneven = {"gpus": 8, "global_batch": 65}
+    notes = " ".join(api.estimate("vit-l16", "dgx-h100", **uneven).notes)  # type: ignore[arg-type]
+    assert "a replica has 9 images" in notes and "65 images are no multiple of dp 8" in notes
+    result = api.plan("vit-l16", "dgx-h100", top=1, **uneven)  # type: ignore[arg-type]
+    print_plan_result(result, {"model": "vit-l16", "cluster": "dgx-h100", **uneven})
+    ledger = api.ledger("vit-l16")
+    print_ledger(ledger)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "global batch 65 images of 197 tokens" in text and "FLOPs, forward, one image" in text
+    assert ledger.notes[0] == "image of 197 tokens, bf16" and "sequence" not in f"{text} {notes}"

@@ -8,7 +8,7 @@ from steptime.estimate.metrics import kept_choices
 from steptime.hardware.fields import RATES
 from steptime.hardware.records import Device
 from steptime.plan.framework import MODEL_AXES, habits_of
-from steptime.plan.job import Job, Precision, replica_micro_batches, sample_noun
+from steptime.plan.job import Job, Precision, replica_micro_batches
 from steptime.plan.overlap_rules import RULES
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
@@ -27,9 +27,9 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
     :math:`B` are the sequences of the global batch, :math:`d` the replicas, :math:`m` the sequences of a micro-batch.
 
     >>> from types import SimpleNamespace as Some
-    >>> uneven_batch(Some(global_batch=96, seq_len=512), Plans(dp=32))
+    >>> uneven_batch(Some(global_batch=96, sample="image"), Plans(dp=32))
     ()
-    >>> "dp 32 x 4 x 1 = 128 sequences" in uneven_batch(Some(global_batch=100, seq_len=512), Plans(dp=32))[0]
+    >>> "dp 32 x 4 x 1 = 128 images" in uneven_batch(Some(global_batch=100, sample="image"), Plans(dp=32))[0]
     True
     """
     batch, dp, size = job.global_batch, int(plans.dp), int(plans.micro_batch)
@@ -37,7 +37,7 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
     charged = dp * micro_batches * size
     if charged == batch or dp > batch:
         return ()
-    noun = f"{sample_noun(job.seq_len)}s"
+    noun = f"{job.sample}s"
     return (
         f"{batch} {noun} are no multiple of dp {dp} x micro_batch {size}: the step takes as long as one of "
         f"dp {dp} x {micro_batches} x {size} = {charged} {noun}; rates and MFU count the {batch}",

@@ -247,6 +247,8 @@ def workload_record(job: Job) -> dict[str, Any]:
         "gpus": job.gpus, "global_batch": job.global_batch, "seq_len": job.seq_len, "dtype": job.precision.name,
         "optimizer": job.optimizer.name, "framework": job.framework.name,
     }  # fmt: skip
+    if job.model.vision is not None:
+        out["sample"] = job.sample
     if job.adapter is not None:
         adapter = job.adapter
         lora = {"rank": adapter.rank, "targets": adapter.targets, "qlora": adapter.weight_bytes is not None}

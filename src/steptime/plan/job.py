@@ -144,13 +144,13 @@ ATTENTIONS = ("fused", "unfused", "summa")
 OFFLOADS = ("optimizer", "activations")
 
 
-def sample_noun(seq_len: int) -> str:
-    """What a batch counts: sequences, or samples (images, rows) where one has a single token.
+def sample_noun(seq_len: int, *, images: bool = False) -> str:
+    """What a batch counts: sequences, images, or samples (of anything else) where one has a single token.
 
-    >>> sample_noun(2048), sample_noun(1)
-    ('sequence', 'sample')
+    >>> sample_noun(2048), sample_noun(197, images=True), sample_noun(1)
+    ('sequence', 'image', 'sample')
     """
-    return "sample" if seq_len == 1 else "sequence"
+    return "image" if images else "sample" if seq_len == 1 else "sequence"
 
 
 def replica_sequences(global_batch: int, replicas: Num) -> Num:
@@ -221,6 +221,11 @@ class Job:
     """What the training software makes of memory."""
     captured: CapturedModel | None = None
     """The module that ``model`` is a summary of; its operators are the rows."""
+
+    @property
+    def sample(self) -> str:
+        """What its batch counts, in the singular (:func:`sample_noun`)."""
+        return sample_noun(self.seq_len, images=self.model.vision is not None)
 
     @property
     def gradient_bytes(self) -> float:

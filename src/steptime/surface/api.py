@@ -14,7 +14,7 @@ from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.plan.job import Job, replica_sequences, sample_noun
+from steptime.plan.job import Job, replica_sequences
 from steptime.plan.plans import Plans, rows_of
 from steptime.plan.space import panels_worth_trying
 from steptime.search.advice import faster_counts
@@ -171,7 +171,7 @@ def estimate(
     found = estimate_plan(setting, chosen.method.strategy(name), placed, explain=True)
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
-        said = (*said, global_batch_taken(batch, sample_noun(setting.job.seq_len)))
+        said = (*said, global_batch_taken(batch, setting.job.sample))
     return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
 
 
@@ -192,7 +192,7 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
     if "micro_batch" in given:
         return stage
     share = int(replica_sequences(job.global_batch, found.plan["dp"]))
-    return (*micro_batch_taken(found.time, share, sample_noun(job.seq_len)), *stage)
+    return (*micro_batch_taken(found.time, share, job.sample), *stage)
 
 
 def _shard(found: Estimate, given: Mapping[str, Any]) -> int:

@@ -25,10 +25,12 @@ class Ledger:
     source: str
     parameters: Terms
     flops: Terms
-    """Model FLOPs of one sequence forward, by part."""
+    """Model FLOPs of one sequence (or image) forward, by part."""
     bytes: Terms
     """Weights, gradients and optimiser states of the whole model in training, whatever its checkpoint is stored in."""
     notes: tuple[str, ...] = ()
+    sample: str = "sequence"
+    """What the FLOPs are of, in the singular: a sequence, an image."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -67,5 +69,6 @@ def ledger(model: NameOrPath, *, seq: int | None = None, dtype: str = "bf16") ->
             "gradients/parameter_bytes": count * precision.gradient_bytes,
             "adam_states/parameter_bytes": count * states,
         }),
-        notes=(f"sequence of {counted(length, 'token')}, {dtype}", *notes, *import_notes(model, seq=seq)),
+        sample=job.sample,
+        notes=(f"{job.sample} of {counted(length, 'token')}, {dtype}", *notes, *import_notes(model, seq=seq)),
     )  # fmt: skip

@@ -10,7 +10,6 @@ from steptime.errors import UserError
 from steptime.estimate.machine import node_devices
 from steptime.estimate.single import Setting
 from steptime.plan.constraints import Constraint
-from steptime.plan.job import sample_noun
 from steptime.plan.legality import MEMORY, RISK
 from steptime.search.advice import best_step_s, nearest_counts, why_empty
 from steptime.search.result import PlanResult
@@ -99,7 +98,7 @@ def _alternatives(search: Search, setting: Setting, scope: Scope, result: PlanRe
         bounds = [*search.limit[:number], *search.limit[number + 1 :]]
         yield f"without --limit '{bound}' plans fit", replace(search, limit=bounds)
     if search.global_batch < search.gpus and result.reasons.get("batch"):
-        per_device = f"a {sample_noun(setting.job.seq_len)} per device"
+        per_device = f"a {setting.job.sample} per device"
         yield f"--global-batch {search.gpus} fits, {per_device}", replace(search, global_batch=search.gpus)
     if (result.reasons.get(MEMORY) or result.reasons.get(RISK)) and search.request.mode.method.calibrated:
         yield from _more_room(search, scope)

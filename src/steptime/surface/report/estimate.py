@@ -70,7 +70,7 @@ def _noun(e: Estimate) -> str:
 
 
 def _has_tokens(job: Mapping[str, Any]) -> bool:
-    return sample_noun(job.get("seq_len", 0)) == "sequence"
+    return sample_noun(job.get("seq_len", 0)) != "sample"
 
 
 def _headline_rows(e: Estimate) -> list[tuple[str, str]]:

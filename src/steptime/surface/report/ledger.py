@@ -16,7 +16,7 @@ def print_ledger(ledger: Any) -> None:
     out.print(t.printable(f"source: {ledger.source}"))
     parts = (
         ("parameters", ledger.parameters, t.big),
-        ("FLOPs, forward, one sequence", ledger.flops, lambda value: format_si(value, "FLOP")),
+        (f"FLOPs, forward, one {ledger.sample}", ledger.flops, lambda value: format_si(value, "FLOP")),
         ("bytes of the states", ledger.bytes, t.memory),
     )
     for title, terms, unit in parts:

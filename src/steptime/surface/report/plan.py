@@ -54,8 +54,8 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     noun = device_noun(first.provenance.device, first.provenance.is_gpu) if first else cluster_noun(job["cluster"])
     gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
     work = first.workload if first else result.workload
-    sample = sample_noun(work.get("seq_len", 0))
-    length = f" of {t.count(work['seq_len'])} tokens" if "seq_len" in work and sample == "sequence" else ""
+    sample = work.get("sample") or sample_noun(work.get("seq_len", 0))
+    length = f" of {t.count(work['seq_len'])} tokens" if "seq_len" in work and sample != "sample" else ""
     words = [
         f"{job['model']} on {job['cluster']}: {counted(job['gpus'], noun, gpus)}",
         f"global batch {counted(job['global_batch'], sample, batch)}{length}",
