@@ -88,3 +88,32 @@ def test_a_plan_takes_as_long_as_the_profile(tmp_path: Path, net: str, batch: in
     found = estimate(given, device, gpus=1, global_batch=batch, plan=plan, dtype="fp32", optimizer="sgd",
                               framework="ideal")  # fmt: skip
     assert found.step_time_s - found.time.group("optimizer") == pytest.approx(profiled.totals.device_s, rel=0.05)
+
+
+HOST = """
+[device]
+name = "mine"
+architecture = "cpu"
+memory = "16 GB"
+memory_bandwidth = "10 GB/s"
+kernel_latency = "5 us"
+issue = "20 us"
+matrix = {fp32 = "100 GFLOP/s"}
+vector = {fp32 = "10 GFLOP/s"}
+[levels.local]
+bandwidth = "10 GB/s"
+"""
+
+
+def test_a_recurrent_layer_is_one_call_on_the_host_itself(tmp_path: Path) -> None:
+    """Each step of each layer was launched: nets of few units took three to twelve times as long as measured."""
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "m.toml").write_text(HOST)
+    given, device = f"{tmp_path}/nets.py:lstm", f"{tmp_path}/m.toml"
+    profiled = steptime.profile(given, device, batch=4, dtype="fp32", optimizer="none").table
+    layers = [cost for cost in profiled.kinds if "rnn" in cost.op]
+    assert [cost.work.launches for cost in layers] == [float(len(cost.work.kernels)) for cost in layers] != []
+    found = estimate(given, device, gpus=1, global_batch=4, plan={"micro_batch": 4, "zero": 0}, dtype="fp32",
+                     optimizer="sgd", framework="ideal")  # fmt: skip
+    assert found.step_time_s - found.time.group("optimizer") == pytest.approx(profiled.totals.device_s, rel=0.05)
+    assert profiled.totals.launches < 40

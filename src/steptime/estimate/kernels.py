@@ -39,7 +39,9 @@ OPERAND_BYTES = {
 """Bytes per element of both operands and of the result of a product."""
 OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grouped_matmul")
 """Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
-NAMED: Final = frozenset((*OWN, "rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight"))
+RECURRENT: Final = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight")
+"""Kernels of recurrent layers: a GPU launches some at every step, a processor calls one that loops over the steps."""
+NAMED: Final = frozenset((*OWN, *RECURRENT))
 """Kernels of captured modules whose model has the kernel's own name and takes its shape as it is."""
 DEPTHWISE: Final = "depthwise"
 """Model of convolutions with a single channel in a group, beside curves of products."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import collective_time_s
-from steptime.estimate.kernels import Timed, timed
+from steptime.estimate.kernels import RECURRENT, Timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import OPERATORS
@@ -158,8 +158,13 @@ def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
     matrix = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
     if operator.unaligned:
         matrix = machine.unaligned_flops_per_s or machine.vector_flops_per_s
-    launches = 1.0 if row.timing is None else row.timing.launches
-    return matrix, machine.vector_flops_per_s, machine.kernel_latency_s * launches
+    return matrix, machine.vector_flops_per_s, machine.kernel_latency_s * _launches(row, machine)
+
+
+def _launches(row: Row, machine: Machine) -> float:
+    if row.timing is None or (machine.is_host and row.timing.operator in RECURRENT):
+        return 1.0
+    return row.timing.launches
 
 
 def _repeated(time: PhaseTime, times: Num) -> tuple[TransferTime, ...]:
