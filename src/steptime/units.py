@@ -137,10 +137,10 @@ def format_bytes(value: float, digits: int = 3) -> str:
 
 
 def format_seconds(value: float, digits: int = 4) -> str:
-    """Value in the unit a person would use.
+    """Value in the unit a person would use; below a nanosecond only that it is.
 
-    >>> format_seconds(2.0e-5)
-    '20 us'
+    >>> format_seconds(2.0e-5), format_seconds(7.9e-11), format_seconds(0.0)
+    ('20 us', '<1 ns', '0 s')
     >>> format_seconds(200000.0)
     '2.315 days'
     """
@@ -149,7 +149,7 @@ def format_seconds(value: float, digits: int = 4) -> str:
     for symbol, scale in (("days", 86400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
         if abs(value) >= scale:
             return f"{_significant(value / scale, digits)} {symbol}"
-    return f"{value:g} s"
+    return "<1 ns" if value > 0 else f"{value:g} s"
 
 
 def _significant(value: float, digits: int) -> str:
