@@ -140,6 +140,7 @@ def test_what_fp8_means_to_the_framework_of_a_run():
         "fp8-tensorwise"
     }
     assert recipes("NeMo", "FP8-CS") == recipes("torchtitan", "Float8 rowwise") == {"fp8-tensorwise"}
+    assert recipes("torchtitan", "fp8-te") == {"fp8-te"}
     assert recipes("NeMo", "FP8 subchannel") == {"fp8-blockwise"} and recipes("torchtitan", "MXFP8") == {"mxfp8"}
 
 

@@ -71,7 +71,13 @@ def test_one_of_several_accelerators():
         ("FP8 MX/subchannel (number in parentheses)", "mxfp8"), ("BF16 (fp32 grad accumulation)", "bf16"),
         ("Float8 linears (BF16 base)", "fp8"), ("BF16/FP16", "bf16 fp16"), ("FP32", "fp32"), ("float16", "fp16"),
         ("FP8 or NVFP4 (both config files present; ambiguous)", "nvfp4 fp8"), ("FP8/int8 quantized", "fp8"),
-        ("", ""), ("posit8", ""),
+        ("fp8-te", "fp8-te"), ("FP8 delayed scaling", "fp8-te"), ("te_fp8_delayedscaling", "fp8-te"),
+        ("fp8_ds", "fp8-te"), ("fp8-tensorwise", "fp8-tensorwise"), ("fp8_cs", "fp8-tensorwise"),
+        ("tensorwise FP8", "fp8-tensorwise"), ("per-tensor current scaling FP8", "fp8-tensorwise"),
+        ("fp8-blockwise", "fp8-blockwise"), ("FP8-SC", "fp8-blockwise"), ("blockwise FP8", "fp8-blockwise"),
+        ("FP8 (128x128 block scaling)", "fp8-blockwise"), ("Float8BlockScaling", "fp8-blockwise"),
+        ("MXFP8BlockScaling", "mxfp8"), ("FP8 tensorwise or MXFP8", "mxfp8 fp8-tensorwise"),
+        ("FP8-CS or FP8-DS", "fp8-tensorwise fp8-te"), ("", ""), ("posit8", ""),
     ],
 )  # fmt: skip
 def test_dtypes(text: str, names: str):

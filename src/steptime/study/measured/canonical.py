@@ -81,13 +81,25 @@ def _known(spelling: str) -> str | None:
         return None
 
 
-#: Pattern -> precision; of overlapping findings the one that stands first here counts. A scale per row takes as many
-#: bytes to quantise as one per tensor that is found beforehand.
+#: Words beside FP8 -> recipe. A scale per row takes as many bytes to quantise as one per tensor that is found
+#: beforehand.
+_RECIPES: Final = (
+    (r"tensor-?wise|row-?wise|current|(?<![a-z])cs(?![a-z])", "fp8-tensorwise"),
+    (r"block-?wise|block[- ]?scal|sub-?channel|(?<![a-z])sc(?![a-z])", "fp8-blockwise"),
+    (r"delayed|(?<![a-z])ds(?![a-z])|(?<=fp8[-_])te(?![a-z])", "fp8-te"),
+)
+
+
+def _beside_fp8(words: str) -> tuple[str, str]:
+    """FP8 with such a word soon after it, or right before it (``current scaling FP8``)."""
+    return rf"(?:fp8|float8)[^/]{{0,20}}?(?:{words})", rf"(?:{words})(?:[-_ ]?scaling)?[-_ ](?:fp8|float8)"
+
+
+#: Pattern -> precision; of overlapping findings the one that stands first here counts.
 _DTYPES: Final = (
     (r"nvfp4|nv[-_ ]?fp4", "nvfp4"),
     (r"mxfp8|mx[-_ ]?fp8|fp8[-_ ]?mx|fp8[^/]*\bmx\b", "mxfp8"),
-    (r"(?:fp8|float8)[^/]{0,20}(?:tensor-?wise|row-?wise|current|\bcs\b)", "fp8-tensorwise"),
-    (r"(?:fp8|float8)[^/]{0,20}(?:block-?wise|\bsub-?channel)", "fp8-blockwise"),
+    *((pattern, name) for words, name in _RECIPES for pattern in _beside_fp8(words)),
     (r"fp8|float8|e4m3|e5m2", "fp8"),
     (r"mxfp4|fp4", "nvfp4"),
     (r"int8|w8a8", "fp8"),
