@@ -117,9 +117,15 @@ def test_one_rank_or_flat_parameters_copy_nothing():
     assert not any(row.block == "fsdp" for row in _rows(flat, dp=8, zero=3).values())
 
 
+def test_copies_of_the_ends_have_names_of_their_own():
+    job = with_habits(_job(), "torchtitan")
+    names = [{row for row in _rows(job, part, dp=8, zero=3) if "copy" in row} for part in ("layer", "first", "last")]
+    assert [len(each) for each in names] == [3, 3, 3] and len(set.union(*names)) == 9
+
+
 def test_the_ends_of_the_model_are_copied_too_and_frozen_weights_as_they_are_stored():
     job = with_habits(_job(adapter=Adapter(rank=8, weight_bytes=QLORA_BYTES)), "torchtune")
     rows, first = _rows(job, dp=8, zero=3), _rows(with_habits(_job(), "torchtitan"), "first", dp=8, zero=3)
-    assert _bytes(first["copy_out"]) == (2 * 128256 * 4096, 2 * 128256 * 4096)
+    assert _bytes(first["embedding_copy_out"]) == (2 * 128256 * 4096, 2 * 128256 * 4096)
     assert QLORA_BYTES * LAYER < _bytes(rows["copy_out"])[0] < 0.3 * 2 * LAYER
     assert _bytes(rows["copy_in"])[0] < 0.05 * 2 * LAYER

@@ -55,8 +55,8 @@ class Corrected(Strategy):
         last = (*self._head(shape), *self._predicted_tokens(shape))
         return Block(
             layer=tuple(finished(layer, job, plans)),
-            first=tuple(unsharded(adapted(self._embedding(shape), job, layer=False), job, plans)),
-            last=tuple(unsharded(wide(adapted(last, job, layer=False), job.precision), job, plans)),
+            first=tuple(unsharded(adapted(self._embedding(shape), job, layer=False), job, plans, end="embedding")),
+            last=tuple(unsharded(wide(adapted(last, job, layer=False), job.precision), job, plans, end="head")),
             boundary_bytes=self.stream_elements(shape) * shape.element_bytes,
             working_bytes=layer_elements(shape) * shape.element_bytes,
             loss_bytes=loss_bytes(shape) if job.model.vocab else 0.0, leading_dense=leading_dense(job.model),

@@ -19,8 +19,8 @@ from steptime.plan.rows import Row, move
 BLOCK = "fsdp"
 
 
-def unsharded(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer or of an end of the model, with the copies of their weights and of their gradients.
+def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> list[Row]:
+    """The rows of a layer, or of an ``end`` of the model, with the copies of their weights and of their gradients.
 
     With ZeRO-3 each pass gathers and each micro-batch reduces, with ZeRO-2 each micro-batch reduces, else a step does
     either once. A forward pass that runs again in full finds its weights gathered for the backward pass.
@@ -36,11 +36,12 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
     once = every * where(plans.zero >= 1, 1.0, 0.0) / micro_batches
     anew = where(is_set(plans.recompute, FULL_RECOMPUTE), 1 - 1 / plans.recompute_every, 1.0)
+    name = f"{end}_copy" if end else "copy"
     made = [
-        move("copy_out", BLOCK, whole, whole, operator="move_forward", share=where(plans.zero >= 3, every, once)),
-        move("copy_out_again", BLOCK, whole, whole, operator="move_backward",
+        move(f"{name}_out", BLOCK, whole, whole, operator="move_forward", share=where(plans.zero >= 3, every, once)),
+        move(f"{name}_out_again", BLOCK, whole, whole, operator="move_backward",
              share=where(plans.zero >= 3, every * anew, 0.0)),
-        move("copy_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
+        move(f"{name}_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
              share=where(plans.zero >= 2, every, once)),
     ]  # fmt: skip
     return [*out, *(row for row in made if np.any(row.share))]
