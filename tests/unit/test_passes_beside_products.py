@@ -57,6 +57,21 @@ def test_weights_are_quantised_once_a_step_but_after_each_gathering_of_zero_3():
     assert _bytes(each["mlp_in_quantise_gathered"]) == (2 * WEIGHTS, WEIGHTS)
 
 
+def test_one_rank_gathers_no_weights_and_quantises_them_once():
+    alone = _rows(_job("fp8-te"), tp=8, zero=3)
+    assert alone["mlp_in_quantise_weights"].share == 1 / 64 and "mlp_in_quantise_gathered" not in alone
+    context = _rows(_job("fp8-te"), tp=4, cp=2, zero=3)  # shares of its own
+    assert "mlp_in_quantise_weights" not in context and context["mlp_in_quantise_gathered"].share == 1
+
+
+def test_experts_are_gathered_among_those_that_hold_the_same():
+    job = replace(_job("fp8-te"), model=load_model("mixtral-8x7b"))
+    whole = _rows(job, dp=8, ep=8, zero=3)  # an expert each
+    assert "expert_in_quantise_gathered" not in whole and "qkv_quantise_gathered" in whole
+    shared = _rows(job, tp=8, zero=3)  # tensor ranks share experts that none of them cuts
+    assert "expert_in_quantise_gathered" in shared and "qkv_quantise_gathered" not in shared
+
+
 def test_frozen_weights_are_quantised_for_good():
     rows = _rows(_job("fp8-te", adapter=Adapter(rank=8)), dp=8)
     assert "mlp_in_quantise" in rows and "mlp_in_quantise_weights" not in rows

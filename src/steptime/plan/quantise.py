@@ -59,7 +59,8 @@ def _passes(row: Row, precision: Precision) -> list[Row]:
 
 def _weight_passes(row: Row, precision: Precision, plans: Plans, micro_batches: Num) -> list[Row]:
     """Those of its weights: with the first micro-batch of a step; after each gathering of ZeRO-3, one copy each."""
-    gathered = where(plans.zero >= GATHERING, 1.0, 0.0)
+    ranks = plans.edp if row.expert else plans.dp * plans.cp
+    gathered = where(plans.zero >= GATHERING, 1.0, 0.0) * where(ranks > 1, 1.0, 0.0)
     once = move(f"{row.name}_quantise_weights", row.block, row.weights * _read_bytes(precision),
                 row.weights * _written_bytes(precision), operator="move_forward",
                 share=row.share * (1 - gathered) / micro_batches)  # fmt: skip
