@@ -25,6 +25,8 @@ from steptime.workload.spec import ModelSpec
 settings.register_profile("engine", max_examples=100, deadline=None, derandomize=True)
 ENGINE = settings.get_profile("engine")
 NAMES = ("1d", "context", "2d")
+PLAIN = ("bf16", "fp32", "fp8")
+QUANTISED = ("fp8-te", "fp8-tensorwise", "fp8-blockwise")
 
 HARSH = Framework(
     name="harsh", matrix=1.3, narrow=0.7, attention=1.6, vector=1.9, host_s=3e-5, router_s=1e-3, tensor_links=1.2,
@@ -97,11 +99,12 @@ def cases(
     attention = draw(st.sampled_from(["fused", "unfused"]))
     job = Job(
         model=model, gpus=1, global_batch=2 ** draw(st.integers(3, 9)), seq_len=model.seq_len,
-        precision=PRECISIONS[draw(st.sampled_from(["bf16", "fp32", "fp8"]))],
+        precision=PRECISIONS[draw(st.sampled_from(PLAIN if method is PUBLISHED else [*PLAIN, *QUANTISED]))],
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
         attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(sorted(OVERLAPS))))),
         offload=frozenset() if method is PUBLISHED else frozenset(draw(st.sets(st.sampled_from(OFFLOADS)))),
         exchange_once=draw(st.booleans()), separate_masking=draw(st.booleans()),
+        copied_parameters=draw(st.booleans()),
         framework=IDEAL if method is PUBLISHED else draw(st.sampled_from([IDEAL, HARSH])),
     )  # fmt: skip
     strategy = method.strategies[draw(st.sampled_from(names))]

@@ -23,7 +23,7 @@ from steptime.workload.parameters import parameter_terms
 
 @st.composite
 def divisible(draw: st.DrawFn, names: tuple[str, ...] = ("1d", "context", "2d")) -> tuple[Case, dict[str, int]]:
-    """A corrected case and tensor degrees that divide all its widths."""
+    """A corrected case without copies that only several ranks make, and tensor degrees that divide all its widths."""
     case = draw(cases(names=names, methods=(CORRECTED,)))
     model = case.job.model
     model = replace(model, vocab=2**15 if model.vocab else 0)
@@ -31,7 +31,7 @@ def divisible(draw: st.DrawFn, names: tuple[str, ...] = ("1d", "context", "2d"))
         model = replace(model, final_norm=False, embedding_norm=False, max_positions=0)
     degrees = {axis: draw(st.sampled_from([1, 2, 4])) for axis in case.strategy.tensor_axes}
     degrees["tp"] = min(degrees["tp"], model.kv_heads)
-    return replace(case, job=replace(case.job, model=model)), degrees
+    return replace(case, job=replace(case.job, model=model, copied_parameters=False)), degrees
 
 
 def _ranks(degrees: dict[str, int]) -> int:

@@ -12,6 +12,7 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job,
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.rows import Row
+from steptime.surface.api import plan
 from steptime.surface.models import load_model
 
 SEQ, HIDDEN, FFN_IN = 4096, 4096, 28672
@@ -24,8 +25,8 @@ def _job(dtype: str = "bf16", **changes: Any) -> Job:
     return replace(job, **changes)
 
 
-def _rows(job: Job, part: str = "layer", **plan: Any) -> dict[str, Row]:
-    block = CORRECTED.strategies["context"].block(job, Plans(**plan))
+def _rows(job: Job, part: str = "layer", **degrees: Any) -> dict[str, Row]:
+    block = CORRECTED.strategies["context"].block(job, Plans(**degrees))
     return {row.name: row for row in getattr(block, part)}
 
 
@@ -100,8 +101,8 @@ LAYER = 4096 * (4096 + 2048) + 4096 * 4096 + WEIGHTS + 14336 * 4096 + 2 * 4096
 """Parameters of a layer of Llama 3 8B."""
 
 
-def _copies(**plan: Any) -> dict[str, tuple[float, float, float]]:
-    rows = _rows(with_habits(_job(), "torchtitan"), **plan)
+def _copies(**degrees: Any) -> dict[str, tuple[float, float, float]]:
+    rows = _rows(with_habits(_job(), "torchtitan"), **degrees)
     return {name: (*_bytes(row), row.share) for name, row in rows.items() if row.block == "fsdp"}
 
 
@@ -144,3 +145,12 @@ def test_the_ends_of_the_model_are_copied_too_and_frozen_weights_as_they_are_sto
     assert _bytes(first["embedding_copy_out"]) == (2 * 128256 * 4096, 2 * 128256 * 4096)
     assert QLORA_BYTES * LAYER < _bytes(rows["copy_out"])[0] < 0.3 * 2 * LAYER
     assert _bytes(rows["copy_in"])[0] < 0.05 * 2 * LAYER
+
+
+@pytest.mark.parametrize(("dtype", "framework"), [("bf16", "torchtitan"), ("fp8-te", "megatron-core")])
+def test_a_search_ranks_plans_by_the_times_of_their_estimates(dtype, framework):
+    """Layers of plans with another ZeRO stage or other replicas were taken to cost the same."""
+    found = plan("llama3-8b", "dgx-h100", gpus=16, global_batch=64, dtype=dtype, framework=framework, top=40).plans
+    assert {each.plan["zero"] for each in found} == {1, 3}
+    times_s = [each.step_time_s for each in found]
+    assert times_s == pytest.approx(sorted(times_s))

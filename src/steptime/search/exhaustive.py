@@ -117,7 +117,10 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
 
 
 def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
-    """Leaves out columns that this job's rows do not read; rows of experts depend on ``dp`` too."""
+    """Leaves out columns that this job's rows do not read, and adds those that only some jobs' rows do.
+
+    Rows of experts depend on ``dp``; passes once a step or after each gathering on what is gathered, and how often.
+    """
     unread = set()
     codes = [np.asarray(listing.configurations.recompute) for listing in listings]
     if job.attention == "fused" and all(((code == 0) | (code == FULL_RECOMPUTE)).all() for code in codes):
@@ -126,8 +129,13 @@ def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
         unread.add("pp")
     if job.model.experts is None:
         unread.update(("ep", "etp"))
-    columns = (*SHAPE_COLUMNS, "dp") if job.model.experts is not None else SHAPE_COLUMNS
-    return tuple(name for name in columns if name not in unread)
+    more = {"dp"} if job.model.experts is not None else set()
+    if job.copied_parameters:
+        unread.discard("recompute")
+        more |= {"dp", "zero", "recompute_every"}
+    if job.precision.quantised_bytes is not None:
+        more |= {"dp", "zero"}
+    return (*(name for name in SHAPE_COLUMNS if name not in unread), *sorted(more - set(SHAPE_COLUMNS)))
 
 
 def _listing(task: Task) -> Listing:
