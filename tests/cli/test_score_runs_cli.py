@@ -148,7 +148,7 @@ def test_fit_refuses(run: Run, arguments: tuple[str, ...], message: str) -> None
         ('source = "', 'origin = "', "provenance.source: is missing"),
         ("host_s = ", "hosts = ", "common.hosts: is unknown\n  did you mean host_s?"),
         ("[common]\nmatrix = ", f"[common]\nmatrix = {'9' * 400}", "common.matrix: is not a finite number up to 1e+09"),
-        ("[doubts]\nmatrix = ", "[doubts]\nmatrix = 1", "doubts.matrix: 10.21"),
+        ("[doubts]\nmatrix = ", "[doubts]\nmatrix = 1", "doubts.matrix: 10.2173 is too large\n  at most 10"),
         ("[common]", "[common", "is not valid TOML"),
     ],
 )

@@ -40,7 +40,7 @@ OPERAND_BYTES = {
 OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grouped_matmul")
 """Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
 RECURRENT: Final = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight")
-"""Kernels of recurrent layers: a GPU launches some at every step, a processor calls one that loops over the steps."""
+"""Kernels of recurrent layers (:func:`called_once`)."""
 NAMED: Final = frozenset((*OWN, *RECURRENT))
 """Kernels of captured modules whose model has the kernel's own name and takes its shape as it is."""
 DEPTHWISE: Final = "depthwise"
@@ -314,6 +314,11 @@ def timed(
         return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
     calls = CALLS.get(operator)
     return None if calls is None else calls(models, operator, shape, backward)
+
+
+def called_once(operator: str, *, on_host: bool) -> bool:
+    """Whether one call loops over the steps of a kernel, as on a processor; a GPU launches some at every step."""
+    return on_host and operator in RECURRENT
 
 
 def _model_name(models: Models, operator: str, shape: Mapping[str, Num]) -> str:

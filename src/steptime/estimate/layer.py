@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import collective_time_s
-from steptime.estimate.kernels import RECURRENT, Timed, timed
+from steptime.estimate.kernels import Timed, called_once, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import OPERATORS
@@ -162,7 +162,7 @@ def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
 
 
 def _launches(row: Row, machine: Machine) -> float:
-    if row.timing is None or (machine.is_host and row.timing.operator in RECURRENT):
+    if row.timing is None or (called_once(row.timing.operator, on_host=machine.is_host)):
         return 1.0
     return row.timing.launches
 

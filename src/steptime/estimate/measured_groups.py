@@ -164,7 +164,7 @@ def _check_family(curve: Curve, profile: Profile) -> None:
     named = f"the curve {curve.family} {curve.dtype} of {profile.device}"
     if formula not in FORMULAS:
         raise UnknownNameError("formula of curves", formula, FORMULAS, where=named)
-    ranks = ran.lstrip("abcdefghijklmnopqrstuvwxyz_/") or "2"
-    groups = {f"{kind}/{axis}{ranks}" for kind in SENT for axis in ("local", "node")}
-    if ran not in MEASURED and not (ran in groups and NAME.fullmatch(curve.family)):
-        raise UnknownNameError("measured operator", ran, MEASURED | groups, where=named, otherwise=AGAIN)
+    ranks = re.findall(r"\d+$", ran) or ["2"]
+    known = MEASURED | {f"{kind}/{axis}{ranks[0]}" for kind in SENT for axis in ("local", "node")}
+    if ran not in known:
+        raise UnknownNameError("measured operator", ran, known, where=named, otherwise=AGAIN)

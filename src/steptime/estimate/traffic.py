@@ -79,8 +79,7 @@ def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
         reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
         gather=_sums(machine, shared.gather, shared.gather_ends), zero=plans.zero,
         chunks=plans.vpp if planned.method.calibrated else 1,
-        reductions=where(plans.zero >= 2, planned.micro_batches, 1.0),
-        gathers=where(plans.zero >= 3, planned.micro_batches, 1.0),
+        reductions=plans.reductions(planned.micro_batches), gathers=plans.gathers(planned.micro_batches),
     )  # fmt: skip
 
 

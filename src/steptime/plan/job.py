@@ -49,6 +49,11 @@ class Precision:
     """The scale of a tensor is that of its own largest magnitude, which a pass of its own finds beforehand."""
 
 
+_FP8 = Precision(
+    name="fp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
+    element_bytes=2, gradient_bytes=2, master_weights=True,
+)  # fmt: skip
+_FP8_TE = replace(_FP8, name="fp8-te", quantised_bytes=1.0, transposed_copy=True)
 PRECISIONS: Registry[Precision] = Registry("dtype", "steptime.precisions")
 for _precision in (
         Precision(
@@ -67,33 +72,15 @@ for _precision in (
             name="bf16", matrix_dtype="bf16", attention_dtype="bf16", vector_dtype="bf16",
             element_bytes=2, gradient_bytes=2, master_weights=True,
         ),
-        Precision(
-            name="fp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True,
+        _FP8,
+        _FP8_TE,
+        replace(_FP8_TE, name="fp8-tensorwise", scaled_now=True),
+        replace(
+            _FP8_TE, name="fp8-blockwise", quantised_bytes=float(element_bytes(8, BLOCKWISE_GROUP)), block_scaled=True,
         ),
-        Precision(
-            name="fp8-te", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=1.0, transposed_copy=True,
-        ),
-        Precision(
-            name="fp8-tensorwise", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True, quantised_bytes=1.0, transposed_copy=True,
-            scaled_now=True,
-        ),
-        Precision(
-            name="fp8-blockwise", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True,
-            quantised_bytes=float(element_bytes(8, BLOCKWISE_GROUP)), block_scaled=True, transposed_copy=True,
-        ),
-        Precision(
-            name="mxfp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True,
-            quantised_bytes=float(element_bytes(8, 32, 1.0)), block_scaled=True, transposed_copy=True,
-        ),
-        Precision(
-            name="nvfp4", matrix_dtype="fp4", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True,
-            quantised_bytes=nvfp4_element_bytes(), block_scaled=True, transposed_copy=True,
+        replace(_FP8_TE, name="mxfp8", quantised_bytes=float(element_bytes(8, 32, 1.0)), block_scaled=True),
+        replace(
+            _FP8_TE, name="nvfp4", matrix_dtype="fp4", quantised_bytes=nvfp4_element_bytes(), block_scaled=True,
         ),
     ):  # fmt: skip
     PRECISIONS.add(_precision.name, _precision)

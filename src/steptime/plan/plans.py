@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, taken
+from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, taken, where
 
 RECOMPUTE_CODES = {
     "none": 0, "attention": 1, "full": 2, "norm": 4, "activation": 8, "up_projection": 16, "mlp": 32, "experts": 64,
@@ -147,6 +147,14 @@ class Plans:
         """
         inside = launch_order({axis: int(getattr(self, axis)) for axis in AXES}, int(self.ranks), domain)
         return self.with_columns({f"in_{axis}": ranks for axis, ranks in inside.items()})
+
+    def gathers(self, micro_batches: Num) -> Num:
+        """How often a step gathers weights: with ZeRO-3 for each of so many micro-batches, else once."""
+        return where(self.zero >= 3, micro_batches, 1.0)
+
+    def reductions(self, micro_batches: Num) -> Num:
+        """How often a step reduces gradients: from ZeRO-2 on after each of so many micro-batches, else once."""
+        return where(self.zero >= 2, micro_batches, 1.0)
 
     @property
     def edp(self) -> Num:

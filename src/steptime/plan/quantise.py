@@ -18,9 +18,6 @@ from steptime.plan.job import Job, Precision, replica_micro_batches
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, move
 
-GATHERING = 3
-"""ZeRO stage that shares out weights, which are gathered for each pass."""
-
 NARROW = ("matmul", "grouped_matmul", "frozen_matmul", "frozen_grouped_matmul")
 """Products that take operands in a narrow format."""
 NARROW_DTYPES = frozenset({"fp8", "fp4"})
@@ -37,19 +34,19 @@ def quantised(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
     out: list[Row] = []
     for row in rows:
         if row.operator in NARROW:
-            out += _passes(row, precision)
+            out += _passes(row, precision, narrow)
             if row.trained:
-                out += _weight_passes(row, precision, plans, micro_batches)
+                out += _weight_passes(row, precision, narrow, plans, micro_batches)
             kept = row.kept_bytes * (narrow / precision.element_bytes)
             row = replace(row, kept_bytes=kept)
         out.append(row)
     return out
 
 
-def _passes(row: Row, precision: Precision) -> list[Row]:
+def _passes(row: Row, precision: Precision, narrow: float) -> list[Row]:
     """Those of a product's input and, in backward, of its output's gradient."""
     m, n, k = row.shape["m"], row.shape["n"], row.shape["k"]
-    read, written = _read_bytes(precision), _written_bytes(precision)
+    read, written = _read_bytes(precision), narrow * _copies(precision)
     forward = move(f"{row.name}_quantise", row.block, m * k * read, m * k * written,
                    operator="move_forward", share=row.share)  # fmt: skip
     backward = move(f"{row.name}_quantise_gradient", row.block, m * n * read, m * n * written,
@@ -57,15 +54,15 @@ def _passes(row: Row, precision: Precision) -> list[Row]:
     return [replace(forward, recomputed=_again(row)), backward]
 
 
-def _weight_passes(row: Row, precision: Precision, plans: Plans, micro_batches: Num) -> list[Row]:
+def _weight_passes(row: Row, precision: Precision, narrow: float, plans: Plans, micro_batches: Num) -> list[Row]:
     """Those of its weights: with the first micro-batch of a step; after each gathering of ZeRO-3, one copy each."""
     ranks = plans.edp if row.expert else plans.dp * plans.cp
-    gathered = where(plans.zero >= GATHERING, 1.0, 0.0) * where(ranks > 1, 1.0, 0.0)
+    gathered = where(plans.zero >= 3, 1.0, 0.0) * where(ranks > 1, 1.0, 0.0)
     once = move(f"{row.name}_quantise_weights", row.block, row.weights * _read_bytes(precision),
-                row.weights * _written_bytes(precision), operator="move_forward",
+                row.weights * narrow * _copies(precision), operator="move_forward",
                 share=row.share * (1 - gathered) / micro_batches)  # fmt: skip
     each = move(f"{row.name}_quantise_gathered", row.block, row.weights * precision.element_bytes,
-                row.weights * _written_bytes(precision, copies=1), share=row.share * gathered)  # fmt: skip
+                row.weights * narrow, share=row.share * gathered)  # fmt: skip
     return [made for made in (once, each) if np.any(made.share)]
 
 
@@ -74,9 +71,9 @@ def _read_bytes(precision: Precision) -> float:
     return precision.element_bytes * (2 if precision.scaled_now else 1)
 
 
-def _written_bytes(precision: Precision, copies: int | None = None) -> float:
-    """Bytes written of it: in one copy, or also the transposed one."""
-    return (precision.quantised_bytes or 0.0) * (copies or (2 if precision.transposed_copy else 1))
+def _copies(precision: Precision) -> int:
+    """Copies of an operand that are written: one, or also the transposed one."""
+    return 2 if precision.transposed_copy else 1
 
 
 def _again(row: Row) -> Num:

@@ -32,16 +32,16 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
     trained: Num = sum(row.weights * row.share for row in out if row.trained)
     frozen_bytes: Num = sum(row.weights * row.share * row.weight_bytes for row in out if not row.trained)
     whole = trained * element + frozen_bytes
-    every = where(plans.dp * plans.cp > 1, 1.0, 0.0)
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
-    once = every * where(plans.zero >= 1, 1.0, 0.0) / micro_batches
+    shared = where((plans.zero >= 1) & (plans.dp * plans.cp > 1), 1.0, 0.0)
     anew = where(is_set(plans.recompute, FULL_RECOMPUTE), 1 - 1 / plans.recompute_every, 1.0)
     name = f"{end}_copy" if end else "copy"
     made = [
-        move(f"{name}_out", BLOCK, whole, whole, operator="move_forward", share=where(plans.zero >= 3, every, once)),
+        move(f"{name}_out", BLOCK, whole, whole, operator="move_forward",
+             share=shared * plans.gathers(micro_batches) / micro_batches),
         move(f"{name}_out_again", BLOCK, whole, whole, operator="move_backward",
-             share=where(plans.zero >= 3, every * anew, 0.0)),
+             share=where(plans.zero >= 3, shared * anew, 0.0)),
         move(f"{name}_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
-             share=where(plans.zero >= 2, every, once)),
+             share=shared * plans.reductions(micro_batches) / micro_batches),
     ]  # fmt: skip
     return [*out, *(row for row in made if np.any(row.share))]

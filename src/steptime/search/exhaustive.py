@@ -123,7 +123,8 @@ def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
     """
     unread = set()
     codes = [np.asarray(listing.configurations.recompute) for listing in listings]
-    if job.attention == "fused" and all(((code == 0) | (code == FULL_RECOMPUTE)).all() for code in codes):
+    whole = all(((code == 0) | (code == FULL_RECOMPUTE)).all() for code in codes)
+    if whole and job.attention == "fused" and not job.copied_parameters:
         unread.add("recompute")
     if not job.model.tied_embeddings:
         unread.add("pp")
@@ -131,7 +132,6 @@ def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
         unread.update(("ep", "etp"))
     more = {"dp"} if job.model.experts is not None else set()
     if job.copied_parameters:
-        unread.discard("recompute")
         more |= {"dp", "zero", "recompute_every"}
     if job.precision.quantised_bytes is not None:
         more |= {"dp", "zero"}

@@ -12,7 +12,7 @@ from steptime.estimate.graph.kernels import convolved_in, fitted, machine_for, r
 from steptime.estimate.graph.operators import NOTHING, work_of
 from steptime.estimate.graph.products import left_turned
 from steptime.estimate.graph.work import STREAM, KernelCall, Work
-from steptime.estimate.kernels import RECURRENT, Timed
+from steptime.estimate.kernels import Timed, called_once
 from steptime.estimate.machine import Machine, issue_sharpness
 from steptime.hardware.records import Device
 from steptime.workload.graph import Node
@@ -125,7 +125,7 @@ class Timer:
 
     def time(self, op: str, work: Work) -> OperatorCost:
         """Cost of some work."""
-        if self.in_turn and any(call.operator in RECURRENT for call in work.kernels):
+        if any(called_once(call.operator, on_host=self.in_turn) for call in work.kernels):
             work = replace(work, launches=float(len(work.kernels)))
         dtype = self._dtype(work)
         machine = self.machine(dtype)

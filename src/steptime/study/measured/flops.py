@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from steptime.plan.job import PRECISIONS
+from steptime.plan.quantise import NARROW_DTYPES
 from steptime.study.measured.canonical import catalogue_device
 from steptime.workload.parameters import active_parameter_terms, parameter_terms
 from steptime.workload.spec import ModelSpec
@@ -130,10 +132,10 @@ def peak_flops_per_s(device: str, precision: str) -> float | None:
     """
     known = catalogue_device(device)
     order = {
-        "nvfp4": ("fp4", "fp8", "bf16"), "mxfp8": ("fp8", "bf16"), "fp8": ("fp8", "bf16"), "bf16": ("bf16", "fp16"),
-        "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32"), "fp32": ("fp32",),
+        "fp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"),
+        "tf32": ("tf32", "fp32"), "fp32": ("fp32",),
     }  # fmt: skip
-    rates = (known.matrix_rate(name) for name in order.get(precision.partition("-")[0], ("bf16", "fp16")))
+    rates = (known.matrix_rate(name) for name in order[PRECISIONS[precision].matrix_dtype])
     return next((rate for rate in rates if rate), None)
 
 
@@ -145,7 +147,7 @@ def printed_peak_flops_per_s(text: str, device: str, precision: str) -> float | 
     (4900000000000000.0, 312000000000000.0)
     """
     tail = text.lower().partition("peak")[2] or text.rpartition(";")[2]
-    narrow = precision.partition("-")[0] in ("fp8", "mxfp8", "nvfp4")
+    narrow = PRECISIONS[precision].matrix_dtype in NARROW_DTYPES
     choices = re.findall(r"\b(\d{3,4})(?:/(\d{3,5}))?\s{0,4}(\([^)]{0,200}\))?", tail)
     named = [c for c in choices if c[2] and device.split("-")[0] in c[2]]
     plain = named if named else [c for c in choices if not c[2]]
