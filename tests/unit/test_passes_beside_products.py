@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from steptime.estimate.kernels import models_of, timed
+from steptime.estimate.operators import OPERATORS
+from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
 from steptime.plan.plans import Plans
@@ -145,6 +148,50 @@ def test_the_ends_of_the_model_are_copied_too_and_frozen_weights_as_they_are_sto
     assert _bytes(first["embedding_copy_out"]) == (2 * 128256 * 4096, 2 * 128256 * 4096)
     assert QLORA_BYTES * LAYER < _bytes(rows["copy_out"])[0] < 0.3 * 2 * LAYER
     assert _bytes(rows["copy_in"])[0] < 0.05 * 2 * LAYER
+
+
+def test_the_head_and_the_router_are_products_in_another_dtype_and_no_attention():
+    assert OPERATORS["wide_matmul"].attention_rate and OPERATORS["wide_matmul"].kind == "matrix"
+    assert OPERATORS["frozen_wide_matmul"].kind == "matrix" and OPERATORS["fused_attention"].kind == "attention"
+
+
+def test_frozen_heads_and_routers_stay_in_the_dtype_of_attention():
+    job = replace(_job("fp8-te", adapter=Adapter(rank=8)), model=load_model("mixtral-8x7b"))
+    assert _rows(job, "last", dp=8)["logits"].operator == "frozen_wide_matmul"
+    assert _rows(job, dp=8)["router"].operator == "frozen_wide_matmul"
+    models = models_of(load_cluster("dgx-h100").device, job.precision)
+    shape = {"m": 4096, "n": 4096, "k": 4096}
+    each = {name: timed(models, name, shape, {}, backward=True) for name in ("wide_matmul", "frozen_wide_matmul")}
+    frozen, trained = each["frozen_wide_matmul"], each["wide_matmul"]
+    assert frozen is not None and trained is not None and frozen.model is trained.model
+    assert (len(frozen.shapes), len(trained.shapes)) == (1, 2)
+
+
+def test_experts_are_copied_where_ranks_hold_the_same_ones():
+    job = replace(with_habits(_job(), "torchtitan"), model=load_model("mixtral-8x7b"))
+    rows = _rows(job, dp=8, ep=8, zero=3)
+    routed = sum(row.weights * row.share for row in rows.values() if row.expert)
+    others = sum(row.weights * row.share for row in rows.values() if not row.expert)
+    assert _bytes(rows["copy_out"])[0] == 2 * others  # each rank has an expert of its own
+    assert _bytes(_rows(job, dp=8, ep=4, zero=3)["copy_out"])[0] == 2 * (others + 2 * routed)  # two ranks share two
+    alone = _rows(job, tp=8, zero=3)  # the ranks share experts, not the rest
+    assert _bytes(alone["copy_out"])[0] == 2 * sum(row.weights * row.share for row in alone.values() if row.expert)
+
+
+def test_the_ends_are_gathered_again_though_layers_are_recomputed_in_full():
+    job = with_habits(_job(), "torchtitan")
+    for part, name in (("first", "embedding_copy"), ("last", "head_copy")):
+        rows = _rows(job, part, dp=8, zero=3, recompute=recompute_code("full"))
+        assert (rows[f"{name}_out"].share, rows[f"{name}_out_again"].share) == (1, 1)
+
+
+@pytest.mark.parametrize(("every", "forwards"), [(1, 2.0), (4, 1.25)])
+def test_what_is_done_once_a_step_is_not_done_again_with_the_forward_pass(every, forwards):
+    degrees = {"dp": 8, "zero": 1, "recompute": recompute_code("full"), "recompute_every": every}
+    assert _copies(**degrees)["copy_out"][2] == 1 / (8 * forwards)
+    rows = _rows(_job("fp8-te"), **degrees)
+    assert rows["mlp_in_quantise_weights"].share == 1 / (8 * forwards)
+    assert rows["mlp_in_quantise"].share == 1
 
 
 @pytest.mark.parametrize(("dtype", "framework"), [("bf16", "torchtitan"), ("fp8-te", "megatron-core")])

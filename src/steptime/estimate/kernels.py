@@ -37,7 +37,9 @@ OPERAND_BYTES = {
     "tf32": (4.0, 4.0, 4.0), "fp32": (4.0, 4.0, 4.0),
 }  # fmt: skip
 """Bytes per element of both operands and of the result of a product."""
-OTHER_PRODUCTS = ("wide_matmul", "frozen_matmul", "grouped_matmul", "frozen_grouped_matmul")
+OTHER_PRODUCTS: Final = (
+    "wide_matmul", "frozen_matmul", "frozen_wide_matmul", "grouped_matmul", "frozen_grouped_matmul",
+)  # fmt: skip
 """Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
 RECURRENT: Final = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight")
 """Kernels of recurrent layers (:func:`called_once`)."""
@@ -265,7 +267,7 @@ def _other_product(models: Models, operator: str, shape: Mapping[str, Num], back
     frozen = operator.startswith("frozen")
     if "grouped" in operator:
         return _grouped(models["matmul"], shape, (backward, frozen))
-    model = models.get(operator, models["matmul"])
+    model = models.get(operator.removeprefix("frozen_"), models["matmul"])
     dims = _dimensions(shape["m"], shape["n"], shape["k"], (backward, frozen))
     return Timed(model=model, shapes=tuple([_product(model, *each) for each in dims]))
 

@@ -84,15 +84,22 @@ class Operator:
 
     forward: Phase
     backward: Phase
-    attention_rate: bool = False
-    """Its products run in the dtype of attention."""
+    attends: bool = False
+    """It is attention, whose products run in a dtype of its own."""
+    wide: bool = False
+    """Its products stay in the dtype of attention, though they are no attention."""
     unaligned: bool = False
     """The matrix units do not take its products (:func:`steptime.cost.attention.fits_matrix_units`)."""
 
     @cached_property
+    def attention_rate(self) -> bool:
+        """Whether its products run in the dtype of attention."""
+        return self.attends or self.wide
+
+    @cached_property
     def kind(self) -> str:
         """Kind of its work, of :data:`KINDS`."""
-        if self.attention_rate:
+        if self.attends:
             return "attention"
         products = self.forward.matrix_flops or self.backward.matrix_flops
         return "vector" if products is None else "matrix"
@@ -113,8 +120,8 @@ OPERATORS: Mapping[str, Operator] = {
     "captured_product_forward": Operator(forward=_COUNTED, backward=_phase()),
     "captured_product_backward": Operator(forward=_phase(), backward=_COUNTED),
     "captured_weights_backward": Operator(forward=_phase(), backward=_COUNTED),
-    "captured_attention_forward": Operator(forward=_COUNTED, backward=_phase(), attention_rate=True),
-    "captured_attention_backward": Operator(forward=_phase(), backward=_COUNTED, attention_rate=True),
+    "captured_attention_forward": Operator(forward=_COUNTED, backward=_phase(), attends=True),
+    "captured_attention_backward": Operator(forward=_phase(), backward=_COUNTED, attends=True),
     "captured_pass_forward": Operator(forward=_COUNTED_PASS, backward=_phase()),
     "captured_pass_backward": Operator(forward=_phase(), backward=_COUNTED_PASS),
     "matmul": Operator(
@@ -128,7 +135,12 @@ OPERATORS: Mapping[str, Operator] = {
     "wide_matmul": Operator(
         forward=_phase(_M.matmul_flops, None, _M.matmul_bytes),
         backward=_phase(_M.matmul_backward_flops, None, _M.matmul_backward_bytes),
-        attention_rate=True,
+        wide=True,
+    ),
+    "frozen_wide_matmul": Operator(
+        forward=_phase(_M.matmul_flops, None, _M.matmul_bytes),
+        backward=_phase(_X.input_gradient_flops, None, _M.matmul_bytes),
+        wide=True,
     ),
     "grouped_matmul": Operator(
         forward=_phase(_M.matmul_flops, None, _X.grouped_matmul_bytes),
@@ -159,39 +171,39 @@ OPERATORS: Mapping[str, Operator] = {
             _A.fused_attention_backward_vector_flops,
             _A.fused_attention_backward_bytes,
         ),
-        attention_rate=True,
+        attends=True,
     ),
     "scores": Operator(
         forward=_phase(_A.scores_flops, None, _A.scores_bytes),
         backward=_phase(_A.scores_backward_flops, None, _A.scores_backward_bytes),
-        attention_rate=True,
+        attends=True,
     ),
     "attend": Operator(
         forward=_phase(_A.attend_flops, None, _A.attend_bytes),
         backward=_phase(_A.attend_backward_flops, None, _A.attend_backward_bytes),
-        attention_rate=True,
+        attends=True,
     ),
     "unaligned_scores": Operator(
         forward=_phase(_A.scores_flops, None, _A.scores_bytes),
         backward=_phase(_A.scores_backward_flops, None, _A.scores_backward_bytes),
-        attention_rate=True,
+        attends=True,
         unaligned=True,
     ),
     "unaligned_attend": Operator(
         forward=_phase(_A.attend_flops, None, _A.attend_bytes),
         backward=_phase(_A.attend_backward_flops, None, _A.attend_backward_bytes),
-        attention_rate=True,
+        attends=True,
         unaligned=True,
     ),
     "blocked_scores": Operator(
         forward=_phase(_A.scores_flops, None, _A.scores_bytes),
         backward=_phase(_A.scores_backward_flops, None, _A.blocked_scores_backward_bytes),
-        attention_rate=True,
+        attends=True,
     ),
     "blocked_attend": Operator(
         forward=_phase(_A.blocked_attend_flops, None, _A.attend_bytes),
         backward=_phase(_A.attend_backward_flops, None, _A.blocked_attend_backward_bytes),
-        attention_rate=True,
+        attends=True,
     ),
     "softmax": Operator(
         forward=_phase(None, _A.softmax_flops, _E.map_bytes),

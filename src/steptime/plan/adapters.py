@@ -19,7 +19,7 @@ PROJECTIONS = {"qkv": 3}
 #: Products whose columns are whole and whose rows are cut over the tensor ranks: their second matrix is whole.
 ROW_PARALLEL = ("attention_out", "mlp_out", "shared_out")
 FROZEN = {
-    "matmul": "frozen_matmul", "wide_matmul": "frozen_matmul", "grouped_matmul": "frozen_grouped_matmul",
+    "matmul": "frozen_matmul", "wide_matmul": "frozen_wide_matmul", "grouped_matmul": "frozen_grouped_matmul",
     "bias": "frozen_bias", "embedding": "frozen_embedding",
 }  # fmt: skip
 PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")

@@ -157,6 +157,17 @@ class Plans:
         return where(self.zero >= 2, micro_batches, 1.0)
 
     @property
+    def forwards(self) -> Num:
+        """Forward passes of a layer per micro-batch: two where it is recomputed in full, in the mean of its layers."""
+        full = where(is_set(self.recompute, FULL_RECOMPUTE), 1.0, 0.0)
+        return 1.0 + full / self.recompute_every
+
+    def shared_out(self, *, experts: bool) -> Num:
+        """1 where several ranks hold the same weights, those of routed experts or others; else 0."""
+        ranks = self.edp if experts else self.dp * self.cp
+        return where(ranks > 1, 1.0, 0.0)
+
+    @property
     def edp(self) -> Num:
         """Ranks that hold the same experts: ``tp`` x ``cp`` x ``dp`` over ``ep`` x ``etp``, but at least one."""
         ranks: Num = self.tp * self.cp * self.dp

@@ -20,6 +20,8 @@ from steptime.plan.rows import Row, move
 
 NARROW = ("matmul", "grouped_matmul", "frozen_matmul", "frozen_grouped_matmul")
 """Products that take operands in a narrow format."""
+WIDE = {"matmul": "wide_matmul", "frozen_matmul": "frozen_wide_matmul"}
+"""Those of them that have a form in the dtype of attention."""
 NARROW_DTYPES = frozenset({"fp8", "fp4"})
 """Formats of matrix units narrower than 16 bits."""
 
@@ -56,11 +58,10 @@ def _passes(row: Row, precision: Precision, narrow: float) -> list[Row]:
 
 def _weight_passes(row: Row, precision: Precision, narrow: float, plans: Plans, micro_batches: Num) -> list[Row]:
     """Those of its weights: with the first micro-batch of a step; after each gathering of ZeRO-3, one copy each."""
-    ranks = plans.edp if row.expert else plans.dp * plans.cp
-    gathered = where(plans.zero >= 3, 1.0, 0.0) * where(ranks > 1, 1.0, 0.0)
+    gathered = where(plans.zero >= 3, 1.0, 0.0) * plans.shared_out(experts=row.expert)
     once = move(f"{row.name}_quantise_weights", row.block, row.weights * _read_bytes(precision),
                 row.weights * narrow * _copies(precision), operator="move_forward",
-                share=row.share * (1 - gathered) / micro_batches)  # fmt: skip
+                share=row.share * (1 - gathered) / (micro_batches * plans.forwards))  # fmt: skip
     each = move(f"{row.name}_quantise_gathered", row.block, row.weights * precision.element_bytes,
                 row.weights * narrow, share=row.share * gathered)  # fmt: skip
     return [made for made in (once, each) if np.any(made.share)]
@@ -87,4 +88,4 @@ def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
     """The rows of the ends of a model: their products stay in the dtype of attention."""
     if precision.quantised_bytes is None:
         return list(rows)
-    return [replace(row, operator="wide_matmul") if row.operator == "matmul" else row for row in rows]
+    return [replace(row, operator=WIDE.get(row.operator, row.operator)) for row in rows]

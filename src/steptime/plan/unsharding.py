@@ -13,7 +13,7 @@ import numpy as np
 
 from steptime.num import Num, where
 from steptime.plan.job import Job, replica_micro_batches
-from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, move
 
 BLOCK = "fsdp"
@@ -29,19 +29,22 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
     if not job.copied_parameters:
         return out
     element = job.precision.element_bytes
-    trained: Num = sum(row.weights * row.share for row in out if row.trained)
-    frozen_bytes: Num = sum(row.weights * row.share * row.weight_bytes for row in out if not row.trained)
+    trained: Num = 0.0
+    frozen_bytes: Num = 0.0
+    for row in out:
+        held = row.weights * row.share * plans.shared_out(experts=row.expert)
+        trained, frozen_bytes = trained + held * row.trained, frozen_bytes + held * row.weight_bytes * (not row.trained)
     whole = trained * element + frozen_bytes
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
-    shared = where((plans.zero >= 1) & (plans.dp * plans.cp > 1), 1.0, 0.0)
-    anew = where(is_set(plans.recompute, FULL_RECOMPUTE), 1 - 1 / plans.recompute_every, 1.0)
+    sharded = where(plans.zero >= 1, 1.0, 0.0)
+    forwards = 1.0 if end else plans.forwards
     name = f"{end}_copy" if end else "copy"
     made = [
         move(f"{name}_out", BLOCK, whole, whole, operator="move_forward",
-             share=shared * plans.gathers(micro_batches) / micro_batches),
+             share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * forwards))),
         move(f"{name}_out_again", BLOCK, whole, whole, operator="move_backward",
-             share=where(plans.zero >= 3, shared * anew, 0.0)),
+             share=where(plans.zero >= 3, 2.0 - forwards, 0.0)),
         move(f"{name}_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
-             share=shared * plans.reductions(micro_batches) / micro_batches),
+             share=sharded * plans.reductions(micro_batches) / micro_batches),
     ]  # fmt: skip
-    return [*out, *(row for row in made if np.any(row.share))]
+    return [*out, *(row for row in made if np.any(row.share) and np.any(row.shape["read_bytes"]))]

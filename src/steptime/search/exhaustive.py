@@ -124,17 +124,16 @@ def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
     unread = set()
     codes = [np.asarray(listing.configurations.recompute) for listing in listings]
     whole = all(((code == 0) | (code == FULL_RECOMPUTE)).all() for code in codes)
-    if whole and job.attention == "fused" and not job.copied_parameters:
+    passes = job.copied_parameters or job.precision.quantised_bytes is not None
+    if whole and job.attention == "fused" and not passes:
         unread.add("recompute")
     if not job.model.tied_embeddings:
         unread.add("pp")
     if job.model.experts is None:
         unread.update(("ep", "etp"))
     more = {"dp"} if job.model.experts is not None else set()
-    if job.copied_parameters:
+    if passes:
         more |= {"dp", "zero", "recompute_every"}
-    if job.precision.quantised_bytes is not None:
-        more |= {"dp", "zero"}
     return (*(name for name in SHAPE_COLUMNS if name not in unread), *sorted(more - set(SHAPE_COLUMNS)))
 
 
