@@ -209,15 +209,15 @@ def test_what_the_log_states_rules_out_other_explanations(run, tmp_path):
     assert full in variants(silent) and full not in variants(head)
 
 
-def test_fp8_that_is_given_is_less_than_the_fp8_of_the_run(run, tmp_path):
-    """The plain recipe is the user's choice, and no contradiction; that it leaves out casts and copies is said."""
+def test_fp8_that_is_given_is_not_the_fp8_of_the_run(run, tmp_path):
+    """The plain recipe is the user's choice, and no contradiction; what it leaves out is said."""
     path = tmp_path / "m.log"
     line = f"fp8 {43 * '.'} "
     path.write_text(Path(MEGATRON).read_text().replace(f"{line}None", f"{line}hybrid"))
     own, given = (document(run, str(path), "--cluster", "dgx-h100", *more) for more in ((), ("--dtype", "fp8")))
     assert own["predicted"]["workload"]["dtype"] == "fp8-te"
-    assert own["predicted"]["step_time_s"] > 1.02 * given["predicted"]["step_time_s"]
-    note = "dtype fp8 is the rate of products alone; the run's own, fp8-te, also casts and copies"
+    assert own["predicted"]["step_time_s"] != given["predicted"]["step_time_s"]
+    note = "dtype fp8 is the rate of products alone; the run's own, fp8-te, also casts, copies and gathers in 8 bits"
     assert note in given["warnings"] and note not in own["warnings"]
     assert not any(f["code"] == "inputs" and "dtype" in f["evidence"][0] for f in given["findings"])
 

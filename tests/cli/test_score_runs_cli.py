@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -143,12 +144,12 @@ def test_fit_refuses(run: Run, arguments: tuple[str, ...], message: str) -> None
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("[common]\nmatrix = ", "[common]\nmatrix = -", "common.matrix: -1"),
+        ("[common]\nmatrix = ", "[common]\nmatrix = -", r"common.matrix: -\d"),
         ("[band.named]", "[band.called]", "band.called: is unknown"),
         ('source = "', 'origin = "', "provenance.source: is missing"),
-        ("host_s = ", "hosts = ", "common.hosts: is unknown\n  did you mean host_s?"),
-        ("[common]\nmatrix = ", f"[common]\nmatrix = {'9' * 400}", "common.matrix: is not a finite number up to 1e+09"),
-        ("[doubts]\nmatrix = ", "[doubts]\nmatrix = 1", "doubts.matrix: 10.2173 is too large\n  at most 10"),
+        ("host_s = ", "hosts = ", r"common.hosts: is unknown\n  did you mean host_s\?"),
+        ("[common]\nmatrix = ", f"[common]\nmatrix = {'9' * 400}", "common.matrix: is not a finite number up to 1e"),
+        ("[doubts]\nmatrix = ", "[doubts]\nmatrix = 1", r"doubts.matrix: 10\.\d+ is too large\n  at most 10\n"),
         ("[common]", "[common", "is not valid TOML"),
     ],
 )
@@ -163,4 +164,4 @@ def test_a_broken_file_of_frameworks_is_named(
     monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
     done = run("score", SMALL)
     assert (done.exit_code, done.stdout) == (EXIT_USER, "")
-    assert message in done.stderr and str(tmp_path / "frameworks.toml") in done.stderr
+    assert re.search(message, done.stderr) and str(tmp_path / "frameworks.toml") in done.stderr

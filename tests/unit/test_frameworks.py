@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from steptime import api
-from steptime.calibrate.frameworks.bands import Band, band_of, honest_coverage, left_out, source_weights
+from steptime.calibrate.frameworks.bands import Band, left_out
 from steptime.calibrate.frameworks.fit import BUSY_COLUMNS, Fitted, FrameworkFit
 from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, device_spread, framework_of
 from steptime.calibrate.frameworks.save import packaged, to_toml
@@ -96,6 +96,23 @@ def test_a_fit_finds_known_parameters_again(runs: Modelled, seed: int) -> None:
     assert np.mean(np.abs(scaled) < 2) > 0.9, "doubts are honest"
     matrix = [p.name for p in PARAMETERS].index("matrix")
     assert fitted.common_doubt[matrix] < PARAMETERS[matrix].doubt, "what the runs tell is in doubt less than before"
+
+
+def test_a_framework_that_is_far_from_the_others_pulls_the_common_values_less(
+    runs: Modelled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose products take eight times as long is another kind of software, not news of all."""
+    matrix = [p.name for p in PARAMETERS].index("matrix")
+    known = truth(runs.fit, 1)
+    name = str(runs.fit.runs.framework[0])
+    far = known.frameworks[name].copy()
+    far[matrix] += np.log(8.0)
+    fit = measured_as(runs.fit, replace(known, frameworks={**known.frameworks, name: far}))
+    near = measured_as(runs.fit, known).fit(everything(runs.fit)).common[matrix]
+    pulled = fit.fit(everything(fit)).common[matrix] - near
+    monkeypatch.setattr("steptime.calibrate.frameworks.fit.APART", 1e9)
+    pulled_evenly = fit.fit(everything(fit)).common[matrix] - near
+    assert 0 <= pulled < 0.6 * pulled_evenly
 
 
 def test_a_fit_without_runs_is_what_was_believed(runs: Modelled) -> None:
@@ -330,21 +347,6 @@ def test_the_ideal_framework_has_no_band(settings: list[Setting]) -> None:
     assert step_band(settings[0].evaluate()) is None
 
 
-def test_quantiles_hold_nine_of_ten() -> None:
-    scaled = np.random.default_rng(0).normal(size=4000)
-    source = np.repeat(np.arange(40), 100).astype(str)
-    band = band_of(scaled, source_weights(source))
-    assert (band.low, band.high) == pytest.approx((-1.645, 1.645), abs=0.1)
-    assert ((scaled >= band.low) & (scaled <= band.high)).mean() == pytest.approx(0.9, abs=0.01)
-    assert honest_coverage(scaled, source).mean() == pytest.approx(0.9, abs=0.02)
-
-
-def test_a_source_of_many_runs_does_not_set_the_band() -> None:
-    scaled = np.concatenate([np.full(5000, 9.0), np.random.default_rng(0).normal(size=2000)])
-    source = np.array(["flood"] * 5000 + [f"s{i // 20}" for i in range(2000)])
-    assert band_of(scaled, source_weights(source)).high < 3 < band_of(scaled, np.ones(7000)).high
-
-
 def test_left_out_groups_are_predicted_by_the_others(runs: Modelled) -> None:
     fit = measured_as(runs.fit, truth(runs.fit, 3))
     calls = []
@@ -382,7 +384,7 @@ def test_a_fit_sees_no_factor_of_a_device_where_it_does_not_act(runs: Modelled) 
     bare = FrameworkFit([replace(sample, of_device=()) for sample in fit.samples], fit.runs)
     assert np.allclose(bare.log_s(double), fit.log_s(none))
     assert (fit.log_s(double) > fit.log_s(none)).all()
-    used, moved = np.ones(fit.count, bool), np.ones(len(fit._trust()))
+    used, moved = np.ones(fit.count, bool), np.ones(fit.values)
     both = (one._columns(moved)[:, BUSY_COLUMNS] for one in (fit, bare))
     assert np.allclose(next(both) - next(both), fit.factored) and fit.factored.any()
     assert all(np.allclose(factors, 0.0, atol=1e-6) for factors in bare.fit(used).devices.values())

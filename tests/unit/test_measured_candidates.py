@@ -193,10 +193,10 @@ def test_schedules_with_a_closed_form(text: str, schedule: str):
 
 
 def test_ranks_of_experts_that_are_not_stated():
-    """From those of a node to the most, evenly; one that gathers weights may also keep all experts on a rank."""
+    """From those of a node to the most, these likeliest; one that gathers weights may keep all experts on a rank."""
     run = replace(one("moe", ep="", recompute="none"), framework="megatron-core", gpus=64)
     degrees = Degrees(tp=1, pp=1, cp=1, dp=64, vpp=1, ep=None)
-    assert _expert_ranks(run, degrees) == [(8, 0.25), (16, 0.25), (32, 0.25), (64, 0.25)]
+    assert _expert_ranks(run, degrees) == [(size, size / 120) for size in (8, 16, 32, 64)]
     assert _expert_ranks(replace(run, gpus=4), replace(degrees, dp=4)) == [(4, 1.0)]
     whole = replace(run, framework="maxtext")
     assert _expert_ranks(whole, degrees) == [(1, 0.7), (8, 0.3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from steptime.estimate.kernels import models_of, timed
@@ -15,7 +16,7 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job,
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.rows import Row
-from steptime.surface.api import plan
+from steptime.surface.api import estimate, plan
 from steptime.surface.models import load_model
 
 SEQ, HIDDEN, FFN_IN = 4096, 4096, 28672
@@ -76,9 +77,13 @@ def test_experts_are_gathered_among_those_that_hold_the_same():
     assert "expert_in_quantise_gathered" in shared and "qkv_quantise_gathered" not in shared
 
 
-def test_frozen_weights_are_quantised_for_good():
+def test_frozen_weights_are_quantised_for_good_and_need_no_transposed_operands():
     rows = _rows(_job("fp8-te", adapter=Adapter(rank=8)), dp=8)
-    assert "mlp_in_quantise" in rows and "mlp_in_quantise_weights" not in rows
+    assert _bytes(rows["mlp_in_quantise"]) == (2 * INPUT, INPUT) and "mlp_in_quantise_weights" not in rows
+    assert _bytes(rows["mlp_in_quantise_gradient"]) == (2 * SEQ * FFN_IN, SEQ * FFN_IN)
+    assert not any(
+        "transpose" in name for name in _rows(_job("fp8-te", adapter=Adapter(rank=8)), tp=8) if "adapter" not in name
+    )
     assert "mlp_in_adapter_down_quantise_weights" in rows
 
 
@@ -148,6 +153,72 @@ def test_the_ends_of_the_model_are_copied_too_and_frozen_weights_as_they_are_sto
     assert _bytes(first["embedding_copy_out"]) == (2 * 128256 * 4096, 2 * 128256 * 4096)
     assert QLORA_BYTES * LAYER < _bytes(rows["copy_out"])[0] < 0.3 * 2 * LAYER
     assert _bytes(rows["copy_in"])[0] < 0.05 * 2 * LAYER
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantised", "transposed", "gradient"),
+    [("fp8-te", (2, 1), True, 1), ("fp8-tensorwise", (4, 1), True, 1),
+     ("mxfp8", (2, 2 * (1 + 1 / 32)), False, 2 * (1 + 1 / 32))],
+)  # fmt: skip
+def test_what_tensor_ranks_gather_is_quantised_before_and_travels_narrow(dtype, quantised, transposed, gradient):
+    """Each of 8 ranks quantises its 512 tokens; a second copy with one scale is made of the 4096 gathered ones."""
+    rows, read, written = _rows(_job(dtype), tp=8), *quantised
+    whole, narrow = SEQ * HIDDEN, PRECISIONS[dtype].quantised_bytes
+    for name in ("mlp_in_quantise", "mlp_out_quantise_gradient"):
+        assert _bytes(rows[name]) == pytest.approx((read * whole / 8, written * whole / 8))
+        assert (f"{name}_transpose" in rows) == transposed
+        if transposed:
+            assert _bytes(rows[f"{name}_transpose"]) == (whole, whole)
+            assert rows[f"{name}_transpose"].operator == "move_backward"
+    wide = _rows(_job(), tp=8)
+    assert _sizes(rows["mlp_in"].forward) == pytest.approx({"all_gather": narrow * whole})
+    assert _sizes(rows["mlp_in"].backward) == pytest.approx(
+        {"all_gather": narrow * whole, "reduce_scatter": _sizes(wide["mlp_in"].backward)["reduce_scatter"]}
+    )
+    assert rows["mlp_out"].forward == wide["mlp_out"].forward  # sums are scattered in 16 bits
+    assert _sizes(rows["mlp_out"].backward) == pytest.approx({"all_gather": gradient * whole})
+
+
+def _sizes(transfers: Any) -> dict[str, float]:
+    return {each.collective: each.size_bytes for each in transfers}
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 8, "sp": 0}, {"tp": 1, "dp": 8}])
+def test_an_input_that_every_rank_has_is_quantised_whole(degrees):
+    rows = _rows(_job("fp8-te"), **degrees)
+    assert _bytes(rows["mlp_in_quantise"]) == (2 * INPUT, 2 * INPUT)
+    assert not any("transpose" in name for name in rows)
+
+
+def test_plans_of_one_table_are_quantised_as_each_alone():
+    job, names = _job("fp8-te"), ("mlp_in_quantise", "mlp_in_quantise_transpose", "mlp_out_quantise_gradient")
+    table = _rows(job, tp=np.array([1, 8, 8]), sp=np.array([1, 1, 0]), dp=np.array([8, 1, 1]))
+    for index, (tp, sp) in enumerate([(1, 1), (8, 1), (8, 0)]):
+        alone = _rows(job, tp=tp, sp=sp, dp=8 // tp)
+        for name in names:
+            row, one = table[name], alone.get(name)
+            share = np.broadcast_to(row.share, 3)[index]
+            assert share == (0 if one is None else one.share)
+            if one is not None:
+                assert [np.broadcast_to(each, 3)[index] for each in _bytes(row)] == list(_bytes(one))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "copies"), [("dgx-h100", (2, 2, 2)), ("dgx-b200", (1, 1, 2)), ("rtx-5090", (2, 2, 2))]
+)
+def test_data_centre_blackwell_needs_no_transposed_copy_of_tensors_with_one_scale(cluster, copies):
+    device = load_cluster(cluster).device
+    for dtype, expected in zip(("fp8-te", "fp8-tensorwise", "mxfp8"), copies, strict=True):
+        precision = PRECISIONS[dtype].on(device)
+        rows = _rows(replace(_job(), precision=precision), dp=8)
+        assert _bytes(rows["mlp_in_quantise"])[1] == expected * precision.quantised_bytes * INPUT
+
+
+def test_an_estimate_asks_the_device_for_its_layouts():
+    """A step of B200 in FP8 with tensor ranks has no pass that transposes; one of H100 has."""
+    for cluster, expected in (("dgx-h100", True), ("dgx-b200", False)):
+        found = estimate("llama3-8b", cluster, plan={"tp": 8}, gpus=8, global_batch=8, dtype="fp8-te").to_json()
+        assert ("mlp_in_quantise_transpose" in str(found)) == expected
 
 
 def test_the_head_and_the_router_are_products_in_another_dtype_and_no_attention():

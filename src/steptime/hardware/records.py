@@ -144,6 +144,15 @@ class Device:
         """
         return "fp4" in self.matrix_flops_per_s
 
+    @property
+    def takes_either_layout(self) -> bool:
+        """Whether the matrix units take both operands of a narrow product transposed or not: data-centre Blackwell.
+
+        Source: Transformer Engine, `common/gemm/cublaslt_gemm.cu`: FP8 products of cuBLASLt want the first operand
+        transposed and the second not, but on compute capability 10.x take any layout.
+        """
+        return self.architecture == "blackwell"
+
     def matrix_rate(self, dtype: str) -> float | None:
         """Peak of the matrix units in a dtype (FLOP/s), None where they lack it."""
         return self.matrix_flops_per_s.get(self.matrix_dtype(dtype))

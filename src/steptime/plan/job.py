@@ -11,6 +11,7 @@ from steptime.cost.quantisation import (
     nvfp4_element_bytes,
     state_8bit_element_bytes,
 )
+from steptime.hardware.records import Device
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
@@ -44,9 +45,21 @@ class Precision:
     block_scaled: bool = False
     """Operands have a scale for each block of elements, which the matrix units apply where they can."""
     transposed_copy: bool = False
-    """The product that makes the gradient of the weights takes a second, transposed copy of both operands."""
+    """The product that makes the gradient of the weights takes a second, transposed copy of both operands (on devices
+    that take narrow operands in one layout only: :meth:`on`)."""
     scaled_now: bool = False
     """The scale of a tensor is that of its own largest magnitude, which a pass of its own finds beforehand."""
+
+    def on(self, device: Device) -> Precision:
+        """The recipe on a device: where narrow operands may lie either way, tensors with one scale need no second copy.
+
+        Formats with a scale per block keep both, as blocks along rows are not those along columns.
+
+        Source: Transformer Engine, `nvte_is_non_tn_fp8_gemm_supported` and `Float8Quantizer::create_tensor`.
+        """
+        if self.block_scaled or not device.takes_either_layout:
+            return self
+        return replace(self, transposed_copy=False)
 
 
 _FP8 = Precision(

@@ -36,15 +36,15 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
         trained, frozen_bytes = trained + held * row.trained, frozen_bytes + held * row.weight_bytes * (not row.trained)
     whole = trained * element + frozen_bytes
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
-    sharded = where(plans.zero >= 1, 1.0, 0.0)
+    sharded = where((plans.zero >= 1) & (whole > 0), 1.0, 0.0)
     forwards = 1.0 if end else plans.forwards
     name = f"{end}_copy" if end else "copy"
     made = [
         move(f"{name}_out", BLOCK, whole, whole, operator="move_forward",
              share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * forwards))),
         move(f"{name}_out_again", BLOCK, whole, whole, operator="move_backward",
-             share=where(plans.zero >= 3, 2.0 - forwards, 0.0)),
+             share=where(plans.zero >= 3, sharded * (2.0 - forwards), 0.0)),
         move(f"{name}_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
-             share=sharded * plans.reductions(micro_batches) / micro_batches),
+             share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0)),
     ]  # fmt: skip
-    return [*out, *(row for row in made if np.any(row.share) and np.any(row.shape["read_bytes"]))]
+    return [*out, *(row for row in made if np.any(row.share))]

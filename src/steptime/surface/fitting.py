@@ -148,7 +148,7 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
     def make(kind: Kind) -> Setting:
         optimizer_states = OPTIMIZERS["adam8bit"] if kind.optimizer == "8bit" else states
         adapter = adapter_of({"rank": LORA_RANK, "qlora": True}) if kind.weights == "qlora" else None
-        precision = PRECISIONS[kind.precision]
+        precision = PRECISIONS[kind.precision].on(device)
         framework = framework_of(None, mode, device, precision)
         job = Job(
             model=spec, gpus=1, global_batch=batch, seq_len=sizes["seq"] or spec.seq_len,

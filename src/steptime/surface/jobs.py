@@ -65,8 +65,8 @@ class Request:
             model=spec, gpus=whole("gpus", gpus, 1, MAX_DEVICES),
             global_batch=whole("global_batch", global_batch, 1, MAX_GLOBAL_BATCH),
             seq_len=spec.seq_len if self.seq is None else whole("seq", self.seq, 1, MAX_SEQ),
-            precision=precision, optimizer=estimated_optimizer(self.optimizer), adapter=adapter, framework=framework,
-            captured=captured,
+            precision=precision.on(cluster.device), optimizer=estimated_optimizer(self.optimizer), adapter=adapter,
+            framework=framework, captured=captured,
         )  # fmt: skip
         job = with_choices(job, chosen)
         _check_offload(job, cluster.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.calibrate.frameworks.fit import FULL_COUNT, Fitted, FrameworkFit
+from steptime.calibrate.frameworks.fit import Fitted, FrameworkFit
 from steptime.num import Array, weighted_quantiles
 
 LEVEL = 0.9
@@ -68,9 +68,9 @@ def left_out(
 
 
 def source_weights(source: Array) -> Array:
-    """Weights of runs in a quantile: a source with many runs counts no more than a few dozen."""
+    """Weights of runs in a quantile: all sources count alike, as a band is of a run of one more source."""
     _, of, counts = np.unique(source, return_inverse=True, return_counts=True)
-    weights: Array = np.minimum(1.0, FULL_COUNT / counts)[of]
+    weights: Array = (1.0 / counts)[of]
     return weights
 
 

@@ -34,6 +34,8 @@ EXPERTS = 0.15
 """Likewise around models with experts, whose balance and kernels no source states: assumed."""
 OUTLIER = 0.15
 """Residual from which a run counts less (pseudo-Huber)."""
+APART = 1.5
+"""Distance of a framework's value from the common one, in its spread, from which on it pulls that less (likewise)."""
 FULL_COUNT = 20
 """Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
 SMALL_STEP = 1e-4
@@ -222,35 +224,43 @@ class FrameworkFit:
         weights[used] = np.minimum(1.0, FULL_COUNT / counts[of]) / NOISE**2
         return weights
 
-    def _trust(self) -> Array:
-        """Precision of what is believed of all values before any run is seen."""
-        own = np.concatenate([
-            [p.doubt for p in PARAMETERS], np.tile([p.spread for p in PARAMETERS], len(self.names)),
-        ])  # fmt: skip
+    @property
+    def values(self) -> int:
+        """Values that a fit finds: common ones, what each framework adds, factors of devices."""
+        return len(PARAMETERS) * (1 + len(self.names)) + len(BUSY) * len(self.device_names)
+
+    def _trust(self, theta: Array) -> Array:
+        """Precision of what is believed of all values before any run is seen, around ``theta``."""
+        spread = np.tile([p.spread for p in PARAMETERS], len(self.names))
+        apart = theta[len(PARAMETERS) : len(PARAMETERS) + len(spread)] / (APART * spread)
+        own = np.concatenate([[p.doubt**-2.0 for p in PARAMETERS], spread**-2.0 / np.sqrt(1 + apart**2)])
         devices = np.kron(np.linalg.inv(device_covariance(self.device_names)), np.eye(len(BUSY)))
         out = np.zeros((len(own) + len(devices),) * 2)
-        out[: len(own), : len(own)], out[len(own) :, len(own) :] = np.diag(own**-2.0), devices
+        out[: len(own), : len(own)], out[len(own) :, len(own) :] = np.diag(own), devices
         return out
 
     def fit(self, used: Array) -> Fitted:
         r"""Most probable values for the runs that are ``used`` (boolean), by damped Gauss-Newton steps.
 
         $$\hat\theta = \arg\min_\theta \sum_r 2 w_r\, d^2 \Big(\sqrt{1 + (e_r / d)^2} - 1\Big)
-            + (\theta - \theta_0)^\top \Lambda\, (\theta - \theta_0)$$
+            + (\theta - \theta_0)^\top \Lambda\, (\theta - \theta_0)
+            + \sum_f 2 c^2 \Big(\sqrt{1 + (\delta_f / c\, s_f)^2} - 1\Big)$$
 
         where $e_r$ is the logarithm of predicted over measured time of run $r$, $w_r$ its weight ($1/\sigma^2$ with
         $\sigma$ = :data:`NOISE`, less where its source has more than :data:`FULL_COUNT` runs), $d$ = :data:`OUTLIER`,
-        and $\theta_0$, $\Lambda$ are what is believed before any run is seen: mean and precision.
+        $\theta_0$, $\Lambda$ are what is believed of the common values and of devices before any run is seen (mean
+        and precision), $\delta_f$ what a framework adds to a common value, $s_f$ its spread, and $c$ = :data:`APART`:
+        one that is far from all others is of another kind, and says less of a framework that nobody has measured.
 
         Source: Gauss-Newton with weights of the pseudo-Huber loss (Charbonnier et al., IEEE TIP 1997).
         """
         n = len(PARAMETERS)
         belief = np.array([p.inward(p.prior) for p in PARAMETERS])
-        trust = self._trust()
-        centre = np.concatenate([belief, np.zeros(len(trust) - n)])
+        centre = np.concatenate([belief, np.zeros(self.values - n)])
         theta, weights, rounds = centre.copy(), self._run_weights(used), 0
         while rounds < ROUNDS:
             rounds += 1
+            trust = self._trust(theta)
             columns = self._columns(theta)
             base = self._samples_log_s(columns)
             residual = self._by_run(base) - self.log_measured

@@ -207,7 +207,8 @@ def _predict(
             notes.append(f"framework {merged.framework}: that of the run; --framework names another")
         if merged.settings.get("dtype") == "fp8" != stated.settings.get("dtype", "fp8"):
             said = stated.settings["dtype"]
-            notes.append(f"dtype fp8 is the rate of products alone; the run's own, {said}, also casts and copies")
+            more = "also casts, copies and gathers in 8 bits"
+            notes.append(f"dtype fp8 is the rate of products alone; the run's own, {said}, {more}")
         if merged.habitual:
             notes.append(f"as {merged.framework} does unless told otherwise: " + ", ".join(merged.habitual))
         if "recompute" not in merged.plan:

@@ -1,0 +1,23 @@
+"""Bands of residuals: what share of runs they hold, and whose residuals set them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steptime.calibrate.frameworks.bands import band_of, honest_coverage, source_weights
+
+
+def test_quantiles_hold_nine_of_ten() -> None:
+    scaled = np.random.default_rng(0).normal(size=4000)
+    source = np.repeat(np.arange(40), 100).astype(str)
+    band = band_of(scaled, source_weights(source))
+    assert (band.low, band.high) == pytest.approx((-1.645, 1.645), abs=0.1)
+    assert ((scaled >= band.low) & (scaled <= band.high)).mean() == pytest.approx(0.9, abs=0.01)
+    assert honest_coverage(scaled, source).mean() == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_source_of_many_runs_does_not_set_the_band() -> None:
+    scaled = np.concatenate([np.full(5000, 9.0), np.random.default_rng(0).normal(size=2000)])
+    source = np.array(["flood"] * 5000 + [f"s{i // 20}" for i in range(2000)])
+    assert band_of(scaled, source_weights(source)).high < 3 < band_of(scaled, np.ones(7000)).high
