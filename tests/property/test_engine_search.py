@@ -17,7 +17,7 @@ from steptime.num import divisors
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, virtual_stages
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, with_habits
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
@@ -206,6 +206,19 @@ def test_searches_of_other_constraints_together_are_searches_apart():
         assert np.array_equal(found.best_s, alone.best_s) and found.feasible == alone.feasible
         assert np.array_equal(found.front_bytes, alone.front_bytes)
     assert not set(together[0].front_bytes) & set(together[1].front_bytes)
+
+
+def test_replicas_of_one_rank_are_ranked_with_their_own_time():
+    """They gather nothing, so that FSDP2 copies nothing there."""
+    from steptime.search.exhaustive import Task, search
+
+    job = Job(model=load_model("llama2-7b"), gpus=8, global_batch=8, seq_len=4096, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam8bit"])  # fmt: skip
+    setting = Setting(method=CORRECTED, job=with_habits(job, "torchtitan"), cluster=load_cluster("dgx-b200"))
+    strategy, space = CORRECTED.strategies["1d"], CorrectedSpace().fixed({"tp": 1, "pp": 1, "zero": 3, "shard": 1})
+    (found,) = search([Task(setting=setting, strategy=strategy, space=space)], 1)
+    alone = evaluate(CORRECTED, strategy, setting.job, setting.machine, found.best.row(0))
+    assert close(float(found.best_s[0]), float(alone.step.total_s))
 
 
 def test_all_strategies_are_searched_somewhere():

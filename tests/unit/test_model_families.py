@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steptime.cost.attention import causal_pairs, windowed_pairs
-from steptime.estimate.memory import sharing_ranks, stage_terms
+from steptime.estimate.memory import stage_terms
 from steptime.estimate.metrics import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
 from steptime.estimate.planned import planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
@@ -189,9 +189,9 @@ def test_states_of_experts_are_shared_over_their_own_ranks():
 
 
 def test_shards_of_fewer_ranks():
-    assert sharing_ranks(Plans(dp=64, shard=8), 64) == 8
-    assert sharing_ranks(Plans(dp=64, shard=8), 4) == 4
-    assert sharing_ranks(Plans(shard=np.array([0, 8])), 64).tolist() == [64, 8]
+    assert Plans(dp=64, shard=8).sharing_ranks(64) == 8
+    assert Plans(dp=64, shard=8).sharing_ranks(4) == 4
+    assert Plans(shard=np.array([0, 8])).sharing_ranks(64).tolist() == [64, 8]
 
 
 def test_layers_with_a_window_have_a_row_of_their_own():

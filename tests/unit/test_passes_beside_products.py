@@ -65,6 +65,8 @@ def test_weights_are_quantised_once_a_step_but_after_each_gathering_of_zero_3():
 def test_one_rank_gathers_no_weights_and_quantises_them_once():
     alone = _rows(_job("fp8-te"), tp=8, zero=3)
     assert alone["mlp_in_quantise_weights"].share == 1 / 64 and "mlp_in_quantise_gathered" not in alone
+    replicas = _rows(_job("fp8-te"), dp=8, zero=3, shard=1)  # each a whole copy
+    assert replicas["mlp_in_quantise_weights"].share == 1 / 8 and "mlp_in_quantise_gathered" not in replicas
     context = _rows(_job("fp8-te"), tp=4, cp=2, zero=3)  # shares of its own
     assert "mlp_in_quantise_weights" not in context and context["mlp_in_quantise_gathered"].share == 1
 
@@ -136,7 +138,8 @@ def test_a_forward_pass_in_full_again_finds_its_weights_gathered():
 
 
 def test_one_rank_or_flat_parameters_copy_nothing():
-    assert _copies(tp=8, zero=3) == {}
+    assert _copies(tp=8, zero=3) == {} and _copies(dp=8, zero=3, shard=1) == {}
+    assert _copies(dp=8, zero=3, shard=2) == _copies(dp=8, zero=3)
     flat = with_habits(_job(), "fms-fsdp")
     assert not any(row.block == "fsdp" for row in _rows(flat, dp=8, zero=3).values())
 
@@ -267,7 +270,7 @@ def test_what_is_done_once_a_step_is_not_done_again_with_the_forward_pass(every,
 
 @pytest.mark.parametrize(("dtype", "framework"), [("bf16", "torchtitan"), ("fp8-te", "megatron-core")])
 def test_a_search_ranks_plans_by_the_times_of_their_estimates(dtype, framework):
-    """Layers of plans with another ZeRO stage or other replicas were taken to cost the same."""
+    """Layers of plans that gather or reduce otherwise do not cost the same."""
     found = plan("llama3-8b", "dgx-h100", gpus=16, global_batch=64, dtype=dtype, framework=framework, top=40).plans
     assert {each.plan["zero"] for each in found} == {1, 3}
     times_s = [each.step_time_s for each in found]

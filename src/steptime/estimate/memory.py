@@ -32,18 +32,6 @@ optimiser's step comes when no activations are left; with fused kernels it needs
 LAYERS_TERM = "activations/layers/activation_bytes"
 
 
-def has_shards(plans: Plans) -> bool:
-    """Whether any of the plans may share out over fewer ranks than a group has; single plans without have 0."""
-    return isinstance(plans.shard, np.ndarray) or bool(plans.shard)
-
-
-def sharing_ranks(plans: Plans, ranks: Num) -> Num:
-    """Ranks of a group of so many that ZeRO shares out over: all, or those of one replica of the shards."""
-    if not has_shards(plans):
-        return ranks
-    return where(plans.shard > 0, minimum(plans.shard, ranks), ranks)
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryCall:
     """A formula and what it is called with."""
@@ -135,7 +123,7 @@ def _parts(planned: PlannedJob, name: str) -> dict[str, Any]:
 def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """What a stage holds throughout: weights, gradients, states, buffers."""
     plans, weights = planned.plans, on_stage(planned, "weights", stage)
-    ranks = sharing_ranks(plans, planned.strategy.gradient_ranks(plans))
+    ranks = plans.sharing_ranks(planned.strategy.gradient_ranks(plans))
     each = state_bytes(planned.job)
 
     def states(name: str) -> MemoryCall:
@@ -233,10 +221,10 @@ def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
     plans, sizes, job = planned.plans, planned.sizes, planned.job
     sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
-    dense = where(sharded & (sharing_ranks(plans, planned.strategy.gradient_ranks(plans)) > 1), 1.0, 0.0)
+    dense = where(sharded & (plans.sharing_ranks(planned.strategy.gradient_ranks(plans)) > 1), 1.0, 0.0)
     parameters, trained = (layer.weights + layer.frozen_bytes / each) * dense, layer.weights * dense
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
-        experts = where(sharded & (sharing_ranks(plans, plans.edp) > 1), 1.0, 0.0)
+        experts = where(sharded & (plans.sharing_ranks(plans.edp) > 1), 1.0, 0.0)
         parameters = parameters + (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
         trained = trained + layer.expert_weights * experts
     first, last = (end.weights + end.frozen_bytes / each for end in (sizes.first, sizes.last))
@@ -266,7 +254,7 @@ def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
     if not planned.sizes.has("expert_weights"):
         return {}
     plans, parameters = planned.plans, on_stage(planned, "expert_weights", stage)
-    ranks = sharing_ranks(plans, plans.edp)
+    ranks = plans.sharing_ranks(plans.edp)
     return {
         f"expert_{name}/parameter_bytes": _parameters(parameters, size, where(plans.zero >= zero, ranks, 1))
         for name, (size, zero) in states.items()
@@ -283,7 +271,7 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
     for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", plans.edp)):
         if not sizes.has(pool):
             continue
-        shards = where(plans.zero >= 3, sharing_ranks(plans, ranks), 1)
+        shards = where(plans.zero >= 3, plans.sharing_ranks(ranks), 1)
         parameters, stored = on_stage(planned, pool, stage), on_stage(planned, own, stage)
         mean_bytes = stored / where(parameters > 0, parameters, 1)
         out[f"{pool}_weights/parameter_bytes"] = _parameters(parameters, mean_bytes, shards)

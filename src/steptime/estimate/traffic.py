@@ -13,15 +13,7 @@ from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import (
-    STAGES,
-    StageParts,
-    has_shards,
-    kept_of_layer,
-    on_stage,
-    sharing_ranks,
-    stage_parts,
-)
+from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.planned import PlannedJob
 from steptime.num import Num, maximum, minimum, where
@@ -205,7 +197,7 @@ def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
 
 def _over_replicas(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Sum of the shards of gradients over their replicas."""
-    if not has_shards(plans):
+    if not plans.has_shards:
         return []
     shards, copies = _shards(plans, pool.group)
     return [Sent("all_reduce", size(pool.weights) * job.gradient_bytes / shards[0], copies)]
@@ -236,13 +228,13 @@ def _senders(job: Job, plans: Plans, group: Group) -> Num | None:
 
 def _sharing(plans: Plans, group: Group) -> Group:
     """The ranks that share out: all of a group, or those of one replica of the shards."""
-    return _shards(plans, group)[0] if has_shards(plans) else group
+    return _shards(plans, group)[0] if plans.has_shards else group
 
 
 def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
     """One group of shards, and the replicas of one shard."""
     ranks, inside = group
-    own = sharing_ranks(plans, ranks)
+    own = plans.sharing_ranks(ranks)
     own_inside = minimum(own, inside)
     return (own, own_inside), (ranks / own, maximum(inside / own_inside, 1))
 
@@ -325,4 +317,4 @@ def owned_parameters(planned: PlannedJob) -> Num:
 
 def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:
     """Parameters whose states one rank has."""
-    return weights / where(plans.zero >= 1, sharing_ranks(plans, ranks), 1)
+    return weights / where(plans.zero >= 1, plans.sharing_ranks(ranks), 1)

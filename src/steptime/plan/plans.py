@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, taken, where
+from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, minimum, taken, where
 
 RECOMPUTE_CODES = {
     "none": 0, "attention": 1, "full": 2, "norm": 4, "activation": 8, "up_projection": 16, "mlp": 32, "experts": 64,
@@ -162,9 +162,24 @@ class Plans:
         full = where(is_set(self.recompute, FULL_RECOMPUTE), 1.0, 0.0)
         return 1.0 + full / self.recompute_every
 
+    @property
+    def has_shards(self) -> bool:
+        """Whether any of the plans may share out over fewer ranks than a group has; single plans without have 0."""
+        return isinstance(self.shard, np.ndarray) or bool(self.shard)
+
+    def sharing_ranks(self, ranks: Num) -> Num:
+        """Ranks of a group of so many that ZeRO shares out over: all, or those of one replica of the shards.
+
+        >>> Plans(dp=64).sharing_ranks(64), Plans(dp=64, shard=8).sharing_ranks(64)
+        (64, 8)
+        """
+        if not self.has_shards:
+            return ranks
+        return where(self.shard > 0, minimum(self.shard, ranks), ranks)
+
     def shared_out(self, *, experts: bool) -> Num:
-        """1 where several ranks hold the same weights, those of routed experts or others; else 0."""
-        ranks = self.edp if experts else self.dp * self.cp
+        """1 where ZeRO shares weights out over several ranks, those of routed experts or all others; else 0."""
+        ranks = self.sharing_ranks(self.edp if experts else self.dp * self.cp)
         return where(ranks > 1, 1.0, 0.0)
 
     @property

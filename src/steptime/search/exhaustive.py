@@ -133,7 +133,7 @@ def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
         unread.update(("ep", "etp"))
     more = {"dp"} if job.model.experts is not None else set()
     if passes:
-        more |= {"dp", "zero", "recompute_every"}
+        more |= {"dp", "zero", "shard", "recompute_every"}
     return (*(name for name in SHAPE_COLUMNS if name not in unread), *sorted(more - set(SHAPE_COLUMNS)))
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
-from steptime.hardware.library import load_device
-from steptime.hardware.records import Device
 from steptime.plan.framework import piped_stage
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.study.measured.candidate import Candidate
+from steptime.study.measured.canonical import catalogue_device
 from steptime.study.measured.meaning import RECOMPUTE, modelled_optimizer
 from steptime.study.measured.run import MeasuredRun
 
@@ -71,11 +69,6 @@ def unhidden(run: MeasuredRun) -> frozenset[str]:
     return frozenset(said.group(1).lower().split("/")) & {"tp", "dp"} if said else frozenset()
 
 
-@lru_cache(maxsize=256)
-def _device(name: str) -> Device:
-    return load_device(name)
-
-
 def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
     """The job of a run under one setting; ``precision`` is the name of its recipe."""
     interleaved = (found.degrees.vpp or 1) > 1
@@ -86,7 +79,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
     job = Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
-        precision=PRECISIONS[precision].on(_device(run.device)),
+        precision=PRECISIONS[precision].on(catalogue_device(run.device)),
         optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)], attention=found.attention,
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
         adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
