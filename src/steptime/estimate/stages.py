@@ -66,7 +66,7 @@ def layout_of(planned: PlannedJob) -> Layout:
     full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
     return Layout(
         stages=plans.pp, virtual_stages=plans.vpp, first=split.first, middle=split.middle, last=split.last,
-        whole=where(plans.pp <= 1, split.first, whole), recomputed=full / plans.recompute_every,
+        whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed,
         paired=_paired(planned) * (1.0 - full),
     )  # fmt: skip
 

@@ -157,10 +157,13 @@ class Plans:
         return where(self.zero >= 2, micro_batches, 1.0)
 
     @property
-    def forwards(self) -> Num:
-        """Forward passes of a layer per micro-batch: two where it is recomputed in full, in the mean of its layers."""
-        full = where(is_set(self.recompute, FULL_RECOMPUTE), 1.0, 0.0)
-        return 1.0 + full / self.recompute_every
+    def recomputed(self) -> Num:
+        """Share of the layers that are recomputed in full.
+
+        >>> Plans(recompute=FULL_RECOMPUTE, recompute_every=4).recomputed, Plans(recompute=ATTENTION_RECOMPUTE).recomputed
+        (0.25, 0.0)
+        """
+        return where(is_set(self.recompute, FULL_RECOMPUTE), 1.0, 0.0) / self.recompute_every
 
     @property
     def has_shards(self) -> bool:

@@ -113,7 +113,7 @@ def _weight_passes(row: Row, precision: Precision, narrow: float, plans: Plans, 
     gathered = where(plans.zero >= 3, 1.0, 0.0) * plans.shared_out(experts=row.expert)
     once = move(f"{row.name}_quantise_weights", row.block, row.weights * _read_bytes(precision),
                 row.weights * narrow * _copies(precision, row), operator="move_forward",
-                share=row.share * (1 - gathered) / (micro_batches * plans.forwards))  # fmt: skip
+                share=row.share * (1 - gathered) / (micro_batches * (1 + plans.recomputed)))  # fmt: skip
     each = move(f"{row.name}_quantise_gathered", row.block, row.weights * precision.element_bytes,
                 row.weights * narrow, share=row.share * gathered)  # fmt: skip
     return [made for made in (once, each) if np.any(made.share)]

@@ -29,21 +29,19 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
     if not job.copied_parameters:
         return out
     element = job.precision.element_bytes
-    trained: Num = 0.0
-    frozen_bytes: Num = 0.0
-    for row in out:
-        held = row.weights * row.share * plans.shared_out(experts=row.expert)
-        trained, frozen_bytes = trained + held * row.trained, frozen_bytes + held * row.weight_bytes * (not row.trained)
+    shared = [(row, row.weights * row.share * plans.shared_out(experts=row.expert)) for row in out]
+    trained: Num = sum(weights for row, weights in shared if row.trained)
+    frozen_bytes: Num = sum(weights * row.weight_bytes for row, weights in shared if not row.trained)
     whole = trained * element + frozen_bytes
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
     sharded = where((plans.zero >= 1) & (whole > 0), 1.0, 0.0)
-    forwards = 1.0 if end else plans.forwards
+    recomputed = 0.0 if end else plans.recomputed
     name = f"{end}_copy" if end else "copy"
     made = [
         move(f"{name}_out", BLOCK, whole, whole, operator="move_forward",
-             share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * forwards))),
+             share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * (1.0 + recomputed)))),
         move(f"{name}_out_again", BLOCK, whole, whole, operator="move_backward",
-             share=where(plans.zero >= 3, sharded * (2.0 - forwards), 0.0)),
+             share=where(plans.zero >= 3, sharded * (1.0 - recomputed), 0.0)),
         move(f"{name}_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
              share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0)),
     ]  # fmt: skip
