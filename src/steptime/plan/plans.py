@@ -160,8 +160,8 @@ class Plans:
     def recomputed(self) -> Num:
         """Share of the layers that are recomputed in full.
 
-        >>> Plans(recompute=FULL_RECOMPUTE, recompute_every=4).recomputed, Plans(recompute=ATTENTION_RECOMPUTE).recomputed
-        (0.25, 0.0)
+        >>> Plans(recompute=FULL_RECOMPUTE, recompute_every=4).recomputed
+        0.25
         """
         return where(is_set(self.recompute, FULL_RECOMPUTE), 1.0, 0.0) / self.recompute_every
 

@@ -1,12 +1,13 @@
 """Products whose operands have a narrow format of their own: quantisation passes, and narrow inputs that are kept.
 
-Before a product its input is read and written in the narrow format (with a transposed copy where the product that
-makes the weights' gradient needs one); in backward so is the gradient of its output. What tensor ranks gather, each
-quantises its shard of before, so that it travels in the narrow format; a transposed copy of a tensor with one scale
-is then made of the whole. Formats with a scale per block are quantised along rows and along columns: of the gradient
-of an output both travel. An input that is not kept, or whose product runs again, is quantised again in the backward
-pass. Trained weights are quantised once per step, but each time that ZeRO-3 gathers them. The head and the router
-stay in the dtype of attention.
+* A product's input is quantised before it; in backward so is the gradient of its output. Where the product that makes
+  the gradient of trained weights takes a transposed copy of both, the pass writes two copies.
+* What tensor ranks gather, each quantises its shard of before, and it travels in the narrow format. The transposed
+  copy of a tensor with one scale is then made of the whole; formats with a scale per block are quantised along rows and
+  along columns, and of the gradient of an output both travel.
+* An input that is not kept, or whose product runs again, is quantised again in the backward pass.
+* Trained weights are quantised once per step, but each time that ZeRO-3 gathers them; frozen ones are so for good.
+* The head and the router stay in the dtype of attention.
 
 Source: Transformer Engine, `gather_along_first_dim` (`pytorch/distributed.py`) and `pytorch/module/linear.py`; torchao,
 `float8_tensor_parallel.py`, which also gathers in FP8.
@@ -15,7 +16,7 @@ Source: Transformer Engine, `gather_along_first_dim` (`pytorch/distributed.py`) 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,98 +36,92 @@ NARROW_DTYPES = frozenset({"fp8", "fp4"})
 def quantised(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
     """The rows of a layer with quantisation beside each product."""
     precision = job.precision
-    narrow = precision.quantised_bytes
-    if narrow is None:
+    if precision.quantised_bytes is None:
         return list(rows)
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
-    out: list[Row] = []
-    for row in rows:
-        if row.operator in NARROW:
-            out += _passes(row, precision, narrow, plans)
-            if row.trained:
-                out += _weight_passes(row, precision, narrow, plans, micro_batches)
-            kept = row.kept_bytes * (narrow / precision.element_bytes)
-            row = _gathering(replace(row, kept_bytes=kept), precision, narrow)
-        out.append(row)
-    return out
+    quantiser = _Quantiser(precision, precision.quantised_bytes, plans, micro_batches)
+    return [made for row in rows for made in (quantiser.product(row) if row.operator in NARROW else [row])]
 
 
-def _passes(row: Row, precision: Precision, narrow: float, plans: Plans) -> list[Row]:
-    """Those of a product's input and, in backward, of its output's gradient."""
-    m, n, k = row.shape["m"], row.shape["n"], row.shape["k"]
-    shards = where(plans.sp > 0, plans.tp, 1)
-    of_input = _operand(row, "quantise", m * k, shards if _enters(row) else 1, precision, narrow)
-    of_gradient = _operand(row, "quantise_gradient", m * n, shards if _leaves(row) else 1, precision, narrow)
-    forward = replace(of_input[0], operator="move_forward", recomputed=_again(row))
-    return [forward, *of_input[1:], *of_gradient]
+def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
+    """The rows of the ends of a model: their products stay in the dtype of attention."""
+    if precision.quantised_bytes is None:
+        return list(rows)
+    return [replace(row, operator=WIDE.get(row.operator, row.operator)) for row in rows]
 
 
-def _operand(row: Row, name: str, elements: Num, shards: Num, precision: Precision, narrow: float) -> list[Row]:
-    """Passes in backward over an operand, each rank's over its shard of it before all gather the whole."""
-    each, sharded = elements / shards, where(shards > 1, 1.0, 0.0)
-    copies: Num = _copies(precision, row)
-    turned_later = copies > 1 and not precision.block_scaled
-    if turned_later:
-        copies = copies - sharded
-    made = [move(f"{row.name}_{name}", row.block, each * _read_bytes(precision), each * narrow * copies,
-                 operator="move_backward", share=row.share)]  # fmt: skip
-    if turned_later and np.any(sharded):
-        made.append(move(f"{row.name}_{name}_transpose", row.block, elements * narrow, elements * narrow,
-                         operator="move_backward", share=row.share * sharded))  # fmt: skip
-    return made
+@dataclass(frozen=True, slots=True)
+class _Quantiser:
+    """What a recipe does beside the products of plans."""
 
+    precision: Precision
+    narrow_bytes: float
+    """Bytes of an element of an operand, with its scales."""
+    plans: Plans
+    micro_batches: Num
 
-def _gathers(transfers: Iterable[Transfer]) -> bool:
-    return any(_is_gathering(transfer) for transfer in transfers)
+    def product(self, row: Row) -> list[Row]:
+        """A product with narrow operands, and the passes that make them."""
+        made = [*self._input(row), *self._output_gradient(row)]
+        if row.trained:
+            made += self._weights(row)
+        return [*made, self._narrowed(row)]
 
+    def _input(self, row: Row) -> list[Row]:
+        elements = row.shape["m"] * row.shape["k"]
+        first, *later = self._operand(row, "quantise", elements, gathered=_gathers_input(row))
+        return [replace(first, operator="move_forward", recomputed=_again(row)), *later]
 
-def _is_gathering(transfer: Transfer) -> bool:
-    return transfer.collective == "all_gather" and transfer.axis == "tp"
+    def _output_gradient(self, row: Row) -> list[Row]:
+        elements = row.shape["m"] * row.shape["n"]
+        return self._operand(row, "quantise_gradient", elements, gathered=_gathers_output_gradient(row))
 
+    def _operand(self, row: Row, name: str, elements: Num, *, gathered: bool) -> list[Row]:
+        """Passes in backward over an operand of so many elements, of which each tensor rank has a shard if gathered."""
+        shards = where(self.plans.sp > 0, self.plans.tp, 1) if gathered else 1
+        copies: Num = self._copies(row)
+        transposed_later: Num = 0.0
+        if copies == 2 and not self.precision.block_scaled:
+            transposed_later = where(shards > 1, 1.0, 0.0)
+            copies = copies - transposed_later
+        each = elements / shards
+        made = [move(f"{row.name}_{name}", row.block, each * self._read_bytes, each * self.narrow_bytes * copies,
+                     operator="move_backward", share=row.share)]  # fmt: skip
+        if np.any(transposed_later):
+            whole_bytes = elements * self.narrow_bytes
+            made.append(move(f"{row.name}_{name}_transpose", row.block, whole_bytes, whole_bytes,
+                             operator="move_backward", share=row.share * transposed_later))  # fmt: skip
+        return made
 
-def _enters(row: Row) -> bool:
-    """Whether tensor ranks gather a product's input."""
-    return _gathers(row.forward)
+    def _weights(self, row: Row) -> list[Row]:
+        """With the first micro-batch of a step; after each gathering of ZeRO-3, one copy for each pass."""
+        gathered = where(self.plans.zero >= 3, 1.0, 0.0) * self.plans.shared_out(experts=row.expert)
+        forwards = self.micro_batches * (1 + self.plans.recomputed)
+        narrow_bytes = row.weights * self.narrow_bytes
+        once = move(f"{row.name}_quantise_weights", row.block, row.weights * self._read_bytes,
+                    narrow_bytes * self._copies(row), operator="move_forward",
+                    share=row.share * (1 - gathered) / forwards)  # fmt: skip
+        each = move(f"{row.name}_quantise_gathered", row.block, row.weights * self.precision.element_bytes,
+                    narrow_bytes, share=row.share * gathered)  # fmt: skip
+        return [made for made in (once, each) if np.any(made.share)]
 
+    def _narrowed(self, row: Row) -> Row:
+        """The product with what it keeps, and what tensor ranks gather for it, in the narrow format."""
+        ratio = self.narrow_bytes / self.precision.element_bytes
+        both = _gathers_output_gradient(row) and self.precision.block_scaled
+        return replace(
+            row, kept_bytes=row.kept_bytes * ratio, forward=_gathering(row.forward, ratio),
+            backward=_gathering(row.backward, ratio * (self._copies(row) if both else 1)),
+        )  # fmt: skip
 
-def _leaves(row: Row) -> bool:
-    """Whether they gather the gradient of its output."""
-    return _gathers(row.backward) and not _enters(row)
+    @property
+    def _read_bytes(self) -> float:
+        """Bytes read of an element that is quantised: twice where its tensor's largest magnitude is sought first."""
+        return self.precision.element_bytes * (2 if self.precision.scaled_now else 1)
 
-
-def _gathering(row: Row, precision: Precision, narrow: float) -> Row:
-    """The product with what tensor ranks gather for it in the narrow format."""
-    of_gradient = _copies(precision, row) if _leaves(row) and precision.block_scaled else 1
-    ratio = narrow / precision.element_bytes
-
-    def narrowed(transfers: tuple[Transfer, ...], copies: int = 1) -> tuple[Transfer, ...]:
-        return tuple(
-            replace(each, size_bytes=each.size_bytes * ratio * copies) if _is_gathering(each) else each
-            for each in transfers
-        )
-
-    return replace(row, forward=narrowed(row.forward), backward=narrowed(row.backward, of_gradient))
-
-
-def _weight_passes(row: Row, precision: Precision, narrow: float, plans: Plans, micro_batches: Num) -> list[Row]:
-    """Those of its weights: with the first micro-batch of a step; after each gathering of ZeRO-3, one copy each."""
-    gathered = where(plans.zero >= 3, 1.0, 0.0) * plans.shared_out(experts=row.expert)
-    once = move(f"{row.name}_quantise_weights", row.block, row.weights * _read_bytes(precision),
-                row.weights * narrow * _copies(precision, row), operator="move_forward",
-                share=row.share * (1 - gathered) / (micro_batches * (1 + plans.recomputed)))  # fmt: skip
-    each = move(f"{row.name}_quantise_gathered", row.block, row.weights * precision.element_bytes,
-                row.weights * narrow, share=row.share * gathered)  # fmt: skip
-    return [made for made in (once, each) if np.any(made.share)]
-
-
-def _read_bytes(precision: Precision) -> float:
-    """Bytes read of an element that is quantised: twice where its tensor's largest magnitude is sought first."""
-    return precision.element_bytes * (2 if precision.scaled_now else 1)
-
-
-def _copies(precision: Precision, row: Row) -> int:
-    """Copies of an operand that are written: one, or also the transposed one for the gradient of trained weights."""
-    return 2 if precision.transposed_copy and row.trained else 1
+    def _copies(self, row: Row) -> int:
+        """Copies of an operand: one, or also the transposed one for the gradient of trained weights."""
+        return 2 if self.precision.transposed_copy and row.trained else 1
 
 
 def _again(row: Row) -> Num:
@@ -136,8 +131,22 @@ def _again(row: Row) -> Num:
     return maximum(row.recomputed, row.remade_bytes / maximum(row.kept_bytes + row.remade_bytes, 1.0))
 
 
-def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
-    """The rows of the ends of a model: their products stay in the dtype of attention."""
-    if precision.quantised_bytes is None:
-        return list(rows)
-    return [replace(row, operator=WIDE.get(row.operator, row.operator)) for row in rows]
+def _gathers_input(row: Row) -> bool:
+    """Whether tensor ranks gather a product's input."""
+    return any(map(_is_tensor_gather, row.forward))
+
+
+def _gathers_output_gradient(row: Row) -> bool:
+    """Whether they gather the gradient of its output; one whose input they gather, they gather again in backward."""
+    return any(map(_is_tensor_gather, row.backward)) and not _gathers_input(row)
+
+
+def _gathering(transfers: Iterable[Transfer], factor: float) -> tuple[Transfer, ...]:
+    """The transfers where tensor ranks gather so many times the bytes."""
+    return tuple(
+        replace(each, size_bytes=each.size_bytes * factor) if _is_tensor_gather(each) else each for each in transfers
+    )
+
+
+def _is_tensor_gather(transfer: Transfer) -> bool:
+    return transfer.collective == "all_gather" and transfer.axis == "tp"
