@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import pytest
 from engine_cases import NAMES, cases, close, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, v
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, with_habits
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
+from steptime.plan.plans import COLUMNS, FULL_RECOMPUTE, RECOMPUTE_CODES, Plans
 from steptime.plan.space import panels_worth_trying
 from steptime.search.planner import find
 from steptime.study.published.method import PUBLISHED
@@ -208,14 +209,17 @@ def test_searches_of_other_constraints_together_are_searches_apart():
     assert not set(together[0].front_bytes) & set(together[1].front_bytes)
 
 
-def test_replicas_of_one_rank_are_ranked_with_their_own_time():
-    """They gather nothing, so that FSDP2 copies nothing there."""
+@pytest.mark.parametrize(
+    "changed", [{"shard": 1}, {"recompute": FULL_RECOMPUTE}, {"recompute": FULL_RECOMPUTE, "recompute_every": 4}]
+)
+def test_copies_of_gathered_weights_are_ranked_with_their_own_time(changed):
+    """Replicas of one rank gather nothing, and layers that are recomputed find theirs gathered."""
     from steptime.search.exhaustive import Task, search
 
     job = Job(model=load_model("llama2-7b"), gpus=8, global_batch=8, seq_len=4096, precision=PRECISIONS["bf16"],
               optimizer=OPTIMIZERS["adam8bit"])  # fmt: skip
     setting = Setting(method=CORRECTED, job=with_habits(job, "torchtitan"), cluster=load_cluster("dgx-b200"))
-    strategy, space = CORRECTED.strategies["1d"], CorrectedSpace().fixed({"tp": 1, "pp": 1, "zero": 3, "shard": 1})
+    strategy, space = CORRECTED.strategies["1d"], CorrectedSpace().fixed({"tp": 1, "pp": 1, "zero": 3, **changed})
     (found,) = search([Task(setting=setting, strategy=strategy, space=space)], 1)
     alone = evaluate(CORRECTED, strategy, setting.job, setting.machine, found.best.row(0))
     assert close(float(found.best_s[0]), float(alone.step.total_s))

@@ -17,6 +17,10 @@ def test_quantiles_hold_nine_of_ten() -> None:
     assert honest_coverage(scaled, source).mean() == pytest.approx(0.9, abs=0.02)
 
 
+def test_all_sources_count_alike() -> None:
+    assert source_weights(np.array(["a", "b", "a", "a", "a"])).tolist() == [0.25, 1, 0.25, 0.25, 0.25]
+
+
 def test_a_source_of_many_runs_does_not_set_the_band() -> None:
     scaled = np.concatenate([np.full(5000, 9.0), np.random.default_rng(0).normal(size=2000)])
     source = np.array(["flood"] * 5000 + [f"s{i // 20}" for i in range(2000)])

@@ -12,7 +12,7 @@ import pytest
 
 from steptime import api
 from steptime.calibrate.frameworks.bands import Band, left_out
-from steptime.calibrate.frameworks.fit import BUSY_COLUMNS, Fitted, FrameworkFit
+from steptime.calibrate.frameworks.fit import APART, BUSY_COLUMNS, Fitted, FrameworkFit
 from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, device_spread, framework_of
 from steptime.calibrate.frameworks.save import packaged, to_toml
 from steptime.errors import FieldError, UserError
@@ -113,6 +113,20 @@ def test_a_framework_that_is_far_from_the_others_pulls_the_common_values_less(
     monkeypatch.setattr("steptime.calibrate.frameworks.fit.APART", 1e9)
     pulled_evenly = fit.fit(everything(fit)).common[matrix] - near
     assert 0 <= pulled < 0.6 * pulled_evenly
+
+
+def test_what_is_believed_of_frameworks_is_the_slope_of_a_pseudo_huber_loss(runs: Modelled) -> None:
+    own, step = slice(len(PARAMETERS), len(PARAMETERS) * (1 + len(runs.fit.names))), 1e-6
+    spread = np.tile([p.spread for p in PARAMETERS], len(runs.fit.names))
+    theta = np.random.default_rng(0).normal(size=runs.fit.values)
+    added = theta[own]
+
+    def loss(added: Array) -> Array:
+        terms: Array = 2 * APART**2 * (np.sqrt(1 + (added / (APART * spread)) ** 2) - 1)
+        return terms
+
+    slope = (loss(added + step) - loss(added - step)) / (2 * step)
+    assert 2 * np.diag(runs.fit._trust(theta))[own] * added == pytest.approx(slope, rel=1e-6, abs=1e-6)
 
 
 def test_a_fit_without_runs_is_what_was_believed(runs: Modelled) -> None:

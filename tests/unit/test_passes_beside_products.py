@@ -156,6 +156,7 @@ def test_the_ends_of_the_model_are_copied_too_and_frozen_weights_as_they_are_sto
     assert _bytes(first["embedding_copy_out"]) == (2 * 128256 * 4096, 2 * 128256 * 4096)
     assert QLORA_BYTES * LAYER < _bytes(rows["copy_out"])[0] < 0.3 * 2 * LAYER
     assert _bytes(rows["copy_in"])[0] < 0.05 * 2 * LAYER
+    assert "embedding_copy_in" in first and "embedding_copy_in" not in _rows(job, "first", dp=8, zero=3)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,34 @@ def test_what_tensor_ranks_gather_is_quantised_before_and_travels_narrow(dtype, 
 
 def _sizes(transfers: Any) -> dict[str, float]:
     return {each.collective: each.size_bytes for each in transfers}
+
+
+def test_what_no_rank_gathers_is_quantised_whole():
+    rows, inner = _rows(_job("fp8-te"), tp=8), SEQ * 14336 / 8
+    assert _bytes(rows["mlp_out_quantise"]) == (2 * inner, 2 * inner)
+    assert _bytes(rows["mlp_in_quantise_gradient"]) == (2 * 2 * inner, 2 * 2 * inner)
+    assert "mlp_out_quantise_transpose" not in rows and "mlp_in_quantise_gradient_transpose" not in rows
+
+
+def test_gradients_of_frozen_products_travel_once():
+    """Their second copy is for the gradient of weights."""
+    rows = _rows(_job("mxfp8", adapter=Adapter(rank=8)), tp=8)
+    assert _sizes(rows["mlp_out"].backward) == pytest.approx({"all_gather": (1 + 1 / 32) * INPUT})
+
+
+@pytest.mark.parametrize(
+    ("zero", "passes"),
+    [(1, {"quantise", "quantise_transpose", "quantise_gradient", "quantise_weights"}),
+     (3, {"quantise", "quantise_transpose", "quantise_gradient", "quantise_gathered"})],
+)  # fmt: skip
+def test_passes_count_in_the_layers_that_have_their_product(zero, passes):
+    """Of the 61 layers of DeepSeek-V3 three have a dense MLP."""
+    job = replace(_job("fp8-te"), model=load_model("deepseek-v3"))
+    rows = _rows(job, tp=4, dp=2, zero=zero)
+    assert rows["mlp_in"].share == 3 / 61
+    for name in passes:
+        once = 32 if name == "quantise_weights" else 1  # micro-batches
+        assert rows[f"mlp_in_{name}"].share == pytest.approx(3 / 61 / once), name
 
 
 @pytest.mark.parametrize("degrees", [{"tp": 8, "sp": 0}, {"tp": 1, "dp": 8}])

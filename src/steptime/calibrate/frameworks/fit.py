@@ -35,7 +35,7 @@ EXPERTS = 0.15
 OUTLIER = 0.15
 """Residual from which a run counts less (pseudo-Huber)."""
 APART = 1.5
-"""Distance of a framework's value from the common one, in its spread, from which on it pulls that less (likewise)."""
+"""Distance of a framework's value from the common one, in spreads, from which it pulls that less (pseudo-Huber)."""
 FULL_COUNT = 20
 """Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
 SMALL_STEP = 1e-4
@@ -230,10 +230,11 @@ class FrameworkFit:
         return len(PARAMETERS) * (1 + len(self.names)) + len(BUSY) * len(self.device_names)
 
     def _trust(self, theta: Array) -> Array:
-        """Precision of what is believed of all values before any run is seen, around ``theta``."""
+        """Precision of what is believed of all values, of frameworks as the loss of :meth:`fit` has it at ``theta``."""
         spread = np.tile([p.spread for p in PARAMETERS], len(self.names))
-        apart = theta[len(PARAMETERS) : len(PARAMETERS) + len(spread)] / (APART * spread)
-        own = np.concatenate([[p.doubt**-2.0 for p in PARAMETERS], spread**-2.0 / np.sqrt(1 + apart**2)])
+        _, added, _ = self._unpacked(theta)
+        far = added.ravel() / (APART * spread)
+        own = np.concatenate([[p.doubt**-2.0 for p in PARAMETERS], spread**-2.0 / np.sqrt(1 + far**2)])
         devices = np.kron(np.linalg.inv(device_covariance(self.device_names)), np.eye(len(BUSY)))
         out = np.zeros((len(own) + len(devices),) * 2)
         out[: len(own), : len(own)], out[len(own) :, len(own) :] = np.diag(own), devices
@@ -244,13 +245,14 @@ class FrameworkFit:
 
         $$\hat\theta = \arg\min_\theta \sum_r 2 w_r\, d^2 \Big(\sqrt{1 + (e_r / d)^2} - 1\Big)
             + (\theta - \theta_0)^\top \Lambda\, (\theta - \theta_0)
-            + \sum_f 2 c^2 \Big(\sqrt{1 + (\delta_f / c\, s_f)^2} - 1\Big)$$
+            + \sum_{f, p} 2 c^2 \Big(\sqrt{1 + (\delta_{fp} / (c\, s_p))^2} - 1\Big)$$
 
         where $e_r$ is the logarithm of predicted over measured time of run $r$, $w_r$ its weight ($1/\sigma^2$ with
         $\sigma$ = :data:`NOISE`, less where its source has more than :data:`FULL_COUNT` runs), $d$ = :data:`OUTLIER`,
-        $\theta_0$, $\Lambda$ are what is believed of the common values and of devices before any run is seen (mean
-        and precision), $\delta_f$ what a framework adds to a common value, $s_f$ its spread, and $c$ = :data:`APART`:
-        one that is far from all others is of another kind, and says less of a framework that nobody has measured.
+        $\theta_0$ and $\Lambda$ are mean and precision of what is believed of the common values and of devices before
+        any run is seen ($\Lambda$ is 0 for frameworks), $\delta_{fp}$ is what framework $f$ adds to the common value of
+        parameter $p$, $s_p$ the spread of that over frameworks, and $c$ = :data:`APART`: a framework that is far from
+        all others is of another kind, and says less of one that nobody has measured.
 
         Source: Gauss-Newton with weights of the pseudo-Huber loss (Charbonnier et al., IEEE TIP 1997).
         """
