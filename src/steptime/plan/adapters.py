@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from steptime.num import Num
 from steptime.plan.job import Adapter, Job
+from steptime.plan.quantise import NARROW
 from steptime.plan.rows import Row, matmul, move
 
 #: Products that join several projections, each with an adapter of its own.
@@ -23,8 +24,6 @@ FROZEN = {
     "bias": "frozen_bias", "embedding": "frozen_embedding",
 }  # fmt: skip
 PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")
-NARROW = ("matmul", "grouped_matmul")
-"""Products that narrow formats are for; the router stays wide."""
 
 
 def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
