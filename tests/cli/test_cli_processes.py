@@ -90,4 +90,4 @@ def test_what_the_shell_opened_is_read(folder: Path) -> None:
     done = steptime(folder, "diff", "a.json", f"/dev/fd/{read}", pass_fds=(read,))
     os.close(read)
     assert done.returncode == 0, done.stderr
-    assert "the plans are equal" in done.stdout
+    assert "job and plan are equal" in done.stdout

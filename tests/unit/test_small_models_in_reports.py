@@ -90,3 +90,22 @@ def test_a_set_of_names_is_no_range(capsys: pytest.CaptureFixture[str]) -> None:
     row = next(line.split() for line in text.splitlines() if line.startswith("overlap"))
     assert row == ["overlap", "dp+tp", "none"]
     assert " s to " in text or " ms to " in text
+
+
+def test_a_difference_names_what_differs_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    a = api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=8, plan={"tp": 8})
+    b = api.estimate("llama3-8b", "dgx-b200", gpus=8, global_batch=8, plan={"tp": 8}, dtype="fp8-te")
+    found = api.diff(a, b)
+    assert found.plan == {"cluster": ["dgx-h100", "dgx-b200"], "dtype": ["bf16", "fp8-te"]}
+    print_difference(found, "a", "b")
+    assert "equal" not in capsys.readouterr().out
+
+
+def test_rounding_is_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was written as ``-3.55271e-15 s``."""
+    a = api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=8)
+    b = replace(a, step_time_s=a.step_time_s * (1 - 2e-16))
+    assert b.step_time_s != a.step_time_s
+    print_difference(api.diff(a, b), "a", "b")
+    row = next(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("step_time_s"))
+    assert row[-3:] == ["0", "s", "1.000"]

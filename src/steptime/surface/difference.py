@@ -15,6 +15,9 @@ HEADLINE = (
     "peak_memory_bytes", "memory_capacity_bytes", "feasible", "bottleneck",
 )  # fmt: skip
 
+OF_JOB = ("model", "cluster", "mode")
+"""What an estimate says of its job beside the workload."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
@@ -22,7 +25,7 @@ class Difference:
 
     headline: Mapping[str, list[Any]]
     plan: Mapping[str, list[Any]]
-    """Only what differs."""
+    """Only what differs, of the job and of the plan."""
     time: Mapping[str, list[float]]
     memory: Mapping[str, list[float]]
 
@@ -50,7 +53,7 @@ def diff(a: Estimate, b: Estimate) -> Difference:
     for name, given in (("a", a), ("b", b)):
         if not isinstance(given, Estimate):
             raise FieldError("", name, f"{shown(given)} is no estimate", hint="steptime.api.estimate makes one")
-    said = [{**e.plan, **{k: v for k, v in e.workload.items() if k in ("framework", "lora")}} for e in (a, b)]
+    said = [{**{k: getattr(e.provenance, k) for k in OF_JOB}, **e.workload, **e.plan} for e in (a, b)]
     differing = {key: pair for key, pair in _pairs(said[0], said[1], None).items() if pair[0] != pair[1]}
     return Difference(
         headline={name: [getattr(a, name), getattr(b, name)] for name in HEADLINE},

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SHOWN_TERMS: Final = 15
 DASH: Final = "-"
+#: Relative difference of sums of the same times in another order.
+ROUNDING: Final = 1e-12
 #: What a plan records although it follows from the degrees.
 _FOLLOWS: Final = ("stage_layers", "fullest_stage", "fullest_phase", "domains", "micro_batches")
 #: How a headline figure is written, by how its name ends; the first that fits.
@@ -46,7 +48,7 @@ def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
     changed = {key: pair for key, pair in plan.items() if pair[0] != pair[1] and key not in _FOLLOWS}
     out.print()
     if not changed:
-        out.print("the plans are equal")
+        out.print("job and plan are equal")
         return
     table = t.grid(("plan", "A", "B"), left=(0, 1, 2))
     for key, (left, right) in changed.items():
@@ -74,7 +76,7 @@ def _print_changes(
 ) -> None:
     """Terms by absolute difference, largest first."""
     changes = {path: (_value(pair[0]), _value(pair[1])) for path, pair in terms.items()}
-    moved = [(path, pair) for path, pair in changes.items() if pair[0] != pair[1] and not all(map(math.isnan, pair))]
+    moved = [(path, pair) for path, pair in changes.items() if _change(*pair) and not all(map(math.isnan, pair))]
     moved.sort(key=lambda item: _order(item[1][1] - item[1][0]))
     out.print()
     if not moved:
@@ -87,6 +89,11 @@ def _print_changes(
     out.print(table)
     if len(moved) > len(shown):
         out.print(f"{len(moved) - len(shown)} smaller differences with --all")
+
+
+def _change(left: float, right: float) -> float:
+    """Their difference; none where they differ by rounding alone."""
+    return 0.0 if math.isclose(left, right, rel_tol=ROUNDING) else right - left
 
 
 def _order(difference: float) -> float:
@@ -107,7 +114,7 @@ def _add(table: Any, name: str, pair: Sequence[Any], unit: Callable[[float], str
     if not (_is_number(left) and _is_number(right)):
         table.add_row(t.printable(name), _cell(left, unit), _cell(right, unit), "", "")
         return
-    delta = right - left
+    delta = _change(left, right)
     sign = "+" if delta > 0 else ""
     ratio = f"{right / left:.3f}" if left and math.isfinite(right / left) else ""
     shown = f"{delta * 100:.1f} points" if unit is t.percent else unit(delta)
