@@ -72,6 +72,18 @@ def test_a_rate_of_the_device_needs_no_word(cluster: str, dtype: str) -> None:
     assert api.estimate("llama3-8b", cluster, gpus=8, global_batch=8, dtype=dtype, plan=plan).notes == ()
 
 
+def test_summa_in_a_quantised_recipe_is_fp8_alone() -> None:
+    job: dict[str, Any] = {"model": "gpt3-175b", "cluster": "dgx-b200", "gpus": 16, "global_batch": 16}
+    plan = {"tp": 2, "tp2": 4, "micro_batch": 1}
+    plain, recipe = (api.estimate(**job, dtype=dtype, strategy="2d", plan=plan) for dtype in ("fp8", "fp8-te"))
+    assert dict(recipe.time) == dict(plain.time) and dict(recipe.memory) == dict(plain.memory)
+    assert plain.notes == ()
+    (note,) = recipe.notes
+    assert note.startswith("dtype fp8-te: strategy 2d has no quantisation")
+    tensor = api.estimate(**job, dtype="fp8-te", strategy="1d", plan={"tp": 8, "micro_batch": 1})
+    assert not any("quantisation" in each for each in tensor.notes)
+
+
 def test_levels_between_the_first_and_the_slowest_are_named(tmp_path: Path) -> None:
     """Traffic within a leaf is timed over the spine, so whoever wrote the leaf into a file has to know."""
     level = '[levels.{}]\n{}link = "roce-400"\n'

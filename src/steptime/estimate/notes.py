@@ -9,6 +9,7 @@ from steptime.hardware.fields import RATES
 from steptime.hardware.records import Device
 from steptime.plan.framework import MODEL_AXES, habits_of
 from steptime.plan.job import Job, Precision, replica_micro_batches
+from steptime.plan.method import Strategy
 from steptime.plan.overlap_rules import RULES
 from steptime.plan.plans import Plans
 from steptime.terms import Terms
@@ -180,6 +181,21 @@ def rate_stood_in(device: Device, precision: Precision) -> tuple[str, ...]:
     if precision.block_scaled and not device.scales_blocks:
         return (f"{wanted} products with a scale per block; its {taken} rate stands in, without the work of scaling",)
     return ()
+
+
+def plain_operands(strategy: Strategy, precision: Precision) -> tuple[str, ...]:
+    """A note where the products of a strategy take their operands as stored, whatever the recipe.
+
+    >>> from types import SimpleNamespace as Some
+    >>> plain_operands(Some(name="2d"), Some(quantised_bytes=1.0, name="fp8-te", matrix_dtype="fp8"))[0]
+    'dtype fp8-te: strategy 2d has no quantisation; products run at the fp8 rate, and nothing else changes'
+    >>> plain_operands(Some(name="2d"), Some(quantised_bytes=None)), plain_operands(Some(name="1d"), Some())
+    ((), ())
+    """
+    if strategy.name != "2d" or precision.quantised_bytes is None:
+        return ()
+    rate = f"products run at the {precision.matrix_dtype} rate, and nothing else changes"
+    return (f"dtype {precision.name}: strategy {strategy.name} has no quantisation; {rate}",)
 
 
 def stage_taken(framework: str, stage: int, shard: int = 0) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from steptime.estimate.notes import (
     dropped_choices,
     idle_overlap,
     mostly_overhead,
+    plain_operands,
     rate_stood_in,
     unaligned_heads,
     uneven_batch,
@@ -166,7 +167,7 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        notes=(*idle_overlaps(setting, strategy, plans, step_time_s), *notes_on(setting, plans, time)),
+        notes=(*idle_overlaps(setting, strategy, plans, step_time_s), *notes_on(setting, strategy, plans, time)),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 
@@ -192,7 +193,7 @@ def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: fl
     )
 
 
-def notes_on(setting: Setting, plans: Plans, time: Terms) -> tuple[str, ...]:
+def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) -> tuple[str, ...]:
     """What a reader has to know about a plan of a job before using its numbers."""
     job = setting.job
     if not setting.method.calibrated:
@@ -201,7 +202,7 @@ def notes_on(setting: Setting, plans: Plans, time: Terms) -> tuple[str, ...]:
         *mostly_overhead(time, job.framework.name), *changed_device(setting.cluster.device),
         *uneven_batch(job, plans), *dropped_choices(job), *unaligned_heads(job),
         *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),
-        *levels_left_out(setting.cluster, job.gpus),
+        *plain_operands(strategy, job.precision), *levels_left_out(setting.cluster, job.gpus),
     )  # fmt: skip
 
 
