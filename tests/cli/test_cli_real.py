@@ -215,6 +215,16 @@ def test_adapters_and_frameworks_of_a_run_file(run: Run, tmp_path: Path) -> None
     assert ideal["step_time_band_s"] is None and ideal["workload"]["lora"]["qlora"] is False
 
 
+def test_sequence_parallelism_is_read_as_json_writes_it(run: Run, tmp_path: Path) -> None:
+    job = ("--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "8", "--tp", "2")
+    off = document(run, "estimate", "llama2-7b", *job, "--sp", "off")
+    text = 'model = "llama2-7b"\ncluster = "dgx-h100"\ngpus = 8\nglobal_batch = 8\n[plan]\ntp = 2\nsp = 0\n'
+    (file := tmp_path / "run.toml").write_text(text)
+    for args in (("estimate", "llama2-7b", *job, "--sp", str(off["plan"]["sp"])), ("estimate", str(file))):
+        assert document(run, *args)["step_time_s"] == off["step_time_s"]
+    assert "sp: 'no' is neither on nor off" in run(*ESTIMATE, "--sp", "no").stderr
+
+
 def test_bands_are_shown_with_what_dominates_them() -> None:
     band = next(line for line in wide(140, *ESTIMATE) if line.startswith("band"))
     e = api.estimate("gpt3_1T", "dgx-b200", **SMALL, plan={"tp": 8, "pp": 16})

@@ -15,7 +15,7 @@ NameOrPath: TypeAlias = "str | os.PathLike[str]"
 """A name of a catalogue, or a path as text or as ``pathlib.Path``."""
 MAX_COUNT = 10**9
 """Largest dim, degree, depth or count that makes sense."""
-SWITCH = {"on": True, "off": False, "true": True, "false": False}
+SWITCH = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
 
 
 def digits(text: str) -> int:

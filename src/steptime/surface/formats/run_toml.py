@@ -57,7 +57,7 @@ def _value(name: str) -> Any:
         return Positive
     if name in SEVERAL:
         return Words
-    return bool | Literal["on", "off"] if name == "sp" else Word
+    return Any if name == "sp" else Word
 
 
 def _table(title: str, **types: Any) -> Any:
