@@ -119,14 +119,9 @@ def test_what_is_believed_of_frameworks_is_the_slope_of_a_pseudo_huber_loss(runs
     own, step = slice(len(PARAMETERS), len(PARAMETERS) * (1 + len(runs.fit.names))), 1e-6
     spread = np.tile([p.spread for p in PARAMETERS], len(runs.fit.names))
     theta = np.random.default_rng(0).normal(size=runs.fit.values)
-    added = theta[own]
-
-    def loss(added: Array) -> Array:
-        terms: Array = 2 * APART**2 * (np.sqrt(1 + (added / (APART * spread)) ** 2) - 1)
-        return terms
-
-    slope = (loss(added + step) - loss(added - step)) / (2 * step)
-    assert 2 * np.diag(runs.fit._trust(theta))[own] * added == pytest.approx(slope, rel=1e-6, abs=1e-6)
+    below, above = (2 * APART**2 * np.hypot(1, (theta[own] + s) / (APART * spread)) for s in (-step, step))
+    slope = (above - below) / (2 * step)
+    assert 2 * np.diag(runs.fit._trust(theta))[own] * theta[own] == pytest.approx(slope, rel=1e-6, abs=1e-6)
 
 
 def test_a_fit_without_runs_is_what_was_believed(runs: Modelled) -> None:
