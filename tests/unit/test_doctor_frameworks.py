@@ -323,7 +323,12 @@ def test_maxtext_prints_its_whole_job(tmp_path, before):
 
 @pytest.mark.parametrize(
     ("policy", "recompute"),
-    [("minimal", "attention+norm+activation"), ("minimal_flash", "norm+activation"), ("save_qkv_proj", None)],
+    [
+        ("minimal", "attention+norm+activation"),
+        ("minimal_flash", "norm+activation"),
+        ("save_qkv_proj", "norm+attention+attention_out+mlp"),
+        ("save_out_proj", None),
+    ],
 )
 def test_policies_of_maxtext(tmp_path, policy, recompute):
     log = log_of(

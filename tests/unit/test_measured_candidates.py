@@ -80,8 +80,28 @@ def test_recomputation_and_sharding_come_from_the_framework():
         {1: 1.0}
     )
     sharded = candidates(one(recompute="", zero_stage_or_fsdp="", framework="maxtext"))
-    assert weights(sharded, "recompute")[Recomputation(kind="full")] == pytest.approx(0.5)
+    assert {c.recompute.kind for c in sharded} == {"full", "beside_projections", "beside_attention"}
     assert weights(sharded, "zero") == pytest.approx({3: 1.0})
+
+
+def test_what_does_not_fit_on_the_device_may_be_on_its_host():
+    """MaxText keeps no more on the device than fits; what lies on the host takes none of its memory."""
+    long = {"seq_len": "131072", "global_batch_sequences": "8", "tp": "1", "micro_batch": "1", "recompute": ""}
+    found = candidates(one(**long, zero_stage_or_fsdp="", framework="maxtext"))
+    host = sum(c.weight for c in found if c.offload == {"activations"})
+    assert host > 0.6 and all(not c.offload for c in candidates(one(**long)))
+    assert {c.recompute.kind for c in found if not c.offload} == {"full"}
+    run = one(**long, zero_stage_or_fsdp="", framework="maxtext")
+    kept = {c.recompute.kind: c for c in found if c.offload}["beside_projections"]
+    on_host, on_device = needed_bytes(run, [kept, replace(kept, offload=frozenset())])
+    assert on_host < 0.7 * on_device
+
+
+def test_the_recomputation_of_tuned_runs_is_what_memory_asks_for():
+    """Where keeping what attention makes fits on the device, less belief in full recomputation there."""
+    run = one(recompute="", seq_len="2048", zero_stage_or_fsdp="", framework="maxtext")
+    kinds = weights(tuple(c for c in candidates(run) if not c.offload), "recompute")
+    assert kinds[Recomputation(kind="full")] < kinds[Recomputation(kind="beside_attention")]
 
 
 def test_what_does_not_fit_loses_its_weight():

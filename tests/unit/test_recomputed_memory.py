@@ -19,7 +19,7 @@ from steptime.plan.recompute import recompute_code
 from steptime.surface.models import load_model
 
 STRATEGY, S = CORRECTED.strategies["context"], 4096
-PARTS = ("attention", "norm", "activation", "up_projection", "mlp", "experts")
+PARTS = ("attention", "norm", "activation", "attention_out", "up_projection", "mlp", "experts")
 CODES = [sum(RECOMPUTE_CODES[part] for part in parts) for n in (1, 2, 3) for parts in combinations(PARTS, n)]
 DEGREES: list[dict[str, int]] = [
     {}, {"tp": 8}, {"tp": 2, "cp": 2, "pp": 4, "ep": 8, "micro_batch": 2}, {"pp": 16, "ep": 8}, {"pp": 24}, {"pp": 61},

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Evaluation, Works
+from steptime.estimate.layer import FORWARD
 from steptime.estimate.stack import stacked
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import compose
@@ -78,7 +79,8 @@ def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, f
 
 def _passes(works: Works, many: Framework) -> Passes:
     """Time of each part of the model under frameworks in columns, all parts at once as rows of arrays."""
-    rows = {phase: _in_rows([works[part][phase] for part in PARTS]) for phase in works[PARTS[0]]}
+    parts = [works[part] for part in PARTS]
+    rows = {phase: _in_rows([part.get(phase, part[FORWARD]) for part in parts]) for phase in parts[0]}
     each: Any = pass_of(rows, many)
     layer, first, last = (
         Pass(**{field.name: taken(getattr(each, field.name), i) for field in fields(Pass)}) for i in range(len(PARTS))

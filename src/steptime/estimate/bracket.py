@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.cost.roofline import memory_s, roofline_compute_s
 from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, factor_of, kind_of, links_busy_s
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, links_busy_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.stages import Passes
@@ -19,8 +19,8 @@ from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
 
-Directions = tuple[list[PhaseTime], list[PhaseTime]]
-"""Rows forward, and rows of the backward pass."""
+Directions = tuple[list[PhaseTime], list[PhaseTime], list[PhaseTime]]
+"""Rows forward, rows of the backward pass, and those forward that run again in full recomputation."""
 Resources = tuple[Num, Num, Num]
 """Seconds that some rows keep arithmetic, memory and links busy."""
 
@@ -31,7 +31,7 @@ def _directions(times: Iterable[PhaseTime]) -> Directions:
     backward: list[PhaseTime] = []
     for time in times:
         (forward if time.direction == FORWARD else backward).append(time)
-    return forward, backward
+    return forward, backward, [time for time in forward if time.row.runs_again]
 
 
 def _resources(times: Iterable[PhaseTime], framework: Framework) -> Resources:
@@ -70,18 +70,21 @@ def _bound_resources(times: Iterable[PhaseTime], plans: Plans, bound: Machine) -
     return compute, memory_s(moved, bound.memory_Bps), links
 
 
-def _fastest(forward: Resources, backward: Resources, *, splits: bool) -> Pass:
-    """Each part takes as long as its busiest resource; what is split of a backward pass is at most half of it."""
-    each = [maximum(maximum(compute, memory), links) for compute, memory, links in (forward, backward)]
-    return Pass(forward_s=each[0], backward_s=each[1], weights_s=each[1] / 2 if splits else 0.0)
+def _fastest(*resources: Resources, splits: bool) -> Pass:
+    """Each direction takes as long as its busiest resource; what is split of a backward pass is at most half of it."""
+    forward, backward, again = (maximum(maximum(*busy_s[:2]), busy_s[2]) for busy_s in resources)
+    return Pass(
+        forward_s=forward, backward_s=backward, weights_s=backward / 2 if splits else 0.0, ended_s=forward - again
+    )
 
 
 def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: Framework) -> Pass:
-    """Each part takes as long as all its resources together, or as the host if it is slower."""
-    each = []
-    for phase, rows in zip((FORWARD, BACKWARD), directions, strict=True):
-        each.append(paced_s(sum(_resources(rows, framework)), works[phase], framework))
-    return Pass(forward_s=each[0], backward_s=each[1])
+    """Each direction takes as long as all its resources together, or as the host if it is slower."""
+    forward, backward, again = (
+        paced_s(sum(_resources(rows, framework)), works.get(phase, works[FORWARD]), framework)
+        for phase, rows in zip((FORWARD, BACKWARD, RECOMPUTE), directions, strict=True)
+    )
+    return Pass(forward_s=forward, backward_s=backward, ended_s=forward - again)
 
 
 def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:

@@ -138,7 +138,7 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, put_off: Num)
             but one micro-batch), so that they do not make it slower.
     """
     layer, alone, deep = passes.layer, layout.stages <= 1, layout.stages > 2
-    one_layer_s = layer.forward_s + (layer.backward_s + layout.recomputed * layer.forward_s)
+    one_layer_s = layer.forward_s + layer.backward_with_s(layout.recomputed)
     counts = layout.first, where(deep, layout.middle, 0.0), where(alone, 0.0, layout.last)
     first_s, last_s = passes.first.both_s, passes.last.both_s
     busy_s = (

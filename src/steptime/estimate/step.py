@@ -144,8 +144,6 @@ class Step:
 
     stage: CriticalStage
     micro_batches: Num
-    repeats: Num
-    """Forward passes per micro-batch: 2 with full recomputation."""
     steady_s: Num
     """All micro-batches through the critical stage."""
     stage_link_s: Num
@@ -237,11 +235,10 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
     waited = waited_messages(stages, inputs.micro_batches, chunks, inputs.hides_stages)
-    backward_s = layer.backward_s + layout.recomputed * layer.forward_s
+    backward_s = layer.backward_with_s(layout.recomputed)
     return Step(
         stage=stage,
         micro_batches=inputs.micro_batches,
-        repeats=1.0 + layout.recomputed,
         steady_s=inputs.micro_batches * stage.slowest_s,
         stage_link_s=link_s,
         waited_messages=waited,
@@ -269,7 +266,8 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
     """Parts of a layer's passes, forward and backward, beside which data-parallel traffic finds its links free."""
     again, near, far = inputs.layout.recomputed, inputs.shares_near, inputs.shares_far
     forward_busy_s = near * layer.forward_near_s + far * layer.forward_far_s
-    backward_busy_s = near * layer.backward_near_s + far * layer.backward_far_s + again * forward_busy_s
+    again_busy_s = forward_busy_s - near * layer.ended_near_s - far * layer.ended_far_s
+    backward_busy_s = near * layer.backward_near_s + far * layer.backward_far_s + again * again_busy_s
     passes = (layer.forward_s, forward_busy_s), (backward_s, backward_busy_s)
     forward, backward = (
         free_links_s(lasting_s(pass_s, inputs.copy_s, inputs.hides_copies), busy_s) for pass_s, busy_s in passes
@@ -314,7 +312,7 @@ def copies_s(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> Num:
 
 def copy_arguments(inputs: StepInputs, layer: Pass) -> dict[str, Num]:
     """Arguments of :func:`steptime.cost.offload.exposed_copies_s`."""
-    backward_s = layer.backward_s + inputs.layout.recomputed * layer.forward_s
+    backward_s = layer.backward_with_s(inputs.layout.recomputed)
     return {
         "copy_s": inputs.copy_s, "forward_s": layer.forward_s, "backward_s": backward_s, "hides": inputs.hides_copies,
     }  # fmt: skip

@@ -124,14 +124,14 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
         shown = _shown_exchange(e) if part == "layer" else {}
         for time in times:
             yield from _phase_lines(time, time.phase, count, e, shown.get(time.direction, 1.0))
-            if part == "layer" and again and time.phase == FORWARD:
+            if part == "layer" and again and time.phase == FORWARD and time.row.runs_again:
                 yield from _phase_lines(time, RECOMPUTE, count * again, e)
         for phase in (FORWARD, BACKWARD):
             yield from _host_lines(e, part, phase, count)
         if shown:
             yield from _hidden_lines(e, count)
         if part == "layer" and again:
-            yield from _host_lines(e, part, FORWARD, count * again, named=RECOMPUTE)
+            yield from _host_lines(e, part, RECOMPUTE, count * again)
 
 
 def _shown_exchange(e: Evaluation) -> dict[str, float]:
@@ -150,15 +150,16 @@ def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
                    recipe=known(HIDDEN, how, times_per_step=count))  # fmt: skip
 
 
-def _host_lines(e: Evaluation, part: str, phase: str, count: float, named: str = "") -> Iterator[Line]:
+def _host_lines(e: Evaluation, part: str, phase: str, count: float) -> Iterator[Line]:
     """What the device waits for the host in one part of the model."""
-    work, framework = e.works[part][phase], e.job.framework
+    works, framework = e.works[part], e.job.framework
+    work = works.get(phase, works[FORWARD])
     issued = {
         "device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s,
         "sharpness": framework.issue_sharpness,
     }  # fmt: skip
     waits = {"routers": work.routers, "wait_s": framework.router_s}
-    path, fitted = f"host/{named or phase}/{part}", partial(fitted_parameter, framework.name)
+    path, fitted = f"host/{phase}/{part}", partial(fitted_parameter, framework.name)
     yield Line(path=f"{path}/{leaf(ISSUE)}", exposed_s=float(issue_wait_s(**issued) * count),
                recipe=known(ISSUE, issued, fitted("host_s"), times_per_step=count))  # fmt: skip
     if work.routers:

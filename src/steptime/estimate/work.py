@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.host import issued_s, router_wait_s
-from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, factor_of, hides, kind_of
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, hides, kind_of
 from steptime.num import Num, where
 from steptime.plan.framework import Framework
 from steptime.plan.plans import Plans
@@ -104,11 +104,15 @@ def _beside(time: PhaseTime) -> Beside:
 def work_of(times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
-    ``splits``: also the backward pass without what makes gradients of weights.
+    Where less than a forward pass runs again in full recomputation, also that. ``splits``: also the backward pass
+    without what makes gradients of weights.
     """
     rows: dict[str, list[PhaseTime]] = {FORWARD: [], BACKWARD: []}
     for time in times:
         rows[time.direction].append(time)
+    again = [time for time in rows[FORWARD] if time.row.runs_again]
+    if len(again) < len(rows[FORWARD]):
+        rows[RECOMPUTE] = again
     if splits:
         rows[INPUTS] = [without_weights(time) for time in rows[BACKWARD]]
     return {phase: _summed(each, plans) for phase, each in rows.items()}
@@ -149,6 +153,8 @@ class Pass:
     backward_s: Num
     weights_s: Num = 0.0
     """What the backward pass takes longer for gradients of weights; 0 where it is whole."""
+    ended_s: Num = 0.0
+    """What the forward pass is shorter where it runs again in full recomputation."""
     forward_exchange_s: Num = 0.0
     """What the exchange of experts adds to the forward pass; likewise to the backward pass."""
     backward_exchange_s: Num = 0.0
@@ -158,6 +164,12 @@ class Pass:
     forward_far_s: Num = 0.0
     backward_near_s: Num = 0.0
     backward_far_s: Num = 0.0
+    ended_near_s: Num = 0.0
+    ended_far_s: Num = 0.0
+
+    def backward_with_s(self, recomputed: Num) -> Num:
+        """The backward pass where so large a share of the layers is recomputed in full."""
+        return self.backward_s + recomputed * (self.forward_s - self.ended_s)
 
     @property
     def both_s(self) -> Num:
@@ -208,12 +220,17 @@ def _links_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
 
 def pass_of(work: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     """Both directions."""
-    one, inputs = work[BACKWARD], work.get(INPUTS)
+    one, inputs, again = work[BACKWARD], work.get(INPUTS), work.get(RECOMPUTE)
     (forward, sent), (backward, returned) = (_paced_and_exchange_s(each, framework) for each in (work[FORWARD], one))
     (near, far), (near_back, far_back) = (_links_s(each, framework) for each in (work[FORWARD], one))
     of_weights = 0.0 if inputs is None else backward - paced_s(device_s(inputs, framework), inputs, framework)
-    return Pass(
+    whole = Pass(
         forward_s=forward, backward_s=backward, weights_s=of_weights,
         forward_exchange_s=sent, backward_exchange_s=returned,
         forward_near_s=near, forward_far_s=far, backward_near_s=near_back, backward_far_s=far_back,
     )  # fmt: skip
+    if again is None:
+        return whole
+    near_again, far_again = _links_s(again, framework)
+    again_s = paced_s(device_s(again, framework), again, framework)
+    return replace(whole, ended_s=forward - again_s, ended_near_s=near - near_again, ended_far_s=far - far_again)

@@ -200,6 +200,9 @@ class Habits:
     copied_parameters: bool = False
     """FSDP copies each parameter out of the buffer that it gathers, and its gradient into one (FSDP2)."""
 
+    stops_early: bool = False
+    """Recomputation of a whole layer ends before what the backward pass does not read: the second product of an MLP."""
+
     separate_masking: bool = False
     """Where attention is not fused, scores are scaled and masked by kernels of their own before the softmax."""
 
@@ -276,7 +279,7 @@ _MEGATRON = Habits(gradient_dtype="fp32", context="ring", scattered_messages=Tru
 _DEEPSPEED_2021 = Habits(
     kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}),
 )  # fmt: skip
-_FULLY_SHARDED = Habits(kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}))
+_FULLY_SHARDED = Habits(kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}), stops_early=True)
 _PER_PARAMETER = replace(_FULLY_SHARDED, copied_parameters=True)
 _BY_OPERATOR = "norm+activation+outputs"
 _OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
@@ -308,8 +311,8 @@ HABITS: Mapping[str, Habits] = {
     "deepspeed-2021": _DEEPSPEED_2021,
     "ddp": Habits(separate_masking=True, zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY),
     "llm.c": Habits(zero_stages=frozenset({0, 1}), axes=_DATA_ONLY),
-    "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3})),
-    "paxml": Habits(zero=3, zero_stages=frozenset({0, 3})),
+    "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3}), stops_early=True, parts="norm+attention_out+mlp"),
+    "paxml": Habits(zero=3, zero_stages=frozenset({0, 3}), stops_early=True),
 }  # fmt: skip
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
 fp32. Megatron-LM passes keys and values round a ring, torchtitan gathers them (`context_parallel_rotate_method`
@@ -330,6 +333,10 @@ their outputs. Models in plain PyTorch write scores / sqrt(d) + mask before `sof
 transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by default).
 FP8 of torchtitan and NeMo Automodel is that of torchao, by default with the scale of each tensor as it is
 (`Float8LinearConfig`, recipe tensorwise); Transformer Engine's takes that of former steps (DelayedScaling).
+Recomputation that stops early is PyTorch's without `use_reentrant` (`checkpoint_wrapper`, which users of FSDP take),
+and what XLA leaves of recomputed code that nothing reads; Megatron and DeepSpeed have checkpoint functions of their own
+that run all of a layer, as PyTorch's with `use_reentrant` does. MaxText keeps by name (`remat_policy` custom): in its
+recipes for TPU v7 queries, keys and values and what attention makes of them.
 Others as :class:`Habits` says.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass

@@ -208,6 +208,8 @@ class Job:
     """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each beside the layers."""
     copied_parameters: bool = False
     """Parameters are copied out of the buffer that is gathered, and their gradients into that which is reduced."""
+    stops_early: bool = False
+    """Recomputation of a whole layer ends before what the backward pass does not read; else it is all of the layer."""
     separate_masking: bool = False
     """Unfused attention scales and masks its scores by kernels of their own; else the softmax does both."""
     gradient_dtype: str | None = None
@@ -244,7 +246,7 @@ def with_habits(job: Job, framework: str) -> Job:
     return replace(
         job, context=habits.context, scattered_messages=habits.scattered_messages, exchange_once=habits.exchange_once,
         single_ring=habits.single_ring, root_unit=habits.root_unit, separate_masking=habits.separate_masking,
-        copied_parameters=habits.copied_parameters,
+        copied_parameters=habits.copied_parameters, stops_early=habits.stops_early,
         memory=memory_profile_of(framework),
         overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,

@@ -70,6 +70,7 @@ PROFILES: Mapping[str, MemoryProfile] = {
     ),
     "torchtitan": _FSDP2, "fms-fsdp": replace(_FSDP2, name="fms-fsdp"),
     "composer-fsdp": replace(_FSDP2, name="composer-fsdp"), "automodel": replace(_FSDP2, name="automodel"),
+    "maxtext": MemoryProfile(name="maxtext", weight_bytes=4.0, logit_kept_bytes=2.0, logit_peak_bytes=4.0),
     "deepspeed": _DEEPSPEED, "deepspeed-2021": replace(_DEEPSPEED, name="deepspeed-2021", fused_head=False),
 }  # fmt: skip
 """Sources. Megatron Core with Transformer Engine: its linear layers return a placeholder of the weight's shape and
@@ -81,7 +82,8 @@ their gradient to the dtype of the run. torchtitan: fp32 shards, gathered in bf1
 DeepSpeed ZeRO-3: up to 1e9 live parameters and two reduction buckets of 5e8 (`stage3_max_live_parameters`,
 `reduce_bucket_size`, `overlap_comm`); with the optimiser on the host the partitioned gradients follow it
 (arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 beside those in bf16. torchtune trains in bf16
-throughout, its AdamW states included, and turns an eighth of the logits at a time to fp32."""
+throughout, its AdamW states included, and turns an eighth of the logits at a time to fp32. MaxText keeps weights in
+fp32 (`weight_dtype`, base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient."""
 
 
 def memory_profile_of(framework: str) -> MemoryProfile:

@@ -12,7 +12,7 @@ from steptime.num import Array, Num, divisors, floor_div, greatest_common_diviso
 
 RECOMPUTE_CODES = {
     "none": 0, "attention": 1, "full": 2, "norm": 4, "activation": 8, "up_projection": 16, "mlp": 32, "experts": 64,
-    "outputs": 128,
+    "outputs": 128, "attention_out": 256,
 }  # fmt: skip
 """Bits of the column ``recompute``: whole layers, or parts of them (see :mod:`steptime.plan.recompute`)."""
 ATTENTION_RECOMPUTE, FULL_RECOMPUTE = RECOMPUTE_CODES["attention"], RECOMPUTE_CODES["full"]

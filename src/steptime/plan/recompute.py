@@ -8,7 +8,7 @@ part's first row keeps. Whole layers (``full``) are not marked here: the step re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from steptime.workload.spec import ModelSpec
 
 ACTIVATIONS = ("activation", "gated_activation")
 OUTER_NORMS = ("attention_norm", "mlp_norm")
+PRODUCTS = ("matmul", "blocked_matmul")
 OUTPUTS: Final = "outputs"
 UP_PROJECTION: Final = "up_projection"
 """Part of latent attention; others have no compressed form from which queries, keys and values could be made again."""
@@ -48,6 +49,10 @@ def _named(*names: str) -> Callable[[Row], bool]:
 PARTS: dict[str, Part] = {
     "attention": Part(again=lambda row: row.operator == "fused_attention", dropped=lambda row: False),
     "norm": Part(again=_named(*OUTER_NORMS), dropped=_named("qkv", "q", "q_down", "mlp_in", "router")),
+    "attention_out": Part(
+        again=_named("attention_out", "attention_out_bias", "attention_residual", "post_attention_norm"),
+        dropped=_named("post_attention_norm", "mlp_norm"),
+    ),
     "activation": Part(
         again=lambda row: row.operator in ACTIVATIONS, dropped=_named("mlp_out", "shared_out", "expert_out")
     ),
@@ -96,6 +101,22 @@ def _marked(row: Row, parts: Iterable[tuple[Part, Any]], model: ModelSpec) -> Ro
     if again is row.recomputed and kept is row.kept_bytes:
         return row
     return row.keeping(kept, recomputed=again)
+
+
+def stopped_early(rows: Iterable[Row]) -> list[Row]:
+    """The rows of a layer whose recomputation in full ends with the last tensor that the backward pass reads.
+
+    What follows the last row that keeps something does not run again, nor does that row if it is a product, which keeps
+    its input: without dropout the second product of an MLP. What experts return, their router reads.
+
+    Source: `early_stop` of `torch.utils.checkpoint` without `use_reentrant` (its default).
+    """
+    out = list(rows)
+    last = max((n for n, row in enumerate(out) if np.any(row.kept_bytes)), default=None)
+    if last is None or out[last].expert:
+        return out
+    end = last if out[last].operator in PRODUCTS else last + 1
+    return [*out[:end], *(replace(row, runs_again=False) for row in out[end:])]
 
 
 OTHER_WORDS: Final = {

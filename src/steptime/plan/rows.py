@@ -61,6 +61,8 @@ class Row:
     """1 where its forward runs once more in the backward pass, or the share of it that does."""
     sent_again: Num = 1.0
     """Share of its forward transfers that run with it."""
+    runs_again: bool = True
+    """Whether its forward pass runs once more where its layer is recomputed in full."""
     overlaps: Num = 0.0
     """Part of its own time behind which its transfers run; what they take longer is exposed."""
     overlaps_near: bool = False

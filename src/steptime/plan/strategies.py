@@ -23,7 +23,7 @@ from steptime.plan.method import Strategy
 from steptime.plan.overlap import beside_transfers
 from steptime.plan.plans import Plans
 from steptime.plan.quantise import quantised, wide
-from steptime.plan.recompute import recomputed
+from steptime.plan.recompute import recomputed, stopped_early
 from steptime.plan.rows import (
     Block,
     Row,
@@ -246,6 +246,8 @@ class Corrected(Strategy):
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
     rows = beside_transfers(rows, job, plans)
+    if job.stops_early:
+        rows = stopped_early(rows)
     rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     return unsharded(quantised(rows, job, plans), job, plans)
 

@@ -19,7 +19,7 @@ from steptime.calibrate.frameworks.parameters import (
     with_relatives,
 )
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
-from steptime.estimate.layer import BACKWARD
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
 from steptime.estimate.work import INPUTS, PhaseWork
@@ -84,9 +84,9 @@ class Sample:
         def own(work: PhaseWork) -> PhaseWork:
             return replace(work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector)
 
-        # all samples have the same phases, so that their records stack; it counts only where passes are put off
+        # all samples have the same phases, so that their records stack
         works = {
-            part: {phase: own(w) for phase, w in ({INPUTS: each[BACKWARD]} | each).items()}
+            part: {phase: own(w) for phase, w in ({INPUTS: each[BACKWARD], RECOMPUTE: each[FORWARD]} | each).items()}
             for part, each in evaluation.works.items()
         }
         return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs, of_device=of_device)

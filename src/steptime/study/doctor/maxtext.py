@@ -36,7 +36,8 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
 #: that of attention too. Others keep something in between and are not translated.
 _REMAT: Final[Mapping[str, str]] = {
     "full": "full", "minimal": "attention+norm+activation", "minimal_flash": "norm+activation",
-    "minimal_with_context": "norm+activation",
+    "minimal_with_context": "norm+activation", "save_dot_except_mlp": "norm+attention+mlp",
+    **dict.fromkeys(("save_qkv_proj", "qkv_proj_offloaded"), "norm+attention+attention_out+mlp"),
 }  # fmt: skip
 
 

@@ -25,5 +25,7 @@ class Candidate:
     sequence_parallel: bool
     attention: str
     """``fused`` or ``unfused``."""
+    offload: frozenset[str] = frozenset()
+    """What is kept on the host, beside what the row says."""
     fits: bool = True
     """The predicted memory is below that of the device."""

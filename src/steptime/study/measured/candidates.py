@@ -28,8 +28,15 @@ _LAYOUTS: Final = 4
 _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
 #: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
 _BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
+#: Frameworks whose runs recompute no more than memory asks for.
+_AS_NEEDED: Final = _BY_LAYER | {"maxtext", "paxml"}
+#: Frameworks that keep on the host, unless the row says what is there, what a layer keeps, where that is asked for.
+_ON_HOST: Final = frozenset({"maxtext"})
 #: Recomputation that is not full -> about how much of the forward pass it repeats.
-_AGAIN: Final = {"none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.4}
+_AGAIN: Final = {
+    "none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.4,
+    "beside_products": 0.15, "beside_attention": 0.6, "beside_projections": 0.7,
+}  # fmt: skip
 AVOIDED: Final = 0.7
 """Chance that a recomputation which memory does not ask for is left out."""
 PARTS: Final = (0.25, 0.5, 1.0)
@@ -75,20 +82,21 @@ def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
 def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
     zeros = _zeros(run, degrees)
     options = [
-        (precision, micro, recompute, zero, sp, attention, weight * w1 * w2 * w3 * w4 * w5 * w6)
+        (precision, micro, recompute, zero, sp, attention, offload, weight * w1 * w2 * w3 * w4 * w5 * w6 * w7)
         for precision, w1 in _precisions(run, device)
         for micro, w2 in _micro_batches(run, degrees)
         for recompute, w3 in _recomputes(run)
         for zero, w4 in zeros
         for sp, w5 in _sequence_parallel(run, degrees)
         for attention, w6 in _attentions(run)
+        for offload, w7 in _offloads(run)
     ]
     return [
         Candidate(
             weight=w, precision=precision, degrees=degrees, micro_batch=micro, recompute=recompute, zero=zero,
-            shard_ranks=_shard_ranks(run, degrees, zero), sequence_parallel=sp, attention=attention,
+            shard_ranks=_shard_ranks(run, degrees, zero), sequence_parallel=sp, attention=attention, offload=offload,
         )
-        for precision, micro, recompute, zero, sp, attention, w in options
+        for precision, micro, recompute, zero, sp, attention, offload, w in options
     ]  # fmt: skip
 
 
@@ -100,24 +108,25 @@ def _weighed(run: MeasuredRun, device: Device, found: list[Candidate]) -> list[C
         )
         for c, size in zip(found, needed, strict=True)
     ]
-    return _needed(found, weighed) if run.recompute is None and run.framework in _BY_LAYER else weighed
+    return _needed(found, weighed) if run.recompute is None and run.framework in _AS_NEEDED else weighed
 
 
 def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
-    """Less belief in a recomputation where less of it would have fitted: it is a remedy for want of memory."""
+    """Less belief in a recomputation where less would have fitted on the device: it is a remedy for want of memory."""
     chance: dict[tuple[object, ...], list[tuple[float, float]]] = {}
     for one, other in zip(before, after, strict=True):
         chance.setdefault(_otherwise(one), []).append((_again(one), other.weight / one.weight))
     out = []
     for c in after:
-        spare = max((p for again, p in chance[_otherwise(c)] if again < _again(c)), default=0.0)
+        fitting = [] if c.offload else chance[_otherwise(c)]
+        spare = max((p for again, p in fitting if again < _again(c)), default=0.0)
         out.append(replace(c, weight=c.weight * (1.0 - AVOIDED * spare)))
     return out
 
 
 def _otherwise(c: Candidate) -> tuple[object, ...]:
     """All settings of a candidate but its recomputation."""
-    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention)
+    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload)
 
 
 def _again(c: Candidate) -> float:
@@ -248,3 +257,9 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
         return [(run.attention, 1.0)]
     own = table("defaults")["attention_of_source"].get(run.source_key)
     return _normal(own or framework_default(run.framework, "attention"))
+
+
+def _offloads(run: MeasuredRun) -> list[tuple[frozenset[str], float]]:
+    if run.framework in _ON_HOST and not run.offload:
+        return [(frozenset(), 0.5), (frozenset({"activations"}), 0.5)]
+    return [(frozenset(), 1.0)]

@@ -147,7 +147,9 @@ class Recomputation:
 
     kind: str
     """``none``, ``attention`` (selective: scores and softmax), ``full`` (a layer from its input), ``ops`` (everything
-    but the outputs of products and attention), ``norms`` (norms and cheap projections)."""
+    but the outputs of products and attention), ``norms`` (norms and cheap projections), ``beside_products`` (all but
+    the products), ``beside_projections`` (all but queries, keys, values and the stream after attention),
+    ``beside_attention`` (all but queries, keys, values and what attention makes of them)."""
     share: float = 1.0
     """Share of the layers that it holds for."""
 

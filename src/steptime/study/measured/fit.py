@@ -24,12 +24,13 @@ UNFIT_WEIGHT: Final = 0.002
 
 
 def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
-    """Memory in use on the device under each setting, all of one precision and attention at once."""
+    """Memory in use on the device under each setting, all of one precision, attention and offload at once."""
     out = np.zeros(len(settings))
     strategy = CORRECTED.strategy("context")
     domain = run.gpus_per_node
-    for kind in sorted({(c.precision, c.attention) for c in settings}):
-        chosen = [i for i, c in enumerate(settings) if (c.precision, c.attention) == kind]
+    kinds = [(c.precision, c.attention, *sorted(c.offload)) for c in settings]
+    for kind in sorted(set(kinds)):
+        chosen = [i for i, each in enumerate(kinds) if each == kind]
         job = job_of(run, settings[chosen[0]], recipe(kind[0], run.framework))
         plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
         planned = planned_job(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))

@@ -15,6 +15,9 @@ from steptime.study.measured.tables import framework_default
 RECOMPUTE: Final = {
     "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
     "norms": ("norm", "up_projection"), "modules": ("norm", "up_projection", "activation"),
+    "beside_attention": ("norm", "attention_out", "mlp", "experts"),
+    "beside_products": ("norm", "attention", "activation"),
+    "beside_projections": ("norm", "attention", "mlp", "experts"),
 }  # fmt: skip
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}

@@ -82,7 +82,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         precision=PRECISIONS[precision].on(catalogue_device(run.device)),
         optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)], attention=found.attention,
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
-        adapter=adapter, offload=run.offload & frozenset(OFFLOADS),
+        adapter=adapter, offload=(run.offload | found.offload) & frozenset(OFFLOADS),
     )  # fmt: skip
     job = with_habits(job, run.framework)
     overlap = job.overlap | hidden(run) | ({"pp"} if interleaved else set())

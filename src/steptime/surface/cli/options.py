@@ -121,8 +121,8 @@ Recompute = Annotated[
         "--recompute",
         metavar="PARTS",
         help="What backward recomputes: none (default), full, selective (as --framework means it; attention where none "
-        "is named), or parts joined by +: attention, norm, activation, up_projection (of latent attention), mlp, "
-        "experts, outputs (all but attention and every second product: torchtitan's op).",
+        "is named), or parts joined by +: attention, norm, activation, attention_out, up_projection (of latent "
+        "attention), mlp, experts, outputs (all but attention and every second product: torchtitan's op).",
     ),
 ]
 RecomputeEvery = Annotated[

@@ -43,6 +43,7 @@ HABITS: Final = {
     "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
     "root_unit": "ZeRO-3 has embedding and head in one unit",
     "copied_parameters": "FSDP copies each parameter out of what it gathers",
+    "stops_early": "recomputation of a layer ends before what backward does not read",
     "fp8": "recipe that FP8 means without further words",
     "separate_masking": "unfused attention masks scores by kernels of its own",
     "selective": "what is recomputed where it is asked to do so selectively",
