@@ -91,6 +91,8 @@ def test_what_does_not_fit_on_the_device_may_be_on_its_host():
     host = sum(c.weight for c in found if c.offload == {"activations"})
     assert host > 0.6 and all(not c.offload for c in candidates(one(**long)))
     assert {c.recompute.kind for c in found if not c.offload} == {"full"}
+    stated = candidates(one(**(long | {"recompute": "full"}), zero_stage_or_fsdp="", framework="maxtext"))
+    assert not any(c.offload for c in stated)
     run = one(**long, zero_stage_or_fsdp="", framework="maxtext")
     kept = {c.recompute.kind: c for c in found if c.offload}["beside_projections"]
     on_host, on_device = needed_bytes(run, [kept, replace(kept, offload=frozenset())])

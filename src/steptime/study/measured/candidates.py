@@ -30,7 +30,7 @@ _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
 _BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
 #: Frameworks whose runs recompute no more than memory asks for.
 _AS_NEEDED: Final = _BY_LAYER | {"maxtext", "paxml"}
-#: Frameworks that keep on the host, unless the row says what is there, what a layer keeps, where that is asked for.
+#: Frameworks that may keep on the host what a layer keeps, where the row says neither that nor what is recomputed.
 _ON_HOST: Final = frozenset({"maxtext"})
 #: Recomputation that is not full -> about how much of the forward pass it repeats.
 _AGAIN: Final = {
@@ -260,6 +260,6 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
 
 
 def _offloads(run: MeasuredRun) -> list[tuple[frozenset[str], float]]:
-    if run.framework in _ON_HOST and not run.offload:
+    if run.framework in _ON_HOST and run.recompute is None and not run.offload:
         return [(frozenset(), 0.5), (frozenset({"activations"}), 0.5)]
     return [(frozenset(), 1.0)]
