@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.estimate.evaluate import PARTS, Evaluation, Works
-from steptime.estimate.layer import FORWARD
 from steptime.estimate.stack import stacked
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import compose
-from steptime.estimate.work import NUMBERS, Pass, PhaseWork, pass_of
+from steptime.estimate.work import NUMBERS, Pass, PhaseWork, pass_of, phase_work
 from steptime.num import Num, taken
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread, from_fitted_scale, to_fitted_scale
 
@@ -80,7 +79,7 @@ def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, f
 def _passes(works: Works, many: Framework) -> Passes:
     """Time of each part of the model under frameworks in columns, all parts at once as rows of arrays."""
     parts = [works[part] for part in PARTS]
-    rows = {phase: _in_rows([part.get(phase, part[FORWARD]) for part in parts]) for phase in parts[0]}
+    rows = {phase: _in_rows([phase_work(part, phase) for part in parts]) for phase in parts[0]}
     each: Any = pass_of(rows, many)
     layer, first, last = (
         Pass(**{field.name: taken(getattr(each, field.name), i) for field in fields(Pass)}) for i in range(len(PARTS))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from steptime.cost.roofline import memory_s, roofline_compute_s
@@ -14,7 +15,7 @@ from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.stages import Passes
 from steptime.estimate.step import Step, compose, inputs_of
 from steptime.estimate.traffic import layer_copy_s
-from steptime.estimate.work import Pass, PhaseWork, paced_s
+from steptime.estimate.work import Pass, PhaseWork, paced_s, phase_work
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import FACTORS, IDEAL, Framework, without_hiding
 from steptime.plan.plans import Plans
@@ -31,7 +32,15 @@ def _directions(times: Iterable[PhaseTime]) -> Directions:
     backward: list[PhaseTime] = []
     for time in times:
         (forward if time.direction == FORWARD else backward).append(time)
-    return forward, backward, [time for time in forward if time.row.runs_again]
+    again = [time for time in forward if time.row.runs_again]
+    return forward, backward, again if len(again) < len(forward) else forward
+
+
+def _each(directions: Directions, busy: Callable[[list[PhaseTime]], Resources]) -> tuple[Resources, ...]:
+    """Resources of all directions; where the whole forward pass runs again, they are found once."""
+    forward, backward, again = directions
+    of_forward = busy(forward)
+    return of_forward, busy(backward), of_forward if again is forward else busy(again)
 
 
 def _resources(times: Iterable[PhaseTime], framework: Framework) -> Resources:
@@ -80,9 +89,10 @@ def _fastest(*resources: Resources, splits: bool) -> Pass:
 
 def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     """Each direction takes as long as all its resources together, or as the host if it is slower."""
+    resources = _each(directions, partial(_resources, framework=framework))
     forward, backward, again = (
-        paced_s(sum(_resources(rows, framework)), works.get(phase, works[FORWARD]), framework)
-        for phase, rows in zip((FORWARD, BACKWARD, RECOMPUTE), directions, strict=True)
+        paced_s(sum(busy_s), phase_work(works, phase), framework)
+        for phase, busy_s in zip((FORWARD, BACKWARD, RECOMPUTE), resources, strict=True)
     )
     return Pass(forward_s=forward, backward_s=backward, ended_s=forward - again)
 
@@ -116,12 +126,12 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
     if bound is None:
         eased = _eased(e.job.framework)
         passes = {
-            part: _fastest(*(_resources(rows, eased) for rows in directions), splits=splits)
+            part: _fastest(*_each(directions, partial(_resources, framework=eased)), splits=splits)
             for part, directions in parts.items()
         }
         return minimum(_lowest_s(e, e.machine, Passes(**passes), eased), e.step.total_s), highest_s
     least = {
-        part: _fastest(*(_bound_resources(rows, e.plans, bound) for rows in directions), splits=splits)
+        part: _fastest(*_each(directions, partial(_bound_resources, plans=e.plans, bound=bound)), splits=splits)
         for part, directions in parts.items()
     }
     return minimum(_lowest_s(e, bound, Passes(**least), IDEAL), e.step.total_s), maximum(highest_s, e.step.total_s)

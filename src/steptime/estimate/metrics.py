@@ -85,19 +85,19 @@ def _passes(row: Row) -> float:
 def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float:
     """Matrix operations that recomputation of every so many-th layer, or of parts of all layers, adds to a step."""
     if recompute & FULL_RECOMPUTE:
-        return job.global_batch * (forward_flops_per_sequence(job)["layers"] - _ended_flops(job)) / every
+        return job.global_batch * _layers_again_flops(job) / every
     if not recompute or job.captured is not None:
         return 0.0
     count, rows = _plain_rows(_plain(job), recompute)["layers"]
     return float(job.global_batch * count * sum(float(row.recomputed) * _row_flops(row) for row in rows))
 
 
-def _ended_flops(job: Job) -> float:
-    """Matrix operations forward of one sequence that recomputation of whole layers leaves out."""
+def _layers_again_flops(job: Job) -> float:
+    """Matrix operations of one sequence that full recomputation of all layers runs again."""
     if job.captured is not None:
-        return 0.0
+        return forward_flops_per_sequence(job)["layers"]
     count, rows = _part_rows(job)["layers"]
-    return count * _flops(row for row in rows if not row.runs_again)
+    return count * _flops(row for row in rows if row.runs_again)
 
 
 def least_step_s(flops: float, gpus: int, peak_flops_per_s: float) -> float:

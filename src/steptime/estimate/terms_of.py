@@ -26,7 +26,7 @@ from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.result import Detail
 from steptime.estimate.stages import exchanges_of, hidden_exchanges
 from steptime.estimate.step_terms import Line, Made, called, fitted_parameter, known, leaf, step_lines, timed_calls
-from steptime.estimate.work import EXPERT_AXIS, device_s
+from steptime.estimate.work import EXPERT_AXIS, device_s, phase_work
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
@@ -152,8 +152,7 @@ def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
 
 def _host_lines(e: Evaluation, part: str, phase: str, count: float) -> Iterator[Line]:
     """What the device waits for the host in one part of the model."""
-    works, framework = e.works[part], e.job.framework
-    work = works.get(phase, works[FORWARD])
+    work, framework = phase_work(e.works[part], phase), e.job.framework
     issued = {
         "device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s,
         "sharpness": framework.issue_sharpness,

@@ -13,14 +13,16 @@ from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, fac
 from steptime.num import Num, where
 from steptime.plan.framework import Framework
 from steptime.plan.plans import Plans
+from steptime.plan.rows import WEIGHT_PRODUCTS
 
-WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
-"""Operators whose backward pass has a product for the gradient of the input and one for that of the weights."""
 RECORDED_WEIGHTS = "captured_weights_backward"
 """A recorded product of its own for the gradient of weights."""
 INPUTS = "inputs"
 """The backward pass without the products that make gradients of weights."""
 EXPERT_AXIS = "ep"
+_PASS_OF = {INPUTS: BACKWARD, RECOMPUTE: FORWARD}
+PHASES = (FORWARD, BACKWARD, *_PASS_OF)
+"""Phases of a part's work: its passes, and parts of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,11 @@ def _beside(time: PhaseTime) -> Beside:
     for each in time.transfers:
         links[each.transfer.axis] = links.get(each.transfer.axis, 0.0) + each.covered_s
     return Beside(work_s={(kind_of(time.row), time.narrow): time.beside_s}, links_s=links)
+
+
+def phase_work(works: Mapping[str, PhaseWork], phase: str) -> PhaseWork:
+    """Work of a phase; where a part of a pass has no record of its own, that of the whole pass."""
+    return works[phase if phase in works else _PASS_OF[phase]]
 
 
 def work_of(times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False) -> dict[str, PhaseWork]:

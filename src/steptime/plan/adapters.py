@@ -36,8 +36,7 @@ def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
         targeted = layer and row.operator == "matmul" and row.name != "router"
         targeted = targeted and (adapter.targets == "linear" or row.block == "attention")
         stored = layer and row.operator in PRODUCTS and row.name != "router" and adapter.weight_bytes is not None
-        frozen = replace(row, runs_again=True) if targeted else row
-        out += _frozen(frozen, job, adapter.weight_bytes if stored else None, layer)
+        out += _frozen(row, job, adapter.weight_bytes if stored else None, layer)
         if targeted:
             out += _adapter(row, job, adapter)
     return out
@@ -58,7 +57,7 @@ def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list
     if weight_bytes is None:
         return [frozen]
     expanded = move(f"{row.name}_dequantise", row.block, row.weights * weight_bytes, row.weights * element)
-    return [replace(expanded, share=row.share, runs_again=row.runs_again), frozen]
+    return [replace(expanded, share=row.share), frozen]
 
 
 def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
@@ -75,5 +74,5 @@ def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
                 kept_elements=m * projections * rank, weights=second, output_passes=2)  # fmt: skip
     return [
         replace(down, share=row.share, replicated=0.0 if cut else first),
-        replace(up, share=row.share, replicated=second if cut else 0.0, runs_again=row.runs_again),
+        replace(up, share=row.share, replicated=second if cut else 0.0),
     ]

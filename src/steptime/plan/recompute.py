@@ -18,12 +18,11 @@ from steptime.num import Num, where
 from steptime.plan.alternate import CORE, by_outputs, without_inputs
 from steptime.plan.framework import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
-from steptime.plan.rows import Row
+from steptime.plan.rows import WEIGHT_PRODUCTS, Row
 from steptime.workload.spec import ModelSpec
 
 ACTIVATIONS = ("activation", "gated_activation")
 OUTER_NORMS = ("attention_norm", "mlp_norm")
-PRODUCTS = ("matmul", "blocked_matmul")
 OUTPUTS: Final = "outputs"
 UP_PROJECTION: Final = "up_projection"
 """Part of latent attention; others have no compressed form from which queries, keys and values could be made again."""
@@ -107,15 +106,18 @@ def stopped_early(rows: Iterable[Row]) -> list[Row]:
     """The rows of a layer whose recomputation in full ends with the last tensor that the backward pass reads.
 
     What follows the last row that keeps something does not run again, nor does that row if it is a product, which keeps
-    its input: without dropout the second product of an MLP. What experts return, their router reads.
+    its input: without dropout the second product of an MLP. What experts return, their router reads. Rows of operator
+    ``nothing`` stand for what another kind of recomputation keeps.
 
     Source: `early_stop` of `torch.utils.checkpoint` without `use_reentrant` (its default).
     """
     out = list(rows)
-    last = max((n for n, row in enumerate(out) if np.any(row.kept_bytes)), default=None)
-    if last is None or out[last].expert:
+    last = max((n for n, row in enumerate(out) if row.operator != "nothing" and np.any(row.kept_bytes)), default=None)
+    if last is None:
         return out
-    end = last if out[last].operator in PRODUCTS else last + 1
+    end = last if out[last].operator in WEIGHT_PRODUCTS else last + 1
+    if any(row.expert for row in out[end:]):
+        return out
     return [*out[:end], *(replace(row, runs_again=False) for row in out[end:])]
 
 

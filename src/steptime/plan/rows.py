@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from steptime.num import Num
 
+WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
+"""Operators whose backward pass has a product for the gradient of the input and one for that of the weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:

@@ -246,9 +246,9 @@ class Corrected(Strategy):
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
     rows = beside_transfers(rows, job, plans)
+    rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     if job.stops_early:
         rows = stopped_early(rows)
-    rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     return unsharded(quantised(rows, job, plans), job, plans)
 
 

@@ -19,10 +19,9 @@ from steptime.calibrate.frameworks.parameters import (
     with_relatives,
 )
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
-from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE
 from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
-from steptime.estimate.work import INPUTS, PhaseWork
+from steptime.estimate.work import PHASES, PhaseWork, phase_work
 from steptime.num import Array
 from steptime.plan.framework import BUSY, widening
 
@@ -86,8 +85,7 @@ class Sample:
 
         # all samples have the same phases, so that their records stack
         works = {
-            part: {phase: own(w) for phase, w in ({INPUTS: each[BACKWARD], RECOMPUTE: each[FORWARD]} | each).items()}
-            for part, each in evaluation.works.items()
+            part: {phase: own(phase_work(each, phase)) for phase in PHASES} for part, each in evaluation.works.items()
         }
         return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs, of_device=of_device)
 
