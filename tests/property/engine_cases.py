@@ -13,7 +13,7 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
 from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
-from steptime.plan.framework import IDEAL, Framework
+from steptime.plan.framework import COPIES, IDEAL, Framework
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
@@ -103,8 +103,11 @@ def cases(
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
         attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(sorted(OVERLAPS))))),
         offload=frozenset() if method is PUBLISHED else frozenset(draw(st.sets(st.sampled_from(OFFLOADS)))),
-        exchange_once=draw(st.booleans()), separate_masking=draw(st.booleans()),
-        copied_parameters=draw(st.booleans()),
+        exchange_once=draw(st.booleans()), separate_kernels=draw(st.booleans()),
+        copied_parameters=draw(st.booleans()), complex_rope=draw(st.booleans()),
+        triangular_softmax=draw(st.booleans()),
+        fused_copies=frozenset(draw(st.sets(st.sampled_from(COPIES)))),
+        unfused_copies=frozenset(draw(st.sets(st.sampled_from(COPIES)))),
         framework=IDEAL if method is PUBLISHED else draw(st.sampled_from([IDEAL, HARSH])),
     )  # fmt: skip
     strategy = method.strategies[draw(st.sampled_from(names))]

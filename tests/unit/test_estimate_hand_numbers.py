@@ -15,9 +15,9 @@ from steptime.estimate.single import Setting, estimate_plan, occupancy
 from steptime.estimate.terms_of import exposed_terms, fullest_stage, lines_of, memory_terms
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
-from steptime.plan.framework import Framework
+from steptime.plan.framework import COPIES, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.plans import Plans
+from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
 from steptime.workload.parameters import parameter_terms
 from steptime.workload.spec import ModelSpec
 
@@ -61,7 +61,7 @@ def test_unfused_attention_keeps_five_bytes_per_score():
 def test_scores_that_are_scaled_and_masked_apart_pass_memory_three_more_times():
     """Scaling reads and writes a s^2 b scores forward and backward, an added mask forward alone; neither keeps any."""
     job = replace(_job(), attention="unfused")
-    plain, apart = (_evaluated(Plans(), replace(job, separate_masking=separate)) for separate in (False, True))
+    plain, apart = (_evaluated(Plans(), replace(job, separate_kernels=separate)) for separate in (False, True))
     passes = {
         (time.row.name, time.phase): time.moved_bytes
         for time in apart.times["layer"]
@@ -73,8 +73,75 @@ def test_scores_that_are_scaled_and_masked_apart_pass_memory_three_more_times():
         ("score_mask", "forward"): 2 * scores,
     }  # fmt: skip
     assert apart.sizes.layer.kept_bytes == plain.sizes.layer.kept_bytes
-    again = _evaluated(Plans(recompute=1), replace(job, separate_masking=True)).times["layer"]
+    again = _evaluated(Plans(recompute=1), replace(job, separate_kernels=True)).times["layer"]
     assert {t.row.name for t in again if t.phase == "recompute"} >= {"score_scale", "score_mask"}
+
+
+def _moved(job: Job, *names: str) -> dict[tuple[str, str], float]:
+    """Bytes per element of two-byte tensors of one layer, by row and phase."""
+    times = _evaluated(Plans(), job).times["layer"]
+    return {
+        (t.row.name, t.phase): t.moved_bytes / t.row.shape["elements"]
+        for t in times
+        if t.row.name in names and t.phase in ("forward", "backward")
+    }
+
+
+def test_a_dropout_that_adds_moves_the_stream_and_the_mask():
+    """Forward reads two tensors and writes one and a mask byte; backward drops a gradient and adds two."""
+    names = ("mlp_dropout", "mlp_residual")
+    assert _moved(_job(), *names) == {("mlp_dropout", "forward"): 7, ("mlp_dropout", "backward"): 11}
+    without = _moved(_job(replace(GPT, dropout=False)), *names)
+    assert without == {("mlp_residual", "forward"): 6, ("mlp_residual", "backward"): 6}
+    assert _moved(replace(_job(), separate_kernels=True), *names) == without | {
+        ("mlp_dropout", "forward"): 5, ("mlp_dropout", "backward"): 5,
+    }  # fmt: skip
+
+
+def test_attention_copies_what_its_framework_says():
+    """Of s b tokens: queries and 4 of 16 keys and values (1 + 2 / 4) h, what it returns h, each read and written."""
+    tokens, h = GPT.seq_len, GPT.hidden
+    job = replace(_job(replace(GPT, kv_heads=4)), fused_copies=frozenset(COPIES), unfused_copies=frozenset({"context"}))
+    names = [f"attention_{name}_copy" for name in COPIES]
+
+    def copied(job: Job, plans: Plans) -> dict[tuple[str, str], float]:
+        times = _evaluated(plans, job).times["layer"]
+        sizes = {(t.row.name, t.phase): t.row.share * t.moved_bytes / (2 * tokens * h) for t in times}
+        return {key: size / plans.micro_batch for key, size in sizes.items() if key[0] in names}
+
+    phases = ("forward", "backward")
+    both = {(n, p): x for n, x in zip(names, (2 * (1 + 2 / 4), 2), strict=True) for p in phases}
+    assert copied(job, Plans(micro_batch=2)) == both
+    one = copied(job, Plans())
+    assert one == both | {(names[1], p): 0 for p in phases}, "of one sequence both layouts are the same"
+    unfused = replace(job, attention="unfused")
+    assert copied(unfused, Plans(recompute=ATTENTION_RECOMPUTE)) == {
+        ("attention_context_copy", phase): 2 for phase in ("forward", "recompute", "backward")
+    }
+    assert copied(replace(job, fused_copies=frozenset()), Plans()) == {}
+
+
+def test_a_triangular_softmax_reads_half_of_the_scores():
+    """Forward half read and all written; backward half of two read and all of one written."""
+    job = replace(_job(), attention="unfused")
+    scores = 2 * GPT.heads * GPT.seq_len**2
+
+    def moved(job: Job) -> list[float]:
+        times = _evaluated(Plans(), job).times["layer"]
+        return [t.moved_bytes / scores for t in times if t.row.name == "softmax" and t.phase != "recompute"]
+
+    assert (moved(job), moved(replace(job, triangular_softmax=True))) == ([2, 3], [1.5, 2])
+    encoder = replace(_job(replace(GPT, causal=False)), attention="unfused", triangular_softmax=True)
+    assert moved(encoder) == [2, 3]
+
+
+def test_rotation_by_complex_numbers_passes_memory_in_fp32():
+    """Two bytes read and four written, four and four, four and two: 20 for each element, where one kernel moves 4."""
+    turned = _job(replace(GPT, position="rope"))
+    assert set(_moved(turned, "rope").values()) == {4}
+    assert set(_moved(replace(turned, complex_rope=True), "rope").values()) == {20}
+    plain = _job(replace(GPT, position="rope"), dtype="fp32")
+    assert set(_moved(replace(plain, complex_rope=True), "rope").values()) == {8}, "no casts"
 
 
 def test_full_recomputation_keeps_the_input_of_each_layer():

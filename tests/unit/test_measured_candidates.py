@@ -214,6 +214,33 @@ def test_schedules_with_a_closed_form(text: str, schedule: str):
     assert jobs and {job.schedule for job in jobs} == {schedule}
 
 
+def test_layers_of_transformer_engine_bring_their_attention():
+    named, bare = (one(source_key="jax-toolbox", dtype=dtype, attention_impl="") for dtype in ("TE BF16", "BF16"))
+    assert (named.attention, named.kernel, named.precisions) == ("fused", "newest", ("bf16",))
+    assert (bare.attention, bare.kernel) == (None, None)
+    assert one(source_key="jax-toolbox", dtype="TE BF16", attention_impl="no flash").attention == "unfused"
+    said = ("te fp8", "Transformer Engine FP8", "BF16 without TE", "bf16 (no Transformer Engine)", "FP8 tensorwise")
+    assert [one(dtype=dtype, attention_impl="").attention for dtype in said] == ["fused", "fused", None, None, None]
+
+
+def test_an_encoder_is_trained_with_the_dropout_of_its_family():
+    assert one(model="BERT-Large", gated_mlp="False", source_key="mlperf", framework="NeMo").model.dropout
+
+
+@pytest.mark.parametrize(
+    ("source", "framework", "drops"),
+    [("mine", "Megatron-LM", True), ("mine", "MaxText", False), ("jax-toolbox", "", False), ("mlperf", "NeMo", False)],
+)
+def test_who_trains_gpt_without_dropout(source: str, framework: str, drops: bool):
+    assert one(model="GPT", gated_mlp="False", source_key=source, framework=framework).model.dropout == drops
+
+
+def test_the_vocabulary_of_a_source_that_does_not_state_it():
+    plain, known = (one(model="GPT", gated_mlp="False", vocab="", source_key=key) for key in ("mine", "zero-bubble"))
+    assert (plain.model.vocab, known.model.vocab) == (51200, 32000)
+    assert one(model="GPT", gated_mlp="False", vocab="50304", source_key="zero-bubble").model.vocab == 50304
+
+
 def test_ranks_of_experts_that_are_not_stated():
     """From those of a node to the most, these likeliest; one that gathers weights may keep all experts on a rank."""
     run = replace(one("moe", ep="", recompute="none"), framework="megatron-core", gpus=64)

@@ -146,7 +146,8 @@ def test_one_rank_or_flat_parameters_copy_nothing():
 
 def test_copies_of_the_ends_have_names_of_their_own():
     job = with_habits(_job(), "torchtitan")
-    names = [{row for row in _rows(job, part, dp=8, zero=3) if "copy" in row} for part in ("layer", "first", "last")]
+    parts = ("layer", "first", "last")
+    names = [{row for row in _rows(job, part, dp=8, zero=3) if "copy_" in row} for part in parts]
     assert [len(each) for each in names] == [3, 3, 3] and len(set.union(*names)) == 9
 
 

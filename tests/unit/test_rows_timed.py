@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,16 +15,18 @@ from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.memory_profile import memory_profile_of
 from steptime.plan.plans import Plans
 from steptime.surface.models import load_model
 
 TOKENS, WIDTH, HIDDEN = 4096, 28672, 4096
 
 
-def evaluated(strategy: str, plans: Plans) -> Evaluation:
+def evaluated(strategy: str, plans: Plans, **changes: Any) -> Evaluation:
     """Llama 3 8B on H100s: the first product of its MLP has 2 x 14336 columns."""
     job = Job(model=load_model("llama3-8b"), gpus=int(plans.ranks), global_batch=8, seq_len=TOKENS,
               precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"])  # fmt: skip
+    job = replace(job, **changes)
     machine = Setting(method=CORRECTED, job=job, cluster=load_cluster("dgx-h100")).machine
     return evaluate(CORRECTED, CORRECTED.strategies[strategy], job, machine, plans)
 
@@ -71,14 +74,17 @@ def test_a_softmax_reads_what_it_needs_and_writes_once(
     assert call["vector_flops"] == (0 if backward else 4 * elements), "as the curves were fitted"
 
 
-def test_a_loss_reads_its_logits_twice() -> None:
-    """Once for the largest and the sum, once for the gradient that it writes: rows of a vocabulary fit no block."""
-    e, logits = evaluated("1d", Plans()), 4096.0 * 128256
-    shape = {"elements": logits, "logit_bytes": 4.0}
-    timed = memory_timed(e.machine.models, "cross_entropy", shape, backward=False)
-    assert timed is not None
-    (call,) = timed.shapes
-    assert (call["rows"], call["reread_bytes"]) == (0, logits * 4)
+@pytest.mark.parametrize(
+    ("framework", "dtype", "moved"),
+    [("megatron", "bf16", (38, 14)), ("megatron", "fp32", (32, 8)), ("torchtitan", "bf16", (22, 26)),
+     ("megatron-core", "bf16", (6, 4)), ("composer-fsdp", "bf16", (4, 4))],
+)  # fmt: skip
+def test_a_loss_moves_what_its_framework_says(framework: str, dtype: str, moved: tuple[int, int]) -> None:
+    """Kernel by kernel, turned to fp32 and back where the logits are not; no row is read again beside that."""
+    e = evaluated("1d", Plans(), memory=memory_profile_of(framework), precision=PRECISIONS[dtype])
+    for phase, size in zip((FORWARD, BACKWARD), moved, strict=True):
+        (time,) = [t for t in e.times["last"] if t.row.name == "cross_entropy" and t.phase == phase]
+        assert time.moved_bytes == size * TOKENS * 128256
 
 
 @pytest.mark.parametrize(("phase", "products", "tensors"), [(FORWARD, 2, (2, 2)), (BACKWARD, 5, (4, 4))])

@@ -122,6 +122,28 @@ def gated_backward_bytes(elements: Num, element_bytes: Num) -> Num:
     return 5 * elements * element_bytes
 
 
+def triangular_softmax_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a softmax that reads half of its $x$ scores and writes all probabilities: $M = 3xE / 2$.
+
+    Source: definition; Megatron-LM, `scaled_upper_triang_masked_softmax`.
+
+    >>> triangular_softmax_bytes(2, 2)
+    6.0
+    """
+    return 1.5 * elements * element_bytes
+
+
+def triangular_softmax_backward_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic backward: half of the gradient and of the probabilities read, all of the gradient written: $M = 2xE$.
+
+    Source: as of `triangular_softmax_bytes`.
+
+    >>> triangular_softmax_backward_bytes(2, 2)
+    8
+    """
+    return 2 * elements * element_bytes
+
+
 def dropout_flops(elements: Num) -> Num:
     r"""Dropout forward or backward: $F = x$.
 
@@ -166,6 +188,39 @@ def residual_bytes(elements: Num, element_bytes: Num) -> Num:
     return 3 * elements * element_bytes
 
 
+def dropout_add_flops(elements: Num) -> Num:
+    r"""Dropout and the addition of the residual stream in one kernel, forward or backward: $F = 2x$.
+
+    Source: sum of `dropout_flops` and `residual_flops`.
+
+    >>> dropout_add_flops(4)
+    8
+    """
+    return dropout_flops(elements) + residual_flops(elements)
+
+
+def dropout_add_bytes(elements: Num, element_bytes: Num, mask_bytes: Num) -> Num:
+    r"""Traffic of dropout and residual addition in one kernel: $M = 3xE + xm$ (read $x$, stream; write sum, mask).
+
+    Source: definition; Megatron-LM, `bias_dropout_add_fused_train`.
+
+    >>> dropout_add_bytes(4, 2, 1)
+    28
+    """
+    return residual_bytes(elements, element_bytes) + elements * mask_bytes
+
+
+def dropout_add_backward_bytes(elements: Num, element_bytes: Num, mask_bytes: Num) -> Num:
+    r"""Traffic backward: $M = 5xE + xm$, the dropout's gradient and the sum of the two gradients of the stream.
+
+    Source: sum of `dropout_bytes` and `residual_bytes`.
+
+    >>> dropout_add_backward_bytes(4, 2, 1)
+    44
+    """
+    return dropout_bytes(elements, element_bytes, mask_bytes) + residual_bytes(elements, element_bytes)
+
+
 def rope_flops(elements: Num) -> Num:
     r"""Rotary embedding of $x$ elements of queries and keys: $F = 3x$ (a 2 x 2 rotation per pair).
 
@@ -175,6 +230,20 @@ def rope_flops(elements: Num) -> Num:
     12
     """
     return 3 * elements
+
+
+def complex_rope_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of a rotary embedding by complex numbers, forward or backward: $M = (2E + 16) x$.
+
+    Three kernels: to fp32 (read $E$, write 4), the complex product (read 4, write 4), back (read 4, write $E$).
+    PyTorch's compiler makes no code for complex numbers, and so fuses none of them.
+
+    Source: torchtitan, `apply_rotary_emb`; the code that `torch.compile` makes of it.
+
+    >>> complex_rope_bytes(4, 2)
+    80
+    """
+    return (2 * element_bytes + 16) * elements
 
 
 def layer_norm_flops(elements: Num) -> Num:
@@ -287,12 +356,23 @@ def cross_entropy_flops(elements: Num) -> Num:
     return 4 * elements
 
 
-def cross_entropy_bytes(elements: Num, logit_bytes: Num) -> Num:
-    r"""Traffic of softmax cross-entropy: $M = 2 x E_l$ each way with $E_l$ = `logit_bytes` per logit.
+def cross_entropy_bytes(elements: Num, forward_bytes: Num) -> Num:
+    r"""Traffic of softmax cross-entropy forward: $M = x f$ with $f$ = `forward_bytes` per logit of all its kernels.
 
-    Source: definition.
+    Source: definition; what software makes of it: `steptime.plan.memory_profile`.
 
-    >>> cross_entropy_bytes(2, 4)
+    >>> cross_entropy_bytes(2, 8)
     16
     """
-    return 2 * elements * logit_bytes
+    return elements * forward_bytes
+
+
+def cross_entropy_backward_bytes(elements: Num, backward_bytes: Num) -> Num:
+    r"""Traffic of softmax cross-entropy backward: $M = x b$ with $b$ = `backward_bytes` per logit of all its kernels.
+
+    Source: as of `cross_entropy_bytes`.
+
+    >>> cross_entropy_backward_bytes(2, 8)
+    16
+    """
+    return elements * backward_bytes

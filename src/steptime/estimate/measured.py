@@ -42,14 +42,15 @@ WORK: Final = ("matrix_flops", "vector_flops", "moved_bytes", "result_bytes")
 #: Operator of a table -> what was measured, forward and backward.
 RAN: Final[Mapping[str, tuple[str, str]]] = {
     "fused_attention": ("attention_forward", "attention_backward"),
-    "softmax": ("softmax", "softmax_backward"),
+    **dict.fromkeys(("softmax", "triangular_softmax"), ("softmax", "softmax_backward")),
     "layer_norm": ("layer_norm", "layer_norm_backward"),
     "rms_norm": ("layer_norm", "layer_norm_backward"),
     "activation": ("gelu", "gelu_backward"),
     "gated_activation": ("gelu", "gelu_backward"),
     "bias": ("add", "column_sum"),
     "residual": ("add", "add"),
-    "rope": ("add", "add"),
+    "dropout_add": ("add", "add"),
+    **dict.fromkeys(("rope", "complex_rope"), ("add", "add")),
     "embedding": ("copy", "copy"),
     "cross_entropy": ("softmax", "softmax"),
 }

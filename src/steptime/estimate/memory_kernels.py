@@ -106,17 +106,19 @@ def _softmax_backward(s: Shape) -> dict[str, Num]:
     return _normalised(s, 3, 2, 0.0)
 
 
-def _normalised(s: Shape, tensors: int, read: int, flops: Num) -> dict[str, Num]:
+def _triangular_softmax(s: Shape) -> dict[str, Num]:
+    return _normalised(s, 1.5, 0.5, SOFTMAX_FLOPS * s["elements"])
+
+
+def _triangular_softmax_backward(s: Shape) -> dict[str, Num]:
+    return _normalised(s, 2, 1, 0.0)
+
+
+def _normalised(s: Shape, tensors: float, read: float, flops: Num) -> dict[str, Num]:
     """Rows that are read, and read again where a block cannot hold them."""
     x, size = s["elements"], s["element_bytes"]
     again = where(x > ONE_BLOCK * s["rows"], read * x * size, 0.0)
     return _call(tensors * x * size, s["rows"], again, flops)
-
-
-def _cross_entropy(s: Shape) -> dict[str, Num]:
-    """Rows of a vocabulary are longer than any block."""
-    x, size = s["elements"], s["logit_bytes"]
-    return _call(elementwise.cross_entropy_bytes(x, size), 0.0, x * size, elementwise.cross_entropy_flops(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,11 @@ _GATED_BACKWARD = _map(
     lambda s: _E.gated_backward_bytes(s["elements"], s["element_bytes"]),
 )
 _DROPOUT = Formula(_E.dropout_bytes)
+_DROPOUT_ADD, _DROPOUT_ADD_BACKWARD = Formula(_E.dropout_add_bytes), Formula(_E.dropout_add_backward_bytes)
 _BIAS, _RESIDUAL, _EMBEDDING = Formula(_E.bias_bytes), Formula(_E.residual_bytes), Formula(_E.embedding_bytes)
 _ROPE = _map(lambda s: _E.rope_flops(s["elements"]), lambda s: _E.map_bytes(s["elements"], s["element_bytes"]))
+_COMPLEX_ROPE = _map(lambda s: _E.rope_flops(s["elements"]), Formula(_E.complex_rope_bytes))
+_LOSS_FLOPS: Callable[[Shape], Num] = lambda s: _E.cross_entropy_flops(s["elements"])  # noqa: E731
 _MOVED = _map(lambda s: 0.0, lambda s: s["read_bytes"] + s["written_bytes"])
 _LOOPED = _map(lambda s: 0.0, lambda s: s["moved_bytes"])
 _ELEMENTS: Callable[[Shape], Num] = lambda s: s["elements"]  # noqa: E731
@@ -161,16 +166,28 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
         Use("dropout", _map(lambda s: DROPOUT_FLOPS * s["elements"], _DROPOUT)),
         Use("stream", _map(_ELEMENTS, _DROPOUT)),
     ),
+    "dropout_add": (
+        Use("dropout", _map(lambda s: (DROPOUT_FLOPS + 1) * s["elements"], _DROPOUT_ADD)),
+        Use("stream", _map(lambda s: 2 * s["elements"], _DROPOUT_ADD_BACKWARD)),
+    ),
     "residual": (Use("stream", _map(_ELEMENTS, _RESIDUAL)), Use("stream", _map(_ELEMENTS, _RESIDUAL))),
     "bias": (Use("stream", _map(_ELEMENTS, _BIAS)), Use("stream", _map(_ELEMENTS, _BIAS))),
     "rope": (Use("rope", _ROPE), Use("rope", _ROPE)),
+    "complex_rope": (Use("stream", _COMPLEX_ROPE), Use("stream", _COMPLEX_ROPE)),
     "move": (Use("stream", _MOVED), Use("stream", _MOVED)),
     "move_forward": (Use("stream", _MOVED), Use(NOTHING, _MOVED)),
     "move_backward": (Use(NOTHING, _MOVED), Use("stream", _MOVED)),
     **dict.fromkeys(LOOPED, (Use("stream", _LOOPED), Use("stream", _LOOPED))),
     "top_k": (Use("stream", _MOVED), Use("stream", _MOVED)),
+    "triangular_softmax": (
+        Use("softmax", _triangular_softmax),
+        Use("softmax_backward", _triangular_softmax_backward),
+    ),
     "softmax": (Use("softmax", _softmax), Use("softmax_backward", _softmax_backward)),
-    "cross_entropy": (Use("softmax", _cross_entropy), Use("stream", _cross_entropy)),
+    "cross_entropy": (
+        Use("stream", _map(_LOSS_FLOPS, Formula(_E.cross_entropy_bytes))),
+        Use("stream", _map(_LOSS_FLOPS, Formula(_E.cross_entropy_backward_bytes))),
+    ),
     "embedding": (
         Use("embedding", lambda s: _call(_EMBEDDING(s), s["tokens"])),
         Use("embedding", lambda s: _call(_EMBEDDING(s), s["tokens"])),

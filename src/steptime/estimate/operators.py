@@ -209,6 +209,10 @@ OPERATORS: Mapping[str, Operator] = {
         forward=_phase(None, _A.softmax_flops, _E.map_bytes),
         backward=_phase(None, _A.softmax_backward_flops, _E.map_backward_bytes),
     ),
+    "triangular_softmax": Operator(
+        forward=_phase(None, _A.softmax_flops, _E.triangular_softmax_bytes),
+        backward=_phase(None, _A.softmax_backward_flops, _E.triangular_softmax_backward_bytes),
+    ),
     "bias": Operator(
         forward=_phase(None, _E.bias_flops, _E.bias_bytes), backward=_phase(None, _E.bias_flops, _E.bias_bytes)
     ),
@@ -224,12 +228,20 @@ OPERATORS: Mapping[str, Operator] = {
         forward=_phase(None, _E.dropout_flops, _E.dropout_bytes),
         backward=_phase(None, _E.dropout_flops, _E.dropout_bytes),
     ),
+    "dropout_add": Operator(
+        forward=_phase(None, _E.dropout_add_flops, _E.dropout_add_bytes),
+        backward=_phase(None, _E.dropout_add_flops, _E.dropout_add_backward_bytes),
+    ),
     "residual": Operator(
         forward=_phase(None, _E.residual_flops, _E.residual_bytes),
         backward=_phase(None, _E.residual_flops, _E.residual_bytes),
     ),
     "rope": Operator(
         forward=_phase(None, _E.rope_flops, _E.map_bytes), backward=_phase(None, _E.rope_flops, _E.map_bytes)
+    ),
+    "complex_rope": Operator(
+        forward=_phase(None, _E.rope_flops, _E.complex_rope_bytes),
+        backward=_phase(None, _E.rope_flops, _E.complex_rope_bytes),
     ),
     "layer_norm": Operator(
         forward=_phase(None, _E.layer_norm_flops, _E.layer_norm_bytes),
@@ -244,7 +256,7 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "cross_entropy": Operator(
         forward=_phase(None, _E.cross_entropy_flops, _E.cross_entropy_bytes),
-        backward=_phase(None, _E.cross_entropy_flops, _E.cross_entropy_bytes),
+        backward=_phase(None, _E.cross_entropy_flops, _E.cross_entropy_backward_bytes),
     ),
 }
 

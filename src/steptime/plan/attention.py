@@ -11,6 +11,7 @@ from dataclasses import replace
 from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pairs
 from steptime.cost.collective import ring_behind_share
 from steptime.num import Num, ceil_div, maximum, where
+from steptime.plan.framework import COPIES
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
 from steptime.plan.shapes import Shape
@@ -64,10 +65,30 @@ def windowed_share(s: Shape) -> float:
 
 
 def attention_rows(s: Shape) -> tuple[Row, ...]:
-    """Attention core on local heads, with what context ranks exchange."""
-    heads = Heads(s)
-    if s.job.attention == "unfused":
-        return _unfused(s, heads)
+    """Attention on local heads, with what context ranks exchange and what is copied from one layout to another."""
+    heads, unfused = Heads(s), s.job.attention == "unfused"
+    copied = s.job.unfused_copies if unfused else s.job.fused_copies
+    core = _unfused(s, heads) if unfused else _cores(s, heads)
+    if not copied:
+        return core
+    again = where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0) if unfused else 0.0
+    sizes = {"inputs": heads.kept_elements, "context": heads.rows * heads.value_dim}
+    inputs, context = (
+        [replace(_copy(name, sizes[name] * s.element_bytes), recomputed=again)] if name in copied else []
+        for name in COPIES
+    )
+    if not unfused:  # of one sequence, sequence first and batch first are the same
+        context = [replace(row, share=where(s.plans.micro_batch > 1, 1.0, 0.0)) for row in context]
+    return (*inputs, *core, *context)
+
+
+def _copy(name: str, size: Num) -> Row:
+    """Queries, keys and values, or what attention returns, read and written in the layout that comes next."""
+    return move(f"attention_{name}_copy", "attention", size, size)
+
+
+def _cores(s: Shape, heads: Heads) -> tuple[Row, ...]:
+    """Fused attention; in layers with a window, and in those without."""
     share = windowed_share(s)
     if not share or s.model.window is None:
         return (_fused(s, heads, "fused_attention", attention_pairs(s, heads.rows), None),)
@@ -106,9 +127,11 @@ def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
         kept_scores=(heads.rows + heads.kv_local) * heads.key_dim, kept_attend=heads.kv_local * heads.value_dim,
         recomputed=again, forward=forward, backward=backward,
     )  # fmt: skip
+    if s.job.triangular_softmax and s.model.causal:
+        rest = [replace(row, operator="triangular_softmax") if row.operator == "softmax" else row for row in rest]
     if not fits_matrix_units(heads.head_dim, s.element_bytes):
         scores, *rest = (replace(row, operator=UNALIGNED.get(row.operator, row.operator)) for row in (scores, *rest))
-    if not s.job.separate_masking:
+    if not s.job.separate_kernels:
         return (scores, *rest)
     size = pairs * s.element_bytes
     masking = (move("score_scale", "attention", size, size),

@@ -203,8 +203,21 @@ class Habits:
     stops_early: bool = False
     """Recomputation of a whole layer ends before what the backward pass does not read: the second product of an MLP."""
 
-    separate_masking: bool = False
-    """Where attention is not fused, scores are scaled and masked by kernels of their own before the softmax."""
+    fused_copies: frozenset[str] = frozenset()
+    """What fused attention copies from one layout of batch, sequence and heads into another, of :data:`COPIES`."""
+
+    unfused_copies: frozenset[str] = frozenset()
+    """Likewise where attention is not fused."""
+
+    complex_rope: bool = False
+    """Rotary embeddings multiply complex numbers in fp32, which the compiler of PyTorch fuses with nothing."""
+
+    triangular_softmax: bool = False
+    """The softmax of unfused causal attention reads half of the scores: those that no mask hides."""
+
+    separate_kernels: bool = False
+    """What others fuse has kernels of its own: a dropout, before the residual addition, and the scaling and masking of
+    the scores of unfused attention, before the softmax."""
 
     fp8: str = "fp8-te"
     """Recipe that it means by FP8 without further words."""
@@ -252,6 +265,8 @@ class Habits:
         return own | ({"offload"} if "activations" in offload else set())
 
 
+COPIES = ("inputs", "context")
+"""What attention may copy from one layout into another: queries, keys and values; what it returns."""
 #: Fused attention kernel -> its time over that of cuDNN's, by architecture.
 KERNELS: Mapping[str, Mapping[str, float]] = {
     "newest": {},
@@ -275,11 +290,16 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
     return KERNELS[kernel].get(architecture or "", 1.0)
 
 
-_MEGATRON = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True)
+_CONTEXT, _ALL = frozenset({"context"}), frozenset({"inputs", "context"})
+_CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True)
+_LOCAL: Mapping[str, Any] = {"fused_copies": _ALL, "unfused_copies": _CONTEXT, "triangular_softmax": True}
+_MEGATRON = replace(_CORE, **_LOCAL)
 _DEEPSPEED_2021 = Habits(
-    kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}),
+    kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}), **_LOCAL,
 )  # fmt: skip
-_FULLY_SHARDED = Habits(kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}), stops_early=True)
+_FULLY_SHARDED = Habits(
+    kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}), stops_early=True, unfused_copies=_ALL,
+)  # fmt: skip
 _PER_PARAMETER = replace(_FULLY_SHARDED, copied_parameters=True)
 _BY_OPERATOR = "norm+activation+outputs"
 _OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
@@ -290,14 +310,14 @@ HABITS: Mapping[str, Habits] = {
     "megatron-2021": replace(
         _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
     ),
-    "megatron-core": replace(_MEGATRON, exchange_once=True, overlap=frozenset({"dp", "tp", "ep"}),
+    "megatron-core": replace(_CORE, exchange_once=True, overlap=frozenset({"dp", "tp", "ep"}),
                              parts="mlp", expert_parts="norm+activation+up_projection"),
-    "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True),
+    "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True, **_LOCAL),
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
     "megascale": Habits(
         scattered_messages=True, overlap=frozenset({"dp", "tp"}), zero_stages=frozenset({0, 1, 2}),
     ),
-    "torchtitan": replace(_TORCHAO, gradient_dtype="fp32"),
+    "torchtitan": replace(_TORCHAO, gradient_dtype="fp32", complex_rope=True),
     "torchtune": replace(
         _PER_PARAMETER, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
     ),
@@ -309,13 +329,16 @@ HABITS: Mapping[str, Habits] = {
     "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY, root_unit=True),
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
-    "ddp": Habits(separate_masking=True, zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY),
+    "ddp": Habits(
+        separate_kernels=True, zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY, unfused_copies=_CONTEXT,
+    ),
     "llm.c": Habits(zero_stages=frozenset({0, 1}), axes=_DATA_ONLY),
     "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3}), stops_early=True, parts="norm+attention_out+mlp"),
     "paxml": Habits(zero=3, zero_stages=frozenset({0, 3}), stops_early=True),
 }  # fmt: skip
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
-fp32. Megatron-LM passes keys and values round a ring, torchtitan gathers them (`context_parallel_rotate_method`
+fp32, and rotates by complex numbers (its `apply_rotary_emb`; pytorch/torchtitan issue 15 for what the compiler makes of
+that). Megatron-LM passes keys and values round a ring, torchtitan gathers them (`context_parallel_rotate_method`
 allgather, its default). NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`), and so does MegaScale
 (arXiv 2402.15627, section 3.2). PyTorch's own fused attention is FlashAttention-2; MPT under Composer used the Triton
 kernel of the first. Megatron-LM scatters messages between stages over the tensor-parallel ranks and gathers them on the
@@ -330,14 +353,18 @@ Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operato
 (`selective_checkpointing` 1). Megatron-Core recomputes modules (`--recompute-modules`): mlp of dense layers; of experts
 the activation, with the norms and the projections of latent attention (moe_act, layernorm, mla_up_proj), which drop
 their outputs. Models in plain PyTorch write scores / sqrt(d) + mask before `softmax` (BERT and GPT-2 of Hugging Face's
-transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by default).
-FP8 of torchtitan and NeMo Automodel is that of torchao, by default with the scale of each tensor as it is
+transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by default). FP8
+of torchtitan and NeMo Automodel is that of torchao, by default with the scale of each tensor as it is
 (`Float8LinearConfig`, recipe tensorwise); Transformer Engine's takes that of former steps (DelayedScaling).
 Recomputation that stops early is PyTorch's without `use_reentrant` (`checkpoint_wrapper`, which users of FSDP take),
 and what XLA leaves of recomputed code that nothing reads; Megatron and DeepSpeed have checkpoint functions of their own
 that run all of a layer, as PyTorch's with `use_reentrant` does. MaxText keeps by name (`remat_policy` custom): in its
-recipes for TPU v7 queries, keys and values and what attention makes of them.
-Others as :class:`Habits` says.
+recipes for TPU v7 queries, keys and values and what attention makes of them. Others as :class:`Habits` says. The
+attention of Megatron-LM without Transformer Engine, and of its forks, makes what it returns contiguous, and for
+FlashAttention its queries, keys and values too (`FlashSelfAttention`), whose result is so already where a micro-batch
+is one sequence. BERT of DeepLearningExamples multiplies views and copies what it returns; without fusion the 4-D
+products of PyTorch copy what they read. What `scaled_dot_product_attention` returns has the layout of its queries.
+Megatron-LM's fused softmax of causal attention reads no masked score (`scaled_upper_triang_masked_softmax`).
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only
@@ -347,13 +374,13 @@ or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp, and 
 a whole copy on every rank. What is in no wrapped block stays with FSDP1's root unit (`FullyShardedDataParallel`, as
 fms-fsdp and Composer use it), gathered first and reduced last; FSDP2's users (torchtitan, torchtune, NeMo Automodel)
 wrap embedding and head too, and each parameter is copied (:mod:`steptime.plan.unsharding`). torchtune has
-`tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over
-`ici_fsdp_parallelism` (-1, the rest of the devices, by default), or the states alone (`shard_optimizer_over_data`);
-paxml likewise over its data axis. Megatron-LM of 2021 had neither its distributed optimiser nor context and expert
-ranks; later `--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim,
-optim_grads and optim_grads_params of its FSDP (`--use-megatron-fsdp`), beside tp, cp and ep but no pipeline. llm.c has
-`-z` 0 and 1 and data parallelism alone. DeepSpeed has all stages, and Ulysses since 2023 (arXiv 2309.14509); what its
-users take is assumed, as of others without one default of their own."""
+`tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over `ici_fsdp_parallelism` (-1, the rest of the
+devices, by default), or the states alone (`shard_optimizer_over_data`); paxml likewise over its data axis. Megatron-LM
+of 2021 had neither its distributed optimiser nor context and expert ranks; later `--use-distributed-optimizer` is
+ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim, optim_grads and optim_grads_params of its FSDP
+(`--use-megatron-fsdp`), beside tp, cp and ep but no pipeline. llm.c has `-z` 0 and 1 and data parallelism alone.
+DeepSpeed has all stages, and Ulysses since 2023 (arXiv 2309.14509); what its users take is assumed, as of others
+without one default of their own."""
 
 
 def habits_of(name: str) -> Habits:

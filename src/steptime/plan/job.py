@@ -210,8 +210,17 @@ class Job:
     """Parameters are copied out of the buffer that is gathered, and their gradients into that which is reduced."""
     stops_early: bool = False
     """Recomputation of a whole layer ends before what the backward pass does not read; else it is all of the layer."""
-    separate_masking: bool = False
-    """Unfused attention scales and masks its scores by kernels of their own; else the softmax does both."""
+    fused_copies: frozenset[str] = frozenset()
+    """What fused attention copies from one layout into another, of :data:`~steptime.plan.framework.COPIES`."""
+    unfused_copies: frozenset[str] = frozenset()
+    """Likewise where attention is not fused."""
+    complex_rope: bool = False
+    """Rotary embeddings multiply complex numbers, three kernels; else one kernel rotates."""
+    separate_kernels: bool = False
+    """Dropout has a kernel of its own before the residual addition, and unfused attention scales and masks its scores
+    by kernels of their own; else one kernel drops and adds, and the softmax scales and masks."""
+    triangular_softmax: bool = False
+    """The softmax of unfused causal attention reads half of the scores; else all."""
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None
@@ -245,8 +254,10 @@ def with_habits(job: Job, framework: str) -> Job:
     habits = habits_of(framework)
     return replace(
         job, context=habits.context, scattered_messages=habits.scattered_messages, exchange_once=habits.exchange_once,
-        single_ring=habits.single_ring, root_unit=habits.root_unit, separate_masking=habits.separate_masking,
-        copied_parameters=habits.copied_parameters, stops_early=habits.stops_early,
+        single_ring=habits.single_ring, root_unit=habits.root_unit, separate_kernels=habits.separate_kernels,
+        copied_parameters=habits.copied_parameters, stops_early=habits.stops_early, complex_rope=habits.complex_rope,
+        fused_copies=habits.fused_copies, unfused_copies=habits.unfused_copies,
+        triangular_softmax=habits.triangular_softmax,
         memory=memory_profile_of(framework),
         overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,

@@ -7,7 +7,7 @@ state, are gathered for the up projections, whose columns (heads) are cut. Keys 
 from __future__ import annotations
 
 from steptime.num import Num
-from steptime.plan.rows import Row, bias, matmul, norm
+from steptime.plan.rows import Row, bias, matmul, norm, rope
 from steptime.plan.shapes import Shape
 from steptime.workload.spec import LatentAttention
 
@@ -26,8 +26,7 @@ def latent_rows(s: Shape, latent: LatentAttention, direct_query: Row) -> list[Ro
     columns = s.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     rows.append(_up(s, "kv_up", latent.kv_lora_rank, columns, wide))
     turned = s.tokens * s.heads * (latent.qk_rope_head_dim + head)
-    shape = {"elements": turned, "element_bytes": s.element_bytes}
-    return [*rows, Row(name="rope", block=BLOCK, operator="rope", shape=shape)]
+    return [*rows, rope(BLOCK, turned, element_bytes=s.element_bytes, by_complex=False)]  # most of it is not rotated
 
 
 def _down(s: Shape, name: str, width: Num, kept: int) -> list[Row]:

@@ -1,9 +1,10 @@
-"""What training software makes of memory: formats it keeps, what its loss and its buffers hold, its allocator."""
+"""What training software makes of memory: formats it keeps, what loss and buffers hold and move, its allocator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 MIB = 2.0**20
 
@@ -27,6 +28,12 @@ class MemoryProfile:
     """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
     logit_peak_bytes: float | None = None
     """Per logit at the worst moment of the loss; None: what is kept."""
+    loss_forward_bytes: float = 8.0
+    """Traffic per logit of all kernels of the loss, forward: read and write once in fp32."""
+    loss_backward_bytes: float = 8.0
+    """Likewise backward."""
+    loss_conversion_bytes: float = 0.0
+    """Each way, where logits are no fp32: to turn them into that, and their gradient back."""
     fused_head: bool = False
     """Head and loss are computed together in pieces (Liger): no logits are kept, both gradients are made forward."""
     workspace_bytes: float = 0.0
@@ -46,19 +53,23 @@ class MemoryProfile:
 PLAIN = MemoryProfile()
 _CORE = MemoryProfile(
     name="megatron-core", placeholder_bytes=2.0, head_gradient_bytes=2.0, logit_kept_bytes=2.0, logit_peak_bytes=2.0,
-    workspace_bytes=64 * MIB, narrow_frozen=True,
+    loss_forward_bytes=6.0, loss_backward_bytes=4.0, workspace_bytes=64 * MIB, narrow_frozen=True,
 )  # fmt: skip
 _MEGATRON = MemoryProfile(
-    name="megatron", head_gradient_bytes=2.0, logit_kept_bytes=4.0, logit_peak_bytes=6.0, workspace_bytes=8 * MIB
-)
+    name="megatron", head_gradient_bytes=2.0, logit_kept_bytes=4.0, logit_peak_bytes=6.0, loss_forward_bytes=32.0,
+    loss_backward_bytes=8.0, loss_conversion_bytes=6.0, workspace_bytes=8 * MIB,
+)  # fmt: skip
 _MEGATRON_DEEPSPEED = replace(_MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, bf16_gradient_bytes=4.0)
+_EAGER: Mapping[str, Any] = {
+    "loss_forward_bytes": 16.0, "loss_backward_bytes": 20.0, "loss_conversion_bytes": 6.0
+}  # fmt: skip
 _FSDP2 = MemoryProfile(
     name="torchtitan", weight_bytes=4.0, layer_gradient_bytes=6.0, head_gradient_bytes=6.0, logit_kept_bytes=6.0,
-    logit_peak_bytes=14.0, workspace_bytes=32 * MIB,
+    logit_peak_bytes=14.0, workspace_bytes=32 * MIB, **_EAGER,
 )  # fmt: skip
 _DEEPSPEED = MemoryProfile(
     name="deepspeed", layer_gradient_bytes=2.0, head_gradient_bytes=2.0, fused_head=True, workspace_bytes=32 * MIB,
-    bucket_bytes=2e9 + 2e9, offloads_gradients=True,
+    bucket_bytes=2e9 + 2e9, offloads_gradients=True, loss_forward_bytes=6.0, loss_backward_bytes=0.0,
 )  # fmt: skip
 PROFILES: Mapping[str, MemoryProfile] = {
     "megatron-core": _CORE, "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
@@ -66,24 +77,36 @@ PROFILES: Mapping[str, MemoryProfile] = {
     "megatron-deepspeed-2021": replace(_MEGATRON_DEEPSPEED, name="megatron-deepspeed-2021"),
     "torchtune": MemoryProfile(
         name="torchtune", pure=True, logit_kept_bytes=2.0, logit_peak_bytes=3.0, layer_gradient_bytes=2.0,
-        head_gradient_bytes=2.0, workspace_bytes=8 * MIB,
+        head_gradient_bytes=2.0, workspace_bytes=8 * MIB, **_EAGER,
     ),
+    "ddp": MemoryProfile(name="ddp", **_EAGER),
     "torchtitan": _FSDP2, "fms-fsdp": replace(_FSDP2, name="fms-fsdp"),
-    "composer-fsdp": replace(_FSDP2, name="composer-fsdp"), "automodel": replace(_FSDP2, name="automodel"),
+    "composer-fsdp": replace(_FSDP2, name="composer-fsdp", logit_kept_bytes=2.0, logit_peak_bytes=4.0,
+                             loss_forward_bytes=4.0, loss_backward_bytes=4.0, loss_conversion_bytes=0.0),
+    "automodel": replace(_FSDP2, name="automodel"),
     "maxtext": MemoryProfile(name="maxtext", weight_bytes=4.0, logit_kept_bytes=2.0, logit_peak_bytes=4.0),
-    "deepspeed": _DEEPSPEED, "deepspeed-2021": replace(_DEEPSPEED, name="deepspeed-2021", fused_head=False),
+    "deepspeed": _DEEPSPEED,
+    "deepspeed-2021": replace(
+        _DEEPSPEED, name="deepspeed-2021", fused_head=False, loss_forward_bytes=_MEGATRON.loss_forward_bytes,
+        loss_backward_bytes=_MEGATRON.loss_backward_bytes, loss_conversion_bytes=_MEGATRON.loss_conversion_bytes,
+    ),
 }  # fmt: skip
 """Sources. Megatron Core with Transformer Engine: its linear layers return a placeholder of the weight's shape and
-dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made anew;
-the fused cross entropy overwrites the logits with their gradient; cuBLAS and Transformer Engine take 32 MiB of
-workspace each on Hopper and later. Megatron: the vocabulary-parallel cross entropy keeps fp32 probabilities and turns
-their gradient to the dtype of the run. torchtitan: fp32 shards, gathered in bf16, reduced in fp32 (arXiv 2410.06511);
-``cross_entropy`` of fp32 logits holds the bf16 logits, the log-probabilities, the gradient of those and of the logits.
-DeepSpeed ZeRO-3: up to 1e9 live parameters and two reduction buckets of 5e8 (`stage3_max_live_parameters`,
-`reduce_bucket_size`, `overlap_comm`); with the optimiser on the host the partitioned gradients follow it
-(arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 beside those in bf16. torchtune trains in bf16
-throughout, its AdamW states included, and turns an eighth of the logits at a time to fp32. MaxText keeps weights in
-fp32 (`weight_dtype`, base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient."""
+dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made anew; the
+fused cross entropy overwrites the logits with their gradient; cuBLAS and Transformer Engine take 32 MiB of workspace
+each on Hopper and later. Megatron: the vocabulary-parallel cross entropy keeps fp32 probabilities and turns their
+gradient to the dtype of the run. Its kernels turn logits to fp32 (6 bytes of traffic), look for the maximum (4),
+subtract it (8), exponentiate (8), add up (4), divide (8), and backward multiply (8) and turn to the dtype of the run
+(6); the fused one reads twice and writes (6), and backward scales (4). PyTorch's own: to fp32 (6), a softmax that reads
+three times (16); backward the gradient of the choice (4), of the softmax (16), to the dtype of the run (6). torchtitan:
+fp32 shards, gathered in bf16, reduced in fp32 (arXiv 2410.06511); ``cross_entropy`` of fp32 logits holds the bf16
+logits, the log-probabilities, the gradient of those and of the logits. DeepSpeed ZeRO-3: up to 1e9 live parameters and
+two reduction buckets of 5e8 (`stage3_max_live_parameters`, `reduce_bucket_size`, `overlap_comm`); with the optimiser on
+the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 beside
+those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
+time to fp32. MPT under Composer has a fused cross entropy (`loss_fn: fused_crossentropy`), which reads twice forward,
+and reads and writes backward; that of Liger makes gradients forward. MaxText keeps weights in fp32 (`weight_dtype`,
+base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient."""
 
 
 def memory_profile_of(framework: str) -> MemoryProfile:

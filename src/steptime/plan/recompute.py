@@ -49,14 +49,18 @@ PARTS: dict[str, Part] = {
     "attention": Part(again=lambda row: row.operator == "fused_attention", dropped=lambda row: False),
     "norm": Part(again=_named(*OUTER_NORMS), dropped=_named("qkv", "q", "q_down", "mlp_in", "router")),
     "attention_out": Part(
-        again=_named("attention_out", "attention_out_bias", "attention_residual", "post_attention_norm"),
+        again=_named(
+            "attention_out", "attention_out_bias", "attention_dropout", "attention_residual", "post_attention_norm"
+        ),
         dropped=_named("post_attention_norm", "mlp_norm"),
     ),
     "activation": Part(
         again=lambda row: row.operator in ACTIVATIONS, dropped=_named("mlp_out", "shared_out", "expert_out")
     ),
     UP_PROJECTION: Part(
-        again=_named("q_up", "kv_up", "rope"), dropped=lambda row: row.operator in CORE, left=without_inputs
+        again=_named("q_up", "kv_up", "rope", "attention_inputs_copy"),
+        dropped=lambda row: row.operator in CORE,
+        left=without_inputs,
     ),
     "mlp": Part(
         again=lambda row: row.name in ("mlp_in", "mlp_in_bias", "activation"),

@@ -170,10 +170,12 @@ def activation(name: str, block: str, elements: Num, *, element_bytes: float, ga
     )  # fmt: skip
 
 
-def dropout(name: str, block: str, elements: Num, *, element_bytes: float, mask_bytes: float) -> Row:
-    """Row of a dropout; its mask is kept."""
+def dropout(
+    name: str, block: str, elements: Num, *, element_bytes: float, mask_bytes: float, operator: str = "dropout"
+) -> Row:
+    """Row of a dropout, or as ``dropout_add`` of one that its kernel adds to a residual stream; its mask is kept."""
     return Row(
-        name=name, block=block, operator="dropout",
+        name=name, block=block, operator=operator,
         shape={"elements": elements, "element_bytes": element_bytes, "mask_bytes": mask_bytes},
         kept_bytes=elements * mask_bytes,
     )  # fmt: skip
@@ -183,6 +185,13 @@ def residual(name: str, block: str, elements: Num, *, element_bytes: float) -> R
     """Row of a residual addition on its own."""
     shape = {"elements": elements, "element_bytes": element_bytes}
     return Row(name=name, block=block, operator="residual", shape=shape)
+
+
+def rope(block: str, elements: Num, *, element_bytes: float, by_complex: bool) -> Row:
+    """Row of the rotary embedding of so many elements of queries and keys, perhaps by complex numbers (fp32: alike)."""
+    shape = {"elements": elements, "element_bytes": element_bytes}
+    by_complex = by_complex and element_bytes < 4
+    return Row(name="rope", block=block, operator="complex_rope" if by_complex else "rope", shape=shape)
 
 
 def norm(

@@ -34,15 +34,13 @@ from steptime.plan.rows import (
     norm,
     over,
     residual,
+    rope,
 )
 from steptime.plan.shapes import Shape
-from steptime.plan.transients import kept_per_logit, layer_elements, leading_dense, loss_bytes
+from steptime.plan.transients import layer_elements, leading_dense, loss_bytes, loss_row
 from steptime.plan.unsharding import unsharded
 from steptime.registry import Registry
 from steptime.workload.spec import Experts
-
-LOGIT_BYTES = 4.0
-"""Logits are turned into probabilities in fp32."""
 
 
 class Corrected(Strategy):
@@ -125,8 +123,7 @@ class Corrected(Strategy):
             rows.append(self._qk_norm(s))
         if model.position == "rope":
             rotated = s.tokens * (s.heads + s.kv_heads) * model.head_dim
-            shape = {"elements": rotated, "element_bytes": s.element_bytes}
-            rows.append(Row(name="rope", block="attention", operator="rope", shape=shape))
+            rows.append(rope("attention", rotated, element_bytes=s.element_bytes, by_complex=s.job.complex_rope))
         return rows
 
     inner_weights_replicated: ClassVar[bool] = False
@@ -190,16 +187,17 @@ class Corrected(Strategy):
         return rows
 
     def _leave(self, s: Shape, block: str) -> list[Row]:
-        """What joins a block's output to the residual stream; a dropout adds it in the same kernel."""
+        """What joins a block's output to the residual stream; most often a dropout adds it in the same kernel."""
         rows = [self.norm(s, f"post_{block}_norm", block)] if s.model.norms_per_layer == 4 else []
         elements = self.stream_elements(s)
         if s.model.layer_scale:  # moves what a bias moves, and keeps its input
             scale = self.out_bias(s, f"{block}_scale", block)
             rows.append(replace(scale, kept_bytes=elements * s.element_bytes))
+        apart = s.job.separate_kernels
         if s.model.dropout:
             rows.append(dropout(f"{block}_dropout", block, elements, element_bytes=s.element_bytes,
-                                mask_bytes=s.mask_bytes))  # fmt: skip
-        else:
+                                mask_bytes=s.mask_bytes, operator="dropout" if apart else "dropout_add"))  # fmt: skip
+        if apart or not s.model.dropout:
             rows.append(residual(f"{block}_residual", block, elements, element_bytes=s.element_bytes))
         return rows
 
@@ -229,18 +227,11 @@ class Corrected(Strategy):
         if not model.vocab:
             return tuple(rows)
         head, predicted = self.into_block(s, "logits", "head", s.vocab), s.tokens * model.predicted_share
-        logits = predicted * s.vocab
         shared = where(s.plans.pp <= 1, 0.0, 1.0) if model.tied_embeddings else 1.0
         head = replace(head, weights=head.weights * shared, shape={**head.shape, "m": predicted})
-        loss = Row(
-            name="cross_entropy", block="head", operator="cross_entropy",
-            shape={"elements": logits, "logit_bytes": LOGIT_BYTES},
-            kept_bytes=logits * kept_per_logit(s),
-            forward=(over("tp", "all_reduce", 3 * predicted * LOGIT_BYTES),),
-        )  # fmt: skip
         if model.head_bias:
             rows.append(self._inner_bias(s, "logits_bias", "head", s.vocab))
-        return (*rows, head, loss)
+        return (*rows, head, loss_row(s, predicted))
 
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
+from steptime.plan.rows import Row, over
 from steptime.plan.shapes import Shape
 from steptime.workload.spec import ModelSpec
 
+LOGIT_BYTES = 4.0
+"""Logits are turned into probabilities in fp32."""
 MOST_LEADING = 3
 
 
@@ -100,3 +103,15 @@ def kept_per_logit(s: Shape) -> float:
     if profile.fused_head:
         return 0.0
     return 4.0 + s.element_bytes if profile.logit_kept_bytes is None else profile.logit_kept_bytes
+
+
+def loss_row(s: Shape, predicted: Num) -> Row:
+    """Row of the loss over the logits of so many tokens; what its kernels move is a fact of the framework."""
+    logits, profile = predicted * s.vocab, s.job.memory
+    turned = profile.loss_conversion_bytes if s.element_bytes < LOGIT_BYTES else 0.0
+    return Row(
+        name="cross_entropy", block="head", operator="cross_entropy",
+        shape={"elements": logits, "forward_bytes": profile.loss_forward_bytes + turned,
+               "backward_bytes": profile.loss_backward_bytes + turned},
+        kept_bytes=logits * kept_per_logit(s), forward=(over("tp", "all_reduce", 3 * predicted * LOGIT_BYTES),),
+    )  # fmt: skip

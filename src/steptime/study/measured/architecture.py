@@ -12,7 +12,7 @@ from typing import Any, Final
 from steptime.errors import UserError
 from steptime.study.measured.read import TableRow
 from steptime.study.measured.reasons import Flag, Reason, RowProblem
-from steptime.study.measured.tables import table
+from steptime.study.measured.tables import framework_of, table
 from steptime.workload.check import check_spec
 from steptime.workload.library import hub_model, in_catalogue, load_catalogue_model
 from steptime.workload.spec import Experts, ModelSpec
@@ -65,6 +65,7 @@ def architecture(row: TableRow, seq_len: int, stages: int = 1, load: ModelFile |
     base = file or _base(row, known)
     spec = _from_catalogue(row, base, known or {}) if base else _from_family(row, name, family, seq_len, stages, flags)
     spec = replace(spec, name=name[:120], source="columns of the row", seq_len=seq_len)
+    spec = replace(spec, dropout=spec.dropout and (file is not None or not spec.causal or _drops_out(row)))
     if spec.position == "learned":
         spec = replace(spec, max_positions=max(seq_len, spec.max_positions if base else 0))
     try:
@@ -74,6 +75,12 @@ def architecture(row: TableRow, seq_len: int, stages: int = 1, load: ModelFile |
     kind = "vision" if spec.vision else "moe" if spec.experts else "dense" if spec.causal else "encoder"
     catalogue = base.name if base and not file else None
     return Architecture(spec=spec, kind=kind, flags=frozenset(flags), catalogue=catalogue)
+
+
+def _drops_out(row: TableRow) -> bool:
+    """Whether a run of a decoder with dropout had it; the rules name frameworks and sources that train without."""
+    without = table("defaults")["without_dropout"]
+    return framework_of(row) not in without["frameworks"] and row.text("source_key") not in without["sources"]
 
 
 def is_path(name: str) -> bool:
@@ -191,7 +198,7 @@ def _from_family(
     tied = bool(family["tied"]) if tied is None else tied
     vocab = row.whole("vocab")
     if vocab is None:
-        vocab = int(family["vocab"])
+        vocab = int(table("defaults")["vocab_of_source"].get(row.text("source_key"), family["vocab"]))
         flags.add(Flag.VOCAB_ASSUMED)
     hidden, layers = _shape(row, vocab, tied, stages, flags)
     heads = row.whole("heads")

@@ -152,7 +152,8 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     if time is None and memory is None:
         raise _unmeasured(row, flags)
     shard = sharding(row.text("zero_stage_or_fsdp"))
-    attention = attention_kernel(row.text("attention_impl"))
+    said = _attention(row)
+    attention = attention_kernel(said)
     _doubts(row, shard, recompute, attention, flags)
     return MeasuredRun(
         line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row),
@@ -163,7 +164,7 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
         internode_Bps=network_Bps(row.text("internode"), per_node), precisions=dtype.precisions, seq_len=seq_len,
         global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
         accumulation=schedule.accumulation, sharding=shard, sequence_parallel=row.flag("sequence_parallel"),
-        recompute=recompute, attention=attention, kernel=fused_kernel(row.text("attention_impl")),
+        recompute=recompute, attention=attention, kernel=fused_kernel(said),
         offload=offloaded(row.text("offload"), row.text("source")), time=time, memory=memory,
         flags=frozenset(flags | arch.flags), qc_flags=row.text("qc_flags"), notes=row.text("notes"),
     )  # fmt: skip
@@ -196,6 +197,12 @@ def _dtype(row: TableRow, flags: set[Flag]) -> DtypeName:
     if not found.precisions:
         flags.add(Flag.DTYPE_UNREAD if text and not found.quantised_base else Flag.DTYPE_ASSUMED)
     return found
+
+
+def _attention(row: TableRow) -> str:
+    """What a row says of its attention; whose layers are those of Transformer Engine (TE) has its attention too."""
+    layers = re.search(r"(?<!no )(?<!without )(?:\bte\b|\btransformer engine\b)", row.text("dtype").lower())
+    return row.text("attention_impl") or ("TE" if layers else "")
 
 
 def _per_node(row: TableRow, gpus: int, flags: set[Flag]) -> int:

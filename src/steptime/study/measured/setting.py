@@ -34,7 +34,8 @@ def profile_of(run: MeasuredRun) -> MemoryProfile:
     dated = _DATED.search(run.source)
     month = int(dated.group(1) + dated.group(2)) if dated else 0
     if run.framework == "torchtitan" and month >= LOSS_COMPILED and "compile" in run.notes:
-        return replace(found, logit_peak_bytes=found.logit_kept_bytes)
+        return replace(found, logit_peak_bytes=found.logit_kept_bytes, loss_forward_bytes=4.0, loss_backward_bytes=4.0,
+                       loss_conversion_bytes=0.0)  # fmt: skip
     return found
 
 
