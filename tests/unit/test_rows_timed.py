@@ -74,6 +74,17 @@ def test_a_softmax_reads_what_it_needs_and_writes_once(
     assert call["vector_flops"] == (0 if backward else 4 * elements), "as the curves were fitted"
 
 
+@pytest.mark.parametrize(("backward", "passes"), [(False, 1.5), (True, 2)])
+def test_a_triangular_softmax_keeps_its_rows(backward: bool, passes: float) -> None:
+    """Megatron-LM's kernel holds a row of up to thousands of scores in the registers of a warp: none is read again."""
+    e, rows = evaluated("1d", Plans()), 1024.0
+    shape = {"elements": rows * 4096, "rows": rows, "pairs": rows * 4096, "element_bytes": 2.0}
+    timed = memory_timed(e.machine.models, "triangular_softmax", shape, backward=backward)
+    assert timed is not None
+    (call,) = timed.shapes
+    assert (call["moved_bytes"], call["reread_bytes"]) == (passes * rows * 4096 * 2, 0)
+
+
 @pytest.mark.parametrize(
     ("framework", "dtype", "moved"),
     [("megatron", "bf16", (38, 14)), ("megatron", "fp32", (32, 8)), ("torchtitan", "bf16", (22, 26)),

@@ -107,14 +107,16 @@ def _softmax_backward(s: Shape) -> dict[str, Num]:
 
 
 def _triangular_softmax(s: Shape) -> dict[str, Num]:
-    return _normalised(s, 1.5, 0.5, SOFTMAX_FLOPS * s["elements"])
+    """A warp keeps its row, of any length that the kernel takes."""
+    x = s["elements"]
+    return _call(elementwise.triangular_softmax_bytes(x, s["element_bytes"]), s["rows"], 0.0, SOFTMAX_FLOPS * x)
 
 
 def _triangular_softmax_backward(s: Shape) -> dict[str, Num]:
-    return _normalised(s, 2, 1, 0.0)
+    return _call(elementwise.triangular_softmax_backward_bytes(s["elements"], s["element_bytes"]), s["rows"])
 
 
-def _normalised(s: Shape, tensors: float, read: float, flops: Num) -> dict[str, Num]:
+def _normalised(s: Shape, tensors: int, read: int, flops: Num) -> dict[str, Num]:
     """Rows that are read, and read again where a block cannot hold them."""
     x, size = s["elements"], s["element_bytes"]
     again = where(x > ONE_BLOCK * s["rows"], read * x * size, 0.0)

@@ -213,7 +213,7 @@ class Habits:
     """Rotary embeddings multiply complex numbers in fp32, which the compiler of PyTorch fuses with nothing."""
 
     triangular_softmax: bool = False
-    """The softmax of unfused causal attention reads half of the scores: those that no mask hides."""
+    """The softmax of unfused causal attention reads half of the scores, those that no mask hides, and each once."""
 
     separate_kernels: bool = False
     """What others fuse has kernels of its own: a dropout, before the residual addition, and the scaling and masking of
@@ -364,7 +364,7 @@ attention of Megatron-LM without Transformer Engine, and of its forks, makes wha
 FlashAttention its queries, keys and values too (`FlashSelfAttention`), whose result is so already where a micro-batch
 is one sequence. BERT of DeepLearningExamples multiplies views and copies what it returns; without fusion the 4-D
 products of PyTorch copy what they read. What `scaled_dot_product_attention` returns has the layout of its queries.
-Megatron-LM's fused softmax of causal attention reads no masked score (`scaled_upper_triang_masked_softmax`).
+Megatron-LM's fused softmax of causal attention reads once what no mask hides (`scaled_upper_triang_masked_softmax`).
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only
