@@ -135,6 +135,18 @@ def test_a_triangular_softmax_reads_half_of_the_scores():
     assert moved(encoder) == [2, 3]
 
 
+def test_a_norm_in_one_pass_reads_its_input_and_gradient_once():
+    """Backward two read and one written, where PyTorch's two kernels read both twice; forward nothing changes."""
+
+    def moved(job: Job) -> list[float]:
+        times = _evaluated(Plans(), job).times["layer"]
+        elements = 2 * GPT.seq_len * GPT.hidden
+        return [round(t.moved_bytes / elements) for t in times if t.row.name == "mlp_norm" and t.phase != "recompute"]
+
+    assert (moved(_job()), moved(replace(_job(), one_pass_norms=True))) == ([2, 5], [2, 3])
+    assert moved(replace(_job(replace(GPT, norm="rmsnorm")), one_pass_norms=True)) == [2, 3]
+
+
 def test_rotation_by_complex_numbers_passes_memory_in_fp32():
     """Two bytes read and four written, four and four, four and two: 20 for each element, where one kernel moves 4."""
     turned = _job(replace(GPT, position="rope"))

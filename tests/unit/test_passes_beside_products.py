@@ -255,7 +255,7 @@ def test_an_estimate_asks_the_device_for_its_layouts():
 
 
 def test_the_head_and_the_router_are_products_in_another_dtype_and_no_attention():
-    assert OPERATORS["wide_matmul"].attention_rate and OPERATORS["wide_matmul"].kind == "matrix"
+    assert OPERATORS["wide_matmul"].wide and OPERATORS["wide_matmul"].kind == "matrix"
     assert OPERATORS["frozen_wide_matmul"].kind == "matrix" and OPERATORS["fused_attention"].kind == "attention"
 
 

@@ -83,6 +83,15 @@ def test_a_triangular_softmax_keeps_its_rows(backward: bool, passes: float) -> N
     assert timed is not None
     (call,) = timed.shapes
     assert (call["moved_bytes"], call["reread_bytes"]) == (passes * rows * 4096 * 2, 0)
+    assert timed.model is e.machine.models["stream"], "as fast as any kernel that reads and writes once"
+
+
+def test_a_norm_in_one_pass_is_a_stream_backward_and_a_norm_forward() -> None:
+    e, rows, width = evaluated("1d", Plans()), 1024.0, 4096.0
+    shape = {"elements": rows * width, "rows": rows, "width": width, "element_bytes": 2.0}
+    calls = [memory_timed(e.machine.models, "one_pass_layer_norm", shape, backward=b) for b in (False, True)]
+    assert [call and call.model for call in calls] == [e.machine.models["norm"], e.machine.models["stream"]]
+    assert calls[1] is not None and calls[1].shapes[0]["moved_bytes"] == (3 * rows * width + 2 * rows + 2 * width) * 2
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,18 @@ def test_of_two_formats_of_16_bits_that_of_the_nearer_donors_stands_for_both() -
     assert set(products("gb200")) == {"bf16", "fp8", "fp4", "tf32"}
     assert {"fp16", "bf16"} <= set(products("h800-sxm")), "both were measured on the nearest"
     assert "fp16" in products("v100-sxm2-32gb"), "it has no other"
+
+
+@pytest.mark.parametrize(
+    ("device", "own"), [("h200-nvl", "hopper"), ("a100-pcie-40gb", "ampere"), ("gb200", "blackwell")]
+)
+def test_attention_comes_from_devices_of_the_same_architecture_where_one_is_measured(device: str, own: str) -> None:
+    found = [c for _, curves in lacking_curves([device]) for c in curves if c.family.startswith("attention_")]
+    donors = {name for c in found for name in c.source.removeprefix("transferred from ").split(", ")}
+    assert donors and {load_device(name).architecture for name in donors} == {own}
+
+
+def test_attention_of_an_architecture_that_nobody_measured_comes_from_others() -> None:
+    curves = [c for _, found in lacking_curves(["rtx-a6000"]) for c in found if c.family == "attention_fwd"]
+    donors = {name for c in curves for name in c.source.removeprefix("transferred from ").split(", ")}
+    assert len({load_device(name).architecture for name in donors} - {"ampere-rtx"}) > 1

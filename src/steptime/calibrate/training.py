@@ -21,7 +21,7 @@ Key = tuple[str, str, str]
 WANTED: Final[tuple[Key, ...]] = (
     *(("gemm", dtype, "kernel") for dtype in ("bf16", "fp16", "fp8", "fp4", "tf32")),
     *(("attention_fwd", dtype, "kernel") for dtype in ("bf16", "fp8")),
-    ("attention_bwd", "bf16", "kernel"),
+    *(("attention_bwd", dtype, "kernel") for dtype in ("bf16", "fp8")),
     *((family, "any", "kernel") for family in ("elementwise", "activation", "rope")),
     *((family, "any", "eager") for family in ("layernorm", "layernorm_bwd", "softmax", "softmax_bwd", "dropout")),
     ("embedding", "any", "eager"),

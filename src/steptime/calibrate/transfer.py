@@ -38,6 +38,8 @@ ENOUGH_SHAPES: Final = 500
 #: Family to coefficients that say which kernels a library has. It has the same for all cards of an architecture: they
 #: decide for one more of their kind, and share one vote where no card of the device's own kind is known.
 OF_THE_LIBRARY: Final[Mapping[str, tuple[str, ...]]] = {"gemm": ("batched_tile",)}
+#: Families whose kernels are written for one architecture each: where one is measured, no other counts.
+OF_ONE_ARCHITECTURE: Final = frozenset(["attention_fwd", "attention_bwd"])
 #: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
 SCALED_ERROR: Final = 0.15
@@ -90,7 +92,8 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     (:func:`steptime.hardware.profiles.distance`) and $s$ the share of 500 shapes that were measured, at most 1. Where
     a coefficient says which kernels a library has, only devices of the same architecture count, or, if there are none,
     the weights of every architecture are divided by its devices. Where a device is measured that is the same but for
-    its links (a distance of 0), no other counts.
+    its links (a distance of 0), no other counts. Kernels of :data:`OF_ONE_ARCHITECTURE` come from devices of the same
+    architecture alone, if there are any.
 
     Args:
         device: the device without measurements.
@@ -102,6 +105,8 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     """
     scaled = any(curve.family in EXPONENTS for curve in curves.values())
     weights = {name: _weight(device, devices[name], c, scaled) for name, c in curves.items() if name != device.name}
+    if any(curve.family in OF_ONE_ARCHITECTURE for curve in curves.values()):
+        weights = _own_architecture(device, weights, devices) or weights
     order = sorted(weights, key=lambda name: (-weights[name], name))[: SCALED_NEIGHBOURS if scaled else NEIGHBOURS]
     if not order:
         raise UserError(f"{device.name}: no curve of another device to transfer")
@@ -157,11 +162,17 @@ def unlike_units(device: Device, other: Device, dtype: str) -> float:
     return apart if apart > ROUNDED else 0.0
 
 
+def _own_architecture(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
+    """The weights of devices of the same architecture."""
+    kinds = {name: devices[name].architecture or name for name in weights}
+    return {name: weight for name, weight in weights.items() if kinds[name] == device.architecture}
+
+
 def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
     """Weights of devices of the same architecture; if there are none, of all, those of one architecture as one."""
     kinds = {name: devices[name].architecture or name for name in weights}
-    own = {name: weight for name, weight in weights.items() if kinds[name] == device.architecture}
-    return own or {name: weight / list(kinds.values()).count(kinds[name]) for name, weight in weights.items()}
+    alike = {name: list(kinds.values()).count(kind) for name, kind in kinds.items()}
+    return _own_architecture(device, weights, devices) or {name: w / alike[name] for name, w in weights.items()}
 
 
 def _band(best: Curve, factor: float) -> tuple[float, float]:

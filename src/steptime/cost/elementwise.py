@@ -290,6 +290,20 @@ def layer_norm_backward_bytes(elements: Num, width: Num, element_bytes: Num) -> 
     return (5 * elements + 2 * width) * element_bytes
 
 
+def one_pass_layer_norm_backward_bytes(elements: Num, rows: Num, width: Num, element_bytes: Num) -> Num:
+    r"""LayerNorm backward traffic of a kernel that makes all gradients from one reading: $M = (3x + 2r + 2w) E$.
+
+    where $x$ elements of the input and of the gradient are read and as many written, with mean and deviation of each of
+    $r$ = `rows` rows of $w$ = `width`.
+
+    Source: definition; Apex, `apex/contrib/layer_norm` (`ln_bwd_kernel`), and Transformer Engine.
+
+    >>> one_pass_layer_norm_backward_bytes(8, 2, 4, 2)
+    72
+    """
+    return (3 * elements + 2 * rows + 2 * width) * element_bytes
+
+
 def rms_norm_flops(elements: Num) -> Num:
     r"""RMSNorm forward: $F = 4x$ (square, sum, scale, weight).
 

@@ -66,8 +66,9 @@ def _bound_resources(times: Iterable[PhaseTime], plans: Plans, bound: Machine) -
     moved: Num = 0.0
     links: Num = 0.0
     for time in times:
-        if OPERATORS[time.row.operator].attention_rate:
-            attention = attention + time.matrix_flops
+        operator = OPERATORS[time.row.operator]
+        if operator.attends or operator.wide:
+            attention = attention + time.matrix_flops / (bound.wide_share if operator.wide else 1.0)
         else:
             matrix = matrix + time.matrix_flops
         vector, moved = vector + time.vector_flops, moved + time.moved_bytes

@@ -54,7 +54,8 @@ def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) -> Works:
     """Work of each part for one micro-batch, by direction."""
-    return {part: work_of(times[part], plans, splits=job.splits_backward) for part in PARTS}
+    issued = job.graphs == "none"
+    return {part: work_of(times[part], plans, splits=job.splits_backward, issued=issued) for part in PARTS}
 
 
 def passes_of(works: Works, framework: Framework) -> Passes:

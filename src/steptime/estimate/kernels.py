@@ -148,8 +148,8 @@ def models_of(device: Device, precision: Precision) -> dict[str, KernelModel]:
         fixed, table = gemm_numbers(device, precision, gemm), residual_table(gemm.coefficients)
         residual = None if table is None else Residual(table)
         out["matmul"] = KernelModel(formula=GEMM, fixed=fixed, curve=gemm, residual=residual)
-        if precision.quantised_bytes is not None and precision.attention_dtype != precision.matrix_dtype:
-            unquantised = replace(precision, matrix_dtype=precision.attention_dtype, quantised_bytes=None)
+        if precision.wide_dtype != precision.matrix_dtype:
+            unquantised = replace(precision, matrix_dtype=precision.wide_dtype, quantised_bytes=None)
             others = models_of(device, unquantised)
             out |= {"wide_matmul": others["matmul"]} if "matmul" in others else {}
     forward = _curve(profile, "attention_fwd", precision.attention_dtype)

@@ -155,7 +155,9 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
 def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
     """Rates of the matrix and vector units for a row, and the latency of its launches."""
     operator = OPERATORS[row.operator]
-    matrix = machine.attention_flops_per_s if operator.attention_rate else machine.matrix_flops_per_s
+    matrix = machine.attention_flops_per_s if operator.attends else machine.matrix_flops_per_s
+    if operator.wide:
+        matrix = machine.attention_flops_per_s * machine.wide_share
     if operator.unaligned:
         matrix = machine.unaligned_flops_per_s or machine.vector_flops_per_s
     return matrix, machine.vector_flops_per_s, machine.kernel_latency_s * _launches(row, machine)

@@ -50,6 +50,8 @@ class Machine:
     fast_domain: int
     unaligned_flops_per_s: float | None = None
     """Vector rate in fp32, of products that the matrix units do not take; None: as the vector rate."""
+    wide_share: float = 1.0
+    """Matrix rate of products that stay wide beside narrow ones, over :attr:`attention_flops_per_s`."""
     models: Models = field(default_factory=dict)
     """Fitted time models by operator; what has none is timed by the roofline."""
     fabric: FabricModel | None = None
@@ -129,10 +131,12 @@ def machine_of(
     device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
     matrix = _matrix_rate(device, precision.matrix_dtype)
     attention = _matrix_rate(device, precision.attention_dtype)
+    wide = _matrix_rate(device, precision.wide_dtype)
     one_link_Bps = slow.link_Bps * slow.efficiency / slow.oversubscription
     machine = Machine(
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,
+        wide_share=wide / attention,
         vector_flops_per_s=_vector_rate(device, precision.vector_dtype) * device.vector_efficiency,
         unaligned_flops_per_s=_unaligned_rate(device, precision) * device.vector_efficiency,
         peak_flops_per_s=matrix,

@@ -44,6 +44,7 @@ RAN: Final[Mapping[str, tuple[str, str]]] = {
     "fused_attention": ("attention_forward", "attention_backward"),
     **dict.fromkeys(("softmax", "triangular_softmax"), ("softmax", "softmax_backward")),
     "layer_norm": ("layer_norm", "layer_norm_backward"),
+    "one_pass_layer_norm": ("layer_norm", "layer_norm_backward"),
     "rms_norm": ("layer_norm", "layer_norm_backward"),
     "activation": ("gelu", "gelu_backward"),
     "gated_activation": ("gelu", "gelu_backward"),
@@ -127,7 +128,7 @@ def own_curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[For
 
 def _moved_dtype(precision: Precision) -> str:
     """Element type of operators that only move memory."""
-    return "fp32" if precision.element_bytes > 2 else precision.attention_dtype
+    return "fp32" if precision.element_bytes > 2 else precision.vector_dtype
 
 
 def _is(curve: Curve, kind: str, dtype: str) -> bool:

@@ -146,7 +146,7 @@ def state_bytes(job: Job) -> States:
     if precision.master_weights and weight >= 4:
         states = job.optimizer.state_bytes
     gradient = job.gradient_bytes
-    if precision.attention_dtype == "bf16":
+    if precision.vector_dtype == "bf16":
         gradient += memory.bf16_gradient_bytes
     if memory.pure:
         states = job.optimizer.state_bytes * min(precision.element_bytes / 4, 1.0)

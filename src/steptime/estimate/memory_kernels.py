@@ -88,6 +88,12 @@ def _layer_norm_backward(s: Shape) -> dict[str, Num]:
     return _call(elementwise.layer_norm_backward_bytes(s["elements"], s["width"], s["element_bytes"]), s["rows"])
 
 
+def _one_pass_layer_norm_backward(s: Shape) -> dict[str, Num]:
+    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
+    moved = elementwise.one_pass_layer_norm_backward_bytes(x, rows, width, size)
+    return _call(moved, flops=elementwise.layer_norm_backward_flops(x, rows, width))
+
+
 def _rms_norm(s: Shape) -> dict[str, Num]:
     x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
     return _call(elementwise.rms_norm_bytes(x, rows, width, size), rows, 0.0, elementwise.rms_norm_flops(x))
@@ -107,13 +113,13 @@ def _softmax_backward(s: Shape) -> dict[str, Num]:
 
 
 def _triangular_softmax(s: Shape) -> dict[str, Num]:
-    """A warp keeps its row, of any length that the kernel takes."""
+    """A warp keeps its row, of any length that the kernel takes, so that all of it is one stream."""
     x = s["elements"]
-    return _call(elementwise.triangular_softmax_bytes(x, s["element_bytes"]), s["rows"], 0.0, SOFTMAX_FLOPS * x)
+    return _call(elementwise.triangular_softmax_bytes(x, s["element_bytes"]), flops=SOFTMAX_FLOPS * x)
 
 
 def _triangular_softmax_backward(s: Shape) -> dict[str, Num]:
-    return _call(elementwise.triangular_softmax_backward_bytes(s["elements"], s["element_bytes"]), s["rows"])
+    return _call(elementwise.triangular_softmax_backward_bytes(s["elements"], s["element_bytes"]))
 
 
 def _normalised(s: Shape, tensors: int, read: int, flops: Num) -> dict[str, Num]:
@@ -161,6 +167,7 @@ NOTHING: Final = "nothing"
 #: Operator -> forward, backward.
 USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "layer_norm": (Use("norm", _layer_norm), Use("norm_backward", _layer_norm_backward)),
+    "one_pass_layer_norm": (Use("norm", _layer_norm), Use("stream", _one_pass_layer_norm_backward)),
     "rms_norm": (Use("norm", _rms_norm), Use("norm_backward", _rms_norm_backward)),
     "activation": (Use("stream", _MAP), Use("stream", _MAP_BACKWARD)),
     "gated_activation": (Use("gate", _GATED), Use("stream", _GATED_BACKWARD)),
@@ -181,10 +188,7 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "move_backward": (Use(NOTHING, _MOVED), Use("stream", _MOVED)),
     **dict.fromkeys(LOOPED, (Use("stream", _LOOPED), Use("stream", _LOOPED))),
     "top_k": (Use("stream", _MOVED), Use("stream", _MOVED)),
-    "triangular_softmax": (
-        Use("softmax", _triangular_softmax),
-        Use("softmax_backward", _triangular_softmax_backward),
-    ),
+    "triangular_softmax": (Use("stream", _triangular_softmax), Use("stream", _triangular_softmax_backward)),
     "softmax": (Use("softmax", _softmax), Use("softmax_backward", _softmax_backward)),
     "cross_entropy": (
         Use("stream", _map(_LOSS_FLOPS, Formula(_E.cross_entropy_bytes))),

@@ -87,14 +87,9 @@ class Operator:
     attends: bool = False
     """It is attention, whose products run in a dtype of its own."""
     wide: bool = False
-    """Its products stay in the dtype of attention, though they are no attention."""
+    """Its operands stay as they are stored where those of others have a narrow format."""
     unaligned: bool = False
     """The matrix units do not take its products (:func:`steptime.cost.attention.fits_matrix_units`)."""
-
-    @cached_property
-    def attention_rate(self) -> bool:
-        """Whether its products run in the dtype of attention."""
-        return self.attends or self.wide
 
     @cached_property
     def kind(self) -> str:
@@ -246,6 +241,10 @@ OPERATORS: Mapping[str, Operator] = {
     "layer_norm": Operator(
         forward=_phase(None, _E.layer_norm_flops, _E.layer_norm_bytes),
         backward=_phase(None, _E.layer_norm_backward_flops, _E.layer_norm_backward_bytes),
+    ),
+    "one_pass_layer_norm": Operator(
+        forward=_phase(None, _E.layer_norm_flops, _E.layer_norm_bytes),
+        backward=_phase(None, _E.layer_norm_backward_flops, _E.one_pass_layer_norm_backward_bytes),
     ),
     "rms_norm": Operator(
         forward=_phase(None, _E.rms_norm_flops, _E.rms_norm_bytes),

@@ -47,7 +47,7 @@ from steptime.estimate.terms_of import (
     memory_terms,
 )
 from steptime.hardware.records import Cluster
-from steptime.plan.job import Job
+from steptime.plan.job import ATTENTION_DTYPES, Job
 from steptime.plan.legality import BIT, MEMORY, Rule, broken_rules, names_of
 from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import Plans
@@ -222,6 +222,9 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         "zero": int(p.zero),
         "schedule": "interleaved" if p.vpp > 1 else job.schedule,
         "attention": job.attention,
+        **({"attention_dtype": dtype} if (dtype := job.precision.attention_dtype) in ATTENTION_DTYPES else {}),
+        **({} if job.document_length is None else {"document_length": job.document_length}),
+        **({} if job.graphs == "none" else {"graphs": job.graphs}),
         "overlap": sorted(job.overlap),
         **({"offload": sorted(job.offload)} if job.offload else {}),
         "context": job.context,

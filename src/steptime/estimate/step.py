@@ -45,6 +45,8 @@ class StepInputs:
     layout: Layout
     devices: Num
     micro_batches: Num
+    host_starts: Num
+    """Micro-batches that the host starts one by one."""
     filling: Num
     """Passes for gradients of weights that fill the bubble."""
     hides_data: Num
@@ -215,6 +217,7 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     near, shares = where(plans.is_near("dp") & plans.is_near("cp"), 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
+        host_starts=micro_batches if job.graphs == "none" else 0.0,
         filling=filling_passes(fills, plans.pp, micro_batches) if fills else 0.0,
         hides_data=float("dp" in job.overlap),
         shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),
@@ -245,7 +248,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         pipeline_comm_s=waited * link_s,
         idle_s=zero_bubble_s(**bubble_arguments(inputs, stage)),
         bubble_links_s=(stages - 1) * 2 * link_s,
-        stage_host_s=stage_issue_s(inputs.micro_batches, chunks, stages, framework.stage_s),
+        stage_host_s=stage_issue_s(inputs.host_starts, chunks, stages, framework.stage_s),
         replicated_s=inputs.replicated_s,
         owned=inputs.owned,
         optimizer_s=inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s,

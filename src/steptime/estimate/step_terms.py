@@ -111,7 +111,7 @@ def _overhead_lines(e: Evaluation) -> Iterator[Line]:
     """What the framework adds to every step."""
     step, layout, framework = e.step, e.inputs.layout, e.job.framework
     fitted = partial(fitted_parameter, framework.name)
-    issue = {"micro_batches": step.micro_batches, "virtual_stages": layout.virtual_stages, "stages": layout.stages,
+    issue = {"micro_batches": e.inputs.host_starts, "virtual_stages": layout.virtual_stages, "stages": layout.stages,
              "stage_s": framework.stage_s}  # fmt: skip
     yield Line(path="host/stages/stage_issue_s", exposed_s=float(step.stage_host_s),
                recipe=known("host.stage_issue_s", issue, fitted("stage_s")))  # fmt: skip

@@ -108,11 +108,13 @@ def phase_work(works: Mapping[str, PhaseWork], phase: str) -> PhaseWork:
     return works[phase if phase in works else _PASS_OF[phase]]
 
 
-def work_of(times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False) -> dict[str, PhaseWork]:
+def work_of(
+    times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False, issued: bool = True
+) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
     Where less than a forward pass runs again in full recomputation, also that. ``splits``: also the backward pass
-    without what makes gradients of weights.
+    without what makes gradients of weights. ``issued``: the host issues each operator; else a graph holds all of them.
     """
     rows: dict[str, list[PhaseTime]] = {FORWARD: [], BACKWARD: []}
     for time in times:
@@ -122,7 +124,10 @@ def work_of(times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False) -
         rows[RECOMPUTE] = again
     if splits:
         rows[INPUTS] = [without_weights(time) for time in rows[BACKWARD]]
-    return {phase: _summed(each, plans) for phase, each in rows.items()}
+    works = {phase: _summed(each, plans) for phase, each in rows.items()}
+    if issued:
+        return works
+    return {phase: replace(work, operators=0.0, routers=0.0) for phase, work in works.items()}
 
 
 def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:

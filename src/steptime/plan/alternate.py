@@ -25,7 +25,7 @@ AGAIN: Final = frozenset({
     "attention_norm", "mlp_norm", "qk_norm", "q_norm", "kv_norm", "post_attention_norm", "rope", "q", "q_up", "kv_up",
     "attention_out", "attention_dropout", "attention_residual", "activation", "expert_activation", "shared_activation",
     "mlp_inner_dropout", "q_down_bias", "kv_down_bias", "qkv_bias", "attention_out_bias", "mlp_in_bias",
-    "expert_in_bias", "attention_inputs_copy", "attention_context_copy",
+    "expert_in_bias", "attention_inputs_copy", "attention_quantise", "attention_context_copy",
 })  # fmt: skip
 INTO: Final = ("mlp_in", "shared_in", "expert_in")
 OUT_OF: Final = ("mlp_out", "shared_out", "expert_out")

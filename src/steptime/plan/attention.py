@@ -12,9 +12,11 @@ from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pa
 from steptime.cost.collective import ring_behind_share
 from steptime.num import Num, ceil_div, maximum, where
 from steptime.plan.framework import COPIES
+from steptime.plan.job import ATTENTION_DTYPES
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
 from steptime.plan.shapes import Shape
+from steptime.workload.element_types import ELEMENT_BYTES
 
 UNALIGNED = {"scores": "unaligned_scores", "attend": "unaligned_attend"}
 """Products of unfused attention that the matrix units do not take."""
@@ -53,13 +55,13 @@ class Heads:
 
 def attention_pairs(s: Shape, rows: Num) -> Num:
     """(query, key) pairs of a layer without a window: causal or full."""
-    return causal_pairs(rows, s.seq_len) if s.model.causal else rows * s.seq_len
+    return causal_pairs(rows, s.attended) if s.model.causal else rows * s.attended
 
 
 def windowed_share(s: Shape) -> float:
     """Share of the layers in which a window hides keys."""
     model = s.model
-    if not model.causal or model.window is None or model.window >= s.seq_len:
+    if not model.causal or model.window is None or model.window >= s.attended:
         return 0.0
     return model.windowed_layers / model.layers
 
@@ -68,7 +70,7 @@ def attention_rows(s: Shape) -> tuple[Row, ...]:
     """Attention on local heads, with what context ranks exchange and what is copied from one layout to another."""
     heads, unfused = Heads(s), s.job.attention == "unfused"
     copied = s.job.unfused_copies if unfused else s.job.fused_copies
-    core = _unfused(s, heads) if unfused else _cores(s, heads)
+    core = _unfused(s, heads) if unfused else (*_quantised(s, heads), *_cores(s, heads))
     if not copied:
         return core
     again = where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0) if unfused else 0.0
@@ -82,6 +84,22 @@ def attention_rows(s: Shape) -> tuple[Row, ...]:
     return (*inputs, *core, *context)
 
 
+def _quantised(s: Shape, heads: Heads) -> tuple[Row, ...]:
+    """Queries, keys and values, and in backward the gradient of what attention returns, in the format of its products.
+
+    Source: Transformer Engine, `fp8_dpa`, whose outputs stay in 16 bits.
+    """
+    if s.job.precision.attention_dtype not in ATTENTION_DTYPES:
+        return ()
+    read, written = s.element_bytes, ELEMENT_BYTES[s.job.precision.attention_dtype]
+    sizes = {"quantise": heads.kept_elements, "quantise_gradient": heads.rows * heads.value_dim}
+    operators = "move_forward", "move_backward"
+    return tuple(
+        move(f"attention_{name}", "attention", size * read, size * written, operator=operator)
+        for (name, size), operator in zip(sizes.items(), operators, strict=True)
+    )
+
+
 def _copy(name: str, size: Num) -> Row:
     """Queries, keys and values, or what attention returns, read and written in the layout that comes next."""
     return move(f"attention_{name}_copy", "attention", size, size)
@@ -92,7 +110,7 @@ def _cores(s: Shape, heads: Heads) -> tuple[Row, ...]:
     share = windowed_share(s)
     if not share or s.model.window is None:
         return (_fused(s, heads, "fused_attention", attention_pairs(s, heads.rows), None),)
-    whole, windowed = causal_pairs(heads.rows, s.seq_len), windowed_pairs(heads.rows, s.seq_len, s.model.window)
+    whole, windowed = causal_pairs(heads.rows, s.attended), windowed_pairs(heads.rows, s.attended, s.model.window)
     rows = (
         replace(_fused(s, heads, "fused_attention", whole, 0), share=1.0 - share),
         replace(_fused(s, heads, "windowed_attention", windowed, s.model.window), share=share),
@@ -156,12 +174,14 @@ def _transfers(s: Shape, heads: Heads, gathered: Num) -> tuple[tuple[Transfer, .
 
 
 def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, Num]:
-    """What a tiled kernel sees; a sequence shard is balanced, so each of its queries sees the mean number of keys."""
-    reaches = window is not None and window < s.seq_len
-    alike = s.model.causal and (reaches or not s.model.windowed_layers or (s.model.window or 0) >= s.seq_len)
+    """What a tiled kernel sees: documents; a sequence shard is balanced, its queries see the mean number of keys."""
+    reaches = window is not None and window < s.attended
+    alike = s.model.causal and (reaches or not s.model.windowed_layers or (s.model.window or 0) >= s.attended)
     causal = where((heads.ranks <= 1) | heads.exchanged, float(alike), 0.0)
+    documents = where(causal > 0, s.seq_len / s.attended, 1.0)
     return {
-        "batch": heads.batch, "heads": heads.heads, "kv_heads": heads.kv_heads, "queries": heads.queries,
-        "seen_keys": where(causal > 0, s.seq_len, pairs / heads.rows), "causal": causal,
+        "batch": heads.batch * documents, "heads": heads.heads, "kv_heads": heads.kv_heads,
+        "queries": heads.queries / documents, "seen_keys": where(causal > 0, s.attended, pairs / heads.rows),
+        "causal": causal,
         "window": float(window or 0) * float(reaches) * causal,
     }  # fmt: skip

@@ -215,6 +215,10 @@ class Habits:
     triangular_softmax: bool = False
     """The softmax of unfused causal attention reads half of the scores, those that no mask hides, and each once."""
 
+    one_pass_norms: bool = False
+    """LayerNorm makes all gradients in one kernel that reads its input once (Apex's FastLayerNorm, Transformer Engine);
+    PyTorch's own reads it for each of them."""
+
     separate_kernels: bool = False
     """What others fuse has kernels of its own: a dropout, before the residual addition, and the scaling and masking of
     the scores of unfused attention, before the softmax."""
@@ -291,7 +295,7 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
 
 
 _CONTEXT, _ALL = frozenset({"context"}), frozenset({"inputs", "context"})
-_CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True)
+_CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, one_pass_norms=True)
 _LOCAL: Mapping[str, Any] = {"fused_copies": _ALL, "unfused_copies": _CONTEXT, "triangular_softmax": True}
 _MEGATRON = replace(_CORE, **_LOCAL)
 _DEEPSPEED_2021 = Habits(
@@ -309,6 +313,7 @@ HABITS: Mapping[str, Habits] = {
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
         _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
+        one_pass_norms=False,
     ),
     "megatron-core": replace(_CORE, exchange_once=True, overlap=frozenset({"dp", "tp", "ep"}),
                              parts="mlp", expert_parts="norm+activation+up_projection"),
@@ -316,6 +321,7 @@ HABITS: Mapping[str, Habits] = {
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
     "megascale": Habits(
         scattered_messages=True, overlap=frozenset({"dp", "tp"}), zero_stages=frozenset({0, 1, 2}),
+        one_pass_norms=True,
     ),
     "torchtitan": replace(_TORCHAO, gradient_dtype="fp32", complex_rope=True),
     "torchtune": replace(
@@ -365,6 +371,7 @@ FlashAttention its queries, keys and values too (`FlashSelfAttention`), whose re
 is one sequence. BERT of DeepLearningExamples multiplies views and copies what it returns; without fusion the 4-D
 products of PyTorch copy what they read. What `scaled_dot_product_attention` returns has the layout of its queries.
 Megatron-LM's fused softmax of causal attention reads once what no mask hides (`scaled_upper_triang_masked_softmax`).
+Its norms are Apex's FastLayerNorm since the end of 2021 (`--no-persist-layer-norm` undoes it), of MegaScale assumed.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only

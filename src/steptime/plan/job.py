@@ -50,6 +50,19 @@ class Precision:
     scaled_now: bool = False
     """The scale of a tensor is that of its own largest magnitude, which a pass of its own finds beforehand."""
 
+    @property
+    def wide_dtype(self) -> str:
+        """Rate that products with operands as they are stored run at, where those of the layers have narrow ones."""
+        return self.matrix_dtype if self.quantised_bytes is None else self.vector_dtype
+
+    def attending_in(self, dtype: str) -> Precision:
+        """The recipe with the products of attention in another format; what attention returns and keeps stays as it is.
+
+        >>> PRECISIONS["fp8-te"].attending_in("fp8").attention_dtype
+        'fp8'
+        """
+        return replace(self, attention_dtype=dtype)
+
     def on(self, device: Device) -> Precision:
         """The recipe on a device: where narrow operands may lie either way, tensors with one scale need no second copy.
 
@@ -142,6 +155,10 @@ GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
 OFFLOADS = ("optimizer", "activations")
+#: What of a step the host issues as one replayed graph.
+GRAPHS = ("none", "step")
+#: Formats that attention may compute in beside that of what it reads and returns.
+ATTENTION_DTYPES = ("fp8",)
 
 
 def sample_noun(seq_len: int, *, images: bool = False) -> str:
@@ -188,6 +205,11 @@ class Job:
     """Traffic that runs behind computation where it can: of :data:`~steptime.plan.overlap_rules.OVERLAPS`."""
     schedule: str = "1f1b"
     """Order of the pipeline without virtual stages, of :data:`~steptime.plan.schedules.SCHEDULES`."""
+    document_length: float | None = None
+    """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
+    graphs: str = "none"
+    """What the host issues as one graph (CUDA graphs), of :data:`GRAPHS`: with ``step`` it issues no operator by
+    itself, and waits for nothing that the device finds out."""
     offload: frozenset[str] = frozenset()
     """What is kept on the host: of :data:`OFFLOADS`."""
     framework: Framework = IDEAL
@@ -221,6 +243,8 @@ class Job:
     by kernels of their own; else one kernel drops and adds, and the softmax scales and masks."""
     triangular_softmax: bool = False
     """The softmax of unfused causal attention reads half of the scores; else all."""
+    one_pass_norms: bool = False
+    """The backward pass of a LayerNorm reads its input and its gradient once; else once for each of its results."""
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None
@@ -257,7 +281,7 @@ def with_habits(job: Job, framework: str) -> Job:
         single_ring=habits.single_ring, root_unit=habits.root_unit, separate_kernels=habits.separate_kernels,
         copied_parameters=habits.copied_parameters, stops_early=habits.stops_early, complex_rope=habits.complex_rope,
         fused_copies=habits.fused_copies, unfused_copies=habits.unfused_copies,
-        triangular_softmax=habits.triangular_softmax,
+        triangular_softmax=habits.triangular_softmax, one_pass_norms=habits.one_pass_norms,
         memory=memory_profile_of(framework),
         overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,

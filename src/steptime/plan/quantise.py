@@ -7,7 +7,7 @@
   along columns, and of the gradient of an output both travel.
 * An input that is not kept, or whose product runs again, is quantised again in the backward pass.
 * Trained weights are quantised once per step, but each time that ZeRO-3 gathers them; frozen ones are so for good.
-* The head and the router stay in the dtype of attention.
+* The head and the router stay in the dtype in which weights and activations are stored.
 
 Source: Transformer Engine, `gather_along_first_dim` (`pytorch/distributed.py`) and `pytorch/module/linear.py`; torchao,
 `float8_tensor_parallel.py`, which also gathers in FP8.
@@ -28,7 +28,7 @@ from steptime.plan.rows import Row, Transfer, move
 NARROW = ("matmul", "grouped_matmul", "frozen_matmul", "frozen_grouped_matmul")
 """Products that take operands in a narrow format."""
 WIDE = {"matmul": "wide_matmul", "frozen_matmul": "frozen_wide_matmul"}
-"""Those of them that have a form in the dtype of attention."""
+"""Those of them that have a form for operands as they are stored."""
 NARROW_DTYPES = frozenset({"fp8", "fp4"})
 """Formats of matrix units narrower than 16 bits."""
 
@@ -44,7 +44,7 @@ def quantised(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
 
 
 def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
-    """The rows of the ends of a model: their products stay in the dtype of attention."""
+    """The rows of the ends of a model: their products take operands as they are stored."""
     if precision.quantised_bytes is None:
         return list(rows)
     return [replace(row, operator=WIDE.get(row.operator, row.operator)) for row in rows]

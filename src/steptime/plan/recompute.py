@@ -58,7 +58,7 @@ PARTS: dict[str, Part] = {
         again=lambda row: row.operator in ACTIVATIONS, dropped=_named("mlp_out", "shared_out", "expert_out")
     ),
     UP_PROJECTION: Part(
-        again=_named("q_up", "kv_up", "rope", "attention_inputs_copy"),
+        again=_named("q_up", "kv_up", "rope", "attention_inputs_copy", "attention_quantise"),
         dropped=lambda row: row.operator in CORE,
         left=without_inputs,
     ),
@@ -125,11 +125,13 @@ def stopped_early(rows: Iterable[Row]) -> list[Row]:
     return [*out[:end], *(replace(row, runs_again=False) for row in out[end:])]
 
 
-OTHER_WORDS: Final = {
+MODULES: Final = {
     "core_attn": "attention", "layernorm": "norm", "mla_up_proj": "up_projection", "moe_act": "activation",
-    "moe": "experts", "off": "none",
+    "moe": "experts", "mlp": "mlp",
 }  # fmt: skip
-"""Words of Megatron-Core (``--recompute-modules``) -> name of the bit."""
+"""Modules of Megatron-Core (``--recompute-modules``) -> name of the bit."""
+OTHER_WORDS: Final = {word: name for word, name in MODULES.items() if word != name} | {"off": "none"}
+"""Other words than a bit's own -> its name."""
 SELECTIVE: Final = "selective"
 """The word that each framework has for a choice of its own (:attr:`steptime.plan.framework.Habits.selective`)."""
 

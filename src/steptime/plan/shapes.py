@@ -20,6 +20,8 @@ class Shape:
         self.job, self.plans, self.model, self.axis = job, plans, model, sequence_axis
         self.element_bytes, self.mask_bytes = job.precision.element_bytes, job.precision.mask_bytes
         self.hidden, self.seq_len = model.hidden, job.seq_len
+        self.attended = job.seq_len if job.document_length is None else min(job.seq_len, job.document_length)
+        """Tokens that attend to each other: of a sequence, or of a document in one."""
         self.tp = plans.tp
         ranks: Num = getattr(plans, sequence_axis) if sequence_axis else 1
         self.local = ceil_div(job.seq_len, ranks)
@@ -33,7 +35,8 @@ class Shape:
         self.ffn = ceil_div(model.ffn_hidden, plans.tp)
         self.ffn_in = self.ffn * model.mlp_inputs
         self.vocab = ceil_div(model.vocab, plans.tp)
-        self.norm_kind = "layer_norm" if model.norm == "layernorm" else "rms_norm"
+        layer_norm = "one_pass_layer_norm" if job.one_pass_norms else "layer_norm"
+        self.norm_kind = layer_norm if model.norm == "layernorm" else "rms_norm"
         self.norm_weights = 2 if model.norm_bias else 1
         whole = ranks > 1 if job.context == "all_gather" else ranks < 0
         self.gathered_kv = where(whole, 2 * plans.micro_batch * job.seq_len * self.kv_heads * model.head_dim, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steptime.errors import PlanError, counted
@@ -134,6 +135,18 @@ def check_captured(model: CapturedModel, precision: Precision, *, seq: int | Non
     if model.dtype != wanted:
         raise PlanError(f"{model.name} was captured in {model.dtype}, dtype {precision.name} needs {wanted}",
                         hint=f"captured_model(..., dtype={wanted!r}), or another --dtype")  # fmt: skip
+
+
+def check_captured_choices(model: CapturedModel, chosen: Mapping[str, Any]) -> None:
+    """Refuses choices that the module itself has made.
+
+    Raises:
+        PlanError: names it, and says what to do instead.
+    """
+    for name in ("attention_dtype", "document_length"):
+        if name in chosen:
+            raise PlanError(f"{name} {chosen[name]}: {model.name} is captured with an attention of its own",
+                            hint="drop it")  # fmt: skip
 
 
 def check_strategy(setting: Setting, strategy: str) -> None:

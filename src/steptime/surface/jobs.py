@@ -18,7 +18,7 @@ from steptime.plan.framework_library import GENERIC, framework_names, load_frame
 from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, with_habits
 from steptime.study.modes import Mode
 from steptime.surface.accustomed import framework_taken, no_framework
-from steptime.surface.captured import check_captured
+from steptime.surface.captured import check_captured, check_captured_choices
 from steptime.surface.models import load_workload
 from steptime.surface.optimizers import estimated_optimizer
 from steptime.surface.plan_keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
@@ -53,7 +53,7 @@ class Request:
         """
         for field, value in (("dtype", self.dtype), ("optimizer", self.optimizer)):
             text(field, value)
-        precision = PRECISIONS[self.dtype]
+        precision = attending(PRECISIONS[self.dtype], chosen)
         spec, captured = load_workload(self.model, dtype=self.dtype, seq=self.seq)
         cluster = load_cluster(name_or_path("cluster", self.cluster))
         framework = framework_of(self.framework, self.mode, cluster.device, precision)
@@ -61,6 +61,7 @@ class Request:
         _check_modelled(spec, precision, adapter, self.mode)
         if captured is not None:
             check_captured(captured, precision, seq=self.seq, adapter=adapter, mode=self.mode)
+            check_captured_choices(captured, chosen)
         job = Job(
             model=spec, gpus=whole("gpus", gpus, 1, MAX_DEVICES),
             global_batch=whole("global_batch", global_batch, 1, MAX_GLOBAL_BATCH),
@@ -95,6 +96,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
     job = replace(
         job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"),
+        graphs=chosen.get("graphs", "none"), document_length=chosen.get("document_length"),
         offload=chosen.get("offload", frozenset()),
         expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
     )  # fmt: skip
@@ -102,6 +104,24 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     if accustomed.overlap and "overlap" in chosen and not chosen["overlap"]:
         accustomed = replace(accustomed, framework=without_hiding(job.framework))
     return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
+
+
+def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
+    """The precision with the products of attention in the format that was chosen, if one was.
+
+    Raises:
+        PlanError: the attention has no kernel in it, or trains in more than 16 bits.
+    """
+    dtype = chosen.get("attention_dtype")
+    if dtype is None:
+        return precision
+    if chosen.get("attention", "fused") != "fused":
+        raise PlanError(f"attention_dtype {dtype}: attention {chosen['attention']} has no such kernel",
+                        hint="drop it, or give --attention fused")  # fmt: skip
+    if precision.element_bytes > 2:
+        raise PlanError(f"attention_dtype {dtype}: dtype {precision.name} has inputs of more than 16 bits",
+                        hint="drop it, or give a --dtype of 16 bits or fewer")  # fmt: skip
+    return precision.attending_in(dtype)
 
 
 def _asked_overlap(job: Job, chosen: Mapping[str, Any]) -> frozenset[str]:

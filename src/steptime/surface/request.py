@@ -9,7 +9,7 @@ from typing import Any
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten
 from steptime.num import round_up
 from steptime.plan.constraints import OPERATORS, Constraint
-from steptime.plan.job import ATTENTIONS, CONTEXTS, GRADIENT_BYTES, OFFLOADS
+from steptime.plan.job import ATTENTION_DTYPES, ATTENTIONS, CONTEXTS, GRADIENT_BYTES, GRAPHS, OFFLOADS
 from steptime.plan.overlap_rules import OVERLAPS
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
@@ -20,7 +20,8 @@ from steptime.surface.report.nouns import cluster_noun
 from steptime.surface.values import NameOrPath, choice, number, some_of, switch, text, whole
 
 CHOICES = {
-    "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "context": CONTEXTS, "gradient_dtype": tuple(GRADIENT_BYTES),
+    "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "attention_dtype": ATTENTION_DTYPES, "context": CONTEXTS,
+    "gradient_dtype": tuple(GRADIENT_BYTES), "graphs": GRAPHS,
 }  # fmt: skip
 SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
 """Choices of which several may hold."""
@@ -109,8 +110,8 @@ def _check_schedule(out: Mapping[str, Any]) -> None:
 
 
 _NEUTRAL = {"vpp": 1, "zero": 1, "ep": 1, "etp": 1, "sp": 1, "shard": 0, "recompute_every": 1, "context": "all_gather",
-            "gradient_dtype": None, "schedule": "1f1b", "expert_imbalance": 1.0, "expert_capacity": None,
-            "offload": frozenset()}  # fmt: skip
+            "gradient_dtype": None, "attention_dtype": None, "graphs": "none", "document_length": None,
+            "schedule": "1f1b", "expert_imbalance": 1.0, "expert_capacity": None, "offload": frozenset()}  # fmt: skip
 
 
 def _check_published(out: Mapping[str, Any]) -> None:

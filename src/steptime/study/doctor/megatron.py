@@ -8,7 +8,7 @@ from typing import Final
 
 from steptime.errors import first_few
 from steptime.plan.job import PRECISIONS
-from steptime.plan.recompute import OTHER_WORDS
+from steptime.plan.recompute import MODULES
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
 from steptime.study.doctor.records import PADDED_VOCAB, StepLine
@@ -49,8 +49,6 @@ _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
 }  # fmt: skip
 #: Share of the optimiser on the host from which all of it is taken to be there.
 HALF: Final = 0.5
-#: Modules of ``--recompute-modules`` that a plan knows.
-_MODULES: Final = frozenset({"core_attn", "layernorm", "mla_up_proj", "moe_act", "moe", "mlp"})
 #: ``--data-parallel-sharding-strategy`` -> ZeRO stage.
 _FSDP: Final[Mapping[str, int]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _OLD_NAMES: Final = frozenset({
@@ -212,6 +210,10 @@ def _choices(g: Gathered) -> None:
     if fp32 in w.SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
         narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
         g.plan["gradient_dtype"] = "fp32" if fp32 == "True" else narrow
+    if flags.get("cuda_graph_impl") == "full_iteration":
+        g.plan["graphs"] = "step"
+    if flags.get("fp8_dot_product_attention") == "True":
+        g.plan["attention_dtype"] = "fp8"
     if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in w.SAID:
         g.plan["sp"] = "on" if flags["sequence_parallel"] == "True" else "off"
     if "overlap_grad_reduce" in flags:
@@ -305,7 +307,7 @@ def _selective(g: Gathered) -> None:
     """Modules that are recomputed: the core of attention where none are printed."""
     modules = re.findall(r"\w+", g.flags.get("recompute_modules", ""))
     modules = ["core_attn"] if modules in ([], ["None"]) else modules
-    known = {name: OTHER_WORDS.get(name, name) for name in modules if name in _MODULES}
+    known = {name: MODULES[name] for name in modules if name in MODULES}
     if known:
         g.plan["recompute"] = "+".join(dict.fromkeys(known.values()))
     if unknown := [name for name in modules if name not in known]:

@@ -14,6 +14,7 @@ from steptime.errors import UserError
 from steptime.hardware.library import device_named, load_device
 from steptime.hardware.records import Device
 from steptime.hardware.search_path import is_path
+from steptime.plan.recompute import MODULES
 
 _VENDORS: Final = re.compile(r"\b(nvidia|amd|intel|google|habana|instinct|tesla|geforce|accelerators?|gpus?|cloud)\b")
 _PARENTHESES: Final = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
@@ -149,12 +150,15 @@ class Recomputation:
     """``none``, ``attention`` (selective: scores and softmax), ``full`` (a layer from its input), ``ops`` (everything
     but the outputs of products and attention), ``norms`` (norms and cheap projections), ``beside_products`` (all but
     the products), ``beside_projections`` (all but queries, keys, values and the stream after attention),
-    ``beside_attention`` (all but queries, keys, values and what attention makes of them)."""
+    ``beside_attention`` (all but queries, keys, values and what attention makes of them); or parts of a layer in the
+    words of a plan, joined by ``+``."""
     share: float = 1.0
     """Share of the layers that it holds for."""
 
 
 _EVERY: Final = re.compile(r"every[- ]?(other|\d+)|select\w*\W{1,3}(?:1/)?(\d{1,4})\b")
+_KINDS: Final = frozenset({"ops", "norms", "modules", "beside_products", "beside_projections", "beside_attention"})
+"""Kinds that a text may name as they are."""
 _BY_OPERATOR: Final = re.compile(r"\bops?\b|op[-_]level|op sac|by operator|toml default")
 
 
@@ -167,10 +171,17 @@ def recomputation(text: str, selective: str = "attention") -> Recomputation | No
 
     >>> [r and (r.kind, r.share) for r in map(recomputation, ("full (remat)", "selective (every-other-layer)", ""))]
     [('full', 1.0), ('full', 0.5), None]
+    >>> [recomputation(text).kind for text in ("core_attn", "mla_up_proj + moe_act", "mla_up_proj, mlp")]
+    ['attention', 'up_projection+activation', 'up_projection+mlp']
     >>> [recomputation(text, "ops").kind for text in ("selective", "selective activation checkpointing", "selective 2")]
     ['ops', 'ops', 'full']
     """
     low = text.lower()[:300]
+    if low.strip() in _KINDS:
+        return Recomputation(kind=low.strip())
+    words = re.split(r"[\s+,/]+", low.strip())
+    if all(word in MODULES for word in words):
+        return Recomputation(kind="+".join(dict.fromkeys(MODULES[word] for word in words)))
     every = _EVERY.search(low)
     number = {"other": 2}.get(every.group(1) or "", 0) or int(every.group(1) or every.group(2)) if every else 1
     share = 1 / max(1, number)

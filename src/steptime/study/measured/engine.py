@@ -14,11 +14,11 @@ from steptime.hardware.library import architecture_of, cluster_names, load_clust
 from steptime.hardware.records import Cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
-from steptime.plan.job import PRECISIONS, Job
+from steptime.plan.job import Job, Precision
 from steptime.plan.plans import Plans
 from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.candidates import candidates
-from steptime.study.measured.meaning import recipe
+from steptime.study.measured.meaning import precision_called
 from steptime.study.measured.run import MeasuredRun
 from steptime.study.measured.setting import job_of, plans_of
 
@@ -71,9 +71,9 @@ def cluster_of(device: str, per_node: int, network_Bps: float | None) -> Cluster
 
 
 @lru_cache(maxsize=2048)
-def _machine(device: str, per_node: int, network_Bps: float | None, gpus: int, precision: str) -> Machine:
+def _machine(device: str, per_node: int, network_Bps: float | None, gpus: int, precision: Precision) -> Machine:
     cluster = cluster_of(device, per_node, network_Bps)
-    return machine_of(cluster, gpus, PRECISIONS[precision], lone_rank_has_all_links=True, calibrated=True)
+    return machine_of(cluster, gpus, precision, lone_rank_has_all_links=True, calibrated=True)
 
 
 def factors_of(run: MeasuredRun, attention: str) -> dict[str, float]:
@@ -114,7 +114,8 @@ def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:
 
 
 def _setting(run: MeasuredRun, found: Candidate) -> Setting:
-    precision = recipe(found.precision, run.framework)
+    own = run.attention_dtype if found.attention == "fused" else None
+    precision = precision_called(found.precision, run.framework, own)
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
     return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,

@@ -15,7 +15,7 @@ from steptime.num import Array
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.plans import concatenate
 from steptime.study.measured.candidate import Candidate
-from steptime.study.measured.meaning import recipe
+from steptime.study.measured.meaning import precision_called
 from steptime.study.measured.run import MeasuredRun
 from steptime.study.measured.setting import job_of, plans_of
 
@@ -31,7 +31,7 @@ def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
     kinds = [(c.precision, c.attention, *sorted(c.offload)) for c in settings]
     for kind in sorted(set(kinds)):
         chosen = [i for i, each in enumerate(kinds) if each == kind]
-        job = job_of(run, settings[chosen[0]], recipe(kind[0], run.framework))
+        job = job_of(run, settings[chosen[0]], precision_called(kind[0], run.framework, run.attention_dtype))
         plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
         planned = planned_job(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
         out[chosen] = memory_constants().defined(peak_bytes(planned), communicators(plans), job.memory.name)["device"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from steptime.plan.framework import habits_of
-from steptime.plan.job import OPTIMIZERS
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Precision
 from steptime.plan.recompute import SELECTIVE, spelled_out
 from steptime.study.measured.canonical import dtype_name
 from steptime.study.measured.tables import framework_default
@@ -44,13 +45,22 @@ def recipe_called(text: str, framework: str = "") -> str | None:
     return recipe(found[0], framework) if len(found) == 1 else None
 
 
+def recomputed_parts(kind: str) -> tuple[str, ...]:
+    """Bits of a plan that a recomputation stands for: one of :data:`RECOMPUTE`, or parts joined by ``+``.
+
+    >>> recomputed_parts("norms"), recomputed_parts("up_projection+mlp")
+    (('norm', 'up_projection'), ('up_projection', 'mlp'))
+    """
+    return RECOMPUTE[kind] if kind in RECOMPUTE else tuple(kind.split("+"))
+
+
 def recompute_words(kind: str) -> str:
-    """What a plan calls a recomputation of :data:`RECOMPUTE`.
+    """What a plan calls a recomputation.
 
     >>> recompute_words("ops"), recompute_words("none")
     ('norm+activation+outputs', 'none')
     """
-    return "+".join(RECOMPUTE[kind]) or "none"
+    return "+".join(recomputed_parts(kind)) or "none"
 
 
 def selective(framework: str) -> str:
@@ -61,6 +71,58 @@ def selective(framework: str) -> str:
     """
     words = spelled_out(SELECTIVE, framework)
     return next(kind for kind in RECOMPUTE if recompute_words(kind) == words)
+
+
+def precision_called(precision: str, framework: str = "", attention_dtype: str | None = None) -> Precision:
+    """The precision that :func:`recipe` names, with attention in a format of its own where the run states one."""
+    found = PRECISIONS[recipe(precision, framework)]
+    return found if attention_dtype is None else found.attending_in(attention_dtype)
+
+
+_CONTEXTS: Final = ((r"a2a|all[-_ ]?to[-_ ]?all|ulysses", "ulysses"), (r"p2p|ring", "ring"), (r"gather", "all_gather"))
+_DTYPES: Final = ((r"fp32|float32", "fp32"), (r"bf16|bfloat16", "bf16"), (r"fp16|float16|half", "fp16"))
+_GRAPHS: Final = ((r"step|iteration", "step"),)
+_ATTENTION_DTYPES: Final = ((r"fp8", "fp8"),)
+
+
+def context_called(text: str) -> str | None:
+    """What context ranks exchange by a text; None: it says nothing that is known.
+
+    >>> context_called("cp_comm_type=a2a"), context_called("p2p"), context_called("")
+    ('ulysses', 'ring', None)
+    """
+    return _first(_CONTEXTS, text)
+
+
+def gradients_called(text: str) -> str | None:
+    """Dtype of gradients by a text; None: it names none.
+
+    >>> gradients_called("float32"), gradients_called("BF16"), gradients_called("yes")
+    ('fp32', 'bf16', None)
+    """
+    return _first(_DTYPES, text)
+
+
+def graphs_called(text: str) -> str:
+    """What is one graph by a text, of :data:`steptime.plan.job.GRAPHS`.
+
+    >>> graphs_called("full_iteration"), graphs_called("attn, moe_router"), graphs_called("")
+    ('step', 'none', 'none')
+    """
+    return _first(_GRAPHS, text) or "none"
+
+
+def attention_dtype_called(text: str) -> str | None:
+    """Format of attention's products by a text where it is one of its own; else None.
+
+    >>> attention_dtype_called("FP8 forward and backward"), attention_dtype_called("bf16")
+    ('fp8', None)
+    """
+    return _first(_ATTENTION_DTYPES, text)
+
+
+def _first(rules: Sequence[tuple[str, str]], text: str) -> str | None:
+    return next((name for pattern, name in rules if re.search(pattern, text.lower()[:200])), None)
 
 
 def optimizer_called(text: str) -> str:

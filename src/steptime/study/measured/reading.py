@@ -13,6 +13,7 @@ from steptime.study.measured.columns import not_read
 from steptime.study.measured.computed import computed_rows
 from steptime.study.measured.read import METRICS, TableRow, read_rows
 from steptime.study.measured.reasons import Flag, Reason, RowProblem, Skipped, reason_counts
+from steptime.study.measured.recipes import with_recipe
 from steptime.study.measured.run import MeasuredRun, run_of, source_key
 
 
@@ -87,7 +88,7 @@ def runs_of(rows: list[TableRow], load: ModelFile | None = None) -> Reading:
             if content in seen:
                 raise RowProblem(Reason.DUPLICATE)
             seen.add(content)
-            run = run_of(row, load)
+            run = run_of(with_recipe(row), load)
         except RowProblem as problem:
             skipped.append(_skipped(row, problem.reason, problem.detail))
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from steptime.hardware.library import cluster_names, load_cluster
 from steptime.study.measured.architecture import ModelFile, architecture
@@ -23,7 +24,14 @@ from steptime.study.measured.canonical import (
     sharding,
 )
 from steptime.study.measured.degrees import Degrees, batch, degrees
-from steptime.study.measured.meaning import optimizer_called, selective
+from steptime.study.measured.meaning import (
+    attention_dtype_called,
+    context_called,
+    gradients_called,
+    graphs_called,
+    optimizer_called,
+    selective,
+)
 from steptime.study.measured.metrics import (
     MEMORY,
     MeasuredMemory,
@@ -94,6 +102,18 @@ class MeasuredRun:
     kernel: str | None
     """Fused attention kernel where the row names one: of :data:`~steptime.plan.framework.KERNELS`."""
     offload: frozenset[str]
+    attention_dtype: str | None = None
+    """Format of attention's products where it is not that of what attention reads."""
+    context: str | None = None
+    """What context ranks exchange; None: what the framework makes them."""
+    gradient_dtype: str | None = None
+    """None: that of the framework."""
+    document_length: float | None = None
+    """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
+    expert_capacity: float | None = None
+    """Slots of an expert over its mean tokens; None: no token is dropped."""
+    graphs: str = "none"
+    """What is one graph, of :data:`~steptime.plan.job.GRAPHS`."""
     time: MeasuredTime | None
     memory: MeasuredMemory | None
     flags: frozenset[Flag] = field(default_factory=frozenset)
@@ -165,9 +185,31 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
         global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
         accumulation=schedule.accumulation, sharding=shard, sequence_parallel=row.flag("sequence_parallel"),
         recompute=recompute, attention=attention, kernel=fused_kernel(said),
-        offload=offloaded(row.text("offload"), row.text("source")), time=time, memory=memory,
-        flags=frozenset(flags | arch.flags), qc_flags=row.text("qc_flags"), notes=row.text("notes"),
+        time=time, memory=memory, flags=frozenset(flags | arch.flags), qc_flags=row.text("qc_flags"),
+        notes=row.text("notes"), **_choices(row, experts=arch.spec.experts is not None),
     )  # fmt: skip
+
+
+def _choices(row: TableRow, *, experts: bool) -> dict[str, Any]:
+    """What a row may say beyond sizes, degrees and recomputation."""
+    capacity = _between(row, "expert_capacity", 0.01, 1e4)
+    return {
+        "offload": offloaded(row.text("offload"), row.text("source")),
+        "attention_dtype": attention_dtype_called(row.text("attention_dtype")),
+        "context": context_called(row.text("context")),
+        "gradient_dtype": gradients_called(row.text("gradient_dtype")), "graphs": graphs_called(row.text("graphs")),
+        "document_length": _between(row, "document_length", 1.0, 1e9),
+        "expert_capacity": capacity if experts else None,
+    }  # fmt: skip
+
+
+def _between(row: TableRow, name: str, low: float, high: float) -> float | None:
+    """A number of a row; what lies outside counts as unread."""
+    value = row.number(name)
+    if value is None or low <= value <= high:
+        return value
+    row.note(name)
+    return None
 
 
 def source_key(row: TableRow) -> str:

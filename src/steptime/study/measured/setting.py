@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from steptime.plan.framework import piped_stage
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, QLORA_BYTES, Adapter, Job, Precision, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.canonical import catalogue_device
-from steptime.study.measured.meaning import RECOMPUTE, modelled_optimizer
+from steptime.study.measured.meaning import modelled_optimizer, recomputed_parts
 from steptime.study.measured.run import MeasuredRun
 
 #: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
@@ -70,8 +70,8 @@ def unhidden(run: MeasuredRun) -> frozenset[str]:
     return frozenset(said.group(1).lower().split("/")) & {"tp", "dp"} if said else frozenset()
 
 
-def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
-    """The job of a run under one setting; ``precision`` is the name of its recipe."""
+def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
+    """The job of a run under one setting, in the precision that its device makes of it."""
     interleaved = (found.degrees.vpp or 1) > 1
     adapter = None
     if run.adapter is not None:
@@ -80,7 +80,8 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
         adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
     job = Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
-        precision=PRECISIONS[precision].on(catalogue_device(run.device)),
+        precision=precision.on(catalogue_device(run.device)), graphs=run.graphs,
+        document_length=run.document_length, expert_capacity=run.expert_capacity,
         optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)], attention=found.attention,
         schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
         adapter=adapter, offload=(run.offload | found.offload) & frozenset(OFFLOADS),
@@ -90,6 +91,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: str) -> Job:
     return replace(
         job, overlap=overlap - unhidden(run), memory=profile_of(run),
         exchange_once=job.exchange_once and not _EVERY_COPY.search(run.notes),
+        context=run.context or job.context, gradient_dtype=run.gradient_dtype or job.gradient_dtype,
     )  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def plans_of(found: Candidate, domain: int) -> Plans:
     shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
     return Plans(
         tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,
-        recompute=sum(RECOMPUTE_CODES[name] for name in RECOMPUTE[found.recompute.kind]),
+        recompute=sum(RECOMPUTE_CODES[name] for name in recomputed_parts(found.recompute.kind)),
         recompute_every=max(1, round(1 / found.recompute.share)) if found.recompute.kind == "full" else 1,
         zero=zero, shard=shards, sp=int(found.sequence_parallel or d.tp == 1),
     ).in_order(domain)  # fmt: skip

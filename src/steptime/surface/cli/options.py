@@ -149,6 +149,18 @@ GradientDtype = Annotated[
     str | None,
     typer.Option("--gradient-dtype", help="Gradients are reduced in fp32, bf16 or fp16; default the framework's."),
 ]
+Graphs = Annotated[
+    str | None,
+    typer.Option("--graphs", help="step: the host issues a whole step as one CUDA graph; default none."),
+]
+AttentionDtype = Annotated[
+    str | None,
+    typer.Option("--attention-dtype", help="fp8: attention computes in it; default as its inputs are."),
+]
+DocumentLength = Annotated[
+    float | None,
+    real("--document-length", "TOKENS", "Sequences are packed documents of so many tokens; default one document."),
+]
 ExpertImbalance = Annotated[
     float | None,
     real("--expert-imbalance", "RATIO", "Tokens of the fullest expert rank over the mean, 1 or more; default 1."),
@@ -193,7 +205,8 @@ JOB: dict[str, Any] = {
     "dp": Dp, "tp": Tp, "tp2": Tp2, "cp": Cp, "pp": Pp, "vpp": Vpp, "ep": Ep, "etp": Etp, "sp": Sp,
     "micro_batch": MicroBatch, "recompute": Recompute, "recompute_every": RecomputeEvery, "zero": Zero, "shard": Shard,
     "schedule": Schedule, "overlap": Overlap, "offload": Offload, "attention": Attention, "context": Context,
-    "gradient_dtype": GradientDtype, "expert_imbalance": ExpertImbalance, "expert_capacity": ExpertCapacity,
+    "gradient_dtype": GradientDtype, "graphs": Graphs, "attention_dtype": AttentionDtype,
+    "document_length": DocumentLength, "expert_imbalance": ExpertImbalance, "expert_capacity": ExpertCapacity,
     "panels": Panels, "placement": Placement, "framework": Framework, "lora_rank": LoraRank,
     "lora_targets": LoraTargets, "qlora": Qlora, "plan": PlanFile,
 }  # fmt: skip

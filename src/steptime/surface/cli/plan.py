@@ -40,6 +40,9 @@ def command(
     qlora: o.Qlora = None,
     context: o.Context = None,
     gradient_dtype: o.GradientDtype = None,
+    graphs: o.Graphs = None,
+    attention_dtype: o.AttentionDtype = None,
+    document_length: o.DocumentLength = None,
     expert_imbalance: o.ExpertImbalance = None,
     expert_capacity: o.ExpertCapacity = None,
     top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
@@ -61,8 +64,8 @@ def command(
     )  # fmt: skip
     job = job_from(model, cluster, settings | o.lora_of(lora_rank, lora_targets, qlora), {})
     for_all = o.given(
-        context=context, gradient_dtype=gradient_dtype, expert_imbalance=expert_imbalance,
-        expert_capacity=expert_capacity,
+        context=context, gradient_dtype=gradient_dtype, graphs=graphs, attention_dtype=attention_dtype,
+        document_length=document_length, expert_imbalance=expert_imbalance, expert_capacity=expert_capacity,
     )  # fmt: skip
     options: dict[str, Any] = {
         "fix": {**parse_fix(fix or ()), **for_all},

@@ -27,7 +27,8 @@ _ALWAYS: Final = ("dp", "micro_batch")
 #: (micro-batches, schedule, stage layers, domains) follows from the degrees.
 _USUAL: Final[Mapping[str, object]] = {
     "panels": 1, "zero": 1, "shard": 0, "recompute": "none", "recompute_every": 1, "attention": "fused",
-    "overlap": ["dp"], "offload": [], "idle_devices": 0,
+    "attention_dtype": None, "document_length": None, "overlap": ["dp"], "offload": [], "graphs": "none",
+    "idle_devices": 0,
 }  # fmt: skip
 #: What a band may rest on, in words; what dominates it is named in a report, so many at most.
 BAND_WORDS: Final = {
@@ -41,7 +42,10 @@ BAND_WORDS: Final = {
 SHOWN_SHARES: Final = 3
 WIDEST: Final = 1e7
 """Percent from which on a column shows an exponent."""
-_CHOICE: Final = {"recompute_every": "every", "idle_devices": "idle"}
+_CHOICE: Final = {
+    "recompute_every": "every", "idle_devices": "idle", "attention_dtype": "attention in",
+    "document_length": "documents of",
+}  # fmt: skip
 
 
 def console() -> Console:

@@ -1,0 +1,156 @@
+"""Packed documents, attention in a format of its own, and steps that are one graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from steptime.errors import PlanError, UserError
+from steptime.estimate.machine import machine_of
+from steptime.estimate.result import Estimate
+from steptime.hardware import load_cluster
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.plans import Plans
+from steptime.plan.recompute import recompute_code
+from steptime.plan.rows import Row
+from steptime.surface.api import estimate, plan
+from steptime.surface.models import load_model
+
+H100 = load_cluster("dgx-h100")
+SETTING: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 16, "optimizer": "adam"}
+
+
+def _rows(model: str = "llama-3.1-8b", dtype: str = "bf16", seq: int = 4096, attention: str | None = None,
+          degrees: dict[str, Any] | None = None, **job: Any) -> dict[str, Row]:  # fmt: skip
+    precision = PRECISIONS[dtype].attending_in(attention) if attention else PRECISIONS[dtype]
+    made = Job(model=load_model(model), gpus=8, global_batch=16, seq_len=seq, precision=precision,
+               optimizer=OPTIMIZERS["adam"], **job)  # fmt: skip
+    plans = Plans(**{"dp": 8, **(degrees or {})})
+    return {row.name: row for row in CORRECTED.strategies["context"].block(made, plans).layer}
+
+
+def _step(dtype: str = "bf16", framework: str | None = None, **choices: Any) -> Estimate:
+    plan = {"micro_batch": 1, "recompute": "full", **choices}
+    return estimate("llama-3.1-8b", plan=plan, dtype=dtype, framework=framework, **SETTING)
+
+
+def _pairs(row: Row) -> float:
+    """(query, key) pairs of a kernel."""
+    return float(row.shape["pairs"])
+
+
+def _moved(row: Row) -> tuple[float, float]:
+    return float(row.shape["read_bytes"]), float(row.shape["written_bytes"])
+
+
+def test_a_token_attends_to_those_of_its_document_alone():
+    whole, packed = _rows()["fused_attention"], _rows(document_length=256.0)["fused_attention"]
+    pairs, of_documents = 4096 * 4097 / 2, 16 * 256 * 257 / 2
+    assert _pairs(packed) / _pairs(whole) == pytest.approx(of_documents / pairs)
+
+
+@pytest.mark.parametrize("length", [4096.0, 1e6])
+def test_a_document_as_long_as_the_sequence_is_the_sequence(length):
+    assert _rows(document_length=length) == _rows()
+
+
+def test_a_window_longer_than_a_document_hides_nothing():
+    without = _rows("mistral-7b", seq=32768, document_length=1024.0)
+    assert set(without) & {"fused_attention", "windowed_attention"} == {"fused_attention"}
+    assert "windowed_attention" in _rows("mistral-7b", seq=32768)
+
+
+def test_shorter_documents_never_take_longer():
+    times = [_step(document_length=length).step_time_s for length in (64.0, 200.0, 1000.0, 4000.0, 8192.0)]
+    assert times == sorted(times) and times[0] < times[-1] == _step().step_time_s
+
+
+def test_unfused_attention_computes_what_its_mask_hides():
+    assert _step(attention="unfused", document_length=200.0).step_time_s == _step(attention="unfused").step_time_s
+
+
+def test_documents_are_split_like_sequences_over_context_ranks():
+    degrees = {"dp": 4, "cp": 2}
+    one, two = _rows(document_length=256.0), _rows(document_length=256.0, degrees=degrees)
+    assert _pairs(two["fused_attention"]) == pytest.approx(_pairs(one["fused_attention"]) / 2)
+
+
+def test_attention_in_fp8_leaves_products_that_stay_wide_alone():
+    own, wide = PRECISIONS["fp8-te"].attending_in("fp8"), PRECISIONS["fp8-te"]
+    machines = [machine_of(H100, 8, p, lone_rank_has_all_links=True, calibrated=False) for p in (own, wide)]
+    assert own.wide_dtype == wide.wide_dtype == "bf16"
+    assert machines[0].attention_flops_per_s == pytest.approx(2 * machines[1].attention_flops_per_s, rel=1e-3)
+    rates = [m.attention_flops_per_s * m.wide_share for m in machines]
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_attention_in_fp8_reads_its_inputs_once_more():
+    found = _rows(dtype="fp8-te", attention="fp8")
+    assert "attention_quantise" not in _rows(dtype="fp8-te")
+    inputs, gradient = found["attention_quantise"], found["attention_quantise_gradient"]
+    elements = 4096 * 128 * (32 + 8 + 8)
+    assert (inputs.operator, *_moved(inputs)) == ("move_forward", 2.0 * elements, 1.0 * elements)
+    assert (gradient.operator, *_moved(gradient)) == ("move_backward", 2.0 * 4096 * 4096, 1.0 * 4096 * 4096)
+
+
+def test_long_sequences_are_faster_with_attention_in_fp8():
+    longer = {"dtype": "fp8-te", "seq": 65536, "plan": {"micro_batch": 1, "recompute": "full", "cp": 2}}
+    plain = estimate("llama-3.1-8b", **{**SETTING, **longer})
+    eighth = estimate("llama-3.1-8b", **{**SETTING, **longer, "plan": {**longer["plan"], "attention_dtype": "fp8"}})
+    assert eighth.step_time_s < plain.step_time_s
+    assert eighth.plan["attention_dtype"] == "fp8" and "attention_dtype" not in plain.plan
+
+
+def test_inputs_that_are_made_again_are_quantised_again():
+    code = recompute_code("up_projection")
+    rows = _rows("deepseek-v3", dtype="fp8-te", attention="fp8", degrees={"recompute": code})
+    assert float(rows["attention_quantise"].recomputed) == 1.0
+
+
+def test_a_step_that_is_one_graph_waits_for_no_host():
+    plain, graph = (_step(framework="megatron-core", graphs=words) for words in ("none", "step"))
+    assert any(name.startswith("host/") for name in plain.time) and plain.step_time_s > graph.step_time_s
+    assert not any(name.startswith("host/") and value for name, value in graph.time.items())
+    assert graph.peak_memory_bytes == plain.peak_memory_bytes
+    rest = [{name: v for name, v in e.time.items() if name.startswith("compute/")} for e in (plain, graph)]
+    assert rest[0] == rest[1]
+
+
+@pytest.mark.parametrize(
+    ("choices", "dtype", "words"),
+    [
+        ({"attention_dtype": "fp8", "attention": "unfused"}, "bf16", "attention unfused has no such kernel"),
+        ({"attention_dtype": "fp8"}, "fp32", "inputs of more than 16 bits"),
+        ({"attention_dtype": "fp4"}, "bf16", "there is no attention_dtype 'fp4'"),
+        ({"graphs": "layer"}, "bf16", "there is no graphs 'layer'"),
+        ({"document_length": 0.5}, "bf16", "document_length"),
+    ],
+)
+def test_choices_without_a_meaning_are_refused(choices, dtype, words):
+    with pytest.raises(UserError, match=words):
+        _step(dtype, **choices)
+
+
+def test_a_device_without_the_format_says_so():
+    with pytest.raises(UserError, match="no matrix rate for fp8"):
+        estimate("llama-3.1-8b", plan={"attention_dtype": "fp8"}, **{**SETTING, "cluster": "dgx-a100"}, dtype="bf16")
+
+
+def test_a_search_takes_them_for_all_candidates():
+    fixed = {"graphs": "step", "document_length": 200.0, "attention_dtype": "fp8"}
+    found = plan("llama-3.1-8b", **SETTING, dtype="fp8-te", fix=fixed, framework="megatron-core", top=3)
+    free = plan("llama-3.1-8b", **SETTING, dtype="fp8-te", framework="megatron-core", top=3)
+    assert all({name: e.plan[name] for name in fixed} == fixed for e in found.plans)
+    assert found.plans[0].step_time_s < free.plans[0].step_time_s
+    again = estimate("llama-3.1-8b", plan=found.plans[0].plan, **SETTING, dtype="fp8-te", framework="megatron-core")
+    assert again.step_time_s == pytest.approx(found.plans[0].step_time_s)
+
+
+def test_a_precision_attends_in_another_format_without_changing_what_is_kept():
+    own = PRECISIONS["bf16"].attending_in("fp8")
+    assert replace(own, attention_dtype="bf16") == PRECISIONS["bf16"]
+    with pytest.raises(PlanError):
+        _step("fp32", attention_dtype="fp8")

@@ -1,0 +1,82 @@
+"""Settings that tables of published results leave out and the scripts behind them state."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from steptime.study.measured import recipes
+from steptime.study.measured.canonical import dtype_name, recomputation, sharding
+from steptime.study.measured.columns import FURTHER, OTHER_NAMES
+from steptime.study.measured.meaning import attention_dtype_called, context_called, gradients_called, graphs_called
+from steptime.study.measured.read import TableRow
+from steptime.study.measured.reading import runs_of
+from steptime.study.measured.tables import table
+
+TABLE = table("recipes")["recipe"]
+MEANT = {
+    "recompute": recomputation, "zero_stage_or_fsdp": sharding, "graphs": graphs_called, "context": context_called,
+    "attention_dtype": attention_dtype_called, "gradient_dtype": gradients_called,
+    "dtype": lambda text: dtype_name(text).precisions,
+}  # fmt: skip
+
+
+def _filled(**cells: str) -> TableRow:
+    return recipes.with_recipe(TableRow(1, cells))
+
+
+@pytest.mark.parametrize("recipe", TABLE, ids=lambda r: " ".join(r.get(k, "") for k in ("source", "model", "gpu")))
+def test_every_entry_names_columns_and_says_what_is_understood(recipe):
+    conditions = {name: pattern for name, pattern in recipe.items() if name not in recipes.MEANT}
+    columns = {*OTHER_NAMES, *FURTHER}
+    assert conditions.keys() <= columns and all(re.compile(pattern) for pattern in conditions.values())
+    given = {**recipe.get("fill", {}), **recipe.get("instead", {})}
+    assert given and given.keys() <= columns
+    for column, text in given.items():
+        assert MEANT[column](text) if column in MEANT else True, (column, text)
+        assert column not in ("tp", "pp", "cp", "ep", "vpp", "micro_batch") or int(text) >= 1
+
+
+def test_no_entry_gives_a_measurement_or_the_size_of_a_job():
+    given = {name for recipe in TABLE for part in ("fill", "instead") for name in recipe.get(part, {})}
+    assert not {name for name in given if name.startswith(("metric", "derived"))}
+    assert not given & {"gpu", "n_gpus", "seq_len", "global_batch_sequences", "layers", "hidden"}
+
+
+def test_what_a_row_says_stays():
+    said = _filled(source_key="mlperf", model="Llama2-70B LoRA", gpu="H100", recompute="full", dtype="BF16")
+    assert (said.text("recompute"), said.text("dtype")) == ("full", "BF16")
+    assert said.text("attention_dtype") == "fp8"
+
+
+def test_of_entries_that_hold_the_first_that_has_a_cell_counts():
+    newest = _filled(source_key="mlperf", model="LoRA", gpu="H100", source="training_results_v5.0 X")
+    older = _filled(source_key="mlperf", model="LoRA", gpu="H100", source="training_results_v4.0 X")
+    assert (newest.text("context"), newest.text("graphs"), older.text("context")) == ("ulysses", "step", "")
+    assert newest.text("dtype") == older.text("dtype") == "FP8", "from an entry further down"
+
+
+def test_a_script_takes_the_place_of_what_its_table_says_wrongly():
+    cells = {"source_key": "tpu-recipes", "model": "GPT3-175B", "dtype": "BF16"}
+    assert _filled(**cells, gpu="TPU v5p").text("dtype") == "int8"
+    assert _filled(**cells, gpu="TPU v6e").text("dtype") == "BF16"
+
+
+def test_other_frameworks_and_other_sources_are_left_alone():
+    assert _filled(framework="PaxML", model="GPT3-175B").text("recompute") == "full"
+    assert _filled(framework="Megatron-LM", model="GPT3-175B").text("recompute") == ""
+    row = TableRow(1, {"source_key": "mine", "model": "Llama2-70B LoRA", "gpu": "H100"})
+    assert recipes.with_recipe(row) is row
+
+
+def test_a_run_has_the_settings_of_its_script():
+    cells = {
+        "source_key": "mlperf", "source": "training_results_v5.0 NVIDIA", "model": "Llama2-70B LoRA (MLPerf)",
+        "gpu": "H100-SXM-80GB", "n_gpus": "8", "framework": "Megatron-Core", "workload": "LoRA", "seq_len": "8192",
+        "layers": "80", "hidden": "8192", "ffn_hidden": "28672", "heads": "64", "kv_heads": "8", "vocab": "32000",
+        "gated_mlp": "True", "global_batch_sequences": "8", "metric_step_time_s": "3.0",
+    }  # fmt: skip
+    (run,) = runs_of([TableRow(2, cells)]).runs
+    assert (run.attention_dtype, run.context, run.graphs) == ("fp8", "ulysses", "step")
+    assert run.precisions == ("fp8",) and run.recompute is not None and run.recompute.kind == "none"
