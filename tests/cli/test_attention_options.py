@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from fake_api import Run
@@ -27,6 +28,15 @@ def test_an_estimate_and_a_search_record_them(run: Run) -> None:
     fixed = [f"{name}={value}" for name, value in IN_JSON.items()]
     arguments = [word for one in fixed for word in ("--fix", one)]
     assert json.loads(run(*PLAN, *arguments, "--top", "2", "--json").stdout)["plans"] == found
+
+
+def test_a_file_may_say_what_an_option_may(run: Run, tmp_path: Path) -> None:
+    text = 'model = "llama-3.1-8b"\ncluster = "dgx-h100"\ngpus = 8\nglobal_batch = 16\nseq = 65536\n[plan]\ncp = 2\n'
+    (tmp_path / "run.toml").write_text(text + "document_length = 16384\n")
+    plan = json.loads(run("estimate", str(tmp_path / "run.toml"), "--json").stdout)["plan"]
+    assert plan["document_length"] == 16384
+    (tmp_path / "run.toml").write_text(text + "document_length = 1e9\n")
+    assert "less than or equal to 100000000" in run("estimate", str(tmp_path / "run.toml")).stderr
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def cases(
         exchange_once=draw(st.booleans()), separate_kernels=draw(st.booleans()),
         copied_parameters=draw(st.booleans()), complex_rope=draw(st.booleans()),
         triangular_softmax=draw(st.booleans()), one_pass_norms=draw(st.booleans()),
+        asynchronous_tp=draw(st.booleans()),
         fused_copies=frozenset(draw(st.sets(st.sampled_from(COPIES)))),
         unfused_copies=frozenset(draw(st.sets(st.sampled_from(COPIES)))),
         framework=IDEAL if method is PUBLISHED else draw(st.sampled_from([IDEAL, HARSH])),

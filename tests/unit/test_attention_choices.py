@@ -50,6 +50,8 @@ def test_a_token_attends_to_those_of_its_document_alone():
     whole, packed = _rows()["fused_attention"], _rows(document_length=256.0)["fused_attention"]
     pairs, of_documents = 4096 * 4097 / 2, 16 * 256 * 257 / 2
     assert _pairs(packed) / _pairs(whole) == pytest.approx(of_documents / pairs)
+    kernel = {name: float(packed.shape[name]) for name in ("batch", "queries", "seen_keys", "causal")}
+    assert kernel == {"batch": 16.0, "queries": 256.0, "seen_keys": 256.0, "causal": 1.0}
 
 
 @pytest.mark.parametrize("length", [4096.0, 1e6])
@@ -61,6 +63,14 @@ def test_a_window_longer_than_a_document_hides_nothing():
     without = _rows("mistral-7b", seq=32768, document_length=1024.0)
     assert set(without) & {"fused_attention", "windowed_attention"} == {"fused_attention"}
     assert "windowed_attention" in _rows("mistral-7b", seq=32768)
+
+
+def test_a_plan_records_documents_only_where_they_are_shorter_than_the_sequence():
+    assert [_step(document_length=n).plan.get("document_length") for n in (200.0, 8192.0, 9000.0)] == [
+        200.0,
+        None,
+        None,
+    ]
 
 
 def test_shorter_documents_never_take_longer():
@@ -110,8 +120,9 @@ def test_inputs_that_are_made_again_are_quantised_again():
     assert float(rows["attention_quantise"].recomputed) == 1.0
 
 
-def test_a_step_that_is_one_graph_waits_for_no_host():
-    plain, graph = (_step(framework="megatron-core", graphs=words) for words in ("none", "step"))
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_step_that_is_one_graph_waits_for_no_host(stages):
+    plain, graph = (_step(framework="megatron-core", graphs=words, pp=stages) for words in ("none", "step"))
     assert any(name.startswith("host/") for name in plain.time) and plain.step_time_s > graph.step_time_s
     assert not any(name.startswith("host/") and value for name, value in graph.time.items())
     assert graph.peak_memory_bytes == plain.peak_memory_bytes
@@ -127,6 +138,7 @@ def test_a_step_that_is_one_graph_waits_for_no_host():
         ({"attention_dtype": "fp4"}, "bf16", "there is no attention_dtype 'fp4'"),
         ({"graphs": "layer"}, "bf16", "there is no graphs 'layer'"),
         ({"document_length": 0.5}, "bf16", "document_length"),
+        ({"document_length": 10**400}, "bf16", "is not a number"),
     ],
 )
 def test_choices_without_a_meaning_are_refused(choices, dtype, words):

@@ -6,12 +6,20 @@ import re
 
 import pytest
 
+from steptime.plan.job import PRECISIONS
 from steptime.study.measured import recipes
 from steptime.study.measured.canonical import dtype_name, recomputation, sharding
 from steptime.study.measured.columns import FURTHER, OTHER_NAMES
-from steptime.study.measured.meaning import attention_dtype_called, context_called, gradients_called, graphs_called
+from steptime.study.measured.meaning import (
+    attention_dtype_called,
+    context_called,
+    gradients_called,
+    graphs_called,
+    precision_called,
+)
 from steptime.study.measured.read import TableRow
 from steptime.study.measured.reading import runs_of
+from steptime.study.measured.reasons import Flag
 from steptime.study.measured.tables import table
 
 TABLE = table("recipes")["recipe"]
@@ -55,6 +63,8 @@ def test_of_entries_that_hold_the_first_that_has_a_cell_counts():
     older = _filled(source_key="mlperf", model="LoRA", gpu="H100", source="training_results_v4.0 X")
     assert (newest.text("context"), newest.text("graphs"), older.text("context")) == ("ulysses", "step", "")
     assert newest.text("dtype") == older.text("dtype") == "FP8", "from an entry further down"
+    again = {gpu: _filled(source_key="mlperf", model="LoRA", gpu=gpu).text("recompute") for gpu in ("MI300X", "MI325X")}
+    assert again == {"MI300X": "full, every 4th layer", "MI325X": "none"}
 
 
 def test_a_script_takes_the_place_of_what_its_table_says_wrongly():
@@ -80,3 +90,40 @@ def test_a_run_has_the_settings_of_its_script():
     (run,) = runs_of([TableRow(2, cells)]).runs
     assert (run.attention_dtype, run.context, run.graphs) == ("fp8", "ulysses", "step")
     assert run.precisions == ("fp8",) and run.recompute is not None and run.recompute.kind == "none"
+    assert Flag.SCRIPT in run.flags and run.supports_claim
+    (printed,) = runs_of([TableRow(2, cells)], scripts=False).runs
+    assert (printed.attention_dtype, printed.recompute) == (None, None) and Flag.SCRIPT not in printed.flags
+    (own,) = runs_of([TableRow(2, {**cells, "source_key": "mine"})]).runs
+    assert Flag.SCRIPT not in own.flags
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "flag"),
+    [
+        ("attention_dtype", "int8", Flag.TEXT_UNREAD), ("attention_dtype", "bf16", None),
+        ("context", "zigzag", Flag.TEXT_UNREAD), ("context", "p2p", None), ("gradient_dtype", "fp64", Flag.TEXT_UNREAD),
+        ("graphs", "true", Flag.TEXT_UNREAD), ("graphs", "no full iteration graphs", None),
+        ("graphs", "attn, moe_router", None), ("graphs", "full", None),
+        ("document_length", "-5", Flag.CELL_UNREAD), ("document_length", "0.2", Flag.CELL_UNREAD),
+        ("document_length", "200", None), ("expert_capacity", "1.25", Flag.CELL_UNREAD),
+    ],
+)  # fmt: skip
+def test_choices_that_cannot_be_read_are_doubts_of_the_row(column, text, flag):
+    cells = {
+        "model": "llama2-7b", "gpu": "H100", "n_gpus": "8", "seq_len": "4096", "global_batch_sequences": "64",
+        "dtype": "bf16", "metric_step_time_s": "3.0", column: text,
+    }  # fmt: skip
+    (run,) = runs_of([TableRow(2, cells)]).runs
+    assert run.flags & {Flag.TEXT_UNREAD, Flag.CELL_UNREAD} == (set() if flag is None else {flag})
+    assert (run.graphs == "step") == (text == "full")
+
+
+def test_a_format_that_the_device_or_the_training_has_not_is_not_taken():
+    cells = {
+        "model": "llama2-7b", "n_gpus": "8", "seq_len": "4096", "global_batch_sequences": "64",
+        "metric_step_time_s": "3.0", "attention_dtype": "fp8",
+    }  # fmt: skip
+    old, new = (runs_of([TableRow(2, {**cells, "gpu": gpu, "dtype": "bf16"})]).runs[0] for gpu in ("A100", "H100"))
+    assert (old.attention_dtype, Flag.CELL_UNREAD in old.flags) == (None, True)
+    assert (new.attention_dtype, Flag.CELL_UNREAD in new.flags) == ("fp8", False)
+    assert precision_called("fp32", "", "fp8") == PRECISIONS["fp32"]

@@ -12,7 +12,7 @@ from steptime.estimate.kernels import Timed, called_once, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import OPERATORS
-from steptime.num import Num, where
+from steptime.num import Num, maximum, where
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.plans import Plans
 from steptime.plan.quantise import NARROW
@@ -75,8 +75,11 @@ class PhaseTime(NamedTuple):
     @property
     def beside_s(self) -> Num:
         """Part of the row's own time beside which its transfers may run; of a blocked product all of it."""
-        share = self.row.overlaps if self.row.panels is None else 1.0
-        return share * self.own_s
+        if self.row.panels is not None:
+            return self.own_s
+        if self.phase == BACKWARD:
+            return maximum(self.row.overlaps, self.row.overlaps_backward) * self.own_s
+        return self.row.overlaps * self.own_s
 
 
 def factor_of(kind: str, narrow: bool, framework: Framework) -> Num:
@@ -90,9 +93,10 @@ def kind_of(row: Row) -> str:
     return OPERATORS[row.operator].kind
 
 
-def hides(row: Row) -> bool:
-    """Whether transfers of a row may run beside its own work."""
-    return row.panels is not None or not isinstance(row.overlaps, float) or row.overlaps > 0
+def hides(row: Row, phase: str) -> bool:
+    """Whether transfers of a row may run beside its own work in a phase."""
+    shares = (row.overlaps, row.overlaps_backward) if phase == BACKWARD else (row.overlaps,)
+    return row.panels is not None or any(not isinstance(share, float) or share > 0 for share in shares)
 
 
 def shown_s(time: PhaseTime, framework: Framework = IDEAL) -> Iterator[Num]:
@@ -105,15 +109,18 @@ def shown_s(time: PhaseTime, framework: Framework = IDEAL) -> Iterator[Num]:
         left_s = shown_beside_s(left_s, covered_s)
 
 
-def _transfer_times(row: Row, transfers: Iterable[Transfer], plans: Plans, machine: Machine) -> Iterator[TransferTime]:
+def _transfer_times(
+    row: Row, phase: str, transfers: Iterable[Transfer], plans: Plans, machine: Machine
+) -> Iterator[TransferTime]:
     panels = 1 if row.panels is None else row.panels
     for transfer in transfers:
         if plans.is_alone(transfer.axis):
             continue
         one_s = collective_time_s(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / panels)
-        covered_s = one_s * panels if hides(row) else 0.0
+        covered_s = one_s * panels if hides(row, phase) else 0.0
         if row.overlaps_near:
-            covered_s = where(plans.is_near(transfer.axis), covered_s, 0.0)
+            anywhere = row.overlaps_backward if phase == BACKWARD else 0.0
+            covered_s = where(plans.is_near(transfer.axis) | (anywhere > 0), covered_s, 0.0)
         yield TransferTime(transfer, one_s if row.panels is None else one_s * (panels + 1), covered_s, one_s)
 
 
@@ -147,7 +154,7 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     return PhaseTime(
         row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute,
         timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
-        transfers=tuple(_transfer_times(row, sent, plans, machine)) if sent else (),
+        transfers=tuple(_transfer_times(row, phase, sent, plans, machine)) if sent else (),
         issued=row.issued if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
     )  # fmt: skip
 

@@ -148,7 +148,7 @@ def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:
             axis = each.transfer.axis
             links[axis] = links.get(axis, 0.0) + (each.busy_s - each.covered_s)
             busy[axis] = busy.get(axis, 0.0) + each.busy_s
-        if hides(time.row):
+        if hides(time.row, time.phase):
             beside[f"{time.phase}/{time.row.name}"] = _beside(time)
     return PhaseWork(
         matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0), attention_s=into.get("attention", 0.0),

@@ -215,9 +215,12 @@ class Habits:
     triangular_softmax: bool = False
     """The softmax of unfused causal attention reads half of the scores, those that no mask hides, and each once."""
 
+    asynchronous_tp: bool = False
+    """Backward, traffic over ``tp`` of a product that gathers its input runs beside its two products, each beside one
+    (:func:`steptime.plan.overlap.beside_gradients`)."""
+
     one_pass_norms: bool = False
-    """LayerNorm makes all gradients in one kernel that reads its input once (Apex's FastLayerNorm, Transformer Engine);
-    PyTorch's own reads it for each of them."""
+    """Backward, a LayerNorm reads its input once (Apex's FastLayerNorm, Transformer Engine), not for each result."""
 
     separate_kernels: bool = False
     """What others fuse has kernels of its own: a dropout, before the residual addition, and the scaling and masking of
@@ -297,7 +300,7 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
 _CONTEXT, _ALL = frozenset({"context"}), frozenset({"inputs", "context"})
 _CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, one_pass_norms=True)
 _LOCAL: Mapping[str, Any] = {"fused_copies": _ALL, "unfused_copies": _CONTEXT, "triangular_softmax": True}
-_MEGATRON = replace(_CORE, **_LOCAL)
+_MEGATRON = replace(_CORE, asynchronous_tp=True, **_LOCAL)
 _DEEPSPEED_2021 = Habits(
     kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}), **_LOCAL,
 )  # fmt: skip
@@ -313,7 +316,7 @@ HABITS: Mapping[str, Habits] = {
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
         _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
-        one_pass_norms=False,
+        one_pass_norms=False, asynchronous_tp=False,
     ),
     "megatron-core": replace(_CORE, exchange_once=True, overlap=frozenset({"dp", "tp", "ep"}),
                              parts="mlp", expert_parts="norm+activation+up_projection"),
@@ -372,6 +375,8 @@ is one sequence. BERT of DeepLearningExamples multiplies views and copies what i
 products of PyTorch copy what they read. What `scaled_dot_product_attention` returns has the layout of its queries.
 Megatron-LM's fused softmax of causal attention reads once what no mask hides (`scaled_upper_triang_masked_softmax`).
 Its norms are Apex's FastLayerNorm since the end of 2021 (`--no-persist-layer-norm` undoes it), of MegaScale assumed.
+Since then sums of gradients run beside products, in the order of launches that `CUDA_DEVICE_MAX_CONNECTIONS` 1 keeps;
+Megatron-Core, which asks for none of that on Blackwell, is taken to hide what `tp_comm_overlap` does and no more.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only

@@ -243,6 +243,9 @@ class Job:
     by kernels of their own; else one kernel drops and adds, and the softmax scales and masks."""
     triangular_softmax: bool = False
     """The softmax of unfused causal attention reads half of the scores; else all."""
+    asynchronous_tp: bool = False
+    """Backward, what a product gathers again of its input and the sum of its input's gradient over ``tp`` each run
+    beside one of its two products; else they show."""
     one_pass_norms: bool = False
     """The backward pass of a LayerNorm reads its input and its gradient once; else once for each of its results."""
     gradient_dtype: str | None = None
@@ -282,6 +285,7 @@ def with_habits(job: Job, framework: str) -> Job:
         copied_parameters=habits.copied_parameters, stops_early=habits.stops_early, complex_rope=habits.complex_rope,
         fused_copies=habits.fused_copies, unfused_copies=habits.unfused_copies,
         triangular_softmax=habits.triangular_softmax, one_pass_norms=habits.one_pass_norms,
+        asynchronous_tp=habits.asynchronous_tp,
         memory=memory_profile_of(framework),
         overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,

@@ -70,6 +70,8 @@ class Row:
     """Part of its own time behind which its transfers run; what they take longer is exposed."""
     overlaps_near: bool = False
     """Only those do whose ranks all share a fast domain."""
+    overlaps_backward: Num = 0.0
+    """The same of its backward time alone, wherever the ranks are."""
     share: Num = 1.0
     """Share of the layers that have the row (or how often a layer has it): times, kept bytes and weights count so
     often in a layer."""

@@ -24,11 +24,12 @@ class Way:
 
 
 SEEN: Final = "packaged"
+KNOWN: Final = "source_and_model"
 UNSEEN: Final = "each"
 #: Key -> way, the easiest question first.
 WAYS: Final = {
     SEEN: Way(title="frameworks of the package (most sources were in the fit)"),
-    "source_and_model": Way(title="source known, model not", leave_out="source_and_model"),
+    KNOWN: Way(title="source known, model not", leave_out=KNOWN),
     "model": Way(title="model not known, in ten parts", leave_out="model"),
     UNSEEN: Way(title="source not known", leave_out=UNSEEN),
     "unnamed": Way(title="source not known, framework not told", leave_out=UNSEEN, named=False),
@@ -44,13 +45,16 @@ class Board:
     targets: tuple[Reached, ...]
     reading: Mapping[str, Any]
     digest: str
+    as_printed: Mapping[str, float]
+    """Mean over sources of the errors, by way, of the same tables without what scripts say."""
 
 
-def board_of(reading: Reading, begun: Callable[[str], Progress | None] = lambda _: None) -> Board:
+def board_of(reading: Reading, printed: Reading, begun: Callable[[str], Progress | None] = lambda _: None) -> Board:
     """Predicts the runs in every way.
 
     Args:
         reading: the runs.
+        printed: the same without what the scripts behind them say.
         begun: called with the title of each way when it begins; gives the callback for its progress.
     """
     found = modelled(reading.runs)
@@ -62,7 +66,15 @@ def board_of(reading: Reading, begun: Callable[[str], Progress | None] = lambda 
         scores=scores, summaries={key: score.to_json() for key, score in scores.items()},
         targets=tuple(reached({key: score.scored for key, score in scores.items()})),
         reading=reading.to_json(), digest=frameworks_digest(),
+        as_printed={key: _mean_over_sources(printed, key, begun) for key in (KNOWN, UNSEEN)},
     )  # fmt: skip
+
+
+def _mean_over_sources(reading: Reading, key: str, begun: Callable[[str], Progress | None]) -> float:
+    title = f"{WAYS[key].title}, tables as printed"
+    score = score_reading(reading, leave_out=WAYS[key].leave_out, progress=begun(title))
+    error: float = score.to_json()["macro"]["mape"]
+    return error
 
 
 def frameworks_digest() -> str:

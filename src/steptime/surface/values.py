@@ -44,13 +44,21 @@ def number(field: str, value: Any, low: float, high: float, meaning: str) -> flo
     Raises:
         FieldError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not _fits(value):
         raise FieldError("", field, f"{shown(value)} is not a number", hint=meaning)
     if not low <= float(value) <= high:
         near = low if float(value) < low else high
         problem = f"{float(value):g} must lie from {low:g} to {high:g} ({meaning}); the nearest is {near:g}"
         raise FieldError("", field, problem)
     return float(value)
+
+
+def _fits(value: Any) -> bool:
+    """Whether a number is finite as a float; a whole number may be too large for one."""
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def text(field: str, value: Any) -> str:

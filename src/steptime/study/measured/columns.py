@@ -40,7 +40,7 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention_impl": ("attention",),
     "attention_dtype": ("dtype_of_attention",),
     "context": ("cp_comm_type", "context_exchange"),
-    "document_length": ("mean_document_length", "packed_document_length"),
+    "document_length": ("packed_document_length",),
     "expert_capacity": ("capacity_factor", "expert_capacity_factor", "moe_capacity_factor"),
     "gradient_dtype": ("grad_dtype", "gradients_dtype"),
     "graphs": ("cuda_graphs", "cuda_graph", "cuda_graph_impl"),

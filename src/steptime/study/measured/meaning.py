@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from steptime.plan.framework import habits_of
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Precision
+from steptime.plan.job import ATTENTION_DTYPES, OPTIMIZERS, PRECISIONS, Precision
 from steptime.plan.recompute import SELECTIVE, spelled_out
 from steptime.study.measured.canonical import dtype_name
 from steptime.study.measured.tables import framework_default
@@ -76,13 +76,21 @@ def selective(framework: str) -> str:
 def precision_called(precision: str, framework: str = "", attention_dtype: str | None = None) -> Precision:
     """The precision that :func:`recipe` names, with attention in a format of its own where the run states one."""
     found = PRECISIONS[recipe(precision, framework)]
-    return found if attention_dtype is None else found.attending_in(attention_dtype)
+    return found if attention_dtype is None or found.element_bytes > 2 else found.attending_in(attention_dtype)
 
 
 _CONTEXTS: Final = ((r"a2a|all[-_ ]?to[-_ ]?all|ulysses", "ulysses"), (r"p2p|ring", "ring"), (r"gather", "all_gather"))
 _DTYPES: Final = ((r"fp32|float32", "fp32"), (r"bf16|bfloat16", "bf16"), (r"fp16|float16|half", "fp16"))
-_GRAPHS: Final = ((r"step|iteration", "step"),)
-_ATTENTION_DTYPES: Final = ((r"fp8", "fp8"),)
+_GRAPHS: Final = (
+    (r"none|\bno\b|\bnot\b|off|false|^0$", "none"),
+    (r"step|iteration|^full$", "step"),
+    (r"local|transformer_engine|attn|moe|mlp|layer|block|partial", "none"),
+)
+_ATTENTION_DTYPES: Final = ((r"fp8|e4m3|e5m2", "fp8"), (r"16", "16"))
+_WORDS: Final = {
+    "context": _CONTEXTS, "gradient_dtype": _DTYPES, "graphs": _GRAPHS, "attention_dtype": _ATTENTION_DTYPES,
+}  # fmt: skip
+"""Columns of choices -> patterns of the words that are known."""
 
 
 def context_called(text: str) -> str | None:
@@ -118,7 +126,18 @@ def attention_dtype_called(text: str) -> str | None:
     >>> attention_dtype_called("FP8 forward and backward"), attention_dtype_called("bf16")
     ('fp8', None)
     """
-    return _first(_ATTENTION_DTYPES, text)
+    found = _first(_ATTENTION_DTYPES, text)
+    return found if found in ATTENTION_DTYPES else None
+
+
+def unknown_words(text: Callable[[str], str | None]) -> list[str]:
+    """Columns of choices whose text has no known word.
+
+    >>> unknown_words({"graphs": "true", "context": "zigzag", "attention_dtype": "bf16"}.get)
+    ['context', 'graphs']
+    """
+    said = {name: text(name) for name in _WORDS}
+    return [name for name, words in said.items() if words and _first(_WORDS[name], words) is None]
 
 
 def _first(rules: Sequence[tuple[str, str]], text: str) -> str | None:

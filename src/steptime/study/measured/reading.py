@@ -76,8 +76,11 @@ def read_runs(path: str | Path, load: ModelFile | None = None) -> Reading:
     return runs_of(read_rows(path), load)
 
 
-def runs_of(rows: list[TableRow], load: ModelFile | None = None) -> Reading:
-    """The runs of rows; a line that is repeated to the letter counts once."""
+def runs_of(rows: list[TableRow], load: ModelFile | None = None, *, scripts: bool = True) -> Reading:
+    """The runs of rows; a line that is repeated to the letter counts once.
+
+    ``scripts``: with what the scripts behind published results set (:mod:`steptime.study.measured.recipes`).
+    """
     runs: list[MeasuredRun] = []
     skipped: list[Skipped] = []
     seen: set[tuple[tuple[str, str], ...]] = set()
@@ -88,7 +91,9 @@ def runs_of(rows: list[TableRow], load: ModelFile | None = None) -> Reading:
             if content in seen:
                 raise RowProblem(Reason.DUPLICATE)
             seen.add(content)
-            run = run_of(with_recipe(row), load)
+            told = with_recipe(row) if scripts else row
+            run = run_of(told, load)
+            run = run if told is row else replace(run, flags=run.flags | {Flag.SCRIPT})
         except RowProblem as problem:
             skipped.append(_skipped(row, problem.reason, problem.detail))
             continue

@@ -60,6 +60,7 @@ class Flag(StrEnum):
     LOW_TRUST = "the source or its reader doubts the number"
     FROM_MEMORY = "figures partly from memory"
     ROW_ID_REPEATED = "another row has the same row_id"
+    SCRIPT = "settings from the script behind the source"
     COMPUTED = "times of equal runs lie on one exact line: computed, not measured"
 
 

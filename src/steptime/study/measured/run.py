@@ -31,6 +31,7 @@ from steptime.study.measured.meaning import (
     graphs_called,
     optimizer_called,
     selective,
+    unknown_words,
 )
 from steptime.study.measured.metrics import (
     MEMORY,
@@ -174,6 +175,7 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     shard = sharding(row.text("zero_stage_or_fsdp"))
     said = _attention(row)
     attention = attention_kernel(said)
+    further = _choices(row, device, experts=arch.spec.experts is not None)
     _doubts(row, shard, recompute, attention, flags)
     return MeasuredRun(
         line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row),
@@ -183,24 +185,35 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
         device=device, gpus=gpus, gpus_per_node=per_node, internode=row.text("internode"),
         internode_Bps=network_Bps(row.text("internode"), per_node), precisions=dtype.precisions, seq_len=seq_len,
         global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
-        accumulation=schedule.accumulation, sharding=shard, sequence_parallel=row.flag("sequence_parallel"),
-        recompute=recompute, attention=attention, kernel=fused_kernel(said),
-        time=time, memory=memory, flags=frozenset(flags | arch.flags), qc_flags=row.text("qc_flags"),
-        notes=row.text("notes"), **_choices(row, experts=arch.spec.experts is not None),
+        accumulation=schedule.accumulation, sharding=shard, recompute=recompute, attention=attention,
+        kernel=fused_kernel(said), time=time, memory=memory, flags=frozenset(flags | arch.flags),
+        qc_flags=row.text("qc_flags"), notes=row.text("notes"), **further,
     )  # fmt: skip
 
 
-def _choices(row: TableRow, *, experts: bool) -> dict[str, Any]:
+def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
     """What a row may say beyond sizes, degrees and recomputation."""
     capacity = _between(row, "expert_capacity", 0.01, 1e4)
+    if capacity is not None and not experts:
+        row.note("expert_capacity")
     return {
+        "sequence_parallel": row.flag("sequence_parallel"),
         "offload": offloaded(row.text("offload"), row.text("source")),
-        "attention_dtype": attention_dtype_called(row.text("attention_dtype")),
+        "attention_dtype": _own_format(row, device),
         "context": context_called(row.text("context")),
         "gradient_dtype": gradients_called(row.text("gradient_dtype")), "graphs": graphs_called(row.text("graphs")),
         "document_length": _between(row, "document_length", 1.0, 1e9),
         "expert_capacity": capacity if experts else None,
     }  # fmt: skip
+
+
+def _own_format(row: TableRow, device: str) -> str | None:
+    """Format of attention's products; one that the device has no rate for counts as unread."""
+    dtype = attention_dtype_called(row.text("attention_dtype"))
+    if dtype is None or catalogue_device(device).matrix_rate(dtype) is not None:
+        return dtype
+    row.note("attention_dtype")
+    return None
 
 
 def _between(row: TableRow, name: str, low: float, high: float) -> float | None:
@@ -285,7 +298,7 @@ def _doubts(
 ) -> None:
     """Flags that the table's own remarks give."""
     settings = {"zero_stage_or_fsdp": shard, "recompute": recompute, "attention_impl": attention}
-    if any(value is None and row.text(name) for name, value in settings.items()):
+    if any(value is None and row.text(name) for name, value in settings.items()) or unknown_words(row.text):
         flags.add(Flag.TEXT_UNREAD)
     if set(row.unread) - {MEMORY}:
         flags.add(Flag.CELL_UNREAD)

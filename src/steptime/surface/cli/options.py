@@ -155,7 +155,7 @@ Graphs = Annotated[
 ]
 AttentionDtype = Annotated[
     str | None,
-    typer.Option("--attention-dtype", help="fp8: attention computes in it; default as its inputs are."),
+    typer.Option("--attention-dtype", help="fp8: fused attention computes in it; default 16 bits."),
 ]
 DocumentLength = Annotated[
     float | None,

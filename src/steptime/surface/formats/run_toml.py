@@ -41,7 +41,6 @@ Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Words = Annotated[Word, BeforeValidator(_joined)]
 """Words joined by commas, as options have them; or a list of words."""
-Positive = Annotated[float, Field(gt=0, le=1e4)]
 
 
 class _Table(BaseModel):
@@ -54,7 +53,7 @@ def _value(name: str) -> Any:
     if isinstance(key, Count):
         return Annotated[int, Field(ge=key.low, le=key.high)]
     if isinstance(key, Ratio):
-        return Positive
+        return Annotated[float, Field(gt=0, le=key.high)]
     if name in SEVERAL:
         return Words
     return Any if name == "sp" else Word

@@ -47,6 +47,7 @@ HABITS: Final = {
     "fused_copies": "what fused attention copies to other layouts",
     "unfused_copies": "likewise where it is not fused",
     "triangular_softmax": "unfused causal softmax reads half of the scores",
+    "asynchronous_tp": "tp traffic of gradients runs beside products",
     "one_pass_norms": "backward, a LayerNorm reads its input once",
     "complex_rope": "rotary embeddings multiply complex numbers, unfused",
     "fp8": "recipe that FP8 means without further words",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from steptime.study.measured.computed import EXACT
+from steptime.study.measured.reasons import Flag
 from steptime.study.measured.targets import CLAIMS, Reached
 from steptime.surface.report.error_tables import error_cells, error_head, largest_groups
 from steptime.surface.report.score_runs import MEMORY, TIME
@@ -56,6 +57,16 @@ def claims_line(board: Board) -> str:
              for key, found in board.summaries.items()]  # fmt: skip
     rows = board.summaries[SEEN]["time_supporting_claims"]["rows"]
     return f"On the {rows} rows that nothing speaks against: " + "; ".join(cells) + "."
+
+
+def scripts_line(board: Board) -> str:
+    """What the errors owe to settings that scripts state and tables do not."""
+    rows = board.reading["flags"].get(str(Flag.SCRIPT), 0)
+    errors = ", ".join(f"{WAYS[key].title}: {_cell(error)}" for key, error in board.as_printed.items())
+    return (
+        f"Settings of {rows} rows come from the scripts behind their sources ([Score](score.md#training-runs)). With "
+        f"the tables as they are printed the mean over sources is: {errors}."
+    )
 
 
 def computed_line(board: Board) -> str:
@@ -153,7 +164,7 @@ def page(board: Board) -> str:
         "again, because rows of one source err together. Mean over sources: of sources with ten rows or more, each "
         "counting once; without the largest: without the source that has most rows. Rank: median rank "
         "correlation over groups of five plans or more.",
-        ways_table(board), claims_line(board), computed_line(board),
+        ways_table(board), claims_line(board), scripts_line(board), computed_line(board),
         *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
         "## By source, not known to the fit", group_table(board, "by_source", "source"),
         f"## By GPU with {LEAST_OF_A_GPU} rows or more, source not known to the fit",
