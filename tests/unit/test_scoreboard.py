@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from steptime.study.measured import Reading, ScoredRun, read_runs
+from steptime.study.measured.aggregate import coverage_interval
 from steptime.study.measured.targets import CLAIMS, TARGETS, Target, Where, reached, to_json
-from steptime.surface.report.scoreboard import FIGURES, markdown, page, targets_table
+from steptime.surface.report.scoreboard import FIGURES, gpu_table, markdown, page, targets_table
 from steptime.surface.report.scoreboard_figures import write_figures
-from steptime.surface.scoreboard import SEEN, WAYS, Board, board_of, frameworks_digest
+from steptime.surface.scoreboard import SEEN, UNSEEN, WAYS, Board, board_of, frameworks_digest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("sc21", "korthikanti", "zero-bubble", "mt-nlg")
@@ -95,6 +96,20 @@ def test_the_page_says_what_the_board_has(board: Board) -> None:
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1, "every row has all columns"
     assert markdown(("a", "b"), [("x", "1")]).splitlines()[1] == "|---|--:|"
+
+
+def test_each_gpu_has_the_interval_that_its_sources_make(board: Board) -> None:
+    score = board.scores[UNSEEN]
+    moved = [replace(one, run=replace(one.run, device="h100-sxm")) if one.run.source_key == "sc21" else one
+             for one in score.scored]  # fmt: skip
+    changed = replace(score, scored=tuple(moved))
+    both = {SEEN: changed.to_json(), UNSEEN: changed.to_json()}
+    lines = gpu_table(replace(board, scores={UNSEEN: changed}, summaries=both)).splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines] == ["a100-sxm-80gb"], "22 rows are too few"
+    *_, interval, sources, _ = (cell.strip() for cell in lines[0].strip("|").split("|"))
+    own = [one for one in moved if one.run.device == "a100-sxm-80gb"]
+    ends = coverage_interval(own)
+    assert ends is not None and interval == " to ".join(f"{100 * end:.1f} %" for end in ends) and sources == "3"
 
 
 def test_ways_differ(board: Board) -> None:

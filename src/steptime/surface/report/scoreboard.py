@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from steptime.study.measured.aggregate import coverage_interval, covered
 from steptime.study.measured.computed import EXACT
 from steptime.study.measured.reasons import Flag
 from steptime.study.measured.targets import CLAIMS, Reached
@@ -80,13 +81,25 @@ def computed_line(board: Board) -> str:
     )
 
 
-def group_table(board: Board, name: str, title: str, least: int = 1) -> str:
+def group_table(board: Board, name: str, title: str) -> str:
     """Groups under the hardest way with a named framework, with the packaged error beside."""
     found, seen = board.summaries[UNSEEN][name], board.summaries[SEEN][name]
-    kept = {group: errors for group, errors in found.items() if errors["rows"] >= least}
     rows = [[group, *error_cells(errors, TIME), _cell(seen[group]["mape"])]
-            for group, errors in largest_groups(name, kept).items()]  # fmt: skip
+            for group, errors in largest_groups(name, found).items()]  # fmt: skip
     return markdown((title, *error_head(TIME), "mean, packaged"), rows)
+
+
+def gpu_table(board: Board) -> str:
+    """GPUs with enough rows, each with the interval of its coverage, which whole sources make."""
+    found, seen = board.summaries[UNSEEN]["by_gpu"], board.summaries[SEEN]["by_gpu"]
+    kept = {gpu: errors for gpu, errors in found.items() if errors["rows"] >= LEAST_OF_A_GPU}
+    rows = []
+    for gpu, errors in largest_groups("by_gpu", kept).items():
+        own = [each for each in board.scores[UNSEEN].scored if each.run.device == gpu]
+        interval, sources = coverage_interval(own), len(covered(own))
+        ends = f"{percent(interval[0])} to {percent(interval[1])}" if interval else "-"
+        rows.append([gpu, *error_cells(errors, TIME), ends, str(sources), _cell(seen[gpu]["mape"])])
+    return markdown(("GPU", *error_head(TIME), "interval of in band", "sources", "mean, packaged"), rows)
 
 
 def memory_table(board: Board) -> str:
@@ -168,7 +181,7 @@ def page(board: Board) -> str:
         *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
         "## By source, not known to the fit", group_table(board, "by_source", "source"),
         f"## By GPU with {LEAST_OF_A_GPU} rows or more, source not known to the fit",
-        group_table(board, "by_gpu", "GPU", LEAST_OF_A_GPU),
+        gpu_table(board),
         "## By number of GPUs, dtype and kind of model, source not known to the fit",
         group_table(board, "by_scale", "GPUs"), group_table(board, "by_dtype", "dtype"),
         group_table(board, "by_kind", "model"),
