@@ -164,15 +164,15 @@ def unlike_units(device: Device, other: Device, dtype: str) -> float:
 
 def _own_architecture(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
     """The weights of devices of the same architecture."""
-    kinds = {name: devices[name].architecture or name for name in weights}
-    return {name: weight for name, weight in weights.items() if kinds[name] == device.architecture}
+    return {name: w for name, w in weights.items() if (devices[name].architecture or name) == device.architecture}
 
 
 def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
     """Weights of devices of the same architecture; if there are none, of all, those of one architecture as one."""
+    if own := _own_architecture(device, weights, devices):
+        return own
     kinds = {name: devices[name].architecture or name for name in weights}
-    alike = {name: list(kinds.values()).count(kind) for name, kind in kinds.items()}
-    return _own_architecture(device, weights, devices) or {name: w / alike[name] for name, w in weights.items()}
+    return {name: weight / list(kinds.values()).count(kinds[name]) for name, weight in weights.items()}
 
 
 def _band(best: Curve, factor: float) -> tuple[float, float]:

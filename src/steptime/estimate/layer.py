@@ -75,11 +75,7 @@ class PhaseTime(NamedTuple):
     @property
     def beside_s(self) -> Num:
         """Part of the row's own time beside which its transfers may run; of a blocked product all of it."""
-        if self.row.panels is not None:
-            return self.own_s
-        if self.phase == BACKWARD:
-            return maximum(self.row.overlaps, self.row.overlaps_backward) * self.own_s
-        return self.row.overlaps * self.own_s
+        return _share_beside(self.row, self.phase) * self.own_s
 
 
 def factor_of(kind: str, narrow: bool, framework: Framework) -> Num:
@@ -95,8 +91,15 @@ def kind_of(row: Row) -> str:
 
 def hides(row: Row, phase: str) -> bool:
     """Whether transfers of a row may run beside its own work in a phase."""
-    shares = (row.overlaps, row.overlaps_backward) if phase == BACKWARD else (row.overlaps,)
-    return row.panels is not None or any(not isinstance(share, float) or share > 0 for share in shares)
+    share = _share_beside(row, phase)
+    return not isinstance(share, float) or share > 0
+
+
+def _share_beside(row: Row, phase: str) -> Num:
+    """Part of a row's own time in a phase beside which its transfers may run."""
+    if row.panels is not None:
+        return 1.0
+    return maximum(row.overlaps, row.overlaps_backward) if phase == BACKWARD else row.overlaps
 
 
 def shown_s(time: PhaseTime, framework: Framework = IDEAL) -> Iterator[Num]:

@@ -177,7 +177,7 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
     ),
     "dropout_add": (
         Use("dropout", _map(lambda s: (DROPOUT_FLOPS + 1) * s["elements"], _DROPOUT_ADD)),
-        Use("stream", _map(lambda s: 2 * s["elements"], _DROPOUT_ADD_BACKWARD)),
+        Use("stream", _map(lambda s: _E.dropout_add_flops(s["elements"]), _DROPOUT_ADD_BACKWARD)),
     ),
     "residual": (Use("stream", _map(_ELEMENTS, _RESIDUAL)), Use("stream", _map(_ELEMENTS, _RESIDUAL))),
     "bias": (Use("stream", _map(_ELEMENTS, _BIAS)), Use("stream", _map(_ELEMENTS, _BIAS))),

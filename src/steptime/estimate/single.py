@@ -223,7 +223,7 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         "schedule": "interleaved" if p.vpp > 1 else job.schedule,
         "attention": job.attention,
         **({"attention_dtype": dtype} if (dtype := job.precision.attention_dtype) in ATTENTION_DTYPES else {}),
-        **({} if (job.document_length or job.seq_len) >= job.seq_len else {"document_length": job.document_length}),
+        **({"document_length": job.document_length} if job.attended < job.seq_len else {}),
         **({} if job.graphs == "none" else {"graphs": job.graphs}),
         "overlap": sorted(job.overlap),
         **({"offload": sorted(job.offload)} if job.offload else {}),

@@ -92,12 +92,12 @@ def _quantised(s: Shape, heads: Heads) -> tuple[Row, ...]:
     if s.job.precision.attention_dtype not in ATTENTION_DTYPES:
         return ()
     read, written = s.element_bytes, ELEMENT_BYTES[s.job.precision.attention_dtype]
-    sizes = {"quantise": heads.kept_elements, "quantise_gradient": heads.rows * heads.value_dim}
-    operators = "move_forward", "move_backward"
-    return tuple(
-        move(f"attention_{name}", "attention", size * read, size * written, operator=operator)
-        for (name, size), operator in zip(sizes.items(), operators, strict=True)
-    )
+    inputs, gradient = heads.kept_elements, heads.rows * heads.value_dim
+    return (
+        move("attention_quantise", "attention", inputs * read, inputs * written, operator="move_forward"),
+        move("attention_quantise_gradient", "attention", gradient * read, gradient * written,
+             operator="move_backward"),
+    )  # fmt: skip
 
 
 def _copy(name: str, size: Num) -> Row:

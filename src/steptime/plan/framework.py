@@ -297,7 +297,7 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
     return KERNELS[kernel].get(architecture or "", 1.0)
 
 
-_CONTEXT, _ALL = frozenset({"context"}), frozenset({"inputs", "context"})
+_CONTEXT, _ALL = frozenset({"context"}), frozenset(COPIES)
 _CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, one_pass_norms=True)
 _LOCAL: Mapping[str, Any] = {"fused_copies": _ALL, "unfused_copies": _CONTEXT, "triangular_softmax": True}
 _MEGATRON = replace(_CORE, asynchronous_tp=True, **_LOCAL)

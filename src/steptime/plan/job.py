@@ -266,6 +266,11 @@ class Job:
         return sample_noun(self.seq_len, images=self.model.vision is not None)
 
     @property
+    def attended(self) -> float:
+        """Tokens that attend to each other: of a sequence, or of a document in one."""
+        return self.seq_len if self.document_length is None else min(self.seq_len, self.document_length)
+
+    @property
     def gradient_bytes(self) -> float:
         """Bytes of one gradient."""
         return self.precision.gradient_bytes if self.gradient_dtype is None else GRADIENT_BYTES[self.gradient_dtype]

@@ -58,8 +58,8 @@ RULES: Final = (
     OverlapRule(
         word="", traffic="backward: an input that a product gathers again over tp, and the sum of its gradient",
         stream="tensor parallel", beside="the products of the gradients, each transfer beside one of them",
-        wants="a framework with asynchronous_tp, tp not in overlap, tp above 1, attention or a dense MLP, strategy 1d "
-        "or context, a model by dimensions, trained weights, no zero-bubble schedule",
+        wants="a framework with asynchronous_tp, tp above 1, attention or a dense MLP, strategy 1d or context, a model "
+        "by dimensions, trained weights, no zero-bubble schedule",
         shares="what its kernels take of the products is in the factors of a framework",
         formula="collective.shown_beside_s",
     ),

@@ -20,8 +20,7 @@ class Shape:
         self.job, self.plans, self.model, self.axis = job, plans, model, sequence_axis
         self.element_bytes, self.mask_bytes = job.precision.element_bytes, job.precision.mask_bytes
         self.hidden, self.seq_len = model.hidden, job.seq_len
-        self.attended = job.seq_len if job.document_length is None else min(job.seq_len, job.document_length)
-        """Tokens that attend to each other: of a sequence, or of a document in one."""
+        self.attended = job.attended
         self.tp = plans.tp
         ranks: Num = getattr(plans, sequence_axis) if sequence_axis else 1
         self.local = ceil_div(job.seq_len, ranks)

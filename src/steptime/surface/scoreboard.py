@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from steptime.plan.framework_file import framework_path
 from steptime.study.measured import Reading
+from steptime.study.measured.aggregate import macro
 from steptime.study.measured.samples import Progress, modelled
 from steptime.study.measured.targets import Reached, reached
 from steptime.surface.measured_scoring import RunScore, score_reading
@@ -66,15 +67,17 @@ def board_of(reading: Reading, printed: Reading, begun: Callable[[str], Progress
         scores=scores, summaries={key: score.to_json() for key, score in scores.items()},
         targets=tuple(reached({key: score.scored for key, score in scores.items()})),
         reading=reading.to_json(), digest=frameworks_digest(),
-        as_printed={key: _mean_over_sources(printed, key, begun) for key in (KNOWN, UNSEEN)},
+        as_printed=_means_over_sources(printed, begun),
     )  # fmt: skip
 
 
-def _mean_over_sources(reading: Reading, key: str, begun: Callable[[str], Progress | None]) -> float:
-    title = f"{WAYS[key].title}, tables as printed"
-    score = score_reading(reading, leave_out=WAYS[key].leave_out, progress=begun(title))
-    error: float = score.to_json()["macro"]["mape"]
-    return error
+def _means_over_sources(reading: Reading, begun: Callable[[str], Progress | None]) -> dict[str, float]:
+    found, out = modelled(reading.runs), {}
+    for key in (KNOWN, UNSEEN):
+        progress = begun(f"{WAYS[key].title}, tables as printed")
+        score = score_reading(reading, leave_out=WAYS[key].leave_out, progress=progress, found=found)
+        out[key] = float(macro(score.scored)["mape"])
+    return out
 
 
 def frameworks_digest() -> str:

@@ -142,6 +142,16 @@ def dtype_name(text: str) -> DtypeName:
     return DtypeName(precisions=tuple(found if either else found[:1]), quantised_base=base)
 
 
+#: Recomputation of a measured run -> names of the plan's bits.
+RECOMPUTE: Final = {
+    "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
+    "norms": ("norm", "up_projection"), "modules": ("norm", "up_projection", "activation"),
+    "beside_attention": ("norm", "attention_out", "mlp", "experts"),
+    "beside_products": ("norm", "attention", "activation"),
+    "beside_projections": ("norm", "attention", "mlp", "experts"),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
     """What is computed again in the backward pass."""
@@ -157,8 +167,6 @@ class Recomputation:
 
 
 _EVERY: Final = re.compile(r"every[- ]?(other|\d+)|select\w*\W{1,3}(?:1/)?(\d{1,4})\b")
-_KINDS: Final = frozenset({"ops", "norms", "modules", "beside_products", "beside_projections", "beside_attention"})
-"""Kinds that a text may name as they are."""
 _BY_OPERATOR: Final = re.compile(r"\bops?\b|op[-_]level|op sac|by operator|toml default")
 
 
@@ -177,7 +185,7 @@ def recomputation(text: str, selective: str = "attention") -> Recomputation | No
     ['ops', 'ops', 'full']
     """
     low = text.lower()[:300]
-    if low.strip() in _KINDS:
+    if low.strip() in RECOMPUTE:
         return Recomputation(kind=low.strip())
     words = re.split(r"[\s+,/]+", low.strip())
     if all(word in MODULES for word in words):

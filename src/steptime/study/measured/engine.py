@@ -18,9 +18,8 @@ from steptime.plan.job import Job, Precision
 from steptime.plan.plans import Plans
 from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.candidates import candidates
-from steptime.study.measured.meaning import precision_called
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import job_of, plans_of
+from steptime.study.measured.setting import job_of, plans_of, precision_of
 
 EAGER: Final = 2.5
 """Traffic of norms, activations, rotary embeddings and adapters operator by operator, over that of fused kernels: about
@@ -114,8 +113,7 @@ def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:
 
 
 def _setting(run: MeasuredRun, found: Candidate) -> Setting:
-    own = run.attention_dtype if found.attention == "fused" else None
-    precision = precision_called(found.precision, run.framework, own)
+    precision = precision_of(run, found)
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
     return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,

@@ -15,9 +15,8 @@ from steptime.num import Array
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.plans import concatenate
 from steptime.study.measured.candidate import Candidate
-from steptime.study.measured.meaning import precision_called
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import job_of, plans_of
+from steptime.study.measured.setting import job_of, plans_of, precision_of
 
 UNFIT_WEIGHT: Final = 0.002
 """Least weight: the estimate may be wrong, or the run less usual than it seems."""
@@ -31,7 +30,8 @@ def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
     kinds = [(c.precision, c.attention, *sorted(c.offload)) for c in settings]
     for kind in sorted(set(kinds)):
         chosen = [i for i, each in enumerate(kinds) if each == kind]
-        job = job_of(run, settings[chosen[0]], precision_called(kind[0], run.framework, run.attention_dtype))
+        first = settings[chosen[0]]
+        job = job_of(run, first, precision_of(run, first))
         plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
         planned = planned_job(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
         out[chosen] = memory_constants().defined(peak_bytes(planned), communicators(plans), job.memory.name)["device"]

@@ -9,17 +9,9 @@ from typing import Final
 from steptime.plan.framework import habits_of
 from steptime.plan.job import ATTENTION_DTYPES, OPTIMIZERS, PRECISIONS, Precision
 from steptime.plan.recompute import SELECTIVE, spelled_out
-from steptime.study.measured.canonical import dtype_name
+from steptime.study.measured.canonical import RECOMPUTE, dtype_name
 from steptime.study.measured.tables import framework_default
 
-#: Recomputation of a measured run -> names of the plan's bits.
-RECOMPUTE: Final = {
-    "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
-    "norms": ("norm", "up_projection"), "modules": ("norm", "up_projection", "activation"),
-    "beside_attention": ("norm", "attention_out", "mlp", "experts"),
-    "beside_products": ("norm", "attention", "activation"),
-    "beside_projections": ("norm", "attention", "mlp", "experts"),
-}  # fmt: skip
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})

@@ -12,7 +12,7 @@ from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.canonical import catalogue_device
-from steptime.study.measured.meaning import modelled_optimizer, recomputed_parts
+from steptime.study.measured.meaning import modelled_optimizer, precision_called, recomputed_parts
 from steptime.study.measured.run import MeasuredRun
 
 #: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
@@ -68,6 +68,12 @@ def unhidden(run: MeasuredRun) -> frozenset[str]:
     """Axes whose traffic nothing hides, where the row says so: of ``tp`` and ``dp``."""
     said = _NO_OVERLAP.search(run.notes)
     return frozenset(said.group(1).lower().split("/")) & {"tp", "dp"} if said else frozenset()
+
+
+def precision_of(run: MeasuredRun, found: Candidate) -> Precision:
+    """The precision of a run under one setting, whatever its device; only fused attention has a format of its own."""
+    own = run.attention_dtype if found.attention == "fused" else None
+    return precision_called(found.precision, run.framework, own)
 
 
 def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:

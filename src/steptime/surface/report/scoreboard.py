@@ -44,10 +44,14 @@ def ways_table(board: Board) -> str:
             "coverage90_by_source_interval", "macro", "macro_without_dominant"))  # fmt: skip
         rows.append([
             WAYS[key].title, *error_cells(found["time"], TIME),
-            f"{percent(interval[0])} to {percent(interval[1])}" if interval else "-", _cell(macro["mape"]),
+            _ends(interval), _cell(macro["mape"]),
             _cell(rest["mape"]) if rest else "-", _plain(found["rank"]["median_spearman"]),
         ])  # fmt: skip
     return markdown(head, rows)
+
+
+def _ends(interval: Sequence[float] | None) -> str:
+    return f"{percent(interval[0])} to {percent(interval[1])}" if interval else "-"
 
 
 def claims_line(board: Board) -> str:
@@ -96,9 +100,8 @@ def gpu_table(board: Board) -> str:
     rows = []
     for gpu, errors in largest_groups("by_gpu", kept).items():
         own = [each for each in board.scores[UNSEEN].scored if each.run.device == gpu]
-        interval, sources = coverage_interval(own), len(covered(own))
-        ends = f"{percent(interval[0])} to {percent(interval[1])}" if interval else "-"
-        rows.append([gpu, *error_cells(errors, TIME), ends, str(sources), _cell(seen[gpu]["mape"])])
+        ends, sources = _ends(coverage_interval(own)), str(len(covered(own)))
+        rows.append([gpu, *error_cells(errors, TIME), ends, sources, _cell(seen[gpu]["mape"])])
     return markdown(("GPU", *error_head(TIME), "interval of in band", "sources", "mean, packaged"), rows)
 
 
