@@ -80,3 +80,37 @@ def neighbour(kind: str, i: int, chunk: int, stage: int, stages: int, chunks: in
     if 0 <= chunk + step < chunks:
         return (kind, i, chunk + step), stages - 1 - end
     return None if kind == "F" else (("F", i, chunk), stage)
+
+
+def order_of_dual_pipe(rank: int, ranks: int, count: int) -> list[tuple[Pass, ...]]:
+    """Passes of a rank of DualPipe, those that run beside each other as one (arXiv 2412.19437, figure 5).
+
+    Lower case is the direction that enters at the nearer end, upper case the other; ``b-`` puts off the gradients of
+    weights, for which ``w`` makes up. The passes of direction 0 have virtual stage 0, those of direction 1 have 1.
+    """
+    outward = min(rank, ranks - 1 - rank)
+    inward = ranks // 2 - 1 - outward
+    turns = ["B", "b"] * (outward + 1)
+    paired = ["f|B", "F|b"] * (count // 2 - ranks + outward + 1)
+    words = (
+        ["f"] * (2 * inward) + ["f", "F"] * (outward + 1) + ["B-", "w", "F"] * inward
+        + (paired if inward else ["f", "B", *paired[1:]]) + ["B", "F|b"] * inward
+        + turns[: outward + 1] + [f"{word}-" for word in turns[outward + 1 :]] + ["w", "b-"] * inward
+        + ["w"] * (outward + 1)
+    )  # fmt: skip
+    made: dict[tuple[str, int], int] = {}
+    late: list[Pass] = []
+    order: list[tuple[Pass, ...]] = []
+    for word in words:
+        if word == "w":
+            order.append((late.pop(0),))
+            continue
+        action: list[Pass] = []
+        for each in word.split("|"):
+            kind, way = each[0].upper(), int(each[0].isupper() != (rank >= ranks // 2))
+            number = made[kind, way] = made.get((kind, way), -1) + 1
+            action.append((kind, number, way))
+            if kind == "B":
+                (late if each.endswith("-") else action).append(("W", number, way))
+        order.append(tuple(action))
+    return order

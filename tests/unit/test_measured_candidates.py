@@ -198,8 +198,8 @@ def test_a_row_that_names_a_dispatcher_of_every_copy():
 
 def test_virtual_stages_that_are_not_stated():
     changes = {"tp": "1", "pp": "4", "dp": "2", "vpp": "", "global_batch_sequences": "64"}
-    plain = candidates(one(**changes, schedule="1F1B"))
-    assert {c.degrees.vpp for c in plain} == {1}
+    for schedule in ("1F1B", "DualPipe"):
+        assert {c.degrees.vpp for c in candidates(one(**changes, schedule=schedule))} == {1}
     woven = candidates(one(**changes, schedule="interleaved"))
     assert {c.degrees.vpp for c in woven} == {2, 8}
     either = candidates(one(**changes, schedule=""))
@@ -207,7 +207,8 @@ def test_virtual_stages_that_are_not_stated():
 
 
 @pytest.mark.parametrize(
-    ("text", "schedule"), [("1F1B", "1f1b"), ("ZB-1p", "zb-h1"), ("ZB-H1", "zb-h1"), ("ZB-2p", "zb-h2")]
+    ("text", "schedule"),
+    [("1F1B", "1f1b"), ("ZB-1p", "zb-h1"), ("ZB-H1", "zb-h1"), ("ZB-2p", "zb-h2"), ("DualPipe", "dualpipe")],
 )
 def test_schedules_with_a_closed_form(text: str, schedule: str):
     jobs = [setting.job for setting in settings_of(one("tokens", schedule=text, gpu="A100-SXM-80GB"))]

@@ -22,9 +22,9 @@ from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import broken_rules, names_of
 from steptime.plan.plans import Plans
-from steptime.plan.schedules import SCHEDULES, ZERO_BUBBLE
+from steptime.plan.schedules import SCHEDULES, SPLIT, ZERO_BUBBLE
 from steptime.search.exhaustive import Task, search
-from steptime.study.measured.setting import ZERO_BUBBLE as MAPPED
+from steptime.study.measured.meaning import SCHEDULE_OF
 from steptime.study.modes import MODES
 from steptime.surface.models import load_model
 
@@ -143,4 +143,4 @@ def test_what_is_refused() -> None:
 
 
 def test_measured_rows_name_schedules_of_the_table() -> None:
-    assert set(MAPPED.values()) == set(ZERO_BUBBLE) < set(SCHEDULES)
+    assert set(SCHEDULE_OF.values()) == set(SPLIT) < set(SCHEDULES)

@@ -134,3 +134,19 @@ def hidden_exchange_s(exchange_s: Num, behind_s: Num, share: Num) -> Num:
     (3.0, 1.0)
     """
     return share * minimum(exchange_s, behind_s)
+
+
+def dual_paired_share(micro_batches: Num, stages: Num) -> Num:
+    r"""Share of the passes under DualPipe that have the opposite pass of another micro-batch beside them.
+
+    $$s = \max\Big(1 - \frac{p + 1}{n},\ 0\Big)$$
+
+    where of the $n$ = `micro_batches` all but $p + 1$, $p$ = `stages`, shorten a step by running forward beside
+    another's backward pass; the others fill and drain the pipeline.
+
+    Source: longest path of the schedule of arXiv 2412.19437, figure 5.
+
+    >>> dual_paired_share(20, 8), dual_paired_share(4, 4)
+    (0.55, 0.0)
+    """
+    return maximum(1.0 - (stages + 1) / micro_batches, 0.0)

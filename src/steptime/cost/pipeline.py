@@ -98,6 +98,33 @@ def zero_bubble_s(
     return maximum(others_s + first_weights_s - (filling + 1) * slowest_weights_s, 0.0)
 
 
+def dual_pipe_bubble_s(
+    stages: Num, together_s: Num, backward_s: Num, weights_s: Num, slowest_s: Num, mean_s: Num
+) -> Num:
+    r"""Idle time of a rank under DualPipe, whose pipeline runs from both ends at once.
+
+    $$t = \max\Big(w\,(T_{F\&B} + T_B - 3\,T_W) - 2\,(p-1)\,(t_{\max} - \bar t),\ w\,(T_B - 2\,T_W),\ 0\Big), \quad
+      w = \frac{p}{2} - 1$$
+
+    where $p$ = `stages` (even), $T_{F\&B}$ = `together_s` is one forward and one backward pass of a stage beside each
+    other, $T_B$ = `backward_s` its whole backward pass and $T_W$ = `weights_s` the part of it that makes gradients of
+    weights, each the mean over the stages. A rank holds stage $r$ and stage $p - 1 - r$; where a pair of stages takes
+    $t_{\max}$ = `slowest_s` in place of the mean $\bar t$ = `mean_s`, the others catch up with it by the difference at
+    each of the $2(p-1)$ passes that fill and drain the pipeline, but for the least that its ends wait for.
+
+    Source: DeepSeek-V3, arXiv 2412.19437, table 2 (equal stages); unequal ones by the longest path of the schedule.
+
+    >>> dual_pipe_bubble_s(8, 3.0, 2.0, 1.0, 3.0, 3.0), dual_pipe_bubble_s(2, 3.0, 2.0, 1.0, 3.0, 3.0)   # F = B = W = 1
+    (6.0, 0.0)
+    >>> dual_pipe_bubble_s(8, 3.0, 2.0, 1.0, 5.0, 3.2)
+    0.0
+    """
+    waits = maximum(stages / 2 - 1, 0)
+    caught_up = 2 * (stages - 1) * (slowest_s - mean_s)
+    least = waits * maximum(backward_s - 2 * weights_s, 0.0)
+    return maximum(waits * (together_s + backward_s - 3 * weights_s) - caught_up, least)
+
+
 def filling_passes(fills: Num, stages: Num, micro_batches: Num) -> Num:
     r"""Passes for gradients of weights with which a stage fills its bubble.
 
@@ -130,6 +157,27 @@ def zero_bubble_in_flight(stages: Num, micro_batches: Num, depths: Num) -> Num:
     (8, 15, 4)
     """
     return minimum(micro_batches, depths * stages - (depths - 1))
+
+
+def dual_pipe_in_flight(stages: Num, micro_batches: Num, share: Num, at_ends: bool) -> Num:
+    r"""Micro-batches whose activations a rank holds under DualPipe, over what its two stages keep of one.
+
+    $$m = \min(n_m,\ p + 1)\,\tfrac12 \qquad
+      m_e = \max\Big(\big(\min(n_m, p) - 1\big)\,s + (1 - s),\ \min(n_m, p)\,s\Big)$$
+
+    where $p$ = `stages` and $n_m$ = `micro_batches` of a step: $p + 1$ passes of two equal stages between the ends; and
+    `at_ends`, on the ranks of the first and the last stage, $p$ passes of the first, which keeps $s$ = `share` of what
+    both keep, or one less (of $p = 2$ as many) and one of the last.
+
+    Source: DeepSeek-V3, arXiv 2412.19437, table 2; its schedule (figure 5) for the ends.
+
+    >>> dual_pipe_in_flight(8, 20, 0.5, False), [dual_pipe_in_flight(8, 20, share, True) for share in (0.5, 0.25)]
+    (4.5, [4.0, 2.5])
+    """
+    if not at_ends:
+        return minimum(micro_batches, stages + 1) / 2
+    most = minimum(micro_batches, stages)
+    return maximum(where(stages > 2, most - 1, most) * share + 1 - share, most * share)
 
 
 def micro_batches_in_flight(stages: Num, micro_batches: Num, virtual_stages: Num, stage: Num) -> Num:

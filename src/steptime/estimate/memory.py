@@ -16,7 +16,7 @@ from steptime.cost.memory import (
     parameter_bytes,
 )
 from steptime.cost.offload import HELD_LAYERS
-from steptime.cost.pipeline import micro_batches_in_flight, zero_bubble_in_flight
+from steptime.cost.pipeline import dual_pipe_in_flight, micro_batches_in_flight, zero_bubble_in_flight
 from steptime.estimate.operators import Formula
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.sizes import Sizes
@@ -59,6 +59,8 @@ class StageParts:
     name: str
     exists: Num
     layers: Num
+    ahead: Num
+    """Those of them that the first stage of the model has."""
     first: Num
     """1 where it has the embedding; likewise the head."""
     last: Num
@@ -69,7 +71,7 @@ class StageParts:
             mean: Num = getattr(sizes.layer, pool)
             return mean * self.layers
         dense, later = _of_kinds(sizes, pool, layers)
-        count = minimum(self.layers, sizes.leading) if self.name == "first" else 0.0
+        count = minimum(self.ahead, sizes.leading)
         return count * dense + (self.layers - count) * later
 
     def largest_layer(self, sizes: Sizes, pool: str, layers: int) -> Num:
@@ -113,17 +115,29 @@ def stage_of(planned: PlannedJob, name: str) -> Stage:
 def _parts(planned: PlannedJob, name: str) -> dict[str, Any]:
     plans = planned.plans
     exists = where({"first": plans.pp >= 1, "middle": plans.pp > 2, "last": plans.pp > 1}[name], 1.0, 0.0)
+    if planned.job.stages_held > 1:
+        return _mirrored(planned, name, exists)
     is_first, is_last = float(name == "first"), float(name == "last")
     return {
-        "name": name, "exists": exists, "layers": exists * getattr(planned.split, name), "first": exists * is_first,
+        "name": name, "exists": exists, "layers": exists * getattr(planned.split, name),
+        "ahead": exists * is_first * planned.split.first, "first": exists * is_first,
         "last": exists * (is_last + is_first * where(plans.pp <= 1, 1.0, 0.0)),
     }  # fmt: skip
+
+
+def _mirrored(planned: PlannedJob, name: str, exists: Num) -> dict[str, Any]:
+    """Parts of both stages that a rank holds: the first and the last, or two of the middle."""
+    split, is_first = planned.split, float(name == "first")
+    layers = {"first": split.first + split.last, "middle": 2 * split.middle, "last": 0.0}[name]
+    own = exists * float(name != "last")
+    return {"name": name, "exists": own, "layers": own * layers, "ahead": own * is_first * split.first,
+            "first": own * is_first, "last": own * is_first}  # fmt: skip
 
 
 def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """What a stage holds throughout: weights, gradients, states, buffers."""
     plans, weights = planned.plans, on_stage(planned, "weights", stage)
-    ranks = plans.sharing_ranks(planned.strategy.gradient_ranks(plans))
+    ranks = plans.sharing_ranks(planned.gradient_ranks)
     each = state_bytes(planned.job)
 
     def states(name: str) -> MemoryCall:
@@ -221,10 +235,10 @@ def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
     plans, sizes, job = planned.plans, planned.sizes, planned.job
     sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
-    dense = where(sharded & (plans.sharing_ranks(planned.strategy.gradient_ranks(plans)) > 1), 1.0, 0.0)
+    dense = where(sharded & (plans.sharing_ranks(planned.gradient_ranks) > 1), 1.0, 0.0)
     parameters, trained = (layer.weights + layer.frozen_bytes / each) * dense, layer.weights * dense
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
-        experts = where(sharded & (plans.sharing_ranks(plans.edp) > 1), 1.0, 0.0)
+        experts = where(sharded & (plans.sharing_ranks(planned.expert_ranks) > 1), 1.0, 0.0)
         parameters = parameters + (layer.expert_weights + layer.frozen_expert_bytes / each) * experts
         trained = trained + layer.expert_weights * experts
     first, last = (end.weights + end.frozen_bytes / each for end in (sizes.first, sizes.last))
@@ -254,7 +268,7 @@ def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
     if not planned.sizes.has("expert_weights"):
         return {}
     plans, parameters = planned.plans, on_stage(planned, "expert_weights", stage)
-    ranks = plans.sharing_ranks(plans.edp)
+    ranks = plans.sharing_ranks(planned.expert_ranks)
     return {
         f"expert_{name}/parameter_bytes": _parameters(parameters, size, where(plans.zero >= zero, ranks, 1))
         for name, (size, zero) in states.items()
@@ -267,8 +281,11 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
     out: Calls = {}
     if not sizes.has("frozen") and not sizes.has("frozen_experts"):
         return out
-    dense = planned.strategy.gradient_ranks(plans)
-    for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", plans.edp)):
+    dense = planned.gradient_ranks
+    for pool, own, ranks in (
+        ("frozen", "frozen_bytes", dense),
+        ("frozen_experts", "frozen_expert_bytes", planned.expert_ranks),
+    ):
         if not sizes.has(pool):
             continue
         shards = where(plans.zero >= 3, plans.sharing_ranks(ranks), 1)
@@ -278,10 +295,23 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
     return out
 
 
+def _share_of_first(planned: PlannedJob) -> Num:
+    """What the layers of the first stage keep of a micro-batch, over what those of the first and the last keep."""
+    ends = _parts(planned, "first")
+    own = StageParts(**ends | {"layers": ends["ahead"]})
+    kept, both = (
+        each.of_layers(planned.sizes, "kept_bytes", planned.job.model.layers) for each in (own, StageParts(**ends))
+    )
+    return kept / where(both > 0, both, 1)
+
+
 def _in_flight(planned: PlannedJob, stage: str) -> Num:
     """Micro-batches in flight on the first, the second (the fullest of the middle) or the last stage."""
     plans, micro_batches = planned.plans, planned.micro_batches
     index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
+    if planned.job.stages_held > 1:
+        at_ends = stage == "first"
+        return dual_pipe_in_flight(plans.pp, micro_batches, _share_of_first(planned) if at_ends else 0.5, at_ends)
     depths = SCHEDULES[planned.job.schedule].depths
     if depths:
         return zero_bubble_in_flight(plans.pp, micro_batches, depths)

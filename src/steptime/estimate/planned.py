@@ -25,6 +25,16 @@ class PlannedJob:
     micro_batches: Num
     """Micro-batches of the replica that has most of them."""
 
+    @property
+    def gradient_ranks(self) -> Num:
+        """Ranks that hold the same weights and sum their gradients, both copies of a mirrored stage among them."""
+        return self.strategy.gradient_ranks(self.plans) * self.job.stages_held
+
+    @property
+    def expert_ranks(self) -> Num:
+        """Likewise of the weights of routed experts."""
+        return self.plans.edp * self.job.stages_held
+
 
 def planned_job(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> PlannedJob:
     """A job under plans whose sizes are known (:func:`steptime.estimate.sizes.sizes_of`)."""

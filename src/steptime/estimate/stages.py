@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from steptime.cost.experts import hidden_exchange_s, paired_share
+from steptime.cost.experts import dual_paired_share, hidden_exchange_s, paired_share
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.work import EXPERT_AXIS, Pass
@@ -35,6 +36,8 @@ class Layout(StageSplit):
     """Layers of all stages."""
     recomputed: Num
     """Share of the layers whose forward runs once more."""
+    held: Num
+    """Stages that a rank holds; where two, ``first`` and ``last`` are their mean."""
     paired: Num
     """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
 
@@ -45,9 +48,9 @@ class CriticalStage:
 
     layers: Num
     first: Num
-    """1 where it holds the embedding."""
+    """Share of the micro-batches that pass the embedding there: 1, 0, or a half where it is mirrored."""
     last: Num
-    """1 where it holds the head."""
+    """Likewise the head."""
     all_stages_s: Num
     """One micro-batch through all stages, forward and backward."""
     slowest_s: Num
@@ -60,15 +63,32 @@ class CriticalStage:
 
 def layout_of(planned: PlannedJob) -> Layout:
     """Layers per stage, and how many of them are recomputed."""
-    split, plans = planned.split, planned.plans
+    split, plans, held = planned.split, planned.plans, planned.job.stages_held
     equal = (split.first == split.middle) & (split.middle == split.last)
     whole = where(equal, split.first * plans.pp, float(planned.job.model.layers))
     full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
+    first, last = shared_ends(held, split.first, split.last)
     return Layout(
-        stages=plans.pp, virtual_stages=plans.vpp, first=split.first, middle=split.middle, last=split.last,
-        whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed,
+        stages=plans.pp, virtual_stages=plans.vpp, first=first, middle=split.middle, last=last,
+        whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed, held=held,
         paired=_paired(planned) * (1.0 - full),
     )  # fmt: skip
+
+
+def mirrored_or(held: Num, mirrored: Callable[[], Num], single: Callable[[], Num]) -> Num:
+    """One of two results: the first where a rank holds two stages (DualPipe)."""
+    if isinstance(held, np.ndarray):
+        return where(held > 1, mirrored(), single())
+    return mirrored() if held > 1 else single()
+
+
+def shared_ends(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
+    """Something of the first and of the last stage; the mean of both where a rank holds both."""
+
+    def mean() -> Num:
+        return (first + last) / 2
+
+    return mirrored_or(held, mean, lambda: first), mirrored_or(held, mean, lambda: last)
 
 
 def _paired(planned: PlannedJob) -> Num:
@@ -76,6 +96,8 @@ def _paired(planned: PlannedJob) -> Num:
     job, plans = planned.job, planned.plans
     if EXPERT_AXIS not in job.overlap or job.model.experts is None:
         return 0.0 * plans.pp
+    if job.stages_held > 1:
+        return dual_paired_share(planned.micro_batches, plans.pp)
     return paired_share(planned.micro_batches, plans.vpp, plans.pp)
 
 
@@ -140,13 +162,14 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, put_off: Num)
     layer, alone, deep = passes.layer, layout.stages <= 1, layout.stages > 2
     one_layer_s = layer.forward_s + layer.backward_with_s(layout.recomputed)
     counts = layout.first, where(deep, layout.middle, 0.0), where(alone, 0.0, layout.last)
-    first_s, last_s = passes.first.both_s, passes.last.both_s
+    first_s, last_s = shared_ends(layout.held, passes.first.both_s, passes.last.both_s)
     busy_s = (
         counts[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
         counts[1] * one_layer_s,
         counts[2] * one_layer_s + where(alone, 0.0, last_s),
     )
-    of_weights = passes.first.weights_s, 0.0, passes.last.weights_s
+    first_weights_s, last_weights_s = shared_ends(layout.held, passes.first.weights_s, passes.last.weights_s)
+    of_weights = first_weights_s, 0.0, last_weights_s
     pace_s = [
         each_s + _wait_s(count, copies) - _put_off_s(count, layer, end_s, copies, put_off)
         for each_s, count, end_s in zip(busy_s, counts, of_weights, strict=True)
@@ -156,11 +179,29 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, put_off: Num)
     is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
+    first_held, last_held = shared_ends(layout.held, first, last)
     return CriticalStage(
-        layers=layers, first=first, last=last,
+        layers=layers, first=first_held, last=last_held,
         slowest_s=where(is_first, busy_s[0], where(is_last, busy_s[2], busy_s[1])),
         all_stages_s=layout.whole * one_layer_s + first_s + last_s,
         all_weights_s=layout.whole * layer.weights_s + sum(of_weights),
         slowest_weights_s=layers * layer.weights_s + first * of_weights[0] + last * of_weights[2],
         first_weights_s=layout.first * layer.weights_s + of_weights[0],
     )  # fmt: skip
+
+
+def mirrored_bubble(layout: Layout, passes: Passes, stage: CriticalStage) -> dict[str, Num]:
+    """Arguments of :func:`steptime.cost.pipeline.dual_pipe_bubble_s`."""
+    layer, ends, again = passes.layer, (passes.first, passes.last), layout.recomputed
+    beside = exposed_pass(replace(layout, paired=where(layout.paired > 0, 1.0, 0.0)), layer)
+    together_s = layout.whole * (beside.forward_s + beside.backward_with_s(again)) + sum(end.both_s for end in ends)
+    backward_s = layout.whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
+    stages = layout.stages
+    return {
+        "stages": stages,
+        "together_s": together_s / stages,
+        "backward_s": backward_s / stages,
+        "weights_s": stage.all_weights_s / stages,
+        "slowest_s": stage.slowest_s,
+        "mean_s": stage.all_stages_s / stages,
+    }

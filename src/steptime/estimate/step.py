@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,16 +11,31 @@ from steptime.cost.data_parallel import (
     exposed_gather_s,
     exposed_sharded_s,
     free_links_s,
-    partly_hidden_s,
 )
 from steptime.cost.host import stage_issue_s, step_overhead_s
 from steptime.cost.offload import exposed_copies_s, lasting_s
-from steptime.cost.pipeline import filling_passes, mean_stage_link_s, waited_messages, zero_bubble_s
+from steptime.cost.pipeline import (
+    dual_pipe_bubble_s,
+    filling_passes,
+    mean_stage_link_s,
+    waited_messages,
+    zero_bubble_s,
+)
 from steptime.cost.scaling import growth_s
 from steptime.estimate.communication import boundary_times_s
+from steptime.estimate.hiding import DataParallel, Hiding, behind, ends, layerwise, shared_out
 from steptime.estimate.machine import Machine
 from steptime.estimate.planned import PlannedJob
-from steptime.estimate.stages import Copies, CriticalStage, Layout, Passes, critical_stage, exposed_pass
+from steptime.estimate.stages import (
+    Copies,
+    CriticalStage,
+    Layout,
+    Passes,
+    critical_stage,
+    exposed_pass,
+    mirrored_bubble,
+    mirrored_or,
+)
 from steptime.estimate.traffic import (
     Sums,
     Traffic,
@@ -74,72 +87,6 @@ class StepInputs:
     host_optimizer_s: Num
 
 
-class Hiding(NamedTuple):
-    """A formula of what shows of traffic that runs behind passes of layers, and what it is called with."""
-
-    formula: Callable[..., Num]
-    arguments: dict[str, Num]
-    shown: dict[str, Num]
-    """What it is called with where nothing hides."""
-
-    @property
-    def least_and_whole_s(self) -> tuple[Num, Num]:
-        """What shows where all hides that can, and where nothing does."""
-        return self.formula(**self.arguments), self.formula(**self.shown)
-
-
-class LayerwiseTraffic(NamedTuple):
-    """Traffic by layers, behind the computation of other layers."""
-
-    hiding: Hiding
-    """How it hides; of a block with and without ZeRO-3 the latter."""
-    least_s: Num
-    """What shows of it when all hides that can; below all of it, once."""
-    whole_s: Num
-    exposed_share: Num
-    """Share of what could hide that does not."""
-    times: Num
-    """Times per step."""
-
-    @property
-    def exposed_s(self) -> Num:
-        """Part of a step that it takes."""
-        return partly_hidden_s(self.least_s, self.whole_s, self.exposed_share) * self.times
-
-    @property
-    def busy_s(self) -> Num:
-        """Time of a step that it takes on the links."""
-        return self.whole_s * self.times
-
-
-class DataParallel(NamedTuple):
-    """Traffic over the data-parallel group, embedding and head included."""
-
-    backward: LayerwiseTraffic
-    """Traffic beside the backward pass: gradients, and weights that are gathered again; below forward."""
-    forward: LayerwiseTraffic
-    again_share: Num
-    """Part of the former that gathers weights."""
-    gradient_s: Num
-    """Reduction of gradients."""
-    gradient_busy_s: Num
-    backward_gather_s: Num
-    """Weights gathered again for the backward pass (ZeRO-3)."""
-    backward_gather_busy_s: Num
-    weight_gather_s: Num
-    weight_gather_busy_s: Num
-
-    @property
-    def exposed_s(self) -> Num:
-        """All that it adds to a step."""
-        return self.gradient_s + self.backward_gather_s + self.weight_gather_s
-
-    @property
-    def busy_s(self) -> Num:
-        """Time on the links."""
-        return self.gradient_busy_s + self.backward_gather_busy_s + self.weight_gather_busy_s
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """Terms of one optimiser step on the critical stage; exposed unless the name says otherwise."""
@@ -152,6 +99,7 @@ class Step:
     """One message to the next stage, on average."""
     waited_messages: Num
     """Those that it waits for, beside the ones that fill and drain the pipeline; below their time."""
+    filling_messages: Num
     pipeline_comm_s: Num
     idle_s: Num
     """Filling and draining of the pipeline, but for the messages between stages."""
@@ -214,7 +162,8 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
     slow_s = slow_s * planned.method.slow_link_share(plans)
     owned = owned_parameters(planned)
-    near, shares = where(plans.is_near("dp") & plans.is_near("cp"), 1.0, 0.0), float(planned.method.calibrated)
+    is_near = plans.is_near("dp") & plans.is_near("cp") & ((job.stages_held == 1) | (plans.in_pp >= plans.pp))
+    near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         host_starts=micro_batches if job.graphs == "none" else 0.0,
@@ -237,7 +186,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     stage = critical_stage(layout, replace(passes, layer=layer), copies, put_off(inputs))
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
-    waited = waited_messages(stages, inputs.micro_batches, chunks, inputs.hides_stages)
+    waited, filling = _messages(inputs)
     backward_s = layer.backward_with_s(layout.recomputed)
     return Step(
         stage=stage,
@@ -246,8 +195,9 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         stage_link_s=link_s,
         waited_messages=waited,
         pipeline_comm_s=waited * link_s,
-        idle_s=zero_bubble_s(**bubble_arguments(inputs, stage)),
-        bubble_links_s=(stages - 1) * 2 * link_s,
+        filling_messages=filling,
+        idle_s=_idle_s(inputs, passes, stage),
+        bubble_links_s=filling * link_s,
         stage_host_s=stage_issue_s(inputs.host_starts, chunks, stages, framework.stage_s),
         replicated_s=inputs.replicated_s,
         owned=inputs.owned,
@@ -263,6 +213,27 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
             inputs, framework, *_free_s(inputs, layer, backward_s), where(stages > 1, 0.0, passes.last.backward_s)
         ),
     )  # fmt: skip
+
+
+def _messages(inputs: StepInputs) -> tuple[Num, Num]:
+    """Messages between stages that a step waits for: all along, and while the pipeline fills and drains.
+
+    What pairs of DualPipe send or receive hides completely (arXiv 2412.19437, section 3.2.1).
+    """
+    layout, count, hides = inputs.layout, inputs.micro_batches, inputs.hides_stages
+    stages, chunks = layout.stages, layout.virtual_stages
+    return (
+        mirrored_or(layout.held, lambda: 2 * count * (1.0 - hides),
+                    lambda: waited_messages(stages, count, chunks, hides)),
+        (stages - 1) * 2,
+    )  # fmt: skip
+
+
+def _idle_s(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> Num:
+    """Bubble of the schedule; ``passes`` without what hides of them."""
+    layout = inputs.layout
+    return mirrored_or(layout.held, lambda: dual_pipe_bubble_s(**mirrored_bubble(layout, passes, stage)),
+                       lambda: zero_bubble_s(**bubble_arguments(inputs, stage)))  # fmt: skip
 
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
@@ -341,10 +312,11 @@ def _data_parallel(
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
     sharded = where(traffic.zero >= 3, 1.0, 0.0)
     reduce, gather = traffic.reduce.times(links), traffic.gather.times(links)
-    layers, again_s, replicas_s = inputs.layout.first, sharded * gather.one_layer_s, traffic.replicas_s * links
-    again = {"gather_s": again_s, "layers": layers, **_ends(reduce)}
+    layers, again_s = inputs.layout.first * inputs.layout.held, sharded * gather.one_layer_s
+    replicas_s = traffic.replicas_s * links
+    again = {"gather_s": again_s, "layers": layers, **ends(reduce)}
     summed_s = reduce.one_layer_s + replicas_s
-    backward = _layerwise(
+    backward = layerwise(
         _once(inputs, replace(reduce, one_layer_s=summed_s), backward_s),
         Hiding(exposed_sharded_s,
                {"reduce_s": reduce.one_layer_s, "replicas_s": replicas_s, "behind_s": backward_s, "head_s": head_s,
@@ -352,46 +324,16 @@ def _data_parallel(
                {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, "head_s": 0.0, **again}),
         sharded, exposed, traffic.reductions,
     )  # fmt: skip
-    forward = _layerwise(
+    forward = layerwise(
         _once(inputs, gather, forward_s),
-        _behind(exposed_gather_s, {"one_layer_s": gather.one_layer_s, "layers": layers, **_ends(gather)}, forward_s),
+        behind(exposed_gather_s, {"one_layer_s": gather.one_layer_s, "layers": layers, **ends(gather)}, forward_s),
         sharded, exposed, traffic.gathers,
     )  # fmt: skip
-    return _shared_out(backward, forward, layers * again_s)
-
-
-def _layerwise(once: Hiding, always: Hiding, sharded: Num, exposed_share: Num, times: Num) -> LayerwiseTraffic:
-    """Traffic ``once`` per step, where ``sharded`` is 1 ``always`` (ZeRO-3)."""
-    hiding = always if np.all(sharded) else once
-    least_s, whole_s = hiding.least_and_whole_s
-    if hiding is once and np.any(sharded):
-        sharded_least_s, sharded_whole_s = always.least_and_whole_s
-        least_s, whole_s = where(sharded > 0, sharded_least_s, least_s), where(sharded > 0, sharded_whole_s, whole_s)
-    return LayerwiseTraffic(hiding, least_s, whole_s, exposed_share, times)
-
-
-def _shared_out(backward: LayerwiseTraffic, forward: LayerwiseTraffic, again_s: Num) -> DataParallel:
-    """Time beside the backward pass by what is sent; ``again_s``: weights that are gathered again, once."""
-    exposed_s, busy_s, whole_s = backward.exposed_s, backward.busy_s, backward.whole_s
-    again = again_s / where(whole_s > 0, whole_s, 1.0)
-    return DataParallel(
-        backward=backward, forward=forward, again_share=again,
-        gradient_s=exposed_s * (1.0 - again), gradient_busy_s=busy_s * (1.0 - again),
-        backward_gather_s=exposed_s * again, backward_gather_busy_s=busy_s * again,
-        weight_gather_s=forward.exposed_s, weight_gather_busy_s=forward.busy_s,
-    )  # fmt: skip
+    return shared_out(backward, forward, layers * again_s)
 
 
 def _once(inputs: StepInputs, sums: Sums, behind_s: Num) -> Hiding:
-    return _behind(exposed_buckets_s, {
-        "one_layer_s": sums.one_layer_s, "layers": inputs.layout.first, "bucket": sums.bucket,
-        "chunks": inputs.traffic.chunks, "stages": inputs.layout.stages, **_ends(sums),
+    return behind(exposed_buckets_s, {
+        "one_layer_s": sums.one_layer_s, "layers": inputs.layout.first * inputs.layout.held, "bucket": sums.bucket,
+        "chunks": inputs.traffic.chunks, "stages": inputs.layout.stages, **ends(sums),
     }, behind_s)  # fmt: skip
-
-
-def _behind(formula: Callable[..., Num], arguments: dict[str, Num], behind_s: Num) -> Hiding:
-    return Hiding(formula, arguments | {"behind_s": behind_s}, arguments | {"behind_s": 0.0})
-
-
-def _ends(sums: Sums) -> dict[str, Num]:
-    return {"shown_end_s": sums.shown_end_s, "hidden_end_s": sums.hidden_end_s}

@@ -10,11 +10,12 @@ from steptime.cost.collective_fabric import Fabric
 from steptime.cost.pipeline import waited_messages
 from steptime.estimate.communication import Given, TransferCall, collective_over_call, message_basis
 from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.hiding import LayerwiseTraffic
 from steptime.estimate.kernels import Timed
 from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.result import Argument, FormulaCall
-from steptime.estimate.stages import exposed_pass
-from steptime.estimate.step import LayerwiseTraffic, bubble_arguments, copy_arguments, lasting_bubble, layer_copies
+from steptime.estimate.stages import exposed_pass, mirrored_bubble
+from steptime.estimate.step import bubble_arguments, copy_arguments, lasting_bubble, layer_copies
 from steptime.estimate.traffic import (
     Sent,
     layer_copy_arguments,
@@ -221,7 +222,7 @@ def _sent_recipe(e: Evaluation, sent: list[Sent], **factors: Num) -> Made:
 
 
 def _bubble(e: Evaluation, arguments: Mapping[str, Num]) -> tuple[str, dict[str, Num]]:
-    """Formula of the bubble of a job's schedule, and what it is called with."""
+    """Formula of the bubble of a schedule that is not mirrored, and what it is called with."""
     if e.job.splits_backward:
         return "pipeline.zero_bubble_s", dict(arguments)
     return "pipeline.pipeline_bubble_s", {
@@ -240,7 +241,9 @@ def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
         recipe=known(STAGE_LINK, link, basis, times_per_step=step.waited_messages, framework_factor=factor),
     )  # fmt: skip
     bubble, arguments = _bubble(e, bubble_arguments(inputs, step.stage))
+    if e.job.stages_held > 1:
+        bubble, arguments = "pipeline.dual_pipe_bubble_s", mirrored_bubble(inputs.layout, e.passes, step.stage)
     yield Line(path=f"bubble/{leaf(bubble)}", exposed_s=float(step.idle_s), recipe=known(bubble, arguments))
     yield Line(path=f"bubble/{leaf(STAGE_LINK)}", exposed_s=float(step.bubble_links_s),
-               recipe=known(STAGE_LINK, link, basis, times_per_step=2 * (plans.pp - 1),
+               recipe=known(STAGE_LINK, link, basis, times_per_step=step.filling_messages,
                             framework_factor=factor))  # fmt: skip

@@ -108,7 +108,7 @@ def _transfer_recipe(
     """
     name = "exposed_share" if time.row.panels is None else "exposed_panels"
     times = float(count * time.times)
-    exposed = calls / times if times else 0.0
+    exposed = round(calls / times, 12) if times else 0.0
     arguments, basis = call.how()
     return [called(call.function, arguments, times_per_step=times, framework_factor=factor, shown_share=share,
                    **{name: exposed})], basis  # fmt: skip

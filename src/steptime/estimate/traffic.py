@@ -126,9 +126,9 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
 def shared_of(planned: PlannedJob) -> Shared:
     """The collectives of :func:`traffic_of`; those of a layer are its share of a bucket, but for ZeRO-3."""
     plans, sizes, stage = planned.plans, planned.sizes, stage_parts(planned, "first")
-    pools = [Pool(weights="weights", frozen="frozen_bytes", group=group_of(plans, planned.strategy.gradient_axes))]
+    pools = [Pool(weights="weights", frozen="frozen_bytes", group=_group(planned, planned.strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
-        pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=group_of(plans, ("edp",))))
+        pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=_group(planned, ("edp",))))
     together = _ends_together(planned)
 
     def shown(name: str) -> Num:
@@ -159,6 +159,18 @@ def shared_of(planned: PlannedJob) -> Shared:
         reduce=bucketed(_reductions), replicas=bucketed(_over_replicas), gather=bucketed(_gathers),
         reduce_ends=Ends(both(shown), both(hidden)), gather_ends=Ends(each(_gathers, shown), each(_gathers, hidden)),
     )  # fmt: skip
+
+
+def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
+    """The ranks of some axes that hold the same parameters, of both copies of a mirrored stage.
+
+    The copies share a fast domain where the whole pipeline does.
+    """
+    plans, held = planned.plans, planned.job.stages_held
+    ranks, inside = group_of(plans, axes)
+    if held == 1:
+        return ranks, inside
+    return ranks * held, inside * where(plans.in_pp >= plans.pp, held, 1)
 
 
 def _ends_together(planned: PlannedJob) -> Num:
@@ -304,13 +316,12 @@ def owned_parameters(planned: PlannedJob) -> Num:
     plans, sizes = planned.plans, planned.sizes
     if not planned.method.optimizer_step:
         return 0.0 * plans.dp
-    ranks = planned.strategy.gradient_ranks(plans)
     most: Num = 0.0
     for name in STAGES:
         parts = stage_parts(planned, name)
-        owned = _owned(plans, on_stage(planned, "weights", parts), ranks)
+        owned = _owned(plans, on_stage(planned, "weights", parts), planned.gradient_ranks)
         if sizes.has("expert_weights"):
-            owned = owned + _owned(plans, on_stage(planned, "expert_weights", parts), plans.edp)
+            owned = owned + _owned(plans, on_stage(planned, "expert_weights", parts), planned.expert_ranks)
         most = maximum(most, owned)
     return most
 

@@ -125,7 +125,10 @@ def captured_of(job: Job) -> CapturedModel:
     return job.captured
 
 
-_COMMON = ("stages", "batch", "micro_batch", "interleaving", "zero_pipeline", "shard", "recompute_every")
+_COMMON = (
+    "stages", "batch", "micro_batch", "interleaving", "zero_pipeline", "shard", "recompute_every", "zero_bubble",
+    "dualpipe", "dualpipe_offload",
+)  # fmt: skip
 """Rules of all jobs that mean something for captured modules."""
 
 

@@ -15,7 +15,7 @@ from steptime.hardware.records import Device
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
-from steptime.plan.schedules import ZERO_BUBBLE
+from steptime.plan.schedules import SCHEDULES, SPLIT
 from steptime.registry import Registry
 from steptime.workload.captured.record import CapturedModel
 from steptime.workload.element_types import ELEMENT_BYTES
@@ -278,7 +278,12 @@ class Job:
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights have a pass of their own."""
-        return self.schedule in ZERO_BUBBLE
+        return self.schedule in SPLIT
+
+    @property
+    def stages_held(self) -> int:
+        """Stages of a pipeline that each rank holds: one, or two of which the other rank of a pair holds copies."""
+        return 2 if SCHEDULES[self.schedule].mirrored else 1
 
 
 def with_habits(job: Job, framework: str) -> Job:
@@ -292,6 +297,13 @@ def with_habits(job: Job, framework: str) -> Job:
         triangular_softmax=habits.triangular_softmax, one_pass_norms=habits.one_pass_norms,
         asynchronous_tp=habits.asynchronous_tp,
         memory=memory_profile_of(framework),
-        overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None),
+        overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None) | _hidden_by_schedule(job),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )  # fmt: skip
+
+
+def _hidden_by_schedule(job: Job) -> frozenset[str]:
+    """Traffic that runs beside the opposite pass in any framework: DualPipe is made of such pairs."""
+    if job.stages_held == 1:
+        return frozenset()
+    return frozenset({"pp"} if job.model.experts is None else {"pp", "ep"})

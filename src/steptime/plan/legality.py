@@ -11,7 +11,7 @@ import numpy as np
 from steptime.num import where
 from steptime.plan.job import Job, replica_micro_batches, replica_sequences
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
-from steptime.plan.schedules import equal_but_for_ends, virtual_stage
+from steptime.plan.schedules import ZERO_BUBBLE, equal_but_for_ends, virtual_stage
 
 Broken = Callable[[Job, Plans], Any]
 
@@ -55,6 +55,12 @@ def _not_interleaved(job: Job, p: Plans) -> Any:
     return (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2) | (micro_batches % p.pp != 0))
 
 
+def _not_mirrored(job: Job, p: Plans) -> Any:
+    micro_batches = replica_micro_batches(job.global_batch, p.dp, p.micro_batch)
+    uneven = (p.pp % 2 != 0) | (p.vpp > 1) | (micro_batches % 2 != 0)
+    return (job.stages_held > 1) & (uneven | (micro_batches < 2 * p.pp))
+
+
 def _beyond_replica(job: Job, p: Plans) -> Any:
     return (p.micro_batch > replica_sequences(job.global_batch, p.dp)) & (p.dp <= job.global_batch)
 
@@ -96,7 +102,12 @@ RULES: tuple[Rule, ...] = (
     Rule(name="recompute_every", meaning="recomputing every so many-th layer needs full recomputation",
          broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE)),
     Rule(name="zero_bubble", meaning="a zero-bubble schedule without stages, or with virtual ones",
-         broken=lambda job, p: job.splits_backward & ((p.vpp > 1) | (p.pp < 2))),
+         broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2))),
+    Rule(name="dualpipe",
+         meaning="DualPipe wants an even pp without virtual stages, and an even number of micro-batches, at least 2 pp",
+         broken=_not_mirrored),
+    Rule(name="dualpipe_offload", meaning="DualPipe is not modelled with activations on the host",
+         broken=lambda job, p: (job.stages_held > 1) & ("activations" in job.offload) & (p.pp > 0)),
 )  # fmt: skip
 
 

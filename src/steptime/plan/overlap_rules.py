@@ -71,7 +71,8 @@ RULES: Final = (
     OverlapRule(
         word="ep", traffic="exchange of experts", stream="expert parallel",
         beside="the opposite pass of another micro-batch, but for its exchange",
-        wants="ep and vpp above 1, no full recomputation", shares="links: the exchange of that pass waits for it",
+        wants="ep above 1; vpp above 1 or schedule dualpipe; no full recomputation",
+        shares="links: the exchange of that pass waits for it",
         formula="experts.hidden_exchange_s",
     ),
     OverlapRule(

@@ -12,6 +12,9 @@ from steptime.plan.recompute import SELECTIVE, spelled_out
 from steptime.study.measured.canonical import RECOMPUTE, dtype_name
 from steptime.study.measured.tables import framework_default
 
+#: Schedule of a measured run -> the closed form of it: ZB-1p and ZB-2p are searched for within activations of $p$ and
+#: $2p$ micro-batches (arXiv 2401.10241, section 4).
+SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-2p": "zb-h2", "dualpipe": "dualpipe"}
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})

@@ -12,7 +12,7 @@ from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.canonical import catalogue_device
-from steptime.study.measured.meaning import modelled_optimizer, precision_called, recomputed_parts
+from steptime.study.measured.meaning import SCHEDULE_OF, modelled_optimizer, precision_called, recomputed_parts
 from steptime.study.measured.run import MeasuredRun
 
 #: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
@@ -37,11 +37,6 @@ def profile_of(run: MeasuredRun) -> MemoryProfile:
         return replace(found, logit_peak_bytes=found.logit_kept_bytes, loss_forward_bytes=4.0, loss_backward_bytes=4.0,
                        loss_conversion_bytes=0.0)  # fmt: skip
     return found
-
-
-ZERO_BUBBLE = {"zb-1p": "zb-h1", "zb-2p": "zb-h2"}
-"""Schedule of a row -> the closed form with its memory: ZB-1p and ZB-2p are searched for within $p$ and $2p$
-micro-batches of activations (arXiv 2401.10241, section 4)."""
 
 
 def fed_length(run: MeasuredRun) -> int:
@@ -89,7 +84,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         precision=precision.on(catalogue_device(run.device)), graphs=run.graphs,
         document_length=run.document_length, expert_capacity=run.expert_capacity,
         optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)], attention=found.attention,
-        schedule="1f1b" if interleaved else ZERO_BUBBLE.get(run.schedule or "", "1f1b"),
+        schedule="1f1b" if interleaved else SCHEDULE_OF.get(run.schedule or "", "1f1b"),
         adapter=adapter, offload=(run.offload | found.offload) & frozenset(OFFLOADS),
     )  # fmt: skip
     job = with_habits(job, run.framework)

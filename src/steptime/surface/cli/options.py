@@ -129,13 +129,14 @@ RecomputeEvery = Annotated[
     int | None, degree("recompute_every", "N", "Recompute every N-th layer in full; default 1: all.")
 ]
 Schedule = Annotated[
-    str | None, typer.Option("--schedule", help="1f1b, zb-h1, zb-h2; interleaved where vpp is more than 1.")
+    str | None, typer.Option("--schedule", help="1f1b, zb-h1, zb-h2, dualpipe; interleaved where vpp is more than 1.")
 ]
 Overlap = Annotated[
     str | None,
     typer.Option(
         "--overlap",
-        help="Hidden behind compute: of dp, tp, pp, ep, offload, joined by commas, or none; default the framework's.",
+        help="Hidden behind compute: of dp, tp, pp, ep, offload, joined by commas, or none; default the framework's, "
+        "with dualpipe pp and ep too.",
     ),
 ]
 Offload = Annotated[
