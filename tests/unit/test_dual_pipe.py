@@ -12,7 +12,7 @@ from event_player import Key, order_of_dual_pipe, played
 
 from steptime import api
 from steptime.cost.experts import dual_paired_share
-from steptime.cost.pipeline import dual_pipe_bubble_s, dual_pipe_in_flight
+from steptime.cost.pipeline import dual_pipe_bubble_s, dual_pipe_in_flight, dual_pipe_in_flight_at_ends
 from steptime.errors import PlanError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.memory import LAYERS_TERM
@@ -120,11 +120,11 @@ def test_activations_in_flight(ranks: int, count: int) -> None:
     """p + 1 micro-batches between the ends; there p of the first stage, or one less and one of the last."""
     for rank in range(1, ranks - 1):
         held = most_kept(rank, ranks, count, (1.0, 1.0))
-        assert held <= 2 * float(dual_pipe_in_flight(ranks, count, 0.5, at_ends=False)) == ranks + 1
+        assert held <= 2 * float(dual_pipe_in_flight(ranks, count)) == ranks + 1
     assert most_kept(ranks // 2 - 1, ranks, count, (1.0, 1.0)) == ranks + 1
     for first, last in ((1.0, 1.0), (4.0, 1.0), (1.0, 4.0), (1.0, 0.0)):
         share = first / (first + last)
-        held = (first + last) * float(dual_pipe_in_flight(ranks, count, share, at_ends=True))
+        held = (first + last) * float(dual_pipe_in_flight_at_ends(ranks, count, share))
         assert most_kept(0, ranks, count, (first, last)) == pytest.approx(held)
 
 

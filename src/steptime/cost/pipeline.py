@@ -159,23 +159,34 @@ def zero_bubble_in_flight(stages: Num, micro_batches: Num, depths: Num) -> Num:
     return minimum(micro_batches, depths * stages - (depths - 1))
 
 
-def dual_pipe_in_flight(stages: Num, micro_batches: Num, share: Num, at_ends: bool) -> Num:
-    r"""Micro-batches whose activations a rank holds under DualPipe, over what its two stages keep of one.
+def dual_pipe_in_flight(stages: Num, micro_batches: Num) -> Num:
+    r"""Micro-batches whose activations a rank between the ends holds under DualPipe, in the mean over its two stages.
 
-    $$m = \min(n_m,\ p + 1)\,\tfrac12 \qquad
-      m_e = \max\Big(\big(\min(n_m, p) - 1\big)\,s + (1 - s),\ \min(n_m, p)\,s\Big)$$
+    $$m = \min\left(\frac{n_m}{2},\ \frac{p + 1}{2}\right)$$
 
-    where $p$ = `stages` and $n_m$ = `micro_batches` of a step: $p + 1$ passes of two equal stages between the ends; and
-    `at_ends`, on the ranks of the first and the last stage, $p$ passes of the first, which keeps $s$ = `share` of what
-    both keep, or one less (of $p = 2$ as many) and one of the last.
+    where $p$ = `stages` and $n_m$ = `micro_batches` of a step: $p + 1$ passes of two equal stages.
 
-    Source: DeepSeek-V3, arXiv 2412.19437, table 2; its schedule (figure 5) for the ends.
+    Source: DeepSeek-V3, arXiv 2412.19437, table 2.
 
-    >>> dual_pipe_in_flight(8, 20, 0.5, False), [dual_pipe_in_flight(8, 20, share, True) for share in (0.5, 0.25)]
-    (4.5, [4.0, 2.5])
+    >>> dual_pipe_in_flight(8, 20)
+    4.5
     """
-    if not at_ends:
-        return minimum(micro_batches, stages + 1) / 2
+    return minimum(micro_batches, stages + 1) / 2
+
+
+def dual_pipe_in_flight_at_ends(stages: Num, micro_batches: Num, share: Num) -> Num:
+    r"""Micro-batches that the ranks of the first and the last stage hold under DualPipe, over what both keep of one.
+
+    $$m = \max\Big(\big(\min(n_m, p) - 1\big)\,s + (1 - s),\ \min(n_m, p)\,s\Big)$$
+
+    where $p$ = `stages`, $n_m$ = `micro_batches` of a step and the first stage keeps $s$ = `share` of what both keep:
+    $p$ passes of the first, or one less (of $p = 2$ as many) and one of the last.
+
+    Source: the schedule of DeepSeek-V3, arXiv 2412.19437, figure 5.
+
+    >>> [dual_pipe_in_flight_at_ends(8, 20, share) for share in (0.5, 0.25)]
+    [4.0, 2.5]
+    """
     most = minimum(micro_batches, stages)
     return maximum(where(stages > 2, most - 1, most) * share + 1 - share, most * share)
 

@@ -16,7 +16,12 @@ from steptime.cost.memory import (
     parameter_bytes,
 )
 from steptime.cost.offload import HELD_LAYERS
-from steptime.cost.pipeline import dual_pipe_in_flight, micro_batches_in_flight, zero_bubble_in_flight
+from steptime.cost.pipeline import (
+    dual_pipe_in_flight,
+    dual_pipe_in_flight_at_ends,
+    micro_batches_in_flight,
+    zero_bubble_in_flight,
+)
 from steptime.estimate.operators import Formula
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.sizes import Sizes
@@ -281,11 +286,8 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
     out: Calls = {}
     if not sizes.has("frozen") and not sizes.has("frozen_experts"):
         return out
-    dense = planned.gradient_ranks
-    for pool, own, ranks in (
-        ("frozen", "frozen_bytes", dense),
-        ("frozen_experts", "frozen_expert_bytes", planned.expert_ranks),
-    ):
+    dense, experts = planned.gradient_ranks, planned.expert_ranks
+    for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", experts)):
         if not sizes.has(pool):
             continue
         shards = where(plans.zero >= 3, plans.sharing_ranks(ranks), 1)
@@ -310,8 +312,9 @@ def _in_flight(planned: PlannedJob, stage: str) -> Num:
     plans, micro_batches = planned.plans, planned.micro_batches
     index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
     if planned.job.stages_held > 1:
-        at_ends = stage == "first"
-        return dual_pipe_in_flight(plans.pp, micro_batches, _share_of_first(planned) if at_ends else 0.5, at_ends)
+        if stage == "first":
+            return dual_pipe_in_flight_at_ends(plans.pp, micro_batches, _share_of_first(planned))
+        return dual_pipe_in_flight(plans.pp, micro_batches)
     depths = SCHEDULES[planned.job.schedule].depths
     if depths:
         return zero_bubble_in_flight(plans.pp, micro_batches, depths)

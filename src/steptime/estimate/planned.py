@@ -31,6 +31,11 @@ class PlannedJob:
         return self.strategy.gradient_ranks(self.plans) * self.job.stages_held
 
     @property
+    def copies_near(self) -> Num:
+        """Whether both copies of a mirrored stage share a fast domain, as they do where the whole pipeline does."""
+        return True if self.job.stages_held == 1 else self.plans.in_pp >= self.plans.pp
+
+    @property
     def expert_ranks(self) -> Num:
         """Likewise of the weights of routed experts."""
         return self.plans.edp * self.job.stages_held

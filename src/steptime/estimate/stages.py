@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -75,20 +74,10 @@ def layout_of(planned: PlannedJob) -> Layout:
     )  # fmt: skip
 
 
-def mirrored_or(held: Num, mirrored: Callable[[], Num], single: Callable[[], Num]) -> Num:
-    """One of two results: the first where a rank holds two stages (DualPipe)."""
-    if isinstance(held, np.ndarray):
-        return where(held > 1, mirrored(), single())
-    return mirrored() if held > 1 else single()
-
-
 def shared_ends(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
-    """Something of the first and of the last stage; the mean of both where a rank holds both."""
-
-    def mean() -> Num:
-        return (first + last) / 2
-
-    return mirrored_or(held, mean, lambda: first), mirrored_or(held, mean, lambda: last)
+    """Something of the first and of the last stage; the mean of both where a rank holds both (DualPipe)."""
+    mean = (first + last) / 2
+    return where(held > 1, mean, first), where(held > 1, mean, last)
 
 
 def _paired(planned: PlannedJob) -> Num:

@@ -34,7 +34,6 @@ from steptime.estimate.stages import (
     critical_stage,
     exposed_pass,
     mirrored_bubble,
-    mirrored_or,
 )
 from steptime.estimate.traffic import (
     Sums,
@@ -162,7 +161,7 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
     slow_s = slow_s * planned.method.slow_link_share(plans)
     owned = owned_parameters(planned)
-    is_near = plans.is_near("dp") & plans.is_near("cp") & ((job.stages_held == 1) | (plans.in_pp >= plans.pp))
+    is_near = plans.is_near("dp") & plans.is_near("cp") & planned.copies_near
     near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
@@ -186,7 +185,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     stage = critical_stage(layout, replace(passes, layer=layer), copies, put_off(inputs))
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
-    waited, filling = _messages(inputs)
+    waited, filling = _waited_messages(inputs), 2 * (stages - 1)
     backward_s = layer.backward_with_s(layout.recomputed)
     return Step(
         stage=stage,
@@ -215,25 +214,23 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     )  # fmt: skip
 
 
-def _messages(inputs: StepInputs) -> tuple[Num, Num]:
-    """Messages between stages that a step waits for: all along, and while the pipeline fills and drains.
+def _waited_messages(inputs: StepInputs) -> Num:
+    """Messages between stages that a step waits for, beside those that fill and drain the pipeline.
 
     What pairs of DualPipe send or receive hides completely (arXiv 2412.19437, section 3.2.1).
     """
     layout, count, hides = inputs.layout, inputs.micro_batches, inputs.hides_stages
-    stages, chunks = layout.stages, layout.virtual_stages
-    return (
-        mirrored_or(layout.held, lambda: 2 * count * (1.0 - hides),
-                    lambda: waited_messages(stages, count, chunks, hides)),
-        (stages - 1) * 2,
-    )  # fmt: skip
+    single = waited_messages(layout.stages, count, layout.virtual_stages, hides)
+    return where(layout.held > 1, 2 * count * (1.0 - hides), single)
 
 
 def _idle_s(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> Num:
-    """Bubble of the schedule; ``passes`` without what hides of them."""
+    """Bubble of the schedule; ``passes`` with what hides of them."""
     layout = inputs.layout
-    return mirrored_or(layout.held, lambda: dual_pipe_bubble_s(**mirrored_bubble(layout, passes, stage)),
-                       lambda: zero_bubble_s(**bubble_arguments(inputs, stage)))  # fmt: skip
+    single_s = zero_bubble_s(**bubble_arguments(inputs, stage))
+    if np.all(layout.held == 1):
+        return single_s
+    return where(layout.held > 1, dual_pipe_bubble_s(**mirrored_bubble(layout, passes, stage)), single_s)
 
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:

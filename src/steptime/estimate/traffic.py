@@ -162,15 +162,10 @@ def shared_of(planned: PlannedJob) -> Shared:
 
 
 def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
-    """The ranks of some axes that hold the same parameters, of both copies of a mirrored stage.
-
-    The copies share a fast domain where the whole pipeline does.
-    """
-    plans, held = planned.plans, planned.job.stages_held
-    ranks, inside = group_of(plans, axes)
-    if held == 1:
-        return ranks, inside
-    return ranks * held, inside * where(plans.in_pp >= plans.pp, held, 1)
+    """The ranks of some axes that hold the same parameters, of both copies of a mirrored stage."""
+    held = planned.job.stages_held
+    ranks, inside = group_of(planned.plans, axes)
+    return ranks * held, inside * where(planned.copies_near, held, 1)
 
 
 def _ends_together(planned: PlannedJob) -> Num:

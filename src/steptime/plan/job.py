@@ -297,9 +297,14 @@ def with_habits(job: Job, framework: str) -> Job:
         triangular_softmax=habits.triangular_softmax, one_pass_norms=habits.one_pass_norms,
         asynchronous_tp=habits.asynchronous_tp,
         memory=memory_profile_of(framework),
-        overlap=habits.overlap_with(job.offload, experts=job.model.experts is not None) | _hidden_by_schedule(job),
+        overlap=habitual_overlap(job, framework) | _hidden_by_schedule(job),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )  # fmt: skip
+
+
+def habitual_overlap(job: Job, framework: str) -> frozenset[str]:
+    """Traffic that a framework hides in a job, whatever its schedule."""
+    return habits_of(framework).overlap_with(job.offload, experts=job.model.experts is not None)
 
 
 def _hidden_by_schedule(job: Job) -> frozenset[str]:

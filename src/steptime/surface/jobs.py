@@ -13,9 +13,9 @@ from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Device
 from steptime.plan.captured import CAPTURED
-from steptime.plan.framework import IDEAL, Framework, habits_of, without_hiding
+from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
-from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, with_habits
+from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, habitual_overlap, with_habits
 from steptime.study.modes import Mode
 from steptime.surface.accustomed import framework_taken, no_framework
 from steptime.surface.captured import check_captured, check_captured_choices
@@ -101,8 +101,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
     )  # fmt: skip
     accustomed = with_habits(job, job.framework.name)
-    own = habits_of(job.framework.name).overlap_with(job.offload, experts=job.model.experts is not None)
-    if own and "overlap" in chosen and not chosen["overlap"]:
+    if habitual_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
         accustomed = replace(accustomed, framework=without_hiding(job.framework))
     return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
