@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from steptime.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
-from steptime.calibrate.scaling import carried, clock_Hz, large_share, traits, weighted_median, within_peak
+from steptime.calibrate.scaling import (
+    PROCESS_POWER,
+    carried,
+    clock_Hz,
+    large_share,
+    traits,
+    weighted_median,
+    within_peak,
+)  # fmt: skip
 from steptime.calibrate.training import beside_sixteen_bits, lacking_curves
 from steptime.calibrate.transfer import SCALED_NEIGHBOURS, TRANSFER_BANDS, transferred_curve
 from steptime.hardware import device_names, load_device
@@ -45,6 +53,31 @@ def test_bandwidth_width_and_power_by_hand() -> None:
     assert factors(matrix_flops_per_s={"bf16": 2e14}) == {
         "step_s": pytest.approx(2**-0.5), "compute_efficiency": pytest.approx(2**-0.2),
     }  # fmt: skip
+
+
+def test_a_process_that_needs_more_power_holds_the_clock_of_matrix_units() -> None:
+    """To N7 from N5: 1 / 0.7 of the power, as TSMC says; the rule of both is by hand."""
+    assert factors(architecture="ampere") == {"compute_efficiency": pytest.approx((0.4 / 0.28) ** -0.3)}
+    assert factors(architecture="ampere-rtx") == {"compute_efficiency": pytest.approx((0.54 / 0.28) ** -0.3)}
+    assert factors(architecture="ada") == factors(architecture="a new one") == factors(architecture=None) == {}
+    wide = replace(CURVE, dtype="fp32")
+    assert factors(wide, architecture="ampere") == {}, "lanes of single precision stay below the limit"
+
+
+def test_every_architecture_of_a_gpu_of_the_catalogue_has_a_process() -> None:
+    found = {device.architecture for name in device_names() if (device := load_device(name)).is_gpu}
+    assert found - {None} == set(PROCESS_POWER)
+
+
+def test_processes_need_what_their_makers_say_of_each_against_the_one_before() -> None:
+    n7 = 1 - 0.6
+    steps = {
+        "maxwell": 1 / (1 - 0.7), **dict.fromkeys(("pascal", "pascal-gp102", "vega"), 1.0),
+        **dict.fromkeys(("volta", "turing"), 1 - 0.25),
+        "ampere-rtx": (1 - 0.4) * (1 - 0.15) * (1 - 0.1) / (1 - 0.15), "ampere": n7, "cdna1": n7, "cdna2": n7,
+        **dict.fromkeys(("ada", "hopper", "blackwell", "blackwell-rtx", "cdna3"), n7 * 0.7), "cdna4": n7 * 0.7 * 0.7,
+    }  # fmt: skip
+    assert pytest.approx(steps, rel=0.03) == PROCESS_POWER
 
 
 def test_what_a_datasheet_lacks_changes_nothing() -> None:
@@ -183,6 +216,6 @@ def test_the_transferred_curves_of_the_catalogue_are_those_of_today() -> None:
         for curve in curves
         if (stored := load_profile(name)) is None
         or (found := stored.curve(curve.family, curve.dtype, curve.timer)) is None
-        or found.coefficients != curve.coefficients
+        or (found.coefficients, found.band, found.source) != (curve.coefficients, curve.band, curve.source)
     ]
     assert old == []

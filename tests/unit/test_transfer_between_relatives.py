@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
 import pytest
 
 from steptime.calibrate.scaling import large_share
 from steptime.calibrate.training import lacking_curves
-from steptime.calibrate.transfer import unlike_units
-from steptime.hardware import load_device
+from steptime.calibrate.transfer import transferred_curve, unlike_units
+from steptime.hardware import device_names, load_device
 from steptime.hardware.profile import Curve
-from steptime.hardware.profiles import load_profile
+from steptime.hardware.profiles import distance, load_profile
 
 
 def products(device: str) -> dict[str, Curve]:
@@ -33,6 +34,35 @@ def test_units_are_unlike_by_what_a_dtype_gains_over_16_bits() -> None:
     assert unlike_units(load_device("h100-sxm"), b200, "tf32") == 0, "495 of 989 and 1100 of 2250 are halves"
     assert unlike_units(load_device("h100-sxm"), gb300, "fp4") == 0, "nothing to compare"
     assert unlike_units(load_device("a100-sxm-80gb"), load_device("h100-sxm"), "fp32") == 0, "other units than 16 bits"
+
+
+def test_matrix_units_that_fetch_their_operands_are_those_of_hopper_and_of_blackwell_in_data_centres() -> None:
+    fetching = {load_device(name).architecture for name in device_names() if load_device(name).fetches_operands}
+    assert fetching == {"hopper", "blackwell"}
+    assert not load_device("rtx-pro-6000").fetches_operands, "SM120 has mma.sync"
+
+
+def test_products_come_from_cards_with_the_same_instructions_first() -> None:
+    """An A100 by its datasheet is nearest to an H100, whose kernels it cannot run."""
+    names = ("h100-sxm", "rtx-4090", "l40s")
+    records = {name: load_device(name) for name in names}
+    curves = {name: profile.curve("gemm", "bf16") for name in names if (profile := load_profile(name)) is not None}
+    target = load_device("a100-sxm-80gb")
+    assert min(names, key=lambda name: distance(target, records[name])) == "h100-sxm"
+    order = transferred_curve(target, {n: c for n, c in curves.items() if c is not None}, records).source
+    assert order.endswith("h100-sxm") and order.count(",") == 2
+    single = {name: replace(curve, dtype="fp32") for name, curve in curves.items() if curve is not None}
+    assert transferred_curve(target, single, records).source.startswith("transferred from h100-sxm"), "lanes are alike"
+    nobodys = replace(target, architecture=None)
+    known = transferred_curve(nobodys, {n: c for n, c in curves.items() if c is not None}, records)
+    assert known.source.startswith("transferred from h100-sxm"), "nobody knows what instructions it has"
+
+
+def test_products_of_16_bits_hear_all_cards_of_a_vendor_once_one_is_alike() -> None:
+    """The L4 is near the L40S alone; the Gaudi 2 is near nothing, though an Arc has the same vendor."""
+    l4 = products("l4")
+    assert l4["bf16"].source.count(",") > 4 and l4["fp8"].source == "transferred from l40s"
+    assert not products("gaudi2")
 
 
 def test_four_bits_of_the_gb200_lie_between_those_of_its_relatives() -> None:

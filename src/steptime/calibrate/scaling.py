@@ -25,15 +25,30 @@ LEAST_CLOCK_HZ: Final = 1e9
 #: Latencies inside the chip are a number of clocks, and newer chips, which have more bandwidth, need fewer. Wider
 #: matrix units take more of $k$ at a time. The last-level cache serves each multiprocessor a number of bytes per
 #: clock, so that its byte costs the more of one from memory the faster the memory is. Parts with many operations
-#: per joule on their datasheet lower their clock under load.
+#: per joule on their datasheet lower their clock under load, and the more so the more energy their process needs for
+#: one: power grows about as the cube of the clock.
 EXPONENTS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
     "gemm": {
         "latency_s": {"kernel clock": -1.0, "bandwidth": -0.15},
         "step_s": {"clock": -1.0, "width": -0.5},
         "cached_cost": {"drain": 1.0},
-        "compute_efficiency": {"per_watt": -0.2},
+        "compute_efficiency": {"per_watt": -0.2, "process": -0.3},
     }
 }
+#: Architecture to the power that its process needs against 16 nm, at the same speed: 28 nm, 16 and 14, 12, Samsung's
+#: 8LPP, N7, N5 and N3. N6 counts as N7, 4N and 4NP as N5, 14 nm of Samsung and GlobalFoundries as TSMC's 16FF+, and 12
+#: nm as 12FFC; `vega` is Vega 10.
+#:
+#: Source: what the makers say of each process against the one before it. TSMC: 16FF+ 70 % less than 28HPM, 12FFC 25 %
+#: less than 16FFC, N7 60 % less than 16FF+, N5 30 % less than N7, N3 30 % less than N5; Samsung: 10LPE 40 % less than
+#: 14LPE, 10LPP 15 % less than that, 8LPP 10 % less than that, 14LPP 15 % less than 14LPE.
+PROCESS_POWER: Final = {
+    "maxwell": 3.3, "pascal": 1.0, "pascal-gp102": 1.0, "vega": 1.0, "volta": 0.75, "turing": 0.75,
+    "ampere-rtx": 0.54, "ampere": 0.4, "cdna1": 0.4, "cdna2": 0.4, "ada": 0.28, "hopper": 0.28, "blackwell": 0.28,
+    "blackwell-rtx": 0.28, "cdna3": 0.28, "cdna4": 0.2,
+}  # fmt: skip
+#: Dtypes whose products do not run on the units of 16 bits.
+WIDE: Final = frozenset(["fp32", "fp64"])
 #: Rows, columns and depth of a large product.
 LARGE: Final = 16384.0
 _STEPS: Final = 10
@@ -109,7 +124,9 @@ def traits(device: Device, dtype: str) -> dict[str, float]:
 
     ``clock`` (Hz); ``bandwidth`` of the memory (bytes/s); ``drain``, bytes of memory traffic per clock and
     multiprocessor; ``width``, operations per clock of the matrix unit of one multiprocessor; ``per_watt``, peak
-    operations per joule. Those that it does not say are missing.
+    operations per joule; ``process``, the power that the process needs (:data:`PROCESS_POWER`), of dtypes
+    on matrix units: single precision draws too little to bring most cards to their limit. Those that it does not say
+    are missing.
     """
     clock, units, peak = clock_Hz(device), device.sm_count, _peak(device, dtype)
     out = {"bandwidth": device.memory_Bps}
@@ -117,6 +134,8 @@ def traits(device: Device, dtype: str) -> dict[str, float]:
         out |= {"clock": clock, "drain": device.memory_Bps / (units * clock)}
     if peak and device.power_W:
         out["per_watt"] = peak / device.power_W
+    if dtype not in WIDE and device.architecture in PROCESS_POWER:
+        out["process"] = PROCESS_POWER[device.architecture]
     if peak and clock and units:
         out["width"] = peak / (units * clock)
     return out

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from steptime.calibrate.family import in_six_digits
-from steptime.calibrate.scaling import large_share, within_peak
+from steptime.calibrate.scaling import EXPONENTS, large_share, within_peak
 from steptime.calibrate.transfer import DTYPES, transferred_curve, unlike_units
 from steptime.hardware.library import device_names, load_device
 from steptime.hardware.profile import ALIKE, Curve, Profile
@@ -29,13 +29,14 @@ WANTED: Final[tuple[Key, ...]] = (
 FARTHEST: Final = 3.0
 """Distance (:func:`steptime.hardware.profiles.distance`) beyond which an architecture says nothing about another.
 
-Devices of two vendors are at least so far apart."""
+Devices of two vendors are at least so far apart. Where one is nearer, products of 16 bits take all of the vendor: they
+scale with the datasheet, and far ones count little (benchmarks/gemm.md)."""
 NOT_REAL: Final = "published-"
 """Devices of papers that are reproduced: nothing is known about them but what the paper assumes."""
 
 
 def lacking_curves(devices: Iterable[str] | None = None) -> Iterator[tuple[str, list[Curve]]]:
-    """Transferred curves of each device that lacks some, from devices that are alike; fitted ones are kept.
+    """Transferred curves of each device that lacks some, from devices of its vendor; fitted ones are kept.
 
     Args:
         devices: catalogue names; default all.
@@ -46,10 +47,10 @@ def lacking_curves(devices: Iterable[str] | None = None) -> Iterator[tuple[str, 
         if name.startswith(NOT_REAL):
             continue
         device = load_device(name)
-        near = {n: p for n, p in profiles.items() if n != name and distance(device, records[n]) <= FARTHEST}
+        kin = {n: p for n, p in profiles.items() if n != name and records[n].vendor == device.vendor}
         known = profiles.get(name)
-        keys = [key for key in _lacking(device, known) if not _outdone(device, key, near, records)]
-        found = [_transferred(device, key, known, near, records) for key in keys]
+        keys = [key for key in _lacking(device, known) if not _outdone(device, key, kin, records)]
+        found = [_transferred(device, key, known, kin, records) for key in keys]
         curves = [curve for curve in found if curve is not None]
         if curves:
             yield name, curves
@@ -63,17 +64,19 @@ def _lacking(device: Device, own: Profile | None) -> Iterator[Key]:
             yield family, dtype, timer
 
 
-def _outdone(device: Device, key: Key, near: Mapping[str, Profile], records: Mapping[str, Device]) -> bool:
+def _outdone(device: Device, key: Key, kin: Mapping[str, Profile], records: Mapping[str, Device]) -> bool:
     """Whether the other format of 16 bits, which stands for this one, was measured on a device that is more alike."""
     family, dtype, timer = key
     other = ALIKE.get(dtype)
     if other is None or other not in device.matrix_flops_per_s:
         return False
-    mine, others = (_nearest(device, _fitted_to((family, d, timer), near), records) for d in (dtype, other))
+    mine, others = (
+        nearest_at(device, _donors(device, (family, d, timer), kin, records), records) for d in (dtype, other)
+    )
     return others < mine
 
 
-def _nearest(device: Device, curves: Iterable[str], records: Mapping[str, Device]) -> float:
+def nearest_at(device: Device, curves: Iterable[str], records: Mapping[str, Device]) -> float:
     """Distance of the most alike of some devices; infinite if there are none."""
     return min((distance(device, records[name]) for name in curves), default=math.inf)
 
@@ -85,9 +88,9 @@ def _fitted(profile: Profile | None, key: Key) -> Curve | None:
 
 
 def _transferred(
-    device: Device, key: Key, own: Profile | None, near: Mapping[str, Profile], records: Mapping[str, Device]
+    device: Device, key: Key, own: Profile | None, kin: Mapping[str, Profile], records: Mapping[str, Device]
 ) -> Curve | None:
-    curves = _fitted_to(key, near)
+    curves = _donors(device, key, kin, records)
     if not curves:
         return None
     curve = transferred_curve(device, curves, records)
@@ -95,7 +98,7 @@ def _transferred(
     if family != "gemm" or dtype in ALIKE:
         return curve
     for known in ALIKE:
-        wide = _fitted_to((family, known, timer), near)
+        wide = _donors(device, (family, known, timer), kin, records)
         mine = _fitted(own, (family, known, timer)) or (transferred_curve(device, wide, records) if wide else None)
         unlike = {name: unlike_units(device, records[name], dtype) for name in curves if name in wide}
         donors = [(records[name], curves[name], wide[name]) for name in unlike if unlike[name] == min(unlike.values())]
@@ -104,8 +107,11 @@ def _transferred(
     return curve
 
 
-def _fitted_to(key: Key, near: Mapping[str, Profile]) -> dict[str, Curve]:
-    return {name: curve for name, profile in near.items() if (curve := _fitted(profile, key)) is not None}
+def _donors(device: Device, key: Key, kin: Mapping[str, Profile], records: Mapping[str, Device]) -> dict[str, Curve]:
+    """Fitted curves of devices that are alike; of 16-bit products those of all, if one is alike."""
+    fitted = {name: curve for name, profile in kin.items() if (curve := _fitted(profile, key)) is not None}
+    alike = {name: curve for name, curve in fitted.items() if distance(device, records[name]) <= FARTHEST}
+    return fitted if alike and key[0] in EXPONENTS and key[1] in ALIKE else alike
 
 
 def beside_sixteen_bits(

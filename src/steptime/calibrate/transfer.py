@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime.calibrate.family import KernelFamily, in_six_digits
 from steptime.calibrate.gemm import FAMILY
-from steptime.calibrate.scaling import EXPONENTS, carried, weighted_median, within_peak
+from steptime.calibrate.scaling import EXPONENTS, WIDE, carried, weighted_median, within_peak
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import distance
@@ -43,17 +43,21 @@ OF_ONE_ARCHITECTURE: Final = frozenset(["attention_fwd", "attention_bwd"])
 #: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
 SCALED_ERROR: Final = 0.15
-#: 5th and 95th percentile of log of measured over transferred time by family and timer, pooled over architectures
-#: that were left out, each with the same weight (benchmarks/bench_gemm.py).
-TRANSFER_BANDS: Final = {("gemm", "kernel"): (-0.25, 0.39), ("gemm", "eager"): (-0.25, 0.81)}
+#: Dtype of products to 5th and 95th percentile of the log of measured over transferred time, pooled over architectures
+#: that were left out, each with the same weight, and at least the usual error (benchmarks/gemm.md).
+TRANSFER_BANDS: Final = {
+    "fp32": (-0.25, 0.82), "tf32": (-0.25, 0.36), "fp16": (-0.25, 0.25), "bf16": (-0.25, 0.25), "fp8": (-0.33, 0.62),
+}  # fmt: skip
+#: The same for products of all others, which have kernels of their own for conversions and scales.
+NARROW_BAND: Final = TRANSFER_BANDS["fp8"]
 #: Factor on this where no device of the same vendor has a curve.
 OTHER_VENDOR: Final = 3.0
 #: Standard deviations of a 90 % band.
 Z90: Final = 1.645
 #: Dtypes that a device has if its datasheet gives a rate; curves of other kinds carry over to any device.
 DTYPES: Final = frozenset(["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"])
-#: Dtypes whose products run on units of their own.
-WIDE: Final = frozenset(["fp32", "fp64"])
+#: Distance between matrix units that fetch their operands themselves and those that wait for registers.
+OTHER_INSTRUCTIONS: Final = 1.0
 #: Log error that each factor of e outside the measured range adds.
 EXTRAPOLATION_ERROR: Final = 0.1
 
@@ -89,8 +93,9 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
 
     Families that scale with the datasheet (:func:`steptime.calibrate.scaling.carried`) take medians with weights
     $s / (0.05 + d)$, others geometric means with weights $s\,e^{-d}$, where $d$ is the distance of the devices
-    (:func:`steptime.hardware.profiles.distance`) and $s$ the share of 500 shapes that were measured, at most 1. Where
-    a coefficient says which kernels a library has, only devices of the same architecture count, or, if there are none,
+    (:func:`steptime.hardware.profiles.distance`, and 1 more for products between matrix units that fetch their
+    operands themselves and those that do not) and $s$ the share of 500 shapes that were measured, at most 1. Where a
+    coefficient says which kernels a library has, only devices of the same architecture count, or, if there are none,
     the weights of every architecture are divided by its devices. Where a device is measured that is the same but for
     its links (a distance of 0), no other counts. Kernels of :data:`OF_ONE_ARCHITECTURE` come from devices of the same
     architecture alone, if there are any.
@@ -142,6 +147,9 @@ def _as_it_is(curve: Curve, name: str) -> Curve:
 def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
     """How much the curve of another device counts: less of unlike architectures, and of few measurements."""
     away = distance(device, other) + unlike_units(device, other, curve.dtype)
+    known = device.architecture is not None and other.architecture is not None
+    if known and curve.family == FAMILY.name and curve.dtype not in WIDE:
+        away += OTHER_INSTRUCTIONS * (device.fetches_operands != other.fetches_operands)
     share = min(max(curve.points, 1) / ENOUGH_SHAPES, 1.0)
     return share / (CLOSE + away) if scaled else share * math.exp(-away / REACH)
 
@@ -177,9 +185,9 @@ def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, D
 
 def _band(best: Curve, factor: float) -> tuple[float, float]:
     """90 % band of a transferred curve, never narrower than that of its nearest donor."""
-    pooled = TRANSFER_BANDS.get((best.family, best.timer))
-    if pooled is None:
+    if best.family != FAMILY.name:
         return widened(best.band, TRANSFER_ERROR)
+    pooled = TRANSFER_BANDS.get(best.dtype, NARROW_BAND)
     low, high = (round(math.exp(factor * log), 5) for log in pooled)
     return min(low, best.band[0]), max(high, best.band[1])
 

@@ -153,6 +153,17 @@ class Device:
         """
         return self.architecture == "blackwell"
 
+    @property
+    def fetches_operands(self) -> bool:
+        """Whether the matrix units fetch operands from shared memory by themselves: Hopper, data-centre Blackwell.
+
+        All others wait for their threads to load them into registers. It takes other kernels.
+
+        Source: CUTLASS documentation, programming guides of `wgmma` (SM90a) and `tcgen05` (SM100) against warp-level
+        `mma.sync` (SM80, SM89, SM120); AMD MFMA reads registers.
+        """
+        return self.architecture in ("hopper", "blackwell")
+
     def matrix_rate(self, dtype: str) -> float | None:
         """Peak of the matrix units in a dtype (FLOP/s), None where they lack it."""
         return self.matrix_flops_per_s.get(self.matrix_dtype(dtype))
