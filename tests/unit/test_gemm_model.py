@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ from steptime.calibrate.table import Table
 from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s
 from steptime.cost.waves import quantised_waves
 from steptime.errors import UserError
+from steptime.estimate.kernels import models_of
 from steptime.hardware import load_device
 from steptime.num import Array
+from steptime.plan.job import PRECISIONS
 
 IDEAL = {
     "compute_efficiency": 1.0, "memory_efficiency": 1.0, "latency_s": 0.0, "overlap": 100.0, "overlap_per_s": 0.0,
@@ -281,3 +284,17 @@ def test_device_arguments() -> None:
     assert gemm_device(load_device("tpu-v5e"), "bf16")["sm_count"] == 64
     with pytest.raises(UserError, match="fp4"):
         gemm_device(h100, "fp4")
+
+
+@pytest.mark.parametrize("rate", ["10 TFLOP/s", "20 TFLOP/s", "100 TFLOP/s"])
+def test_units_that_a_file_makes_slower_are_no_faster_than_it_says(rate: str, tmp_path: Path) -> None:
+    """Fitted shares of the peak may exceed one, as long as other costs beside them keep a product below it."""
+    file = tmp_path / "slow.toml"
+    file.write_text(f'base = "a100-sxm-80gb"\n[matrix]\nbf16 = "{rate}"\n')
+    device = load_device(file)
+    peak = device.matrix_flops_per_s["bf16"]
+    model = models_of(device, PRECISIONS["bf16"])["matmul"]
+    shape = {"m": 65536.0, "n": 16384.0, "k": 16384.0, "residual": 0.0}
+    assert 0.9 < 2 * 65536 * 16384**2 / peak / float(model.seconds(shape)) <= 1
+    known = models_of(load_device("a100-sxm-80gb"), PRECISIONS["bf16"])["matmul"]
+    assert known.fixed["compute_efficiency"] > 1, "the catalogue's is as it was fitted"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from steptime.errors import FieldError, InputFileError, UserError
+from steptime.estimate.notes import changed_device
 from steptime.hardware import Cluster, Device, load_cluster, load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import profile_toml
@@ -107,9 +108,11 @@ def test_a_folder_is_no_companion(given: Callable[[str], Device], tmp_path: Path
     [
         ("", True),
         ('name = "other"', True),
-        ('memory = "96 GB"', False),
+        ('memory = "96 GB"', True),  # no time depends on it
+        ('power = "300 W"', True),
+        ('memory_bandwidth = "1.7 TB/s"', False),
         ('matrix = {bf16 = "100 TFLOP/s"}', False),
-        ('memory = "96 GB"\ncurves = "a.curves.toml"', True),
+        ('memory_bandwidth = "1.7 TB/s"\ncurves = "a.curves.toml"', True),
     ],
 )
 def test_other_numbers_over_a_measured_device_drop_its_curves(line: str, kept: bool, tmp_path: Path) -> None:
@@ -118,7 +121,18 @@ def test_other_numbers_over_a_measured_device_drop_its_curves(line: str, kept: b
     (here / "own.toml").write_text(f'base = "deep/base.toml"\n{line}\n')
     (here / "rig.toml").write_text(f'[device]\nbase = "deep/base.toml"\n{line}\n[levels.net]\nlink = "roce-400"\n')
     wanted: Any = PROFILE if kept else None
-    assert load_device(here / "own.toml").curves == load_cluster(here / "rig.toml").device.curves == wanted
+    for device in (load_device(here / "own.toml"), load_cluster(here / "rig.toml").device):
+        assert (device.curves, device.without_curves) == (wanted, not kept)
+        assert any("measured curves are left out" in note for note in changed_device(device)) == (not kept)
+
+
+def test_a_number_given_again_keeps_the_curves(tmp_path: Path) -> None:
+    here = folder(tmp_path / "here")
+    text = DEVICE.format(curves='curves = "b.curves.toml"')
+    (here / "deep" / "base.toml").write_text(text)
+    again = next(line for line in text.splitlines() if line.startswith("memory_bandwidth"))
+    (here / "own.toml").write_text(f'base = "deep/base.toml"\n{again}\n')
+    assert load_device(here / "own.toml").curves == PROFILE
 
 
 def test_a_device_is_called_changed_whatever_its_name_ends_in(tmp_path: Path) -> None:

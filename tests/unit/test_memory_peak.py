@@ -185,6 +185,16 @@ def test_what_outputs_does_not_keep_runs_again():
     assert all(row.sent_again == 0 for row in layer if row.recomputed)
 
 
+def test_grouped_products_are_none_to_the_policy_of_outputs():
+    """Experts keep what was dispatched to them; gate and up and the activation run again, the last product does not."""
+    layer = STRATEGY.block(job_of(name="mixtral-8x7b"), Plans(recompute=RECOMPUTE_CODES["outputs"])).layer
+    rows_of = {row.name: row for row in layer}
+    again = {name: row.recomputed for name, row in rows_of.items() if name.startswith("expert_")}
+    kept = {name: row.kept_bytes for name, row in rows_of.items() if name.startswith("expert_")}
+    assert again == {"expert_in": 1, "expert_activation": 1, "expert_out": 0}
+    assert kept == {"expert_in": 2 * 2 * S * H, "expert_activation": 0, "expert_out": 0}, "two rows per token, 16 bits"
+
+
 @pytest.mark.parametrize("context", ["all_gather", "ring", "ulysses"])
 @pytest.mark.parametrize("cp", [1, 2, 8])
 @pytest.mark.parametrize("name", ["llama3-8b", "phi3-mini", "deepseek-v3", "gpt3-175b", "mixtral-8x7b"])

@@ -229,6 +229,15 @@ def test_open_sizes_are_asked_for_by_name(tmp_path):
     assert read_onnx(path, dims={"batch": 4}).graph.outputs[0].type.shape == (4, 3)
 
 
+def test_a_name_of_an_open_size_that_is_no_text_is_asked_for_by_its_escapes(tmp_path):
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = made(tmp_path / "m.onnx", [node], [info("x", "QZQ", 3)], [info("y", "QZQ", 3)])
+    path.write_bytes(path.read_bytes().replace(b"QZQ", b"\xffZQ"))
+    with pytest.raises(UserError, match=r"sizes are open: [\s\S]*xffZQ"):
+        read_onnx(path)
+    assert read_onnx(path, dims={"\\xffZQ": 4}).graph.outputs[0].type.shape == (4, 3)
+
+
 def test_an_unknown_operator_stays_with_its_declared_type(tmp_path):
     nodes = [helper.make_node("Swirl", ["x"], ["h"], domain="own", turns=3), helper.make_node("Relu", ["h"], ["y"])]
     path = tmp_path / "m.onnx"

@@ -29,6 +29,23 @@ def test_a_search_in_pieces_finds_the_same_plans(model: str, framework: str, mon
     assert (pieces.candidates, pieces.feasible, pieces.reasons) == (whole.candidates, whole.feasible, whole.reasons)
 
 
+@pytest.mark.parametrize(
+    ("model", "framework"), [("glm4-9b", "maxtext"), ("gemma2-27b", "torchtitan"), ("glm4-9b", "torchtune")]
+)
+def test_rows_that_end_a_recomputed_pass_early_need_not_send_anything(
+    model: str, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs again leaves out a norm behind the last product, which sends nothing: shared or not, the same plans."""
+
+    def plans() -> list[tuple[Any, float]]:
+        result = api.plan(model, "dgx-h100", gpus=16, global_batch=16, framework=framework)
+        return [(e.plan, e.step_time_s) for e in result.plans]
+
+    shared = plans()
+    monkeypatch.setattr(layers, "SEVERAL", 10**9)
+    assert plans() == shared != []
+
+
 def test_no_array_of_transfers_is_longer_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
 

@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.plan.corrected import CORRECTED
-from steptime.plan.framework import Framework
+from steptime.plan.framework import Framework, habits_of
+from steptime.plan.framework_library import framework_names
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.overlap_rules import OVERLAPS, RULES
 from steptime.plan.plans import Plans
 from steptime.surface.cli.main import app
+from steptime.surface.frameworks import overlap_records
 from steptime.surface.models import load_model
 
 RATES = [1e13, 1e12, 3e11, 1e11]
@@ -88,6 +90,26 @@ def test_rules_of_a_framework() -> None:
         for name in ([], ["megatron-core"], ["megatron-2021"])
     ]
     assert found == [{"", *OVERLAPS}, {"", "dp", "tp", "ep"}, {""}]
+
+
+@pytest.mark.parametrize(
+    ("name", "traffic"),
+    [
+        ("ddp", ["gradients, and weights after the update (ZeRO 0 to 2)"]),  # no ZeRO-3, no other axes
+        ("megatron-2021", ["panels of a product over tp and tp2"]),
+    ],
+)
+def test_rules_of_a_framework_are_of_traffic_that_it_has(name: str, traffic: list[str]) -> None:
+    assert [rule["traffic"] for rule in overlap_records(name)] == traffic
+
+
+def test_what_only_some_software_hides_is_a_rule_of_that_alone() -> None:
+    asynchronous = {name for name in framework_names() if habits_of(name).asynchronous_tp}
+    assert asynchronous == {name for name in framework_names() if _hides_sums(name)} != set()
+
+
+def _hides_sums(name: str) -> bool:
+    return any(rule["habit"] == "asynchronous_tp" for rule in overlap_records(name))
 
 
 def test_rules_of_a_name_that_means_another_framework_say_so() -> None:

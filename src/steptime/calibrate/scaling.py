@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from steptime.calibrate.gemm import BYTES, COEFFICIENTS, FAMILY, STRIDE, gemm_device
-from steptime.cost.gemm import share_of_peak
+from steptime.cost.gemm import LARGE, held_efficiency, share_of_peak
 from steptime.errors import UserError
 from steptime.estimate.kernels import FEW_UNITS
 from steptime.hardware.profile import Curve
@@ -49,9 +49,6 @@ PROCESS_POWER: Final = {
 }  # fmt: skip
 #: Dtypes whose products do not run on the units of 16 bits.
 WIDE: Final = frozenset(["fp32", "fp64"])
-#: Rows, columns and depth of a large product.
-LARGE: Final = 16384.0
-_STEPS: Final = 10
 _BOUNDS: Final = {"gemm": {c.name: (c.low, c.high) for c in (*COEFFICIENTS, STRIDE)}}
 
 
@@ -114,8 +111,10 @@ def within_peak(values: Mapping[str, float], device: Device, dtype: str, share: 
     out = dict(values)
     if _peak(device, dtype) is None:
         return out
-    for _ in range(_STEPS):
-        out["compute_efficiency"] /= max(large_share(out, device, dtype) / share, 1.0)
+    out["compute_efficiency"] = held_efficiency(
+        out["compute_efficiency"],
+        lambda inside: large_share({**out, "compute_efficiency": inside}, device, dtype), share,
+    )  # fmt: skip
     return out
 
 

@@ -11,6 +11,7 @@ Only plain arithmetic and a loop over a fixed table of tiles: a million shapes c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from steptime.cost.waves import quantised_waves
@@ -46,6 +47,9 @@ PAGE_BYTES: Final = 65536
 INNER_NORM: Final = 8
 #: Steepness of the transition between products that stay in the last-level cache and those that do not.
 CACHE_STEEPNESS: Final = 8
+#: Rows, columns and depth of a large product.
+LARGE: Final = 16384.0
+_HOLDING_STEPS: Final = 10
 #: Duration (s) beyond which a chip under full load lowers its clock.
 THROTTLE_S: Final = 1e-3
 
@@ -324,6 +328,24 @@ def share_of_peak(edge: Num, time_s: Num, peak_flops_per_s: Num) -> Num:
     0.5
     """
     return 2 * edge**3 / (time_s * peak_flops_per_s)
+
+
+def held_efficiency(efficiency: float, share_with: Callable[[float], float], most: float) -> float:
+    r"""Largest share of the peak inside a tile, $\eta_c$, with which a large product stays below a share of the peak.
+
+    $$\eta_c \leftarrow \eta_c / \max\big(\eta(\eta_c) / \eta_{\max},\, 1\big)$$
+
+    ten times over, where $\eta$ = `share_with` is the share (:func:`share_of_peak`) that a large product reaches with
+    it and $\eta_{\max}$ = `most`; at first $\eta_c$ = `efficiency`.
+
+    Source: definition of a peak.
+
+    >>> round(held_efficiency(1.3, lambda inside: 0.9 * inside, 1.0), 6)
+    1.111111
+    """
+    for _ in range(_HOLDING_STEPS):
+        efficiency /= max(share_with(efficiency) / most, 1.0)
+    return efficiency
 
 
 def gemm_backward_s(

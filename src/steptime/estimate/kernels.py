@@ -19,7 +19,7 @@ from steptime.cost.attention_time import (
     attention_pair_flops,
     tiled_attention_s,
 )
-from steptime.cost.gemm import gemm_s
+from steptime.cost.gemm import LARGE, gemm_s, held_efficiency, share_of_peak
 from steptime.cost.gemm_residual import NAMES, gemm_residual, residual_table
 from steptime.cost.quantisation import nvfp4_element_bytes
 from steptime.estimate.measured import CONVOLVED, OWN, curves_of, measured_name, work_of
@@ -192,12 +192,29 @@ def gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str
     fitted = {name: value for name, value in curve.coefficients.items() if name not in NAMES}
     # The conversion that was measured is that of serving, a kernel of its own per row; training fuses its casts.
     fitted["quantise_s"] = 0.0
-    return {
+    dtype = precision.matrix_dtype
+    peak = device.matrix_flops_per_s[dtype]
+    numbers = {
         "batch": 1.0, "a_bytes": a_bytes, "b_bytes": b_bytes, "out_bytes": out_bytes,
-        "peak_flops_per_s": device.matrix_flops_per_s[precision.matrix_dtype], "memory_Bps": device.memory_Bps,
+        "peak_flops_per_s": peak, "memory_Bps": device.memory_Bps,
         "sm_count": float(units if units >= FEW_UNITS else SPREAD_UNITS), "l2_bytes": 0.0, "stride": 0.0,
         **fitted,
     }  # fmt: skip
+    if peak < device.catalogue.get(f"matrix_flops_per_s.{dtype}", peak):
+        numbers["compute_efficiency"] = _within_peak(numbers)
+    return numbers
+
+
+def _within_peak(numbers: Mapping[str, float]) -> float:
+    """Share of the peak inside a tile: units that a file makes slower are no faster than it says."""
+
+    def share_with(inside: float) -> float:
+        values = {**numbers, "compute_efficiency": inside}
+        return float(
+            share_of_peak(LARGE, gemm_s(LARGE, LARGE, LARGE, residual=0.0, **values), values["peak_flops_per_s"])
+        )
+
+    return held_efficiency(numbers["compute_efficiency"], share_with, 1.0)
 
 
 def _attention_numbers(device: Device, precision: Precision) -> dict[str, float]:

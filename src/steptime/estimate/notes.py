@@ -105,6 +105,11 @@ def changed_device(device: Device) -> tuple[str, ...]:
         )
     if device.like is not None and device.clock_Hz is not None and "clock_Hz" not in known:
         out.append("clock changes nothing: the catalogue has no clock of this device that its peak rates belong to")
+    if device.without_curves:
+        out.append(
+            "numbers of a measured machine are changed: its measured curves are left out, and times come from rates "
+            "and efficiencies alone; they do not compare with those of the machine as it was measured"
+        )
     return tuple(out)
 
 

@@ -7,6 +7,7 @@ gate of :mod:`steptime.hardware.schema` first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,6 +50,12 @@ UNLIKE: Final = "unlike"
 """Likewise of a level of the catalogue that says itself how well its links work: no fit to others belongs to it."""
 
 
+#: Numbers that no measured time depends on: they may be changed over a measured machine.
+NO_RATES: Final = frozenset(["memory", "power"])
+#: Relative difference of numbers that a file gives again.
+ROUNDING: Final = 1e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """Numbers by TOML key (``memory``, ``matrix.bf16``), each with its source, and texts."""
@@ -62,13 +69,17 @@ class Layer:
     """Numbers with which the collectives of a machine were measured, by the same keys."""
     stated: frozenset[str] = frozenset()
     """Keys of the numbers that a file of the user's gives."""
+    without_curves: bool = False
+    """Whether numbers were changed over a machine whose curves had been measured."""
 
     def over(self, below: Layer) -> Layer:
         """This layer's entries, and those of ``below`` where it has none.
 
-        Curves are of a machine as it was measured: other numbers over it drop them.
+        Curves are of a machine as it was measured: other numbers over it drop them, but for :data:`NO_RATES`.
         """
-        kept = {key: text for key, text in below.texts.items() if key != "curves" or not self.numbers}
+        other = [key for key in self.numbers if key not in NO_RATES and not self._as_below(key, below)]
+        drops = "curves" in below.texts and bool(other)
+        kept = {key: text for key, text in below.texts.items() if key != "curves" or not drops}
         return Layer(
             numbers={**below.numbers, **self.numbers},
             sources={**below.sources, **self.sources},
@@ -76,7 +87,11 @@ class Layer:
             catalogue={**below.catalogue, **self.catalogue},
             measured={**below.measured, **self.measured},
             stated=self.stated | (below.stated - self.numbers.keys()),
+            without_curves=self.without_curves or below.without_curves or drops,
         )
+
+    def _as_below(self, key: str, below: Layer) -> bool:
+        return key in below.numbers and math.isclose(self.numbers[key], below.numbers[key], rel_tol=ROUNDING)
 
 
 def of_catalogue(own: Layer) -> Layer:
@@ -232,6 +247,7 @@ def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curv
         architecture=stack.texts.get("architecture"),
         like=stack.texts.get(LIKE),
         curves=curves,
+        without_curves=stack.without_curves and curves is None,
         sources={_record_key(key, DEVICE): source for key, source in stack.sources.items()},
         catalogue={_record_key(key, DEVICE): number for key, number in stack.catalogue.items()},
         **rates,

@@ -88,6 +88,8 @@ class Device:
     """Time of its host to issue one operator of a training step, framework and gradients included; None: unknown."""
     curves: Profile | None = None
     """Time models fitted to this very machine; they go before the profile of the catalogue."""
+    without_curves: bool = False
+    """Whether a file changes numbers of a machine that was measured, whose curves are left out therefore."""
     catalogue: Mapping[str, float] = field(default_factory=dict)
     """Numbers as the catalogue has them, by field as in `sources`, where a file of the user's may have changed some:
     fitted curves belong to these."""

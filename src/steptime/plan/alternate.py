@@ -4,8 +4,9 @@ A layer keeps its input and the outputs of attention and of every second product
 gate, up, down these are query, value, gate and down; without a gate query, value and the first product of the MLP.
 Everything else that backward reads is made again: norms, rotations, keys, the stream after attention, the other half
 of the MLP's first product and the activation. Of latent attention the compressed forms are kept, query, keys and values
-made again. Of experts what was dispatched to them is kept too. What tensor ranks scatter is kept as it arrives, and the
-inputs of products are gathered again in any backward pass, so that no transfer is repeated.
+made again. Of routed experts what was dispatched to them is kept, and all of their products but the last run again:
+grouped products are no products to the policy. What tensor ranks scatter is kept as it arrives, and the inputs of
+products are gathered again in any backward pass, so that no transfer is repeated.
 
 Source: the policy of torchtitan's selective activation checkpointing (``op``), which counts the products of a layer.
 """
@@ -25,13 +26,14 @@ AGAIN: Final = frozenset({
     "attention_norm", "mlp_norm", "qk_norm", "q_norm", "kv_norm", "post_attention_norm", "rope", "q", "q_up", "kv_up",
     "attention_out", "attention_dropout", "attention_residual", "activation", "expert_activation", "shared_activation",
     "mlp_inner_dropout", "q_down_bias", "kv_down_bias", "qkv_bias", "attention_out_bias", "mlp_in_bias",
-    "expert_in_bias", "attention_inputs_copy", "attention_quantise", "attention_context_copy",
+    "expert_in", "expert_in_bias", "attention_inputs_copy", "attention_quantise", "attention_context_copy",
 })  # fmt: skip
-INTO: Final = ("mlp_in", "shared_in", "expert_in")
-OUT_OF: Final = ("mlp_out", "shared_out", "expert_out")
+INTO: Final = ("mlp_in", "shared_in")
+OUT_OF: Final = ("mlp_out", "shared_out")
 #: Rows whose input is made again; ``post_mlp_norm`` and ``shared_scale`` read what a product out of a gated MLP keeps.
 DROPPED: Final = frozenset({
     "q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "qk_norm", "post_attention_norm", "mlp_in", "router", *OUT_OF,
+    "expert_activation", "expert_out",
 })  # fmt: skip
 ATTEND: Final = ("attend", "unaligned_attend")
 CORE: Final = ("fused_attention", "scores", "unaligned_scores", *ATTEND)
@@ -62,8 +64,9 @@ def share_again(row: Row, model: ModelSpec) -> float:
 
 
 def kept_bytes(row: Row, model: ModelSpec, plans: Plans) -> Num:
-    """Bytes that a row keeps, at most as many as without this kind."""
-    if row.name in DROPPED or (row.name in READS_DOWN and model.gated_mlp):
+    """Bytes that a row keeps, at most as many as without this kind; a norm behind experts keeps what they give."""
+    reads_kept = row.name in READS_DOWN and model.gated_mlp and (model.experts is None or row.name == "shared_scale")
+    if row.name in DROPPED or reads_kept:
         return 0.0 * row.kept_bytes
     if row.name == "mlp_norm":
         return where(plans.tp > 1, row.kept_bytes, 0.0 * row.kept_bytes)

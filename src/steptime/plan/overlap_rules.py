@@ -23,6 +23,12 @@ class OverlapRule:
     """What it shares with other work, and what that costs."""
     formula: str
     """Function of :mod:`steptime.cost` that gives what shows of it."""
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that have this traffic."""
+    axis: str = ""
+    """Axis beside ``dp`` that it runs over; empty: none."""
+    habit: str = ""
+    """Habit of a framework (:class:`steptime.plan.framework.Habits`) without which all of it shows."""
 
 
 _DATA: Final = (
@@ -35,17 +41,17 @@ RULES: Final = (
         word="dp", traffic="gradients, and weights after the update (ZeRO 0 to 2)", stream="data parallel",
         beside="passes of other layers (backward of the last micro-batch, of ZeRO-2 each; forward of the first)",
         wants="dp or cp above 1, more layers than one bucket holds", shares=_DATA,
-        formula="data_parallel.exposed_buckets_s",
+        formula="data_parallel.exposed_buckets_s", zero=(0, 1, 2),
     ),
     OverlapRule(
         word="dp", traffic="weights gathered for the forward pass (ZeRO-3)", stream="data parallel",
         beside="the forward pass of the layer before", wants="dp or cp above 1", shares=_DATA,
-        formula="data_parallel.exposed_gather_s",
+        formula="data_parallel.exposed_gather_s", zero=(3,),
     ),
     OverlapRule(
         word="dp", traffic="weights gathered again, gradients (ZeRO-3); shards summed over replicas (HSDP)",
         stream="data parallel; replicas on one of their own", beside="the backward passes of other layers",
-        wants="dp or cp above 1", shares=_DATA, formula="data_parallel.exposed_sharded_s",
+        wants="dp or cp above 1", shares=_DATA, formula="data_parallel.exposed_sharded_s", zero=(3,),
     ),
     OverlapRule(
         word="tp", traffic="what a product gathers or scatters over tp", stream="that product's",
@@ -53,7 +59,7 @@ RULES: Final = (
         wants="tp above 1 in one fast domain, sp on, attention or a dense MLP, strategy 1d or context, a model by "
         "dimensions, not mode published",
         shares="what its copies take of the product is in the factors of a framework",
-        formula="collective.shown_beside_s",
+        formula="collective.shown_beside_s", axis="tp",
     ),
     OverlapRule(
         word="", traffic="backward: an input that a product gathers again over tp, and the sum of its gradient",
@@ -61,24 +67,24 @@ RULES: Final = (
         wants="a framework with asynchronous_tp, tp above 1, attention or a dense MLP, strategy 1d or context, a model "
         "by dimensions, trained weights, no zero-bubble schedule",
         shares="what its kernels take of the products is in the factors of a framework",
-        formula="collective.shown_beside_s",
+        formula="collective.shown_beside_s", axis="tp", habit="asynchronous_tp",
     ),
     OverlapRule(
         word="", traffic="keys and values that go round the ring of cp", stream="that of attention",
         beside="attention on the block before, but for the rank's own", wants="context ring", shares="nothing",
-        formula="collective.shown_beside_s",
+        formula="collective.shown_beside_s", axis="cp",
     ),
     OverlapRule(
         word="ep", traffic="exchange of experts", stream="expert parallel",
         beside="the opposite pass of another micro-batch, but for its exchange",
         wants="ep above 1; vpp above 1 or schedule dualpipe; no full recomputation",
         shares="links: the exchange of that pass waits for it",
-        formula="experts.hidden_exchange_s",
+        formula="experts.hidden_exchange_s", axis="ep",
     ),
     OverlapRule(
         word="pp", traffic="messages between stages", stream="pipeline", beside="passes of other micro-batches",
         wants="pp above 1", shares="nothing; the crossing that fills and drains the pipeline shows",
-        formula="pipeline.waited_messages",
+        formula="pipeline.waited_messages", axis="pp",
     ),
     OverlapRule(
         word="offload", traffic="activations to the host and back", stream="copies, one each way",
@@ -89,7 +95,7 @@ RULES: Final = (
     OverlapRule(
         word="", traffic="panels of a product over tp and tp2", stream="that product's",
         beside="the product of the panel before", wants="strategy 2d", shares="nothing; the first panel shows",
-        formula="collective.shown_beside_s",
+        formula="collective.shown_beside_s", axis="tp",
     ),
 )  # fmt: skip
 """Every kind of traffic that may hide; what is not here shows."""

@@ -12,7 +12,7 @@ from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, work
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.stages import Passes
-from steptime.estimate.work import NUMBERS, Beside, Pass, PhaseWork
+from steptime.estimate.work import NUMBERS, Beside, Pass, PhaseWork, phase_work
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
 from steptime.plan.method import Strategy
@@ -167,7 +167,7 @@ def _shared_works(
         lengths.append(len(shape_at[piece]))
     return {
         part: {
-            phase: _joined(work, shape_at, [one[part][phase] for one in links], lengths)
+            phase: _joined(work, shape_at, [phase_work(one[part], phase) for one in links], lengths)
             for phase, work in phases.items()
         }
         for part, phases in device.items()

@@ -8,7 +8,7 @@ from typing import Any, Final
 from steptime.plan.framework import IDEAL, PARAMETERS, Habits, habits_of
 from steptime.plan.framework_file import framework_path, framework_table
 from steptime.plan.framework_library import GENERIC, framework_names
-from steptime.plan.overlap_rules import OVERLAPS, RULES
+from steptime.plan.overlap_rules import RULES, OverlapRule
 from steptime.surface.accustomed import framework_taken, no_framework, renamed
 
 #: What is charged, by group, for a list of frameworks.
@@ -67,15 +67,22 @@ def framework_record(name: str) -> FrameworkRecord:
                            habits=habits_of(name), source=source, notes=notes)  # fmt: skip
 
 
-def overlap_records(name: str | None = None) -> list[dict[str, str]]:
+def overlap_records(name: str | None = None) -> list[dict[str, Any]]:
     """What hides behind what, as plain data; of one framework the rules that it follows unless told otherwise.
 
     Raises:
         UnknownNameError: there is no framework of that name.
         UserError: the user's own file of frameworks cannot be used.
     """
-    words = set(OVERLAPS) if name is None else framework_record(name).habits.overlap
-    return [asdict(rule) for rule in RULES if not rule.word or rule.word in words]
+    habits = None if name is None else framework_record(name).habits
+    return [asdict(rule) for rule in RULES if habits is None or _follows(habits, rule)]
+
+
+def _follows(habits: Habits, rule: OverlapRule) -> bool:
+    """Whether software with these habits has the traffic of a rule, and hides it."""
+    has = bool(habits.zero_stages & set(rule.zero)) and (not rule.axis or rule.axis in habits.axes)
+    hides = (not rule.word or rule.word in habits.overlap) and (not rule.habit or bool(getattr(habits, rule.habit)))
+    return has and hides
 
 
 def framework_file_record() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from steptime.calibrate.mesh.faults import LEAST_SIGMA, Faults, find_faults
+from steptime.calibrate.mesh.faults import LEAST_FACTOR, LEAST_SIGMA, Faults, find_faults
 from steptime.calibrate.mesh.groups import LARGE, Tree, partition
 from steptime.calibrate.mesh.hierarchy import LEAST_EVIDENCE, Chain, find_chain, least_gap
 from steptime.calibrate.mesh.layout import Fit, Layout, expected, fit
@@ -32,6 +32,14 @@ ALWAYS_TORUS = 64
 LEAST_OBSERVED = 0.65
 #: Devices per group up to which rails are looked for in a large mesh that nothing else explains.
 MOST_PER_NODE = 16
+#: Up to so many devices two kinds of links in one class are looked for: links of a class, smallest share of the rarer
+#: kind, share of the variance that the kinds tell.
+FEW_DEVICES = 64
+LEAST_LINKS = 6
+LEAST_OF_A_KIND = 0.1
+TOLD_BY_KINDS = 0.95
+#: Share of the links that may be broken before they are a pattern.
+MOST_BROKEN = 0.25
 #: Largest confidence that is told: no test of ours could show more.
 MOST_CONFIDENT = 0.999
 #: A device and its number, as most systems name them.
@@ -86,7 +94,9 @@ def _search(prepared: Prepared, names: Sequence[str]) -> _Found:
 
 def _judged(prepared: Prepared, fitted: Fit, margin: float, names: Sequence[str]) -> _Found:
     faults = find_faults(prepared, fitted, names)
-    return _Found(fitted=fitted, faults=faults, margin=margin, structured=structured(faults.rest))
+    pattern = structured(faults.rest) or two_kinds(fitted.layout, faults.rest, prepared.missing | faults.broken_mask)
+    many = faults.unexplained > MOST_BROKEN
+    return _Found(fitted=fitted, faults=faults, margin=margin, structured=pattern or many)
 
 
 def _better(prepared: Prepared, found: _Found, other: Fit | None, names: Sequence[str]) -> _Found:
@@ -159,6 +169,35 @@ def structured(rest: Array) -> bool:
         start = np.random.default_rng(0).normal(size=count)
         top = float(np.abs(eigsh(capped, k=1, which="LM", v0=start, tol=1e-2, return_eigenvectors=False)).max())
     return bool(top > sigma * (2 * math.sqrt(count) + 5 * count ** (-1 / 6)))
+
+
+def two_kinds(layout: Layout, rest: Array, skipped: Array) -> bool:
+    """Whether links that should be alike are of two kinds: a tenth or more of a class is apart from the others.
+
+    Their means are a factor of 1.5 apart or more, and tell 95 % of the variance. Of few devices, where eigenvalues
+    (:func:`structured`) show nothing.
+    """
+    count = len(rest)
+    if count > FEW_DEVICES:
+        return False
+    classes = layout.class_rows(0, count)
+    used = np.triu(~skipped[layout.order][:, layout.order], 1)
+    values = rest[layout.order][:, layout.order]
+    return any(_bimodal(np.sort(values[used & (classes == each)])) for each in np.unique(classes[used]))
+
+
+def _bimodal(values: Array) -> bool:
+    """Of sorted numbers."""
+    count = len(values)
+    fewest = max(2, math.ceil(LEAST_OF_A_KIND * count))
+    if count < LEAST_LINKS:
+        return False
+    low = np.arange(fewest, count - fewest + 1)
+    sums = np.cumsum(values)
+    gaps = (sums[-1] - sums[low - 1]) / (count - low) - sums[low - 1] / low
+    between = gaps**2 * low * (count - low) / count**2
+    best = int(np.argmax(between))
+    return bool(gaps[best] > math.log(LEAST_FACTOR) and between[best] > TOLD_BY_KINDS * np.var(values))
 
 
 def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
@@ -281,6 +320,8 @@ def _notes(prepared: Prepared, found: _Found) -> tuple[str, ...]:
         out.append(f"{1 - prepared.observed:.0%} of the pairs were not measured; the mesh stands in for them")
     if found.margin < 3:
         out.append("another shape explains the links nearly as well; measure more sizes or repeat")
+    if found.faults.one_sided:
+        out.append(f"most links are slower one way than the other, by a factor of {found.faults.one_sided:.1f}")
     if found.faults.unlisted:
         out.append(f"{found.faults.unlisted} more odd links are not listed")
     return tuple(out)

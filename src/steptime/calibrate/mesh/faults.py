@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime.calibrate.mesh.layout import Fit, residual
+from steptime.calibrate.mesh.layout import Fit, class_medians, residual
 from steptime.calibrate.mesh.prepare import Prepared, noise_threshold
 from steptime.hardware.mesh import OddLink
 from steptime.num import Array
@@ -17,6 +17,8 @@ from steptime.num import Array
 LEAST_FACTOR = 1.5
 #: Spread of alike links below which nothing is called quiet.
 LEAST_SIGMA = 0.02
+#: Standard deviation of normal numbers over the median of their magnitudes.
+SPREAD = 1.4826
 #: Odd links that are listed; the rest are counted.
 MOST_LISTED = 1000
 
@@ -37,36 +39,51 @@ class Faults:
     noise: float
     """Root mean square of what is left of links that are neither broken nor missing."""
     unlisted: int
+    one_sided: float | None
+    """Usual factor between the directions of a pair, where most differ."""
+    unexplained: float
+    """Share of the pairs that are broken, without those of the device that has most of them."""
 
 
 def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults:
     """Compares every link with its class, and with its way back.
 
-    A link is broken if both directions are slower than its class by more than $\\max(5, \\sqrt{2 \\ln n} + 1)$ times
-    the robust spread (1.48 median absolute deviations) and by a factor of at least 1.5; asymmetric if the
-    two directions differ by as much in terms of their own spread.
+    A link is broken if both directions are slower than the median of its class by more than
+    $\\max(5, \\sqrt{2 \\ln n} + 1)$ times the robust spread (1.48 median absolute deviations) and by a factor of at
+    least 1.5; asymmetric if the two directions differ by as much in terms of their own spread. Where most pairs differ
+    by that factor from one direction to the other, all that do are asymmetric.
     """
     count = len(names)
     limit = noise_threshold(count * (count - 1) // 2)
-    rest = residual(fitted, np.nan_to_num(prepared.both_ways))
+    both = np.nan_to_num(prepared.both_ways)
+    rest = residual(replace(fitted, means=class_medians(fitted, both, prepared.missing)), both)
     rest[prepared.missing] = 0.0
     difference = prepared.one_way - prepared.one_way.T
     np.nan_to_num(difference, copy=False)
     least = math.log(LEAST_FACTOR)
     sigma = _spread(rest)
     slow = rest - np.abs(difference) / 2 > max(limit * sigma, least)
-    uneven = difference > max(limit * _spread(difference), least)
+    usual = _spread(difference)
+    most = usual > SPREAD * least
+    uneven = difference > (least if most else max(limit * usual, least))
     broken = _listed(np.triu(slow, 1), rest, names)
     asymmetric = _listed(uneven, difference, names)
     hurt = np.flatnonzero(slow.sum(axis=1) > max(2, (count - 1) / 2))
     rest[slow] = 0.0
     left = count * (count - 1) - int(slow.sum()) - int(prepared.missing.sum())
     noise = math.sqrt(float(np.square(rest, dtype=np.float64).sum()) / max(left, 1))
+    unlisted = int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric)
     return Faults(
         broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[int(i)] for i in hurt), broken_mask=slow,
-        rest=rest, sigma=sigma, noise=noise,
-        unlisted=int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric),
+        rest=rest, sigma=sigma, noise=noise, unlisted=unlisted, one_sided=math.exp(usual / SPREAD) if most else None,
+        unexplained=_without_worst(slow),
     )  # fmt: skip
+
+
+def _without_worst(slow: Array) -> float:
+    worst = int(np.argmax(slow.sum(axis=1)))
+    rest = np.delete(np.delete(slow, worst, 0), worst, 1)
+    return float(rest.sum()) / max(len(rest) * (len(rest) - 1), 1)
 
 
 def _spread(values: Array) -> float:
@@ -74,7 +91,7 @@ def _spread(values: Array) -> float:
     step = max(1, len(values) // 1024)
     some = values[::step]
     some = some[some != 0]
-    return max(LEAST_SIGMA, 1.4826 * float(np.median(np.abs(some))) if len(some) else 0.0)
+    return max(LEAST_SIGMA, SPREAD * float(np.median(np.abs(some))) if len(some) else 0.0)
 
 
 def _listed(mask: Array, excess: Array, names: Sequence[str]) -> tuple[OddLink, ...]:

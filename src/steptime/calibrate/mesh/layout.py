@@ -13,6 +13,8 @@ from steptime.num import Array
 
 #: Rows of the matrix that are looked at together.
 ROWS = 512
+#: Rows that medians are taken from, about.
+MEDIAN_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,24 @@ def fit(layout: Layout, distances: Array, observed: float = 1.0) -> Fit:
         layout=layout, links=links, means=means, squares=left, sigma=math.sqrt(spread),
         score=score - layout.log_assignments,
     )  # fmt: skip
+
+
+def class_medians(fitted: Fit, distances: Array, missing: Array) -> Array:
+    """Median of every class over the measured pairs, in which a slow device has no part; of many devices from a sample.
+
+    Classes without a measured pair keep their means.
+    """
+    layout, count = fitted.layout, len(fitted.layout.order)
+    rows = np.arange(0, count, max(1, count // MEDIAN_ROWS))
+    classes = np.concatenate([layout.class_rows(int(row), int(row) + 1) for row in rows])
+    block, known = (each[layout.order[rows]][:, layout.order] for each in (distances, ~missing))
+    known[np.arange(len(rows)), rows] = False
+    found, values = classes[known], block[known]
+    order = np.argsort(found, kind="stable")
+    names, starts = np.unique(found[order], return_index=True)
+    out: Array = fitted.means.copy()
+    out[names] = [np.median(part) for part in np.split(values[order], starts[1:])]
+    return out
 
 
 def residual(fitted: Fit, distances: Array) -> Array:

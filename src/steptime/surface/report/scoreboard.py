@@ -9,7 +9,7 @@ from steptime.study.measured.aggregate import coverage_interval, covered
 from steptime.study.measured.computed import EXACT
 from steptime.study.measured.reasons import Flag
 from steptime.study.measured.targets import CLAIMS, Reached
-from steptime.surface.report.error_tables import error_cells, error_head, largest_groups
+from steptime.surface.report.error_tables import error_cells, error_figures, error_head, largest_groups
 from steptime.surface.report.score_runs import MEMORY, TIME
 from steptime.surface.report.text import percent
 from steptime.surface.scoreboard import SEEN, UNSEEN, WAYS, Board
@@ -36,15 +36,15 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
 
 def ways_table(board: Board) -> str:
     """Every way of predicting in one line."""
-    head = ("predicted with", *error_head(TIME), "interval of in band", "mean over sources", "without the largest",
-            "rank")  # fmt: skip
+    head = ("predicted with", *error_head(TIME), "interval of in band", "mean over sources", "bias over sources",
+            "without the largest", "rank")  # fmt: skip
     rows = []
     for key, found in board.summaries.items():
         interval, macro, rest = (found[n] for n in (
             "coverage90_by_source_interval", "macro", "macro_without_dominant"))  # fmt: skip
         rows.append([
             WAYS[key].title, *error_cells(found["time"], TIME),
-            _ends(interval), _cell(macro["mape"]),
+            _ends(interval), *error_figures(macro, ("mape", "bias")),
             _cell(rest["mape"]) if rest else "-", _plain(found["rank"]["median_spearman"]),
         ])  # fmt: skip
     return markdown(head, rows)
@@ -177,8 +177,8 @@ def page(board: Board) -> str:
         "## Step time",
         "Errors are of predicted against measured time, $p/t-1$; mean, median and p90 of its magnitude, bias its mean. "
         "In band: share of the measured times inside the predicted 90 % band; its interval (90 %) draws whole sources "
-        "again, because rows of one source err together. Mean over sources: of sources with ten rows or more, each "
-        "counting once; without the largest: without the source that has most rows. Rank: median rank "
+        "again, because rows of one source err together. Mean and bias over sources: of sources with ten rows or more, "
+        "each counting once; without the largest: without the source that has most rows. Rank: median rank "
         "correlation over groups of five plans or more.",
         ways_table(board), claims_line(board), scripts_line(board), computed_line(board),
         *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),

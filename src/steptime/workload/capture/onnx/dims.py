@@ -31,7 +31,7 @@ class Dims:
         """A size from the file or from the user."""
         if dim.HasField("dim_value"):
             return int(dim.dim_value)
-        return self.given.get(dim.dim_param)
+        return self.given.get(_symbol(dim))
 
     def input_type(self, value: ValueInfoProto) -> TensorType | None:
         """Type of an input of the graph; None where a size is open, whose symbol is then noted.
@@ -46,7 +46,7 @@ class Dims:
             raise InputFileError(self.path, f"input {value.name!r} has no shape", hint="export it with a shape")
         sizes = []
         for number, dim in enumerate(proto.shape.dim):
-            symbol = dim.dim_param or f"{value.name}.{number}"
+            symbol = _symbol(dim) or f"{value.name}.{number}"
             if not dim.HasField("dim_value"):
                 self.symbols.setdefault(symbol, value.name)
             size = int(dim.dim_value) if dim.HasField("dim_value") else self.given.get(symbol)
@@ -76,3 +76,9 @@ class Dims:
         for name in self.given:
             if name not in self.symbols:
                 raise UnknownNameError("open size", name, self.symbols, where=self.path)
+
+
+def _symbol(dim: TensorShapeProto.Dimension) -> str:
+    """Name of an open size; bytes that are no text come as escapes."""
+    name: str | bytes = dim.dim_param
+    return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
