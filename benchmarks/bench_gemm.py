@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -26,7 +27,14 @@ from steptime.calibrate.scaling import EXPONENTS
 from steptime.calibrate.score import errors_of
 from steptime.calibrate.table import Table, read_table
 from steptime.calibrate.training import nearest_at
-from steptime.calibrate.transfer import OF_THE_LIBRARY, OTHER_VENDOR, SCALED_ERROR, Z90, transferred_curve
+from steptime.calibrate.transfer import (
+    OF_THE_LIBRARY,
+    OTHER_VENDOR,
+    SCALED_ERROR,
+    Z90,
+    architecture,
+    transferred_curve,
+)
 from steptime.cost.gemm_residual import NAMES
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve
@@ -50,6 +58,7 @@ RULES = (
     "from Python."
 )
 Curves = dict[tuple[str, str, str], Curve]
+device_of = cache(load_device)
 
 
 def main() -> None:
@@ -160,15 +169,19 @@ def print_row(truth: Truth, predicted_s: object, what: str = "") -> None:
     )
 
 
+def usual_timer(dtype: str) -> str:
+    """The timer that most shapes of a dtype were measured with."""
+    return "eager" if dtype == "fp32" else "kernel"
+
+
 def rows_of(chosen: list[Truth], dtype: str, source: str = "") -> list[Truth]:
-    """Measured shapes of one dtype (of one source), with the timer that most of them have."""
-    timer = "eager" if dtype == "fp32" else "kernel"
-    return [t for t in chosen if t.dtype == dtype and t.timer == timer and source in ("", t.source)]
+    """Measured shapes of one dtype (of one source), with its usual timer."""
+    return [t for t in chosen if t.dtype == dtype and t.timer == usual_timer(dtype) and source in ("", t.source)]
 
 
 def curves_like(curves: Curves, dtypes: tuple[str, ...]) -> Curves:
-    """The curves of dtypes that stand for each other, with the timer of :func:`rows_of`."""
-    return {key: c for key, c in curves.items() if key[1] in dtypes and (key[2] == "eager") == ("fp32" in dtypes)}
+    """The curves of dtypes that stand for each other, with their usual timer."""
+    return {key: c for key, c in curves.items() if key[1] in dtypes and key[2] == usual_timer(key[1])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +194,8 @@ class Left:
     """Log of measured over predicted time of every shape."""
     generation: Array
     """The same where no card of the generation is known."""
+    informed: Array
+    """The same where the architecture is left out, but what its library has is known."""
     whole: Curve
     """The device's own."""
 
@@ -192,9 +207,7 @@ class Left:
     @property
     def means(self) -> tuple[float, float, float]:
         """Mean errors: architecture left out; generation left out; architecture left out but its library known."""
-        library = {name: self.whole.coefficients[name] for name in OF_THE_LIBRARY[FAMILY.name]}
-        informed = replace(self.curve, coefficients={**self.curve.coefficients, **library})
-        errors = (self.error, self.generation, log_ratio(self.truth, informed))
+        errors = (self.error, self.generation, self.informed)
         one, two, three = (float(np.mean(np.abs(np.expm1(-e)))) for e in errors)
         return one, two, three
 
@@ -235,16 +248,19 @@ def unseen(title: str, rows: list[Truth], curves: Curves) -> list[Left]:
 def left_out(truth: Truth, curves: Curves) -> Left:
     """A device by the curves of other architectures, and of other generations."""
     by_others, by_generations = (
-        transferred(truth, {key: c for key, c in curves.items() if kind(load_device(key[0])) != kind(truth.device)})
+        transferred(truth, {key: c for key, c in curves.items() if kind(device_of(key[0])) != kind(truth.device)})
         for kind in (architecture, generation)
     )
     whole = curves[truth.device.name, truth.dtype, truth.timer]
-    return Left(truth, by_others, log_ratio(truth, by_others), log_ratio(truth, by_generations), whole)
+    library = {name: whole.coefficients[name] for name in OF_THE_LIBRARY[FAMILY.name]}
+    informed = replace(by_others, coefficients={**by_others.coefficients, **library})
+    one, two, three = (log_ratio(truth, curve) for curve in (by_others, by_generations, informed))
+    return Left(truth=truth, curve=by_others, error=one, generation=two, informed=three, whole=whole)
 
 
 def transferred(truth: Truth, curves: Curves) -> Curve:
     """The curve that a device gets which nobody measured: of two 16-bit formats the one with the nearer donor."""
-    records = {name: load_device(name) for name, _, _ in curves}
+    records = {name: device_of(name) for name, _, _ in curves}
     donors: dict[str, dict[str, Curve]] = {}
     for (name, dtype, _), curve in curves.items():
         donors.setdefault(dtype, {})[name] = curve
@@ -252,14 +268,9 @@ def transferred(truth: Truth, curves: Curves) -> Curve:
     return transferred_curve(truth.device, donors[nearest], records)
 
 
-def architecture(device: Device) -> str:
-    """Architecture of a device; devices that do not say it are each their own."""
-    return device.architecture or device.name
-
-
 def generation(device: Device) -> str:
     """What the vendor calls by one name, chips for desks and for data centres alike: "ampere" of "ampere-rtx"."""
-    return (device.architecture or "").split("-")[0] or device.name
+    return device.architecture.split("-")[0] if device.architecture else device.name
 
 
 def print_left(left: Left, inside: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -280,49 +279,41 @@ def test_shapes_of_tori() -> None:
     assert set(shapes(64)) >= {(8, 8), (4, 16), (4, 4, 4), (2, 4, 8), (64,)}
 
 
-def _latencies(groups: Sequence[int], slow: int | None = None, factor: float = 20.0) -> Links:
-    """One latency matrix: 3 us inside groups of these sizes, 10 us between, 3 % noise; perhaps one slow device."""
+def _latencies(*groups: int) -> Array:
+    """3 us inside groups of these sizes, 10 us between, 3 % noise."""
     of = np.repeat(np.arange(len(groups)), groups)
     times = np.where(of[:, None] == of[None], 3e-6, 10e-6)
-    times *= np.exp(0.03 * np.random.default_rng(0).normal(size=times.shape))
-    if slow is not None:
-        times[slow] *= factor
-        times[:, slow] *= factor
-    return _given(times)
-
-
-def _given(times: Array) -> Links:
-    np.fill_diagonal(times, np.nan)
-    quantity = Quantity(kind="latency", values=times)
-    return Links(names=tuple(f"g{i}" for i in range(len(times))), quantities=(quantity,))
+    return times * np.exp(0.03 * np.random.default_rng(0).normal(size=times.shape))
 
 
 @pytest.mark.parametrize("groups", [(4, 3), (3, 2), (8, 3), (4, 4, 3), (4, 2), (5, 3)])
 def test_groups_of_unequal_size_are_a_pattern_that_a_note_tells(groups: tuple[int, ...]) -> None:
-    found = discover(_latencies(groups))
+    found = discover(matrix(_latencies(*groups)))
     assert found.confidence <= 0.5
     assert any("no mesh of equal groups" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("groups", [(5,), (7,), (4, 4), (3, 3), (2, 2, 2)])
 def test_equal_groups_are_none(groups: tuple[int, ...]) -> None:
-    found = discover(_latencies(groups))
+    found = discover(matrix(_latencies(*groups)))
     assert found.confidence > 0.9 and not found.notes and not found.broken_links
 
 
 @pytest.mark.parametrize("factor", [3.0, 20.0])
 @pytest.mark.parametrize("groups", [(8,), (8, 8)])
 def test_a_slow_device_is_named_however_slow_it_is(groups: tuple[int, ...], factor: float) -> None:
-    found = discover(_latencies(groups, slow=3, factor=factor))
-    assert found.slow_devices == ("g3",)
+    times = _latencies(*groups)
+    times[3] *= factor
+    times[:, 3] *= factor
+    found = discover(matrix(times))
+    assert found.slow_devices == ("3",)
     assert found.confidence > 0.9 and not found.notes
 
 
 def test_where_most_links_are_slower_one_way_all_are_listed() -> None:
     """Twice as slow from lower to higher numbers: the mesh is found all the same."""
-    times = np.where(np.arange(8)[:, None] // 4 == np.arange(8)[None] // 4, 3e-6, 10e-6)
-    times *= np.exp(0.03 * np.random.default_rng(0).normal(size=times.shape))
+    times = _latencies(4, 4)
     times[np.triu_indices(8, 1)] *= 2
-    found = discover(_given(times))
+    found = discover(matrix(times))
     assert found.shape == (4, 2) and len(found.asymmetric_links) == 28 and not found.broken_links
     assert any("slower one way than the other, by a factor of 2.0" in note for note in found.notes)

@@ -109,9 +109,10 @@ def _transferred(
 
 def _donors(device: Device, key: Key, kin: Mapping[str, Profile], records: Mapping[str, Device]) -> dict[str, Curve]:
     """Fitted curves of devices that are alike; of 16-bit products those of all, if one is alike."""
+    family, dtype, _ = key
     fitted = {name: curve for name, profile in kin.items() if (curve := _fitted(profile, key)) is not None}
     alike = {name: curve for name, curve in fitted.items() if distance(device, records[name]) <= FARTHEST}
-    return fitted if alike and key[0] in EXPONENTS and key[1] in ALIKE else alike
+    return fitted if alike and family in EXPONENTS and dtype in ALIKE else alike
 
 
 def beside_sixteen_bits(

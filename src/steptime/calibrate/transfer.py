@@ -170,16 +170,21 @@ def unlike_units(device: Device, other: Device, dtype: str) -> float:
     return apart if apart > ROUNDED else 0.0
 
 
+def architecture(device: Device) -> str:
+    """Architecture of a device; devices that do not say it are each their own."""
+    return device.architecture or device.name
+
+
 def _own_architecture(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
     """The weights of devices of the same architecture."""
-    return {name: w for name, w in weights.items() if (devices[name].architecture or name) == device.architecture}
+    return {name: w for name, w in weights.items() if architecture(devices[name]) == device.architecture}
 
 
 def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
     """Weights of devices of the same architecture; if there are none, of all, those of one architecture as one."""
     if own := _own_architecture(device, weights, devices):
         return own
-    kinds = {name: devices[name].architecture or name for name in weights}
+    kinds = {name: architecture(devices[name]) for name in weights}
     return {name: weight / list(kinds.values()).count(kinds[name]) for name, weight in weights.items()}
 
 

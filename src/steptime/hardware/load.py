@@ -77,8 +77,8 @@ class Layer:
 
         Curves are of a machine as it was measured: other numbers over it drop them, but for :data:`NO_RATES`.
         """
-        other = [key for key in self.numbers if key not in NO_RATES and not self._as_below(key, below)]
-        drops = "curves" in below.texts and bool(other)
+        other = any(key not in NO_RATES and not self._as_below(key, below) for key in self.numbers)
+        drops = other and "curves" in below.texts
         kept = {key: text for key, text in below.texts.items() if key != "curves" or not drops}
         return Layer(
             numbers={**below.numbers, **self.numbers},

@@ -187,7 +187,7 @@ def two_kinds(layout: Layout, rest: Array, skipped: Array) -> bool:
 
 
 def _bimodal(values: Array) -> bool:
-    """Of sorted numbers."""
+    """Whether sorted numbers fall into two kinds (:func:`two_kinds`)."""
     count = len(values)
     fewest = max(2, math.ceil(LEAST_OF_A_KIND * count))
     if count < LEAST_LINKS:

@@ -68,22 +68,17 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     uneven = difference > (least if most else max(limit * usual, least))
     broken = _listed(np.triu(slow, 1), rest, names)
     asymmetric = _listed(uneven, difference, names)
-    hurt = np.flatnonzero(slow.sum(axis=1) > max(2, (count - 1) / 2))
+    slow_of = slow.sum(axis=1)
+    hurt = np.flatnonzero(slow_of > max(2, (count - 1) / 2))
     rest[slow] = 0.0
-    left = count * (count - 1) - int(slow.sum()) - int(prepared.missing.sum())
+    left = count * (count - 1) - int(slow_of.sum()) - int(prepared.missing.sum())
     noise = math.sqrt(float(np.square(rest, dtype=np.float64).sum()) / max(left, 1))
-    unlisted = int(slow.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric)
+    unlisted = int(slow_of.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric)
     return Faults(
         broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[int(i)] for i in hurt), broken_mask=slow,
         rest=rest, sigma=sigma, noise=noise, unlisted=unlisted, one_sided=math.exp(usual / SPREAD) if most else None,
-        unexplained=_without_worst(slow),
+        unexplained=float(slow_of.sum() - 2 * slow_of.max()) / max((count - 1) * (count - 2), 1),
     )  # fmt: skip
-
-
-def _without_worst(slow: Array) -> float:
-    worst = int(np.argmax(slow.sum(axis=1)))
-    rest = np.delete(np.delete(slow, worst, 0), worst, 1)
-    return float(rest.sum()) / max(len(rest) * (len(rest) - 1), 1)
 
 
 def _spread(values: Array) -> float:
