@@ -180,9 +180,16 @@ def of_device(device: Device, models: Models) -> frozenset[str]:
 
 
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
-    """The curve of the dtype; the two 16-bit formats stand for each other."""
+    """The curve of the dtype; of the two 16-bit formats, which run in the same units at one rate, the better one.
+
+    What two curves of them differ in is where and how they were measured, not the format: the one that was fitted to
+    more measurements stands for both, and of transferred ones that of bf16, which most devices were measured in.
+    """
     alike = {**ALIKE, "fp4": "nvfp4"}.get(dtype, dtype)
-    return profile.curve(family, dtype) or profile.curve(family, alike)
+    own, other = profile.curve(family, dtype), profile.curve(family, alike)
+    if own is None or other is None or dtype not in ALIKE:
+        return own or other
+    return max(own, other, key=lambda curve: (curve.kind == "fitted", curve.points, curve.dtype == "bf16"))
 
 
 def gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str, float]:

@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -244,14 +244,23 @@ def read_any(path: str | Path) -> Reading:
     """
     if not str(path).lower().endswith(".parquet"):
         return read_runs(path, cache(load_model))
+    return runs_of(rows_of_parquet(path, check_columns), cache(load_model))
+
+
+def rows_of_parquet(path: str | Path, check: Callable[[str, list[str]], None]) -> list[TableRow]:
+    """Rows of a Parquet file, numbered from 1; ``check`` refuses it by its columns.
+
+    Raises:
+        InputFileError: the file is missing, is no such table, or has no rows.
+    """
     table = read_table(path)
     texts = {name: [_cell(value) for value in column.tolist()] for name, column in table.items()}
     named = own_names(list(texts))
-    check_columns(str(path), [name for name, _ in named])
+    check(str(path), [name for name, _ in named])
     rows = [named_cells(named, cells) for cells in zip(*texts.values(), strict=True)]
     if not rows:
         raise InputFileError(str(path), "has no rows")
-    return runs_of([TableRow(line, cells) for line, cells in enumerate(rows, 1)], cache(load_model))
+    return [TableRow(line, cells) for line, cells in enumerate(rows, 1)]
 
 
 def _cell(value: object) -> str:

@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -142,8 +142,12 @@ class TableRow:
         return True if text in ("true", "yes", "1", "on") else False if text in ("false", "no", "0", "off") else None
 
 
-def read_rows(path: str | Path) -> list[TableRow]:
+def read_rows(path: str | Path, check: Callable[[str, list[str]], None] | None = None) -> list[TableRow]:
     """All records of a CSV or CSV.gz file with the columns of measured training runs.
+
+    Args:
+        path: the file.
+        check: refuses a file by its columns; by default as :func:`check_columns`.
 
     Commas, semicolons or tabs separate the cells, as in the first line; columns may have the names of
     :data:`~steptime.study.measured.columns.OTHER_NAMES`.
@@ -159,7 +163,7 @@ def read_rows(path: str | Path) -> list[TableRow]:
         if header is None:
             raise InputFileError(where, "is empty", hint=_columns_hint())
         named = own_names(header)
-        check_columns(where, [name for name, _ in named])
+        (check or check_columns)(where, [name for name, _ in named])
         rows = list(_records(reader, named, where))
     except csv.Error as error:
         raise InputFileError(where, f"is no CSV: line {reader.line_num}: {error}") from error

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     BATCH_CONTRADICTS = "the batch does not divide among the replicas"
     BAD_MEASUREMENT = "a measurement is no positive number with a known unit"
     NO_MEASUREMENT = "no time, rate or memory is given"
+    NO_STAGES = "fewer than two pipeline stages, or their micro-batches are not stated"
     INTERNAL = "not understood"
 
 

@@ -21,6 +21,10 @@ def command(
     collectives: Annotated[
         Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives instead.")
     ] = None,
+    stages: Annotated[
+        Path | None,
+        typer.Option("--stages", metavar="FILE", help="Table of measured times of pipeline stages instead."),
+    ] = None,
     leave_out: Annotated[
         str | None,
         typer.Option(
@@ -65,8 +69,9 @@ def command(
     if columns:
         _columns(json)
         return
-    if sum(given is not None for given in (file, kernels, collectives)) != 1:
-        raise UserError("score needs one table", hint="give one of FILE, --kernels FILE or --collectives FILE")
+    if sum(given is not None for given in (file, kernels, collectives, stages)) != 1:
+        raise UserError("score needs one table",
+                        hint="give one of FILE, --kernels FILE, --collectives FILE or --stages FILE")  # fmt: skip
     where = {"gpu": gpu, "n_gpus": gpus, "gpus_per_node": per_node, "collective": collective}
     given = {name: value for name, value in where.items() if value is not None}
     if given and collectives is None:
@@ -82,6 +87,9 @@ def command(
 
     if out is not None:
         scoring.check_out(out)
+    if stages is not None:
+        _stages(stages, out, json)
+        return
     if kernels is None:
         result = scoring.score_collectives(str(collectives), given)
     else:
@@ -102,6 +110,22 @@ def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_
     if out is not None:
         measured_scoring.write_rows(result, out)
     _report(result.to_json(), as_json, runs=True)
+
+
+def _stages(file: Path, out: Path | None, as_json: bool) -> None:
+    from steptime.surface import stage_scoring
+
+    result = stage_scoring.score_stages(str(file))
+    if out is not None:
+        stage_scoring.write_stages(result, out)
+    if as_json:
+        from steptime.surface.cli.output import document, print_json
+
+        print_json(document(**result.to_json()))
+    else:
+        from steptime.surface.report.score import print_stage_score
+
+        print_stage_score(result.to_json())
 
 
 def _columns(as_json: bool) -> None:
