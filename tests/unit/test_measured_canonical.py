@@ -43,7 +43,7 @@ from steptime.study.measured.tables import framework_default, framework_of, tabl
         ("TPU7x Ironwood", "tpu-v7", False),
         ("Gaudi2-96GB", "gaudi2", False),
         ("RTX 4090", "rtx-4090", False),
-        ("GeForce RTX 4090 24 GB", "rtx-4090", True),
+        ("GeForce RTX 4090 24 GB", "rtx-4090", False),
         ("H800-SXM-80GB", "h800-sxm", False),
         ("H100-SXM-80GB-liquid-cooled", "h100-sxm", True),
     ],

@@ -32,7 +32,7 @@ from steptime.num import Array
 from steptime.store.files import refuse_unwritable, write_whole
 from steptime.surface.known_curves import Known, device_of
 from steptime.surface.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
-from steptime.surface.score_columns import unknown_collectives, unknown_operators, unread_shapes
+from steptime.surface.score_columns import unknown_collectives, unknown_devices, unknown_operators, unread_shapes
 from steptime.surface.score_tables import KERNEL_COLUMNS, read_collectives, read_measurements
 
 NO_TIME: Final = "no positive measured time"
@@ -117,6 +117,7 @@ def _hints(found: Scored, known: Mapping[str, Callable[[Iterable[str]], str]]) -
     """What to write instead, for the reasons that rows were skipped for."""
     reason = found.score.predicted.reason
     made = {why: hint(found.op[reason == why].tolist()) for why, hint in known.items() if (reason == why).any()}
+    made[NO_DEVICE] = unknown_devices(found.table.text("gpu").tolist(), (reason == NO_DEVICE).tolist())
     return {why: text for why, text in made.items() if text}
 
 
