@@ -6,6 +6,7 @@ launch is used without it: in a step the host runs ahead of the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -69,10 +70,16 @@ def device_numbers(device: Device) -> dict[str, float]:
 
 
 def _fixed(device: Device, curve: Curve) -> dict[str, float]:
-    numbers = {**device_numbers(device), **curve.coefficients}
+    numbers = {**device_numbers(device), **curve.coefficients, "most_rows": most_rows(curve)}
     if curve.timer == EAGER:
         numbers |= {"floor_s": 0.0, "launch_s": min(numbers["launch_s"], device.kernel_latency_s)}
     return numbers
+
+
+def most_rows(curve: Curve) -> float:
+    """Rows up to which a curve was measured, and up to which each costs something of its own; none: all do."""
+    most = curve.ranges["rows"][1] if "rows" in curve.ranges else 0.0
+    return most if most > 0 else math.inf
 
 
 def _call(moved: Num, rows: Num = 0.0, reread: Num = 0.0, flops: Num = 0.0) -> dict[str, Num]:
