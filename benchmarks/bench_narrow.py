@@ -40,12 +40,8 @@ def main() -> None:
         for device, curve in framework_curves(every):
             save_curves(device, [curve], FOLDER)
     profiles = {n: p for n in profile_names() if (p := load_profile(n)) is not None}
-    print(
     print("# Products in formats below 16 bits\n\nPrinted by `python benchmarks/bench_narrow.py`; a cell is a device")
-    print("and a framework.\n\n## Devices left out\n\nCurves of other devices: of the product, and of the framework.\n")
-    print(
-        "framework.\n\n## Devices left out\n\nCurves of other devices: of the device's product, and of the framework.\n"
-    )
+    print("and a framework.\n\n## Devices left out\n\nCurves of other devices: of the product, and of the framework.")
     for name, like in (("device", lambda t: t.device.name), ("architecture", lambda t: architecture(t.device))):
         print(f"\n### {name.capitalize()} left out\n\n{HEAD}")
         print_cells(left_out(every, profiles, like))

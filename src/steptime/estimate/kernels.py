@@ -250,7 +250,7 @@ class Timed(NamedTuple):
         return total * self.times
 
 
-def _product(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0, batch: Num = 1.0) -> dict[str, Num]:
+def product_shape(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0, batch: Num = 1.0) -> dict[str, Num]:
     """Shape arguments of one product, or of a batch of equal ones; ``turned``: its left operand is transposed."""
     shape = {"m": m, "n": n, "k": k}
     if "turned" in model.formula.arguments:
@@ -269,7 +269,7 @@ def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool
     groups = shape["groups"] if "batch" in model.formula.arguments else 1.0
     m, n, k = shape["m"] / groups, shape["n"], shape["k"]
     dims = _dimensions(m, n, k, gradients)
-    return Timed(model=model, shapes=tuple([_product(model, *each, batch=groups) for each in dims]))
+    return Timed(model=model, shapes=tuple([product_shape(model, *each, batch=groups) for each in dims]))
 
 
 def _dimensions(
@@ -293,7 +293,7 @@ def _other_product(models: Models, operator: str, shape: Mapping[str, Num], back
         return _grouped(models["matmul"], shape, (backward, frozen))
     model = models.get(operator.removeprefix("frozen_"), models["matmul"])
     dims = _dimensions(shape["m"], shape["n"], shape["k"], (backward, frozen))
-    return Timed(model=model, shapes=tuple([_product(model, *each) for each in dims]))
+    return Timed(model=model, shapes=tuple([product_shape(model, *each) for each in dims]))
 
 
 def _plain_product(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
@@ -302,7 +302,7 @@ def _plain_product(models: Models, operator: str, shape: Mapping[str, Num], back
     panels = shape["output_passes"] if operator == "blocked_matmul" else 1.0
     model = models["matmul"]
     dims = _dimensions(shape["m"], shape["n"], shape["k"] / panels, (backward, False), shape.get("turned", 0.0))
-    return Timed(model=model, shapes=tuple([_product(model, *each) for each in dims]), times=panels)
+    return Timed(model=model, shapes=tuple([product_shape(model, *each) for each in dims]), times=panels)
 
 
 def _attention(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
