@@ -121,8 +121,10 @@ def _of_attention(device: Device, operator: str, model: KernelModel) -> Sweep:
     pair_flops = attention_backward_pair_flops(width, width) if backward else attention_pair_flops(width, width)
     moved = 8 * SIZES * tokens * heads * width
     moved = np.asarray(attention_backward_bytes(moved)) if backward else moved
-    shape = {"batch": SIZES, "heads": heads, "kv_heads": heads, "queries": tokens, "keys": tokens, "causal": 1.0,
-             "window": 0.0, "pair_flops": pair_flops, "moved_bytes": moved}  # fmt: skip
+    shape: dict[str, Num] = {
+        "batch": SIZES, "heads": heads, "kv_heads": heads, "queries": tokens, "keys": tokens, "causal": 1.0,
+        "window": 0.0, "pair_flops": pair_flops, "moved_bytes": moved,
+    }  # fmt: skip
     flops = SIZES * heads * tokens * (tokens + 1) / 2 * np.asarray(pair_flops)
     roofline_s = np.maximum(flops / model.fixed["matrix_flops_per_s"], moved / device.memory_Bps)
     return _sweep(device, f"{operator} over sequences", model, shape, roofline_s)

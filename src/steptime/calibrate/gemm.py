@@ -196,9 +196,9 @@ def _layers_of(framework: str) -> Callable[[Table], Mapping[str, Array]]:
     """Shapes of the narrow layers of a serving framework; NaN for all other rows."""
 
     def shape(table: Table) -> Mapping[str, Array]:
-        named = (_LAYER.match(notes) for notes in table.text("notes"))
-        narrow = [gemm_dtype(name) in NARROW for name in table.text("dtype")]
-        mine = np.array([bool(m) and m[1] == framework and n for m, n in zip(named, narrow, strict=True)], bool)  # type: ignore[index]
+        pairs = zip(table.text("dtype"), table.text("notes"), strict=True)
+        named = [(gemm_dtype(dtype) in NARROW, _LAYER.match(notes)) for dtype, notes in pairs]
+        mine = np.array([narrow and found is not None and found[1] == framework for narrow, found in named])
         return {name: np.where(mine, values, np.nan) for name, values in gemm_shape(table).items()}
 
     return shape
