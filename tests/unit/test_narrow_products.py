@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steptime.calibrate.family import shapes_of
-from steptime.calibrate.gemm import FAMILY, OF_FRAMEWORKS, gemm_shape, implementation, truths
+from steptime.calibrate.gemm import FAMILY, OF_FRAMEWORKS, gemm_curve, gemm_shape, implementation, truths
 from steptime.calibrate.table import Table
 from steptime.calibrate.transfer import OTHER_IMPLEMENTATION, of_others
 from steptime.hardware.profiles import load_profile
@@ -73,3 +73,11 @@ def test_a_fit_knows_what_its_rows_convert() -> None:
     curve = load_profile("b200-sxm").curve("gemm", "fp8")  # type: ignore[union-attr]
     product, layer = (float(FAMILY.predict(t.shape, t.arguments, curve.coefficients)[0]) for t in found)  # type: ignore[index,union-attr]
     assert product < layer
+
+
+def test_a_curve_has_ranges_of_sizes_alone() -> None:
+    rng = np.random.default_rng(0)
+    rows = [{"m": float(m), "n": float(n), "k": 2048.0, "latency_us": 10 + m * n * 1e-6, "notes": "fw=vllm;v=1"}
+            for m, n in rng.integers(64, 4096, (24, 2))]  # fmt: skip
+    curve = gemm_curve(next(truths(table(*rows))), folds=2)
+    assert {"m", "n", "k", "batch"} <= set(curve.ranges) and not {"converted", "alone_s"} & set(curve.ranges)
