@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shown
 from steptime.estimate.kernels import models_of, of_device
 from steptime.estimate.machine import issue_sharpness
 from steptime.estimate.single import Setting
@@ -162,10 +162,10 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
     if lora is None:
         return None
     if not isinstance(lora, Mapping):
-        raise FieldError("", "lora", f"{lora!r} is not a table such as {{'rank': 16}}")
+        raise FieldError("", "lora", f"{shown(lora)} is not a table such as {{'rank': 16}}")
     for key in lora:
         if key not in LORA_KEYS:
-            raise UnknownNameError("key of lora", str(key), LORA_KEYS)
+            raise UnknownNameError("key of lora", key, LORA_KEYS)
     if lora.get("rank") is None:
         raise FieldError("", "lora.rank", "missing: the adapters need a rank", hint="for example 16 (--lora-rank 16)")
     weight_bytes = QLORA_BYTES if switch("lora.qlora", lora.get("qlora", False)) else None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten, shown
 from steptime.num import round_up
 from steptime.plan.constraints import OPERATORS, Constraint
 from steptime.plan.job import ATTENTION_DTYPES, ATTENTIONS, CONTEXTS, GRADIENT_BYTES, GRAPHS, OFFLOADS
@@ -93,7 +93,7 @@ def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
     attention = out.get("attention", "fused")
     if attention not in mode.attentions:
         raise PlanError(
-            f"attention {attention!r} is only modelled in published mode",
+            f"attention {shown(attention)} is only modelled in published mode",
             hint=f"give --mode published, or one of {', '.join(mode.attentions)}",
         )
     if not mode.method.calibrated:
@@ -130,7 +130,7 @@ def _words(value: Any) -> str:
 
 def _placement(value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
-        raise FieldError("", "placement", f"{value!r} is not a table of axis = devices")
+        raise FieldError("", "placement", f"{shown(value)} is not a table of axis = devices")
     for axis in value:
         if axis not in AXES:
             raise UnknownNameError("axis of a placement", str(axis), AXES)
