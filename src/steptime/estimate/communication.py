@@ -214,7 +214,7 @@ def message_basis(machine: Machine, stages: float, inside: float) -> str:
 
 
 def _bases(model: FabricModel, *, inside: bool, between: bool) -> str:
-    used = [model.inside] * inside + ([model.between] if between and model.between is not None else [])
+    used = (*([model.inside] if inside else ()), *(model.bases()[1:] if between else ()))
     return "; ".join(basis.text for basis in used)
 
 

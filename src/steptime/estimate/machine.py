@@ -132,7 +132,8 @@ def machine_of(
     matrix = _matrix_rate(device, precision.matrix_dtype)
     attention = _matrix_rate(device, precision.attention_dtype)
     wide = _matrix_rate(device, precision.wide_dtype)
-    one_link_Bps = slow.link_Bps * slow.efficiency / slow.oversubscription
+    crossed = levels_crossed(cluster, gpus)
+    one_link_Bps = min(level.rank_Bps / level.links_per_device for level in crossed)
     machine = Machine(
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,
@@ -145,9 +146,9 @@ def machine_of(
         kernel_latency_s=device.kernel_latency_s,
         fast_Bps=fast.link_Bps * fast.efficiency * fast.links_per_device / fast.oversubscription,
         fast_latency_s=fast.latency_s,
-        slow_Bps=one_link_Bps * slow.links_per_device,
-        lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
-        slow_latency_s=slow.latency_s,
+        slow_Bps=slow.rank_Bps,
+        lone_slow_Bps=slow.rank_Bps if lone_rank_has_all_links else one_link_Bps,
+        slow_latency_s=max(level.latency_s for level in crossed),
         host_Bps=device.host_Bps,
         host_ranks=host_ranks(device, cluster.fast_domain, gpus),
         host_basis=host_basis(device),
@@ -203,6 +204,7 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
     fabric = fabric_model(cluster, slow, gpus) if groups is None else None
     if not models and fabric is None and groups is None:
         return machine
+    whole_Bps = min(level.rank_Bps / level.efficiency for level in levels_crossed(cluster, gpus))
     bound = replace(
         machine,
         matrix_flops_per_s=machine.matrix_flops_per_s / device.matrix_efficiency,
@@ -210,8 +212,8 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
         vector_flops_per_s=machine.vector_flops_per_s / device.vector_efficiency,
         unaligned_flops_per_s=_unaligned_rate(device, precision),
         memory_Bps=device.memory_Bps, kernel_latency_s=0.0, fast_latency_s=0.0, slow_latency_s=0.0,
-        fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=machine.slow_Bps / slow.efficiency,
-        lone_slow_Bps=machine.lone_slow_Bps / slow.efficiency, host_Bps=device.host_link_Bps,
+        fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=whole_Bps,
+        lone_slow_Bps=whole_Bps * machine.lone_slow_Bps / machine.slow_Bps, host_Bps=device.host_link_Bps,
     )  # fmt: skip
     return replace(machine, models=models, fabric=fabric, groups=groups, bound=bound)
 
@@ -292,7 +294,7 @@ def constants_of(
     out: list[Constant] = []
     out += [Constant(name=n, value=v, source=device.sources.get(n, UNSTATED)) for n, v in values.items()]
     slow = slow_level(cluster, gpus)
-    crossed = [slow] if gpus > cluster.fast_domain and slow is not cluster.levels[0] else []
+    crossed = levels_crossed(cluster, gpus) if gpus > cluster.fast_domain and slow is not cluster.levels[0] else ()
     return out + [c for level in (cluster.levels[0], *crossed) for c in _level_constants(level, fitted_links)]
 
 
@@ -323,6 +325,16 @@ def kernel_constants(framework: str, device: Device) -> list[Constant]:
 def slow_level(cluster: Cluster, gpus: int) -> Level:
     """Level that groups cross once they leave a fast domain, for a job of so many devices."""
     return cluster.outer_level(max(gpus, cluster.fast_domain + 1))
+
+
+def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
+    """Levels that groups cross once they leave a fast domain, for a job of so many devices; the slowest sets the pace.
+
+    >>> from steptime.hardware import load_cluster
+    >>> [level.name for level in levels_crossed(load_cluster("h200-nvl-4"), 64)]
+    ['pcie', 'network']
+    """
+    return cluster.crossed_levels(max(gpus, cluster.fast_domain + 1)) or cluster.levels[:1]
 
 
 def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:

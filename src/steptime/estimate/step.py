@@ -45,7 +45,7 @@ from steptime.estimate.traffic import (
     traffic_of,
 )
 from steptime.estimate.work import Pass
-from steptime.num import Num, maximum, where
+from steptime.num import Num, where
 from steptime.plan.framework import Framework
 from steptime.plan.schedules import SCHEDULES
 
@@ -182,7 +182,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     layout = inputs.layout
     layer = exposed_pass(layout, passes.layer)
     copies = layer_copies(inputs, layer)
-    stage = critical_stage(layout, replace(passes, layer=layer), copies, put_off(inputs))
+    stage = critical_stage(layout, replace(passes, layer=layer), copies, inputs.filling, inputs.micro_batches)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
     waited, filling = _waited_messages(inputs), 2 * (stages - 1)
@@ -253,13 +253,6 @@ def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]
         "slowest_weights_s": stage.slowest_weights_s, "first_weights_s": stage.first_weights_s,
         "filling": inputs.filling, "virtual_stages": inputs.layout.virtual_stages,
     }  # fmt: skip
-
-
-def put_off(inputs: StepInputs) -> Num:
-    """Share of the passes for gradients of weights, of all micro-batches but one, that fill waits of a stage."""
-    if isinstance(inputs.filling, float) and not inputs.filling:
-        return 0.0
-    return inputs.filling / maximum(inputs.micro_batches - 1, 1)
 
 
 def layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
