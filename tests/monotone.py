@@ -1,7 +1,8 @@
 """Hunts for steps that a faster machine makes longer, over random models, clusters, plans and rates.
 
-A point is one plan of one job on one cluster, and one rate or latency of that cluster: the step is estimated with five
-values of it, and no better value may give a longer step. At each MFU <= HFU <= 1 and the bracket holds the step.
+A point is one plan of one job on one cluster, and one rate or latency of that cluster: the step is estimated with four
+values of it, and no better value may give a longer step. At each MFU <= HFU <= 1 and the bracket holds the step. Twice
+the replicas with twice the batch take no less time, and where ZeRO shares nothing out no more memory.
 
 python tests/monotone.py [--points 10000] [--seed 0]    counts the points that break this, and shows the worst
 """
@@ -240,6 +241,29 @@ def _slower(sample: Sample, name: str, factors: list[float], usual: Numbers) -> 
                 yield Violation(f"{what} {name}", excess, where, sample.setting, sample.strategy, plan, factors_of)
 
 
+def _doubled(sample: Sample) -> Iterator[Violation]:
+    """Twice the replicas with twice the batch: no less time, and no more memory where nothing is shared out."""
+    setting = sample.setting
+    job = replace(setting.job, gpus=2 * setting.job.gpus, global_batch=2 * setting.job.global_batch)
+    alike = [plan for plan in sample.plans if plan.zero == 0 and plan.dp * plan.cp > 1]
+    outermost = setting.cluster.levels[-1].devices
+    if not alike or (outermost is not None and outermost < job.gpus):
+        return
+    twice = replace(setting, job=job)
+    more = [plan.with_columns({"dp": 2 * plan.dp}).in_order(twice.machine.fast_domain) for plan in alike]
+    one, two = (
+        evaluate(each.method, sample.strategy, each.job, each.machine, stacked(plans))
+        for each, plans in ((setting, alike), (twice, more))
+    )
+    n = len(alike)
+    pairs = {"twice faster": (one.step_time_s, two.step_time_s), "twice fuller": (two.peak_bytes, one.peak_bytes)}
+    for what, (larger, smaller) in pairs.items():
+        excess = np.broadcast_to(np.asarray(larger), n) / np.broadcast_to(np.asarray(smaller), n) - 1
+        for plan, each in zip(alike, excess.tolist(), strict=True):
+            if each > EXACT:
+                yield Violation(what, each, sample.text, setting, sample.strategy, plan, (1.0, 2.0))
+
+
 def _spanned(setting: Setting, name: str) -> bool:
     """Whether a cluster has a level of that index, and the job crosses it."""
     index, levels = int(name.split()[1]), setting.cluster.levels
@@ -255,14 +279,16 @@ def hunt(points: int, seed: int) -> Iterator[list[Violation]]:
         if sample is None:
             continue
         usual = _numbers(sample, sample.setting)
+        once = [*_consistent(sample, usual, sample.setting, sample.text), *_doubled(sample)]
         names = [name for name in PARAMETERS if not name.startswith("level") or _spanned(sample.setting, name)]
         for name in draw.choice(names, PARAMETERS_OF_A_JOB, replace=False):
             spread = draw.choice([0.1, 1.0, 3.0])
             factors = [float(x) for x in np.exp(draw.uniform(-spread, spread, VALUES - 1))]
             broken = list(_slower(sample, str(name), factors, usual))
             for plan in sample.plans:
-                yield [each for each in broken if each.plans is plan]
+                yield [each for each in (*once, *broken) if each.plans is plan]
                 done += 1
+            once = []
 
 
 MODELS: Final = catalogue_names()

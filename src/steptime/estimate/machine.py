@@ -34,7 +34,7 @@ class Machine:
     """Matrix rate in the dtype of the attention products."""
     vector_flops_per_s: float
     peak_flops_per_s: float
-    """Dense peak of the matrix dtype: what MFU is measured against."""
+    """Dense peak of the fastest dtype that products run in, mostly the matrix dtype: what MFU is measured against."""
     memory_Bps: float
     memory_bytes: float
     kernel_latency_s: float
@@ -50,6 +50,8 @@ class Machine:
     fast_domain: int
     unaligned_flops_per_s: float | None = None
     """Vector rate in fp32, of products that the matrix units do not take; None: as the vector rate."""
+    matrix_efficiency: float = 1.0
+    """Share of their peaks that the rates of the matrix units are."""
     wide_share: float = 1.0
     """Matrix rate of products that stay wide beside narrow ones, over :attr:`attention_flops_per_s`."""
     models: Models = field(default_factory=dict)
@@ -140,7 +142,8 @@ def machine_of(
         wide_share=wide / attention,
         vector_flops_per_s=_vector_rate(device, precision.vector_dtype) * device.vector_efficiency,
         unaligned_flops_per_s=_unaligned_rate(device, precision) * device.vector_efficiency,
-        peak_flops_per_s=matrix,
+        peak_flops_per_s=max(matrix, attention),
+        matrix_efficiency=device.matrix_efficiency,
         memory_Bps=device.memory_Bps * device.memory_efficiency,
         memory_bytes=device.memory_bytes,
         kernel_latency_s=device.kernel_latency_s,
@@ -207,6 +210,7 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
     whole_Bps = min(level.rank_Bps / level.efficiency for level in levels_crossed(cluster, gpus))
     bound = replace(
         machine,
+        matrix_efficiency=1.0,
         matrix_flops_per_s=machine.matrix_flops_per_s / device.matrix_efficiency,
         attention_flops_per_s=machine.attention_flops_per_s / device.matrix_efficiency,
         vector_flops_per_s=machine.vector_flops_per_s / device.vector_efficiency,

@@ -227,7 +227,7 @@ def _waited_messages(inputs: StepInputs) -> Num:
 def _idle_s(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> Num:
     """Bubble of the schedule; ``passes`` with what hides of them."""
     layout = inputs.layout
-    single_s = zero_bubble_s(**bubble_arguments(inputs, stage))
+    single_s = where(layout.stages > 1, zero_bubble_s(**bubble_arguments(inputs, stage)), 0.0)
     if np.all(layout.held == 1):
         return single_s
     return where(layout.held > 1, dual_pipe_bubble_s(**mirrored_bubble(layout, passes, stage)), single_s)
@@ -271,7 +271,7 @@ def copies_s(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> Num:
     if isinstance(copies.wait_s, float) and not copies.wait_s:
         return 0.0
     lasting = zero_bubble_s(**lasting_bubble(inputs, stage, copies)) - zero_bubble_s(**bubble_arguments(inputs, stage))
-    return inputs.micro_batches * stage.layers * copies.wait_s + lasting
+    return inputs.micro_batches * stage.layers * copies.wait_s + where(inputs.layout.stages > 1, lasting, 0.0)
 
 
 def copy_arguments(inputs: StepInputs, layer: Pass) -> dict[str, Num]:
