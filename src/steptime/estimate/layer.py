@@ -161,8 +161,16 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
         timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
         transfers=tuple(_transfer_times(row, phase, sent, plans, machine)) if sent else (),
         issued=row.issued if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
-        peak_s=matrix / flops_per_s * machine.matrix_efficiency,
+        peak_s=_peak_s(row, matrix, flops_per_s / machine.matrix_efficiency, fitted),
     )  # fmt: skip
+
+
+def _peak_s(row: Row, matrix_flops: Num, peak_flops_per_s: Num, fitted: Timed | None) -> Num:
+    """Products of a row at the peak of the matrix units; of recorded kernels in a format of their own at its peak."""
+    if fitted is None or row.timing is None:
+        return matrix_flops / peak_flops_per_s
+    own = fitted.model.fixed.get("peak_flops_per_s")
+    return 0.0 * matrix_flops if own is None else matrix_flops / own
 
 
 def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
