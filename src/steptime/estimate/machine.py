@@ -342,7 +342,7 @@ def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
 
 
 def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
-    """A note where a job spans levels between its fast domains and the slowest: they are not told apart from that one.
+    """A note where a job crosses several levels beyond its fast domains, which are not told apart.
 
     >>> from steptime.hardware import load_cluster
     >>> levels_left_out(load_cluster("frontier"), 64)[0].partition(":")[0]
@@ -351,13 +351,13 @@ def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
     ((), ())
     """
     slow, fast = slow_level(cluster, gpus), cluster.levels[0]
-    spanned = [level for level in cluster.levels[1:] if level is not slow and level.rank_Bps > slow.rank_Bps]
-    between = " and ".join(level.name for level in spanned if level.devices is not None and level.devices < gpus)
-    if gpus <= cluster.fast_domain or not between:
+    others = [level for level in levels_crossed(cluster, gpus) if level.rank_Bps > slow.rank_Bps]
+    if gpus <= cluster.fast_domain or not others:
         return ()
+    between = " and ".join(level.name for level in others)
     return (
         f"level {between} is not told apart from {slow.name}: traffic that leaves {fast.name} is timed as if all of it "
-        f"crossed {slow.name}, the slowest level that {gpus} devices span",
+        f"crossed all levels that {gpus} devices span, at the rate of {slow.name}, the slowest, and the longest latency",
     )
 
 
