@@ -2,7 +2,8 @@
 
 A point is one plan of one job on one cluster, and one rate or latency of that cluster: the step is estimated with four
 values of it, and no better value may give a longer step. At each MFU <= HFU <= 1 and the bracket holds the step. Twice
-the replicas with twice the batch take no less time, and where ZeRO shares nothing out no more memory.
+the replicas with twice the batch take no less time, but for fewer messages, and where ZeRO shares nothing out no more
+memory.
 
 python tests/monotone.py [--points 10000] [--seed 0]    counts the points that break this, and shows the worst
 """
@@ -38,6 +39,8 @@ from steptime.workload.library import load_catalogue_model as load_model
 
 EXACT: Final = 1e-9
 """Relative difference that rounding may make."""
+BUCKETS: Final = 0.01
+"""Share of a step that twice the replicas may save: they reduce gradients in fewer, larger messages."""
 PLANS_OF_A_JOB, PARAMETERS_OF_A_JOB, VALUES = 12, 3, 4
 DTYPES: Final = ("bf16", "bf16", "bf16", "fp16", "fp8", "fp8-te", "fp8-blockwise", "mxfp8", "nvfp4", "fp32", "tf32")
 OVERLAPS: Final = (None, None, (), ("dp",), ("dp", "pp"), ("dp", "ep"), ("pp",))
@@ -260,7 +263,7 @@ def _doubled(sample: Sample) -> Iterator[Violation]:
     for what, (larger, smaller) in pairs.items():
         excess = np.broadcast_to(np.asarray(larger), n) / np.broadcast_to(np.asarray(smaller), n) - 1
         for plan, each in zip(alike, excess.tolist(), strict=True):
-            if each > EXACT:
+            if each > (BUCKETS if what == "twice faster" else EXACT):
                 yield Violation(what, each, sample.text, setting, sample.strategy, plan, (1.0, 2.0))
 
 

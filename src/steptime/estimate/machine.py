@@ -357,7 +357,7 @@ def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
     between = " and ".join(level.name for level in others)
     return (
         f"level {between} is not told apart from {slow.name}: traffic that leaves {fast.name} is timed as if all of it "
-        f"crossed all levels that {gpus} devices span, at the rate of {slow.name}, the slowest, and the longest latency",
+        f"crossed all levels that {gpus} devices span, at the rate of {slow.name}, the slowest, and the longest wait",
     )
 
 
