@@ -67,11 +67,12 @@ class Traffic:
 def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
     shared, plans = shared_of(planned), planned.plans
+    passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
     return Traffic(
         reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
         gather=_sums(machine, shared.gather, shared.gather_ends), zero=plans.zero,
         chunks=plans.vpp if planned.method.calibrated else 1,
-        reductions=plans.reductions(planned.micro_batches), gathers=plans.gathers(planned.micro_batches),
+        reductions=plans.reductions(passes), gathers=plans.gathers(passes),
     )  # fmt: skip
 
 

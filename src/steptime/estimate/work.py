@@ -9,6 +9,7 @@ import numpy as np
 
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.host import issued_s, router_wait_s
+from steptime.cost.roofline import held_to_peak_s
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, hides, kind_of
 from steptime.num import Num, where
 from steptime.plan.framework import Framework
@@ -47,6 +48,8 @@ class PhaseWork:
     """Products of the attention core."""
     vector_s: Num
     """Operators without products."""
+    peak_s: Num
+    """All products at the peak of the matrix units."""
     operators: Num
     """Operators that the host issues."""
     routers: Num
@@ -80,8 +83,9 @@ def without_weights(time: PhaseTime) -> PhaseTime:
     if isinstance(of_weights_s, float) and not of_weights_s:
         return time
     left = 1.0 - of_weights_s / where(spent_s > 0, spent_s, 1.0)
-    issued = 0.0 if time.row.operator == RECORDED_WEIGHTS else 0.5 * time.issued
-    return time._replace(compute_s=time.compute_s * left, exposed_memory_s=time.exposed_memory_s * left, issued=issued)
+    others = 0.0 if time.row.operator == RECORDED_WEIGHTS else 0.5
+    return time._replace(compute_s=time.compute_s * left, exposed_memory_s=time.exposed_memory_s * left,
+                         issued=others * time.issued, peak_s=others * time.peak_s)  # fmt: skip
 
 
 def _by_reach(busy: Mapping[str, Num], plans: Plans) -> dict[tuple[str, bool], Num]:
@@ -141,6 +145,7 @@ def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:
         into[kind] = into.get(kind, 0.0) + time.own_s
         if time.narrow:
             into["narrow"] = into.get("narrow", 0.0) + time.own_s
+        into["peak"] = into.get("peak", 0.0) + time.peak_s
         into["operators"] = into.get("operators", 0.0) + time.issued
         if time.row.operator == "top_k":
             into["routers"] = into.get("routers", 0.0) + time.issued
@@ -152,7 +157,8 @@ def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:
             beside[f"{time.phase}/{time.row.name}"] = _beside(time)
     return PhaseWork(
         matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0), attention_s=into.get("attention", 0.0),
-        vector_s=into.get("vector", 0.0), operators=into.get("operators", 0.0), routers=into.get("routers", 0.0),
+        vector_s=into.get("vector", 0.0), peak_s=into.get("peak", 0.0),
+        operators=into.get("operators", 0.0), routers=into.get("routers", 0.0),
         links_s=links, beside=beside, busy_s=_by_reach(busy, plans),
     )  # fmt: skip
 
@@ -190,13 +196,16 @@ class Pass:
 
 
 def products_s(work: PhaseWork, framework: Framework) -> Num:
-    """Time of the products outside attention, each as :func:`factor_of` says."""
-    return (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix
+    """Time of all products, each as :func:`factor_of` says, whatever the peak."""
+    return (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix + (
+        work.attention_s * framework.attention
+    )
 
 
 def device_s(work: PhaseWork, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
-    total = products_s(work, framework) + work.attention_s * framework.attention + work.vector_s * framework.vector
+    total = products_s(work, framework)
+    total = total + held_to_peak_s(total, work.peak_s) + work.vector_s * framework.vector
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
     for each in work.beside.values():
