@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,20 +98,25 @@ def _parameters(columns: Array, doubts: Array) -> dict[str, dict[str, float]]:
             for i, p in enumerate(PARAMETERS)}  # fmt: skip
 
 
-def fit_runs(path: Path, progress: Progress | None = None, *, source: str | None = None) -> FrameworkResult:
-    """Fits frameworks to a table and writes the text of their file.
+def fit_runs(paths: Sequence[Path], progress: Progress | None = None, *, source: str | None = None) -> FrameworkResult:
+    """Fits frameworks to one or more tables and writes the text of their file.
 
     Args:
-        path: CSV, CSV.gz or Parquet with the columns of measured training runs.
+        paths: CSV, CSV.gz or Parquet with the columns of measured training runs.
         progress: called with runs evaluated or fits done, and all of them.
-        source: what the file says it comes from; without it the name of the table.
+        source: what the file says it comes from; without it the names of the tables.
 
     Raises:
-        InputFileError: the file is no such table.
+        InputFileError: a file is no such table.
         UserError: no run can be used for a fit.
     """
-    reading = read_any(path)
-    return fit_reading(reading, source or f"step times of training runs in {fit_key(path.name)}", progress)
+    tables = [read_any(path) for path in paths]
+    reading = replace(
+        tables[0], runs=tuple(run for table in tables for run in table.runs),
+        skipped=tuple(row for table in tables for row in table.skipped),
+    )  # fmt: skip
+    names = ", ".join(fit_key(path.name) for path in paths)
+    return fit_reading(reading, source or f"step times of training runs in {names}", progress)
 
 
 def fit_reading(reading: Reading, source: str, progress: Progress | None = None) -> FrameworkResult:
