@@ -153,7 +153,7 @@ def test_recomputation_that_is_unknown():
         ("256-way fully sharded DP within pod + 2-way pod DP", Sharding(stages=(3,), ranks=256, replicas=2)),
         ("0/1 (DeepSpeed)", Sharding(stages=(0, 1))),
         ("FSDP+DP (split not in table)", Sharding(stages=(3,))),
-        ("HSDP", Sharding(stages=(3,))),
+        ("HSDP", Sharding(stages=(3,), within_node=True)),
         ("", None),
         ("sideways", None),
     ],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.cost import elementwise
+from steptime.cost import elementwise, movement
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.kernels import KernelModel, Models, Timed
 from steptime.estimate.measured import LOOPED
@@ -176,6 +176,10 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "layer_norm": (Use("norm", _layer_norm), Use("norm_backward", _layer_norm_backward)),
     "one_pass_layer_norm": (Use("norm", _layer_norm), Use("stream", _one_pass_layer_norm_backward)),
     "rms_norm": (Use("norm", _rms_norm), Use("norm_backward", _rms_norm_backward)),
+    "plain_rms_norm": (
+        Use("stream", _map(lambda s: _E.rms_norm_flops(s["elements"]), Formula(movement.plain_rms_norm_bytes))),
+        Use("stream", _map(_ELEMENTS, Formula(movement.plain_rms_norm_backward_bytes))),
+    ),
     "activation": (Use("stream", _MAP), Use("stream", _MAP_BACKWARD)),
     "gated_activation": (Use("gate", _GATED), Use("stream", _GATED_BACKWARD)),
     "dropout": (

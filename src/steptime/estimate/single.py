@@ -250,6 +250,7 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         **({"offload": sorted(job.offload)} if job.offload else {}),
         "context": job.context,
         **({} if job.gradient_dtype is None else {"gradient_dtype": job.gradient_dtype}),
+        **({} if job.model.experts is None else {"dispatcher": job.dispatcher}),
         **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
         "stage_layers": {name: int(getattr(e.split, name)) for name in STAGES},

@@ -165,7 +165,7 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
-        host_starts=micro_batches if job.graphs == "none" else 0.0,
+        host_starts=micro_batches if job.graphs != "step" else 0.0,
         filling=filling_passes(fills, plans.pp, micro_batches) if fills else 0.0,
         hides_data=float("dp" in job.overlap),
         shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),

@@ -27,7 +27,7 @@ from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.result import Detail
 from steptime.estimate.stages import exchanges_of, hidden_exchanges
 from steptime.estimate.step_terms import Line, Made, called, fitted_parameter, known, leaf, step_lines, timed_calls
-from steptime.estimate.work import EXPERT_AXIS, device_s, phase_work, products_s
+from steptime.estimate.work import EXPERT_AXIS, device_s, phase_work, products_s, router_arguments
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
@@ -169,7 +169,7 @@ def _host_lines(e: Evaluation, part: str, phase: str, count: float) -> Iterator[
         "device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s,
         "sharpness": framework.issue_sharpness,
     }  # fmt: skip
-    waits = {"routers": work.routers, "wait_s": framework.router_s}
+    waits = router_arguments(work, framework)
     path, fitted = f"host/{phase}/{part}", partial(fitted_parameter, framework.name)
     yield Line(path=f"{path}/{leaf(ISSUE)}", exposed_s=float(issue_wait_s(**issued) * count),
                recipe=known(ISSUE, issued, fitted("host_s"), times_per_step=count))  # fmt: skip

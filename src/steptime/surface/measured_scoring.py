@@ -120,10 +120,7 @@ def score_reading(
     refused = {run.row_id: reason for run, reason in scores.refused}
     missing = [_missing(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
     missing += [_missing(run, NOT_ASKED, "") for run in unasked]
-    missing += [
-        Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
-        for s in reading.skipped
-    ]
+    missing += unread(reading)
     how: dict[str, Any] = {
         "predicted_by": "frameworks in use" if leave_out is None else f"fits without {_words(leave_out)}",
         "framework": "named" if named else "not named",
@@ -135,6 +132,14 @@ def score_reading(
     how |= {"doubts": doubts(scores.scored), **_unfitted(reading.runs, leave_out)}
     ordered = sorted(missing, key=lambda row: row.line)
     return RunScore(rows=reading.rows, scored=scores.scored, missing=tuple(ordered), how=how)
+
+
+def unread(reading: Reading) -> list[Missing]:
+    """Rows of a table that are no runs, and why."""
+    return [
+        Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
+        for s in reading.skipped
+    ]
 
 
 def doubts(scored: Sequence[ScoredRun]) -> dict[str, int]:

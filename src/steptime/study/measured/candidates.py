@@ -9,12 +9,14 @@ from typing import Final
 
 from steptime.hardware.records import Device
 from steptime.num import divisors
+from steptime.plan.framework import HABITS, habits_of
 from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.canonical import Recomputation, catalogue_device
 from steptime.study.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.meaning import shards_of
 from steptime.study.measured.run import MeasuredRun
+from steptime.study.measured.setting import said_to_overlap
 from steptime.study.measured.tables import framework_default, recompute_default, table
 
 MOST: Final = 12
@@ -39,6 +41,8 @@ _AGAIN: Final = {
 }  # fmt: skip
 AVOIDED: Final = 0.7
 """Chance that a recomputation which memory does not ask for is left out."""
+WHOLE_SHARDED: Final = 3
+"""ZeRO stage of which the groups of shards may be the nodes (HSDP)."""
 PARTS: Final = (0.25, 0.5, 1.0)
 """Shares of the layers that such a framework may recompute where the row does not say how many."""
 #: Frameworks that shard over all devices where no degrees are stated.
@@ -82,7 +86,17 @@ def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
 def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
     zeros = _zeros(run, degrees)
     options = [
-        (precision, micro, recompute, zero, sp, attention, offload, weight * w1 * w2 * w3 * w4 * w5 * w6 * w7)
+        (
+            precision,
+            micro,
+            recompute,
+            zero,
+            sp,
+            attention,
+            offload,
+            hides,
+            weight * w1 * w2 * w3 * w4 * w5 * w6 * w7 * w8,
+        )
         for precision, w1 in _precisions(run, device)
         for micro, w2 in _micro_batches(run, degrees)
         for recompute, w3 in _recomputes(run)
@@ -90,13 +104,15 @@ def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Deg
         for sp, w5 in _sequence_parallel(run, degrees)
         for attention, w6 in _attentions(run)
         for offload, w7 in _offloads(run)
+        for hides, w8 in _hides_data(run, degrees)
     ]
     return [
         Candidate(
             weight=w, precision=precision, degrees=degrees, micro_batch=micro, recompute=recompute, zero=zero,
             shard_ranks=_shard_ranks(run, degrees, zero), sequence_parallel=sp, attention=attention, offload=offload,
+            hides_data=hides,
         )
-        for precision, micro, recompute, zero, sp, attention, offload, w in options
+        for precision, micro, recompute, zero, sp, attention, offload, hides, w in options
     ]  # fmt: skip
 
 
@@ -126,7 +142,7 @@ def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
 
 def _otherwise(c: Candidate) -> tuple[object, ...]:
     """All settings of a candidate but its recomputation."""
-    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload)
+    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.hides_data)
 
 
 def _again(c: Candidate) -> float:
@@ -237,6 +253,10 @@ def _shard_ranks(run: MeasuredRun, degrees: Degrees, zero: int) -> int:
     ranks = degrees.dp * degrees.cp
     if zero == 0:
         return 1
+    within = habits_of(run.framework).within_node if run.sharding is None else run.sharding.within_node
+    if within and zero == WHOLE_SHARDED:
+        inside = run.gpus_per_node // gcd(run.gpus_per_node, degrees.tp)
+        return inside if ranks % inside == 0 else ranks
     if run.sharding is None:
         return ranks
     own = shards_of(run.framework, run.sharding.ranks or 0, degrees.cp)
@@ -257,6 +277,13 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
         return [(run.attention, 1.0)]
     own = table("defaults")["attention_of_source"].get(run.source_key)
     return _normal(own or framework_default(run.framework, "attention"))
+
+
+def _hides_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
+    """Whether gradients and weights travel behind computation: of software without known habits either may be."""
+    if run.framework in HABITS or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
+        return [(True, 1.0)]
+    return [(True, 0.5), (False, 0.5)]
 
 
 def _offloads(run: MeasuredRun) -> list[tuple[frozenset[str], float]]:

@@ -79,11 +79,19 @@ _DTYPES: Final = ((r"fp32|float32", "fp32"), (r"bf16|bfloat16", "bf16"), (r"fp16
 _GRAPHS: Final = (
     (r"none|\bno\b|\bnot\b|off|false|^0$", "none"),
     (r"step|iteration|^full$", "step"),
-    (r"local|transformer_engine|attn|moe|mlp|layer|block|partial", "none"),
+    (r"local|transformer_engine|attn|attention|router|preprocess|moe|mlp|layer|block|partial", "none"),
+)
+_PARTS: Final = ((r"attn|attention", "attention"), (r"router", "router"), (r"preprocess", "preprocess"))
+"""Words of a part of a layer that is one graph; router and preprocessing alone do not need the host in between."""
+_DISPATCHERS: Final = (
+    (r"hybrid[-_ ]?ep", "hybridep"),
+    (r"deep[-_ ]?ep", "deepep"),
+    (r"all[-_ ]?to[-_ ]?all|\ba2a\b", "all_to_all"),
 )
 _ATTENTION_DTYPES: Final = ((r"fp8|e4m3|e5m2", "fp8"), (r"16", "16"))
 _WORDS: Final = {
     "context": _CONTEXTS, "gradient_dtype": _DTYPES, "graphs": _GRAPHS, "attention_dtype": _ATTENTION_DTYPES,
+    "dispatcher": _DISPATCHERS,
 }  # fmt: skip
 """Columns of choices -> patterns of the words that are known."""
 
@@ -107,12 +115,24 @@ def gradients_called(text: str) -> str | None:
 
 
 def graphs_called(text: str) -> str:
-    """What is one graph by a text, of :data:`steptime.plan.job.GRAPHS`.
+    """What is one graph by a text: of :data:`steptime.plan.job.GRAPHS`, or parts of a layer joined by ``+``.
 
-    >>> graphs_called("full_iteration"), graphs_called("attn, moe_router"), graphs_called("")
-    ('step', 'none', 'none')
+    >>> graphs_called("full_iteration"), graphs_called("attn, moe_router, moe_preprocess"), graphs_called("local")
+    ('step', 'attention+router+preprocess', 'none')
     """
-    return _first(_GRAPHS, text) or "none"
+    found = _first(_GRAPHS, text) or "none"
+    parts = [name for pattern, name in _PARTS if re.search(pattern, text.lower()[:200])]
+    off = re.search(r"\b(?:no|not|without|off)\b", text.lower()[:200])
+    return found if found == "step" or off else "+".join(parts) or found
+
+
+def dispatcher_called(text: str) -> str | None:
+    """What sends tokens to their experts by a text, of :data:`steptime.plan.job.DISPATCHERS`; None: it says nothing.
+
+    >>> dispatcher_called("kernel opts: TE + DeepEP"), dispatcher_called("alltoall dispatcher"), dispatcher_called("")
+    ('deepep', 'all_to_all', None)
+    """
+    return _first(_DISPATCHERS, text)
 
 
 def attention_dtype_called(text: str) -> str | None:
