@@ -40,6 +40,17 @@ class MemoryProfile:
     """Workspaces of the matrix libraries, which the allocator counts."""
     bucket_bytes: float = 0.0
     """Buffers of traffic that are held throughout."""
+    gathered_logits: bool = False
+    """Tensor-parallel ranks gather the logits before the loss, so that each holds those of the whole vocabulary."""
+    gathered_inputs: bool = False
+    """Inputs that tensor-parallel ranks gather from sequence shards are kept whole; else gathered again backward."""
+    norm_bytes: float = 0.0
+    """Kept per element of a norm beyond its input, where operators make the norm: its copy in fp32 and what the weight
+    multiplies."""
+    gate_bytes: float = 0.0
+    """Kept per output of a gated activation beyond its inputs, where operators make it: the activated gate."""
+    score_bytes: float = 0.0
+    """Kept per score of unfused attention beyond the probabilities in the dtype of the run: those in fp32."""
     bf16_gradient_bytes: float = 0.0
     """Beside the gradients in the dtype of the run, where that is bf16: those accumulated in fp32."""
     pure: bool = False
@@ -71,7 +82,12 @@ _DEEPSPEED = MemoryProfile(
     name="deepspeed", layer_gradient_bytes=2.0, head_gradient_bytes=2.0, fused_head=True, workspace_bytes=32 * MIB,
     bucket_bytes=2e9 + 2e9, offloads_gradients=True, loss_forward_bytes=6.0, loss_backward_bytes=0.0,
 )  # fmt: skip
+SCALING = MemoryProfile(
+    name="scaling", gathered_logits=True, logit_kept_bytes=6.0, logit_peak_bytes=18.0, gathered_inputs=True,
+    norm_bytes=6.0, gate_bytes=2.0, score_bytes=4.0, workspace_bytes=8 * MIB, **_EAGER,
+)  # fmt: skip
 PROFILES: Mapping[str, MemoryProfile] = {
+    "scaling": SCALING,
     "megatron-core": _CORE, "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
     "megatron-deepspeed": _MEGATRON_DEEPSPEED,
     "megatron-deepspeed-2021": replace(_MEGATRON_DEEPSPEED, name="megatron-deepspeed-2021"),
@@ -106,7 +122,14 @@ the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimi
 those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
 time to fp32. MPT under Composer has a fused cross entropy (`loss_fn: fused_crossentropy`), which reads twice forward,
 and reads and writes backward; that of Liger makes gradients forward. MaxText keeps weights in fp32 (`weight_dtype`,
-base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient."""
+base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient.
+
+Aleph Alpha's scaling (src/scaling of Aleph-Alpha/scaling): the head gathers the logits of all tensor ranks
+(`ColumnParallelLinear`, `parallel_output=False`) and `CrossEntropyLoss` turns them to fp32; a norm gathers the sequence
+before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32. Assumed: that nothing of
+the loss is free before its backward pass is done (logits 2, in fp32 4, log-probabilities 4, gradients of both 8; where
+ranks gather, their parts 2 and joined 2), and that a norm of 2023 that no kernel fuses computes in fp32 (copy 4,
+normalised 2)."""
 
 
 def memory_profile_of(framework: str) -> MemoryProfile:

@@ -24,6 +24,8 @@ _DATED: Final = re.compile(r"(20\d\d)[-_]?(0[1-9]|1[0-2])")
 _EVERY_COPY: Final = re.compile(r"\balltoall dispatcher\b", re.IGNORECASE)
 _NO_OVERLAP: Final = re.compile(r"\bno ((?:[a-z]{2}/)*[a-z]{2}) overlap", re.IGNORECASE)
 _ASYNCHRONOUS: Final = re.compile(r"\basync tp\b", re.IGNORECASE)
+_NORM_KERNEL: Final = re.compile(r"\b(?:rms|rmsnorm|norm) kernel|fused (?:rms)?norm", re.IGNORECASE)
+_SOFTMAX_KERNEL: Final = re.compile(r"kernel=fused|fused (?:scaled |masked )*softmax", re.IGNORECASE)
 LOSS_COMPILED: Final = 202502
 """Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
 
@@ -31,12 +33,21 @@ LOSS_COMPILED: Final = 202502
 def profile_of(run: MeasuredRun) -> MemoryProfile:
     """Memory habits of a run's framework, of the version that its source dates."""
     found = memory_profile_of(run.framework)
+    if run.framework == "scaling":
+        return _with_kernels(found, run.notes)
     dated = _DATED.search(run.source)
     month = int(dated.group(1) + dated.group(2)) if dated else 0
     if run.framework == "torchtitan" and month >= LOSS_COMPILED and "compile" in run.notes:
         return replace(found, logit_peak_bytes=found.logit_kept_bytes, loss_forward_bytes=4.0, loss_backward_bytes=4.0,
                        loss_conversion_bytes=0.0)  # fmt: skip
     return found
+
+
+def _with_kernels(profile: MemoryProfile, notes: str) -> MemoryProfile:
+    """A profile with the kernels that notes name in place of operators: of norms, and of the masked softmax."""
+    if _NORM_KERNEL.search(notes):
+        profile = replace(profile, norm_bytes=0.0)
+    return replace(profile, score_bytes=0.0) if _SOFTMAX_KERNEL.search(notes) else profile
 
 
 def fed_length(run: MeasuredRun) -> int:
