@@ -170,7 +170,7 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     )  # fmt: skip
     time = measured_time(row, basis, flags)
     memory = measured_memory(row, catalogue_device(device), flags)
-    if time is None and memory is None:
+    if time is None and memory is None and not row.text("outcome"):
         raise _unmeasured(row, flags)
     shard = sharding(row.text("zero_stage_or_fsdp"))
     said = _attention(row)

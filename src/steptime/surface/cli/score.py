@@ -21,6 +21,21 @@ def command(
     collectives: Annotated[
         Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives instead.")
     ] = None,
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            "--outcomes",
+            metavar="FILE",
+            help="Table of layouts that ran or ran out of memory instead: the columns of training runs, and outcome.",
+        ),
+    ] = None,
+    given_cells: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=TEXT", help="Text of the empty cells of a column of layouts."),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="FILE.svg", help="Reliability diagram of the layouts.")
+    ] = None,
     leave_out: Annotated[
         str | None,
         typer.Option(
@@ -65,13 +80,16 @@ def command(
     if columns:
         _columns(json)
         return
-    if sum(given is not None for given in (file, kernels, collectives)) != 1:
-        raise UserError("score needs one table", hint="give one of FILE, --kernels FILE or --collectives FILE")
+    if sum(given is not None for given in (file, kernels, collectives, outcomes)) != 1:
+        raise UserError("score needs one table",
+                        hint="give one of FILE, --kernels FILE, --collectives FILE or --outcomes FILE")  # fmt: skip
     where = {"gpu": gpu, "n_gpus": gpus, "gpus_per_node": per_node, "collective": collective}
     given = {name: value for name, value in where.items() if value is not None}
     if given and collectives is None:
         raise UserError("--gpu, --gpus, --gpus-per-node and --collective are for collectives alone",
                         hint="give --collectives FILE")  # fmt: skip
+    if outcomes is None and (given_cells or figure):
+        raise UserError("--set and --figure are for layouts alone", hint="give --outcomes FILE")
     if file is not None:
         _runs(file, leave_out, unknown, out, json)
         return
@@ -82,6 +100,9 @@ def command(
 
     if out is not None:
         scoring.check_out(out)
+    if outcomes is not None:
+        _outcomes(outcomes, given_cells or [], figure, out, json)
+        return
     if kernels is None:
         result = scoring.score_collectives(str(collectives), given)
     else:
@@ -102,6 +123,28 @@ def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_
     if out is not None:
         measured_scoring.write_rows(result, out)
     _report(result.to_json(), as_json, runs=True)
+
+
+def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | None, as_json: bool) -> None:
+    from steptime.surface import outcome_scoring
+    from steptime.surface.cli.output import document, print_json
+    from steptime.surface.cli.progress import Progress
+    from steptime.surface.report.outcomes import print_outcomes, write_reliability
+
+    given = outcome_scoring.given_cells(texts)
+    if figure is not None:
+        outcome_scoring.check_figure(figure)
+    with Progress("predicting layouts") as progress:
+        result = outcome_scoring.score_outcomes(file, given, progress=progress)
+    if out is not None:
+        outcome_scoring.write_outcomes(result, out)
+    score = result.to_json()
+    if figure is not None:
+        write_reliability(score, figure)
+    if as_json:
+        print_json(document(**score))
+    else:
+        print_outcomes(score)
 
 
 def _columns(as_json: bool) -> None:
