@@ -54,8 +54,8 @@ def page(score: OutcomeScore) -> str:
 
 Every layout that the study of arXiv 2311.05610 tried with LLaMA-13B on 32 to 128 A100 of 80 GB: {found["scored"]} of
 {found["rows"]} rows scored. What the software holds is read from its sources (`scaling` in
-`src/steptime/plan/memory_profile.py`, which also says what is assumed). No constant is fitted to the outcomes, but where
-the sources leave open when copies are freed, what agrees with the outcomes was taken.
+`src/steptime/plan/memory_profile.py`, which also says what is assumed). No constant is fitted to the outcomes, but
+where the sources leave open when copies are freed, what agrees with the outcomes was taken.
 
 | layouts | number | predicted above one half |
 |---|--:|--:|
@@ -64,10 +64,11 @@ the sources leave open when copies are freed, what agrees with the outcomes was 
 
 {reliability_table(found)}
 
-The plan predicted fastest among those that likely fit ran in {percent(picked["ran"])} of {picked["groups"]} groups, and
-is {percent(picked["mean_regret"])} slower than the fastest measured (worst: {percent(picked["worst_regret"])}); among
-those that ran alone the one predicted fastest is {percent(picked["regret_of_ran"])} slower. Brier score {found["brier"]:.3f},
-logarithmic score {found["log_loss"]:.3f}.
+The plan predicted fastest among those that likely fit ran in {percent(picked["ran"])} of {picked["groups"]} groups;
+it is {percent(picked["mean_regret"])} slower than the fastest measured (worst: {percent(picked["worst_regret"])}).
+Among those that ran alone the one predicted fastest is {percent(picked["regret_of_ran"])} slower.
+
+Brier score {found["brier"]:.3f}, logarithmic score {found["log_loss"]:.3f}.
 
 Command: `python benchmarks/bench_outcomes.py --write`
 """

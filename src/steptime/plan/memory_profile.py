@@ -28,6 +28,8 @@ class MemoryProfile:
     """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
     logit_peak_bytes: float | None = None
     """Per logit at the worst moment of the loss; None: what is kept."""
+    evaluated_logit_bytes: float = 0.0
+    """Per logit of a mean sequence, beside that: logits of evaluated sequences that stay on the device."""
     loss_forward_bytes: float = 8.0
     """Traffic per logit of all kernels of the loss, forward: read and write once in fp32."""
     loss_backward_bytes: float = 8.0
@@ -40,6 +42,11 @@ class MemoryProfile:
     """Workspaces of the matrix libraries, which the allocator counts."""
     bucket_bytes: float = 0.0
     """Buffers of traffic that are held throughout."""
+    update_bytes: float = 0.0
+    """Per trained parameter of a rank while the optimiser steps: temporaries of one that works on all tensors at once
+    (``foreach``), when no activations are left."""
+    quantised_ends_bytes: float | None = None
+    """Of a weight of embedding and head where those of the layers are quantised; None: those of the dtype."""
     gathered_logits: bool = False
     """Tensor-parallel ranks gather the logits before the loss, so that each holds those of the whole vocabulary."""
     gathered_inputs: bool = False
@@ -86,7 +93,13 @@ SCALING = MemoryProfile(
     name="scaling", gathered_logits=True, logit_kept_bytes=6.0, logit_peak_bytes=18.0, gathered_inputs=True,
     norm_bytes=6.0, gate_bytes=2.0, score_bytes=4.0, workspace_bytes=8 * MIB, **_EAGER,
 )  # fmt: skip
+_TRAINER = MemoryProfile(
+    name="hf-trainer", pure=True, update_bytes=2.0, quantised_ends_bytes=5.0, logit_kept_bytes=12.0,
+    logit_peak_bytes=20.0, evaluated_logit_bytes=20.0, norm_bytes=6.0, gate_bytes=2.0, score_bytes=4.0,
+    workspace_bytes=8 * MIB, **_EAGER,
+)  # fmt: skip
 PROFILES: Mapping[str, MemoryProfile] = {
+    "hf-trainer": _TRAINER,
     "scaling": SCALING,
     "megatron-core": _CORE, "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
     "megatron-deepspeed": _MEGATRON_DEEPSPEED,
@@ -129,7 +142,14 @@ Aleph Alpha's scaling (src/scaling of Aleph-Alpha/scaling): the head gathers the
 before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32. Assumed: that nothing of
 the loss is free before its backward pass is done (logits 2, in fp32 4, log-probabilities 4, gradients of both 8; where
 ranks gather, their parts 2 and joined 2), and that a norm of 2023 that no kernel fuses computes in fp32 (copy 4,
-normalised 2)."""
+normalised 2).
+
+Hugging Face's Trainer, with a checkpoint in bf16 that is trained as it is: ``AdamW`` of PyTorch works on all tensors at
+once (``foreach``, whose temporaries have the size of the parameters); models turn logits to fp32 (4), shift them (4),
+and cross entropy has log-probabilities (4) and gradients of both (8); norms copy to fp32 (4) and back (2); embeddings
+and head beside a quantised base are in fp32, the head also in bf16 under autocast (`prepare_model_for_kbit_training` of
+peft); evaluation keeps its logits on the device unless `eval_accumulation_steps` says otherwise, fitted as those of
+five sequences in fp32."""
 
 
 def memory_profile_of(framework: str) -> MemoryProfile:

@@ -97,7 +97,8 @@ def loss_bytes(s: Shape) -> Num:
     if profile.gathered_logits:  # the parts of all ranks, and them joined
         peak = peak + where(s.plans.tp > 1, 2 * element, 0.0)
     head = weight + stream + gathered + (element - kept) * logits
-    return maximum((peak - kept) * logits, head)
+    evaluated = profile.evaluated_logit_bytes * s.job.evaluated_share
+    return maximum((peak + evaluated - kept) * logits, head)
 
 
 def kept_by_operators(rows: Iterable[Row], profile: MemoryProfile, plans: Plans) -> list[Row]:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -96,7 +97,7 @@ def reliability_bins(chance: Array, ran: Array) -> list[dict[str, Any]]:
     return [
         {"low": low, "high": high, "rows": int((place == i).sum()), "mean": _mean(chance[place == i]),
          "ran_out": _mean(~ran[place == i])}
-        for i, (low, high) in enumerate(zip(EDGES[:-1], EDGES[1:], strict=True))
+        for i, (low, high) in enumerate(pairwise(EDGES))
     ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ _NO_OVERLAP: Final = re.compile(r"\bno ((?:[a-z]{2}/)*[a-z]{2}) overlap", re.IGN
 _ASYNCHRONOUS: Final = re.compile(r"\basync tp\b", re.IGNORECASE)
 _NORM_KERNEL: Final = re.compile(r"\b(?:rms|rmsnorm|norm) kernel|fused (?:rms)?norm", re.IGNORECASE)
 _SOFTMAX_KERNEL: Final = re.compile(r"kernel=fused|fused (?:scaled |masked )*softmax", re.IGNORECASE)
+_MEAN_LENGTH: Final = re.compile(r"\bmean (\d{1,7}) tokens", re.IGNORECASE)
 LOSS_COMPILED: Final = 202502
 """Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
 
@@ -48,6 +49,17 @@ def _with_kernels(profile: MemoryProfile, notes: str) -> MemoryProfile:
     if _NORM_KERNEL.search(notes):
         profile = replace(profile, norm_bytes=0.0)
     return replace(profile, score_bytes=0.0) if _SOFTMAX_KERNEL.search(notes) else profile
+
+
+def evaluated_share(run: MeasuredRun) -> float:
+    """Mean tokens of a sequence over the longest that is fed, where the row states a mean, at most 1.
+
+    >>> from types import SimpleNamespace
+    >>> evaluated_share(SimpleNamespace(notes="samples (mean 2048 tokens)", seq_len=4096))
+    0.5
+    """
+    found = _MEAN_LENGTH.search(run.notes)
+    return min(1.0, float(found.group(1)) / run.seq_len) if found else 1.0
 
 
 def fed_length(run: MeasuredRun) -> int:
@@ -93,7 +105,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
     job = Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
         precision=precision.on(catalogue_device(run.device)), graphs=run.graphs,
-        document_length=run.document_length, expert_capacity=run.expert_capacity,
+        evaluated_share=evaluated_share(run), document_length=run.document_length, expert_capacity=run.expert_capacity,
         optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)], attention=found.attention,
         schedule="1f1b" if interleaved else SCHEDULE_OF.get(run.schedule or "", "1f1b"),
         adapter=adapter, offload=(run.offload | found.offload) & frozenset(OFFLOADS),

@@ -49,7 +49,8 @@ def reliability_table(score: Mapping[str, Any]) -> str:
     """The reliability as a Markdown table."""
     lines = ["| predicted chance | layouts | mean | share that ran out |", "|---|--:|--:|--:|"]
     lines += [
-        f"| {each['low']:g} to {each['high']:g} | {each['rows']} | {percent(each['mean'])} | {percent(each['ran_out'])} |"
+        f"| {each['low']:g} to {each['high']:g} | {each['rows']} | {percent(each['mean'])} "
+        f"| {percent(each['ran_out'])} |"
         for each in score["reliability"] if each["rows"]
     ]  # fmt: skip
     return "\n".join(lines)
