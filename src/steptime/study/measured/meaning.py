@@ -13,8 +13,9 @@ from steptime.study.measured.canonical import RECOMPUTE, dtype_name
 from steptime.study.measured.tables import framework_default
 
 #: Schedule of a measured run -> the closed form of it: ZB-1p and ZB-2p are searched for within activations of $p$ and
-#: $2p$ micro-batches (arXiv 2401.10241, section 4).
-SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-2p": "zb-h2", "dualpipe": "dualpipe"}
+#: $2p$ micro-batches (arXiv 2401.10241, section 4); ZB-V, which holds as many as 1F1B and has next to no bubble, is
+#: nearest to ZB-H1 (section 6: its two chunks of each rank hold $p$ micro-batches of a whole stage).
+SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-v": "zb-h1", "zb-2p": "zb-h2", "dualpipe": "dualpipe"}
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})
