@@ -60,7 +60,8 @@ def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
 
     def states(name: str) -> MemoryCall:
         size, zero = each[name]
-        return _parameters(weights, size, where(plans.zero >= zero, ranks, 1))
+        stored = weights - _narrowed(planned, stage, size) if name == "weights" else weights
+        return _parameters(stored, size, where(plans.zero >= zero, ranks, 1))
 
     return {
         **{f"{name}/parameter_bytes": states(name) for name in each},
@@ -78,13 +79,25 @@ def state_bytes(job: Job) -> States:
     if precision.master_weights and weight >= 4:
         states = job.optimizer.state_bytes
     gradient = job.gradient_bytes
-    if precision.vector_dtype == "bf16":
-        gradient += memory.bf16_gradient_bytes
+    if precision.vector_dtype == "bf16" and memory.bf16_gradient_bytes:
+        gradient = precision.gradient_bytes + memory.bf16_gradient_bytes
+    if memory.updates_in_backward:
+        gradient = 0.0
     if memory.pure:
         states = job.optimizer.state_bytes * min(precision.element_bytes / 4, 1.0)
     if "optimizer" in job.offload:
         states, gradient = 0.0, 0.0 if memory.offloads_gradients else gradient
+        weight = 0.0 if memory.offloads_weights else weight
     return {"weights": (weight, 3), "gradients": (gradient, 2), "optimizer": (states, 1)}
+
+
+def _narrowed(planned: PlannedJob, stage: Stage, weight_bytes: float) -> Num:
+    """By how many parameters of full width those of layers count less that are stored in a narrow format."""
+    narrow = planned.job.precision.quantised_bytes
+    if not planned.job.memory.narrow_weights or narrow is None or weight_bytes <= narrow:
+        return 0.0
+    layers = stage.of_layers(planned.sizes, "weights", planned.job.model.layers)
+    return layers * (1.0 - narrow / weight_bytes)
 
 
 def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:

@@ -64,6 +64,12 @@ class MemoryProfile:
     """Weights, gradients and states all have the dtype of the run; there are no master weights."""
     narrow_frozen: bool = False
     """Frozen weights of a run with narrow products are stored in the narrow format."""
+    narrow_weights: bool = False
+    """Likewise trained weights of products of layers; without it they are stored in the dtype of the run."""
+    updates_in_backward: bool = False
+    """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
+    offloads_weights: bool = False
+    """With the optimiser's states on the host, sharded weights are there too."""
     offloads_gradients: bool = False
     """With the optimiser's states on the host, its gradients are there too."""
 

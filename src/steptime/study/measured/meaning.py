@@ -107,6 +107,46 @@ def gradients_called(text: str) -> str | None:
     return _first(_DTYPES, text)
 
 
+_STATED_GRADIENTS: Final = re.compile(
+    r"(fp32|float32|bf16|bfloat16|fp16|float16)[- ](?:grad\w*|accum\w*)|"
+    r"(?:grad\w*|accum\w*)[^,;()]{0,20}? in (fp32|float32|bf16|bfloat16|fp16|float16)"
+)
+_NARROW_WEIGHTS: Final = re.compile(r"(?:fp8|float8)[-_ ]?(?:params?|parameters|weights?|primary)\b")
+_NOT_RECOMPUTED: Final = re.compile(
+    r"\b(?:no|without|w/o) (?:activation |gradient |full )?(?:re-?comput\w*|checkpointing|remat\w*)\b|"
+    r"\b(?:activation|gradient)[ _](?:re-?comput\w*|checkpointing)[ =:]{0,3}(?:none|off|false|disabled)\b|"
+    r"\bre-?comput(?:e|ation)[ =:]{1,3}none\b|\brecompute-num-layers 0\b"
+)
+
+
+def gradients_beside(dtype: str) -> str | None:
+    """Dtype of gradients that a text on the dtype of a run has beside it; None: it says none.
+
+    >>> [gradients_beside(text) for text in ("BF16 (fp32 grad accumulation)", "bf16, grads in fp32", "fp32")]
+    ['fp32', 'fp32', None]
+    """
+    found = _STATED_GRADIENTS.search(dtype.lower()[:200])
+    return gradients_called(found.group(1) or found.group(2)) if found else None
+
+
+def narrow_weights(dtype: str) -> bool:
+    """Whether a text says that trained weights are stored in FP8.
+
+    >>> narrow_weights("FP8 (fp8 params)"), narrow_weights("FP8")
+    (True, False)
+    """
+    return bool(_NARROW_WEIGHTS.search(dtype.lower()[:200]))
+
+
+def not_recomputed(notes: str) -> bool:
+    """Whether notes say that nothing is recomputed.
+
+    >>> [not_recomputed(t) for t in ("no activation recomputation", "recompute none assumed", "recompute not stated")]
+    [True, True, False]
+    """
+    return bool(_NOT_RECOMPUTED.search(notes.lower()))
+
+
 def graphs_called(text: str) -> str:
     """What is one graph by a text, of :data:`steptime.plan.job.GRAPHS`.
 

@@ -23,5 +23,9 @@ def definition_of(run: MeasuredRun) -> str:
 
 
 def predicted_bytes(run: MeasuredRun, evaluation: Evaluation) -> float:
-    """Predicted peak memory of one setting of a run, by the definition of its measurement."""
-    return float(memory_by_definition(evaluation)[definition_of(run)])
+    """Predicted peak memory of one setting of a run, by the definition of its measurement.
+
+    A run that was measured has run, so that its memory is at most that of the device.
+    """
+    needed = float(memory_by_definition(evaluation)[definition_of(run)])
+    return min(needed, evaluation.machine.memory_bytes)

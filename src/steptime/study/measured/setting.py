@@ -34,6 +34,11 @@ LOSS_COMPILED: Final = 202502
 def profile_of(run: MeasuredRun) -> MemoryProfile:
     """Memory habits of a run's framework, of the version that its source dates."""
     found = memory_profile_of(run.framework)
+    on_host = "weights" in run.offload
+    found = replace(
+        found, narrow_weights=run.narrow_weights, updates_in_backward=paged_optimizer(run), offloads_weights=on_host,
+        offloads_gradients=found.offloads_gradients or on_host,
+    )  # fmt: skip
     if run.framework == "scaling":
         return _with_kernels(found, run.notes)
     dated = _DATED.search(run.source)
@@ -42,6 +47,14 @@ def profile_of(run: MeasuredRun) -> MemoryProfile:
         return replace(found, logit_peak_bytes=found.logit_kept_bytes, loss_forward_bytes=4.0, loss_backward_bytes=4.0,
                        loss_conversion_bytes=0.0)  # fmt: skip
     return found
+
+
+def paged_optimizer(run: MeasuredRun) -> bool:
+    """Whether a run has torchtune's optimiser of all weights on one device: its 8-bit states leave a full device.
+
+    Source: torchtune, recipes/configs/*/*_full_single_device.yaml (`PagedAdamW8bit`, `optimizer_in_bwd`).
+    """
+    return run.framework == "torchtune" and run.workload == "sft" and run.gpus == 1 and run.optimizer == "adam"
 
 
 def _with_kernels(profile: MemoryProfile, notes: str) -> MemoryProfile:
@@ -106,7 +119,8 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
         precision=precision.on(catalogue_device(run.device)), graphs=run.graphs,
         evaluated_share=evaluated_share(run), document_length=run.document_length, expert_capacity=run.expert_capacity,
-        optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)], attention=found.attention,
+        optimizer=OPTIMIZERS["adam8bit" if paged_optimizer(run) else modelled_optimizer(run.optimizer)],
+        attention=found.attention,
         schedule="1f1b" if interleaved else SCHEDULE_OF.get(run.schedule or "", "1f1b"),
         adapter=adapter, offload=(run.offload | found.offload) & frozenset(OFFLOADS),
     )  # fmt: skip
