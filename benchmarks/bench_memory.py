@@ -19,8 +19,9 @@ from steptime.estimate.memory_definitions import FILE, communicators, memory_con
 from steptime.study.data_root import require_data
 from steptime.study.measured import MeasuredRun, read_runs
 from steptime.study.measured.engine import settings_of
-from steptime.study.measured.memory import definition_of
+from steptime.study.measured.memory import definition_of, is_stated
 
+TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")
 CONTEXT_BYTES = 1.5e9
 SOURCE = "peak memory of published training runs; see benchmarks/memory.md"
 ZERO_BUBBLE = ("zb-1p", "zb-2p", "zb-v", "dualpipe")
@@ -36,7 +37,7 @@ def point_of(run: MeasuredRun) -> MemoryPoint | None:
     return MemoryPoint(
         source=run.source_key, framework=first.job.memory.name, definition=definition_of(run),
         allocated_bytes=allocated, communicators=float(communicators(first.plans)),
-        measured_bytes=run.memory.memory_bytes,
+        measured_bytes=run.memory.memory_bytes, stated=is_stated(run),
     )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     """Prints the errors by source, and the reliability of the spread."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="fit the constants anew and write them")
-    runs = [run for run in read_runs(require_data("measured_training.csv.gz")).runs if run.memory is not None]
+    runs = [run for name in TABLES for run in read_runs(require_data(name)).runs if run.memory is not None]
     points = [point for run in runs if (point := point_of(run)) is not None]
     if parser.parse_args().write:
         # The spread is that of runs whose settings the row states; what is guessed has another.
