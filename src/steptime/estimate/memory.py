@@ -253,9 +253,10 @@ def _largest_of(value: Num) -> float:
 
 
 def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES) -> StageMemory:
-    """Memory of one stage."""
+    """Memory of one stage in some phases, and in the optimiser's step where software has temporaries in it."""
     found = stage_of(planned, stage)
     held = held_calls(planned, found)
+    phases = (*phases, UPDATE) if planned.job.memory.update_bytes else phases
     beside = {name: phase_calls(planned, found, name) for name in phases}
     held_bytes = total_bytes(held)
     totals = {name: total_bytes(calls, held_bytes) for name, calls in beside.items()}
@@ -282,7 +283,6 @@ def memory_of(planned: PlannedJob) -> dict[str, StageMemory]:
     for name in STAGES:
         if name == "first" or isinstance(plans.pp, np.ndarray) or plans.pp > (name == "middle") + 1:
             phases = PHASES[:1] if name == "middle" or _no_loss(planned.sizes) else PHASES
-            phases = (*phases, UPDATE) if planned.job.memory.update_bytes else phases
             out[name] = stage_memory(planned, name, phases)
     return out
 
