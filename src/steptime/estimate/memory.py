@@ -84,7 +84,8 @@ def state_bytes(job: Job) -> States:
     if memory.updates_in_backward:
         gradient = 0.0
     if memory.pure:
-        states = job.optimizer.state_bytes * min(precision.element_bytes / 4, 1.0)
+        narrow = job.optimizer.state_bytes < 4  # states of 8 bits are so whatever the weights are
+        states = job.optimizer.state_bytes * (1.0 if narrow else min(precision.element_bytes / 4, 1.0))
     if "optimizer" in job.offload:
         states, gradient = 0.0, 0.0 if memory.offloads_gradients else gradient
         weight = 0.0 if memory.offloads_weights else weight
