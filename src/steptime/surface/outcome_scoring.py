@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, UserError, did_you_mean, shorten
 from steptime.store.files import refuse_unwritable, write_whole
-from steptime.study.measured import runs_of
+from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
 from steptime.study.measured.columns import FURTHER, OTHER_NAMES, own_names
 from steptime.study.measured.outcomes import RAN, RAN_OUT, Tried, outcome_of, outcome_statistics
 from steptime.study.measured.predict import score_packaged
@@ -99,7 +99,8 @@ def score_layouts(rows: list[TableRow], *, progress: Progress | None = None) -> 
     reading = runs_of([row for row in rows if row.line in ran], cache(load_model))
     missing += [Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
                 for s in reading.skipped]  # fmt: skip
-    scored, refused = (), ()
+    scored: tuple[ScoredRun, ...] = ()
+    refused: tuple[tuple[MeasuredRun, str], ...] = ()
     if reading.runs:
         try:
             found = score_packaged(reading.runs, progress)
