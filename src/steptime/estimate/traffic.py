@@ -13,8 +13,9 @@ from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
+from steptime.estimate.memory import STAGES, kept_of_layer
 from steptime.estimate.memory_kernels import streamed
+from steptime.estimate.memory_stages import StageParts, on_stage, stage_parts
 from steptime.estimate.planned import PlannedJob
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job

@@ -265,6 +265,8 @@ class Job:
     scattered_messages: bool = False
     """Tensor-parallel ranks without sequence shards each send their part of a message to the next stage, which gathers
     it; without it each sends all of it."""
+    evaluated_share: float = 1.0
+    """Mean tokens of an evaluated sequence over those of the longest."""
     memory: MemoryProfile = PLAIN
     """What the training software makes of memory."""
     captured: CapturedModel | None = None

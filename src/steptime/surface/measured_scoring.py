@@ -13,15 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from steptime.calibrate.score import errors
 from steptime.calibrate.table import read_table
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.plan.framework_file import framework_table
 from steptime.store.files import write_whole
 from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
-from steptime.study.measured.aggregate import timed
+from steptime.study.measured.aggregate import memory_columns, timed
 from steptime.study.measured.columns import own_names
 from steptime.study.measured.folds import folds
 from steptime.study.measured.predict import EACH, Scores, score_left_out, score_packaged
@@ -233,12 +231,8 @@ def seen(scored: Sequence[ScoredRun]) -> int | None:
 
 def memory_errors(scored: Sequence[ScoredRun]) -> dict[str, Any]:
     """Errors of the peak memory over all definitions of it."""
-    pairs = [(s.run.memory.memory_bytes, s.memory_bytes) for s in scored if s.run.memory and s.memory_bytes > 0]
-    table = np.array(pairs, np.float64).reshape(-1, 2)
-    none = np.full(len(table), np.nan)
-    found: dict[str, Any] = dict(errors(table[:, 0], table[:, 1], none, none))
-    found.pop("coverage90")
-    return {"rows": len(table), **found}
+    measured, predicted, low, high = memory_columns([s for s in scored if s.memory_bytes > 0])
+    return {"rows": len(measured), **errors(measured, predicted, low, high)}
 
 
 def read_any(path: str | Path) -> Reading:
@@ -277,6 +271,7 @@ def _cell(value: object) -> str:
 COLUMNS: Final = (
     "line", "row_id", "source_key", "model", "gpu", "gpus", "framework", "measured_s", "predicted_s", "low_s", "high_s",
     "ratio", "time_origin", "memory_measured_bytes", "memory_predicted_bytes", "memory_ratio", "memory_definition",
+    "memory_low_bytes", "memory_high_bytes", "oom_probability",
     "flags", "skipped", "detail",
 )  # fmt: skip
 
@@ -318,5 +313,7 @@ def _scored_cells(s: ScoredRun) -> dict[str, object]:
             "memory_measured_bytes": f"{memory.memory_bytes:.6g}",
             "memory_ratio": f"{s.memory_bytes / memory.memory_bytes:.4f}",
             "memory_definition": memory.definition.name.lower(),
+            "memory_low_bytes": f"{s.memory_low_bytes:.6g}", "memory_high_bytes": f"{s.memory_high_bytes:.6g}",
+            "oom_probability": f"{s.oom_probability:.4g}",
         }  # fmt: skip
     return cells

@@ -39,6 +39,9 @@ class ScoredRun:
     high_s: float = math.nan
     """95th percentile."""
     memory_bytes: float = math.nan
+    memory_low_bytes: float = math.nan
+    memory_high_bytes: float = math.nan
+    """5th and 95th percentile."""
     oom_probability: float = math.nan
     """Chance that the run does not fit its device, by the prediction."""
 
@@ -129,19 +132,17 @@ def dominant_source(scored: Sequence[ScoredRun]) -> str | None:
 
 
 def memory_statistics(scored: Sequence[ScoredRun]) -> dict[str, dict[str, Any]]:
-    """Errors of the peak memory, for each definition of it; the band counts the unstated unit as error-free.
+    """Errors of the peak memory, for each definition of it; ``coverage90``: share inside the 90 % band.
 
     ``within_unit``: share of predictions between the number read as GB and as GiB, where the unit is not stated.
     """
     out = {}
     rows = [s for s in scored if s.run.memory and math.isfinite(s.memory_bytes) and s.memory_bytes > 0]
     for name in sorted({s.run.memory.definition.name for s in rows if s.run.memory}):
-        own = [(s.run.memory, s.memory_bytes) for s in rows if s.run.memory and s.run.memory.definition.name == name]
-        measured, predicted = np.array([m.memory_bytes for m, _ in own]), np.array([p for _, p in own])
-        least = np.array([m.least_bytes for m, _ in own])
-        none = np.full(len(own), np.nan)
-        found: dict[str, Any] = dict(errors(measured, predicted, none, none))
-        found.pop("coverage90")
+        own = [s for s in rows if s.run.memory and s.run.memory.definition.name == name]
+        measured, predicted, low, high = memory_columns(own)
+        least = np.array([s.run.memory.least_bytes for s in own if s.run.memory])
+        found: dict[str, Any] = dict(errors(measured, predicted, low, high))
         found["median_bias"] = float(np.median(predicted / measured - 1))
         found["within_unit"] = float(np.mean((least <= predicted) & (predicted <= measured)))
         out[name.lower()] = {"rows": len(own), **found}
@@ -163,6 +164,16 @@ def choice_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
         "p90_regret": float(np.quantile(regret, 0.9)), "best_picked": float(np.mean(regret == 0)),
         "chance": float(np.mean([g.chance for g in groups])),
     }  # fmt: skip
+
+
+def memory_columns(scored: Sequence[ScoredRun]) -> tuple[Array, Array, Array, Array]:
+    """Measured and predicted memory in bytes and the ends of its band, of runs that have a measured one."""
+    rows = [
+        (s.run.memory.memory_bytes, s.memory_bytes, s.memory_low_bytes, s.memory_high_bytes)
+        for s in scored if s.run.memory
+    ]  # fmt: skip
+    table = np.array(rows, np.float64).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
 
 
 def groups_of_plans(scored: Sequence[ScoredRun]) -> list[Ranked]:

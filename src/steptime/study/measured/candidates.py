@@ -16,7 +16,7 @@ from steptime.study.measured.degrees import Degrees, legal_micro_batches, possib
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.meaning import shards_of
 from steptime.study.measured.run import MeasuredRun
-from steptime.study.measured.setting import said_to_overlap
+from steptime.study.measured.setting import paged_optimizer, said_to_overlap
 from steptime.study.measured.tables import framework_default, recompute_default, table
 
 MOST: Final = 12
@@ -27,13 +27,15 @@ _BEAM: Final = 200
 _LAYOUTS: Final = 4
 """Most degrees that are kept where none are stated, so that the other settings have room."""
 #: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
-_WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
+_WHOLE_BATCH: Final = frozenset({"maxtext", "paxml", "colossalai"})
 #: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
 _BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
 #: Frameworks whose runs recompute no more than memory asks for.
 _AS_NEEDED: Final = _BY_LAYER | {"maxtext", "paxml"}
 #: Frameworks that may keep on the host what a layer keeps, where the row says neither that nor what is recomputed.
 _ON_HOST: Final = frozenset({"maxtext"})
+PAGED: Final = 0.02
+"""Chance that states which leave the device where it is full do so where they would fit."""
 #: Recomputation that is not full -> about how much of the forward pass it repeats.
 _AGAIN: Final = {
     "none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.4,
@@ -173,6 +175,8 @@ def _degrees(run: MeasuredRun) -> list[tuple[float, Degrees]]:
     if not found:
         cp = run.gpus // gcd(run.gpus, run.global_batch)
         found = [Degrees(tp=1, pp=1, cp=cp, dp=run.gpus // cp, vpp=1, ep=None)]
+    if run.adapter is not None:  # of runs that state them all cut the sequence, which their frozen weights allow
+        return [(1.0 / (d.tp**2 * d.pp**3 * d.cp**0.5), d) for d in found]
     return [(1.0 / (d.tp * d.pp**1.5 * d.cp) ** 2, d) for d in found]
 
 
@@ -289,4 +293,6 @@ def _hides_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
 def _offloads(run: MeasuredRun) -> list[tuple[frozenset[str], float]]:
     if run.framework in _ON_HOST and run.recompute is None and not run.offload:
         return [(frozenset(), 0.5), (frozenset({"activations"}), 0.5)]
+    if paged_optimizer(run):
+        return [(frozenset(), 1.0 - PAGED), (frozenset({"optimizer"}), PAGED)]
     return [(frozenset(), 1.0)]

@@ -42,6 +42,7 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "context": ("cp_comm_type", "context_exchange"),
     "document_length": ("packed_document_length",),
     "expert_capacity": ("capacity_factor", "expert_capacity_factor", "moe_capacity_factor"),
+    "outcome": ("result", "status"),
     "gradient_dtype": ("grad_dtype", "gradients_dtype"),
     "graphs": ("cuda_graphs", "cuda_graph", "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules"),
     "dispatcher": ("moe_dispatcher", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend"),

@@ -112,10 +112,11 @@ def _scores(found: Modelled, predicted: Predicted, low: Array, high: Array, how:
     deviation = _deviations(found, predicted.deviation)
     scored = tuple(
         ScoredRun(
-            run=run, step_time_s=float(step_s[i]) if run.time else math.nan,
+            run=run, step_time_s=float(step_s[i]) if run.time or not run.memory else math.nan,
             low_s=float(step_s[i] * math.exp(low[i] * deviation[i])) if run.time else math.nan,
             high_s=float(step_s[i] * math.exp(high[i] * deviation[i])) if run.time else math.nan,
-            memory_bytes=float(found.memory_bytes[i]), oom_probability=float(found.oom[i]),
+            memory_bytes=float(found.memory_bytes[i]), memory_low_bytes=float(found.memory_bands[i, 0]),
+            memory_high_bytes=float(found.memory_bands[i, 1]), oom_probability=float(found.oom[i]),
         )
         for i, run in enumerate(found.runs)
     )  # fmt: skip

@@ -28,8 +28,11 @@ from steptime.study.measured.meaning import (
     attention_dtype_called,
     context_called,
     dispatcher_called,
+    gradients_beside,
     gradients_called,
     graphs_called,
+    narrow_weights,
+    not_recomputed,
     optimizer_called,
     selective,
     unknown_words,
@@ -111,6 +114,8 @@ class MeasuredRun:
     """What context ranks exchange; None: what the framework makes them."""
     gradient_dtype: str | None = None
     """None: that of the framework."""
+    narrow_weights: bool = False
+    """Trained weights of products are stored in the narrow format."""
     document_length: float | None = None
     """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
     expert_capacity: float | None = None
@@ -168,7 +173,7 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     per_node = _per_node(row, gpus, flags)
     framework = framework_of(row)
     dtype = _dtype(row, flags)
-    recompute = recomputation(row.text("recompute"), selective(framework))
+    recompute = _recompute(row, framework)
     likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
     kind, adapter = _workload(row, framework)
     basis = RateBasis(
@@ -178,7 +183,7 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     )  # fmt: skip
     time = measured_time(row, basis, flags)
     memory = measured_memory(row, catalogue_device(device), flags)
-    if time is None and memory is None:
+    if time is None and memory is None and not row.text("outcome"):
         raise _unmeasured(row, flags)
     shard = sharding(row.text("zero_stage_or_fsdp"))
     said = _attention(row)
@@ -206,10 +211,11 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
         row.note("expert_capacity")
     return {
         "sequence_parallel": row.flag("sequence_parallel"),
-        "offload": offloaded(row.text("offload"), row.text("source")),
+        "offload": offloaded(row.text("offload"), row.text("source")) or _offloaded_by_notes(row),
         "attention_dtype": _own_format(row, device),
         "context": context_called(row.text("context")),
-        "gradient_dtype": gradients_called(row.text("gradient_dtype")), "graphs": graphs_called(row.text("graphs")),
+        "gradient_dtype": gradients_called(row.text("gradient_dtype")) or gradients_beside(row.text("dtype")),
+        "narrow_weights": narrow_weights(row.text("dtype")), "graphs": graphs_called(row.text("graphs")),
         "dispatcher": _dispatcher(row) if experts else None,
         "document_length": _between(row, "document_length", 1.0, 1e9),
         "expert_capacity": capacity if experts else None,
@@ -220,6 +226,21 @@ def _dispatcher(row: TableRow) -> str | None:
     """What sends tokens to their experts: by its column, else by words of the notes that name it."""
     said = re.search(r"hybrid[-_ ]?ep|deep[-_ ]?ep|all[-_ ]?to[-_ ]?all dispatcher", row.text("notes"), re.IGNORECASE)
     return dispatcher_called(row.text("dispatcher") or (said.group() if said else ""))
+
+
+def _recompute(row: TableRow, framework: str) -> Recomputation | None:
+    """What a row says of recomputation; its notes count where its cell is empty."""
+    text = row.text("recompute")
+    if not text and not_recomputed(row.text("notes")):
+        return Recomputation(kind="none")
+    return recomputation(text, selective(framework))
+
+
+def _offloaded_by_notes(row: TableRow) -> frozenset[str]:
+    """With FSDP "CPU offload" means all that is sharded: weights, gradients and states."""
+    said = not row.text("offload") and re.search(r"\bcpu[- ]offload", row.text("notes"), re.IGNORECASE)
+    fsdp = "fsdp" in row.text("zero_stage_or_fsdp").lower()
+    return frozenset({"optimizer", "weights"}) if said and fsdp else frozenset()
 
 
 def _own_format(row: TableRow, device: str) -> str | None:

@@ -32,6 +32,9 @@ _OVERLAP_OF: Final = {
 _OFF: Final = re.compile(r"\s*(?:[=:]\s*|is |are |turned |switched )?(?:off|false|no|none|disabled|0)\b", re.IGNORECASE)
 _NOT: Final = re.compile(r"(?:\bno|\bnot|\bwithout|--no)[-_ ]$", re.IGNORECASE)
 _ASYNCHRONOUS: Final = re.compile(r"\basync tp\b", re.IGNORECASE)
+_NORM_KERNEL: Final = re.compile(r"\b(?:rms|rmsnorm|norm) kernel|fused (?:rms)?norm", re.IGNORECASE)
+_SOFTMAX_KERNEL: Final = re.compile(r"kernel=fused|fused (?:scaled |masked )*softmax", re.IGNORECASE)
+_MEAN_LENGTH: Final = re.compile(r"\bmean (\d{1,7}) tokens", re.IGNORECASE)
 LOSS_COMPILED: Final = 202502
 """Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
 
@@ -39,12 +42,45 @@ LOSS_COMPILED: Final = 202502
 def profile_of(run: MeasuredRun) -> MemoryProfile:
     """Memory habits of a run's framework, of the version that its source dates."""
     found = memory_profile_of(run.framework)
+    on_host = "weights" in run.offload
+    found = replace(
+        found, narrow_weights=run.narrow_weights, updates_in_backward=paged_optimizer(run), offloads_weights=on_host,
+        offloads_gradients=found.offloads_gradients or on_host,
+    )  # fmt: skip
+    if run.framework == "scaling":
+        return _with_kernels(found, run.notes)
     dated = _DATED.search(run.source)
     month = int(dated.group(1) + dated.group(2)) if dated else 0
     if run.framework == "torchtitan" and month >= LOSS_COMPILED and "compile" in run.notes:
         return replace(found, logit_peak_bytes=found.logit_kept_bytes, loss_forward_bytes=4.0, loss_backward_bytes=4.0,
                        loss_conversion_bytes=0.0)  # fmt: skip
     return found
+
+
+def paged_optimizer(run: MeasuredRun) -> bool:
+    """Whether a run has torchtune's optimiser of all weights on one device: its 8-bit states leave a full device.
+
+    Source: torchtune, recipes/configs/*/*_full_single_device.yaml (`PagedAdamW8bit`, `optimizer_in_bwd`).
+    """
+    return run.framework == "torchtune" and run.workload == "sft" and run.gpus == 1 and run.optimizer == "adam"
+
+
+def _with_kernels(profile: MemoryProfile, notes: str) -> MemoryProfile:
+    """A profile with the kernels that notes name in place of operators: of norms, and of the masked softmax."""
+    if _NORM_KERNEL.search(notes):
+        profile = replace(profile, norm_bytes=0.0)
+    return replace(profile, score_bytes=0.0) if _SOFTMAX_KERNEL.search(notes) else profile
+
+
+def evaluated_share(run: MeasuredRun) -> float:
+    """Mean tokens of a sequence over the longest that is fed, where the row states a mean, at most 1.
+
+    >>> from types import SimpleNamespace
+    >>> evaluated_share(SimpleNamespace(notes="samples (mean 2048 tokens)", seq_len=4096))
+    0.5
+    """
+    found = _MEAN_LENGTH.search(run.notes)
+    return min(1.0, float(found.group(1)) / run.seq_len) if found else 1.0
 
 
 def fed_length(run: MeasuredRun) -> int:
@@ -106,8 +142,9 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
     job = Job(
         model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
         precision=precision.on(catalogue_device(run.device)), graphs=run.graphs,
-        document_length=run.document_length, expert_capacity=run.expert_capacity,
-        optimizer=OPTIMIZERS[modelled_optimizer(run.optimizer)], attention=found.attention,
+        evaluated_share=evaluated_share(run), document_length=run.document_length, expert_capacity=run.expert_capacity,
+        optimizer=OPTIMIZERS["adam8bit" if paged_optimizer(run) else modelled_optimizer(run.optimizer)],
+        attention=found.attention,
         schedule="1f1b" if interleaved else SCHEDULE_OF.get(run.schedule or "", "1f1b"),
         adapter=adapter, offload=(run.offload | found.offload) & frozenset(OFFLOADS),
     )  # fmt: skip
