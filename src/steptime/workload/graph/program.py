@@ -21,6 +21,8 @@ Category = Literal["parameter", "buffer", "input", "gradient", "state", "activat
 
 BEFORE = -1
 """Birth of what exists before the step."""
+OUTSIDE = "outside."
+"""How the name begins of a storage that was there before the step and that nobody named: a constant, an empty cache."""
 
 
 @dataclass(frozen=True, slots=True)

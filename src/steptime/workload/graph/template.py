@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from steptime.workload.graph.program import BEFORE, Call, Program
+from steptime.workload.graph.program import BEFORE, OUTSIDE, Call, Program
 from steptime.workload.graph.segments import KEPT, Run, Stretch
 
 
@@ -86,15 +86,26 @@ def _find_homes(program: Program, template: Template) -> None:
     for group, stretch in enumerate(template.stretches):
         for period in range(KEPT):
             where.update(dict.fromkeys(stretch.segment(period), (group, period)))
+    single = _read_by_one_period(program, where)
     for number, storage in enumerate(program.storages):
         key = where.get(storage.born)
         if storage.born == BEFORE:
-            inside = template.run.period_of(storage.name)
+            inside = single[number] if storage.name.startswith(OUTSIDE) else template.run.period_of(storage.name)
             key = None if inside is None else (BEFORE, inside)
         if key is not None:
             members = template.storages.setdefault(key, [])
             template.home[number] = Home(*key, len(members))
             members.append(number)
+
+
+def _read_by_one_period(program: Program, where: dict[int, tuple[int, int]]) -> list[int | None]:
+    """Of each storage the one period whose calls touch it, else None: a block's own constants and empty caches."""
+    periods: list[set[int | None]] = [set() for _ in program.storages]
+    for number, call in enumerate(program.calls):
+        period = where[number][1] if number in where else None
+        for storage in (*call.reads, *call.writes):
+            periods[storage].add(period)
+    return [next(iter(each)) if len(each) == 1 else None for each in periods]
 
 
 def _same_call(program: Program, template: Template, first: int, second: int) -> References:
