@@ -89,6 +89,8 @@ class Program:
     """What it was recorded from, for provenance."""
     folded: tuple[str, ...] = ()
     """Runs of equal blocks that were recorded for a few of their members and unrolled."""
+    unfolded: str = ""
+    """Why equal blocks were recorded one by one, where they were."""
     batch: int | None = None
     """Samples of the step, where that is known."""
 

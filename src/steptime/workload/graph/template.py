@@ -119,13 +119,19 @@ def _same_call(program: Program, template: Template, first: int, second: int) ->
 
 def _alike(one: Call, two: Call, run: Run) -> bool:
     a, b = one.node, two.node
-    attributes = [tuple(pair for pair in node.attributes if pair[0] != "draw") for node in (a, b)]
+    attributes = [tuple((name, _kind(node.op, value)) for name, value in node.attributes if name != "draw")
+                  for node in (a, b)]  # fmt: skip
     return (
         a.op == b.op and a.outputs == b.outputs and a.names == b.names and attributes[0] == attributes[1]
         and len(one.writes) == len(two.writes) and run.moved(one.module, 1) == two.module
         and (one.view, one.inplace, one.recomputed, one.scratch_bytes)
         == (two.view, two.inplace, two.recomputed, two.scratch_bytes)
     )  # fmt: skip
+
+
+def _kind(op: str, value: object) -> object:
+    """A factor or a rate (a float, but for an exponent) may be another one in every block: only zero is special."""
+    return bool(value) if isinstance(value, float) and op != "pow" else value
 
 
 def _reference(template: Template, first: int, second: int) -> Reference:
