@@ -88,9 +88,10 @@ def main() -> None:
         gc.collect()
     notes = (
         "CPU seconds of one process, one thread, forward, backward and AdamW of one sequence of 128 tokens (or one\n"
-        "image) with the kernels of CUDA. The configurations are those of the classes, at released depth; `llama` is\n"
-        "Llama 3 70B. `equal`: operators, shapes, modules, storages, memory in use at every call and parameters are\n"
-        "the same, and executed FLOPs, moved bytes and step time on an H100 agree to 1e-9.\n"
+        "image) with the kernels of CUDA. The configurations are the defaults of the classes, with the depth of a\n"
+        "released model where the default is none; `llama` is Llama 3 70B. `equal`: operators, shapes, modules,\n"
+        "storages, memory in use at every call and parameters are the same, and executed FLOPs, moved bytes and step\n"
+        "time on an H100 agree to 1e-9.\n"
     )
     report("folding", "Folding of equal blocks", "\n".join(lines), notes)
 
