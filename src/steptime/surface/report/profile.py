@@ -70,6 +70,7 @@ def settings_lines(profile: Profile) -> list[str]:
         how += [f"{name}: {value}"] if (value is not None and s.training) or value not in (None, "none") else []
     how += [f"{s.kernels} kernels"] if s.kernels is not None else []
     how += [f"folded: {', '.join(program.folded)}"] if program.folded else []
+    how += [f"not folded: {program.unfolded}"] if program.unfolded else []
     return [t.printable("; ".join(words)), t.printable("; ".join(how))]
 
 
