@@ -70,7 +70,8 @@ def settings_lines(profile: Profile) -> list[str]:
         how += [f"{name}: {value}"] if (value is not None and s.training) or value not in (None, "none") else []
     how += [f"{s.kernels} kernels"] if s.kernels is not None else []
     how += [f"folded: {', '.join(program.folded)}"] if program.folded else []
-    return [t.printable("; ".join(words)), t.printable("; ".join(how))]
+    lines = [t.printable("; ".join(words)), t.printable("; ".join(how))]
+    return lines + ([t.printable(f"taken as true: {'; '.join(program.assumed)}")] if program.assumed else [])
 
 
 def total_lines(table: CostTable) -> list[str]:

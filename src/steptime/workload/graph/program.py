@@ -89,6 +89,8 @@ class Program:
     """Runs of equal blocks that were recorded for a few of their members and unrolled."""
     batch: int | None = None
     """Samples of the step, where that is known."""
+    assumed: tuple[str, ...] = ()
+    """What was taken as true of numbers that are not known, each with the line that asks for it."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook."""
