@@ -112,10 +112,8 @@ class Values:
         if func in _EMPTY:
             return None
         if func not in _OF_SHAPE:
-            unknown = [tensor for tensor in _tensors((args, kwargs)) if self._is_unknown(tensor)]
-            if unknown and not (
-                func in _OVERWRITE and len(unknown) == 1 and unknown[0] is args[0] and self._made_new(args[0])
-            ):
+            unknown = next((tensor for tensor in _tensors((args, kwargs)) if self._is_unknown(tensor)), None)
+            if unknown is not None and not self._is_overwritten(func, unknown, args):
                 return None
 
         def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,13 +124,19 @@ class Values:
             out: tuple[Any, Any] = _pytree.tree_map_only(torch.Tensor, real, (args, kwargs))
         return out
 
-    def _made_new(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor could get a content since what is written fills its whole storage."""
+    def _is_overwritten(self, func: Any, tensor: torch.Tensor, args: Any) -> bool:
+        """Whether a call writes all of a tensor of unknown content with what is known; it gets a content then."""
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        if whole and isinstance(tensor, FakeTensor):
-            with _disable_current_modes():
-                zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-            self.put(tensor, zeros)
+        if (
+            func not in _OVERWRITE
+            or tensor is not args[0]
+            or not whole
+            or any(map(self._is_unknown, _tensors(args[1:])))
+        ):
+            return False
+        with _disable_current_modes():
+            zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        self.put(tensor, zeros)
         return self._content(tensor) is not None
 
     def _is_unknown(self, tensor: torch.Tensor) -> bool:
