@@ -122,7 +122,7 @@ def heard() -> list[Row]:
         hf("speech", "EnCodec", "EncodecModel", given(input_values=lambda: torch.randn(1, 1, 24000)), {}),
         hf("speech", "DAC", "DacModel", given(input_values=lambda: torch.randn(1, 1, 8192)), {}),
         replace(hf("speech", "VITS", "VitsModel", given(
-            input_ids=lambda: torch.randint(1, 30, (1, 24))), {}), options={"training": False}),
+            input_ids=lambda: torch.randint(1, 30, (1, 24))), {}), options={"training": False, "nonzero_share": 1.0}),
         hf("time series", "PatchTST", "PatchTSTForPrediction", given(
             past_values=lambda: torch.randn(2, 32, 1), future_values=lambda: torch.randn(2, 24, 1)), {}),
         hf("time series", "Autoformer", "AutoformerForPrediction", series, {"prediction_length": 12,
@@ -207,10 +207,11 @@ def graphs() -> list[Row]:
         row("PNA", **sizes, **degrees), row("EdgeCNN", **sizes), row("LightGCN", lambda: (
             torch.randint(0, 64, (2, 256)),), 64, 32, 3),
         row("GraphUNet", in_channels=32, hidden_channels=64, out_channels=16, depth=3),
-        row("SchNet", lambda: (torch.randint(1, 10, (20,)), torch.randn(20, 3) * 3), hidden_channels=64,
-            num_filters=64, num_interactions=3),
-        row("DeepGCNLayer"),
-    ][:9]  # fmt: skip
+        row("AttentiveFP", lambda: (*edges(), torch.randn(256, 8), torch.zeros(64, dtype=torch.int64)), 32, 64, 16, 8,
+            3, 2),
+        row("LINKX", edges, 64, 32, 64, 16, 2), row("SGFormer", lambda: (*edges(), torch.zeros(64).long()), 32, 64, 16),
+        row("PMLP", edges, 32, 64, 16, 3),
+    ]  # fmt: skip
 
 
 def photographs() -> list[Row]:

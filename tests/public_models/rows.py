@@ -143,7 +143,7 @@ def vision(name: str, size: int = 224, area: str = "vision", **settings: Any) ->
                build=called(path, lambda: (torch.randn(2, 3, size, size),), weights=None, **settings))  # fmt: skip
 
 
-DEEP = {"num_hidden_layers": 6}
+DEEP = {"num_hidden_layers": 3}
 NARROW = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
           "num_key_value_heads": 4, "vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1,
           "eos_token_id": 2}  # fmt: skip

@@ -51,7 +51,7 @@ class Fakes(FakeTensorMode):
         rule = SHAPES.get(func)
         if rule is not None:
             with self:
-                return rule(*args, **kwargs)
+                return rule(self.values, *args, **kwargs)
         schema = func._schema
         one = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.TensorType)
         self.cache_enabled = one and not schema.is_mutable
@@ -73,7 +73,7 @@ def _like(real: torch.Tensor) -> torch.Tensor:
 
 
 def _grouped_mm(
-    a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    _: Values, a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
     """A grouped product in any element type: groups along the rows, along the columns, inside, or batched."""
     if a.dim() == 2 and b.dim() == 2:
@@ -83,15 +83,36 @@ def _grouped_mm(
     return torch.empty(shape, dtype=out_dtype or a.dtype)
 
 
-def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _masked_select(_: Values, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """As many elements as the mask has true ones."""
     x, mask = torch.broadcast_tensors(x, mask)
     return x[mask]
 
 
+def _ctc_loss(
+    values: Values, log_probs: torch.Tensor, targets: Any, input_lengths: Any, target_lengths: Any, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of each sample, and for each step of it the states of the longest target: labels with blanks around."""
+    longest = targets.shape[1] if targets.dim() == 2 else _largest(values, target_lengths)
+    steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
+
+
+def _largest(values: Values, lengths: Any) -> int:
+    if not isinstance(lengths, torch.Tensor):
+        return max(lengths)
+    values.read(lengths)
+    with _disable_current_modes():
+        real = values.of(lengths)
+        if real is None:
+            raise DataDependentOutputException(aten._ctc_loss.Tensor)
+        return int(real.max())
+
+
 #: Operators whose fake kernels refuse what the real ones take -> the shape and element type of their result.
-SHAPES: Mapping[Any, Callable[..., torch.Tensor]] = {
+SHAPES: Mapping[Any, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm, aten.masked_select.default: _masked_select,
+    aten._ctc_loss.default: _ctc_loss, aten._ctc_loss.Tensor: _ctc_loss,
 }  # fmt: skip
 
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
@@ -106,6 +127,8 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
+            args = (_pytree.tree_map_only(FakeTensor, self._number, args[0]), *args[1:])
         if func in _READS and isinstance(args[0], FakeTensor):
             with _disable_current_modes():
                 real = self._values.of(args[0])
@@ -113,6 +136,15 @@ class _Reads(TorchFunctionMode):
                     self._values.read(args[0])
                     return func(real.clone(), *args[1:], **kwargs)
         return func(*args, **kwargs)
+
+    def _number(self, tensor: torch.Tensor) -> Any:
+        """The number in place of a tensor among what a new one is made of."""
+        with _disable_current_modes():
+            real = self._values.of(tensor) if not tensor.dim() else None
+            if real is None:
+                return tensor
+            self._values.read(tensor)
+            return real.item()
 
 
 @contextmanager

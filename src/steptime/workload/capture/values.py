@@ -23,8 +23,10 @@ from steptime.workload.capture.signature import signature
 
 LARGEST = 2**22
 """Elements up to which integers and truth values are computed."""
-LARGEST_FLOAT = 2**12
-"""Elements up to which floating-point numbers are computed."""
+LARGEST_FLOAT = 2**20
+"""Elements up to which floating-point numbers are computed: masks that are added to scores."""
+LARGEST_ZEROS = 2**12
+"""Floating-point elements up to which fills in the shape of another tensor are computed: optimisers make many."""
 
 FINITE = "no number is infinite or undefined"
 DRAWN = "a random number is 0.5"
@@ -154,6 +156,8 @@ class Values:
         if real is None or torch.Tag.nondeterministic_seeded in func.tags or not self._can_write(written):
             self._forget(written)
             self._assume(func, args, fresh or written)
+        elif func in _OF_SHAPE and fresh[0].is_floating_point() and fresh[0].numel() > LARGEST_ZEROS:
+            return
         elif written or any(_fits(tensor) for tensor in fresh):
             self._compute(func, real, written, fresh, args, kwargs)
         elif fresh and torch.Tag.pointwise in func.tags:
