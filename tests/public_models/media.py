@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from public_models.rows import DEEP, HEADS, SHORT, Row, boxes, called, given, hf, images, timm, vision
+from public_models.rows import DEEP, HEADS, SHORT, Row, called, given, hf, images, timm, vision
 
 
 def seen() -> list[Row]:
@@ -45,16 +45,16 @@ def seen() -> list[Row]:
                                   "intermediate_size": 256, "num_attention_heads": 4, "image_size": 336,
                                   "patch_size": 14}}),
         hf("vision and text", "Qwen2-VL", "Qwen2VLForConditionalGeneration", with_grid(1176),
-            {"text_config": DEEP | MULTI, "vision_config": {"depth": 4, "hidden_size": 8192}},
+            {"text_config": DEEP | WIDE, "vision_config": {"depth": 4, "hidden_size": 8192}},
             {"text_config": HEADS | MULTI | {"vocab_size": 152064},
              "vision_config": {"depth": 2, "embed_dim": 128, "num_heads": 4, "hidden_size": 256}}),
         hf("vision and text", "Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration", with_grid(1176),
-            {"text_config": DEEP | MULTI, "vision_config": {"depth": 4, "out_hidden_size": 8192}},
+            {"text_config": DEEP | WIDE, "vision_config": {"depth": 4, "out_hidden_size": 8192}},
             {"text_config": HEADS | MULTI | {"vocab_size": 152064},
              "vision_config": {"depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4,
                                "out_hidden_size": 256, "fullatt_block_indexes": [1]}}),
     ]  # fmt: skip
-    detectors = {"pixel_values": lambda: torch.randn(2, 3, 256, 256), "labels": boxes}
+    detectors = {"pixel_values": lambda: torch.randn(2, 3, 256, 256)}  # Labels are matched on the host, from values.
     out += [
         hf("detection", "DETR R50", "DetrForObjectDetection", given(**detectors), OWN_BACKBONE),
         hf("detection", "Conditional DETR", "ConditionalDetrForObjectDetection", given(**detectors), OWN_BACKBONE),
@@ -73,6 +73,7 @@ def seen() -> list[Row]:
     return out
 
 
+WIDE = {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}}
 MULTI = {"rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e6}}
 OWN_BACKBONE: dict[str, Any] = {}
 

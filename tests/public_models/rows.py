@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-if importlib.util.find_spec("torchvision") is not None:
-    for _name in ("nms", "qnms"):  # A compiled part for another build of PyTorch does not load and defines neither.
-        if not hasattr(torch.ops.torchvision, _name):
-            torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+
+def load_torchvision() -> None:
+    """Import torchvision, also where its compiled part is for another build of PyTorch and does not load."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+        torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+        importlib.import_module("torchvision")
+
+
+load_torchvision()
 
 Built = tuple[Any, Any]
 """A module and the arguments of its forward."""
@@ -107,14 +120,6 @@ def images(size: int = 224, batch: int = 2, channels: int = 3, labels: bool = Tr
 def given(**tensors: Callable[[], Any]) -> Callable[[Any], Mapping[str, Any]]:
     """Arguments that are made when the model is."""
     return lambda module: {name: make() for name, make in tensors.items()}
-
-
-def boxes() -> list[dict[str, torch.Tensor]]:
-    """What a detector is to find in two images."""
-    return [
-        {"class_labels": torch.tensor([1, 2]), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.2], [0.3, 0.3, 0.1, 0.1]])}
-        for _ in range(2)
-    ]
 
 
 def hf(area: str, name: str, kind: str, inputs: Any, settings: Mapping[str, Any], narrow: Any = None) -> Row:

@@ -11,6 +11,7 @@ LATENT = NARROW | {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16
                    "v_head_dim": 32,
                    "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4,
                    "num_key_value_heads": 8, "moe_intermediate_size": 128, "first_k_dense_replace": 1}  # fmt: skip
+HYBRID = ["linear_attention", "linear_attention", "full_attention"]
 MASKED = {"decoder_layers": 4, "encoder_layers": 4}
 
 #: Decoders of text: name, class, narrow settings; settings of their own where the default will not do.
@@ -29,8 +30,10 @@ DECODERS = (
     ("Qwen3-Next", "Qwen3Next", EXPERTS | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 128,
                                            "linear_num_value_heads": 4, "linear_num_key_heads": 2}),
     ("Granite-MoE-hybrid", "GraniteMoeHybrid", NARROW | {"num_local_experts": 8, "num_experts_per_tok": 2,
-     "shared_intermediate_size": 256, "mamba_n_heads": 16, "mamba_d_head": "auto", "mamba_d_state": 32}),
-    ("Bamba 9B", "Bamba", NARROW | {"mamba_n_heads": 16, "mamba_d_head": "auto", "mamba_d_state": 32}),
+     "shared_intermediate_size": 256, "mamba_n_heads": 16, "mamba_d_head": "auto", "mamba_d_state": 32,
+     "layer_types": HYBRID[1:]}),
+    ("Bamba 9B", "Bamba", NARROW | {
+        "attn_layer_indices": [1], "mamba_n_heads": 16, "mamba_d_head": "auto", "mamba_d_state": 32}),
     ("Mamba 130M", "Mamba", SHORT), ("Falcon-Mamba", "FalconMamba", SHORT),
     ("Mamba-2", "Mamba2", SHORT | {"hidden_size": 256, "num_heads": 8, "head_dim": 64, "state_size": 32}),
     ("RecurrentGemma 2B", "RecurrentGemma", HEADS | {"num_hidden_layers": 3, "lru_width": 256}),
@@ -40,7 +43,9 @@ DECODERS = (
     ("LFM2", "Lfm2", NARROW),
 )  # fmt: skip
 _OWN = {"Jamba": {"num_hidden_layers": 8}, "xLSTM": {"num_hidden_layers": 6, "num_blocks": 6},
-        "Mamba": {"num_hidden_layers": 8, "use_mambapy": False}}  # fmt: skip
+        "Mamba": {"num_hidden_layers": 8, "use_mambapy": False},
+        "DeepseekV2": DEEP | {"num_experts_per_tok": 6}, "Qwen3Next": {"num_hidden_layers": 4},
+        "Bamba": DEEP | {"attn_layer_indices": [2]}, "GraniteMoeHybrid": DEEP | {"layer_types": HYBRID}}  # fmt: skip
 
 
 def decoders() -> list[Row]:
@@ -50,7 +55,9 @@ def decoders() -> list[Row]:
             _OWN.get(kind, DEEP), narrow)
         for name, kind, narrow in DECODERS
     ]  # fmt: skip
-    return [replace(row, area="state space") if row.name in STATE else row for row in rows]
+    rows = [replace(row, area="state space") if row.name in STATE else row for row in rows]
+    # Its cell updates a state in place that the backward pass needs: PyTorch runs the forward pass only.
+    return [replace(row, options={"training": False}) if row.name == "xLSTM 7B" else row for row in rows]
 
 
 MOE = ("Mixtral", "GptOss", "DeepseekV2", "DeepseekV3", "MiniMax", "Jamba", "Qwen3Next")

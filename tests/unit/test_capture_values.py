@@ -160,3 +160,11 @@ def test_grouped_products_in_any_type_are_those_of_a_real_run(dtype: Any) -> Non
     module(x, OFFSETS).backward()
     assert module.weight.grad is not None
     assert module.weight.grad.shape == products[1].outputs[0].shape
+
+
+@pytest.mark.parametrize("padding", ["valid", "same", (0, 1)])
+def test_paddings_of_one_number_hold_for_every_side(padding: Any) -> None:
+    module = torch.nn.Conv2d(3, 8, 15, padding=padding)
+    program = capture(module, (torch.randn(2, 3, 32, 32),), loss=lambda output: output.sum())
+    first = next(call for call in program.calls if call.node.op == "convolution")
+    assert tuple(first.node.outputs[0].shape) == tuple(module(torch.randn(2, 3, 32, 32)).shape)
