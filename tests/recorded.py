@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from steptime.estimate.graph import work_of
@@ -29,3 +30,16 @@ def full_flops(node: Node) -> Num:
 def opaque_nodes(model: OnnxModel) -> list[Node]:
     """Nodes of operators without a row, which carry types and no meaning."""
     return [node for node in model.graph.nodes() if node.op.startswith("onnx")]
+
+
+def excess_of_grouped_weights(program: Program) -> int:
+    """PyTorch's counter takes the gradient of grouped weights as if there were one group."""
+    excess = 0
+    for call in program.calls:
+        node = call.node
+        if node.op == "convolution_backward" and node.attribute("groups") > 1:
+            n, channels_out, *pixels = node.input("grad_output").type.shape
+            _, inside, *taps = node.input("weight").type.shape
+            one_group = 2 * n * channels_out * inside * math.prod([*pixels, *taps])
+            excess += (node.attribute("groups") - 1) * one_group
+    return excess

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from public_models.rows import load_torchvision
 
 TEXT: Mapping[str, tuple[str, str]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig"),
@@ -50,25 +50,10 @@ DEPTHS: Mapping[str, dict[str, Any]] = {
 """Settings where the default configuration is not the depth of a released model."""
 
 
-def _usable() -> None:
-    """A torchvision built for another PyTorch has no operators of its own: its fake ones are then left out."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    register: Any = torch.library.register_fake
-
-    def lenient(name: Any, *args: Any, **given: Any) -> Any:
-        return (lambda f: f) if str(name).startswith("torchvision::") else register(name, *args, **given)
-
-    try:
-        torch.library.register_fake = lenient
-        with contextlib.suppress(ImportError):
-            importlib.import_module("torchvision")
-    finally:
-        torch.library.register_fake = register
-
-
 def hub_model(name: str, tokens: int = 128, **settings: Any) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
     """A model and its inputs; call it on the meta device. Names that begin with ``timm:`` are those of timm."""
-    _usable()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    load_torchvision()
     if name.startswith("timm:"):
         import timm
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode, flop_registry  # noqa: E402
 
 from models import FACTORIES, PUBLISHED, loss_of, parameters_of  # noqa: E402
-from recorded import full_flops  # noqa: E402
+from recorded import excess_of_grouped_weights, full_flops  # noqa: E402
 from steptime.estimate.graph import ROWS, work_of  # noqa: E402
 from steptime.estimate.graph.movements import VIEWS  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
@@ -39,19 +39,6 @@ def counted_by_torch(name):
     with FlopCounterMode(display=False) as counter:
         loss_of(module(*inputs)).backward()
     return {str(op).rpartition(".")[2]: flops for op, flops in counter.get_flop_counts()["Global"].items()}
-
-
-def excess_of_grouped_weights(recorded):
-    """PyTorch's counter takes the gradient of grouped weights as if there were one group."""
-    excess = 0
-    for call in recorded.calls:
-        node = call.node
-        if node.op == "convolution_backward" and node.attribute("groups") > 1:
-            n, channels_out, *pixels = node.input("grad_output").type.shape
-            _, inside, *taps = node.input("weight").type.shape
-            one_group = 2 * n * channels_out * inside * functools.reduce(int.__mul__, [*pixels, *taps])
-            excess += (node.attribute("groups") - 1) * one_group
-    return excess
 
 
 @pytest.mark.parametrize("name", sorted(FACTORIES))

@@ -132,6 +132,7 @@ class Profile:
             "trained_parameters": self.trained_parameters, "parameter_dtypes": self.parameter_dtypes,
             **settings, "inputs": list(self.settings.inputs),
             "folded": list(self.program.folded), "unfolded": self.program.unfolded,
+            "taken_as_true": list(self.program.assumed),
             "batch": self.program.batch, "samples_per_s": self.samples_per_s,
             "step_time_s": s.step_s, "step_time_bracket_s": list(s.bracket_s), "step_time_band_s": list(s.band_s),
             "mfu": s.mfu, "hfu": s.hfu, "model_flops": s.model_flops, "executed_flops": s.executed_flops,

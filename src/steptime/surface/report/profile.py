@@ -71,7 +71,8 @@ def settings_lines(profile: Profile) -> list[str]:
     how += [f"{s.kernels} kernels"] if s.kernels is not None else []
     how += [f"folded: {', '.join(program.folded)}"] if program.folded else []
     how += [f"not folded: {program.unfolded}"] if program.unfolded else []
-    return [t.printable("; ".join(words)), t.printable("; ".join(how))]
+    lines = [t.printable("; ".join(words)), t.printable("; ".join(how))]
+    return lines + ([t.printable(f"taken as true: {'; '.join(program.assumed)}")] if program.assumed else [])
 
 
 def total_lines(table: CostTable) -> list[str]:

@@ -79,9 +79,10 @@ def _weight_bytes(weight: Any, groups: int) -> int:
 
 
 def _forward_bytes(x: Any, weight: Any, rest: Any, groups: int) -> int:
-    stride, padding, dilation = rest[0], rest[1], rest[2]
+    count = x.dim() - 2
+    stride, padding, dilation = (list(each) * count if len(each) == 1 else each for each in rest[:3])
     pixels = 1
-    for n in range(x.dim() - 2):
+    for n in range(count):
         reach = dilation[n] * (weight.shape[2 + n] - 1)
         pixels *= (x.shape[2 + n] + 2 * padding[n] - reach - 1) // stride[n] + 1
     plain = 4 * x.shape[0] * weight.shape[0] * pixels

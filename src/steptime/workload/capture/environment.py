@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,10 +12,10 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import transformer
 
 from steptime.workload.capture.fake import Replaced, all_modules, take_weights
+from steptime.workload.capture.fake_mode import Fakes, values_read
 from steptime.workload.capture.problems import explaining
 
 _CONTAINERS = (dict, OrderedDict, list, set)
@@ -36,7 +37,8 @@ def capturing(
     Raises:
         CaptureError: whatever the module raises, with its line.
     """
-    replaced = Replaced("meta" if meta else "cpu")
+    fakes = None if meta else Fakes(allow_non_fake_inputs=True)
+    replaced = Replaced("meta" if meta else "cpu", None if fakes is None else fakes.values)
     with ExitStack() as stack:
         stack.enter_context(explaining(name))
         stack.enter_context(_settings_kept())
@@ -45,27 +47,18 @@ def capturing(
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_masks_not_read())
         stack.enter_context(_said_once())
-        if meta:
+        stack.enter_context(_conversions_to_the_same())
+        if fakes is None:
             stack.enter_context(torch.device("meta"))
         else:
-            stack.enter_context(Fakes(allow_non_fake_inputs=True))
+            stack.enter_context(fakes)
+            stack.enter_context(values_read(fakes.values))
+            stack.enter_context(_asked_if_fake())
         take_weights(module, replaced)
         module.train(training)
-        yield replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)), replaced
-
-
-class Fakes(FakeTensorMode):
-    """Fake tensors that look up what an operator gave for such tensors before, where it has one new result.
-
-    Of several, a look-up may forget that two share a storage.
-    """
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on fake tensors."""
-        schema = func._schema
-        one = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.TensorType)
-        self.cache_enabled = one and not schema.is_mutable
-        return super().dispatch(func, types, args, kwargs)
+        with replaced.taking_inputs():
+            arguments = replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
+        yield arguments, replaced
 
 
 @contextmanager
@@ -122,6 +115,47 @@ def _masks_not_read() -> Iterator[None]:
         yield
     finally:
         place._detect_is_causal_mask = before
+
+
+#: Module -> function in it that is asked whether a tensor is fake, by code that then avoids reading values.
+ASKED_IF_FAKE = {"transformers.utils.import_utils": "is_fake_tensor"}
+
+
+@contextmanager
+def _asked_if_fake() -> Iterator[None]:
+    """Code that reads no values of fake tensors would take other branches than in a real run; here it reads them."""
+    places: list[tuple[Any, str, Any]] = []
+    for module, name in ASKED_IF_FAKE.items():
+        if hasattr(sys.modules.get(module), name):
+            places.append((sys.modules[module], name, getattr(sys.modules[module], name)))
+    for place, name, _ in places:
+        setattr(place, name, lambda _tensor: False)
+    try:
+        yield
+    finally:
+        for place, name, before in places:
+            setattr(place, name, before)
+
+
+@contextmanager
+def _conversions_to_the_same() -> Iterator[None]:
+    """A module that is converted to what it is, in its forward, keeps its weights; PyTorch would swap fake ones."""
+    place: Any = torch.nn.Module
+    before = place._apply
+
+    def apply(module: Any, fn: Any, recurse: bool = True) -> Any:
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        held = [t for table in (module._parameters, module._buffers) for t in table.values() if t is not None]
+        with torch.no_grad():
+            same = all(fn(tensor) is tensor for tensor in held)
+        return module if same else before(module, fn, recurse=False)
+
+    place._apply = apply
+    try:
+        yield
+    finally:
+        place._apply = before
 
 
 @contextmanager

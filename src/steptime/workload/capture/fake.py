@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
+from torch.utils._device import _device_constructors
 
 from steptime.errors import UserError
+from steptime.workload.capture.values import ONES, Values
 
 
 class Replaced:
@@ -22,9 +24,11 @@ class Replaced:
     cannot run a fake CUDA backward.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", values: Values | None = None) -> None:
         self._device = device
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._of_inputs = False
+        self.values = values
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake twin; a parameter stays a parameter."""
@@ -37,7 +41,26 @@ class Replaced:
             elif tensor.requires_grad:
                 made.requires_grad_()
             found = self._twins[id(tensor)] = (tensor, made)
+            if self.values is not None and not made.requires_grad:
+                self._tell(self.values, tensor, made)
         return found[1]
+
+    def _tell(self, values: Values, tensor: torch.Tensor, made: torch.Tensor) -> None:
+        """Keep the numbers of real tensors, but of inputs only integers; those that have none are ones."""
+        whole = not tensor.is_floating_point() and not tensor.is_complex()
+        if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (whole or not self._of_inputs):
+            values.put(made, tensor)
+        elif self._of_inputs and whole:
+            values.put_all(made, 1, frozenset({ONES}))
+
+    @contextmanager
+    def taking_inputs(self) -> Iterator[None]:
+        """What is replaced now are inputs of the module."""
+        self._of_inputs = True
+        try:
+            yield
+        finally:
+            self._of_inputs = False
 
     def of_tree(self, tree: Any) -> Any:
         """The same nest of lists, tuples, dicts (and registered classes) with every tensor replaced."""
@@ -119,6 +142,21 @@ SMALL_ELEMENTS = 2**20
 _FILLED = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
 
 
+class _IntegersWithValues(TorchFunctionMode):
+    """Small new tensors of integers or truth values are real: what indexes or decides a shape may be read later."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if func not in _device_constructors() or kwargs.get("device") is not None:
+            return made
+        if not isinstance(made, torch.Tensor) or made.device.type != "meta" or made.numel() > SMALL_ELEMENTS:
+            return made
+        if made.is_floating_point() or made.is_complex():
+            return made
+        return func(*args, **{**kwargs, "device": "cpu"})
+
+
 class _LargeWithoutMemory(TorchFunctionMode):
     """Large new tensors are on the meta device, whatever fills them does nothing; small ones are real."""
 
@@ -135,18 +173,32 @@ class _LargeWithoutMemory(TorchFunctionMode):
 def build(factory: Callable[[], Any]) -> Any:
     """What a factory returns, without memory for weights where that can be had.
 
-    First on the meta device. A constructor that looks at values (``.item()``, ``.tolist()``) fails there: then on the
-    CPU, with values in small tensors alone.
+    First with integers alone in memory. Constructors that mix these with other tensors fail: then on the meta device.
+    One that looks at values (``.item()``, ``.tolist()``) fails there: then on the CPU, with values in small tensors
+    alone.
     """
     try:
-        with torch.device("meta"):
+        with _seeded(), torch.device("meta"), _IntegersWithValues():
+            return factory()
+    except (NotImplementedError, RuntimeError):
+        pass
+    try:
+        with _seeded(), torch.device("meta"):
             return factory()
     except (NotImplementedError, RuntimeError) as error:
         first = error
     try:
-        with _LargeWithoutMemory():
+        with _seeded(), _LargeWithoutMemory():
             return factory()
     except RuntimeError as error:
         if str(error) == str(first):
             raise
         raise RuntimeError(f"{error} (and on the meta device: {first})") from None
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """The same random numbers every time, and the caller's as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

@@ -21,12 +21,17 @@ class CaptureError(UserError):
     """The module could not be run under fake tensors."""
 
 
+def is_of_user(filename: str) -> bool:
+    """Whether a file of a traceback belongs neither to PyTorch nor to us."""
+    path = Path(filename)
+    return _TORCH not in path.parents and _OURS not in path.parents and not filename.startswith("<")
+
+
 def user_line(error: BaseException) -> str:
     """The last line of the traceback that belongs neither to PyTorch nor to us, as ``file:line: code``."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        path = Path(frame.filename)
-        if _TORCH not in path.parents and _OURS not in path.parents and not frame.filename.startswith("<"):
+        if is_of_user(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line or ''}".rstrip(": ")
     return ""
 

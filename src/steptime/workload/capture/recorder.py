@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.workload.capture.optimizers import scalar_read
@@ -155,9 +156,12 @@ class Recorder(TorchDispatchMode):
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run it on fake tensors; a shape that depends on a mask is taken from the stated share."""
         if self._nonzero_share is not None and func is torch.ops.aten.nonzero.default:
-            mask = args[0]
-            rows = max(round(self._nonzero_share * mask.numel()), 1)
-            return torch.empty((rows, mask.dim()), dtype=torch.int64)
+            try:
+                return func(*args, **kwargs)
+            except DynamicOutputShapeException:
+                mask = args[0]
+                rows = max(round(self._nonzero_share * mask.numel()), 1)
+                return torch.empty((rows, mask.dim()), dtype=torch.int64)
         if self.phase == "optimizer" and func is torch.ops.aten._local_scalar_dense.default:
             return scalar_read(func, args)
         return filled(func, args, func(*args, **kwargs))

@@ -93,6 +93,8 @@ class Program:
     """Why equal blocks were recorded one by one, where they were."""
     batch: int | None = None
     """Samples of the step, where that is known."""
+    assumed: tuple[str, ...] = ()
+    """What was taken as true of numbers that are not known, each with the line that asks for it."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook."""
