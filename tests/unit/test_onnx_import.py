@@ -71,6 +71,8 @@ def sources_of(model, path, inputs):
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.name == "value":
                 sources[node.output[0]] = torch.from_numpy(numpy_helper.to_array(attribute.t).copy())
+    same = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}
+    sources |= {name: sources[equal] for name, equal in same.items() if equal in sources}
     sources |= {name: torch.from_numpy(np.array(array)) for name, array in model.constants.items()}
     return sources | dict(zip((each.name for each in proto.graph.input), inputs, strict=False))
 
