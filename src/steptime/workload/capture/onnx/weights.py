@@ -66,10 +66,11 @@ class Written:
         more = sum(self.merged.values()) - self.made
         parts = [f"{name} from {source}" for name, source in self.parts.items()]
         texts = (
-            (list(self.merged), f"batch normalisation is folded into convolutions: the module has {more:,} more"),
+            (list(self.merged), "batch normalisation is folded into convolutions: the module has "
+             f"{more:,} more parameters"),
             (self.numbered, "weights of convolutions are folded with what the file does not name, perhaps batch "
-             "normalisation: the module may have more"),
-            (parts, "computed from parameters by the exporter: counted as stored, the module may have more or fewer"),
+             "normalisation: the module may have more parameters"),
+            (parts, "computed from parameters by the exporter: as stored, the module's may be larger or smaller"),
             (list(self.lost), "listed as parameters and stored nowhere: unused, second names of shared ones, or of one "
              "of two equal layers"),
             (list(folded), "folded by the exporter and counted as constants, perhaps made from parameters"),
