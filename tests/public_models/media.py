@@ -111,7 +111,7 @@ def waves(seconds: float = 1.0, **more: Callable[[], Any]) -> Callable[[Any], Ma
 
 def heard() -> list[Row]:
     words = {"labels": lambda: torch.randint(3, 30, (2, 12))}
-    out = [hf("speech", name, kind, waves(**words), {}, SHORT) for name, kind in (
+    out = [hf("speech", name, kind, waves(**words), {}, SHORT | {"layerdrop": 0.0}) for name, kind in (
         ("wav2vec 2.0", "Wav2Vec2ForCTC"), ("HuBERT", "HubertForCTC"), ("WavLM", "WavLMForCTC"), ("SEW", "SEWForCTC"),
         ("UniSpeech", "UniSpeechForCTC"), ("Data2Vec audio", "Data2VecAudioForCTC"))]  # fmt: skip
     out += [
@@ -210,7 +210,7 @@ def graphs() -> list[Row]:
         row("GraphUNet", in_channels=32, hidden_channels=64, out_channels=16, depth=3),
         row("AttentiveFP", lambda: (*edges(), torch.randn(256, 8), torch.zeros(64, dtype=torch.int64)), 32, 64, 16, 8,
             3, 2),
-        row("LINKX", edges, 64, 32, 64, 16, 2), row("SGFormer", lambda: (*edges(), torch.zeros(64).long()), 32, 64, 16),
+        row("LINKX", edges, 64, 32, 64, 16, 2), row("SGFormer", lambda: (*edges(), torch.zeros(64, dtype=torch.int64)), 32, 64, 16),
         row("PMLP", edges, 32, 64, 16, 3),
     ]  # fmt: skip
 
