@@ -29,6 +29,14 @@ def seen() -> list[Row]:
             pixel_values=lambda: torch.randn(1, 16, 3, 224, 224), labels=lambda: torch.tensor([0])), {}, SHORT),
         hf("vision", "TimeSformer-B", "TimesformerForVideoClassification", given(
             pixel_values=lambda: torch.randn(1, 8, 3, 224, 224), labels=lambda: torch.tensor([0])), {}, SHORT),
+    ]  # fmt: skip
+    return out
+
+
+def with_text() -> list[Row]:
+    """Vision and text."""
+    pixels = {"pixel_values": lambda: torch.randn(2, 3, 224, 224)}
+    return [
         hf("vision and text", "CLIP B/32", "CLIPModel", given(
             input_ids=lambda: torch.randint(3, 49000, (2, 16)), pixel_values=pixels["pixel_values"],
             return_loss=lambda: True), {}),
@@ -54,23 +62,26 @@ def seen() -> list[Row]:
              "vision_config": {"depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4,
                                "out_hidden_size": 256, "fullatt_block_indexes": [1]}}),
     ]  # fmt: skip
-    detectors = {"pixel_values": lambda: torch.randn(2, 3, 256, 256)}  # Labels are matched on the host, from values.
-    out += [
-        hf("detection", "DETR R50", "DetrForObjectDetection", given(**detectors), OWN_BACKBONE),
-        hf("detection", "Conditional DETR", "ConditionalDetrForObjectDetection", given(**detectors), OWN_BACKBONE),
-        hf("detection", "Deformable DETR", "DeformableDetrForObjectDetection", given(**detectors), OWN_BACKBONE),
+
+
+def detectors() -> list[Row]:
+    """Detection and depth."""
+    pixels = {"pixel_values": lambda: torch.randn(2, 3, 256, 256)}  # Labels are matched on the host, from values.
+    return [
+        hf("detection", "DETR R50", "DetrForObjectDetection", given(**pixels), OWN_BACKBONE),
+        hf("detection", "Conditional DETR", "ConditionalDetrForObjectDetection", given(**pixels), OWN_BACKBONE),
+        hf("detection", "Deformable DETR", "DeformableDetrForObjectDetection", given(**pixels), OWN_BACKBONE),
         hf("detection", "RT-DETR R50", "RTDetrForObjectDetection", given(
-            pixel_values=detectors["pixel_values"]), {}),
+            pixel_values=pixels["pixel_values"]), {}),
         hf("detection", "YOLOS", "YolosForObjectDetection", given(pixel_values=lambda: torch.randn(1, 3, 512, 864)),
             {}, SHORT),
         hf("detection", "MaskFormer", "MaskFormerForInstanceSegmentation", given(
-            pixel_values=detectors["pixel_values"]), {}),
+            pixel_values=pixels["pixel_values"]), {}),
         hf("detection", "Mask2Former", "Mask2FormerForUniversalSegmentation", given(
-            pixel_values=detectors["pixel_values"]), {}),
+            pixel_values=pixels["pixel_values"]), {}),
         hf("detection", "DPT depth", "DPTForDepthEstimation", given(
             pixel_values=lambda: torch.randn(1, 3, 384, 384)), {}),
     ]  # fmt: skip
-    return out
 
 
 WIDE = {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}}
@@ -142,24 +153,26 @@ def series(module: Any) -> Mapping[str, Any]:
             "future_time_features": torch.randn(2, future, 2)}  # fmt: skip
 
 
+def noised(channels: int, size: int, *context: int, **more: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        out = {"sample": torch.randn(1, channels, size, size), "timestep": torch.tensor([10])}
+        return out | ({"encoder_hidden_states": torch.randn(1, *context)} if context else {}) | more
+
+    return make
+
+
+def latent(channels: int, width: int, *pooled: int) -> Callable[[], Any]:
+    def make() -> Any:
+        out = {"hidden_states": torch.randn(1, channels, 16, 16), "timestep": torch.tensor([10])}
+        out |= {"encoder_hidden_states": torch.randn(1, 32, width)} if width else {}
+        return out | ({"pooled_projections": torch.randn(1, *pooled)} if pooled else {})
+
+    return make
+
+
 def diffusers() -> list[Row]:
     def row(name: str, kind: str, inputs: Callable[[], Any], area: str = "diffusion", **settings: Any) -> Row:
         return Row(name=name, package="diffusers", area=area, build=called(f"diffusers.{kind}", inputs, **settings))
-
-    def noised(channels: int, size: int, *context: int, **more: Any) -> Callable[[], Any]:
-        def make() -> Any:
-            out = {"sample": torch.randn(1, channels, size, size), "timestep": torch.tensor([10])}
-            return out | ({"encoder_hidden_states": torch.randn(1, *context)} if context else {}) | more
-
-        return make
-
-    def latent(channels: int, width: int, *pooled: int) -> Callable[[], Any]:
-        def make() -> Any:
-            out = {"hidden_states": torch.randn(1, channels, 16, 16), "timestep": torch.tensor([10])}
-            out |= {"encoder_hidden_states": torch.randn(1, 32, width)} if width else {}
-            return out | ({"pooled_projections": torch.randn(1, *pooled)} if pooled else {})
-
-        return make
 
     blocks = {"num_layers": 4, "attention_head_dim": 32, "num_attention_heads": 8}
     return [
@@ -210,7 +223,8 @@ def graphs() -> list[Row]:
         row("GraphUNet", in_channels=32, hidden_channels=64, out_channels=16, depth=3),
         row("AttentiveFP", lambda: (*edges(), torch.randn(256, 8), torch.zeros(64, dtype=torch.int64)), 32, 64, 16, 8,
             3, 2),
-        row("LINKX", edges, 64, 32, 64, 16, 2), row("SGFormer", lambda: (*edges(), torch.zeros(64, dtype=torch.int64)), 32, 64, 16),
+        row("LINKX", edges, 64, 32, 64, 16, 2),
+        row("SGFormer", lambda: (*edges(), torch.zeros(64, dtype=torch.int64)), 32, 64, 16),
         row("PMLP", edges, 32, 64, 16, 3),
     ]  # fmt: skip
 
