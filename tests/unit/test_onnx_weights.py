@@ -85,7 +85,6 @@ FORMS = {
     "training": {"dynamo": False, "do_constant_folding": False, "training": TRAINING},
     "dynamo": {"dynamo": True, "optimize": True, "external_data": False},
     "external": {"dynamo": True, "optimize": True, "external_data": True},
-    "dynamo whole": {"dynamo": True, "optimize": False, "external_data": False},
 }
 
 
@@ -115,9 +114,9 @@ def count(tensors):
     [
         (Language, "folded", False), (Language, "whole", False), (Language, "kept", True),
         (Language, "training", False),
-        (Language, "dynamo", False), (Language, "external", True), (Language, "dynamo whole", False),
+        (Language, "dynamo", False), (Language, "external", True),
         (Shared, "folded", False), (Shared, "whole", False), (Shared, "kept", False), (Shared, "dynamo", False),
-        (Vision, "training", False), (Vision, "dynamo whole", True),
+        (Vision, "training", False),
     ],
 )  # fmt: skip
 def test_parameters_and_buffers_agree_with_the_module(made, form, half, tmp_path):
