@@ -123,6 +123,7 @@ DEEP = {**SMALL, "num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 1
     [
         ("llama", DEEP, "model.layers.0-6"),
         ("gpt2", {"n_embd": 32, "n_head": 2, "n_layer": 7, "vocab_size": 64}, "transformer.h.0-6"),
+        ("gemma2", {**DEEP, "num_hidden_layers": 12, "sliding_window": 8}, "model.layers.0-11"),
     ],
 )
 def test_real_architectures_fold_exactly(name: str, settings: dict[str, Any], run: str) -> None:
@@ -254,3 +255,127 @@ def test_a_hook_on_one_block_is_seen() -> None:
     module.blocks[7].register_forward_hook(lambda _m, _a, output: output.tanh())
     program = capture(module, [X])
     assert sum(c.node.op == "tanh" for c in program.calls) == 1
+
+
+# -- equal operators on other tensors ----------------------------------------------------------------------------------
+
+
+class Fed(nn.Module):
+    """A block that reads a second tensor, which the model chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Any, other: Any) -> Any:
+        return x + self.inner(x) * other
+
+
+class Wired(nn.Module):
+    """Blocks whose second tensor is chosen from the states before and from two masks of one shape."""
+
+    def __init__(self, choose: Any) -> None:
+        super().__init__()
+        self.blocks, self.choose = nn.ModuleList([Fed() for _ in range(14)]), choose
+
+    def forward(self, x: Any) -> Any:
+        states, masks = [x.tanh()], (x.sin(), x.cos())
+        for number, each in enumerate(self.blocks):
+            states.append(each(states[-1], self.choose(number, states, masks)))
+        return states[-1] * 2
+
+
+WIRES = {
+    "the state before": (lambda n, states, masks: states[n], True),
+    "one mask": (lambda n, states, masks: masks[0], True),
+    "one state before all": (lambda n, states, masks: states[0], True),
+    "from the seventh on the state of the sixth": (lambda n, states, masks: states[min(n, 6)], False),
+    "two blocks back, once": (lambda n, states, masks: states[n - (n == 7)], False),
+    "another mask for every fifth": (lambda n, states, masks: masks[n % 5 == 4], False),
+    "another mask for the last": (lambda n, states, masks: masks[n > 9], False),
+}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_equal_blocks_that_read_other_tensors_are_recorded_one_by_one(wire: str) -> None:
+    choose, folds = WIRES[wire]
+    module = Wired(choose)
+    folded, whole = (capture(module, [X], fold=fold, optimizer=None) for fold in (True, False))
+    same(folded, whole)
+    assert bool(folded.folded) is folds, folded.unfolded
+
+
+class Constant(nn.Module):
+    """A block that holds a tensor which is neither parameter nor buffer."""
+
+    def __init__(self, constant: Any) -> None:
+        super().__init__()
+        self.inner, self.held = nn.Linear(8, 8), [constant]
+
+    def forward(self, x: Any) -> Any:
+        return x + self.inner(x) * self.held[0]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_constants_of_blocks_count_as_often_as_they_are_there(own: bool) -> None:
+    """Each its own: folded. Two for all, the second in the middle: the recorded blocks would not see it."""
+    two = torch.ones(8), torch.ones(8)
+    module = nn.Sequential(*(Constant(torch.ones(8) if own else two[n in (6, 7)]) for n in range(12)))
+    folded, whole = (capture(module, [X], fold=fold, optimizer=None) for fold in (True, False))
+    same(folded, whole)
+    assert bool(folded.folded) is own, folded.unfolded
+
+
+class Scaled(torch.autograd.Function):
+    """The number says what is saved and what the backward pass runs; the forward pass is the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, number: int) -> Any:
+        ctx.save_for_backward(*((x,) if number % 5 == 4 else ()))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        return (gradient.tanh() if ctx.saved_tensors else gradient * 2), None
+
+
+class Hooked(Stack):
+    """A hook on the gradient of one block's output."""
+
+    def forward(self, x: Any) -> Any:
+        for number, each in enumerate(self.blocks):
+            x = each(x)
+            if number == 7:
+                x.register_hook(lambda gradient: gradient.tanh())
+        return self.last(x)
+
+
+class OwnBackward(Stack):
+    """A function of its own between the blocks."""
+
+    def forward(self, x: Any) -> Any:
+        for number, each in enumerate(self.blocks):
+            x = Scaled.apply(each(x), number)
+        return self.last(x)
+
+
+class KeptForAWhile(Stack):
+    """Copies of the states, dropped at every fourth block."""
+
+    def forward(self, x: Any) -> Any:
+        kept = []
+        for number, each in enumerate(self.blocks):
+            x = each(x)
+            kept.append(x.detach() * 2)
+            if number % 4 == 3:
+                kept.clear()
+        return self.last(x)
+
+
+@pytest.mark.parametrize("kind", [Hooked, OwnBackward, KeptForAWhile])
+def test_what_the_operators_of_the_forward_pass_do_not_show(kind: Any) -> None:
+    module = kind([nn.Linear(8, 8) for _ in range(12)])
+    folded, whole = (capture(module, [X], fold=fold, optimizer=None) for fold in (True, False))
+    same(folded, whole)
+    assert not folded.folded

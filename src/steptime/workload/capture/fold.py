@@ -73,7 +73,7 @@ def _signatures(blocks: Sequence[torch.nn.Module]) -> list[Any]:
     own = {name for name, values in seen.items()
            if len(values) > 1 and all(map(_is_number, values)) and len(set(values)) == len(values)}  # fmt: skip
     return [
-        (_structure(block), tuple(sorted((name, _setting(name.rpartition(".")[2], value))
+        (_structure(block), tuple(sorted((name, setting(name.rpartition(".")[2], value))
                                          for name, value in each.items() if name not in own)))
         for block, each in zip(blocks, settings, strict=True)
     ]  # fmt: skip
@@ -105,7 +105,7 @@ _PLUMBING = frozenset(torch.nn.Module().__dict__) - {"forward"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _setting(name: str, value: Any) -> str:
+def setting(name: str, value: Any) -> str:
     """A setting as text; a rate of dropout or stochastic depth only counts as zero or not.
 
     Objects count by their class, functions by their code: what they do is compared when the blocks run.
@@ -115,9 +115,9 @@ def _setting(name: str, value: Any) -> str:
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return str([type(value).__name__, *(_setting(name, each) for each in value)])
+        return str([type(value).__name__, *(setting(name, each) for each in value)])
     if isinstance(value, dict):
-        return str([(str(key), _setting(name, each)) for key, each in value.items()])
+        return str([(str(key), setting(name, each)) for key, each in value.items()])
     code = getattr(getattr(value, "__func__", value), "__code__", None)
     return f"{type(value).__qualname__} {'' if code is None else id(code)} {getattr(value, '__qualname__', '')}"
 

@@ -2,9 +2,10 @@
 
 Recording four blocks cannot see what the others do (attention of another kind in every sixth, an exit after the tenth).
 So the whole module and the shortened one are each run forward once, and at every block is noted: which, how many nodes
-autograd made since the note before, every operator since then with its arguments and shapes, the shapes that go in or
-out, and whether gradients, automatic mixed precision or hooks for saved tensors (recomputation) are on. Without the
-blocks in between, the notes must be the same.
+autograd made since the note before, what ran since then (:mod:`steptime.workload.capture.watch`), the shapes that go in
+or out, and whether gradients, automatic mixed precision or hooks for saved tensors (recomputation) are on. Without the
+blocks in between, the notes must be the same. The backward pass follows from the forward pass but for functions of the
+user's own, whose settings are noted, and hooks on gradients, which are noted where they are set.
 """
 
 from __future__ import annotations
@@ -15,42 +16,14 @@ from typing import Any
 
 import torch
 from torch.autograd import _get_sequence_nr as sequence_number  # type: ignore[attr-defined]
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.workload.capture.environment import capturing
 from steptime.workload.capture.fold import shortened
+from steptime.workload.capture.watch import Watch, flags, own_functions
 from steptime.workload.graph.segments import Run
 
 Note = tuple[int, int, str, int, tuple[Any, ...]]
 """Number of the run, index of the block, ``in`` or ``out``, nodes made since the note before, what else is seen."""
-
-
-class _Operators(TorchDispatchMode):
-    """Every operator that ran, as a number: which, with which arguments and shapes, in which state of autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ran: list[int] = []
-        self.start = sequence_number()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        exact = func._schema.name == "aten::pow"
-        given = [_argument(leaf, exact) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))]
-        self.ran.append(hash((func, *given, *_flags(), sequence_number() - self.start)))
-        return func(*args, **kwargs)
-
-    def taken(self) -> tuple[int, ...]:
-        """What ran since this was asked before."""
-        ran, self.ran, self.start = tuple(self.ran), [], sequence_number()
-        return ran
-
-
-def _argument(leaf: Any, exact: bool) -> Any:
-    """A factor or a rate only counts as zero or not: nothing that is recorded of a block follows from it."""
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype
-    return bool(leaf) if isinstance(leaf, float) and not exact else str(leaf)
 
 
 def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str, training: bool) -> str | None:
@@ -74,17 +47,20 @@ def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str
 
 def _notes(module: torch.nn.Module, arguments: Any, found: list[Run], training: bool) -> list[Note]:
     notes: list[Note] = []
-    last, operators = [sequence_number()], _Operators()
+    starts = [sequence_number()]
+    watch = Watch(found, [len(module.get_submodule(run.container)._modules) for run in found])
 
     def note(run: int, block: int, way: str, tensors: Any) -> None:
         now = sequence_number()
-        notes.append((run, block, way, now - last[0], (*_flags(), *_shapes(tensors), operators.taken())))
-        last[0] = now
+        notes.append((run, block, way, now - starts[-1], (*flags(), *_shapes(tensors), watch.taken())))
+        starts.append(now)
+        watch.here = (run, block, way)
 
-    with _watching(module, found, note), torch.set_grad_enabled(training), operators:
+    with _watching(module, found, note), torch.set_grad_enabled(training), watch.on():
         output = module(**arguments) if isinstance(arguments, dict) else module(*arguments)
-    note(-1, 0, "end", output)
-    return notes
+        note(-1, 0, "end", output)
+        functions = own_functions(output, starts)
+    return [(*each[:-1], (each[-1], functions.get(number, ()))) for number, each in enumerate(notes)]
 
 
 @contextmanager
@@ -106,11 +82,6 @@ def _watching(module: torch.nn.Module, found: list[Run], note: Any) -> Iterator[
             handle.remove()
 
 
-def _flags() -> tuple[bool, ...]:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), hooks
-
-
 def _shapes(tensors: Any) -> tuple[Any, ...]:
     leaves = torch.utils._pytree.tree_leaves(tensors)
     return tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in leaves if isinstance(t, torch.Tensor))
@@ -122,6 +93,7 @@ def _period(note: Note, run: Run) -> int | None:
 
 
 def _interior_alike(notes: list[Note], found: list[Run]) -> bool:
+    """Whether the periods from the third to the last but one are equal; the second is compared where it is recorded."""
     for number, run in enumerate(found):
         seen: dict[int, list[tuple[Any, ...]]] = {}
         for each in notes:
@@ -129,7 +101,7 @@ def _interior_alike(notes: list[Note], found: list[Run]) -> bool:
             if period is not None:
                 seen.setdefault(period, []).append(((each[1] - run.first) % run.period, *each[2:]))
         periods = run.count // run.period
-        if len(seen) != periods or any(seen[period] != seen[1] for period in range(2, periods - 1)):
+        if len(seen) != periods or any(seen[period] != seen[2] for period in range(3, periods - 1)):
             return False
     return True
 
