@@ -16,6 +16,7 @@ An infeasible plan is no error: it is data (see :mod:`steptime.plan.legality`).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -32,7 +33,8 @@ class UserError(SteptimeError):
     """The user's input is wrong; the message says what to change."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message if hint is None else f"{message}\n  {hint}")
+        hint = None if hint is None else bounded(hint)
+        super().__init__(bounded(message) if hint is None else f"{bounded(message)}\n  {hint}")
         self.hint = hint
 
 
@@ -61,14 +63,22 @@ class UnknownNameError(UserError):
     """
 
     def __init__(
-        self, kind: str, given: str, allowed: Iterable[str], *, where: str = "", otherwise: str = "", always: str = ""
+        self,
+        kind: str,
+        given: object,
+        allowed: Iterable[str],
+        *,
+        where: str = "",
+        otherwise: str = "",
+        always: str = "",
     ) -> None:
         self.kind = kind
-        self.given = given
+        self.given = given if isinstance(given, str) else shown(given)
         self.allowed = sorted(allowed)
-        hint = did_you_mean(given, self.allowed, always or otherwise or LISTED.get(kind, ""))
+        name = repr(shorten(given)) if isinstance(given, str) else shown(given)
+        hint = did_you_mean(self.given, self.allowed, always or otherwise or LISTED.get(kind, ""))
         super().__init__(
-            f"{where + ': ' if where else ''}there is no {kind} {shorten(given)!r}",
+            f"{where + ': ' if where else ''}there is no {kind} {name}",
             hint=hint if always in hint else f"{hint}\n  {always}",
         )
 
@@ -79,7 +89,7 @@ class FieldError(UserError):
     def __init__(self, where: str, field: str, problem: str, *, hint: str | None = None) -> None:
         self.where = where
         self.field = field
-        self.problem = problem
+        self.problem = bounded(problem)
         super().__init__(f"{where}: {field}: {problem}" if where else f"{field}: {problem}", hint=hint)
 
 
@@ -93,6 +103,30 @@ class InputFileError(UserError):
 
 class PlanError(UserError):
     """Degrees that contradict each other, the model or the cluster."""
+
+
+WORD: Final = 400
+"""Letters of a message without a space between them that are shown at most; a path may be that long."""
+MESSAGE: Final = 6000
+"""Letters of a message that are shown at most."""
+
+
+def bounded(message: str) -> str:
+    """A message in which what came from outside stays short: its head and its end stand for it.
+
+    Every message goes through it, also one that quotes what nobody thought of as long.
+
+    >>> bounded(f"tp: {'[' * 100_000} is no number")[-20:], len(bounded("a b " * 100_000)) <= MESSAGE
+    ('[[[[[[[ is no number', True)
+    >>> len(bounded("[" * 100_000))
+    283
+    """
+    if len(message) > WORD:
+        message = _LONG.sub(lambda found: f"{found[0][:200]}...{found[0][-80:]}", message)
+    return message if len(message) <= MESSAGE else f"{message[: MESSAGE - 1000]} ... {message[-900:]}"
+
+
+_LONG: Final = re.compile(rf"\S{{{WORD + 1},}}")
 
 
 def shorten(text: str, limit: int = 80) -> str:
@@ -114,6 +148,8 @@ def shown(given: object, limit: int = 80) -> str:
         return shorten(repr(given), limit)
     except ValueError:  # a whole number of more digits than Python writes
         return "a huge number"
+    except Exception:  # a value whose class cannot say what it is, or nests too deeply
+        return f"a {type(given).__name__}"
 
 
 def counted(number: float, noun: str, shown: object = None) -> str:

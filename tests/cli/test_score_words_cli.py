@@ -84,3 +84,10 @@ def test_devices_may_have_the_names_of_their_drivers(run: Run, tmp_path: Path) -
     head = "gpu,n_gpus,gpus_per_node,collective,bytes,time_us\n"
     (tmp_path / "c.csv").write_text(head + f"{names[0]},8,8,all_reduce,268435456,1200\n")
     assert json.loads(run("score", "--collectives", str(tmp_path / "c.csv"), "--json").stdout)["scored"] == 1
+
+
+def test_devices_that_are_not_known_are_named_with_their_row(run: Run, tmp_path: Path) -> None:
+    rows = [f"{gpu},gemm,bf16,4096,4096,4096,225" for gpu in ("h100", "abacus", "NVIDIA GH200 SXM", "abacus")]
+    (tmp_path / "k.csv").write_text("\n".join(["gpu,op,dtype,m,n,k,latency_us", *rows, ""]))
+    text = " ".join(run("score", "--kernels", str(tmp_path / "k.csv")).stdout.split())
+    assert "2 of 4 rows scored 2 skipped: device not in the catalogue abacus (2 rows, the first is row 2)" in text

@@ -209,7 +209,8 @@ def test_a_level_that_says_all_of_its_links_is_taken_at_its_word(tmp_path: Path)
     mine, usual = (own(tmp_path, 'link = "nvlink4"', text) for text in (word, 'link = "infiniband-ndr"'))
     assert mine.fabric is not None and usual.fabric is not None
     assert mine.fabric.fabric.Bps == usual.fabric.fabric.Bps, "the other level keeps its fit"
-    assert mine.fabric.fabric.outer_Bps == (32e9,) * 3 and mine.fabric.fabric.outer_hop_s == (3e-6,) * 3
+    assert mine.fabric.fabric.outer_Bps == (16e9, 30e9, 32e9), "flags take half and a sixteenth of short protocols"
+    assert mine.fabric.fabric.outer_hop_s == (3e-6,) * 3
     assert collective_over_s("all_gather", mine, 1e12, 2, 1) == pytest.approx(1e12 / 2 / 32e9, rel=1e-3)
     basis = collective_call("all_gather", Plans(tp=16, in_tp=8), mine, ("tp",), 1e8).basis
     assert basis.endswith("network: bandwidth, efficiency and latency as stated")

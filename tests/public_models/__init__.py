@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from public_models.media import diffusers, graphs, heard, photographs, seen
+from public_models.media import detectors, diffusers, graphs, heard, photographs, seen, with_text
 from public_models.rows import Row, loss_of
 from public_models.texts import decoders, texts
 
 __all__ = ["ROWS", "Row", "loss_of"]
 
-ROWS: dict[str, Row] = {
-    row.name: row for row in (*decoders(), *texts(), *seen(), *heard(), *diffusers(), *graphs(), *photographs())
-}
+_PARTS = (decoders, texts, seen, with_text, detectors, heard, diffusers, graphs, photographs)
+ROWS: dict[str, Row] = {row.name: row for part in _PARTS for row in part()}
 """Name -> architecture."""

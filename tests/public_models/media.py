@@ -10,11 +10,8 @@ import torch
 
 from public_models.rows import DEEP, HEADS, SHORT, Row, called, given, hf, images, timm, vision
 
-PIXELS = {"pixel_values": lambda: torch.randn(2, 3, 224, 224)}
-
 
 def seen() -> list[Row]:
-    """Models of images and videos."""
     out = [
         hf("vision", name, f"{kind}ForImageClassification", images(**more), {"num_labels": 10}, narrow)
         for name, kind, narrow, more in (
@@ -23,8 +20,9 @@ def seen() -> list[Row]:
             ("ConvNeXt-T", "ConvNext", {}, {}), ("MobileViT-S", "MobileViT", {}, {"size": 256}),
         )
     ]  # fmt: skip
+    pixels = {"pixel_values": lambda: torch.randn(2, 3, 224, 224)}
     out += [
-        hf("vision", "ViT-MAE", "ViTMAEForPreTraining", given(**PIXELS), {}, SHORT | {"decoder_num_hidden_layers": 2}),
+        hf("vision", "ViT-MAE", "ViTMAEForPreTraining", given(**pixels), {}, SHORT | {"decoder_num_hidden_layers": 2}),
         hf("vision", "SegFormer-B0", "SegformerForSemanticSegmentation", given(
             pixel_values=lambda: torch.randn(2, 3, 128, 128), labels=lambda: torch.ones(2, 128, 128).long()), {}),
         hf("vision", "VideoMAE-B", "VideoMAEForVideoClassification", given(
@@ -32,17 +30,18 @@ def seen() -> list[Row]:
         hf("vision", "TimeSformer-B", "TimesformerForVideoClassification", given(
             pixel_values=lambda: torch.randn(1, 8, 3, 224, 224), labels=lambda: torch.tensor([0])), {}, SHORT),
     ]  # fmt: skip
-    return [*out, *with_text(), *detected()]
+    return out
 
 
 def with_text() -> list[Row]:
-    """Models of images and text."""
+    """Vision and text."""
+    pixels = {"pixel_values": lambda: torch.randn(2, 3, 224, 224)}
     return [
         hf("vision and text", "CLIP B/32", "CLIPModel", given(
-            input_ids=lambda: torch.randint(3, 49000, (2, 16)), pixel_values=PIXELS["pixel_values"],
+            input_ids=lambda: torch.randint(3, 49000, (2, 16)), pixel_values=pixels["pixel_values"],
             return_loss=lambda: True), {}),
         hf("vision and text", "SigLIP-B", "SiglipModel", given(
-            input_ids=lambda: torch.randint(3, 31000, (2, 16)), pixel_values=PIXELS["pixel_values"],
+            input_ids=lambda: torch.randint(3, 31000, (2, 16)), pixel_values=pixels["pixel_values"],
             return_loss=lambda: True), {}),
         hf("vision and text", "BLIP", "BlipForConditionalGeneration", given(
             input_ids=lambda: torch.randint(3, 30000, (2, 16)), labels=lambda: torch.randint(3, 30000, (2, 16)),
@@ -65,21 +64,21 @@ def with_text() -> list[Row]:
     ]  # fmt: skip
 
 
-def detected() -> list[Row]:
-    """Models that find objects, segments and depths."""
-    detectors = {"pixel_values": lambda: torch.randn(2, 3, 256, 256)}  # Labels are matched on the host, from values.
+def detectors() -> list[Row]:
+    """Detection and depth."""
+    pixels = {"pixel_values": lambda: torch.randn(2, 3, 256, 256)}  # Labels are matched on the host, from values.
     return [
-        hf("detection", "DETR R50", "DetrForObjectDetection", given(**detectors), OWN_BACKBONE),
-        hf("detection", "Conditional DETR", "ConditionalDetrForObjectDetection", given(**detectors), OWN_BACKBONE),
-        hf("detection", "Deformable DETR", "DeformableDetrForObjectDetection", given(**detectors), OWN_BACKBONE),
+        hf("detection", "DETR R50", "DetrForObjectDetection", given(**pixels), OWN_BACKBONE),
+        hf("detection", "Conditional DETR", "ConditionalDetrForObjectDetection", given(**pixels), OWN_BACKBONE),
+        hf("detection", "Deformable DETR", "DeformableDetrForObjectDetection", given(**pixels), OWN_BACKBONE),
         hf("detection", "RT-DETR R50", "RTDetrForObjectDetection", given(
-            pixel_values=detectors["pixel_values"]), {}),
+            pixel_values=pixels["pixel_values"]), {}),
         hf("detection", "YOLOS", "YolosForObjectDetection", given(pixel_values=lambda: torch.randn(1, 3, 512, 864)),
             {}, SHORT),
         hf("detection", "MaskFormer", "MaskFormerForInstanceSegmentation", given(
-            pixel_values=detectors["pixel_values"]), {}),
+            pixel_values=pixels["pixel_values"]), {}),
         hf("detection", "Mask2Former", "Mask2FormerForUniversalSegmentation", given(
-            pixel_values=detectors["pixel_values"]), {}),
+            pixel_values=pixels["pixel_values"]), {}),
         hf("detection", "DPT depth", "DPTForDepthEstimation", given(
             pixel_values=lambda: torch.randn(1, 3, 384, 384)), {}),
     ]  # fmt: skip
@@ -155,8 +154,6 @@ def series(module: Any) -> Mapping[str, Any]:
 
 
 def noised(channels: int, size: int, *context: int, **more: Any) -> Callable[[], Any]:
-    """A noisy image and the time of its noise."""
-
     def make() -> Any:
         out = {"sample": torch.randn(1, channels, size, size), "timestep": torch.tensor([10])}
         return out | ({"encoder_hidden_states": torch.randn(1, *context)} if context else {}) | more
@@ -164,16 +161,18 @@ def noised(channels: int, size: int, *context: int, **more: Any) -> Callable[[],
     return make
 
 
-def diffusers() -> list[Row]:
-    """Models that make images."""
+def latent(channels: int, width: int, *pooled: int) -> Callable[[], Any]:
+    def make() -> Any:
+        out = {"hidden_states": torch.randn(1, channels, 16, 16), "timestep": torch.tensor([10])}
+        out |= {"encoder_hidden_states": torch.randn(1, 32, width)} if width else {}
+        return out | ({"pooled_projections": torch.randn(1, *pooled)} if pooled else {})
 
+    return make
+
+
+def diffusers() -> list[Row]:
     def row(name: str, kind: str, inputs: Callable[[], Any], area: str = "diffusion", **settings: Any) -> Row:
         return Row(name=name, package="diffusers", area=area, build=called(f"diffusers.{kind}", inputs, **settings))
-
-    def latent() -> Any:
-        return {"hidden_states": torch.randn(1, 16, 16, 16), "timestep": torch.tensor([10]),
-                "encoder_hidden_states": torch.randn(1, 32, 256),
-                "pooled_projections": torch.randn(1, 128)}  # fmt: skip
 
     blocks = {"num_layers": 4, "attention_head_dim": 32, "num_attention_heads": 8}
     return [
@@ -191,7 +190,7 @@ def diffusers() -> list[Row]:
             "encoder_hidden_states": torch.randn(1, 16, 256),
             "added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}, sample_size=16, caption_channels=256,
             cross_attention_dim=256, **blocks),
-        row("Stable Diffusion 3", "SD3Transformer2DModel", latent, sample_size=16,
+        row("Stable Diffusion 3", "SD3Transformer2DModel", latent(16, 256, 128), sample_size=16,
             joint_attention_dim=256, caption_projection_dim=256, pooled_projection_dim=128, **blocks),
         row("Flux", "FluxTransformer2DModel", lambda: {
             "hidden_states": torch.randn(1, 64, 64), "encoder_hidden_states": torch.randn(1, 16, 256),
@@ -224,8 +223,9 @@ def graphs() -> list[Row]:
         row("GraphUNet", in_channels=32, hidden_channels=64, out_channels=16, depth=3),
         row("AttentiveFP", lambda: (*edges(), torch.randn(256, 8), torch.zeros(64, dtype=torch.int64)), 32, 64, 16, 8,
             3, 2),
-        row("LINKX", edges, 64, 32, 64, 16, 2), row("PMLP", edges, 32, 64, 16, 3),
+        row("LINKX", edges, 64, 32, 64, 16, 2),
         row("SGFormer", lambda: (*edges(), torch.zeros(64, dtype=torch.int64)), 32, 64, 16),
+        row("PMLP", edges, 32, 64, 16, 3),
     ]  # fmt: skip
 
 

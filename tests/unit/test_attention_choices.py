@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from steptime.cost.host import router_wait_s
 from steptime.errors import PlanError, UserError
+from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import machine_of
 from steptime.estimate.result import Estimate
+from steptime.estimate.work import graph_of
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
+from steptime.plan.framework_file import PACKAGED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
@@ -130,6 +136,55 @@ def test_a_step_that_is_one_graph_waits_for_no_host(stages):
     assert rest[0] == rest[1]
 
 
+def test_graphs_of_parts_of_a_layer_leave_less_to_wait_for(tmp_path, monkeypatch):
+    """Router and preprocessing as one graph leave a share of the wait; attention as one is issued at once."""
+    text = re.sub(r"^captured_wait = .*\n", "", PACKAGED.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^router_s = ", "captured_wait = 0.25\nrouter_s = ", text, flags=re.MULTILINE)
+    (tmp_path / "frameworks.toml").write_text(text)
+    monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
+    found = {}
+    for words in ("none", "router+preprocess", "attention+router+preprocess", "step"):
+        plan = {"micro_batch": 1, "ep": 8, "graphs": words}
+        job = {"gpus": 8, "global_batch": 8, "framework": "megatron-core", "plan": plan}
+        found[words] = estimate("mixtral-8x7b", "dgx-h100", **job)
+    steps = [each.step_time_s for each in found.values()]
+    assert steps == sorted(steps, reverse=True) and steps[0] > steps[1] > steps[-1]
+    waits = [sum(v for name, v in each.time.items() if name.endswith("router_wait_s")) for each in found.values()]
+    assert waits[0] > 0 and [wait / waits[0] for wait in waits] == pytest.approx([1, 0.25, 0.25, 0])
+    assert [each.plan.get("graphs", "none") for each in found.values()] == list(found)
+    assert found["none"].plan["dispatcher"] == "deepep"
+
+
+def test_a_graph_is_issued_as_one_operator():
+    rows = [SimpleNamespace(block=block, name=name) for block, name in (
+        ("attention", "qkv"), ("experts", "router"), ("experts", "expert_in"), ("mlp", "mlp_in"))]  # fmt: skip
+    assert [graph_of(row) for row in rows] == ["attention", "router", "", ""]
+    issued = []
+    for graphs in ("none", "attention", "router", "step"):
+        job = Job(model=load_model("mixtral-8x7b"), gpus=8, global_batch=8, seq_len=4096, precision=PRECISIONS["bf16"],
+                  optimizer=OPTIMIZERS["adam"], graphs=graphs)  # fmt: skip
+        machine = machine_of(H100, 8, job.precision, lone_rank_has_all_links=True, calibrated=False)
+        works = evaluate(CORRECTED, CORRECTED.strategies["context"], job, machine, Plans(dp=8)).works["layer"]
+        issued.append(works["forward"].operators)
+    none, attention, router, step = issued
+    assert none > attention > none / 2 and none - router == 1.0 and step == 0.0
+    plain = router_wait_s(10, 1e-3, 0.0, 0.25)
+    assert (plain, router_wait_s(10, 1e-3, 1.0, 0.25)) == pytest.approx((0.01, 0.0025))
+
+
+def test_the_all_to_all_sends_every_copy():
+    """Four of eight experts on eight ranks: kernels of DeepEP send a token once over a link, all-to-alls each copy."""
+    plan = {"micro_batch": 1, "ep": 16}
+    once, copies = (
+        estimate("qwen3-30b-a3b", "dgx-h100", gpus=16, global_batch=16, framework="megatron-core",
+                 plan={**plan, "dispatcher": name})
+        for name in ("hybridep", "all_to_all")
+    )  # fmt: skip
+    assert once.step_time_s < copies.step_time_s and copies.plan["dispatcher"] == "all_to_all"
+    with pytest.raises(UserError, match="dispatcher"):
+        _step(dispatcher="deepep")
+
+
 @pytest.mark.parametrize(
     ("choices", "dtype", "words"),
     [
@@ -137,6 +192,8 @@ def test_a_step_that_is_one_graph_waits_for_no_host(stages):
         ({"attention_dtype": "fp8"}, "fp32", "inputs of more than 16 bits"),
         ({"attention_dtype": "fp4"}, "bf16", "there is no attention_dtype 'fp4'"),
         ({"graphs": "layer"}, "bf16", "there is no graphs 'layer'"),
+        ({"graphs": "step+router"}, "bf16", "there is no graphs 'step'"),
+        ({"dispatcher": "nvshmem"}, "bf16", "there is no dispatcher 'nvshmem'"),
         ({"document_length": 0.5}, "bf16", "document_length"),
         ({"document_length": 10**400}, "bf16", "is not a number"),
     ],

@@ -38,7 +38,8 @@ MOVED = {
 def evaluated(framework: Framework, schedule: str = "1f1b") -> Evaluation:
     plans = Plans(tp=2, cp=2, pp=2, dp=8, ep=4, in_tp=2, in_cp=2, in_pp=2)
     job = Job(model=load_model("mixtral-8x7b"), gpus=64, global_batch=64, seq_len=4096, precision=PRECISIONS["fp8"],
-              optimizer=OPTIMIZERS["adam"], framework=framework, schedule=schedule)  # fmt: skip
+              optimizer=OPTIMIZERS["adam"], framework=framework, schedule=schedule,
+              graphs="router+preprocess")  # fmt: skip
     machine = Setting(method=CORRECTED, job=job, cluster=load_cluster("dgx-h100")).machine
     return evaluate(CORRECTED, CORRECTED.strategies["context"], job, machine, plans)
 

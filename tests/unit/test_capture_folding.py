@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import models  # noqa: E402
+from models.hub import hub_model  # noqa: E402
 from steptime.estimate.graph import Timer, cost_table  # noqa: E402
 from steptime.hardware import load_device  # noqa: E402
 from steptime.workload.capture import capture  # noqa: E402
@@ -111,6 +112,39 @@ def test_models_fold_exactly(name: str) -> None:
     same(folded, whole)
     if name not in ("moe",):
         assert folded.folded
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+DEEP = {**SMALL, "num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "run"),
+    [
+        ("llama", DEEP, "model.layers.0-6"),
+        ("gpt2", {"n_embd": 32, "n_head": 2, "n_layer": 7, "vocab_size": 64}, "transformer.h.0-6"),
+    ],
+)
+def test_real_architectures_fold_exactly(name: str, settings: dict[str, Any], run: str) -> None:
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        module, inputs = hub_model(name, tokens=16, **settings)
+    folded, whole = (capture(module, inputs, fold=fold) for fold in (True, False))
+    assert folded.folded == (run,), folded.unfolded
+    same(folded, whole)
+
+
+def test_a_report_says_why_equal_blocks_were_recorded_one_by_one() -> None:
+    assert "forward pass with fewer" in capture(Numbered([block() for _ in range(9)]), [X]).unfolded
+
+
+class Numbered(Stack):
+    """Blocks by number, nine of them."""
+
+    def forward(self, x: Any) -> Any:
+        for number in range(9):
+            x = self.blocks[number](x)
+        return x
 
 
 def test_blocks_that_the_forward_counts_are_recorded_one_by_one() -> None:

@@ -260,7 +260,9 @@ def test_groups_that_stay_near_cross_the_second_level_at_most() -> None:
 
 def test_groups_that_leave_a_domain_cross_the_next_level_and_no_further() -> None:
     bridged = estimated(load_cluster("h100-nvl"), leaves_node=False)
-    assert isinstance(bridged, Textbook), "pairs are joined by PCI Express, which no profile is carried over to"
+    pcie = load_cluster("h100-nvl").levels[1]
+    assert isinstance(bridged, FabricProfile) and bridged.coefficients["outer_Bps"][-1] == pcie.rank_Bps
+    assert bridged.band == (0.5, 2.0), "pairs are joined by PCI Express, which is taken at its word"
     frontier = load_cluster("frontier")
     sizes = (1, 2, None)
     lone = replace(

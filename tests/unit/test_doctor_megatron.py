@@ -89,6 +89,17 @@ def test_what_megatron_prints_of_graphs_and_of_attention_in_fp8(tmp_path):
     assert "graphs" not in plan() and "attention_dtype" not in plan()
     assert plan(cuda_graph_impl="full_iteration")["graphs"] == "step"
     assert "graphs" not in plan(cuda_graph_impl="transformer_engine")
+    modules = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": "['moe_router', 'moe_preprocess']"}
+    assert plan(**modules)["graphs"] == "router+preprocess"
+    assert plan(cuda_graph_impl="local", cuda_graph_scope="full_iteration")["graphs"] == "step"
+    assert "graphs" not in plan(cuda_graph_impl="none", cuda_graph_modules="['attn']")
+    experts = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 512}
+    flex = {**experts, "moe_token_dispatcher_type": "flex"}
+    assert plan(**experts, moe_token_dispatcher_type="alltoall")["dispatcher"] == "all_to_all"
+    assert [plan(**flex, **more)["dispatcher"] for more in ({}, {"moe_flex_dispatcher_backend": "hybridep"})] == [
+        "deepep", "hybridep",
+    ]  # fmt: skip
+    assert "dispatcher" not in plan(moe_token_dispatcher_type="alltoall"), "no experts"
     assert plan(fp8_dot_product_attention=True)["attention_dtype"] == "fp8"
     assert "attention_dtype" not in plan(fp8_dot_product_attention=False)
 

@@ -138,7 +138,7 @@ def test_a_norm_is_timed_by_its_curve() -> None:
     expected = memory_bound_s(
         moved_bytes=(2 * 4096 * 8192 + 2 * 4096 + 2 * 8192) * 2.0, rows=4096, reread_bytes=0.0,
         vector_flops=9 * 4096 * 8192, memory_Bps=device.memory_Bps, l2_bytes=float(device.l2_bytes or 0),
-        vector_flops_per_s=device.vector_flops_per_s["fp32"], **without_host,
+        vector_flops_per_s=device.vector_flops_per_s["fp32"], most_rows=curve.ranges["rows"][1], **without_host,
     )  # fmt: skip
     assert timed.seconds == pytest.approx(expected, rel=1e-12)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from steptime.errors import FieldError
 from steptime.plan.framework_file import PACKAGED
-from steptime.plan.framework_library import load_framework
+from steptime.plan.framework_library import SLOWED, load_framework
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,20 @@ def test_keys_of_the_file_that_nothing_reads_are_named(
     with pytest.raises(FieldError) as caught:
         load_framework("torchtitan", "h100-sxm")
     assert problem in str(caught.value)
+
+
+def test_a_framework_that_nobody_named_is_as_much_slower_as_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = re.sub(r"\[generic\]\nslower = [\d.]+\n", "", PACKAGED.read_text())
+    plain, slower = tmp_path / "older", tmp_path / "newer"
+    for folder, more in ((plain, ""), (slower, "[generic]\nslower = 1.25\n\n")):
+        folder.mkdir()
+        (folder / "frameworks.toml").write_text(text.replace("[common]", f"{more}[common]", 1))
+    found = []
+    for folder in (plain, slower):
+        monkeypatch.setenv("STEPTIME_PATH", str(folder))
+        found.append([load_framework(name, "h100-sxm") for name in ("generic", "torchtitan")])
+    (generic, named), (slow, same) = found
+    assert [getattr(slow, name) / getattr(generic, name) for name in SLOWED] == pytest.approx([1.25] * len(SLOWED))
+    assert slow.data_links == generic.data_links and named == same

@@ -60,7 +60,7 @@ def test_an_operator_half_of_whose_bytes_are_in_the_cache() -> None:
     """Moved bytes as many as the cache's share holds: half at 0.8, half at 3 times the bandwidth."""
     moved = 4e6 + 100 * 1e3 + 2 * 5e5
     device_s = 5 * US + moved / (1e12 * (0.8 + 3.0) / 2) + 3 * 1e7 / 1e13
-    seconds = memory_bound_s(4e6, 100, 5e5, 1e7, 1e12, 8e6, 1e13, 5 * US, 2 * US, 0.8, 3.0, 0.5, 1e3, 2, 3)
+    seconds = memory_bound_s(4e6, 100, 5e5, 1e7, 1e12, 8e6, 1e13, 5 * US, 2 * US, 0.8, 3.0, 0.5, 1e3, 2, 3, 1e9)
     assert seconds == pytest.approx((device_s**4 + (2 * US) ** 4) ** 0.25)
 
 

@@ -92,6 +92,7 @@ MEMORY = {
     "row_bytes": 10.0,
     "reread": 0.5,
     "vector_cost": 1.0,
+    "most_rows": 1e9,
 }
 GROUPED = {
     "groups": 8,

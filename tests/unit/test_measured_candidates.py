@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_by_definition
 from steptime.study.data_root import require_data
 from steptime.study.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
@@ -16,7 +15,7 @@ from steptime.study.measured.engine import settings_of
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.meaning import RECOMPUTE
 from steptime.study.measured.read import TableRow, read_rows
-from steptime.study.measured.setting import fed_length, unhidden
+from steptime.study.measured.setting import fed_length, said_to_overlap
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 
@@ -50,7 +49,7 @@ def check(run: MeasuredRun, found: tuple[Candidate, ...]) -> None:
 
 
 def test_a_row_that_states_everything_has_one_setting():
-    (found,) = candidates(one())
+    (found,) = candidates(one(notes="overlap_grad_reduce"))
     assert found == Candidate(
         weight=1.0, precision="bf16", degrees=Degrees(tp=2, pp=1, cp=1, dp=4, vpp=1, ep=1), micro_batch=1,
         recompute=Recomputation(kind="none"), zero=1, shard_ranks=4, sequence_parallel=True, attention="fused",
@@ -139,7 +138,7 @@ def test_a_run_that_says_it_hides_nothing():
     """Its transfers over tp show whole, where those of its framework hide behind products; so do its gradients."""
     plain = one(recompute="none", framework="NeMo")
     stated = replace(plain, notes="8 layers; no TP/DP overlap; x")
-    assert unhidden(plain) == frozenset() and unhidden(stated) == {"tp", "dp"}
+    assert said_to_overlap(plain.notes) == {} and said_to_overlap(stated.notes) == {"tp": False, "dp": False}
     hidden, shown = (settings_of(run)[0] for run in (plain, stated))
     assert {"dp", "tp"} <= hidden.job.overlap and not {"dp", "tp"} & shown.job.overlap
     links = [s.evaluate().works["layer"]["forward"].links_s["tp"] for s in (hidden, shown)]
@@ -190,10 +189,65 @@ def test_eight_bits_of_devices_that_have_integers_only():
 
 
 def test_a_row_that_names_a_dispatcher_of_every_copy():
-    run = replace(one(recompute="none", framework="NeMo"), notes="")
-    assert settings_of(run)[0].job.exchange_once
-    stated = replace(run, notes="MoE: pad to capacity, alltoall dispatcher, 1 dense layer")
-    assert not settings_of(stated)[0].job.exchange_once
+    experts = {"recompute": "none", "framework": "NeMo", "moe_experts": "8", "moe_topk": "2", "ffn_hidden": "1024"}
+    said = {"": "deepep", "pad to capacity, alltoall dispatcher, 1 dense layer": "all_to_all", "HybridEP": "hybridep"}
+    for notes, dispatcher in said.items():
+        job = settings_of(one(**experts, notes=notes))[0].job
+        assert (job.dispatcher, job.exchange_once) == (dispatcher, dispatcher != "all_to_all")
+    assert one(recompute="none", notes="HybridEP").dispatcher is None, "the model has no experts"
+
+
+def test_overlap_that_a_row_states_changes_what_hides():
+    """On adds what the framework of 2021 does not hide, off takes away what later ones do."""
+    older, newer = ({"recompute": "none", "framework": name} for name in ("Megatron-2021", "NeMo"))
+    on = "trained with --overlap-grad-reduce --overlap-param-gather"
+    assert ["dp" in settings_of(one(**older, notes=notes))[0].job.overlap for notes in ("", on)] == [False, True]
+    off = "overlap_grad_reduce=False; x"
+    assert ["dp" in settings_of(one(**newer, notes=notes))[0].job.overlap for notes in ("", off)] == [True, False]
+
+
+def test_software_without_known_habits_may_hide_its_gradients_or_not():
+    unknown = one(framework="Homegrown 1.0", notes="")
+    assert weights(candidates(unknown), "hides_data") == pytest.approx({True: 0.5, False: 0.5})
+    shown = [setting.job.overlap for setting in settings_of(unknown)]
+    assert any("dp" in each for each in shown) and any("dp" not in each for each in shown)
+    stated = replace(unknown, notes="no DP overlap")
+    assert {"dp" in setting.job.overlap for setting in settings_of(stated)} == {False}
+
+
+def test_shards_inside_a_node_are_not_those_of_all_ranks():
+    plain = {"framework": "fms-fsdp", "tp": "1", "dp": "64", "n_gpus": "64", "global_batch_sequences": "64",
+             "recompute": "none"}  # fmt: skip
+    ranks = {
+        said: {c.shard_ranks for c in candidates(one(**plain, zero_stage_or_fsdp=said)) if c.zero == 3}
+        for said in ("FSDP full shard", "HSDP", "FSDP hybrid shard", "HSDP (dp_shard 16)", "")
+    }
+    assert ranks == {
+        "FSDP full shard": {64},
+        "HSDP": {8},
+        "FSDP hybrid shard": {8},
+        "HSDP (dp_shard 16)": {16},
+        "": {8},
+    }
+    times = [float(settings_of(one(**plain, zero_stage_or_fsdp=said))[0].evaluate().step_time_s)
+             for said in ("FSDP full shard", "HSDP")]  # fmt: skip
+    assert times[0] != times[1]
+
+
+def test_kernels_that_a_row_lists():
+    """Of two fused kernels the older takes longer; norms without one are PyTorch's operators."""
+    base = {"recompute": "none", "framework": "Homegrown", "attention_impl": "flash"}
+    listed = {text: one(**base, notes=f"trial 1; kernel={text}; x")
+              for text in ("flash_attention2 + RMS kernel", "flash_attention2", "flash_attentionv1.0.8")}  # fmt: skip
+    assert [(run.kernel, run.plain_norms) for run in listed.values()] == [
+        ("flash2", False), ("flash2", True), ("flash1", True),
+    ]  # fmt: skip
+    rms, plain, _ = (settings_of(run)[0] for run in listed.values())
+    assert not rms.job.plain_norms and plain.job.plain_norms
+    assert float(rms.evaluate().step_time_s) < float(plain.evaluate().step_time_s)
+    assert not one(**base, notes="kernel opts: TE + DeepEP").plain_norms and not one(**base, notes="").plain_norms
+    unfused = [one(**{**base, "attention_impl": text}) for text in ("torch (unfused)", "unfused, fused softmax")]
+    assert [settings_of(run)[0].job.separate_kernels for run in unfused] == [True, False]
 
 
 def test_virtual_stages_that_are_not_stated():
@@ -309,11 +363,7 @@ def test_weight_of_what_fits():
 
 @pytest.mark.shared
 def test_every_shared_row_has_settings():
-    try:
-        reading = read_runs(require_data("measured_training.csv.gz"))
-    except UserError as error:
-        pytest.skip(str(error))
-    for run in reading.runs[::7]:
+    for run in read_runs(require_data("measured_training.csv.gz")).runs[::7]:
         check(run, candidates(run))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from steptime.study.measured import MeasuredRun, ScoredRun, aggregate, folds, runs_of, summary
 from steptime.study.measured.aggregate import (
     GROUPINGS,
+    choice_statistics,
     coverage_interval,
     dominant_source,
     grouped,
@@ -23,6 +25,8 @@ from steptime.study.measured.aggregate import (
 )
 from steptime.study.measured.ranking import ranks, spearman
 from steptime.study.measured.read import TableRow, read_rows
+from steptime.study.measured.reasons import Flag
+from steptime.workload.spec import Experts
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 CELLS = {r.text("row_id"): dict(r.cells) for r in read_rows(FILE)}
@@ -70,6 +74,28 @@ def test_groups():
     assert [scale_band(n) for n in (1, 2, 3, 16, 31, 11616)] == ["1", "2-3", "2-3", "16-31", "16-31", "8192-16383"]
 
 
+def test_groups_by_architecture_and_experts():
+    plain, routed = timed(("a", 11.0))[0], timed(("a", 9.0))[0]
+    experts = Experts(experts=8, experts_per_token=2, expert_ffn_hidden=64, moe_layers=1)
+    routed = replace(routed, run=replace(routed.run, model=replace(routed.run.model, experts=experts)))
+    found = grouped([plain, routed], GROUPINGS["by_architecture_and_experts"])
+    biases = {name: round(one["bias"], 3) for name, one in found.items()}
+    assert biases == {"hopper, dense": 0.1, "hopper, experts": -0.1}
+    assert set(grouped([plain], GROUPINGS["by_architecture"])) == {"hopper"}
+    assert set(grouped([routed], GROUPINGS["by_experts"])) == {"experts"}
+
+
+def test_all_sources_and_computed_rows():
+    rows = timed(*[("a", 11.0)] * 10, ("b", 13.0))
+    rows[0] = replace(rows[0], run=replace(rows[0].run, flags=frozenset({Flag.COMPUTED})), step_time_s=20.0)
+    found = summary(rows)
+    assert found["macro"]["sources"] == 1 and found["macro_all_sources"]["sources"] == 2
+    assert found["macro_all_sources"]["mape"] == pytest.approx(((0.9 + 1.0) / 10 + 0.3) / 2)
+    assert found["time_without_computed"]["rows"] == 10 and found["computed"] == {"a": 1}
+    assert found["time_without_computed"]["mape"] == pytest.approx((0.9 + 0.3) / 10)
+    assert macro(rows, least=1)["sources"] == 2
+
+
 def test_means_over_sources_count_a_source_once():
     rows = timed(*[("a", 11.0)] * 30, *[("b", 13.0)] * 10, *[("c", 99.0)] * 9)
     assert macro(rows)["sources"] == 2 and macro(rows)["mape"] == pytest.approx((0.1 + 0.3) / 2)
@@ -97,6 +123,17 @@ def test_order_of_plans():
     assert backwards["each"][0]["spread"] == pytest.approx(1.5) and backwards["each"][0]["plans"] == 6
     assert rank_statistics(ranked([1, 2, 3, 4]))["groups"] == 0
     assert rank_statistics(ranked([3, 3, 3, 3, 3]))["median_spearman"] is None
+
+
+def test_regret_of_three_plans_or_more():
+    """Measured 10, 11, 12 s; the plan predicted fastest takes 11 s, one drawn blindly 11 s on average."""
+    rows = ranked([5, 1, 9])
+    found = choice_statistics(rows)
+    assert found["groups"] == 1 and found["mean_regret"] == pytest.approx(0.1) == found["chance"]
+    assert found["best_picked"] == 0 and rank_statistics(rows)["groups"] == 0
+    assert choice_statistics(ranked([5, 1])) == {"groups": 0, **dict.fromkeys(set(found) - {"groups"})}
+    two = choice_statistics(rows + ranked([1, 2, 3], model="other"))
+    assert two["groups"] == 2 and two["best_picked"] == 0.5 and two["mean_regret"] == pytest.approx(0.05)
 
 
 def test_only_the_plan_may_differ_inside_a_group():

@@ -20,15 +20,20 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("sc21", "korthikanti", "zero-bubble", "mt-nlg")
 
 
+def published(sources: tuple[str, ...]) -> Reading:
+    every = read_runs(ROOT / "tests/data/published_runs.csv")
+    return replace(every, runs=tuple(run for run in every.runs if run.source_key in sources))
+
+
 @pytest.fixture(scope="module")
 def reading() -> Reading:
-    every = read_runs(ROOT / "tests/data/published_runs.csv")
-    return replace(every, runs=tuple(run for run in every.runs if run.source_key in SOURCES))
+    return published(SOURCES)
 
 
 @pytest.fixture(scope="module")
 def board(reading: Reading) -> Board:
-    return board_of(reading, replace(reading, runs=tuple(run for run in reading.runs if run.source_key != "mt-nlg")))
+    printed = replace(reading, runs=tuple(run for run in reading.runs if run.source_key != "mt-nlg"))
+    return board_of(reading, printed, second=published(("llm.c",)))
 
 
 def off(reading: Reading, source: str, ratio: float) -> list[ScoredRun]:
@@ -96,6 +101,29 @@ def test_the_page_says_what_the_board_has(board: Board) -> None:
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1, "every row has all columns"
     assert markdown(("a", "b"), [("x", "1")]).splitlines()[1] == "|---|--:|"
+
+
+def test_the_page_has_regret_all_sources_and_measured_rows(board: Board) -> None:
+    text = page(board)
+    choice = board.summaries[UNSEEN]["choice"]
+    said = [line for line in text.splitlines() if line.startswith(f"| {WAYS[UNSEEN].title} | {choice['groups']} |")]
+    regret = ("best_picked", "mean_regret", "median_regret", "p90_regret", "chance")
+    assert any(line.endswith(" | ".join(["", *(f"{100 * choice[n]:.1f} %" for n in regret)]) + " |") for line in said)
+    assert choice["groups"] > board.summaries[UNSEEN]["rank"]["groups"]
+    every = board.summaries[UNSEEN]["macro_all_sources"]
+    assert f"| {WAYS[UNSEEN].title} | 4 | {100 * every['mape']:.1f} % |" in text and every["sources"] == 4
+    assert "| ampere, dense |" in text
+
+
+def test_a_second_table_has_statistics_of_its_own(board: Board, reading: Reading) -> None:
+    """A further source is fitted with the rest, and counted apart."""
+    assert set(board.second[UNSEEN]["by_source"]) == {"llm.c"}
+    assert set(board.summaries[UNSEEN]["by_source"]) == set(SOURCES)
+    assert board.second[UNSEEN]["time"]["rows"] == 3
+    assert board.summaries[UNSEEN]["time"]["rows"] == sum(run.time is not None for run in reading.runs)
+    text = page(board)
+    assert "## Second table" in text and f"| {WAYS[UNSEEN].title}, second table | 0 |" in text
+    assert "## Second table" not in page(replace(board, second={}))
 
 
 def test_each_gpu_has_the_interval_that_its_sources_make(board: Board) -> None:

@@ -11,16 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from steptime.errors import UserError
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.search.exhaustive import Found, Task, search
-from steptime.study.data_root import require_data
 from steptime.study.published.method import PUBLISHED
 from steptime.study.published.space import PublishedSpace
 from steptime.study.published.statistics import statistics
@@ -36,14 +32,6 @@ SHAPES = {
 }  # fmt: skip
 BATCH = 4096
 DAY_S = 86400.0
-
-
-def data(name: str) -> Path:
-    """A file of measurements; the test is skipped where it is absent."""
-    try:
-        return require_data(name)
-    except UserError as error:
-        pytest.skip(str(error))
 
 
 def table(path: Path) -> Iterator[dict[str, str]]:

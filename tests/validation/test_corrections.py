@@ -303,10 +303,6 @@ def test_no_fix_makes_a_point_infeasible_and_the_corrected_mode_is_near_all_swit
 
 @pytest.mark.shared
 def test_the_published_mode_computes_the_published_figures():
-    try:
-        require_data("published_layers.jsonl.gz")
-    except UserError as error:
-        pytest.skip(str(error))
     checks = check_all()
     assert [(c.name, c.worst, c.mismatches[:3]) for c in checks if differs(c)] == []
     assert all(c.figures > 500 for c in checks)
@@ -315,10 +311,7 @@ def test_the_published_mode_computes_the_published_figures():
 
 @pytest.mark.shared
 def test_a_wrong_figure_is_found(tmp_path, monkeypatch):
-    try:
-        source = require_data("published_search_gpt3_1T.csv.gz").parent
-    except UserError as error:
-        pytest.skip(str(error))
+    source = require_data("published_search_gpt3_1T.csv.gz").parent
     for path in source.glob("published_*"):
         (tmp_path / path.name).symlink_to(path)
     target = tmp_path / "published_search_gpt3_1T.csv.gz"

@@ -32,6 +32,7 @@ PRODUCTS = tuple(product((1024.0, 4096.0, 16384.0), (1024.0, 4096.0, 12288.0), (
 ATTENTION = ((1, 32, 8, 1024, 128), (1, 32, 8, 4096, 128), (4, 16, 16, 2048, 64), (1, 64, 8, 8192, 128))
 LARGE = 4096.0
 HEAT = "measured: three serving frameworks of one version each, on both: 2 to 7 % in products beyond 1 TFLOP"
+ONE_CURVE = "FP16 has the curve of BF16, which was measured so"
 AS_IT = "the H200 is measured so, and lends its share of the peak to what was not measured"
 FORWARD = "no backward pass of a like device is known for the A10: 2.5 times its forward pass stands for it"
 #: Better and other device, what is compared -> why the better one is the slower one.
@@ -39,6 +40,9 @@ KNOWN: Mapping[tuple[str, str, str], str] = {
     ("h200-sxm", "h100-sxm", "bf16 large products"): HEAT,
     ("h200-sxm", "h800-sxm", "bf16 large products"): HEAT,
     ("h200-sxm", "gh200-96gb", "bf16 large products"): HEAT,
+    ("h200-sxm", "h100-sxm", "fp16 large products"): ONE_CURVE,
+    ("h200-sxm", "h800-sxm", "fp16 large products"): ONE_CURVE,
+    ("h200-sxm", "gh200-96gb", "fp16 large products"): ONE_CURVE,
     ("h200-sxm", "gh200-96gb", "tf32 large products"): AS_IT,
     ("h200-sxm", "gh200-96gb", "tf32 products"): AS_IT,
     ("gh200-144gb", "gh200-96gb", "tf32 large products"): AS_IT,

@@ -11,6 +11,7 @@ import pytest
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, shown_s
 from steptime.estimate.machine import Machine
+from steptime.study.data_root import require_data
 
 TOLERANCE = 1e-9
 ATTENTION = {"flash": "fused", "noflash": "unfused", "recompute": "unfused", "summa_attention": "summa"}
@@ -76,7 +77,7 @@ def _figures(r: dict[str, Any], e: Evaluation) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.shared
 def test_every_figure_of_every_layer_and_all_totals():
     wrong, compared = [], 0
-    records = cases.records(cases.data("published_layers.jsonl.gz"))
+    records = cases.records(require_data("published_layers.jsonl.gz"))
     assert len(records) == 400
     for r in records:
         e = _evaluated(r)

@@ -11,6 +11,7 @@ import published_cases as cases
 import pytest
 
 from steptime.estimate.single import estimate_plan
+from steptime.study.data_root import require_data
 
 TOLERANCE = 1e-9
 Point = tuple[str, str, int, int]
@@ -20,7 +21,7 @@ Point = tuple[str, str, int, int]
 def _rows() -> dict[Point, list[dict[str, str]]]:
     """Rows of each point (strategy, gpu, size of a fast domain, devices), best first."""
     out: dict[Point, list[dict[str, str]]] = defaultdict(list)
-    for row in cases.table(cases.data("published_search_gpt3_1T.csv.gz")):
+    for row in cases.table(require_data("published_search_gpt3_1T.csv.gz")):
         out[row["strategy"], row["gpu"].lower(), int(row["nvs"]), int(row["n_gpus"])].append(row)
     for rows in out.values():
         rows.sort(key=lambda row: int(row["rank"]))
@@ -78,7 +79,7 @@ def test_the_best_ten_of_every_point(name):
 
 @pytest.mark.shared
 def test_counts_of_candidates():
-    published = json.loads(cases.data("published_candidate_counts.json").read_text(encoding="utf-8"))
+    published = json.loads(require_data("published_candidate_counts.json").read_text(encoding="utf-8"))
     compared = 0
     for key, expected in published.items():
         model, name, domain, gpus = key.split("|")
@@ -101,7 +102,7 @@ STATS = ("t", "t_comp", "t_mem", "t_tp_comm", "t_dp_comm", "t_pp_comm", "t_bubbl
 def test_the_figures_that_explain_the_best_plans():
     """16384 B200 in domains of 8; SUMMA with 8 panels."""
     wrong, rows = [], 0
-    for row in cases.table(cases.data("published_fig_rationale.csv.gz")):
+    for row in cases.table(require_data("published_fig_rationale.csv.gz")):
         name, model = FIGURES[row["fig"]]
         rows += 1
         shape = (int(row["tp1"]), int(row["tp2"]), int(row["pp"]), int(row["dp"]), int(row["mbs"]))
@@ -121,7 +122,7 @@ def test_the_figures_that_explain_the_best_plans():
 def test_the_hardware_sweeps():
     """Days for 10^12 tokens with 1D on 8192 devices in domains of 8; the table has ten digits."""
     base, wrong, rows = cases.setting("gpt3_1T", "b200", 8, 8192), [], 0
-    for row in cases.table(cases.data("published_fig_hw_sweeps.csv.gz")):
+    for row in cases.table(require_data("published_fig_hw_sweeps.csv.gz")):
         matrix, vector = float(row["matrix_tflops"]) * 1e12, float(row["vector_tflops"]) * 1e12
         rows += 1
         changed = cases.with_device(

@@ -70,7 +70,9 @@ def _profile(cluster: Cluster, model: FabricModel) -> FabricProfile:
     near, level = model.inside.profile, cluster.levels[0]
     between = model.between.profile if model.between is not None else None
     assert near is not None
-    sure = max(near.band[1], 1 / near.band[0], between.band[1] if between else 1.0, LEAST_BAND)
+    at_word = any(basis.profile is None for basis in model.bases())
+    outside = between.band[1] if between else 1.0
+    sure = max(near.band[1], 1 / near.band[0], outside, TEXTBOOK_BAND[1] if at_word else LEAST_BAND)
     return FabricProfile(
         name=f"{cluster.name}-assumed", device=cluster.device.name, library=near.library,
         link_Bps=level.link_Bps * level.links_per_device, coefficients=asdict(model.fabric),

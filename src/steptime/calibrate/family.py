@@ -17,6 +17,9 @@ from steptime.num import Array, Num
 UNREADABLE: Final = "unreadable"
 """Argument besides the shape where some row could not be read: NaN in those, 0 in others."""
 
+NO_SIZES: Final = frozenset({"converted", "alone_s"})
+"""Shape arguments that say what a time has in it; a curve has no range of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:

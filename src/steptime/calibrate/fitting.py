@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.calibrate.family import Coefficient, KernelFamily, in_six_digits
+from steptime.calibrate.family import NO_SIZES, Coefficient, KernelFamily, in_six_digits
 from steptime.calibrate.score import errors_of
 from steptime.errors import UserError
 from steptime.hardware.profile import Curve
@@ -201,7 +201,8 @@ def fitted_curve(
         off = float(np.median(measured_s / predicted))
         text = f"{family.name} {dtype}: measured times are {off:.3g} times what the device explains"
         raise Unexplained(text, hint="are the units right? latency_us is in microseconds")
-    ranges = {name: (float(np.min(column)), float(np.max(column))) for name, column in shape.items()}
+    sizes = {name: column for name, column in shape.items() if name not in NO_SIZES}
+    ranges = {name: (float(np.min(column)), float(np.max(column))) for name, column in sizes.items()}
     return Curve(
         family=family.name,
         dtype=dtype,

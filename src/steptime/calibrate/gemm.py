@@ -31,12 +31,21 @@ PEAKS: Final = {
     "fp8_block": ("fp8",), "int8_wo": ("bf16", "fp16"), "int4_wo": ("bf16", "fp16"), "sq": ("int8", "fp8"),
     "int8": ("int8", "fp8"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32"),
 }  # fmt: skip
+#: Formats of 16 bits.
+SIXTEEN: Final = ("bf16", "fp16")
 #: Dtypes that every framework leaves to the vendor's library.
 PLAIN: Final = ("fp32", "tf32", "bf16", "fp16")
 #: Sources in the order of trust; a curve is fitted to the first that has enough shapes.
 SOURCES: Final = (
     "aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench",
 )  # fmt: skip
+#: Formats whose curves were fitted to linear layers of serving frameworks, which convert the left operand first.
+NARROW: Final = ("fp8", "fp8_block", "fp4")
+#: A row whose notes name a serving framework is of such a layer; all others are of the product alone.
+_LAYER: Final = re.compile(r"fw=(\w+)")
+#: Timer of single kernels -> what its times have over those of kernels that are replayed one after the other (s): the
+#: start and the end of a kernel, which overlap with its neighbours there. H100 and B200 in 16 bits, 345 shapes each.
+ALONE_S: Final = {"derived_from_flops(median kernel time)": 2.3e-6}
 #: Shapes that a curve needs.
 LEAST_SHAPES: Final = 60
 
@@ -78,7 +87,11 @@ def gemm_dtype(name: str) -> str:
 
 
 def gemm_shape(table: Table) -> Mapping[str, Array]:
-    """Dims and element sizes; NaN where a dim is missing or not positive, or the dtype is unknown."""
+    """Dims and element sizes; NaN where a dim is missing or not positive, or the dtype is unknown.
+
+    ``converted`` is 1 where the time has the conversion of the left operand in it, else 0; ``alone_s`` is
+    :data:`ALONE_S` of the timer.
+    """
     dims = {name: table.number(name).astype(np.float64) for name in ("m", "n", "k")}
     batch = table.number("batch").astype(np.float64)
     dims["batch"] = np.where(np.isnan(batch), 1.0, batch)
@@ -86,7 +99,13 @@ def gemm_shape(table: Table) -> Mapping[str, Array]:
     unknown = (np.nan, np.nan, np.nan)
     sizes = {name: BYTES.get(gemm_dtype(name), unknown) for name in set(table.text("dtype"))}
     per_row = np.array([sizes[name] for name in table.text("dtype")], np.float64).reshape(-1, 3)
-    return shape | {name: per_row[:, i] for i, name in enumerate(("a_bytes", "b_bytes", "out_bytes"))}
+    shape |= {name: per_row[:, i] for i, name in enumerate(("a_bytes", "b_bytes", "out_bytes"))}
+    kinds = [gemm_dtype(name) for name in table.text("dtype")]
+    layers = [kind not in NARROW or bool(_LAYER.match(notes))
+              for kind, notes in zip(kinds, table.text("notes"), strict=True)]  # fmt: skip
+    alone = [ALONE_S.get(method, 0.0) if kind in SIXTEEN else 0.0
+             for kind, method in zip(kinds, table.text("method"), strict=True)]  # fmt: skip
+    return shape | {"converted": np.array(layers, np.float64), "alone_s": np.array(alone, np.float64)}
 
 
 def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
@@ -134,10 +153,17 @@ Derived = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], di
 
 
 def _with_stride(of: Derived) -> Derived:
-    """What is derived from shape, device and coefficients, and the cost of a stride, which not all curves have."""
+    """What is derived from shape, device and coefficients, and the cost of a stride, which not all curves have.
+
+    The conversion of the left operand counts where the time has it in it, and a kernel alone takes longer.
+    """
 
     def derived(shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        return of(shape, device, values) | {STRIDE.name: values.get(STRIDE.name, 0.0)}
+        return of(shape, device, values) | {
+            STRIDE.name: values.get(STRIDE.name, 0.0),
+            "quantise_s": values["quantise_s"] * shape.get("converted", 1.0),
+            "latency_s": values["latency_s"] + shape.get("alone_s", 0.0),
+        }
 
     return derived
 
@@ -164,6 +190,25 @@ BACKWARD: Final = KernelFamily(
     coefficients=COEFFICIENTS,
     derived=_with_stride(residuals_of_gradients),
 )
+
+
+def _layers_of(framework: str) -> Callable[[Table], Mapping[str, Array]]:
+    """Shapes of the narrow layers of a serving framework; NaN for all other rows."""
+
+    def shape(table: Table) -> Mapping[str, Array]:
+        pairs = zip(table.text("dtype"), table.text("notes"), strict=True)
+        named = [(gemm_dtype(dtype) in NARROW, _LAYER.match(notes)) for dtype, notes in pairs]
+        mine = np.array([narrow and found is not None and found[1] == framework for narrow, found in named])
+        return {name: np.where(mine, values, np.nan) for name, values in gemm_shape(table).items()}
+
+    return shape
+
+
+#: The same for narrow layers of each serving framework: they differ by factors, in their conversions above all.
+OF_FRAMEWORKS: Final = {
+    framework: replace(FAMILY, name=f"gemm_{framework}", ops=frozenset({"gemm"}), shape=_layers_of(framework))
+    for framework in ("vllm", "sglang", "trtllm")
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +244,16 @@ class Truth:
         return 2 * batch * m * n * k / device["peak_flops_per_s"], moved / device["memory_Bps"]
 
 
+def implementation(source: str, dtype: str, notes: str) -> str:
+    """Source of a row, and which framework's layer it is where frameworks quantise in kernels of their own.
+
+    >>> implementation("mine", "nvfp4", "fw=vllm;v=1"), implementation("mine", "bf16", "fw=vllm;v=1")
+    ('mine/vllm', 'mine')
+    """
+    named = _LAYER.match(notes)
+    return f"{source}/{named[1]}" if named and gemm_dtype(dtype) not in PLAIN else source
+
+
 def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     """Measured shapes by source, device, dtype and timer; devices that the catalogue lacks are left out.
 
@@ -214,9 +269,7 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     columns = (table.text(name) for name in ("source", "gpu", "dtype", "method", "notes"))
     for i, (source, gpu, dtype, method, notes) in enumerate(zip(*columns, strict=True)):
         if usable[i] and (device := known[gpu]) is not None:
-            named = re.match(r"fw=(\w+)", notes)
-            if named and gemm_dtype(dtype) not in PLAIN:
-                source = f"{source}/{named[1]}"
+            source = implementation(source, dtype, notes)
             keys.setdefault((source, device.name, gemm_dtype(dtype), timer_of(method)), []).append(i)
     for (source, name, dtype, timer), rows in sorted(keys.items()):
         columns_of = {key: values[rows] for key, values in shape.items()}
@@ -247,6 +300,18 @@ def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
         family_of(truth.dtype), truth.shape, truth.arguments, truth.measured_s, truth.groups,
         dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
     )  # fmt: skip
+
+
+def framework_curves(found: Iterable[Truth], folds: int = 2) -> Iterator[tuple[str, Curve]]:
+    """Device and curve of the narrow layers of every serving framework that has enough shapes."""
+    for truth in found:
+        family = OF_FRAMEWORKS.get(truth.source.rpartition("/")[2])
+        if family is None or truth.dtype not in NARROW or len(truth.measured_s) < LEAST_SHAPES or not _has_peak(truth):
+            continue
+        yield truth.device.name, fitted_curve(
+            family, truth.shape, truth.arguments, truth.measured_s, truth.groups,
+            dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
+        )  # fmt: skip
 
 
 def preferred(found: Iterable[Truth]) -> list[Truth]:

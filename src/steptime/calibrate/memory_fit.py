@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime.estimate.memory_definitions import DEFINITIONS, MemoryConstants, exceeding
+from steptime.estimate.memory_definitions import DEFINITIONS, UNSTATED, MemoryConstants, exceeding
 from steptime.hardware.profiles import toml_text
 from steptime.num import Array
 
@@ -19,6 +19,8 @@ COMMUNICATOR_BYTES = tuple(0.05e9 * i for i in range(41))
 LEAST_ROWS = 20
 LEAST_RESERVED_ROWS = 10
 """A framework with fewer rows, of used memory and of reserved memory, has the common slack."""
+OWN_SPREAD = frozenset({"hf-trainer"})
+"""Frameworks whose runs say nothing of the spread of others: allocators that lengths of sequences fragment."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -32,6 +34,8 @@ class MemoryPoint:
     allocated_bytes: float
     communicators: float
     measured_bytes: float
+    stated: bool = True
+    """Whether the source says what its figure is, or the tool that printed it is known."""
 
 
 def slack_of(pairs: Sequence[tuple[float, float]]) -> float:
@@ -118,13 +122,22 @@ def fitted_constants(
         deviation=dict.fromkeys(DEFINITIONS, 0.1), source=source,
     )  # fmt: skip
     deviation = {}
-    for name in DEFINITIONS:
-        own = [p for p in points if p.definition == name]
+    told = [p for p in points if p.framework not in OWN_SPREAD]
+    for name in (*DEFINITIONS, UNSTATED):
+        own = [p for p in told if (p.definition if p.stated else UNSTATED) == name]
         deviation[name] = deviation_of(own, first) if own else 0.1
-    return MemoryConstants(
-        slack=first.slack, slacks=first.slacks, context_bytes=context_bytes,
-        communicator_bytes=first.communicator_bytes, deviation=deviation, source=source,
-    )  # fmt: skip
+    return replace(first, deviation=deviation, deviations=_wider(points, first, deviation))
+
+
+def _wider(points: Sequence[MemoryPoint], constants: MemoryConstants, common: Mapping[str, float]) -> dict[str, float]:
+    """Deviation of each framework with rows enough that spreads wider than all runs of a definition together."""
+    out = {}
+    for name in sorted({p.framework for p in points}):
+        own = [p for p in points if p.framework == name]
+        wide = deviation_of(own, constants) if len(own) >= LEAST_ROWS else 0.0
+        if wide > max(common[p.definition] for p in own):
+            out[name] = wide
+    return out
 
 
 def _by_framework(points: Sequence[MemoryPoint], definition: str, least: int) -> list[tuple[str, list[MemoryPoint]]]:
@@ -137,7 +150,7 @@ def _by_framework(points: Sequence[MemoryPoint], definition: str, least: int) ->
 def reliability(points: Sequence[MemoryPoint], constants: MemoryConstants) -> Mapping[float, float]:
     """Nominal probability -> share of the points whose memory is below the quantile that the spread gives it."""
     levels = [
-        1 - exceeding(predicted_bytes(p, constants), p.measured_bytes, constants.deviation[p.definition])
+        1 - exceeding(predicted_bytes(p, constants), p.measured_bytes, constants.spread(p.definition, p.framework))
         for p in points
     ]
     return {q: sum(level <= q for level in levels) / len(levels) for q in QUANTILES}
@@ -153,6 +166,7 @@ def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
         "[slack.framework]", *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.slacks.items()), "",
         "[context_bytes]", f"value = {constants.context_bytes:.5g}", 'kind = "assumed"', "",
         "[communicator_bytes]", f"value = {constants.communicator_bytes:.5g}", 'kind = "fitted"', "",
-        "[deviation]", *(f"{name} = {value:.5g}" for name, value in constants.deviation.items()),
+        "[deviation]", *(f"{name} = {value:.5g}" for name, value in constants.deviation.items()), "",
+        "[deviation.framework]", *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.deviations.items()),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

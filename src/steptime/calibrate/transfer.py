@@ -17,6 +17,7 @@ from steptime.calibrate.family import KernelFamily, in_six_digits
 from steptime.calibrate.gemm import FAMILY
 from steptime.calibrate.scaling import EXPONENTS, WIDE, carried, weighted_median, within_peak
 from steptime.errors import UserError
+from steptime.estimate.memory_kernels import most_rows
 from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import distance
 from steptime.hardware.records import Device
@@ -43,6 +44,10 @@ OF_ONE_ARCHITECTURE: Final = frozenset(["attention_fwd", "attention_bwd"])
 #: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
 SCALED_ERROR: Final = 0.15
+#: The same of blockwise scaled products, whose frameworks have other kernels on every generation: where a device is
+#: left out, their bands then cover 91 % of its shapes (80 % with the error of all others), and 71 % where an
+#: architecture is (benchmarks/narrow.md).
+BLOCKWISE_ERROR: Final = 0.4
 #: Dtype of products to 5th and 95th percentile of the log of measured over transferred time, pooled over architectures
 #: that were left out, each with the same weight, and at least the usual error (benchmarks/gemm.md).
 TRANSFER_BANDS: Final = {
@@ -50,6 +55,10 @@ TRANSFER_BANDS: Final = {
 }  # fmt: skip
 #: The same for products of all others, which have kernels of their own for conversions and scales.
 NARROW_BAND: Final = TRANSFER_BANDS["fp8"]
+#: Dtype of products to 5th and 95th percentile of the log of measured over modelled time where another implementation
+#: was measured than the curve was fitted to, pooled over devices and implementations; with each device left out in turn
+#: they cover 72 to 100 % of its rows in fp4, 79 to 100 % in fp8, 60 to 100 % in blockwise fp8 (benchmarks/narrow.md).
+OTHER_IMPLEMENTATION: Final = {"fp4": (-0.40, 0.59), "fp8": (-0.70, 0.78), "fp8_block": (-0.67, 3.46)}
 #: Factor on this where no device of the same vendor has a curve.
 OTHER_VENDOR: Final = 3.0
 #: Standard deviations of a 90 % band.
@@ -191,10 +200,23 @@ def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, D
 def _band(best: Curve, factor: float) -> tuple[float, float]:
     """90 % band of a transferred curve, never narrower than that of its nearest donor."""
     if best.family != FAMILY.name:
-        return widened(best.band, TRANSFER_ERROR)
+        return widened(best.band, BLOCKWISE_ERROR if best.dtype == "fp8_block" else TRANSFER_ERROR)
     pooled = TRANSFER_BANDS.get(best.dtype, NARROW_BAND)
     low, high = (round(math.exp(factor * log), 5) for log in pooled)
     return min(low, best.band[0]), max(high, best.band[1])
+
+
+def of_others(curve: Curve) -> tuple[float, float]:
+    """90 % band of a curve of products for implementations that it was not fitted to; wide dtypes have one each.
+
+    >>> from steptime.hardware.profiles import load_profile
+    >>> of_others(load_profile("h100-sxm").curve("gemm", "fp8"))[1] > 2
+    True
+    """
+    if curve.family != FAMILY.name or curve.dtype not in OTHER_IMPLEMENTATION:
+        return curve.band
+    low, high = (math.exp(log) for log in OTHER_IMPLEMENTATION[curve.dtype])
+    return min(low, curve.band[0]), max(high, curve.band[1])
 
 
 def widened(band: tuple[float, float], log_error: float) -> tuple[float, float]:
@@ -236,7 +258,10 @@ def predict(family: KernelFamily, curve: Curve, device: Device, shape: Mapping[s
         device: the device that it runs on.
         shape: shape arguments of the model.
     """
-    seconds = family.predict(shape, family.device(device, curve.dtype), curve.coefficients)
+    numbers = dict(family.device(device, curve.dtype))
+    if "most_rows" in numbers:
+        numbers["most_rows"] = most_rows(curve)
+    seconds = family.predict(shape, numbers, curve.coefficients)
     extra = Z90 * EXTRAPOLATION_ERROR * outside(curve, shape)
     low, high = max(-math.log(curve.band[0]), 0.0), max(math.log(curve.band[1]), 0.0)
     return Prediction(

@@ -274,11 +274,20 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
         hop,
         outer_hop,
         fabric.Bps[p] * share * link_share(fabric, inside),
-        (fabric.outer_Bps[p] or NO_LINK_Bps) * outer_share * single * lanes,
+        _outer_Bps(p, outer_share, fabric) * single * lanes,
         fabric.ramp_s if simple else 0.0,
         fabric.ramp_bytes,
         _overlap(spans, fabric) if simple else 1.0,
     )
+
+
+def _outer_Bps(p: int, share: float, fabric: Fabric) -> float:
+    """What one NIC sends under one protocol, ``share`` of it against a ring: no more than under any in long transfers.
+
+    A share that was fitted inside a domain may ask for more than the links between domains have.
+    """
+    most_Bps = max(fabric.outer_Bps) * max(fabric.direct_share[SIMPLE], 1.0)
+    return min(fabric.outer_Bps[p] * share, most_Bps) or NO_LINK_Bps
 
 
 def _hops(name: str, p: int, spans: Num, ranks: Num, fabric: Fabric) -> tuple[Num, Num]:

@@ -14,6 +14,8 @@ from steptime.num import Num, maximum, soft_maximum
 
 #: The protocols of NCCL: 8-byte words with a flag each, 128-byte lines with a flag each, and bulk copies with fences.
 PROTOCOLS: Final = ("ll", "ll128", "simple")
+#: Data among the bytes that each sends: 4 of 8, 120 of 128, all.
+PAYLOAD: Final = (1 / 2, 120 / 128, 1.0)
 Three = tuple[float, float, float]
 
 

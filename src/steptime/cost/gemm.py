@@ -178,7 +178,8 @@ def gemm_s(
 ) -> Num:
     r"""Time of `batch` independent products of $m \times k$ by $k \times n$.
 
-    $$t = (\tau + t_q + v)\,e^{\rho}, \quad v = u + \theta\,\frac{\min(u, c_1)\, u}{u + 1\,\mathrm{ms}}, \quad
+    $$t = \max\big((\tau + t_q + v)\,e^{\rho},\ t_0\big), \quad
+      v = u + \theta\,\frac{\min(u, c_1)\, u}{u + 1\,\mathrm{ms}}, \quad
         u = \min\big(K(c_1, t_m),\ K(c_s, t_m) + \tau_s\big)$$
 
     $$c_1 = \min_{\mathrm{tiles}} w(T) \, \big((\lceil k \rceil_g + k_0)\, \sigma + \epsilon\big), \quad
@@ -194,7 +195,8 @@ def gemm_s(
     $s = \min(\lfloor S/T \rfloor, k/128)$ the split of $k$ that fills the device; a tile with $s \le 1$ is as in $c_1$.
     The inner loop takes whole steps: $\lceil x \rceil_g$ is $x$ rounded up to a multiple of $g$ = 32 elements, or of 8
     where $E > 2$. Factors of a tile: $o$ = `odd_tile` for `ODD_TILES`, $l$ = `large_tile` for more than 128 x 256
-    elements, $a$ = `batched_tile` for all but 128 x 128 where $b > 1$; else 1.
+    elements, $a$ = `batched_tile` for all but 128 x 128 where $b > 1$; else 1. $t_0$ is the time of every
+    operand once through memory at the rate of the datasheet, with cold caches.
 
     Args:
         m: $m$, rows of the result.
@@ -260,7 +262,9 @@ def gemm_s(
     busy = minimum(whole, split)
     slowed = busy + throttle * minimum(busy, whole_s) * busy / (busy + THROTTLE_S)
     converted_s = where(a_bytes < WIDE_BYTES, quantise_s * batch * m * (k + quantise_row) / sm_count, 0.0)
-    return (latency_s + converted_s + slowed) * exp(residual)
+    modelled = (latency_s + converted_s + slowed) * exp(residual)
+    once_s = batch * (m * k * a_bytes + k * n * b_bytes + m * n * out_bytes) / memory_Bps
+    return maximum(modelled, where(l2_bytes > 0, 0.0, once_s))
 
 
 def _fastest_tiles_s(

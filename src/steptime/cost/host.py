@@ -49,20 +49,22 @@ def issue_wait_s(device_s: Num, operators: Num, host_s: Num, sharpness: Num = SH
     return maximum(issued_s(device_s, operators, host_s, sharpness) - device_s, 0.0)
 
 
-def router_wait_s(routers: Num, wait_s: Num) -> Num:
+def router_wait_s(routers: Num, wait_s: Num, captured: Num = 0.0, captured_wait: Num = 1.0) -> Num:
     r"""Time that a device waits for the host at the routers of experts.
 
-    $$t = n\, \tau$$
+    $$t = n\, \tau\, c^{g}$$
 
     where each of $n$ = `routers` costs $\tau$ = `wait_s` (s): without dropped tokens the sizes of the experts' products
-    are known on the device only, and the host has to read them before it can go on.
+    are known on the device only, and the host has to read them before it can go on. Meanwhile the device has no work,
+    and then waits for each operator that the host issues until the first long one. With $g$ = `captured` = 1 router and
+    preprocessing are one graph, and the share $c$ = `captured_wait` of it is left.
 
     Source: own; fitted per framework.
 
-    >>> router_wait_s(4, 1e-3)
-    0.004
+    >>> router_wait_s(4, 1e-3), router_wait_s(4, 1e-3, 1.0, 0.5)
+    (0.004, 0.002)
     """
-    return routers * wait_s
+    return routers * wait_s * captured_wait**captured
 
 
 def stage_issue_s(micro_batches: Num, virtual_stages: Num, stages: Num, stage_s: Num) -> Num:

@@ -6,7 +6,7 @@ Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
 
 from __future__ import annotations
 
-from steptime.num import Num, soft_maximum
+from steptime.num import Num, maximum, minimum, soft_maximum
 
 FLOOR_SHARPNESS = 4
 """Exponent of the norm that joins the host's floor and the device's time; the larger, the sharper the corner."""
@@ -50,22 +50,28 @@ def memory_bound_s(
     row_bytes: Num,
     reread: Num,
     vector_cost: Num,
+    most_rows: Num,
 ) -> Num:
     r"""Time of one operator that reads and writes each element a few times.
 
-    $$t = \Big(\big(\tau + \frac{M + r m_0 + q M_r}{\beta'} + \frac{a F}{R}\big)^4 + t_0^4\Big)^{1/4}$$
+    $$t = \Big(\big(\tau + \frac{M + q M_r}{\beta'(M)}
+      + \frac{\min(r, r_1)\, m_0}{\beta'(M_1)} + \frac{a F}{R}\big)^4 + t_0^4\Big)^{1/4}$$
 
     where $M$ = `moved_bytes`, $r$ = `rows` that each cost $m_0$ = `row_bytes` more (narrow rows do not fill the
-    lines and threads), $M_r$ = `reread_bytes` is read $q$ = `reread` more times where a row is too long for one
-    block, $\beta'$ is `cached_Bps`, $F$ = `vector_flops` at $R/a$ (peak `vector_flops_per_s`, $a$ = `vector_cost`),
+    lines and threads) up to the $r_1$ = `most_rows` that were measured (with more of them others hide that, and the
+    time tends to that of the bytes), $M_r$ = `reread_bytes` is read $q$ = `reread` more times where a row is too long
+    for one block, $\beta'$ is `cached_Bps`, $M_1 = M \min(r_1 / r, 1)$ what the measured rows move, $F$ =
+    `vector_flops` at $R/a$ (peak `vector_flops_per_s`, $a$ = `vector_cost`),
     $\tau$ = `launch_s` on the device, and $t_0$ = `floor_s` is the time of the host to launch it at all.
 
     Source: roofline, Williams et al. 2009, with a floor.
 
-    >>> memory_bound_s(1.6e9, 1e4, 0, 0, 2e12, 1e6, 2e13, 5e-6, 1e-6, 0.8, 1, 1, 0, 0, 1).__round__(6)
+    >>> memory_bound_s(1.6e9, 1e4, 0, 0, 2e12, 1e6, 2e13, 5e-6, 1e-6, 0.8, 1, 1, 0, 0, 1, 1e4).__round__(6)
     0.001005
     """
     rate = cached_Bps(moved_bytes, memory_Bps, l2_bytes, efficiency, cache_gain, cache_share)
-    moving = (moved_bytes + rows * row_bytes + reread * reread_bytes) / rate
+    measured = moved_bytes * minimum(most_rows / maximum(rows, 1.0), 1.0)
+    edge_rate = cached_Bps(measured, memory_Bps, l2_bytes, efficiency, cache_gain, cache_share)
+    moving = (moved_bytes + reread * reread_bytes) / rate + minimum(rows, most_rows) * row_bytes / edge_rate
     device = launch_s + moving + vector_cost * vector_flops / vector_flops_per_s
     return soft_maximum(device, floor_s, FLOOR_SHARPNESS)

@@ -81,3 +81,31 @@ def labelled_bytes(rows: Num, element_bytes: Num, index_bytes: Num) -> Num:
     40
     """
     return rows * element_bytes + index_bytes
+
+
+def plain_rms_norm_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of an RMSNorm of PyTorch's operators, forward: $M = (4E + 28) x$.
+
+    To fp32 (read $E$, write 4), the square (4, 4), its mean (4), the product with its root (4, 4), back (4, $E$), the
+    product with the weights ($E$, $E$) for $x$ = `elements` of $E$ = `element_bytes`.
+
+    Source: count of operations, `x.float().pow(2).mean(-1)`, as Llama's own code writes it.
+
+    >>> plain_rms_norm_bytes(4, 2)
+    144
+    """
+    return (4 * element_bytes + 28) * elements
+
+
+def plain_rms_norm_backward_bytes(elements: Num, element_bytes: Num) -> Num:
+    r"""Traffic of its backward pass: $M = (8E + 60) x$.
+
+    The weights and their gradient ($6E$), to fp32 ($E$, 4), both factors of the product (28), mean and square (16),
+    their sum (12), back (4, $E$) for $x$ = `elements` of $E$ = `element_bytes`.
+
+    Source: count of operations of automatic differentiation.
+
+    >>> plain_rms_norm_backward_bytes(4, 2)
+    304
+    """
+    return (8 * element_bytes + 60) * elements

@@ -53,3 +53,19 @@ def roofline_exposed_memory_s(moved_bytes: Num, memory_Bps: Num, compute_s: Num)
     0.5
     """
     return maximum(memory_s(moved_bytes, memory_Bps) - compute_s, 0.0)
+
+
+def held_to_peak_s(timed_s: Num, peak_s: Num) -> Num:
+    r"""What some products take longer than a model says that would have them beat the peak.
+
+    $$t = \max(T_0 - T,\ 0)$$
+
+    where $T$ = `timed_s` is their time by a fitted curve and the factor of a framework, and $T_0$ = `peak_s` that of
+    their operations at the datasheet's peak: no unit is faster.
+
+    Source: definition of a peak.
+
+    >>> held_to_peak_s(0.75, 1.0), held_to_peak_s(2.0, 1.0)
+    (0.25, 0.0)
+    """
+    return maximum(peak_s - timed_s, 0.0)

@@ -130,7 +130,9 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
             part: _fastest(*_each(directions, partial(_resources, framework=eased)), splits=splits)
             for part, directions in parts.items()
         }
-        return minimum(_lowest_s(e, e.machine, Passes(**passes), eased), e.step.total_s), highest_s
+        return minimum(_lowest_s(e, e.machine, Passes(**passes), eased), e.step.total_s), maximum(
+            highest_s, e.step.total_s
+        )
     least = {
         part: _fastest(*_each(directions, partial(_bound_resources, plans=e.plans, bound=bound)), splits=splits)
         for part, directions in parts.items()

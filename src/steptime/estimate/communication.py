@@ -16,7 +16,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.operators import COLLECTIVES, Formula
 from steptime.num import Num, minimum, where
 from steptime.plan.job import Job
-from steptime.plan.plans import Plans
+from steptime.plan.plans import FOLDED_AXES, Plans
 
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
@@ -52,11 +52,17 @@ class TransferCall:
 
 
 def group_of(plans: Plans, axes: Iterable[str]) -> tuple[Num, Num]:
-    """Ranks of a group over the product of some mesh axes, and how many of them are in each fast domain."""
+    """Ranks of a group over the product of some mesh axes, and how many of them are in each fast domain.
+
+    Axes of experts divide the ranks of ``tp``, ``cp`` and ``dp``, of which they have no more than there are.
+    """
     ranks: Num = 1
     inside: Num = 1
     for axis in axes:
-        ranks, inside = ranks * getattr(plans, axis), inside * plans.inside(axis)
+        degree: Num = getattr(plans, axis)
+        if axis in FOLDED_AXES:
+            degree = minimum(degree, plans.tp * plans.cp * plans.dp)
+        ranks, inside = ranks * degree, inside * plans.inside(axis)
     return ranks, inside
 
 
@@ -214,7 +220,7 @@ def message_basis(machine: Machine, stages: float, inside: float) -> str:
 
 
 def _bases(model: FabricModel, *, inside: bool, between: bool) -> str:
-    used = [model.inside] * inside + ([model.between] if between and model.between is not None else [])
+    used = (*([model.inside] if inside else ()), *(model.bases()[1:] if between else ()))
     return "; ".join(basis.text for basis in used)
 
 

@@ -54,8 +54,7 @@ def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) -> Works:
     """Work of each part for one micro-batch, by direction."""
-    issued = job.graphs == "none"
-    return {part: work_of(times[part], plans, splits=job.splits_backward, issued=issued) for part in PARTS}
+    return {part: work_of(times[part], plans, splits=job.splits_backward, graphs=job.graphs) for part in PARTS}
 
 
 def passes_of(works: Works, framework: Framework) -> Passes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -51,6 +51,12 @@ RATES: Final[Mapping[str, tuple[str, ...]]] = {
     "slow_latency_s": ("outer_start_s", "outer_hop_s", "tree_hop_s", "far_message_s"),
 }  # fmt: skip
 
+#: Coefficient of transfers between domains -> which of several levels' sets the pace.
+WORST: Final[Mapping[str, Callable[[Iterable[float]], float]]] = {
+    **dict.fromkeys(("single_share", "tree_share", "outer_overlap"), min),
+    **dict.fromkeys(("outer_start_s", "outer_hop_s", "tree_hop_s", "far_message_s"), max),
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
@@ -88,7 +94,9 @@ class FabricModel:
     oversubscription: float
     inside: Basis
     between: Basis | None
-    """None on a machine without a network, where all jobs stay in one domain."""
+    """Of the slowest level between domains; None on a machine without any, where all jobs stay in one domain."""
+    besides: tuple[Basis, ...] = ()
+    """Of the other levels that a group between domains crosses."""
 
     def faster(self, factors: Mapping[str, float]) -> FabricModel:
         """The same model on a machine whose rates are multiplied."""
@@ -110,7 +118,7 @@ class FabricModel:
 
     def bases(self) -> tuple[Basis, ...]:
         """What its levels rest on."""
-        return (self.inside,) if self.between is None else (self.inside, self.between)
+        return (self.inside,) if self.between is None else (self.inside, self.between, *self.besides)
 
 
 def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None:
@@ -118,17 +126,17 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
 
     Chains of trees are no longer than pays, so that no group is the slower one for lying nearer together.
 
-    Nothing is carried over to other vendors, to links unlike any that was measured (PCIe), to second levels inside
-    a node, and to levels that say themselves what their links reach. Numbers that somebody stated over those of the
-    catalogue change the coefficients that they speak of (:mod:`steptime.estimate.stated`).
+    Nothing is carried over to other vendors and to links unlike any that was measured (PCIe); second levels inside a
+    node, and levels that say themselves what their links reach, are taken at their word. Numbers that somebody stated
+    over those of the catalogue change the coefficients that they speak of (:mod:`steptime.estimate.stated`).
 
     Args:
         cluster: the machine.
-        slow: the level that groups cross once they leave a domain.
+        slow: the slowest level that groups cross once they leave a domain.
         gpus: devices of the job.
     """
-    fast, networked = as_known(cluster.levels[0]), _is_network(slow, cluster.levels[0])
-    if not cluster.device.runs_cuda or fast is None or (gpus > cluster.fast_domain and not networked):
+    fast = as_known(cluster.levels[0])
+    if not cluster.device.runs_cuda or fast is None:
         return None
     profiles = _profiles()
     near = nearest_profile(replace(cluster, levels=(fast, *cluster.levels[1:])), profiles)
@@ -139,35 +147,65 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
     if not same_device and not 1 / FARTHEST <= near.link_Bps / link_Bps <= FARTHEST:
         return None
     carried = not same_device or near.link_Bps != link_Bps or near.coefficients["domain"] != fast.devices
-    network = network_profile(profiles, near)
     values = carried_inside(near, link_Bps, fast.group)
     if carried and (fast.devices or SWITCHED) < SWITCHED:
         values["switch_Bps"] = 0.0
     inside = Basis(level=fast.name, profile=near, carried=carried, stated=stated_text(cluster.levels[0], fast))
     stated = restated_inside(values, cluster.levels[0], fast) if inside.stated else {}
-    between = None
-    if networked:
-        net = as_known(slow)
-        own_network = not carried and net is not None and near.nic_Bps == outer_Bps(net)
-        if not own_network:
-            values |= carried_between(net or slow, network, fast.devices)
-            values |= _no_nearer_than_inside(values)
-        between, restated = _between(slow, net, network, values, carried=not own_network)
-        values |= restated
+    crossed = cluster.crossed_levels(max(gpus, cluster.fast_domain + 1))
+    outside = {level.name: _outside(level, near, values, carried=carried) for level in crossed}
+    between, besides = None, [basis for name, (basis, _) in outside.items() if name != slow.name]
+    if outside:
+        between = outside[slow.name][0]
+        values |= _slowest([numbers for _, numbers in outside.values()], crossed)
     return FabricModel(
         fabric=replace(fabric_of({**values, **stated}), short_chains=True), inside=inside, between=between,
-        oversubscription=slow.oversubscription if networked else 1.0,
+        besides=tuple(besides), oversubscription=slow.oversubscription if len(outside) == 1 else 1.0,
     )  # fmt: skip
 
 
-def _between(
-    slow: Level, net: Level | None, network: FabricProfile, values: Mapping[str, Any], *, carried: bool
-) -> tuple[Basis, Mapping[str, Any]]:
-    """What the numbers of a level between domains rest on, and those that it states over ``net``, what is known."""
+def _outside(
+    level: Level, near: FabricProfile, inside: Mapping[str, Any], *, carried: bool
+) -> tuple[Basis, dict[str, Any]]:
+    """What the numbers of a level between domains rest on, and the coefficients of a fabric that they are.
+
+    ``near`` and ``inside`` are the profile and the coefficients inside a domain, ``carried`` whether those were
+    carried over from other links.
+    """
+    net, network = as_known(level) if _is_network(level) else None, network_profile(_profiles(), near)
+    values = dict(inside)
+    if carried or net is None or near.nic_Bps != outer_Bps(net):
+        values |= carried_between(net or level, network, int(inside["domain"]))
+        values |= _no_nearer_than_inside(values)
+        carried = True
     if net is None:
-        return Basis(level=slow.name, profile=None, carried=False), at_its_word(slow)
-    basis = Basis(level=slow.name, profile=network, carried=carried, stated=stated_text(slow, net))
-    return basis, restated_between(values, slow, net) if basis.stated else {}
+        values |= at_its_word(level)
+        return Basis(level=level.name, profile=None, carried=False), values
+    basis = Basis(level=level.name, profile=network, carried=carried, stated=stated_text(level, net))
+    return basis, values | (restated_between(values, level, net) if basis.stated else {})
+
+
+def _slowest(outside: list[dict[str, Any]], levels: Sequence[Level]) -> dict[str, Any]:
+    """Coefficients of transfers that cross several levels: of each the slowest link and the longest wait.
+
+    Where they are several, the bandwidth that a level lacks to its devices together is in their rates.
+    """
+    first, *others = outside
+    if not others:
+        return first
+    rates = [
+        scaled(values["outer_Bps"], 1 / level.oversubscription) for values, level in zip(outside, levels, strict=True)
+    ]
+    worst: dict[str, Any] = {"outer_Bps": _each(min, rates)}
+    for name, choose in WORST.items():
+        found = [values[name] for values in outside if name in values]
+        worst |= {name: _each(choose, found) if isinstance(found[0], tuple | list) else choose(found)} if found else {}
+    return first | worst
+
+
+def _each(choose: Callable[[Iterable[float]], float], triples: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Of each protocol the number that is chosen."""
+    return tuple(choose(each) for each in zip(*triples, strict=True))
 
 
 @lru_cache(maxsize=1)
@@ -176,10 +214,9 @@ def _profiles() -> tuple[FabricProfile, ...]:
     return tuple(p for p in load_fabric_profiles() if p.library == LIBRARY and p.coefficients.get("trees", True))
 
 
-def _is_network(slow: Level, fast: Level) -> bool:
+def _is_network(level: Level) -> bool:
     """Whether a level joins nodes."""
-    inside_node = slow.devices is not None and slow.devices <= LARGEST_NODE
-    return slow is not fast and not inside_node
+    return level.devices is None or level.devices > LARGEST_NODE
 
 
 def nearest_profile(cluster: Cluster, profiles: Iterable[FabricProfile]) -> FabricProfile | None:

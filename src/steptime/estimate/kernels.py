@@ -180,9 +180,16 @@ def of_device(device: Device, models: Models) -> frozenset[str]:
 
 
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
-    """The curve of the dtype; the two 16-bit formats stand for each other."""
+    """The curve of the dtype; of the two 16-bit formats, which run in the same units at one rate, the better one.
+
+    What two curves of them differ in is where and how they were measured, not the format: the one that was fitted to
+    more measurements stands for both, and of transferred ones that of bf16, which most devices were measured in.
+    """
     alike = {**ALIKE, "fp4": "nvfp4"}.get(dtype, dtype)
-    return profile.curve(family, dtype) or profile.curve(family, alike)
+    own, other = profile.curve(family, dtype), profile.curve(family, alike)
+    if own is None or other is None or dtype not in ALIKE:
+        return own or other
+    return max(own, other, key=lambda curve: (curve.kind == "fitted", curve.points, curve.dtype == "bf16"))
 
 
 def gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str, float]:
@@ -243,7 +250,7 @@ class Timed(NamedTuple):
         return total * self.times
 
 
-def _product(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0, batch: Num = 1.0) -> dict[str, Num]:
+def product_shape(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0, batch: Num = 1.0) -> dict[str, Num]:
     """Shape arguments of one product, or of a batch of equal ones; ``turned``: its left operand is transposed."""
     shape = {"m": m, "n": n, "k": k}
     if "turned" in model.formula.arguments:
@@ -262,7 +269,7 @@ def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool
     groups = shape["groups"] if "batch" in model.formula.arguments else 1.0
     m, n, k = shape["m"] / groups, shape["n"], shape["k"]
     dims = _dimensions(m, n, k, gradients)
-    return Timed(model=model, shapes=tuple([_product(model, *each, batch=groups) for each in dims]))
+    return Timed(model=model, shapes=tuple([product_shape(model, *each, batch=groups) for each in dims]))
 
 
 def _dimensions(
@@ -286,7 +293,7 @@ def _other_product(models: Models, operator: str, shape: Mapping[str, Num], back
         return _grouped(models["matmul"], shape, (backward, frozen))
     model = models.get(operator.removeprefix("frozen_"), models["matmul"])
     dims = _dimensions(shape["m"], shape["n"], shape["k"], (backward, frozen))
-    return Timed(model=model, shapes=tuple([_product(model, *each) for each in dims]))
+    return Timed(model=model, shapes=tuple([product_shape(model, *each) for each in dims]))
 
 
 def _plain_product(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:
@@ -295,7 +302,7 @@ def _plain_product(models: Models, operator: str, shape: Mapping[str, Num], back
     panels = shape["output_passes"] if operator == "blocked_matmul" else 1.0
     model = models["matmul"]
     dims = _dimensions(shape["m"], shape["n"], shape["k"] / panels, (backward, False), shape.get("turned", 0.0))
-    return Timed(model=model, shapes=tuple([_product(model, *each) for each in dims]), times=panels)
+    return Timed(model=model, shapes=tuple([product_shape(model, *each) for each in dims]), times=panels)
 
 
 def _attention(models: Models, operator: str, shape: Mapping[str, Num], backward: bool) -> Timed | None:

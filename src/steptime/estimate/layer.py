@@ -52,6 +52,8 @@ class PhaseTime(NamedTuple):
     """Operators that the host issues for it."""
     narrow: bool = False
     """A product in a format narrower than 16 bits."""
+    peak_s: Num = 0.0
+    """Its products at the peak of the matrix units."""
     times: Num = 1.0
     """How often a layer has it; everything above counts it so often."""
     once: PhaseTime | None = None
@@ -147,8 +149,8 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     vector: Num = 0.0 if formulas.vector_flops is None else formulas.vector_flops(row.shape)
     moved: Num = 0.0 if formulas.moved_bytes is None else formulas.moved_bytes(row.shape)
     fitted = _fitted(row, phase, machine, matrix, vector, moved)
+    flops_per_s, vector_flops_per_s, launch_s = row_rates(row, machine)
     if fitted is None:
-        flops_per_s, vector_flops_per_s, launch_s = row_rates(row, machine)
         launch_s = launch_s if formulas.works else 0.0
         compute = roofline_compute_s(matrix, vector, flops_per_s, vector_flops_per_s, launch_s)
         exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
@@ -159,7 +161,16 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
         timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
         transfers=tuple(_transfer_times(row, phase, sent, plans, machine)) if sent else (),
         issued=row.issued if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
+        peak_s=_peak_s(row, matrix, flops_per_s / machine.matrix_efficiency, fitted),
     )  # fmt: skip
+
+
+def _peak_s(row: Row, matrix_flops: Num, peak_flops_per_s: Num, fitted: Timed | None) -> Num:
+    """Products of a row at the peak of the matrix units; of recorded kernels in a format of their own at its peak."""
+    if fitted is None or row.timing is None:
+        return matrix_flops / peak_flops_per_s
+    own = fitted.model.fixed.get("peak_flops_per_s")
+    return 0.0 * matrix_flops if own is None else matrix_flops / own
 
 
 def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
@@ -192,7 +203,8 @@ def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
         row=time.row, phase=phase, matrix_flops=time.matrix_flops * times, vector_flops=time.vector_flops * times,
         moved_bytes=time.moved_bytes * times, compute_s=time.compute_s * times, timed=time.timed,
         memory_busy_s=time.memory_busy_s * times, exposed_memory_s=time.exposed_memory_s * times,
-        transfers=_repeated(time, times), issued=time.issued * times, narrow=time.narrow, times=times,
+        transfers=_repeated(time, times), issued=time.issued * times, narrow=time.narrow,
+        peak_s=time.peak_s * times, times=times,
         once=None if isinstance(times, float) and times == 1.0 else time,
     )  # fmt: skip
 

@@ -34,7 +34,7 @@ class Machine:
     """Matrix rate in the dtype of the attention products."""
     vector_flops_per_s: float
     peak_flops_per_s: float
-    """Dense peak of the matrix dtype: what MFU is measured against."""
+    """Dense peak of the fastest dtype that products run in, mostly the matrix dtype: what MFU is measured against."""
     memory_Bps: float
     memory_bytes: float
     kernel_latency_s: float
@@ -50,6 +50,8 @@ class Machine:
     fast_domain: int
     unaligned_flops_per_s: float | None = None
     """Vector rate in fp32, of products that the matrix units do not take; None: as the vector rate."""
+    matrix_efficiency: float = 1.0
+    """Share of their peaks that the rates of the matrix units are."""
     wide_share: float = 1.0
     """Matrix rate of products that stay wide beside narrow ones, over :attr:`attention_flops_per_s`."""
     models: Models = field(default_factory=dict)
@@ -132,22 +134,24 @@ def machine_of(
     matrix = _matrix_rate(device, precision.matrix_dtype)
     attention = _matrix_rate(device, precision.attention_dtype)
     wide = _matrix_rate(device, precision.wide_dtype)
-    one_link_Bps = slow.link_Bps * slow.efficiency / slow.oversubscription
+    crossed = levels_crossed(cluster, gpus)
+    one_link_Bps = min(level.rank_Bps / level.links_per_device for level in crossed)
     machine = Machine(
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,
         wide_share=wide / attention,
         vector_flops_per_s=_vector_rate(device, precision.vector_dtype) * device.vector_efficiency,
         unaligned_flops_per_s=_unaligned_rate(device, precision) * device.vector_efficiency,
-        peak_flops_per_s=matrix,
+        peak_flops_per_s=max(matrix, attention),
+        matrix_efficiency=device.matrix_efficiency,
         memory_Bps=device.memory_Bps * device.memory_efficiency,
         memory_bytes=device.memory_bytes,
         kernel_latency_s=device.kernel_latency_s,
         fast_Bps=fast.link_Bps * fast.efficiency * fast.links_per_device / fast.oversubscription,
         fast_latency_s=fast.latency_s,
-        slow_Bps=one_link_Bps * slow.links_per_device,
-        lone_slow_Bps=one_link_Bps * (slow.links_per_device if lone_rank_has_all_links else 1.0),
-        slow_latency_s=slow.latency_s,
+        slow_Bps=slow.rank_Bps,
+        lone_slow_Bps=slow.rank_Bps if lone_rank_has_all_links else one_link_Bps,
+        slow_latency_s=max(level.latency_s for level in crossed),
         host_Bps=device.host_Bps,
         host_ranks=host_ranks(device, cluster.fast_domain, gpus),
         host_basis=host_basis(device),
@@ -203,15 +207,17 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
     fabric = fabric_model(cluster, slow, gpus) if groups is None else None
     if not models and fabric is None and groups is None:
         return machine
+    whole_Bps = min(level.rank_Bps / level.efficiency for level in levels_crossed(cluster, gpus))
     bound = replace(
         machine,
+        matrix_efficiency=1.0,
         matrix_flops_per_s=machine.matrix_flops_per_s / device.matrix_efficiency,
         attention_flops_per_s=machine.attention_flops_per_s / device.matrix_efficiency,
         vector_flops_per_s=machine.vector_flops_per_s / device.vector_efficiency,
         unaligned_flops_per_s=_unaligned_rate(device, precision),
         memory_Bps=device.memory_Bps, kernel_latency_s=0.0, fast_latency_s=0.0, slow_latency_s=0.0,
-        fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=machine.slow_Bps / slow.efficiency,
-        lone_slow_Bps=machine.lone_slow_Bps / slow.efficiency, host_Bps=device.host_link_Bps,
+        fast_Bps=machine.fast_Bps / fast.efficiency, slow_Bps=whole_Bps,
+        lone_slow_Bps=whole_Bps * machine.lone_slow_Bps / machine.slow_Bps, host_Bps=device.host_link_Bps,
     )  # fmt: skip
     return replace(machine, models=models, fabric=fabric, groups=groups, bound=bound)
 
@@ -292,7 +298,7 @@ def constants_of(
     out: list[Constant] = []
     out += [Constant(name=n, value=v, source=device.sources.get(n, UNSTATED)) for n, v in values.items()]
     slow = slow_level(cluster, gpus)
-    crossed = [slow] if gpus > cluster.fast_domain and slow is not cluster.levels[0] else []
+    crossed = levels_crossed(cluster, gpus) if gpus > cluster.fast_domain and slow is not cluster.levels[0] else ()
     return out + [c for level in (cluster.levels[0], *crossed) for c in _level_constants(level, fitted_links)]
 
 
@@ -325,8 +331,18 @@ def slow_level(cluster: Cluster, gpus: int) -> Level:
     return cluster.outer_level(max(gpus, cluster.fast_domain + 1))
 
 
+def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
+    """Levels that groups cross once they leave a fast domain, for a job of so many devices; the slowest sets the pace.
+
+    >>> from steptime.hardware import load_cluster
+    >>> [level.name for level in levels_crossed(load_cluster("h200-nvl-4"), 64)]
+    ['pcie', 'network']
+    """
+    return cluster.crossed_levels(max(gpus, cluster.fast_domain + 1)) or cluster.levels[:1]
+
+
 def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
-    """A note where a job spans levels between its fast domains and the slowest: they are not told apart from that one.
+    """A note where a job crosses several levels beyond its fast domains, which are not told apart.
 
     >>> from steptime.hardware import load_cluster
     >>> levels_left_out(load_cluster("frontier"), 64)[0].partition(":")[0]
@@ -335,13 +351,13 @@ def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
     ((), ())
     """
     slow, fast = slow_level(cluster, gpus), cluster.levels[0]
-    spanned = [level for level in cluster.levels[1:] if level is not slow and level.rank_Bps > slow.rank_Bps]
-    between = " and ".join(level.name for level in spanned if level.devices is not None and level.devices < gpus)
-    if gpus <= cluster.fast_domain or not between:
+    others = [level for level in levels_crossed(cluster, gpus) if level.rank_Bps > slow.rank_Bps]
+    if gpus <= cluster.fast_domain or not others:
         return ()
+    between = " and ".join(level.name for level in others)
     return (
         f"level {between} is not told apart from {slow.name}: traffic that leaves {fast.name} is timed as if all of it "
-        f"crossed {slow.name}, the slowest level that {gpus} devices span",
+        f"crossed all levels that {gpus} devices span, at the rate of {slow.name}, the slowest, and the longest wait",
     )
 
 

@@ -45,7 +45,7 @@ RAN: Final[Mapping[str, tuple[str, str]]] = {
     **dict.fromkeys(("softmax", "triangular_softmax"), ("softmax", "softmax_backward")),
     "layer_norm": ("layer_norm", "layer_norm_backward"),
     "one_pass_layer_norm": ("layer_norm", "layer_norm_backward"),
-    "rms_norm": ("layer_norm", "layer_norm_backward"),
+    **dict.fromkeys(("rms_norm", "plain_rms_norm"), ("layer_norm", "layer_norm_backward")),
     "activation": ("gelu", "gelu_backward"),
     "gated_activation": ("gelu", "gelu_backward"),
     "bias": ("add", "column_sum"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,24 +15,20 @@ from steptime.cost.memory import (
     parameter_bytes,
 )
 from steptime.cost.offload import HELD_LAYERS
-from steptime.cost.pipeline import (
-    dual_pipe_in_flight,
-    dual_pipe_in_flight_at_ends,
-    micro_batches_in_flight,
-    zero_bubble_in_flight,
-)
+from steptime.estimate.memory_stages import Stage, on_stage, stage_of
 from steptime.estimate.operators import Formula
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
-from steptime.plan.schedules import SCHEDULES
 
 STAGES = ("first", "middle", "last")
 PHASES = ("backward", "loss")
-"""Moments of a step that can need most: the backward pass of a layer, and the loss with the head's backward pass. The
-optimiser's step comes when no activations are left; with fused kernels it needs no more than the states."""
+"""Moments of a step that can need most: the backward pass of a layer, and the loss with the head's backward pass."""
+UPDATE = "update"
+"""The optimiser's step, which comes when no activations are left; with fused kernels it needs no more than the states,
+so that it only counts where software has temporaries in it."""
 LAYERS_TERM = "activations/layers/activation_bytes"
 
 
@@ -57,88 +52,6 @@ TEMPORARY, GATHERED = Formula(largest_temporary_bytes), Formula(gathered_weights
 HELD = Formula(held_buffers_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageParts:
-    """How often one stage has each part of the model; zero where the plan has no such stage."""
-
-    name: str
-    exists: Num
-    layers: Num
-    ahead: Num
-    """Those of them that the first stage of the model has."""
-    first: Num
-    """1 where it has the embedding; likewise the head."""
-    last: Num
-
-    def of_layers(self, sizes: Sizes, pool: str, layers: int) -> Num:
-        """Sum of something over the layers of the stage: the mean of all, or its own where dense ones stand first."""
-        if sizes.later is None:
-            mean: Num = getattr(sizes.layer, pool)
-            return mean * self.layers
-        dense, later = _of_kinds(sizes, pool, layers)
-        count = minimum(self.ahead, sizes.leading)
-        return count * dense + (self.layers - count) * later
-
-    def largest_layer(self, sizes: Sizes, pool: str, layers: int) -> Num:
-        """The most of something that a layer of the stage has: the mean of all, or where dense ones stand first."""
-        if sizes.later is None:
-            mean: Num = getattr(sizes.layer, pool)
-            return mean
-        dense, later = _of_kinds(sizes, pool, layers)
-        if self.name != "first":
-            return later
-        return where(self.layers > sizes.leading, maximum(dense, later), dense)
-
-
-def _of_kinds(sizes: Sizes, pool: str, layers: int) -> tuple[Num, Num]:
-    """Something of a dense layer, of those that stand first, and of a layer with experts.
-
-    With $d$ leading of $L$ layers, a mean $m$ and $e$ of a layer with experts, one without has $(L m - (L - d) e) / d$.
-    """
-    mean: Num = getattr(sizes.layer, pool)
-    later: Num = getattr(sizes.later, pool)
-    return (layers * mean - (layers - sizes.leading) * later) / sizes.leading, later
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(StageParts):
-    """One stage, and the micro-batches that it holds at once."""
-
-    in_flight: Num
-
-
-def stage_parts(planned: PlannedJob, name: str) -> StageParts:
-    """Parts of a stage by name: the first has the embedding, the last the head, a single one is ``first``."""
-    return StageParts(**_parts(planned, name))
-
-
-def stage_of(planned: PlannedJob, name: str) -> Stage:
-    """A stage by name; of several, the first holds most micro-batches under 1F1B, the last holds one."""
-    return Stage(**_parts(planned, name), in_flight=_in_flight(planned, name))
-
-
-def _parts(planned: PlannedJob, name: str) -> dict[str, Any]:
-    plans = planned.plans
-    exists = where({"first": plans.pp >= 1, "middle": plans.pp > 2, "last": plans.pp > 1}[name], 1.0, 0.0)
-    if planned.job.stages_held > 1:
-        return _mirrored(planned, name, exists)
-    is_first, is_last = float(name == "first"), float(name == "last")
-    return {
-        "name": name, "exists": exists, "layers": exists * getattr(planned.split, name),
-        "ahead": exists * is_first * planned.split.first, "first": exists * is_first,
-        "last": exists * (is_last + is_first * where(plans.pp <= 1, 1.0, 0.0)),
-    }  # fmt: skip
-
-
-def _mirrored(planned: PlannedJob, name: str, exists: Num) -> dict[str, Any]:
-    """Parts of both stages that a rank holds: the first and the last, or two of the middle."""
-    split, is_first = planned.split, float(name == "first")
-    layers = {"first": split.first + split.last, "middle": 2 * split.middle, "last": 0.0}[name]
-    own = exists * float(name != "last")
-    return {"name": name, "exists": own, "layers": own * layers, "ahead": own * is_first * split.first,
-            "first": own * is_first, "last": own * is_first}  # fmt: skip
-
-
 def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """What a stage holds throughout: weights, gradients, states, buffers."""
     plans, weights = planned.plans, on_stage(planned, "weights", stage)
@@ -147,7 +60,8 @@ def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
 
     def states(name: str) -> MemoryCall:
         size, zero = each[name]
-        return _parameters(weights, size, where(plans.zero >= zero, ranks, 1))
+        stored = weights - _narrowed(planned, stage, size) if name == "weights" else weights
+        return _parameters(stored, size, where(plans.zero >= zero, ranks, 1))
 
     return {
         **{f"{name}/parameter_bytes": states(name) for name in each},
@@ -165,13 +79,26 @@ def state_bytes(job: Job) -> States:
     if precision.master_weights and weight >= 4:
         states = job.optimizer.state_bytes
     gradient = job.gradient_bytes
-    if precision.vector_dtype == "bf16":
-        gradient += memory.bf16_gradient_bytes
+    if precision.vector_dtype == "bf16" and memory.bf16_gradient_bytes:
+        gradient = precision.gradient_bytes + memory.bf16_gradient_bytes
+    if memory.updates_in_backward:
+        gradient = 0.0
     if memory.pure:
-        states = job.optimizer.state_bytes * min(precision.element_bytes / 4, 1.0)
+        narrow = job.optimizer.state_bytes < 4  # states of 8 bits are so whatever the weights are
+        states = job.optimizer.state_bytes * (1.0 if narrow else min(precision.element_bytes / 4, 1.0))
     if "optimizer" in job.offload:
         states, gradient = 0.0, 0.0 if memory.offloads_gradients else gradient
+        weight = 0.0 if memory.offloads_weights else weight
     return {"weights": (weight, 3), "gradients": (gradient, 2), "optimizer": (states, 1)}
+
+
+def _narrowed(planned: PlannedJob, stage: Stage, weight_bytes: float) -> Num:
+    """By how many parameters of full width those of layers count less that are stored in a narrow format."""
+    narrow = planned.job.precision.quantised_bytes
+    if not planned.job.memory.narrow_weights or narrow is None or weight_bytes <= narrow:
+        return 0.0
+    layers = stage.of_layers(planned.sizes, "weights", planned.job.model.layers)
+    return layers * (1.0 - narrow / weight_bytes)
 
 
 def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:
@@ -187,6 +114,8 @@ def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:
 
 def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
     """What a stage holds beside that in one phase: kept activations, temporaries, gathered weights."""
+    if phase == UPDATE:
+        return _update_calls(planned, stage)
     sizes, full = planned.sizes, is_set(planned.plans.recompute, FULL_RECOMPUTE)
     kept = _kept_bytes(planned, stage)
     exists = stage.exists if phase == "backward" else stage.last
@@ -206,6 +135,18 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
         ),
         f"working/{phase}/gathered_weights_bytes": _gathered(planned, stage, phase),
     }
+
+
+def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:
+    """Temporaries of the optimiser's step, over the parameters that a rank updates."""
+    plans = planned.plans
+    shards = where(plans.zero >= 1, plans.sharing_ranks(planned.gradient_ranks), 1)
+    trained = on_stage(planned, "weights", stage) / shards
+    if planned.sizes.has("expert_weights"):
+        ranks = where(plans.zero >= 1, plans.sharing_ranks(planned.expert_ranks), 1)
+        trained = trained + on_stage(planned, "expert_weights", stage) / ranks
+    temporary = {"temporary_bytes": trained * planned.job.memory.update_bytes, "recomputed_bytes": 0.0 * trained}
+    return {f"working/{UPDATE}/largest_temporary_bytes": MemoryCall(TEMPORARY, temporary)}
 
 
 def _kept_bytes(planned: PlannedJob, stage: Stage) -> Num:
@@ -255,15 +196,6 @@ def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
     })  # fmt: skip
 
 
-def on_stage(planned: PlannedJob, pool: str, stage: StageParts) -> Num:
-    """Sum of one pool of parameters over the parts of a stage."""
-    sizes = planned.sizes
-    layers = stage.of_layers(sizes, pool, planned.job.model.layers)
-    first: Num = getattr(sizes.first, pool)
-    last: Num = getattr(sizes.last, pool)
-    return layers + first * stage.first + last * stage.last
-
-
 def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> MemoryCall:
     return MemoryCall(PARAMETERS, {"parameters": parameters, "bytes_each": bytes_each, "shards": shards})
 
@@ -297,30 +229,6 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
     return out
 
 
-def _share_of_first(planned: PlannedJob) -> Num:
-    """What the layers of the first stage keep of a micro-batch, over what those of the first and the last keep."""
-    ends = _parts(planned, "first")
-    own = StageParts(**ends | {"layers": ends["ahead"]})
-    kept, both = (
-        each.of_layers(planned.sizes, "kept_bytes", planned.job.model.layers) for each in (own, StageParts(**ends))
-    )
-    return kept / where(both > 0, both, 1)
-
-
-def _in_flight(planned: PlannedJob, stage: str) -> Num:
-    """Micro-batches in flight on the first, the second (the fullest of the middle) or the last stage."""
-    plans, micro_batches = planned.plans, planned.micro_batches
-    index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
-    if planned.job.stages_held > 1:
-        if stage == "first":
-            return dual_pipe_in_flight_at_ends(plans.pp, micro_batches, _share_of_first(planned))
-        return dual_pipe_in_flight(plans.pp, micro_batches)
-    depths = SCHEDULES[planned.job.schedule].depths
-    if depths:
-        return zero_bubble_in_flight(plans.pp, micro_batches, depths)
-    return micro_batches_in_flight(plans.pp, micro_batches, plans.vpp, index)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
     """Memory of one stage as calls of formulas."""
@@ -346,9 +254,10 @@ def _largest_of(value: Num) -> float:
 
 
 def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES) -> StageMemory:
-    """Memory of one stage."""
+    """Memory of one stage in some phases, and in the optimiser's step where software has temporaries in it."""
     found = stage_of(planned, stage)
     held = held_calls(planned, found)
+    phases = (*phases, UPDATE) if planned.job.memory.update_bytes else phases
     beside = {name: phase_calls(planned, found, name) for name in phases}
     held_bytes = total_bytes(held)
     totals = {name: total_bytes(calls, held_bytes) for name, calls in beside.items()}

@@ -22,6 +22,8 @@ from steptime.num import Num, where
 from steptime.plan.plans import Plans
 
 DEFINITIONS = ("allocated", "reserved", "device")
+UNSTATED = "unstated"
+"""Name of the spread of figures that do not say which of the three they are."""
 AXES = ("tp", "tp2", "cp", "dp", "pp", "ep")
 FEW = 2
 """Domains that a group may reach without counting."""
@@ -43,6 +45,12 @@ class MemoryConstants:
     deviation: Mapping[str, float]
     """Standard deviation of the logarithm of measured over predicted, by definition."""
     source: str
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    """Likewise of frameworks that spread wider, whatever the definition."""
+
+    def spread(self, definition: str, framework: str) -> float:
+        """Standard deviation of the logarithm of measured over predicted memory of a framework's runs."""
+        return max(self.deviation[definition], self.deviations.get(framework, 0.0))
 
     def defined(self, allocated: Num, communicators: Num, framework: str) -> dict[str, Num]:
         """Peak memory in bytes by definition, from the allocated one."""
@@ -67,9 +75,12 @@ def memory_constants(*, is_host: bool = False) -> MemoryConstants:
 def constants_of(table: Mapping[str, Any]) -> MemoryConstants:
     """Constants from a table as the file has it."""
     values = {name: float(table[name]["value"]) for name in ("slack", "context_bytes", "communicator_bytes")}
-    deviation = {name: float(table["deviation"][name]) for name in DEFINITIONS}
+    deviation = {name: float(table["deviation"][name]) for name in (*DEFINITIONS, UNSTATED)}
     slacks = {name: float(value) for name, value in table["slack"].get("framework", {}).items()}
-    return MemoryConstants(**values, slacks=slacks, deviation=deviation, source=str(table["provenance"]["source"]))
+    wider = {name: float(value) for name, value in table["deviation"].get("framework", {}).items()}
+    return MemoryConstants(
+        **values, slacks=slacks, deviation=deviation, deviations=wider, source=str(table["provenance"]["source"])
+    )
 
 
 def communicators(plans: Plans) -> Num:
@@ -97,7 +108,7 @@ def oom_probability(e: Evaluation) -> float:
     deviation of the logarithm of measured over predicted memory.
     """
     needed = float(memory_by_definition(e)["device"])
-    return exceeding(needed, e.machine.memory_bytes, memory_constants().deviation["device"])
+    return exceeding(needed, e.machine.memory_bytes, memory_constants().spread("device", e.job.memory.name))
 
 
 def likely_fits(
@@ -109,7 +120,7 @@ def likely_fits(
     :func:`oom_probability`, with the chance :math:`p` between 0 and 1.
     """
     constants = memory_constants(is_host=is_host)
-    most = capacity_bytes * math.exp(constants.deviation["device"] * NormalDist().inv_cdf(chance))
+    most = capacity_bytes * math.exp(constants.spread("device", framework) * NormalDist().inv_cdf(chance))
     return constants.defined(allocated, communicators(plans), framework)["device"] <= most
 
 

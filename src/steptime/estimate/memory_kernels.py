@@ -6,11 +6,12 @@ launch is used without it: in a step the host runs ahead of the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.cost import elementwise
+from steptime.cost import elementwise, movement
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.kernels import KernelModel, Models, Timed
 from steptime.estimate.measured import LOOPED
@@ -69,10 +70,16 @@ def device_numbers(device: Device) -> dict[str, float]:
 
 
 def _fixed(device: Device, curve: Curve) -> dict[str, float]:
-    numbers = {**device_numbers(device), **curve.coefficients}
+    numbers = {**device_numbers(device), **curve.coefficients, "most_rows": most_rows(curve)}
     if curve.timer == EAGER:
         numbers |= {"floor_s": 0.0, "launch_s": min(numbers["launch_s"], device.kernel_latency_s)}
     return numbers
+
+
+def most_rows(curve: Curve) -> float:
+    """Rows up to which a curve was measured, and up to which each costs something of its own; none: all do."""
+    most = curve.ranges["rows"][1] if "rows" in curve.ranges else 0.0
+    return most if most > 0 else math.inf
 
 
 def _call(moved: Num, rows: Num = 0.0, reread: Num = 0.0, flops: Num = 0.0) -> dict[str, Num]:
@@ -169,6 +176,10 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "layer_norm": (Use("norm", _layer_norm), Use("norm_backward", _layer_norm_backward)),
     "one_pass_layer_norm": (Use("norm", _layer_norm), Use("stream", _one_pass_layer_norm_backward)),
     "rms_norm": (Use("norm", _rms_norm), Use("norm_backward", _rms_norm_backward)),
+    "plain_rms_norm": (
+        Use("stream", _map(lambda s: _E.rms_norm_flops(s["elements"]), Formula(movement.plain_rms_norm_bytes))),
+        Use("stream", _map(_ELEMENTS, Formula(movement.plain_rms_norm_backward_bytes))),
+    ),
     "activation": (Use("stream", _MAP), Use("stream", _MAP_BACKWARD)),
     "gated_activation": (Use("gate", _GATED), Use("stream", _GATED_BACKWARD)),
     "dropout": (

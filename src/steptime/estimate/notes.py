@@ -218,3 +218,21 @@ def stage_taken(framework: str, stage: int, shard: int = 0) -> tuple[str, ...]:
         return (f"{taken}, as {framework} does; zero {stage} without shard is over all ranks",)
     usual = habits_of("").zero
     return () if stage == usual else (f"zero was not given: {stage} was taken, as {framework} does",)
+
+
+def saved_copies(without_s: float, full_s: float, shown_s: float, full_shown_s: float) -> str:
+    """Why full recomputation is faster than none where activations are offloaded.
+
+    Args:
+        without_s: step without recomputation (s).
+        full_s: step with full recomputation (s).
+        shown_s: waits for copies of activations without recomputation (s).
+        full_shown_s: waits with full recomputation, of which only the inputs of layers are copied (s).
+
+    >>> saved_copies(27.3, 25.2, 6.8, 0.0)
+    'recompute full takes 25.2 s, none 27.3 s: it saves copies to the host, which show for 0 s and 6.8 s of the step'
+    """
+    return (
+        f"recompute full takes {full_s:.4g} s, none {without_s:.4g} s: it saves copies to the host, which show for "
+        f"{full_shown_s:.4g} s and {shown_s:.4g} s of the step"
+    )

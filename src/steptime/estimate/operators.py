@@ -250,6 +250,10 @@ OPERATORS: Mapping[str, Operator] = {
         forward=_phase(None, _E.rms_norm_flops, _E.rms_norm_bytes),
         backward=_phase(None, _E.rms_norm_backward_flops, _E.rms_norm_backward_bytes),
     ),
+    "plain_rms_norm": Operator(
+        forward=_phase(None, _E.rms_norm_flops, movement.plain_rms_norm_bytes),
+        backward=_phase(None, _E.rms_norm_backward_flops, movement.plain_rms_norm_backward_bytes),
+    ),
     "embedding": Operator(
         forward=_phase(None, None, _E.embedding_bytes), backward=_phase(None, None, _E.embedding_bytes)
     ),

@@ -33,6 +33,7 @@ from steptime.estimate.notes import (
     mostly_overhead,
     plain_operands,
     rate_stood_in,
+    saved_copies,
     unaligned_heads,
     uneven_batch,
 )
@@ -50,7 +51,7 @@ from steptime.hardware.records import Cluster
 from steptime.plan.job import ATTENTION_DTYPES, Job
 from steptime.plan.legality import BIT, MEMORY, Rule, broken_rules, names_of
 from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.recompute import recompute_text
 from steptime.terms import Terms
 from steptime.version import __version__
@@ -167,7 +168,7 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        notes=(*idle_overlaps(setting, strategy, plans, step_time_s), *notes_on(setting, strategy, plans, time)),
+        notes=(*compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time)),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 
@@ -191,6 +192,26 @@ def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: fl
         for word, other in without.items()
         if float(evaluate(method, strategy, other, machine, plans).step_time_s) == step_s
     )
+
+
+def compared(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
+    """Notes that other choices for the plan give rise to, evaluated as ``e``."""
+    own = idle_overlaps(setting, strategy, plans, float(e.step_time_s))
+    return (*own, *copies_saved(setting, strategy, plans, e))
+
+
+def copies_saved(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
+    """A note where full recomputation is the faster one of both, as it keeps less to copy to the host."""
+    full = is_set(plans.recompute, FULL_RECOMPUTE)
+    if "activations" not in setting.job.offload or (plans.recompute and not full):
+        return ()
+    columns = {"recompute": 0 if full else FULL_RECOMPUTE, "recompute_every": 1}
+    other = evaluate(setting.method, strategy, setting.job, setting.machine, plans.with_columns(columns))
+    without, again = (other, e) if full else (e, other)
+    if again.step_time_s >= without.step_time_s:
+        return ()
+    shown = float(without.step.copies_s), float(again.step.copies_s)
+    return (saved_copies(float(without.step_time_s), float(again.step_time_s), *shown),)
 
 
 def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) -> tuple[str, ...]:
@@ -229,6 +250,7 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         **({"offload": sorted(job.offload)} if job.offload else {}),
         "context": job.context,
         **({} if job.gradient_dtype is None else {"gradient_dtype": job.gradient_dtype}),
+        **({} if job.model.experts is None else {"dispatcher": job.dispatcher}),
         **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
         "stage_layers": {name: int(getattr(e.split, name)) for name in STAGES},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from steptime.cost.experts import dual_paired_share, hidden_exchange_s, paired_share
+from steptime.cost.pipeline import zero_bubble_s
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.planned import PlannedJob
 from steptime.estimate.work import EXPERT_AXIS, Pass
@@ -126,27 +128,45 @@ class Copies(NamedTuple):
     """How much longer where nothing of the backward pass makes gradients of weights."""
 
 
-def _wait_s(layers: Num, copies: Copies) -> Num:
-    """Wait of so many layers for their copies."""
-    return layers * copies.wait_s if isinstance(copies.wait_s, np.ndarray) or copies.wait_s else 0.0
+def _lasting_s(busy_s: Num, layers: Num, copies: Copies) -> Num:
+    """Passes of a stage of so many layers with the waits for their copies."""
+    waits = isinstance(copies.wait_s, np.ndarray) or copies.wait_s
+    return busy_s + layers * copies.wait_s if waits else busy_s
 
 
-def _put_off_s(layers: Num, layer: Pass, end_s: Num, copies: Copies, share: Num) -> Num:
-    """Passes of so many layers, and of an end of the model, for gradients of weights that fill waits."""
-    if isinstance(share, float) and not share:
-        return 0.0
-    return share * (layers * (layer.weights_s - copies.more_s) + end_s)
+def _paces_s(
+    layout: Layout, layer: Pass, busy_s: tuple[Num, ...], counts: tuple[Num, ...], whole: Mapping[str, Num],
+    of_weights: tuple[Num, ...], copies: Copies, filling: Num, micro_batches: Num,
+) -> list[Num]:  # fmt: skip
+    """What makes one stage slower than another: its passes, or where they fill waits the step through each of them."""
+    lasting_s = [_lasting_s(each_s, count, copies) for each_s, count in zip(busy_s, counts, strict=True)]
+    if not isinstance(filling, np.ndarray) and not filling:
+        return lasting_s
+    weights_s = layer.weights_s - copies.more_s
+    others = {
+        "all_stages_s": _lasting_s(whole["all_stages_s"], layout.whole, copies),
+        "all_weights_s": whole["all_weights_s"] - layout.whole * copies.more_s,
+        "first_weights_s": whole["first_weights_s"] - layout.first * copies.more_s,
+        "filling": filling,
+        "virtual_stages": 1,
+    }
+    return [
+        micro_batches * each_s
+        + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=count * weights_s + end_s, **others)
+        for each_s, count, end_s in zip(lasting_s, counts, of_weights, strict=True)
+    ]
 
 
-def critical_stage(layout: Layout, passes: Passes, copies: Copies, put_off: Num) -> CriticalStage:
-    """Slowest of the first, a middle and the last stage; ties go to the first.
+def critical_stage(layout: Layout, passes: Passes, copies: Copies, filling: Num, micro_batches: Num) -> CriticalStage:
+    """Of the first, a middle and the last stage the one through which a step takes longest; ties go to the first.
 
     Args:
         layout: layers of the stages.
         passes: time of each part for one micro-batch, without what hides of it.
         copies: waits of a layer, which have a say in which stage is the slowest.
-        put_off: share of a stage's passes for gradients of weights that fill its waits (:func:`filling_passes` of all
-            but one micro-batch), so that they do not make it slower.
+        filling: passes for gradients of weights that fill the bubble (:func:`filling_passes`): a stage that is slow for
+            its gradients of weights has more to fill it with.
+        micro_batches: micro-batches of a step.
     """
     layer, alone, deep = passes.layer, layout.stages <= 1, layout.stages > 2
     one_layer_s = layer.forward_s + layer.backward_with_s(layout.recomputed)
@@ -159,10 +179,12 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, put_off: Num)
     )
     first_weights_s, last_weights_s = shared_ends(layout.held, passes.first.weights_s, passes.last.weights_s)
     of_weights = first_weights_s, 0.0, last_weights_s
-    pace_s = [
-        each_s + _wait_s(count, copies) - _put_off_s(count, layer, end_s, copies, put_off)
-        for each_s, count, end_s in zip(busy_s, counts, of_weights, strict=True)
-    ]
+    whole = {
+        "all_stages_s": layout.whole * one_layer_s + first_s + last_s,
+        "all_weights_s": layout.whole * layer.weights_s + sum(of_weights),
+        "first_weights_s": layout.first * layer.weights_s + of_weights[0],
+    }
+    pace_s = _paces_s(layout, layer, busy_s, counts, whole, of_weights, copies, filling, micro_batches)
     longest_s = maximum(pace_s[0], maximum(pace_s[1], pace_s[2]))
     is_first = pace_s[0] >= longest_s
     is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
@@ -172,10 +194,7 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, put_off: Num)
     return CriticalStage(
         layers=layers, first=first_held, last=last_held,
         slowest_s=where(is_first, busy_s[0], where(is_last, busy_s[2], busy_s[1])),
-        all_stages_s=layout.whole * one_layer_s + first_s + last_s,
-        all_weights_s=layout.whole * layer.weights_s + sum(of_weights),
-        slowest_weights_s=layers * layer.weights_s + first * of_weights[0] + last * of_weights[2],
-        first_weights_s=layout.first * layer.weights_s + of_weights[0],
+        slowest_weights_s=layers * layer.weights_s + first * of_weights[0] + last * of_weights[2], **whole,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from steptime.cost.collective_fabric import PAYLOAD
 from steptime.cost.stated import stated_latency_s, stated_share_factor
 from steptime.hardware.records import Level
 from steptime.units import format_si
@@ -61,10 +62,13 @@ def restated_between(values: Mapping[str, Any], level: Level, known: Level) -> d
 
 
 def at_its_word(level: Level) -> dict[str, Any]:
-    """Coefficients between domains of a level that says itself what its links reach: those of the textbook."""
-    latencies = (level.latency_s,) * 3
+    """Coefficients between domains of a level that says itself what its links reach: those of the textbook.
+
+    Protocols that send flags with the data leave less of the links to it.
+    """
+    latencies, reached_Bps = (level.latency_s,) * 3, outer_Bps(level) * level.efficiency
     return {
-        "outer_Bps": (outer_Bps(level) * level.efficiency,) * 3, "single_share": 1.0, "tree_share": 1.0,
+        "outer_Bps": tuple(share * reached_Bps for share in PAYLOAD), "single_share": 1.0, "tree_share": 1.0,
         "outer_start_s": _ZERO, "outer_hop_s": latencies, "tree_hop_s": latencies, "far_message_s": level.latency_s,
     }  # fmt: skip
 

@@ -45,7 +45,7 @@ from steptime.estimate.traffic import (
     traffic_of,
 )
 from steptime.estimate.work import Pass
-from steptime.num import Num, maximum, where
+from steptime.num import Num, where
 from steptime.plan.framework import Framework
 from steptime.plan.schedules import SCHEDULES
 
@@ -165,7 +165,7 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
-        host_starts=micro_batches if job.graphs == "none" else 0.0,
+        host_starts=micro_batches if job.graphs != "step" else 0.0,
         filling=filling_passes(fills, plans.pp, micro_batches) if fills else 0.0,
         hides_data=float("dp" in job.overlap),
         shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),
@@ -182,7 +182,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     layout = inputs.layout
     layer = exposed_pass(layout, passes.layer)
     copies = layer_copies(inputs, layer)
-    stage = critical_stage(layout, replace(passes, layer=layer), copies, put_off(inputs))
+    stage = critical_stage(layout, replace(passes, layer=layer), copies, inputs.filling, inputs.micro_batches)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
     waited, filling = _waited_messages(inputs), 2 * (stages - 1)
@@ -227,7 +227,7 @@ def _waited_messages(inputs: StepInputs) -> Num:
 def _idle_s(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> Num:
     """Bubble of the schedule; ``passes`` with what hides of them."""
     layout = inputs.layout
-    single_s = zero_bubble_s(**bubble_arguments(inputs, stage))
+    single_s = where(layout.stages > 1, zero_bubble_s(**bubble_arguments(inputs, stage)), 0.0)
     if np.all(layout.held == 1):
         return single_s
     return where(layout.held > 1, dual_pipe_bubble_s(**mirrored_bubble(layout, passes, stage)), single_s)
@@ -255,13 +255,6 @@ def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]
     }  # fmt: skip
 
 
-def put_off(inputs: StepInputs) -> Num:
-    """Share of the passes for gradients of weights, of all micro-batches but one, that fill waits of a stage."""
-    if isinstance(inputs.filling, float) and not inputs.filling:
-        return 0.0
-    return inputs.filling / maximum(inputs.micro_batches - 1, 1)
-
-
 def layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
     """Waits of a layer for copies of its activations, for one micro-batch."""
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
@@ -278,7 +271,7 @@ def copies_s(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> Num:
     if isinstance(copies.wait_s, float) and not copies.wait_s:
         return 0.0
     lasting = zero_bubble_s(**lasting_bubble(inputs, stage, copies)) - zero_bubble_s(**bubble_arguments(inputs, stage))
-    return inputs.micro_batches * stage.layers * copies.wait_s + lasting
+    return inputs.micro_batches * stage.layers * copies.wait_s + where(inputs.layout.stages > 1, lasting, 0.0)
 
 
 def copy_arguments(inputs: StepInputs, layer: Pass) -> dict[str, Num]:

@@ -7,6 +7,7 @@ from functools import partial
 
 from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import issue_wait_s, router_wait_s
+from steptime.cost.roofline import held_to_peak_s
 from steptime.estimate.communication import TransferCall, collective_call
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import Timed
@@ -26,7 +27,7 @@ from steptime.estimate.memory_kernels import MEMORY_BOUND
 from steptime.estimate.result import Detail
 from steptime.estimate.stages import exchanges_of, hidden_exchanges
 from steptime.estimate.step_terms import Line, Made, called, fitted_parameter, known, leaf, step_lines, timed_calls
-from steptime.estimate.work import EXPERT_AXIS, device_s, phase_work
+from steptime.estimate.work import EXPERT_AXIS, device_s, phase_work, products_s, router_arguments
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.terms import Terms
 
@@ -35,6 +36,7 @@ EXPOSED_MEMORY = "roofline.roofline_exposed_memory_s"
 ISSUE = "host.issue_wait_s"
 ROUTER = "host.router_wait_s"
 HIDDEN = "experts.hidden_exchange_s"
+PEAK = "roofline.held_to_peak_s"
 KEPT = "kept_bytes_per_layer"
 
 
@@ -127,10 +129,12 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
             if part == "layer" and again and time.phase == FORWARD and time.row.runs_again:
                 yield from _phase_lines(time, RECOMPUTE, count * again, e)
         for phase in (FORWARD, BACKWARD):
+            yield _peak_line(e, part, phase, count)
             yield from _host_lines(e, part, phase, count)
         if shown:
             yield from _hidden_lines(e, count)
         if part == "layer" and again:
+            yield _peak_line(e, part, RECOMPUTE, count * again)
             yield from _host_lines(e, part, RECOMPUTE, count * again)
 
 
@@ -150,6 +154,14 @@ def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
                    recipe=known(HIDDEN, how, times_per_step=count))  # fmt: skip
 
 
+def _peak_line(e: Evaluation, part: str, phase: str, count: float) -> Line:
+    """What the products of a part take longer than curves and framework say, as they would beat the peak."""
+    work = phase_work(e.works[part], phase)
+    held = {"timed_s": products_s(work, e.job.framework), "peak_s": work.peak_s}
+    return Line(path=f"compute/{phase}/{part}/{leaf(PEAK)}", exposed_s=float(held_to_peak_s(**held) * count),
+                recipe=known(PEAK, held, times_per_step=count))  # fmt: skip
+
+
 def _host_lines(e: Evaluation, part: str, phase: str, count: float) -> Iterator[Line]:
     """What the device waits for the host in one part of the model."""
     work, framework = phase_work(e.works[part], phase), e.job.framework
@@ -157,7 +169,7 @@ def _host_lines(e: Evaluation, part: str, phase: str, count: float) -> Iterator[
         "device_s": device_s(work, framework), "operators": work.operators, "host_s": framework.host_s,
         "sharpness": framework.issue_sharpness,
     }  # fmt: skip
-    waits = {"routers": work.routers, "wait_s": framework.router_s}
+    waits = router_arguments(work, framework)
     path, fitted = f"host/{phase}/{part}", partial(fitted_parameter, framework.name)
     yield Line(path=f"{path}/{leaf(ISSUE)}", exposed_s=float(issue_wait_s(**issued) * count),
                recipe=known(ISSUE, issued, fitted("host_s"), times_per_step=count))  # fmt: skip

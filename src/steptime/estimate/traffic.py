@@ -13,8 +13,9 @@ from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
+from steptime.estimate.memory import STAGES, kept_of_layer
 from steptime.estimate.memory_kernels import streamed
+from steptime.estimate.memory_stages import StageParts, on_stage, stage_parts
 from steptime.estimate.planned import PlannedJob
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
@@ -67,11 +68,12 @@ class Traffic:
 def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
     shared, plans = shared_of(planned), planned.plans
+    passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
     return Traffic(
         reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
         gather=_sums(machine, shared.gather, shared.gather_ends), zero=plans.zero,
         chunks=plans.vpp if planned.method.calibrated else 1,
-        reductions=plans.reductions(planned.micro_batches), gathers=plans.gathers(planned.micro_batches),
+        reductions=plans.reductions(passes), gathers=plans.gathers(passes),
     )  # fmt: skip
 
 

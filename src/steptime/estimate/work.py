@@ -9,11 +9,12 @@ import numpy as np
 
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.host import issued_s, router_wait_s
+from steptime.cost.roofline import held_to_peak_s
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, hides, kind_of
-from steptime.num import Num, where
+from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import Framework
 from steptime.plan.plans import Plans
-from steptime.plan.rows import WEIGHT_PRODUCTS
+from steptime.plan.rows import WEIGHT_PRODUCTS, Row
 
 RECORDED_WEIGHTS = "captured_weights_backward"
 """A recorded product of its own for the gradient of weights."""
@@ -47,10 +48,14 @@ class PhaseWork:
     """Products of the attention core."""
     vector_s: Num
     """Operators without products."""
+    peak_s: Num
+    """All products at the peak of the matrix units."""
     operators: Num
     """Operators that the host issues."""
     routers: Num
     """Routers of experts, at which the host waits for the device."""
+    captured: Num
+    """1 where router and preprocessing are one graph, else 0."""
     links_s: Mapping[str, Num]
     """Transfers that nothing hides, by axis."""
     beside: Mapping[str, Beside]
@@ -80,8 +85,9 @@ def without_weights(time: PhaseTime) -> PhaseTime:
     if isinstance(of_weights_s, float) and not of_weights_s:
         return time
     left = 1.0 - of_weights_s / where(spent_s > 0, spent_s, 1.0)
-    issued = 0.0 if time.row.operator == RECORDED_WEIGHTS else 0.5 * time.issued
-    return time._replace(compute_s=time.compute_s * left, exposed_memory_s=time.exposed_memory_s * left, issued=issued)
+    others = 0.0 if time.row.operator == RECORDED_WEIGHTS else 0.5
+    return time._replace(compute_s=time.compute_s * left, exposed_memory_s=time.exposed_memory_s * left,
+                         issued=others * time.issued, peak_s=others * time.peak_s)  # fmt: skip
 
 
 def _by_reach(busy: Mapping[str, Num], plans: Plans) -> dict[tuple[str, bool], Num]:
@@ -109,13 +115,15 @@ def phase_work(works: Mapping[str, PhaseWork], phase: str) -> PhaseWork:
 
 
 def work_of(
-    times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False, issued: bool = True
+    times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False, graphs: str = "none"
 ) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
     Where less than a forward pass runs again in full recomputation, also that. ``splits``: also the backward pass
-    without what makes gradients of weights. ``issued``: the host issues each operator; else a graph holds all of them.
+    without what makes gradients of weights. ``graphs``: what is one graph, in the words of a job (
+    :data:`steptime.plan.job.GRAPHS`), whose operators the host does not issue one by one.
     """
+    parts = frozenset(graphs.split("+"))
     rows: dict[str, list[PhaseTime]] = {FORWARD: [], BACKWARD: []}
     for time in times:
         rows[time.direction].append(time)
@@ -124,14 +132,26 @@ def work_of(
         rows[RECOMPUTE] = again
     if splits:
         rows[INPUTS] = [without_weights(time) for time in rows[BACKWARD]]
-    works = {phase: _summed(each, plans) for phase, each in rows.items()}
-    if issued:
+    works = {phase: _summed(each, plans, parts) for phase, each in rows.items()}
+    if "step" not in parts:
         return works
     return {phase: replace(work, operators=0.0, routers=0.0) for phase, work in works.items()}
 
 
-def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:
-    """Work of some rows in one direction."""
+def graph_of(row: Row) -> str:
+    """The part of a layer that a row belongs to where a graph may hold it; empty: none does.
+
+    >>> from types import SimpleNamespace
+    >>> [graph_of(SimpleNamespace(block="experts", name=name)) for name in ("router_top_k", "expert_in")]
+    ['router', '']
+    """
+    if row.block == "attention":
+        return "attention"
+    return "router" if row.block == "experts" and row.name.startswith("router") else ""
+
+
+def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) -> PhaseWork:
+    """Work of some rows in one direction; a part that is one graph of ``graphs`` is issued as one operator."""
     into: dict[str, Num] = {}
     links: dict[str, Num] = {}
     beside: dict[str, Beside] = {}
@@ -141,7 +161,13 @@ def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:
         into[kind] = into.get(kind, 0.0) + time.own_s
         if time.narrow:
             into["narrow"] = into.get("narrow", 0.0) + time.own_s
-        into["operators"] = into.get("operators", 0.0) + time.issued
+        into["peak"] = into.get("peak", 0.0) + time.peak_s
+        graph = graph_of(time.row)
+        if graph in graphs:
+            name = f"graph of {graph}"
+            into[name] = maximum(into.get(name, 0.0), minimum(time.issued, 1.0))
+        else:
+            into["operators"] = into.get("operators", 0.0) + time.issued
         if time.row.operator == "top_k":
             into["routers"] = into.get("routers", 0.0) + time.issued
         for each in time.transfers:
@@ -150,9 +176,11 @@ def _summed(times: Iterable[PhaseTime], plans: Plans) -> PhaseWork:
             busy[axis] = busy.get(axis, 0.0) + each.busy_s
         if hides(time.row, time.phase):
             beside[f"{time.phase}/{time.row.name}"] = _beside(time)
+    operators = sum((into.pop(f"graph of {each}", 0.0) for each in graphs), start=into.get("operators", 0.0))
     return PhaseWork(
         matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0), attention_s=into.get("attention", 0.0),
-        vector_s=into.get("vector", 0.0), operators=into.get("operators", 0.0), routers=into.get("routers", 0.0),
+        vector_s=into.get("vector", 0.0), peak_s=into.get("peak", 0.0), operators=operators,
+        routers=into.get("routers", 0.0), captured=float({"router", "preprocess"} <= graphs),
         links_s=links, beside=beside, busy_s=_by_reach(busy, plans),
     )  # fmt: skip
 
@@ -190,13 +218,16 @@ class Pass:
 
 
 def products_s(work: PhaseWork, framework: Framework) -> Num:
-    """Time of the products outside attention, each as :func:`factor_of` says."""
-    return (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix
+    """Time of all products, each as :func:`factor_of` says, whatever the peak."""
+    return (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix + (
+        work.attention_s * framework.attention
+    )
 
 
 def device_s(work: PhaseWork, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
-    total = products_s(work, framework) + work.attention_s * framework.attention + work.vector_s * framework.vector
+    total = products_s(work, framework)
+    total = total + held_to_peak_s(total, work.peak_s) + work.vector_s * framework.vector
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
     for each in work.beside.values():
@@ -210,7 +241,15 @@ def device_s(work: PhaseWork, framework: Framework) -> Num:
 def paced_s(device_s: Num, work: PhaseWork, framework: Framework) -> Num:
     """Time of some work that the device and its links need so long for: that, or the host's if it is slower."""
     paced = issued_s(device_s, work.operators, framework.host_s, framework.issue_sharpness)
-    return paced + router_wait_s(work.routers, framework.router_s)
+    return paced + router_wait_s(**router_arguments(work, framework))
+
+
+def router_arguments(work: PhaseWork, framework: Framework) -> dict[str, Num]:
+    """Arguments of :func:`steptime.cost.host.router_wait_s` for some work under a framework."""
+    return {
+        "routers": work.routers, "wait_s": framework.router_s, "captured": work.captured,
+        "captured_wait": framework.captured_wait,
+    }  # fmt: skip
 
 
 def _paced_and_exchange_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from steptime.errors import FieldError, did_you_mean
+from steptime.errors import FieldError, did_you_mean, shown
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: str, at: str) -> None:
@@ -40,7 +40,7 @@ def one_of(table: Mapping[str, Any], name: str, allowed: Collection[str], where:
     """
     value = text_in(table, name, where, at)
     if value not in allowed:
-        raise FieldError(where, at + name, f"{value!r} is none of {', '.join(allowed)}")
+        raise FieldError(where, at + name, f"{shown(value)} is none of {', '.join(allowed)}")
     return value
 
 

@@ -6,11 +6,9 @@ A name is looked up in the folders ``devices``, ``clusters`` and ``links`` of th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import permutations
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,12 +33,10 @@ from steptime.hardware.profile import Profile
 from steptime.hardware.profiles import read_profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Source
 from steptime.hardware.search_path import CATALOGUE, is_path, named_files
+from steptime.hardware.spelling import Spelling, is_memory, spelling_of
 
 NO_DEVICE: Final = "device not in the catalogue"
 """What is said of a row of measurements whose device :func:`device_named` does not find."""
-#: What drivers write before the name of a device, and behind it.
-_MAKERS: Final = re.compile(r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel)[ -]+")
-_MODULES: Final = re.compile(r"[ -](hbm\d\w*|sxm6 ac)$")
 _FOLDERS: Final = {"device": "devices", "cluster": "clusters", "link": "links"}
 
 
@@ -110,24 +106,40 @@ def cluster_names() -> list[str]:
 def device_named(name: str) -> Device | None:
     """The device of the catalogue that a table of measurements or a driver names, None where there is none.
 
-    A table cannot name files. Drivers write the maker first and the parts in an order of their own.
+    A table cannot name files. Names that the catalogue does not have are read word by word: maker, memory and form of
+    the module may stand anywhere. A memory that the device does not have, a form that the catalogue has not of that
+    chip where it has another, or a word that nobody knows (`Laptop`, `Max-Q`, `MIG`) makes it another device.
 
     >>> device_named("h100-sxm") == load_device("h100-sxm"), device_named("no-such-gpu"), device_named("A100/80GB")
     (True, None, None)
     >>> [device_named(name).name for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe", "Tesla V100-SXM2-16GB")]
     ['h100-sxm', 'a100-pcie-80gb', 'v100-sxm2-16gb']
+    >>> device_named("NVIDIA GH200 SXM").name, device_named("H100 40GB"), device_named("RTX 4090 Laptop GPU")
+    ('gh200-96gb', None, None)
     """
     if is_path(name):
         return None
-    plain = " ".join(name.lower().split())
-    while (shorter := _MAKERS.sub("", plain)) != plain:
-        plain = shorter
-    for given in dict.fromkeys((name, plain, _MODULES.sub("", plain))):
-        first, *rest = given.split()[:4] or [""]
-        for called in (" ".join((first, *order)) for order in permutations(rest)):
-            if _resolve(called, "device") is not None:
-                return load_device(called)
-    return None
+    return load_device(name) if _resolve(name, "device") is not None else _spelled(spelling_of(name))
+
+
+def _spelled(given: Spelling) -> Device | None:
+    """The one device of the catalogue that a spelling fits; None where none does, or several do."""
+    if not given.words:
+        return None
+    of_chip = {
+        name: own for name in (*_files("device"), *_aliases("device"))
+        if (own := spelling_of(name)).words == given.words
+    }  # fmt: skip
+    forms = {form for own in of_chip.values() for form in own.forms}
+    wanted = given.forms if forms else frozenset()  # a name may state any form of a chip that has one form only
+    fitting = {name: own.memory_gb for name, own in of_chip.items() if own.forms == wanted}
+    called = [load_device(name) for name, memory in fitting.items() if memory == given.memory_gb]
+    every = [load_device(name) for name in fitting]
+    if given.memory_gb is None:
+        choices = called or every
+    else:
+        choices = called or [each for each in every if is_memory(given.memory_gb, each.memory_bytes)]
+    return choices[0] if len({each.name for each in choices}) == 1 else None
 
 
 def _files(kind: str) -> dict[str, Path]:
@@ -144,9 +156,13 @@ def _resolve(name: str, kind: str) -> Path | None:
     key = "-".join(name.lower().replace("_", " ").split())
     if key in files:
         return files[key]
-    path = CATALOGUE / "aliases.toml"
-    aliases: dict[str, str] = read_toml(path).get(_FOLDERS[kind], {})
-    return files.get(aliases.get(key, ""))
+    return files.get(_aliases(kind).get(key, ""))
+
+
+def _aliases(kind: str) -> dict[str, str]:
+    """Other spellings -> name, of the catalogue."""
+    found: dict[str, str] = read_toml(CATALOGUE / "aliases.toml").get(_FOLDERS[kind], {})
+    return found
 
 
 @lru_cache(maxsize=256)

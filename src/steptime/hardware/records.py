@@ -222,11 +222,14 @@ class Cluster:
         """Devices in the innermost domain (NVLink or NVSwitch domain, ICI slice, one node)."""
         return self.levels[0].group
 
+    def crossed_levels(self, devices: int) -> tuple[Level, ...]:
+        """The levels that a job of so many devices spans beyond the innermost, inner ones first."""
+        pairs = zip(self.levels, self.levels[1:], strict=False)
+        return tuple(level for inner, level in pairs if inner.devices is not None and devices > inner.devices)
+
     def outer_level(self, devices: int) -> Level:
-        """The level that a job of so many devices has to cross: slowest of those that it spans beyond the innermost.
+        """The slowest level that a job of so many devices spans beyond the innermost.
 
         Returns the innermost level for a job that fits in it.
         """
-        pairs = zip(self.levels, self.levels[1:], strict=False)
-        spanned = [level for inner, level in pairs if inner.devices is not None and devices > inner.devices]
-        return min(spanned, key=lambda level: level.rank_Bps, default=self.levels[0])
+        return min(self.crossed_levels(devices), key=lambda level: level.rank_Bps, default=self.levels[0])

@@ -47,6 +47,8 @@ def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list
     # The adapter's first product keeps the input instead; without one nothing needs it.
     kept = 0.0 * row.kept_bytes if row.operator in PRODUCTS else row.kept_bytes
     stored = element if weight_bytes is None else weight_bytes
+    if not layer and job.adapter is not None and job.adapter.weight_bytes is not None:
+        stored = job.memory.quantised_ends_bytes or element
     narrow = job.precision.quantised_bytes
     if layer and weight_bytes is None and job.memory.narrow_frozen and narrow is not None and row.operator in NARROW:
         stored = narrow

@@ -92,6 +92,8 @@ class Framework:
     """Time of messages between stages over their time on free links."""
     router_s: Num = 0.0
     """Time that the device waits for the host at one router of experts, in each direction."""
+    captured_wait: Num = 1.0
+    """Share of it that is left where router and preprocessing are one graph."""
     stage_s: Num = 0.0
     """Time that the host loses per micro-batch and stage for starting it and waiting for its neighbours."""
     optimizer: Num = 1.0
@@ -189,11 +191,9 @@ class Habits:
     """Tensor-parallel ranks each send their part of a message between stages, and gather it where it arrives."""
 
     exchange_once: bool = False
-    """Tokens cross to the ranks of their experts by kernels that send no copy twice over the same links."""
-
+    """Tokens cross to their experts by kernels that send no copy twice over the same links (DeepEP, HybridEP)."""
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces travels over one ring, and so over one NIC of each node."""
-
     root_unit: bool = False
     """ZeRO-3 gathers embedding and head before all layers and reduces them after all, as one unit (FSDP1)."""
 
@@ -283,8 +283,8 @@ KERNELS: Mapping[str, Mapping[str, float]] = {
     "flash1": {"ampere": 2.0, "ampere-rtx": 2.0, "ada": 2.0, "hopper": 3.4, "blackwell": 5.0},
 }
 """FlashAttention-2 takes half the time of its predecessor (arXiv 2307.08691); on Hopper the third takes 1.5 to 2 times
-less (arXiv 2407.08608) and is as fast as cuDNN; on Blackwell assumed by the growth of the matrix rate. The fourth is
-written for Blackwell and said to be up to 1.3 times as fast as cuDNN there; in the mean of shapes less, assumed.
+less (arXiv 2407.08608) and is as fast as cuDNN; on Blackwell assumed by the growth of the matrix rate. The fourth,
+for Blackwell, is said to be up to 1.3 times as fast as cuDNN there; in the mean of shapes less, assumed.
 `sdpa` is PyTorch's `scaled_dot_product_attention` as torchtitan calls it: FlashAttention-2, but cuDNN on Blackwell."""
 
 

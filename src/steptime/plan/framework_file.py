@@ -30,7 +30,8 @@ LARGEST_DOUBT: Final = 10.0
 """Largest standard deviation of a logarithm: a factor of twenty thousand."""
 
 KEYS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
-    (): ("provenance", "common", "doubts", "band", "framework", "device"),
+    (): ("provenance", "common", "doubts", "generic", "band", "framework", "device"),
+    ("generic",): ("slower",),
     ("common",): PARAMETERS,
     ("doubts",): PARAMETERS,
     ("band",): ("named", "generic", "model"),
@@ -65,7 +66,7 @@ def framework_table() -> Mapping[str, Any]:
 @lru_cache(maxsize=8)
 def _tables(path: Path, changed: int) -> Mapping[str, Any]:
     """The tables of a file as it was when it was ``changed``."""
-    tables = completed({"framework": {}, "device": {}, **read_toml(path)})
+    tables = completed({"framework": {}, "device": {}, "generic": {"slower": 1.0}, **read_toml(path)})
     check_tables(tables, str(path))
     return tables
 
@@ -103,6 +104,7 @@ def check_tables(tables: Mapping[str, Any], where: str) -> None:
         raise FieldError(where, "provenance.source", "is missing or no text")
     _values(tables, "common", where)
     _positive(tables, "doubts", PARAMETERS, where, most=LARGEST_DOUBT)
+    _positive(tables, "generic", ("slower",), where)
     _positive(
         tables, "band.model", ("noise", "experts", "unknown_device", "unmeasured_device"), where, most=LARGEST_DOUBT
     )

@@ -8,12 +8,33 @@ from typing import Any, Final
 
 from steptime.errors import UnknownNameError
 from steptime.hardware.library import architecture_of
-from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, Framework, Spread, habits_of, kernel_factor, widening
+from steptime.plan.framework import (
+    BUSY,
+    IDEAL,
+    PARAMETERS,
+    Framework,
+    Spread,
+    habits_of,
+    kernel_factor,
+    widening,
+)
 from steptime.plan.framework_file import PACKAGED, framework_path, framework_table
 
 GENERIC = "generic"
-"""Name of the framework that nobody named: the common values, with the spread between frameworks as doubt."""
+"""Name of the framework that nobody named: the common values, slower as far as frameworks were that no fit had seen,
+with the spread between frameworks as doubt."""
+SLOWED: Final = ("matrix", "attention", "vector")
+"""Factors that are larger by as much in a framework that nobody named (:func:`slowed`)."""
 _JOINTS: Final = str.maketrans("", "", "-_. ")
+
+
+def slowed(framework: Framework, slower: float) -> Framework:
+    """The framework with all that its device computes slower by a factor.
+
+    >>> slowed(Framework(vector=2.0), 1.1).vector, slowed(Framework(), 1.1).data_links
+    (2.2, 1.0)
+    """
+    return replace(framework, **{name: getattr(framework, name) * slower for name in SLOWED})
 
 
 def framework_names() -> list[str]:
@@ -69,7 +90,8 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
     values |= {p: values[p] * float(known[p]) for p in BUSY if p in known and p in factors}
     values["attention"] *= kernel_factor(habits_of(name).kernel, architecture_of(device))
     spread = _spread(table, own, known, measured)
-    return replace(IDEAL, name=name, spread=spread, **values)
+    found = replace(IDEAL, name=name, spread=spread, **values)
+    return slowed(found, float(table["generic"]["slower"])) if name == GENERIC else found
 
 
 def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[str, Any], measured: bool) -> Spread:

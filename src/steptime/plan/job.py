@@ -155,8 +155,13 @@ GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
 OFFLOADS = ("optimizer", "activations")
-#: What of a step the host issues as one replayed graph.
+#: What of a step the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
 GRAPHS = ("none", "step")
+GRAPH_PARTS = ("attention", "router", "preprocess")
+"""Parts of a layer that may be one graph: attention with its norm, the router, and what it prepares for sending."""
+ALL_TO_ALL = "all_to_all"
+#: What sends tokens to their experts: permutations around all-to-alls of the collective library, or one kernel.
+DISPATCHERS = (ALL_TO_ALL, "deepep", "hybridep")
 #: Formats that attention may compute in beside that of what it reads and returns.
 ATTENTION_DTYPES = ("fp8",)
 
@@ -209,7 +214,10 @@ class Job:
     """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
     graphs: str = "none"
     """What the host issues as one graph (CUDA graphs), of :data:`GRAPHS`: with ``step`` it issues no operator by
-    itself, and waits for nothing that the device finds out."""
+    itself, and waits for nothing that the device finds out; of :data:`GRAPH_PARTS`, joined by ``+``, it issues each
+    part of a layer at once."""
+    dispatcher: str = ALL_TO_ALL
+    """What sends tokens to their experts, of :data:`DISPATCHERS`."""
     offload: frozenset[str] = frozenset()
     """What is kept on the host: of :data:`OFFLOADS`."""
     framework: Framework = IDEAL
@@ -248,6 +256,8 @@ class Job:
     beside one of its two products; else they show."""
     one_pass_norms: bool = False
     """The backward pass of a LayerNorm reads its input and its gradient once; else once for each of its results."""
+    plain_norms: bool = False
+    """RMSNorms are PyTorch's operators, each a kernel on fp32 copies; else one kernel (LayerNorms always are one)."""
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced, of :data:`GRADIENT_BYTES`; None: that of the precision."""
     adapter: Adapter | None = None
@@ -255,6 +265,8 @@ class Job:
     scattered_messages: bool = False
     """Tensor-parallel ranks without sequence shards each send their part of a message to the next stage, which gathers
     it; without it each sends all of it."""
+    evaluated_share: float = 1.0
+    """Mean tokens of an evaluated sequence over those of the longest."""
     memory: MemoryProfile = PLAIN
     """What the training software makes of memory."""
     captured: CapturedModel | None = None
@@ -295,11 +307,19 @@ def with_habits(job: Job, framework: str) -> Job:
         copied_parameters=habits.copied_parameters, stops_early=habits.stops_early, complex_rope=habits.complex_rope,
         fused_copies=habits.fused_copies, unfused_copies=habits.unfused_copies,
         triangular_softmax=habits.triangular_softmax, one_pass_norms=habits.one_pass_norms,
-        asynchronous_tp=habits.asynchronous_tp,
+        asynchronous_tp=habits.asynchronous_tp, dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
         memory=memory_profile_of(framework),
         overlap=habitual_overlap(job, framework) | _hidden_by_schedule(job),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )  # fmt: skip
+
+
+def dispatched_by(job: Job, dispatcher: str) -> Job:
+    """The job with another dispatcher: all but the all-to-all send a token once over the same links.
+
+    Source: DeepEP's README (normal kernels forward over NVLink what arrives over RDMA); HybridEP likewise.
+    """
+    return replace(job, dispatcher=dispatcher, exchange_once=dispatcher != ALL_TO_ALL)
 
 
 def habitual_overlap(job: Job, framework: str) -> frozenset[str]:

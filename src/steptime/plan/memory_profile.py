@@ -28,6 +28,8 @@ class MemoryProfile:
     """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
     logit_peak_bytes: float | None = None
     """Per logit at the worst moment of the loss; None: what is kept."""
+    evaluated_logit_bytes: float = 0.0
+    """Per logit of a mean sequence, beside that: logits of evaluated sequences that stay on the device."""
     loss_forward_bytes: float = 8.0
     """Traffic per logit of all kernels of the loss, forward: read and write once in fp32."""
     loss_backward_bytes: float = 8.0
@@ -40,12 +42,34 @@ class MemoryProfile:
     """Workspaces of the matrix libraries, which the allocator counts."""
     bucket_bytes: float = 0.0
     """Buffers of traffic that are held throughout."""
+    update_bytes: float = 0.0
+    """Per trained parameter of a rank while the optimiser steps: temporaries of one that works on all tensors at once
+    (``foreach``), when no activations are left."""
+    quantised_ends_bytes: float | None = None
+    """Of a weight of embedding and head where those of the layers are quantised; None: those of the dtype."""
+    gathered_logits: bool = False
+    """Tensor-parallel ranks gather the logits before the loss, so that each holds those of the whole vocabulary."""
+    gathered_inputs: bool = False
+    """Inputs that tensor-parallel ranks gather from sequence shards are kept whole; else gathered again backward."""
+    norm_bytes: float = 0.0
+    """Kept per element of a norm beyond its input, where operators make the norm: its copy in fp32 and what the weight
+    multiplies."""
+    gate_bytes: float = 0.0
+    """Kept per output of a gated activation beyond its inputs, where operators make it: the activated gate."""
+    score_bytes: float = 0.0
+    """Kept per score of unfused attention beyond the probabilities in the dtype of the run: those in fp32."""
     bf16_gradient_bytes: float = 0.0
     """Beside the gradients in the dtype of the run, where that is bf16: those accumulated in fp32."""
     pure: bool = False
     """Weights, gradients and states all have the dtype of the run; there are no master weights."""
     narrow_frozen: bool = False
     """Frozen weights of a run with narrow products are stored in the narrow format."""
+    narrow_weights: bool = False
+    """Likewise trained weights of products of layers; without it they are stored in the dtype of the run."""
+    updates_in_backward: bool = False
+    """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
+    offloads_weights: bool = False
+    """With the optimiser's states on the host, sharded weights are there too."""
     offloads_gradients: bool = False
     """With the optimiser's states on the host, its gradients are there too."""
 
@@ -71,7 +95,18 @@ _DEEPSPEED = MemoryProfile(
     name="deepspeed", layer_gradient_bytes=2.0, head_gradient_bytes=2.0, fused_head=True, workspace_bytes=32 * MIB,
     bucket_bytes=2e9 + 2e9, offloads_gradients=True, loss_forward_bytes=6.0, loss_backward_bytes=0.0,
 )  # fmt: skip
+SCALING = MemoryProfile(
+    name="scaling", gathered_logits=True, logit_kept_bytes=6.0, logit_peak_bytes=18.0, gathered_inputs=True,
+    norm_bytes=6.0, gate_bytes=2.0, score_bytes=4.0, workspace_bytes=8 * MIB, **_EAGER,
+)  # fmt: skip
+_TRAINER = MemoryProfile(
+    name="hf-trainer", pure=True, update_bytes=2.0, quantised_ends_bytes=5.0, logit_kept_bytes=12.0,
+    logit_peak_bytes=20.0, evaluated_logit_bytes=20.0, norm_bytes=6.0, gate_bytes=2.0, score_bytes=4.0,
+    workspace_bytes=8 * MIB, **_EAGER,
+)  # fmt: skip
 PROFILES: Mapping[str, MemoryProfile] = {
+    "hf-trainer": _TRAINER,
+    "scaling": SCALING,
     "megatron-core": _CORE, "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
     "megatron-deepspeed": _MEGATRON_DEEPSPEED,
     "megatron-deepspeed-2021": replace(_MEGATRON_DEEPSPEED, name="megatron-deepspeed-2021"),
@@ -106,7 +141,21 @@ the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimi
 those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
 time to fp32. MPT under Composer has a fused cross entropy (`loss_fn: fused_crossentropy`), which reads twice forward,
 and reads and writes backward; that of Liger makes gradients forward. MaxText keeps weights in fp32 (`weight_dtype`,
-base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient."""
+base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient.
+
+Aleph Alpha's scaling (src/scaling of Aleph-Alpha/scaling): the head gathers the logits of all tensor ranks
+(`ColumnParallelLinear`, `parallel_output=False`) and `CrossEntropyLoss` turns them to fp32; a norm gathers the sequence
+before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32. Assumed: that nothing of
+the loss is free before its backward pass is done (logits 2, in fp32 4, log-probabilities 4, gradients of both 8; where
+ranks gather, their parts 2 and joined 2), and that a norm of 2023 that no kernel fuses computes in fp32 (copy 4,
+normalised 2).
+
+Hugging Face's Trainer, with a checkpoint in bf16 that is trained as it is: ``AdamW`` of PyTorch works on all tensors at
+once (``foreach``, whose temporaries have the size of the parameters); models turn logits to fp32 (4), shift them (4),
+and cross entropy has log-probabilities (4) and gradients of both (8); norms copy to fp32 (4) and back (2); embeddings
+and head beside a quantised base are in fp32, the head also in bf16 under autocast (`prepare_model_for_kbit_training` of
+peft); evaluation keeps its logits on the device unless `eval_accumulation_steps` says otherwise, fitted as those of
+five sequences in fp32."""
 
 
 def memory_profile_of(framework: str) -> MemoryProfile:

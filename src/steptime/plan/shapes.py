@@ -35,7 +35,8 @@ class Shape:
         self.ffn_in = self.ffn * model.mlp_inputs
         self.vocab = ceil_div(model.vocab, plans.tp)
         layer_norm = "one_pass_layer_norm" if job.one_pass_norms else "layer_norm"
-        self.norm_kind = layer_norm if model.norm == "layernorm" else "rms_norm"
+        rms_norm = "plain_rms_norm" if job.plain_norms else "rms_norm"
+        self.norm_kind = layer_norm if model.norm == "layernorm" else rms_norm
         self.norm_weights = 2 if model.norm_bias else 1
         whole = ranks > 1 if job.context == "all_gather" else ranks < 0
         self.gathered_kv = where(whole, 2 * plans.micro_batch * job.seq_len * self.kv_heads * model.head_dim, 0)

@@ -37,7 +37,7 @@ from steptime.plan.rows import (
     rope,
 )
 from steptime.plan.shapes import Shape
-from steptime.plan.transients import layer_elements, leading_dense, loss_bytes, loss_row
+from steptime.plan.transients import kept_by_operators, layer_elements, leading_dense, loss_bytes, loss_row
 from steptime.plan.unsharding import unsharded
 from steptime.registry import Registry
 from steptime.workload.spec import Experts
@@ -236,7 +236,7 @@ class Corrected(Strategy):
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
-    rows = beside_transfers(rows, job, plans)
+    rows = beside_transfers(kept_by_operators(rows, job.memory, plans), job, plans)
     rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     if job.stops_early:
         rows = stopped_early(rows)

@@ -1,4 +1,5 @@
-"""What is alive for a moment beside the kept activations: in the backward pass of a layer, and at the loss.
+"""What is alive for a moment beside the kept activations (in the backward pass of a layer, and at the loss), and copies
+that are kept where operators do what one kernel could.
 
 Each is the largest sum over the moments named below of what is made, less what was kept and is freed by then. Symbols:
 $t$ tokens of a rank, $h$ hidden, $f$ and $f_i$ local width of the MLP and of its first product, $g$ = 1 where tensor
@@ -7,15 +8,21 @@ ranks gather the sequence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
+from steptime.plan.memory_profile import MemoryProfile
+from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, over
-from steptime.plan.shapes import Shape
+from steptime.plan.shapes import Shape, tensor_shares
 from steptime.workload.spec import ModelSpec
 
 LOGIT_BYTES = 4.0
 """Logits are turned into probabilities in fp32."""
 MOST_LEADING = 3
+NORMS = ("layer_norm", "one_pass_layer_norm", "rms_norm")
 
 
 def layer_elements(s: Shape) -> Num:
@@ -79,22 +86,51 @@ def loss_bytes(s: Shape) -> Num:
     Moments: the loss; the head's backward product (gradients of its input, gathered and scattered, and of its weight).
     """
     profile, element = s.job.memory, s.element_bytes
-    logits = s.tokens * s.model.predicted_share * s.vocab
+    logits = s.tokens * s.model.predicted_share * held_vocab(s)
     kept = kept_per_logit(s)
     weight = s.vocab * s.model.hidden * profile.head_gradient_bytes
     stream = s.tokens * s.model.hidden * element
     gathered = where(s.plans.tp > 1, stream + s.sharded_tokens * s.model.hidden * element, 0.0)
     if profile.fused_head:
         return weight + 6.0 * s.tokens * s.model.hidden
-    peak = kept if profile.logit_peak_bytes is None else profile.logit_peak_bytes
+    peak: Num = kept if profile.logit_peak_bytes is None else profile.logit_peak_bytes
+    if profile.gathered_logits:  # the parts of all ranks, and them joined
+        peak = peak + where(s.plans.tp > 1, 2 * element, 0.0)
     head = weight + stream + gathered + (element - kept) * logits
-    return maximum((peak - kept) * logits, head)
+    evaluated = profile.evaluated_logit_bytes * s.job.evaluated_share
+    return maximum((peak + evaluated - kept) * logits, head)
+
+
+def kept_by_operators(rows: Iterable[Row], profile: MemoryProfile, plans: Plans) -> list[Row]:
+    """The rows of a layer with what software keeps beyond the fused kernels of the rows (:class:`MemoryProfile`)."""
+    extra = profile.norm_bytes or profile.gate_bytes or profile.score_bytes or profile.gathered_inputs
+    return [_with_copies(row, profile, plans) for row in rows] if extra else list(rows)
+
+
+def _with_copies(row: Row, profile: MemoryProfile, plans: Plans) -> Row:
+    if row.operator in NORMS:
+        return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.norm_bytes)
+    if row.operator == "gated_activation":
+        return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.gate_bytes)
+    if row.operator == "softmax":
+        scores = row.shape["elements"] * profile.score_bytes
+        return replace(row, kept_bytes=row.kept_bytes + (1.0 - row.recomputed) * scores,
+                       remade_bytes=row.remade_bytes + row.recomputed * scores)  # fmt: skip
+    gathers = any(each.collective == "all_gather" and each.axis == "tp" for each in row.forward)
+    if profile.gathered_inputs and gathers and row.operator == "matmul":
+        return replace(row, kept_bytes=row.kept_bytes * tensor_shares(plans))
+    return row
 
 
 def leading_dense(model: ModelSpec) -> int:
     """First layers without experts. So few as these stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
     dense = 0 if model.experts is None else model.layers - model.experts.moe_layers
     return dense if dense <= MOST_LEADING and model.experts is not None and model.experts.moe_layers else 0
+
+
+def held_vocab(s: Shape) -> Num:
+    """Logits of a token that a rank holds at the loss: of its part of the vocabulary, or gathered those of all."""
+    return s.model.vocab if s.job.memory.gathered_logits else s.vocab
 
 
 def kept_per_logit(s: Shape) -> float:
@@ -113,5 +149,6 @@ def loss_row(s: Shape, predicted: Num) -> Row:
         name="cross_entropy", block="head", operator="cross_entropy",
         shape={"elements": logits, "forward_bytes": profile.loss_forward_bytes + turned,
                "backward_bytes": profile.loss_backward_bytes + turned},
-        kept_bytes=logits * kept_per_logit(s), forward=(over("tp", "all_reduce", 3 * predicted * LOGIT_BYTES),),
+        kept_bytes=predicted * held_vocab(s) * kept_per_logit(s),
+        forward=(over("tp", "all_reduce", 3 * predicted * LOGIT_BYTES),),
     )  # fmt: skip

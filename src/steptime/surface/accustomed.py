@@ -84,14 +84,20 @@ def read_as(framework: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
-    """The ZeRO stage of a framework on a mesh; where there are no replicas all stages are one.
+    """The ZeRO stage of a framework on a mesh; without replicas no higher than that of a framework without habits.
+
+    Where there are no replicas all stages are one, but for experts, which tensor ranks may replicate: what does not
+    share out the states of two replicas does not share out theirs.
 
     >>> stage_unless_given("torchtitan", {"dp": 8, "pp": 1}), stage_unless_given("torchtitan", {"dp": 1, "tp": 8})
     (3, 1)
+    >>> stage_unless_given("ddp", {"dp": 2, "tp": 8}), stage_unless_given("ddp", {"dp": 1, "tp": 8})
+    (0, 0)
     """
     habits = habits_of(framework)
     shared = degrees.get("dp", 1) * degrees.get("cp", 1) > 1
-    return habits.zero_with(degrees.get("pp", 1)) if shared else Habits().zero
+    zero = habits.zero_with(degrees.get("pp", 1))
+    return zero if shared else min(zero, Habits().zero)
 
 
 def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: int) -> int:

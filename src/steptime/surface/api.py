@@ -81,8 +81,8 @@ def plan(
             ``ideal``.
         lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
         fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates:
-            ``attention attention_dtype schedule overlap offload context gradient_dtype graphs document_length
-            expert_imbalance expert_capacity``.
+            ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
+            document_length expert_imbalance expert_capacity``.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
         top: number of plans to return.
         progress: called with candidates done and candidates known so far.
@@ -128,7 +128,7 @@ def estimate(
 
     Args:
         plan: degrees and choices: ``dp tp tp2 cp pp vpp ep etp sp micro_batch panels zero shard recompute
-            recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs
+            recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
             document_length expert_imbalance expert_capacity`` and ``placement`` (axis -> ranks inside a fast
             domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices that are
             left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the framework's. Without

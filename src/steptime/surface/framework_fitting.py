@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.calibrate.frameworks.bands import Band, Predicted, band_of, honest_coverage, left_out, source_weights
+from steptime.calibrate.frameworks.bands import (
+    Band,
+    Predicted,
+    band_of,
+    honest_coverage,
+    left_out_both,
+    slower_of,
+    source_weights,
+    with_middle,
+)
 from steptime.calibrate.frameworks.fit import Fitted
 from steptime.calibrate.frameworks.parameters import PARAMETERS
 from steptime.calibrate.frameworks.save import packaged, to_toml
@@ -55,6 +65,7 @@ class FrameworkResult:
             "refused": len(self.found.refused), "warnings": list(self.warnings),
             "bands": {name: {"low": b.low, "high": b.high, "coverage90": c, "own": c is not None}
                       for name, b, c in zip(("named", "generic"), self.bands, self.coverage, strict=True)},
+            "generic": {"slower": float(np.exp(self.fitted.slower))},
             "common": _parameters(self.fitted.common, self.fitted.common_doubt),
             "frameworks": {
                 name: {"runs": frameworks[name],
@@ -87,20 +98,25 @@ def _parameters(columns: Array, doubts: Array) -> dict[str, dict[str, float]]:
             for i, p in enumerate(PARAMETERS)}  # fmt: skip
 
 
-def fit_runs(path: Path, progress: Progress | None = None, *, source: str | None = None) -> FrameworkResult:
-    """Fits frameworks to a table and writes the text of their file.
+def fit_runs(paths: Sequence[Path], progress: Progress | None = None, *, source: str | None = None) -> FrameworkResult:
+    """Fits frameworks to one or more tables and writes the text of their file.
 
     Args:
-        path: CSV, CSV.gz or Parquet with the columns of measured training runs.
+        paths: CSV, CSV.gz or Parquet with the columns of measured training runs.
         progress: called with runs evaluated or fits done, and all of them.
-        source: what the file says it comes from; without it the name of the table.
+        source: what the file says it comes from; without it the names of the tables.
 
     Raises:
-        InputFileError: the file is no such table.
+        InputFileError: a file is no such table.
         UserError: no run can be used for a fit.
     """
-    reading = read_any(path)
-    return fit_reading(reading, source or f"step times of training runs in {fit_key(path.name)}", progress)
+    tables = [read_any(path) for path in paths]
+    reading = replace(
+        tables[0], runs=tuple(run for table in tables for run in table.runs),
+        skipped=tuple(row for table in tables for row in table.skipped),
+    )  # fmt: skip
+    names = ", ".join(fit_key(path.name) for path in paths)
+    return fit_reading(reading, source or f"step times of training runs in {names}", progress)
 
 
 def fit_reading(reading: Reading, source: str, progress: Progress | None = None) -> FrameworkResult:
@@ -111,8 +127,8 @@ def fit_reading(reading: Reading, source: str, progress: Progress | None = None)
     used = usable(found)
     if not used.any():
         raise UserError("no run of the table supports a claim", hint="steptime score FILE --out rows.csv shows why")
-    fitted = fit_to(found)
-    bands, coverage = _bands(found, used, progress)
+    bands, coverage, slower = _bands(found, used, progress)
+    fitted = replace(fit_to(found), slower=slower)
     runs = Counter(str(name) for name in found.fit.runs.framework[used])
     toml = to_toml(
         _named(fitted), named=bands[0], generic=bands[1], provenance=_provenance(found, used, source), runs=runs
@@ -141,17 +157,19 @@ def _provenance(found: Modelled, used: Array, source: str) -> dict[str, str | in
 
 def _bands(
     found: Modelled, used: Array, progress: Progress | None
-) -> tuple[tuple[Band, Band], tuple[float | None, float | None]]:
+) -> tuple[tuple[Band, Band], tuple[float | None, float | None], float]:
+    """Bands with the framework named and not, their coverage, and how much slower an unknown framework is."""
     sources = _sources(found)
     if len(set(sources[used])) < BAND_SOURCES or used.sum() < BAND_RUNS:
-        return packaged()[1], (None, None)
-    made = [_left_out(found, sources, used, named, progress) for named in (True, False)]
-    return (made[0][0], made[1][0]), (made[0][1], made[1][1])
+        fitted, bands = packaged()
+        return bands, (None, None), fitted.slower
+    both = left_out_both(found.fit, sources, used=used, progress=progress)
+    (named, of_named), (generic, of_generic) = (
+        _band(with_middle(each, both[1], sources, used), sources, used) for each in both
+    )
+    return (named, generic), (of_named, of_generic), slower_of(both[1], sources, used)
 
 
-def _left_out(
-    found: Modelled, sources: Array, used: Array, named: bool, progress: Progress | None
-) -> tuple[Band, float]:
-    predicted: Predicted = left_out(found.fit, sources, used=used, named=named, progress=progress)
+def _band(predicted: Predicted, sources: Array, used: Array) -> tuple[Band, float]:
     own, scaled = sources[used].astype(str), predicted.scaled[used]
     return band_of(scaled, source_weights(own)), float(honest_coverage(scaled, own).mean())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shown
 from steptime.estimate.kernels import models_of, of_device
 from steptime.estimate.machine import issue_sharpness
 from steptime.estimate.single import Setting
@@ -15,7 +15,17 @@ from steptime.hardware.records import Device
 from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_library import GENERIC, framework_names, load_framework
-from steptime.plan.job import PRECISIONS, QLORA_BYTES, TARGETS, Adapter, Job, Precision, habitual_overlap, with_habits
+from steptime.plan.job import (
+    PRECISIONS,
+    QLORA_BYTES,
+    TARGETS,
+    Adapter,
+    Job,
+    Precision,
+    dispatched_by,
+    habitual_overlap,
+    with_habits,
+)
 from steptime.study.modes import Mode
 from steptime.surface.accustomed import framework_taken, no_framework
 from steptime.surface.captured import check_captured, check_captured_choices
@@ -29,7 +39,7 @@ from steptime.workload.spec import ModelSpec
 LORA_KEYS = ("rank", "targets", "qlora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
-EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity")
+EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity", "dispatcher")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +113,8 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     accustomed = with_habits(job, job.framework.name)
     if habitual_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
         accustomed = replace(accustomed, framework=without_hiding(job.framework))
+    if "dispatcher" in chosen:
+        accustomed = dispatched_by(accustomed, chosen["dispatcher"])
     return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
 
@@ -162,10 +174,10 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
     if lora is None:
         return None
     if not isinstance(lora, Mapping):
-        raise FieldError("", "lora", f"{lora!r} is not a table such as {{'rank': 16}}")
+        raise FieldError("", "lora", f"{shown(lora)} is not a table such as {{'rank': 16}}")
     for key in lora:
         if key not in LORA_KEYS:
-            raise UnknownNameError("key of lora", str(key), LORA_KEYS)
+            raise UnknownNameError("key of lora", key, LORA_KEYS)
     if lora.get("rank") is None:
         raise FieldError("", "lora.rank", "missing: the adapters need a rank", hint="for example 16 (--lora-rank 16)")
     weight_bytes = QLORA_BYTES if switch("lora.qlora", lora.get("qlora", False)) else None

@@ -7,13 +7,11 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from steptime.calibrate.score import errors
 from steptime.calibrate.table import read_table
@@ -21,7 +19,7 @@ from steptime.errors import FieldError, InputFileError, UserError, did_you_mean,
 from steptime.plan.framework_file import framework_table
 from steptime.store.files import write_whole
 from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
-from steptime.study.measured.aggregate import timed
+from steptime.study.measured.aggregate import memory_columns, timed
 from steptime.study.measured.columns import own_names
 from steptime.study.measured.folds import folds
 from steptime.study.measured.predict import EACH, Scores, score_left_out, score_packaged
@@ -120,10 +118,7 @@ def score_reading(
     refused = {run.row_id: reason for run, reason in scores.refused}
     missing = [_missing(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
     missing += [_missing(run, NOT_ASKED, "") for run in unasked]
-    missing += [
-        Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
-        for s in reading.skipped
-    ]
+    missing += unread(reading)
     how: dict[str, Any] = {
         "predicted_by": "frameworks in use" if leave_out is None else f"fits without {_words(leave_out)}",
         "framework": "named" if named else "not named",
@@ -135,6 +130,14 @@ def score_reading(
     how |= {"doubts": doubts(scores.scored), **_unfitted(reading.runs, leave_out)}
     ordered = sorted(missing, key=lambda row: row.line)
     return RunScore(rows=reading.rows, scored=scores.scored, missing=tuple(ordered), how=how)
+
+
+def unread(reading: Reading) -> list[Missing]:
+    """Rows of a table that are no runs, and why."""
+    return [
+        Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
+        for s in reading.skipped
+    ]
 
 
 def doubts(scored: Sequence[ScoredRun]) -> dict[str, int]:
@@ -228,12 +231,8 @@ def seen(scored: Sequence[ScoredRun]) -> int | None:
 
 def memory_errors(scored: Sequence[ScoredRun]) -> dict[str, Any]:
     """Errors of the peak memory over all definitions of it."""
-    pairs = [(s.run.memory.memory_bytes, s.memory_bytes) for s in scored if s.run.memory and s.memory_bytes > 0]
-    table = np.array(pairs, np.float64).reshape(-1, 2)
-    none = np.full(len(table), np.nan)
-    found: dict[str, Any] = dict(errors(table[:, 0], table[:, 1], none, none))
-    found.pop("coverage90")
-    return {"rows": len(table), **found}
+    measured, predicted, low, high = memory_columns([s for s in scored if s.memory_bytes > 0])
+    return {"rows": len(measured), **errors(measured, predicted, low, high)}
 
 
 def read_any(path: str | Path) -> Reading:
@@ -244,14 +243,23 @@ def read_any(path: str | Path) -> Reading:
     """
     if not str(path).lower().endswith(".parquet"):
         return read_runs(path, cache(load_model))
+    return runs_of(rows_of_parquet(path, check_columns), cache(load_model))
+
+
+def rows_of_parquet(path: str | Path, check: Callable[[str, list[str]], None]) -> list[TableRow]:
+    """Rows of a Parquet file, numbered from 1; ``check`` refuses it by its columns.
+
+    Raises:
+        InputFileError: the file is missing, is no such table, or has no rows.
+    """
     table = read_table(path)
     texts = {name: [_cell(value) for value in column.tolist()] for name, column in table.items()}
     named = own_names(list(texts))
-    check_columns(str(path), [name for name, _ in named])
+    check(str(path), [name for name, _ in named])
     rows = [named_cells(named, cells) for cells in zip(*texts.values(), strict=True)]
     if not rows:
         raise InputFileError(str(path), "has no rows")
-    return runs_of([TableRow(line, cells) for line, cells in enumerate(rows, 1)], cache(load_model))
+    return [TableRow(line, cells) for line, cells in enumerate(rows, 1)]
 
 
 def _cell(value: object) -> str:
@@ -263,6 +271,7 @@ def _cell(value: object) -> str:
 COLUMNS: Final = (
     "line", "row_id", "source_key", "model", "gpu", "gpus", "framework", "measured_s", "predicted_s", "low_s", "high_s",
     "ratio", "time_origin", "memory_measured_bytes", "memory_predicted_bytes", "memory_ratio", "memory_definition",
+    "memory_low_bytes", "memory_high_bytes", "oom_probability",
     "flags", "skipped", "detail",
 )  # fmt: skip
 
@@ -304,5 +313,7 @@ def _scored_cells(s: ScoredRun) -> dict[str, object]:
             "memory_measured_bytes": f"{memory.memory_bytes:.6g}",
             "memory_ratio": f"{s.memory_bytes / memory.memory_bytes:.4f}",
             "memory_definition": memory.definition.name.lower(),
+            "memory_low_bytes": f"{s.memory_low_bytes:.6g}", "memory_high_bytes": f"{s.memory_high_bytes:.6g}",
+            "oom_probability": f"{s.oom_probability:.4g}",
         }  # fmt: skip
     return cells

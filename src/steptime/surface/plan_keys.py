@@ -37,7 +37,7 @@ KEYS: Final[Mapping[str, Count | Ratio | None]] = {
     "ep": Count(), "etp": Count(), "sp": None, "micro_batch": Count(high=MAX_GLOBAL_BATCH), "recompute": None,
     "recompute_every": Count(), "zero": Count(0, 3), "shard": Count(0), "schedule": None, "overlap": None,
     "offload": None, "attention": None, "attention_dtype": None, "context": None, "gradient_dtype": None,
-    "graphs": None,
+    "graphs": None, "dispatcher": None,
     "document_length": Ratio(1.0, float(MAX_SEQ), "tokens of a document of a packed sequence"),
     "expert_imbalance": Ratio(1.0, 1e4, "tokens of the fullest expert rank over the mean"),
     "expert_capacity": Ratio(0.01, 1e4, "slots of an expert over its mean tokens"), "panels": Count(high=10**6),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import UserError
 from steptime.workload.graph import BEFORE, Program, TensorType
+
+if TYPE_CHECKING:
+    from steptime.workload.capture.onnx.model import Stored
 
 NO_LOSS: Final = "sum of the output (give --loss)"
 OWN_LOSS: Final = "the module's own"
@@ -31,6 +34,10 @@ class Settings:
     optimizer: str | None = None
     loss: str | None = None
     autocast: str | None = None
+    stored: Mapping[str, Stored] | None = None
+    """What an ONNX file stores as parameters, buffers and constants; None for other models."""
+    notes: tuple[str, ...] = ()
+    """Why the module behind an ONNX file may have other parameters."""
 
 
 class NotedLoss:

@@ -130,8 +130,9 @@ class Profile:
         return {
             "model": self.program.name, "device": self.device.name, "parameters": self.program.parameter_count,
             "trained_parameters": self.trained_parameters, "parameter_dtypes": self.parameter_dtypes,
-            **settings, "inputs": list(self.settings.inputs),
-            "folded": list(self.program.folded), "taken_as_true": list(self.program.assumed),
+            **settings, "inputs": list(self.settings.inputs), "notes": list(self.settings.notes),
+            "folded": list(self.program.folded), "unfolded": self.program.unfolded,
+            "taken_as_true": list(self.program.assumed),
             "batch": self.program.batch, "samples_per_s": self.samples_per_s,
             "step_time_s": s.step_s, "step_time_bracket_s": list(s.bracket_s), "step_time_band_s": list(s.band_s),
             "mfu": s.mfu, "hfu": s.hfu, "model_flops": s.model_flops, "executed_flops": s.executed_flops,
@@ -306,12 +307,14 @@ def target_of(
 
 
 def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[Program, Settings]:
-    from steptime.workload.capture.onnx import program_of_file
+    from steptime.workload.capture.onnx import program_of_model, read_onnx
 
-    program = program_of_file(path, dims=dims, training=training)
+    read = read_onnx(path, dims=dims)
+    program = program_of_model(read, path, training=training)
     loss = OF_ONNX if training else "none"
     return program, Settings(
-        inputs=input_texts(program), training=training, optimizer="none", loss=loss, autocast="none"
+        inputs=input_texts(program), training=training, optimizer="none", loss=loss, autocast="none",
+        stored=read.stored, notes=read.notes,
     )  # fmt: skip
 
 

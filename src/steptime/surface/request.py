@@ -6,10 +6,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten, shown
 from steptime.num import round_up
 from steptime.plan.constraints import OPERATORS, Constraint
-from steptime.plan.job import ATTENTION_DTYPES, ATTENTIONS, CONTEXTS, GRADIENT_BYTES, GRAPHS, OFFLOADS
+from steptime.plan.job import (
+    ATTENTION_DTYPES,
+    ATTENTIONS,
+    CONTEXTS,
+    DISPATCHERS,
+    GRADIENT_BYTES,
+    GRAPH_PARTS,
+    GRAPHS,
+    OFFLOADS,
+)
 from steptime.plan.overlap_rules import OVERLAPS
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
@@ -21,7 +30,7 @@ from steptime.surface.values import NameOrPath, choice, number, some_of, switch,
 
 CHOICES = {
     "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "attention_dtype": ATTENTION_DTYPES, "context": CONTEXTS,
-    "gradient_dtype": tuple(GRADIENT_BYTES), "graphs": GRAPHS,
+    "gradient_dtype": tuple(GRADIENT_BYTES), "dispatcher": DISPATCHERS,
 }  # fmt: skip
 SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
 """Choices of which several may hold."""
@@ -54,6 +63,8 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
         return choice(key, value, CHOICES[key])
     if key in RATIOS:
         return number(key, value, *RATIOS[key])
+    if key == "graphs":
+        return graphs_of(value)
     if key == "sp":
         return int(switch(key, value))
     if key == "recompute":
@@ -68,6 +79,22 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
 def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
     """The error for a key that is none; what a report abbreviates has its key named."""
     return UnknownNameError(kind, key, allowed, otherwise=f"{key} of a report is {SHOWN[key]}" if key in SHOWN else "")
+
+
+def graphs_of(value: Any) -> str:
+    """What is one graph: ``none``, ``step``, or parts of a layer joined by ``+``, each once and in their order.
+
+    >>> graphs_of("router+attention"), graphs_of("step")
+    ('attention+router', 'step')
+
+    Raises:
+        FieldError: it is no text.
+        UnknownNameError: no such part, or ``none`` or ``step`` with others.
+    """
+    if (given := text("graphs", value)) in GRAPHS:
+        return given
+    parts = {choice("graphs", part, (*GRAPH_PARTS, *(() if "+" in given else GRAPHS))) for part in given.split("+")}
+    return "+".join(part for part in GRAPH_PARTS if part in parts)
 
 
 def recompute_of(value: Any, framework: str = "") -> int:
@@ -93,7 +120,7 @@ def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
     attention = out.get("attention", "fused")
     if attention not in mode.attentions:
         raise PlanError(
-            f"attention {attention!r} is only modelled in published mode",
+            f"attention {shown(attention)} is only modelled in published mode",
             hint=f"give --mode published, or one of {', '.join(mode.attentions)}",
         )
     if not mode.method.calibrated:
@@ -111,7 +138,8 @@ def _check_schedule(out: Mapping[str, Any]) -> None:
 
 _NEUTRAL = {"vpp": 1, "zero": 1, "ep": 1, "etp": 1, "sp": 1, "shard": 0, "recompute_every": 1, "context": "all_gather",
             "gradient_dtype": None, "attention_dtype": None, "graphs": "none", "document_length": None,
-            "schedule": "1f1b", "expert_imbalance": 1.0, "expert_capacity": None, "offload": frozenset()}  # fmt: skip
+            "dispatcher": "all_to_all", "schedule": "1f1b", "expert_imbalance": 1.0, "expert_capacity": None,
+            "offload": frozenset()}  # fmt: skip
 
 
 def _check_published(out: Mapping[str, Any]) -> None:
@@ -130,7 +158,7 @@ def _words(value: Any) -> str:
 
 def _placement(value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
-        raise FieldError("", "placement", f"{value!r} is not a table of axis = devices")
+        raise FieldError("", "placement", f"{shown(value)} is not a table of axis = devices")
     for axis in value:
         if axis not in AXES:
             raise UnknownNameError("axis of a placement", str(axis), AXES)

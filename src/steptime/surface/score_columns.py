@@ -71,6 +71,23 @@ def _number(text: object) -> float:
         return np.nan
 
 
+def unknown_devices(names: Sequence[str], unknown: Sequence[bool]) -> str:
+    """Each device that is not known with the first row that names it, the most frequent first; rows count from 1.
+
+    >>> unknown_devices(["h100", "abacus", "abacus", ""], [False, True, True, True])
+    'abacus (2 rows, the first is row 2), no name (row 4); steptime devices lists those that there are'
+    """
+    rows: dict[str, list[int]] = {}
+    for row, (name, is_unknown) in enumerate(zip(names, unknown, strict=True), 1):
+        if is_unknown:
+            rows.setdefault(shorten(name, 40) or "no name", []).append(row)
+    told = [
+        f"{name} ({f'{len(found)} rows, the first is ' if len(found) > 1 else ''}row {found[0]})"
+        for name, found in sorted(rows.items(), key=lambda item: (-len(item[1]), item[1]))
+    ]
+    return f"{first_few(told, LISTED)}; steptime devices lists those that there are" if told else ""
+
+
 def unknown_operators(ops: Iterable[str]) -> str:
     """What to write instead of operators that have no time model."""
     return f"{_listed(ops)}; operators are {', '.join(PLAIN)} (steptime score --columns)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.plan.framework_file import framework_path
@@ -12,7 +12,7 @@ from steptime.study.measured import Reading
 from steptime.study.measured.aggregate import macro
 from steptime.study.measured.samples import Progress, modelled
 from steptime.study.measured.targets import Reached, reached
-from steptime.surface.measured_scoring import RunScore, score_reading
+from steptime.surface.measured_scoring import RunScore, score_reading, unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +27,14 @@ class Way:
 SEEN: Final = "packaged"
 KNOWN: Final = "source_and_model"
 UNSEEN: Final = "each"
+UNNAMED: Final = "unnamed"
 #: Key -> way, the easiest question first.
 WAYS: Final = {
     SEEN: Way(title="frameworks of the package (most sources were in the fit)"),
     KNOWN: Way(title="source known, model not", leave_out=KNOWN),
     "model": Way(title="model not known, in ten parts", leave_out="model"),
     UNSEEN: Way(title="source not known", leave_out=UNSEEN),
-    "unnamed": Way(title="source not known, framework not told", leave_out=UNSEEN, named=False),
+    UNNAMED: Way(title="source not known, framework not told", leave_out=UNSEEN, named=False),
 }
 
 
@@ -42,7 +43,10 @@ class Board:
     """All predictions and their statistics."""
 
     scores: Mapping[str, RunScore]
+    """Of the runs of the first table, by way."""
     summaries: Mapping[str, Mapping[str, Any]]
+    second: Mapping[str, Mapping[str, Any]]
+    """Of the runs of the second table, by way; empty without one."""
     targets: tuple[Reached, ...]
     reading: Mapping[str, Any]
     digest: str
@@ -50,25 +54,44 @@ class Board:
     """Mean over sources of the errors, by way, of the same tables without what scripts say."""
 
 
-def board_of(reading: Reading, printed: Reading, begun: Callable[[str], Progress | None] = lambda _: None) -> Board:
+def board_of(
+    reading: Reading,
+    printed: Reading,
+    begun: Callable[[str], Progress | None] = lambda _: None,
+    second: Reading | None = None,
+) -> Board:
     """Predicts the runs in every way.
 
     Args:
         reading: the runs.
         printed: the same without what the scripts behind them say.
         begun: called with the title of each way when it begins; gives the callback for its progress.
+        second: runs of a second table, which are fitted together with the first and have statistics of their own.
     """
-    found = modelled(reading.runs)
-    scores = {
-        key: score_reading(reading, leave_out=way.leave_out, named=way.named, progress=begun(way.title), found=found)
+    both = replace(reading, runs=(*reading.runs, *(() if second is None else second.runs)), skipped=())
+    found = modelled(both.runs)
+    every = {
+        key: score_reading(both, leave_out=way.leave_out, named=way.named, progress=begun(way.title), found=found)
         for key, way in WAYS.items()
     }
+    scores = {key: _of(score, reading) for key, score in every.items()}
+    apart = {} if second is None else {key: _of(score, second) for key, score in every.items()}
     return Board(
         scores=scores, summaries={key: score.to_json() for key, score in scores.items()},
+        second={key: score.to_json() for key, score in apart.items()},
         targets=tuple(reached({key: score.scored for key, score in scores.items()})),
         reading=reading.to_json(), digest=frameworks_digest(),
         as_printed=_means_over_sources(printed, begun),
     )  # fmt: skip
+
+
+def _of(score: RunScore, own: Reading) -> RunScore:
+    """The part of a score of both tables that is of one of them."""
+    known = {id(run) for run in own.runs}
+    scored = tuple(s for s in score.scored if id(s.run) in known)
+    names = {(run.source_key, run.row_id) for run in own.runs} - {(s.run.source_key, s.run.row_id) for s in scored}
+    refused = [row for row in score.missing if (row.source_key, row.row_id) in names]
+    return replace(score, rows=own.rows, scored=scored, missing=(*refused, *unread(own)))
 
 
 def _means_over_sources(reading: Reading, begun: Callable[[str], Progress | None]) -> dict[str, float]:

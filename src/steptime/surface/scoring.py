@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.calibrate.family import KernelFamily, dtype_of, readable, shapes_of, timed, timer_of
-from steptime.calibrate.gemm import BACKWARD, BYTES, FAMILY, gemm_dtype
+from steptime.calibrate.gemm import BACKWARD, BYTES, FAMILY, OF_FRAMEWORKS, gemm_dtype
 from steptime.calibrate.kernel_curves import ANY_DTYPE
 from steptime.calibrate.kernel_families import BYTES_ONLY, FAMILIES
 from steptime.calibrate.score import Predicted, Score
 from steptime.calibrate.table import Table
-from steptime.calibrate.transfer import predict, widened
+from steptime.calibrate.transfer import of_others, predict, widened
 from steptime.errors import FieldError, UserError
 from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.profile import Curve
@@ -32,7 +32,7 @@ from steptime.num import Array
 from steptime.store.files import refuse_unwritable, write_whole
 from steptime.surface.known_curves import Known, device_of
 from steptime.surface.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
-from steptime.surface.score_columns import unknown_collectives, unknown_operators, unread_shapes
+from steptime.surface.score_columns import unknown_collectives, unknown_devices, unknown_operators, unread_shapes
 from steptime.surface.score_tables import KERNEL_COLUMNS, read_collectives, read_measurements
 
 NO_TIME: Final = "no positive measured time"
@@ -45,7 +45,13 @@ NAMELESS: Final = "unnamed"
 """Group of rows whose cell is empty."""
 
 #: Plain products first; grouped products have a model of their own, and that of plain ones as the last resort.
-ORDER: Final = (replace(FAMILY, ops=FAMILY.ops - {"grouped_gemm"}), BACKWARD, *FAMILIES, FAMILY)
+ORDER: Final = (
+    *OF_FRAMEWORKS.values(),
+    replace(FAMILY, ops=FAMILY.ops - {"grouped_gemm"}),
+    BACKWARD,
+    *FAMILIES,
+    FAMILY,
+)
 OPS: Final = frozenset[str]().union(*(family.ops for family in ORDER))
 #: Log error (standard deviation) that an implementation which a row does not name adds; choice of this program.
 STAND_IN_ERROR: Final = 0.3
@@ -117,6 +123,7 @@ def _hints(found: Scored, known: Mapping[str, Callable[[Iterable[str]], str]]) -
     """What to write instead, for the reasons that rows were skipped for."""
     reason = found.score.predicted.reason
     made = {why: hint(found.op[reason == why].tolist()) for why, hint in known.items() if (reason == why).any()}
+    made[NO_DEVICE] = unknown_devices(found.table.text("gpu").tolist(), (reason == NO_DEVICE).tolist())
     return {why: text for why, text in made.items() if text}
 
 
@@ -224,12 +231,15 @@ class _State:
         good = readable(shape)
         place, shape = place[good], {name: column[good] for name, column in shape.items()}
         self.reason[place] = NO_CURVE
+        sources = table.take(good).text("source")
         for (gpu, dtype, timer), index in _cells(family, table.take(good)):
             device = self.devices[gpu]
             found = known.curve(device, _curves_of(family), dtype, timer) if device else None
             if device is None or found is None:
                 continue
             curve = replace(found[0], band=widened(found[0].band, error)) if error else found[0]
+            if set(sources[index]) != {curve.source}:
+                curve = replace(curve, band=of_others(curve))
             made = _times(family, curve, device, {name: column[index] for name, column in shape.items()})
             if made is None:
                 continue
@@ -274,7 +284,7 @@ def _cells(family: KernelFamily, table: Table) -> Iterator[tuple[tuple[str, str,
 
 
 def _dtype(family: KernelFamily, name: str) -> str:
-    if _curves_of(family) == FAMILY.name:
+    if _curves_of(family) == FAMILY.name or family in OF_FRAMEWORKS.values():
         return gemm_dtype(name)
     return ANY_DTYPE if family in BYTES_ONLY else dtype_of(name) or name
 

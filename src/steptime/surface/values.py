@@ -96,7 +96,7 @@ def choice(field: str, value: Any, allowed: Sequence[str]) -> str:
         UnknownNameError: it is none of them.
     """
     if not isinstance(value, str):
-        raise FieldError("", field, f"{value!r} is not one of {', '.join(allowed)}")
+        raise FieldError("", field, f"{shown(value)} is not one of {', '.join(allowed)}")
     if value not in allowed:
         raise UnknownNameError(field, value, allowed)
     return value
@@ -126,7 +126,7 @@ def some_of(field: str, value: Any, allowed: Sequence[str]) -> frozenset[str]:
     """
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple, set, frozenset)):
-        raise FieldError("", field, f"{value!r} is not a list of {', '.join(allowed)}, or none")
+        raise FieldError("", field, f"{shown(value)} is not a list of {', '.join(allowed)}, or none")
     names = [n.strip() if isinstance(n, str) else n for n in names]
     if names in (["none"], [""], []):
         return frozenset()

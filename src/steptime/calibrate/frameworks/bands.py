@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from steptime.calibrate.frameworks.fit import Fitted, FrameworkFit
 from steptime.num import Array, weighted_quantiles
 
+TOLD = 1e-6
+"""Slope below which a time does not depend on the factor of an unknown framework."""
 LEVEL = 0.9
 """Share of measured runs that a band is to hold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Predicted:
     """Predictions of runs by fits that did not see their group."""
 
@@ -22,6 +24,8 @@ class Predicted:
     """ln(predicted / measured)."""
     deviation: Array
     """What all doubts together make of it."""
+    slowing: Array
+    """Change of the logarithm of each time by that of the factor of an unknown framework; 0 where it is known."""
 
     @property
     def scaled(self) -> Array:
@@ -38,6 +42,10 @@ class Band:
     high: float
 
 
+MIDDLE = 0.1
+"""Logarithm of the factor from which the slope of :attr:`Predicted.slowing` is taken: about as large as it is found."""
+
+
 def left_out(
     fit: FrameworkFit,
     group: Array,
@@ -46,25 +54,78 @@ def left_out(
     named: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
-    """Predictions of every run by a fit to the runs of all other groups.
+    """Predictions of every run by a fit to the runs of all other groups; see :func:`left_out_both`."""
+    return left_out_both(fit, group, used=used, ways=(named,), progress=progress)[0]
+
+
+def left_out_both(
+    fit: FrameworkFit,
+    group: Array,
+    *,
+    used: Array,
+    ways: Sequence[bool] = (True, False),
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Predicted]:
+    """Predictions of every run by fits to the runs of all other groups, in one or both ways from the same fits.
 
     Args:
         fit: all runs.
         group: group of each run.
         used: runs that a fit may use.
-        named: whether the framework of a run is told (its parameters then come from its other groups).
+        ways: whether the framework of a run is told (its parameters then come from its other groups), for each result.
         progress: called with groups done and all groups.
     """
-    residual, deviation = np.zeros(fit.count), np.zeros(fit.count)
+    made = [Predicted(*(np.zeros(fit.count) for _ in range(3))) for _ in ways]
     groups = sorted(set(group))
     for done, name in enumerate(groups, start=1):
         out = group == name
         fitted: Fitted = fit.fit(used & ~out)
-        residual[out] = (fit.log_s(fitted, named=named) - fit.log_measured)[out]
-        deviation[out] = fit.deviations(fitted, named=named)[out]
+        for each, named in zip(made, ways, strict=True):
+            _predict(each, fit, fitted, out, named)
         if progress:
             progress(done, len(groups))
-    return Predicted(residual=residual, deviation=deviation)
+    return made
+
+
+def _predict(into: Predicted, fit: FrameworkFit, fitted: Fitted, out: Array, named: bool) -> None:
+    """Fills in what a fit predicts of the runs ``out``."""
+    log_s, slower = fit.log_s(fitted, named=named), fit.log_s(replace(fitted, slower=MIDDLE), named=named)
+    into.residual[out] = (log_s - fit.log_measured)[out]
+    into.deviation[out] = fit.deviations(fitted, named=named)[out]
+    into.slowing[out] = ((slower - log_s) / MIDDLE)[out]
+
+
+def slower_of(predicted: Predicted, source: Array, chosen: Array) -> float:
+    r"""Logarithm of the factor by which frameworks were slower that their fit did not know, over the common values.
+
+    $$\operatorname{median}_w\left(-\frac{e_r}{g_r}\right)$$
+
+    over the runs $r$ of ``chosen`` whose time depends on it, all sources counting alike ($w$), where $e_r$ is the
+    logarithm of predicted over measured time and $g_r$ its slope by that of the factor.
+
+    Source: definition; 0 where no run is of a framework that its fit did not know.
+    """
+    use = chosen & (predicted.slowing > TOLD)
+    if not use.any():
+        return 0.0
+    wanted = -predicted.residual[use] / predicted.slowing[use]
+    return float(weighted_quantiles(wanted, source_weights(source[use]), [0.5])[0])
+
+
+def with_middle(predicted: Predicted, unnamed: Predicted, source: Array, used: Array) -> Predicted:
+    """The predictions with unknown frameworks as much slower as those of all other sources were.
+
+    Args:
+        predicted: predictions by fits without the group of a run.
+        unnamed: by the same fits, no framework being told, from which the factor is taken (:func:`slower_of`).
+        source: source of each run.
+        used: runs that a fit may use.
+    """
+    moved = predicted.residual.copy()
+    for name in np.unique(source):
+        own = source == name
+        moved[own] += slower_of(unnamed, source, ~own & used) * predicted.slowing[own]
+    return replace(predicted, residual=moved)
 
 
 def source_weights(source: Array) -> Array:

@@ -23,7 +23,8 @@ from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
 from steptime.estimate.work import PHASES, PhaseWork, phase_work
 from steptime.num import Array
-from steptime.plan.framework import BUSY, widening
+from steptime.plan.framework import BUSY, HABITS, widening
+from steptime.plan.framework_library import GENERIC, SLOWED
 
 NOISE = 0.15
 """Spread of runs around a good model (logarithm of time)."""
@@ -45,6 +46,7 @@ DONE = 1e-3
 ROUNDS = 30
 FULL_STEPS = 8
 """Rounds with whole steps; later ones take half of them, so that a pair of points cannot alternate."""
+SLOWED_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in SLOWED]
 BUSY_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in BUSY]
 
 
@@ -120,17 +122,28 @@ class Fitted:
     rounds: int
     device_sources: Mapping[str, float] = field(default_factory=dict)
     """Sources that have measured each device."""
+    slower: float = 0.0
+    """Logarithm of how much slower than the common values a framework is that is not known."""
+
+    def known(self, framework: str | None) -> bool:
+        """Whether runs of a framework say what it adds; those of software without a name do not."""
+        return framework in self.frameworks and framework != GENERIC
 
     def columns(self, framework: str | None, device: str) -> Array:
-        """Values for a run; an unknown framework or device adds nothing."""
-        row: Array = self.common + self.frameworks.get(framework or "", np.zeros(len(PARAMETERS)))
+        """Values for a run; an unknown device adds nothing, and so does a framework of which only habits are known.
+
+        Software of which nothing is known is :attr:`slower`.
+        """
+        row: Array = self.common + (self.frameworks[framework or ""] if self.known(framework) else 0.0)
+        if not self.known(framework) and framework not in HABITS:
+            row[SLOWED_COLUMNS] += self.slower
         row[BUSY_COLUMNS] += self.devices.get(device, np.zeros(len(BUSY)))
         return row
 
     def doubts(self, framework: str | None, device: str) -> tuple[Array, float]:
         """Standard deviations of a run's parameters, and of its device's factor."""
         return (
-            self.framework_doubts.get(framework or "", self.common_doubt),
+            self.framework_doubts[framework or ""] if self.known(framework) else self.common_doubt,
             self.device_doubts.get(device, DEVICE_SPREAD),
         )
 
@@ -273,7 +286,11 @@ class FrameworkFit:
             if np.abs(move).max() < DONE:
                 break
         fitted = self._fitted(theta, np.linalg.inv(curvature), rounds)
-        return replace(fitted, device_sources=self._sources(used))
+        seen = {str(name) for name in self.runs.framework[used]}
+        return replace(
+            fitted, device_sources=self._sources(used),
+            frameworks={name: own for name, own in fitted.frameworks.items() if name in seen},
+        )  # fmt: skip
 
     def _sources(self, used: Array) -> dict[str, float]:
         pairs = set(zip(self.runs.device[used], self.runs.source[used], strict=True))

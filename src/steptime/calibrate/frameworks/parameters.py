@@ -43,6 +43,7 @@ PARAMETERS: Sequence[Parameter] = (
     Parameter(name="vector", prior=1.3, doubt=0.5, spread=0.25),
     Parameter(name="host_s", prior=4e-5, doubt=0.7, spread=0.60),
     Parameter(name="router_s", prior=5e-4, doubt=1.0, spread=0.60),
+    Parameter(name="captured_wait", prior=0.4, doubt=0.5, spread=0.25),
     Parameter(name="tensor_links", prior=1.1, doubt=0.5, spread=0.6),
     Parameter(name="context_links", prior=1.0, doubt=0.5, spread=0.7),
     Parameter(name="expert_links", prior=1.0, doubt=0.5, spread=0.7),

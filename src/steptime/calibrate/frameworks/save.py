@@ -30,6 +30,7 @@ def to_toml(
     """The file: common values, each framework's and device's own, doubts, bands, and where all of it comes from."""
     parts = [HEADER, "[provenance]", *(f"{toml_key(name)} = {_value(value)}" for name, value in provenance.items()), ""]
     parts += ["[common]", *_values(fitted.common), "", "[doubts]", *_doubts(fitted.common_doubt), ""]
+    parts += ["[generic]", f"slower = {_number(math.exp(fitted.slower))}", ""]
     for title, band in (("named", named), ("generic", generic)):
         parts += [f"[band.{title}]", f"low = {_number(band.low)}", f"high = {_number(band.high)}", ""]
     parts += ["[band.model]", f"noise = {_number(noise())}", f"experts = {EXPERTS}",
@@ -79,6 +80,7 @@ def packaged() -> tuple[Fitted, tuple[Band, Band]]:
         framework_doubts={name: _plain(own["doubts"]) for name, own in frameworks.items()},
         device_doubts={name: float(own["doubt"]) for name, own in devices.items()}, rounds=0,
         device_sources={name: float(own["sources"]) for name, own in devices.items()},
+        slower=math.log(float(table["generic"]["slower"])),
     )  # fmt: skip
     named, generic = (Band(low=float(b["low"]), high=float(b["high"])) for b in
                       (table["band"]["named"], table["band"]["generic"]))  # fmt: skip

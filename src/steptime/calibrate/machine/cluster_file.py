@@ -73,6 +73,7 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
     chip = host.processor if host.device == "cuda" else f"{host.threads} core(s) of {host.processor}"
     noise = "noise unknown (one round)" if fitted.noise != fitted.noise else f"noise {fitted.noise * 100:.1f} %"
     made = f"measured on {host.host} on {fitted.date} with torch {host.torch}, {len(fitted.operators)} points, {noise}"
+    shares = [name for name in _SHARES if not fitted.memory_note or name != "memory_efficiency"]
     rows = [
         MARK,
         f"title = {text_of(host.title)}",
@@ -96,9 +97,10 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
         *_rates("matrix", device.matrix_flops_per_s),
         *_rates("vector", device.vector_flops_per_s),
         "[[device.sources]]",
-        f"fields = {json.dumps([*_SHARES, 'kernel_latency', 'matrix', 'vector'])}",
+        f"fields = {json.dumps([*shares, 'kernel_latency', 'matrix', 'vector'])}",
         f"source = {text_of('linear regressions of time on work; ' + made)}",
         'kind = "fitted"',
+        *(_memory_source(fitted.memory_note) if fitted.memory_note else []),
     ]
     for level in fitted.levels:
         rows += ["", *_level(level, made)]
@@ -106,6 +108,16 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
 
 
 _SHARES: Final = ("matrix_efficiency", "vector_efficiency", "memory_efficiency")
+
+
+def _memory_source(note: str) -> list[str]:
+    return [
+        "",
+        "[[device.sources]]",
+        'fields = ["memory_bandwidth", "memory_efficiency"]',
+        f"source = {text_of(note)}",
+        'kind = "assumed"',
+    ]
 
 
 def _rates(table: str, rates: Mapping[str, float]) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 _CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+#: Limits of the memory of a container (control groups, second and first version); ``max`` or a huge number: none.
+_LIMITS: Final = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
 _UNITS: Final = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -88,10 +90,19 @@ def _processor() -> str:
 
 
 def _memory_bytes() -> float:
+    """Of the host, or what a container may use of it; 8 GB if the system does not tell."""
     try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        sizes = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     except (ValueError, OSError, AttributeError):
-        return 8e9
+        sizes = []
+    for path in _LIMITS:
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            continue
+        if text.isdecimal() and int(text):
+            sizes.append(float(text))
+    return min(sizes, default=8e9)
 
 
 def _last_cache_bytes() -> float:

@@ -187,7 +187,7 @@ def _fit_streaming(shape: Shape, seconds: Array) -> Values:
     moved, fresh = shape["moved_bytes"], _fresh_columns(shape)
     best: Values = {}
     best_loss = np.inf
-    for cache in (0.0, *(2.0**power for power in range(18, 27))):
+    for cache in (0.0, *(2.0**power for power in range(18, 31))):
         beyond = np.maximum(moved - cache, 0.0)
         columns = [np.ones_like(seconds), moved]
         columns += [beyond] if cache and np.count_nonzero(beyond) > 2 else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from steptime.calibrate.machine.bandwidth import Bandwidth, bandwidth_of
 from steptime.calibrate.machine.collectives import Mesh, Timed
 from steptime.calibrate.machine.host import Host
 from steptime.calibrate.machine.images import loops_of
@@ -75,7 +76,9 @@ class Fitted:
     collectives: tuple[Timed, ...]
     noise: float
     skipped: tuple[str, ...]
-    """What could not be fitted, and why."""
+    """What could not be fitted or is unsure, and why."""
+    memory_note: str = ""
+    """What is unknown about the bandwidth of memory."""
     date: str
 
 
@@ -105,10 +108,13 @@ def fit(
     source = f"{host.title}, torch {host.torch}, {date}"
     curves = [*_operator_curves(operators, source, skipped), *_collective_curves(collectives, source, skipped)]
     ranks = mesh.local if mesh is not None and host.device == "cpu" else 1  # which share the memory of the host
-    device = _device(host, operators, curves, ranks)
+    device, memory = _device(host, operators, curves, ranks)
+    curves = [_unsure(curve, memory.factor) for curve in curves]
+    skipped += [memory.note] if memory.note else []
     return Fitted(
         host=host,
         device=device,
+        memory_note=memory.note,
         levels=_levels(collectives, mesh, device),
         curves=tuple(curves),
         operators=tuple(operators),
@@ -117,6 +123,13 @@ def fit(
         skipped=tuple(skipped),
         date=date,
     )
+
+
+def _unsure(curve: Curve, factor: float) -> Curve:
+    """The curve of a memory-bound operator with the upper end of its band raised by that factor."""
+    if factor == 1 or curve.family.partition("/")[2] not in (*MAPS, *LOOPED):
+        return curve
+    return replace(curve, band=(curve.band[0], curve.band[1] * factor))
 
 
 def _operator_curves(operators: Sequence[Measured], source: str, skipped: list[str]) -> list[Curve]:
@@ -187,7 +200,9 @@ def _collective_curves(collectives: Sequence[Timed], source: str, skipped: list[
     return out
 
 
-def _device(host: Host, operators: Sequence[Measured], curves: Sequence[Curve], ranks: int) -> DeviceFit:
+def _device(
+    host: Host, operators: Sequence[Measured], curves: Sequence[Curve], ranks: int
+) -> tuple[DeviceFit, Bandwidth]:
     best: dict[str, float] = {}
     for one in operators:
         if one.task.kind == "matmul":
@@ -201,19 +216,20 @@ def _device(host: Host, operators: Sequence[Measured], curves: Sequence[Curve], 
     latencies = [c.coefficients["latency_s"] for c in curves if c.family == "half_size_matmul/matmul"]
     launches = [one.seconds for one in operators if one.task.kind == "launch"]
     latency_s = float(np.median([*latencies, *launches])) if latencies or launches else 0.0
-    memory_Bps, memory_share = _memory(host, operators)
-    vector, vector_share = _vector(operators, memory_Bps * memory_share, latency_s)
-    return DeviceFit(
+    memory = bandwidth_of(host, operators)
+    vector, vector_share = _vector(operators, memory.best_Bps * memory.sustained, latency_s)
+    device = DeviceFit(
         matrix_flops_per_s={dtype: flops_per_s / efficiency for dtype, flops_per_s in sustained.items()},
         vector_flops_per_s=vector,
         memory_bytes=host.memory_bytes / ranks,
-        memory_Bps=memory_Bps,
+        memory_Bps=memory.best_Bps,
         matrix_efficiency=efficiency,
         vector_efficiency=vector_share,
-        memory_efficiency=memory_share,
+        memory_efficiency=memory.sustained,
         kernel_latency_s=min(latency_s, 1.0),
         issue_s=_issue_s(host, operators),
     )
+    return device, memory
 
 
 def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
@@ -224,20 +240,6 @@ def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
         return None
     alone_s = max(passes_s - apart_s, 0.0) if host.device == "cpu" else passes_s
     return min(alone_s / TRAINED, 1.0)
-
-
-def _memory(host: Host, operators: Sequence[Measured]) -> tuple[float, float]:
-    """Best bandwidth of a copy that no cache holds, and the share of it that plain streams sustain."""
-    rates = [
-        (one.task.kind, work_of(one.task).moved_bytes / one.seconds)
-        for one in operators
-        if one.task.kind in ("copy", "update") and work_of(one.task).moved_bytes > host.cache_bytes
-    ]
-    copies = [Bps for kind, Bps in rates if kind == "copy"]
-    if not copies:
-        raise UserError("no copy larger than the cache was measured: the memory bandwidth is unknown")
-    share = float(np.median([Bps for _, Bps in rates])) / max(copies)
-    return max(copies), min(1.0, max(1e-3, share))
 
 
 def _vector(operators: Sequence[Measured], memory_Bps: float, latency_s: float) -> tuple[dict[str, float], float]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.torch_ops import Pool, call_of, copies_of
+from steptime.calibrate.machine.torch_ops import Pool, call_of, copies_of, room_bytes
 from steptime.calibrate.machine.torch_timer import CpuTimer, CudaTimer, Timer, summary
 from steptime.calibrate.machine.work import LAUNCHES, Task, extent_of, launches, tasks, work_of
 from steptime.errors import UserError
@@ -73,8 +73,7 @@ class Bench:
         """Seconds of one run of a task, several times over."""
         set_tf32(self.torch, task.dtype == "tf32")
         self.pool.reset()
-        room_bytes = self.host.memory_bytes / 8
-        copies = copies_of(task, self.host.cache_bytes, room_bytes)
+        copies = copies_of(task, self.host.cache_bytes, room_bytes(self.host.memory_bytes))
         timer = self.timer
         if task.kind in LAUNCHES and isinstance(timer, CudaTimer):
             timer = replace(timer, graphs=False)
@@ -107,7 +106,8 @@ def set_tf32(torch: Any, wanted: bool) -> None:
 
 def plan(bench: Bench, dtypes: tuple[str, ...], convolved: tuple[str, ...], settings: Settings) -> list[Task]:
     """What will be measured; ``convolved``: dtypes of convolutions."""
-    extent = extent_of(bench.host.device, settings.quick, bench.host.memory_bytes)
+    host = bench.host
+    extent = extent_of(host.device, settings.quick, host.memory_bytes, host.cache_bytes)
     return [*launches(), *tasks(extent, dtypes, convolved, seed=settings.seed)]
 
 

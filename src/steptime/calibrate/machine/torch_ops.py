@@ -37,6 +37,11 @@ def load_torch() -> Any:
         ) from None
 
 
+def room_bytes(memory_bytes: float) -> float:
+    """What all sets of operands of one task may take of a memory."""
+    return memory_bytes / 8
+
+
 def copies_of(task: Task, cache_bytes: float, room_bytes: float) -> int:
     """Sets of operands to go through in turn.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from steptime.calibrate.machine.draws import log_spaced, log_uniform
@@ -217,14 +217,33 @@ class Extent:
     """Of batch norm and pooling."""
     largest_bytes: float
     """Of all operands of one task together."""
+    streams: tuple[float, ...] = ()
+    """Bytes that further copies and updates move, past a last cache that the other sizes do not pass."""
 
 
-def extent_of(device: str, quick: bool, memory_bytes: float) -> Extent:
-    """The spread of shapes for a ``"cpu"`` core or a ``"cuda"`` device.
+#: Times the last cache that further copies and updates move, and the share of the memory that they may take.
+_PAST_CACHE: Final = (2.0, 3.0)
+_STREAM_SHARE: Final = 1 / 6
+
+
+def extent_of(device: str, quick: bool, memory_bytes: float, cache_bytes: float = 0.0) -> Extent:
+    """The spread of shapes for a ``"cpu"`` core or a ``"cuda"`` device with that memory and that last cache.
 
     >>> extent_of("cpu", True, 16e9).side
     (16, 2048)
+    >>> [round(moved / 2**20) for moved in extent_of("cpu", True, 16e9, 260 * 2**20).streams]
+    [520, 780]
     """
+    extent = _spread(device, quick, memory_bytes)
+    usual_bytes = min(extent.largest_bytes, MAPS["copy"].passes * 4 * extent.elements[1])
+    if usual_bytes >= _PAST_CACHE[0] * cache_bytes:
+        return extent
+    streams = {min(times * cache_bytes, memory_bytes * _STREAM_SHARE) for times in _PAST_CACHE}
+    return replace(extent, streams=tuple(sorted(streams)))
+
+
+def _spread(device: str, quick: bool, memory_bytes: float) -> Extent:
+    """Shapes whatever the cache."""
     if device == "cpu":
         return Extent(
             side=(16, 2048), flops=(3e5, 1.5e9 if quick else 6e9), elements=(2e3, 2.0e7 if quick else 3e7),
@@ -310,8 +329,14 @@ def _maps(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
             task = Task(kind=kind, dtype=dtype, shape={"rows": max(1, round(elements / width)), "width": width})
             if max(operator.passes, 1) * elements * task.element_bytes <= extent.largest_bytes:
                 yield task
+    for kind in ("copy", "update") if dtype == "fp32" else ():
+        for moved in extent.streams:
+            rows = max(1, round(moved / (MAPS[kind].passes * ELEMENT_BYTES[dtype] * _STREAM_WIDTH)))
+            yield Task(kind=kind, dtype=dtype, shape={"rows": rows, "width": _STREAM_WIDTH})
 
 
+#: Elements of a row of the further copies.
+_STREAM_WIDTH: Final = 4096
 DEPTHWISE: Final = 0
 #: Kernel, stride and groups of convolution nets, in turn; :data:`DEPTHWISE`: as many groups as channels.
 WINDOWS: Final = (

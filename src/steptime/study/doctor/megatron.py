@@ -12,7 +12,7 @@ from steptime.plan.recompute import MODULES
 from steptime.study.doctor import words as w
 from steptime.study.doctor.gather import Gathered
 from steptime.study.doctor.records import PADDED_VOCAB, StepLine
-from steptime.study.measured.meaning import recipe_called, recompute_words
+from steptime.study.measured.meaning import dispatcher_called, graphs_called, recipe_called, recompute_words
 
 _ITERATION: Final = re.compile(r"iteration\s*[:=]?\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
 _ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\)?\s*[:=]\s*" + w.NUMBER, re.I)
@@ -210,8 +210,10 @@ def _choices(g: Gathered) -> None:
     if fp32 in w.SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
         narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
         g.plan["gradient_dtype"] = "fp32" if fp32 == "True" else narrow
-    if flags.get("cuda_graph_impl") == "full_iteration":
-        g.plan["graphs"] = "step"
+    if (graphs := _graphs(flags)) != "none":
+        g.plan["graphs"] = graphs
+    if g.model.get("experts") and (dispatcher := _dispatcher(flags)) is not None:
+        g.plan["dispatcher"] = dispatcher
     if flags.get("fp8_dot_product_attention") == "True":
         g.plan["attention_dtype"] = "fp8"
     if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in w.SAID:
@@ -222,6 +224,23 @@ def _choices(g: Gathered) -> None:
         g.plan["attention"] = kernel
     if "virtual_pipeline_model_parallel_size" in flags and g.plan.get("vpp") == 1:
         del g.plan["vpp"]
+
+
+def _graphs(flags: Mapping[str, str]) -> str:
+    """What is one graph: the whole step, or parts of a layer (``cuda_graph_modules``, ``cuda_graph_scope`` before)."""
+    how = flags.get("cuda_graph_impl", "none")
+    scope = f"{flags.get('cuda_graph_modules', '')} {flags.get('cuda_graph_scope', '')}"
+    if how == "full_iteration" or (how == "local" and "full_iteration" in scope):
+        return "step"
+    return graphs_called(scope) if how in ("transformer_engine", "local") else "none"
+
+
+def _dispatcher(flags: Mapping[str, str]) -> str | None:
+    """What sends tokens to their experts: the back end of the flexible dispatcher, by default DeepEP, or its kind."""
+    kind = flags.get("moe_token_dispatcher_type", "")
+    if kind == "flex":
+        return dispatcher_called(flags.get("moe_flex_dispatcher_backend", "")) or "deepep"
+    return dispatcher_called(kind)
 
 
 def _sharding(g: Gathered) -> None:

@@ -14,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.calibrate.score import errors
+from steptime.hardware.library import architecture_of
 from steptime.num import Array
-from steptime.study.measured.ranking import ranked_groups
+from steptime.study.measured.ranking import LEAST_RANKED, Ranked, ranked_groups
 from steptime.study.measured.reasons import Flag
 from steptime.study.measured.run import MeasuredRun
 
@@ -38,6 +39,9 @@ class ScoredRun:
     high_s: float = math.nan
     """95th percentile."""
     memory_bytes: float = math.nan
+    memory_low_bytes: float = math.nan
+    memory_high_bytes: float = math.nan
+    """5th and 95th percentile."""
     oom_probability: float = math.nan
     """Chance that the run does not fit its device, by the prediction."""
 
@@ -52,10 +56,23 @@ def scale_band(gpus: int) -> str:
     return "1" if gpus == 1 else f"{low}-{2 * low - 1}"
 
 
+def architecture_group(run: MeasuredRun) -> str:
+    """Architecture of the devices of a run; a device that states none is a group of its own."""
+    return architecture_of(run.device) or run.device
+
+
+def experts_group(run: MeasuredRun) -> str:
+    """``experts`` where the layers of the model route tokens to experts, else ``dense``."""
+    return "dense" if run.model.experts is None else "experts"
+
+
 #: Name of a grouping -> group of a run.
 GROUPINGS: Final[dict[str, Callable[[MeasuredRun], str]]] = {
     "by_source": lambda run: run.source_key,
     "by_gpu": lambda run: run.device,
+    "by_architecture": architecture_group,
+    "by_experts": experts_group,
+    "by_architecture_and_experts": lambda run: f"{architecture_group(run)}, {experts_group(run)}",
     "by_scale": lambda run: scale_band(run.gpus),
     "by_dtype": lambda run: " or ".join(run.precisions) or "not stated",
     "by_kind": lambda run: run.model_kind,
@@ -96,10 +113,10 @@ def grouped(scored: Sequence[ScoredRun], group: Callable[[MeasuredRun], str]) ->
     return {name: statistics(own) for name, own in sorted(groups.items())}
 
 
-def macro(scored: Sequence[ScoredRun], without: str | None = None) -> dict[str, Any]:
-    """Means over sources of ten rows or more, each source counting once."""
+def macro(scored: Sequence[ScoredRun], without: str | None = None, least: int = LEAST_ROWS) -> dict[str, Any]:
+    """Means over sources, each counting once: those with ``least`` rows or more, one of them left out."""
     by_source = grouped(scored, GROUPINGS["by_source"])
-    rows = [s for name, s in by_source.items() if s["rows"] >= LEAST_ROWS and name != without]
+    rows = [s for name, s in by_source.items() if s["rows"] >= least and name != without]
     out: dict[str, Any] = {"sources": len(rows)}
     for name in ("mape", "median_ape", "bias", "median_bias", "p90_ape", "coverage90"):
         values = [s[name] for s in rows if s[name] is not None]
@@ -115,30 +132,60 @@ def dominant_source(scored: Sequence[ScoredRun]) -> str | None:
 
 
 def memory_statistics(scored: Sequence[ScoredRun]) -> dict[str, dict[str, Any]]:
-    """Errors of the peak memory, for each definition of it; the band counts the unstated unit as error-free.
+    """Errors of the peak memory, for each definition of it; ``coverage90``: share inside the 90 % band.
 
     ``within_unit``: share of predictions between the number read as GB and as GiB, where the unit is not stated.
     """
     out = {}
     rows = [s for s in scored if s.run.memory and math.isfinite(s.memory_bytes) and s.memory_bytes > 0]
     for name in sorted({s.run.memory.definition.name for s in rows if s.run.memory}):
-        own = [(s.run.memory, s.memory_bytes) for s in rows if s.run.memory and s.run.memory.definition.name == name]
-        measured, predicted = np.array([m.memory_bytes for m, _ in own]), np.array([p for _, p in own])
-        least = np.array([m.least_bytes for m, _ in own])
-        none = np.full(len(own), np.nan)
-        found: dict[str, Any] = dict(errors(measured, predicted, none, none))
-        found.pop("coverage90")
+        own = [s for s in rows if s.run.memory and s.run.memory.definition.name == name]
+        measured, predicted, low, high = memory_columns(own)
+        least = np.array([s.run.memory.least_bytes for s in own if s.run.memory])
+        found: dict[str, Any] = dict(errors(measured, predicted, low, high))
         found["median_bias"] = float(np.median(predicted / measured - 1))
         found["within_unit"] = float(np.mean((least <= predicted) & (predicted <= measured)))
         out[name.lower()] = {"rows": len(own), **found}
     return out
 
 
-def rank_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
-    """Order of plans: groups, median and mean Spearman correlation, mean regret, and every group."""
+def choice_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
+    """What it costs to take the plan predicted fastest of each group of three plans or more, over the fastest measured.
+
+    ``mean_regret``, ``median_regret``, ``p90_regret``; ``best_picked`` the share of groups with none; ``chance`` the
+    mean regret of a plan that is drawn blindly.
+    """
+    groups = groups_of_plans(scored)
+    regret = np.array([g.regret for g in groups])
+    if not len(regret):
+        return {"groups": 0, **dict.fromkeys(("mean_regret", "median_regret", "p90_regret", "best_picked", "chance"))}
+    return {
+        "groups": len(groups), "mean_regret": float(regret.mean()), "median_regret": float(np.median(regret)),
+        "p90_regret": float(np.quantile(regret, 0.9)), "best_picked": float(np.mean(regret == 0)),
+        "chance": float(np.mean([g.chance for g in groups])),
+    }  # fmt: skip
+
+
+def memory_columns(scored: Sequence[ScoredRun]) -> tuple[Array, Array, Array, Array]:
+    """Measured and predicted memory in bytes and the ends of its band, of runs that have a measured one."""
+    rows = [
+        (s.run.memory.memory_bytes, s.memory_bytes, s.memory_low_bytes, s.memory_high_bytes)
+        for s in scored if s.run.memory
+    ]  # fmt: skip
+    table = np.array(rows, np.float64).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+
+
+def groups_of_plans(scored: Sequence[ScoredRun]) -> list[Ranked]:
+    """Groups of runs that differ in their plan alone, with the order that is predicted."""
     usable = timed(scored)
     measured, predicted, _, _ = _columns(usable)
-    groups = ranked_groups([s.run for s in usable], measured, predicted)
+    return ranked_groups([s.run for s in usable], measured, predicted)
+
+
+def rank_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
+    """Order of plans in groups of five or more: median and mean Spearman correlation, mean regret, and every group."""
+    groups = [g for g in groups_of_plans(scored) if g.plans >= LEAST_RANKED]
     values = [g.spearman for g in groups if g.spearman is not None]
     return {
         "groups": len(groups),
@@ -192,17 +239,22 @@ def summary(scored: Sequence[ScoredRun]) -> dict[str, Any]:
     top = dominant_source(scored)
     interval = coverage_interval(scored)
     sound = [s for s in scored if s.run.supports_claim]
+    measured = [s for s in scored if Flag.COMPUTED not in s.run.flags]
     out: dict[str, Any] = {
         "time": statistics(scored),
         "time_supporting_claims": statistics(sound),
         "macro_supporting_claims": macro(sound),
         "computed": dict(Counter(s.run.source_key for s in timed(scored) if Flag.COMPUTED in s.run.flags)),
+        "time_without_computed": statistics(measured),
+        "macro_without_computed": macro(measured),
         "coverage90_by_source_interval": list(interval) if interval else None,
         "macro": macro(scored),
+        "macro_all_sources": macro(scored, least=1),
         "dominant_source": top,
         "time_without_dominant": statistics([s for s in scored if s.run.source_key != top]) if top else None,
         "macro_without_dominant": macro(scored, top) if top else None,
         "rank": rank_statistics(scored),
+        "choice": choice_statistics(scored),
         "memory": memory_statistics(scored),
     }
     return out | {name: grouped(scored, group) for name, group in GROUPINGS.items()}

@@ -27,5 +27,7 @@ class Candidate:
     """``fused`` or ``unfused``."""
     offload: frozenset[str] = frozenset()
     """What is kept on the host, beside what the row says."""
+    hides_data: bool = True
+    """Gradients and weights travel behind computation where the framework hides them, or nobody knows what it does."""
     fits: bool = True
     """The predicted memory is below that of the device."""

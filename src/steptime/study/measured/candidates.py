@@ -9,12 +9,14 @@ from typing import Final
 
 from steptime.hardware.records import Device
 from steptime.num import divisors
+from steptime.plan.framework import HABITS, habits_of
 from steptime.study.measured.candidate import Candidate
 from steptime.study.measured.canonical import Recomputation, catalogue_device
 from steptime.study.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.study.measured.fit import fit_weight, needed_bytes
 from steptime.study.measured.meaning import shards_of
 from steptime.study.measured.run import MeasuredRun
+from steptime.study.measured.setting import paged_optimizer, said_to_overlap
 from steptime.study.measured.tables import framework_default, recompute_default, table
 
 MOST: Final = 12
@@ -25,13 +27,15 @@ _BEAM: Final = 200
 _LAYOUTS: Final = 4
 """Most degrees that are kept where none are stated, so that the other settings have room."""
 #: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
-_WHOLE_BATCH: Final = frozenset({"maxtext", "paxml"})
+_WHOLE_BATCH: Final = frozenset({"maxtext", "paxml", "colossalai"})
 #: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
 _BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
 #: Frameworks whose runs recompute no more than memory asks for.
 _AS_NEEDED: Final = _BY_LAYER | {"maxtext", "paxml"}
 #: Frameworks that may keep on the host what a layer keeps, where the row says neither that nor what is recomputed.
 _ON_HOST: Final = frozenset({"maxtext"})
+PAGED: Final = 0.02
+"""Chance that states which leave the device where it is full do so where they would fit."""
 #: Recomputation that is not full -> about how much of the forward pass it repeats.
 _AGAIN: Final = {
     "none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.4,
@@ -39,6 +43,8 @@ _AGAIN: Final = {
 }  # fmt: skip
 AVOIDED: Final = 0.7
 """Chance that a recomputation which memory does not ask for is left out."""
+WHOLE_SHARDED: Final = 3
+"""ZeRO stage of which the groups of shards may be the nodes (HSDP)."""
 PARTS: Final = (0.25, 0.5, 1.0)
 """Shares of the layers that such a framework may recompute where the row does not say how many."""
 #: Frameworks that shard over all devices where no degrees are stated.
@@ -82,7 +88,17 @@ def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
 def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
     zeros = _zeros(run, degrees)
     options = [
-        (precision, micro, recompute, zero, sp, attention, offload, weight * w1 * w2 * w3 * w4 * w5 * w6 * w7)
+        (
+            precision,
+            micro,
+            recompute,
+            zero,
+            sp,
+            attention,
+            offload,
+            hides,
+            weight * w1 * w2 * w3 * w4 * w5 * w6 * w7 * w8,
+        )
         for precision, w1 in _precisions(run, device)
         for micro, w2 in _micro_batches(run, degrees)
         for recompute, w3 in _recomputes(run)
@@ -90,13 +106,15 @@ def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Deg
         for sp, w5 in _sequence_parallel(run, degrees)
         for attention, w6 in _attentions(run)
         for offload, w7 in _offloads(run)
+        for hides, w8 in _hides_data(run, degrees)
     ]
     return [
         Candidate(
             weight=w, precision=precision, degrees=degrees, micro_batch=micro, recompute=recompute, zero=zero,
             shard_ranks=_shard_ranks(run, degrees, zero), sequence_parallel=sp, attention=attention, offload=offload,
+            hides_data=hides,
         )
-        for precision, micro, recompute, zero, sp, attention, offload, w in options
+        for precision, micro, recompute, zero, sp, attention, offload, hides, w in options
     ]  # fmt: skip
 
 
@@ -126,7 +144,7 @@ def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
 
 def _otherwise(c: Candidate) -> tuple[object, ...]:
     """All settings of a candidate but its recomputation."""
-    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload)
+    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.hides_data)
 
 
 def _again(c: Candidate) -> float:
@@ -157,6 +175,8 @@ def _degrees(run: MeasuredRun) -> list[tuple[float, Degrees]]:
     if not found:
         cp = run.gpus // gcd(run.gpus, run.global_batch)
         found = [Degrees(tp=1, pp=1, cp=cp, dp=run.gpus // cp, vpp=1, ep=None)]
+    if run.adapter is not None:  # of runs that state them all cut the sequence, which their frozen weights allow
+        return [(1.0 / (d.tp**2 * d.pp**3 * d.cp**0.5), d) for d in found]
     return [(1.0 / (d.tp * d.pp**1.5 * d.cp) ** 2, d) for d in found]
 
 
@@ -237,6 +257,10 @@ def _shard_ranks(run: MeasuredRun, degrees: Degrees, zero: int) -> int:
     ranks = degrees.dp * degrees.cp
     if zero == 0:
         return 1
+    within = habits_of(run.framework).within_node if run.sharding is None else run.sharding.within_node
+    if within and zero == WHOLE_SHARDED:
+        inside = run.gpus_per_node // gcd(run.gpus_per_node, degrees.tp)
+        return inside if ranks % inside == 0 else ranks
     if run.sharding is None:
         return ranks
     own = shards_of(run.framework, run.sharding.ranks or 0, degrees.cp)
@@ -259,7 +283,16 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
     return _normal(own or framework_default(run.framework, "attention"))
 
 
+def _hides_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
+    """Whether gradients and weights travel behind computation: of software without known habits either may be."""
+    if run.framework in HABITS or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
+        return [(True, 1.0)]
+    return [(True, 0.5), (False, 0.5)]
+
+
 def _offloads(run: MeasuredRun) -> list[tuple[frozenset[str], float]]:
     if run.framework in _ON_HOST and run.recompute is None and not run.offload:
         return [(frozenset(), 0.5), (frozenset({"activations"}), 0.5)]
+    if paged_optimizer(run):
+        return [(frozenset(), 1.0 - PAGED), (frozenset({"optimizer"}), PAGED)]
     return [(frozenset(), 1.0)]

@@ -218,6 +218,8 @@ class Sharding:
     """Ranks of one sharding group; None: not stated, as a rule all data-parallel ranks."""
     replicas: int | None = None
     """Copies of the sharded model (hybrid sharding); None: not stated."""
+    within_node: bool = False
+    """The ranks of a node share out among them, and the nodes hold copies."""
 
 
 #: Pattern -> stages, the first that is found.
@@ -232,13 +234,18 @@ _SHARDING: Final = (
 )  # fmt: skip
 
 
+_WITHIN_NODE: Final = re.compile(r"hsdp|hybrid[-_ ]?shard|(?:with)?in (?:a|each|one|the) node|intra-?node|per node")
+
+
 def sharding(text: str) -> Sharding | None:
     """Sharding of a text; None: it says nothing, or nothing that is known.
 
     >>> sharding("FSDP=128, DP=4")
-    Sharding(stages=(3,), ranks=128, replicas=4)
+    Sharding(stages=(3,), ranks=128, replicas=4, within_node=False)
     >>> sharding("FSDP SHARD_GRAD_OP").stages, sharding("FSDP2 (dp_shard 8)").ranks, sharding("")
     ((2,), 8, None)
+    >>> sharding("HSDP").within_node, sharding("FSDP full shard").within_node, sharding("HSDP shard 16").within_node
+    (True, False, False)
     """
     low = text.lower().strip()[:300]
     stages = next((found for pattern, found in _SHARDING if re.search(pattern, low)), None)
@@ -251,7 +258,8 @@ def sharding(text: str) -> Sharding | None:
     ranks, replicas = (
         int(found.group(1) or found.group(2)) if found and len(found.group()) < 40 else None for found in (size, copies)
     )
-    return Sharding(stages=stages, ranks=ranks or None, replicas=replicas or None)
+    within = bool(_WITHIN_NODE.search(low)) and not ranks and not replicas
+    return Sharding(stages=stages, ranks=ranks or None, replicas=replicas or None, within_node=within)
 
 
 def fused_kernel(text: str) -> str | None:
@@ -259,11 +267,14 @@ def fused_kernel(text: str) -> str | None:
 
     >>> [fused_kernel(t) for t in ("flash (TE/cuDNN)", "flash (SDPA)", "xformers memory-efficient", "flash")]
     ['newest', 'sdpa', 'flash1', None]
+    >>> [fused_kernel(t) for t in ("flash_attentionv1.0.8", "flash_attention2 + RMS kernel")]
+    ['flash1', 'flash2']
     """
     named = (
         (r"fa[- ]?4|flash[- ]?attention[- ]?4", "flash4"),
         (r"cudnn|\bte\b|fa[- ]?3|flash[- ]?attention[- ]?3|ck|aiter", "newest"),
-        (r"sdpa", "sdpa"), (r"fa[- ]?2|flash[- ]?attention[- ]?2", "flash2"), (r"triton|xformers|fa[- ]?1\b", "flash1"),
+        (r"sdpa", "sdpa"), (r"fa[- ]?2|flash[-_ ]?attention[-_ ]?v?2", "flash2"),
+        (r"triton|xformers|fa[- ]?1\b|flash[-_ ]?attention[-_ ]?v?1\b", "flash1"),
     )  # fmt: skip
     return next((kernel for pattern, kernel in named if re.search(pattern, text.lower())), None)
 

@@ -62,6 +62,8 @@ def degrees(row: TableRow, gpus: int, schedule: ScheduleName, flags: set[Flag]) 
     if ep is not None and (gpus // pp) % ep:
         raise RowProblem(Reason.DEGREES_CONTRADICT, f"ep {ep} on {gpus} / pp {pp}")
     vpp = row.whole("vpp")
+    if schedule.name == "zb-v":  # both of its chunks together hold what one stage of ZB-H1 holds
+        vpp = 1
     if vpp is None and (pp == 1 or schedule.name in ("1f1b", "zb-1p", "zb-2p", "gpipe", "dualpipe")):
         vpp = 1
     return Degrees(tp=tp, pp=pp, cp=cp, dp=left, vpp=vpp, ep=ep)

@@ -13,8 +13,9 @@ from steptime.study.measured.canonical import RECOMPUTE, dtype_name
 from steptime.study.measured.tables import framework_default
 
 #: Schedule of a measured run -> the closed form of it: ZB-1p and ZB-2p are searched for within activations of $p$ and
-#: $2p$ micro-batches (arXiv 2401.10241, section 4).
-SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-2p": "zb-h2", "dualpipe": "dualpipe"}
+#: $2p$ micro-batches (arXiv 2401.10241, section 4); ZB-V, which holds as many as 1F1B and has next to no bubble, is
+#: nearest to ZB-H1 (section 6: its two chunks of each rank hold $p$ micro-batches of a whole stage).
+SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-v": "zb-h1", "zb-2p": "zb-h2", "dualpipe": "dualpipe"}
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})
@@ -79,11 +80,19 @@ _DTYPES: Final = ((r"fp32|float32", "fp32"), (r"bf16|bfloat16", "bf16"), (r"fp16
 _GRAPHS: Final = (
     (r"none|\bno\b|\bnot\b|off|false|^0$", "none"),
     (r"step|iteration|^full$", "step"),
-    (r"local|transformer_engine|attn|moe|mlp|layer|block|partial", "none"),
+    (r"local|transformer_engine|attn|attention|router|preprocess|moe|mlp|layer|block|partial", "none"),
+)
+_PARTS: Final = ((r"attn|attention", "attention"), (r"router", "router"), (r"preprocess", "preprocess"))
+"""Words of a part of a layer that is one graph; router and preprocessing alone do not need the host in between."""
+_DISPATCHERS: Final = (
+    (r"hybrid[-_ ]?ep", "hybridep"),
+    (r"deep[-_ ]?ep", "deepep"),
+    (r"all[-_ ]?to[-_ ]?all|\ba2a\b", "all_to_all"),
 )
 _ATTENTION_DTYPES: Final = ((r"fp8|e4m3|e5m2", "fp8"), (r"16", "16"))
 _WORDS: Final = {
     "context": _CONTEXTS, "gradient_dtype": _DTYPES, "graphs": _GRAPHS, "attention_dtype": _ATTENTION_DTYPES,
+    "dispatcher": _DISPATCHERS,
 }  # fmt: skip
 """Columns of choices -> patterns of the words that are known."""
 
@@ -106,13 +115,65 @@ def gradients_called(text: str) -> str | None:
     return _first(_DTYPES, text)
 
 
-def graphs_called(text: str) -> str:
-    """What is one graph by a text, of :data:`steptime.plan.job.GRAPHS`.
+_STATED_GRADIENTS: Final = re.compile(
+    r"(fp32|float32|bf16|bfloat16|fp16|float16)[- ](?:grad\w*|accum\w*)|"
+    r"(?:grad\w*|accum\w*)[^,;()]{0,20}? in (fp32|float32|bf16|bfloat16|fp16|float16)"
+)
+_NARROW_WEIGHTS: Final = re.compile(r"(?:fp8|float8)[-_ ]?(?:params?|parameters|weights?|primary)\b")
+_NOT_RECOMPUTED: Final = re.compile(
+    r"\b(?:no|without|w/o) (?:activation |gradient |full )?(?:re-?comput\w*|checkpointing|remat\w*)\b|"
+    r"\b(?:activation|gradient)[ _](?:re-?comput\w*|checkpointing)[ =:]{0,3}(?:none|off|false|disabled)\b|"
+    r"\bre-?comput(?:e|ation)[ =:]{1,3}none\b|\brecompute-num-layers 0\b"
+)
 
-    >>> graphs_called("full_iteration"), graphs_called("attn, moe_router"), graphs_called("")
-    ('step', 'none', 'none')
+
+def gradients_beside(dtype: str) -> str | None:
+    """Dtype of gradients that a text on the dtype of a run has beside it; None: it says none.
+
+    >>> [gradients_beside(text) for text in ("BF16 (fp32 grad accumulation)", "bf16, grads in fp32", "fp32")]
+    ['fp32', 'fp32', None]
     """
-    return _first(_GRAPHS, text) or "none"
+    found = _STATED_GRADIENTS.search(dtype.lower()[:200])
+    return gradients_called(found.group(1) or found.group(2)) if found else None
+
+
+def narrow_weights(dtype: str) -> bool:
+    """Whether a text says that trained weights are stored in FP8.
+
+    >>> narrow_weights("FP8 (fp8 params)"), narrow_weights("FP8")
+    (True, False)
+    """
+    return bool(_NARROW_WEIGHTS.search(dtype.lower()[:200]))
+
+
+def not_recomputed(notes: str) -> bool:
+    """Whether notes say that nothing is recomputed.
+
+    >>> [not_recomputed(t) for t in ("no activation recomputation", "recompute none assumed", "recompute not stated")]
+    [True, True, False]
+    """
+    return bool(_NOT_RECOMPUTED.search(notes.lower()))
+
+
+def graphs_called(text: str) -> str:
+    """What is one graph by a text: of :data:`steptime.plan.job.GRAPHS`, or parts of a layer joined by ``+``.
+
+    >>> graphs_called("full_iteration"), graphs_called("attn, moe_router, moe_preprocess"), graphs_called("local")
+    ('step', 'attention+router+preprocess', 'none')
+    """
+    found = _first(_GRAPHS, text) or "none"
+    parts = [name for pattern, name in _PARTS if re.search(pattern, text.lower()[:200])]
+    off = re.search(r"\b(?:no|not|without|off)\b", text.lower()[:200])
+    return found if found == "step" or off else "+".join(parts) or found
+
+
+def dispatcher_called(text: str) -> str | None:
+    """What sends tokens to their experts by a text, of :data:`steptime.plan.job.DISPATCHERS`; None: it says nothing.
+
+    >>> dispatcher_called("kernel opts: TE + DeepEP"), dispatcher_called("alltoall dispatcher"), dispatcher_called("")
+    ('deepep', 'all_to_all', None)
+    """
+    return _first(_DISPATCHERS, text)
 
 
 def attention_dtype_called(text: str) -> str | None:

@@ -13,7 +13,10 @@ import numpy as np
 from steptime.num import Array
 from steptime.study.measured.run import MeasuredRun
 
-LEAST_PLANS: Final = 5
+LEAST_PLANS: Final = 3
+"""Plans of a group from which a best one is chosen."""
+LEAST_RANKED: Final = 5
+"""Plans of a group whose order says something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class Ranked:
     """Rank correlation of predicted and measured time; None where either is the same for all plans."""
     regret: float
     """Measured time of the plan predicted fastest over that of the fastest, less 1; 0: the best was picked."""
+    chance: float
+    """Mean regret of a plan that is drawn blindly."""
     spread: float
     """Slowest measured time over the fastest: what choosing well is worth."""
 
@@ -87,7 +92,7 @@ def spearman(one: Array, other: Array) -> float | None:
 
 
 def ranked_groups(runs: Sequence[MeasuredRun], measured_s: Array, predicted_s: Array) -> list[Ranked]:
-    """Every group of runs that differ in their plan alone and have five plans or more.
+    """Every group of runs that differ in their plan alone and have :data:`LEAST_PLANS` plans or more.
 
     Args:
         runs: the runs.
@@ -115,5 +120,5 @@ def _ranked(run: MeasuredRun, measured: Array, predicted: Array) -> Ranked:
     return Ranked(
         source_key=run.source_key, model=run.model_name, device=run.device, gpus=run.gpus, plans=len(measured),
         spearman=spearman(measured, predicted), regret=float(measured[int(predicted.argmin())]) / best - 1,
-        spread=float(measured.max()) / best,
+        chance=float(measured.mean()) / best - 1, spread=float(measured.max()) / best,
     )  # fmt: skip

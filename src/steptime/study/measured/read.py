@@ -8,8 +8,8 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,11 +142,23 @@ class TableRow:
         return True if text in ("true", "yes", "1", "on") else False if text in ("false", "no", "0", "off") else None
 
 
-def read_rows(path: str | Path) -> list[TableRow]:
+def read_rows(
+    path: str | Path,
+    check: Callable[[str, list[str]], None] | None = None,
+    given: Mapping[str, str] | None = None,
+) -> list[TableRow]:
     """All records of a CSV or CSV.gz file with the columns of measured training runs.
+
+    Args:
+        path: the file.
+        check: refuses a file by its columns; by default as :func:`check_columns`.
 
     Commas, semicolons or tabs separate the cells, as in the first line; columns may have the names of
     :data:`~steptime.study.measured.columns.OTHER_NAMES`.
+
+    Args:
+        path: the file.
+        given: column -> text of its empty cells, also where the file lacks the column.
 
     Raises:
         InputFileError: the file is missing, is no CSV, lacks a needed column, or has no rows.
@@ -159,13 +171,24 @@ def read_rows(path: str | Path) -> list[TableRow]:
         if header is None:
             raise InputFileError(where, "is empty", hint=_columns_hint())
         named = own_names(header)
-        check_columns(where, [name for name, _ in named])
-        rows = list(_records(reader, named, where))
+        names = [name for name, _ in named]
+        (check or check_columns)(where, names + [name for name in given or {} if name not in names])
+        rows = [filled(row, given or {}) for row in _records(reader, named, where)]
     except csv.Error as error:
         raise InputFileError(where, f"is no CSV: line {reader.line_num}: {error}") from error
     if not rows:
         raise InputFileError(where, "has no rows")
     return rows
+
+
+def filled(row: TableRow, given: Mapping[str, str]) -> TableRow:
+    """The row with a text in empty cells.
+
+    >>> filled(TableRow(2, {"tp": "2", "pp": ""}), {"tp": "1", "pp": "4"}).cells
+    {'tp': '2', 'pp': '4'}
+    """
+    missing = {name: text for name, text in given.items() if not row.text(name)}
+    return replace(row, cells={**row.cells, **missing}) if missing else row
 
 
 def _records(reader: Any, named: list[tuple[str, str]], where: str) -> Iterator[TableRow]:
@@ -222,7 +245,7 @@ def check_columns(where: str, names: list[str]) -> None:
     if missing:
         raise InputFileError(where, f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
                              hint=_columns_hint())  # fmt: skip
-    if not set(METRICS) & set(names):
+    if not {*METRICS, "outcome"} & set(names):
         needed = f"it needs one of {', '.join(METRICS)}"
         raise InputFileError(where, "has no measurement", hint=near_misses(names) or needed)
     repeated = sorted(name for name, times in Counter(names).items() if name and times > 1)

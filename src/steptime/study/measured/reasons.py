@@ -28,6 +28,8 @@ class Reason(StrEnum):
     BATCH_CONTRADICTS = "the batch does not divide among the replicas"
     BAD_MEASUREMENT = "a measurement is no positive number with a known unit"
     NO_MEASUREMENT = "no time, rate or memory is given"
+    NO_STAGES = "fewer than two pipeline stages, or their micro-batches are not stated"
+    NO_OUTCOME = "the outcome is neither that it ran nor that it ran out of memory"
     INTERNAL = "not understood"
 
 

@@ -27,8 +27,12 @@ from steptime.study.measured.degrees import Degrees, batch, degrees
 from steptime.study.measured.meaning import (
     attention_dtype_called,
     context_called,
+    dispatcher_called,
+    gradients_beside,
     gradients_called,
     graphs_called,
+    narrow_weights,
+    not_recomputed,
     optimizer_called,
     selective,
     unknown_words,
@@ -46,6 +50,7 @@ from steptime.study.measured.reasons import NO_CLAIM, Flag, Reason, RowProblem
 from steptime.study.measured.tables import framework_default, framework_of, table
 from steptime.workload.spec import ModelSpec
 
+_BY_OPERATOR = re.compile(r"\btorch\b|\beager\b|\bnaive\b", re.IGNORECASE)
 _STATED_ERROR = re.compile(r"(?:\+/-|\u00b1)\s{0,4}(\d{1,3}(?:\.\d{1,9})?)\s{0,4}%")
 
 
@@ -109,12 +114,20 @@ class MeasuredRun:
     """What context ranks exchange; None: what the framework makes them."""
     gradient_dtype: str | None = None
     """None: that of the framework."""
+    narrow_weights: bool = False
+    """Trained weights of products are stored in the narrow format."""
     document_length: float | None = None
     """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
     expert_capacity: float | None = None
     """Slots of an expert over its mean tokens; None: no token is dropped."""
+    plain_norms: bool = False
+    """The row lists the fused kernels of the run, and none is of its norms."""
+    separate_kernels: bool = False
+    """Attention is that of PyTorch's operators, each a kernel."""
     graphs: str = "none"
-    """What is one graph, of :data:`~steptime.plan.job.GRAPHS`."""
+    """What is one graph, of :data:`~steptime.plan.job.GRAPHS` or parts of a layer joined by ``+``."""
+    dispatcher: str | None = None
+    """What sends tokens to their experts, of :data:`~steptime.plan.job.DISPATCHERS`; None: as the framework does."""
     time: MeasuredTime | None
     memory: MeasuredMemory | None
     flags: frozenset[Flag] = field(default_factory=frozenset)
@@ -160,7 +173,7 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     per_node = _per_node(row, gpus, flags)
     framework = framework_of(row)
     dtype = _dtype(row, flags)
-    recompute = recomputation(row.text("recompute"), selective(framework))
+    recompute = _recompute(row, framework)
     likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
     kind, adapter = _workload(row, framework)
     basis = RateBasis(
@@ -170,12 +183,12 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     )  # fmt: skip
     time = measured_time(row, basis, flags)
     memory = measured_memory(row, catalogue_device(device), flags)
-    if time is None and memory is None:
+    if time is None and memory is None and not row.text("outcome"):
         raise _unmeasured(row, flags)
     shard = sharding(row.text("zero_stage_or_fsdp"))
     said = _attention(row)
     attention = attention_kernel(said)
-    further = _choices(row, device, experts=arch.spec.experts is not None)
+    further = {**_choices(row, device, experts=arch.spec.experts is not None), **_kernels(row, said, attention)}
     _doubts(row, shard, recompute, attention, flags)
     return MeasuredRun(
         line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row),
@@ -186,7 +199,7 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
         internode_Bps=network_Bps(row.text("internode"), per_node), precisions=dtype.precisions, seq_len=seq_len,
         global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
         accumulation=schedule.accumulation, sharding=shard, recompute=recompute, attention=attention,
-        kernel=fused_kernel(said), time=time, memory=memory, flags=frozenset(flags | arch.flags),
+        time=time, memory=memory, flags=frozenset(flags | arch.flags),
         qc_flags=row.text("qc_flags"), notes=row.text("notes"), **further,
     )  # fmt: skip
 
@@ -198,13 +211,36 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
         row.note("expert_capacity")
     return {
         "sequence_parallel": row.flag("sequence_parallel"),
-        "offload": offloaded(row.text("offload"), row.text("source")),
+        "offload": offloaded(row.text("offload"), row.text("source")) or _offloaded_by_notes(row),
         "attention_dtype": _own_format(row, device),
         "context": context_called(row.text("context")),
-        "gradient_dtype": gradients_called(row.text("gradient_dtype")), "graphs": graphs_called(row.text("graphs")),
+        "gradient_dtype": gradients_called(row.text("gradient_dtype")) or gradients_beside(row.text("dtype")),
+        "narrow_weights": narrow_weights(row.text("dtype")), "graphs": graphs_called(row.text("graphs")),
+        "dispatcher": _dispatcher(row) if experts else None,
         "document_length": _between(row, "document_length", 1.0, 1e9),
         "expert_capacity": capacity if experts else None,
     }  # fmt: skip
+
+
+def _dispatcher(row: TableRow) -> str | None:
+    """What sends tokens to their experts: by its column, else by words of the notes that name it."""
+    said = re.search(r"hybrid[-_ ]?ep|deep[-_ ]?ep|all[-_ ]?to[-_ ]?all dispatcher", row.text("notes"), re.IGNORECASE)
+    return dispatcher_called(row.text("dispatcher") or (said.group() if said else ""))
+
+
+def _recompute(row: TableRow, framework: str) -> Recomputation | None:
+    """What a row says of recomputation; its notes count where its cell is empty."""
+    text = row.text("recompute")
+    if not text and not_recomputed(row.text("notes")):
+        return Recomputation(kind="none")
+    return recomputation(text, selective(framework))
+
+
+def _offloaded_by_notes(row: TableRow) -> frozenset[str]:
+    """With FSDP "CPU offload" means all that is sharded: weights, gradients and states."""
+    said = not row.text("offload") and re.search(r"\bcpu[- ]offload", row.text("notes"), re.IGNORECASE)
+    fsdp = "fsdp" in row.text("zero_stage_or_fsdp").lower()
+    return frozenset({"optimizer", "weights"}) if said and fsdp else frozenset()
 
 
 def _own_format(row: TableRow, device: str) -> str | None:
@@ -258,6 +294,28 @@ def _attention(row: TableRow) -> str:
     """What a row says of its attention; whose layers are those of Transformer Engine (TE) has its attention too."""
     layers = re.search(r"(?<!no )(?<!without )(?:\bte\b|\btransformer engine\b)", row.text("dtype").lower())
     return row.text("attention_impl") or ("TE" if layers else "")
+
+
+def _kernels(row: TableRow, said: str, attention: str | None) -> dict[str, Any]:
+    """Kernels of attention and norms that a row names."""
+    listed = listed_kernels(row)
+    return {
+        "kernel": fused_kernel(said) or fused_kernel(listed), "plain_norms": _plain_norms(listed),
+        "separate_kernels": attention == "unfused" and _BY_OPERATOR.search(said) is not None,
+    }  # fmt: skip
+
+
+def listed_kernels(row: TableRow) -> str:
+    """Fused kernels of a run where its notes list them, as in ``kernel=flash_attention2 + RMS kernel``; else empty."""
+    said = re.search(r"\bkernels? ?[=:] ?([^;]{1,80})", row.text("notes"))
+    return "" if said is None else said.group(1)
+
+
+def _plain_norms(kernels: str) -> bool:
+    """Whether kernels are listed and none is of norms; a list of everything (TE) or an option's name is none."""
+    return re.search(r"attention|\btorch\b|softmax", kernels) is not None and not re.search(
+        r"norm|\brms\b|\bte\b|transformer engine|compile", kernels, re.IGNORECASE
+    )
 
 
 def _per_node(row: TableRow, gpus: int, flags: set[Flag]) -> int:

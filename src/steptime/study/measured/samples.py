@@ -16,7 +16,7 @@ from steptime.estimate.memory_definitions import oom_probability
 from steptime.hardware.records import Device
 from steptime.num import Array
 from steptime.study.measured.engine import Setting, factors_of, settings_of
-from steptime.study.measured.memory import predicted_bytes
+from steptime.study.measured.memory import memory_band, predicted_bytes
 from steptime.study.measured.run import MeasuredRun
 
 Progress = Callable[[int, int], None]
@@ -33,6 +33,8 @@ class Modelled:
     refused: tuple[tuple[MeasuredRun, str], ...]
     oom: Array
     """Chance that a run does not fit its device, by the prediction: the mean over its settings."""
+    memory_bands: Array
+    """5th and 95th percentile of the peak memory in bytes, a row for each run."""
 
 
 def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> Modelled:
@@ -47,6 +49,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     refused: list[tuple[MeasuredRun, str]] = []
     log_memory: list[float] = []
     oom: list[float] = []
+    bands: list[tuple[float, float]] = []
     for done, run in enumerate(runs, start=1):
         try:
             found = _evaluated(run)
@@ -58,6 +61,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
                 samples.append(Sample.of(len(used), weight, evaluation, **factors, of_device=own))
             log_memory.append(sum(w * math.log(predicted_bytes(run, e)) for w, e, _ in found))
             oom.append(sum(w * oom_probability(e) for w, e, _ in found))
+            bands.append(memory_band(run, [(w, e) for w, e, _ in found]))
             used.append(run)
         if progress:
             progress(done, len(runs))
@@ -71,7 +75,7 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     )  # fmt: skip
     return Modelled(
         runs=tuple(used), fit=FrameworkFit(samples, columns), refused=tuple(refused),
-        memory_bytes=np.exp(log_memory), oom=np.array(oom),
+        memory_bytes=np.exp(log_memory), oom=np.array(oom), memory_bands=np.array(bands),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ OWN_SOURCE: Final = "step times of published training runs; see docs/scoreboard.
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Table of measured training runs.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables of measured training runs.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here."),
@@ -42,7 +42,7 @@ def command(
         raise FieldError("", "--out", f"{str(target)[:80]!r} does not end in .toml", hint=f"for example {NAME}")
     refuse_unwritable(target)
     with Progress("fitting frameworks") as progress:
-        result = fit_runs(file, progress, source=OWN_SOURCE if save else None)
+        result = fit_runs(files, progress, source=OWN_SOURCE if save else None)
     write_whole(target, result.toml)
     for warning in result.warnings:
         print(printable(f"Warning: {warning}"), file=sys.stderr)

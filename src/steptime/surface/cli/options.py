@@ -152,7 +152,16 @@ GradientDtype = Annotated[
 ]
 Graphs = Annotated[
     str | None,
-    typer.Option("--graphs", help="step: the host issues a whole step as one CUDA graph; default none."),
+    typer.Option(
+        "--graphs",
+        help="What is one CUDA graph: step, or of each layer attention, router, preprocess, joined by +; default none.",
+    ),
+]
+Dispatcher = Annotated[
+    str | None,
+    typer.Option(
+        "--dispatcher", help="all_to_all, deepep or hybridep sends tokens to experts; default the framework's."
+    ),
 ]
 AttentionDtype = Annotated[
     str | None,
@@ -206,7 +215,7 @@ JOB: dict[str, Any] = {
     "dp": Dp, "tp": Tp, "tp2": Tp2, "cp": Cp, "pp": Pp, "vpp": Vpp, "ep": Ep, "etp": Etp, "sp": Sp,
     "micro_batch": MicroBatch, "recompute": Recompute, "recompute_every": RecomputeEvery, "zero": Zero, "shard": Shard,
     "schedule": Schedule, "overlap": Overlap, "offload": Offload, "attention": Attention, "context": Context,
-    "gradient_dtype": GradientDtype, "graphs": Graphs, "attention_dtype": AttentionDtype,
+    "gradient_dtype": GradientDtype, "graphs": Graphs, "dispatcher": Dispatcher, "attention_dtype": AttentionDtype,
     "document_length": DocumentLength, "expert_imbalance": ExpertImbalance, "expert_capacity": ExpertCapacity,
     "panels": Panels, "placement": Placement, "framework": Framework, "lora_rank": LoraRank,
     "lora_targets": LoraTargets, "qlora": Qlora, "plan": PlanFile,

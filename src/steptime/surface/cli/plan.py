@@ -41,6 +41,7 @@ def command(
     context: o.Context = None,
     gradient_dtype: o.GradientDtype = None,
     graphs: o.Graphs = None,
+    dispatcher: o.Dispatcher = None,
     attention_dtype: o.AttentionDtype = None,
     document_length: o.DocumentLength = None,
     expert_imbalance: o.ExpertImbalance = None,
@@ -64,7 +65,8 @@ def command(
     )  # fmt: skip
     job = job_from(model, cluster, settings | o.lora_of(lora_rank, lora_targets, qlora), {})
     for_all = o.given(
-        context=context, gradient_dtype=gradient_dtype, graphs=graphs, attention_dtype=attention_dtype,
+        context=context, gradient_dtype=gradient_dtype, graphs=graphs, dispatcher=dispatcher,
+        attention_dtype=attention_dtype,
         document_length=document_length, expert_imbalance=expert_imbalance, expert_capacity=expert_capacity,
     )  # fmt: skip
     options: dict[str, Any] = {

@@ -21,6 +21,25 @@ def command(
     collectives: Annotated[
         Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives instead.")
     ] = None,
+    stages: Annotated[
+        Path | None,
+        typer.Option("--stages", metavar="FILE", help="Table of measured times of pipeline stages instead."),
+    ] = None,
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            "--outcomes",
+            metavar="FILE",
+            help="Table of layouts that ran or ran out of memory instead: the columns of training runs, and outcome.",
+        ),
+    ] = None,
+    given_cells: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=TEXT", help="Text of the empty cells of a column of layouts."),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="FILE.svg", help="Reliability diagram of the layouts.")
+    ] = None,
     leave_out: Annotated[
         str | None,
         typer.Option(
@@ -65,13 +84,18 @@ def command(
     if columns:
         _columns(json)
         return
-    if sum(given is not None for given in (file, kernels, collectives)) != 1:
-        raise UserError("score needs one table", hint="give one of FILE, --kernels FILE or --collectives FILE")
+    if sum(given is not None for given in (file, kernels, collectives, stages, outcomes)) != 1:
+        raise UserError(
+            "score needs one table",
+            hint="give one of FILE, --kernels FILE, --collectives FILE, --stages FILE or --outcomes FILE",
+        )
     where = {"gpu": gpu, "n_gpus": gpus, "gpus_per_node": per_node, "collective": collective}
     given = {name: value for name, value in where.items() if value is not None}
     if given and collectives is None:
         raise UserError("--gpu, --gpus, --gpus-per-node and --collective are for collectives alone",
                         hint="give --collectives FILE")  # fmt: skip
+    if outcomes is None and (given_cells or figure):
+        raise UserError("--set and --figure are for layouts alone", hint="give --outcomes FILE")
     if file is not None:
         _runs(file, leave_out, unknown, out, json)
         return
@@ -82,13 +106,26 @@ def command(
 
     if out is not None:
         scoring.check_out(out)
+    if stages is not None:
+        _stages(stages, out, json)
+    elif outcomes is not None:
+        _outcomes(outcomes, given_cells or [], figure, out, json)
+    else:
+        _table(kernels, collectives, given, out, json)
+
+
+def _table(
+    kernels: Path | None, collectives: Path | None, where: dict[str, str | int], out: Path | None, as_json: bool
+) -> None:
+    from steptime.surface import scoring
+
     if kernels is None:
-        result = scoring.score_collectives(str(collectives), given)
+        result = scoring.score_collectives(str(collectives), where)
     else:
         result = scoring.score_kernels(str(kernels))
     if out is not None:
         scoring.write_residuals(result, out)
-    _report(result.to_json(), json)
+    _report(result.to_json(), as_json)
 
 
 def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
@@ -102,6 +139,44 @@ def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_
     if out is not None:
         measured_scoring.write_rows(result, out)
     _report(result.to_json(), as_json, runs=True)
+
+
+def _stages(file: Path, out: Path | None, as_json: bool) -> None:
+    from steptime.surface import stage_scoring
+
+    result = stage_scoring.score_stages(str(file))
+    if out is not None:
+        stage_scoring.write_stages(result, out)
+    if as_json:
+        from steptime.surface.cli.output import document, print_json
+
+        print_json(document(**result.to_json()))
+    else:
+        from steptime.surface.report.score import print_stage_score
+
+        print_stage_score(result.to_json())
+
+
+def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | None, as_json: bool) -> None:
+    from steptime.surface import outcome_scoring
+    from steptime.surface.cli.output import document, print_json
+    from steptime.surface.cli.progress import Progress
+    from steptime.surface.report.outcomes import print_outcomes, write_reliability
+
+    given = outcome_scoring.given_cells(texts)
+    if figure is not None:
+        outcome_scoring.check_figure(figure)
+    with Progress("predicting layouts") as progress:
+        result = outcome_scoring.score_outcomes(file, given, progress=progress)
+    if out is not None:
+        outcome_scoring.write_outcomes(result, out)
+    score = result.to_json()
+    if figure is not None:
+        write_reliability(score, figure)
+    if as_json:
+        print_json(document(**score))
+    else:
+        print_outcomes(score)
 
 
 def _columns(as_json: bool) -> None:

@@ -28,6 +28,7 @@ MEANING: Final = {
     "narrow": "that of products below 16 bits over it", "attention": "likewise attention",
     "vector": "likewise operators bound by memory", "host_s": "host per operator, s",
     "router_s": "wait for the host at a router of experts, s",
+    "captured_wait": "that in a graph of router and preprocessing over it",
     "tensor_links": "tp traffic, hidden or not, over free links", "context_links": "likewise cp",
     "expert_links": "likewise ep", "data_links": "gradient and weight traffic over free links",
     "data_exposed": "share of it that could hide but does not",

@@ -55,7 +55,7 @@ def print_profile(
 
 
 def settings_lines(profile: Profile) -> list[str]:
-    """What was profiled: weights, inputs, loss, optimiser, whose kernels, what was folded."""
+    """What was profiled: weights, inputs, loss, optimiser, whose kernels, what was folded, what a file stores."""
     program, s = profile.program, profile.settings
     dtypes = "/".join(profile.parameter_dtypes)
     weights = f"{t.big(program.parameter_count)} parameters{' in ' if dtypes else ''}{dtypes}"
@@ -70,8 +70,13 @@ def settings_lines(profile: Profile) -> list[str]:
         how += [f"{name}: {value}"] if (value is not None and s.training) or value not in (None, "none") else []
     how += [f"{s.kernels} kernels"] if s.kernels is not None else []
     how += [f"folded: {', '.join(program.folded)}"] if program.folded else []
-    lines = [t.printable("; ".join(words)), t.printable("; ".join(how))]
-    return lines + ([t.printable(f"taken as true: {'; '.join(program.assumed)}")] if program.assumed else [])
+    how += [f"not folded: {program.unfolded}"] if program.unfolded else []
+    lines = ["; ".join(words), "; ".join(how)]
+    lines += [f"taken as true: {'; '.join(program.assumed)}"] if program.assumed else []
+    if s.stored is not None:
+        kinds = (f"{name} {t.count(k.elements)} ({t.memory(k.size_bytes)})" for name, k in s.stored.items())
+        lines += [f"stored: {', '.join(kinds)}"]
+    return [t.printable(line) for line in (*lines, *(f"note: {note}" for note in s.notes))]
 
 
 def total_lines(table: CostTable) -> list[str]:

@@ -37,6 +37,18 @@ def print_score(score: Mapping[str, Any]) -> None:
     screen.print("\nIn band: share of the measurements inside the predicted 90 % band.", soft_wrap=True)
 
 
+def print_stage_score(score: Mapping[str, Any]) -> None:
+    """Counts, reasons and errors of each time of a stage."""
+    screen = console()
+    screen.print(f"{score['scored']} of {counted(score['rows'], 'row')} scored")
+    for reason, number in score["skipped"].items():
+        indented(screen, printable(f"{number} skipped: {reason} ({score['skipped_first'][reason]})"), by=2)
+    stated = {name: errors for name, errors in score["stages"].items() if errors["rows"]}
+    if stated:
+        heading(screen, "Errors of predicted against measured times of stages")
+        screen.print(error_table({**stated, "T_F, T_B, T_W": score["passes"]}, ERRORS[:-1]))
+
+
 def print_curves(
     profiles: Mapping[str, Sequence[Curve]], fabrics: Sequence[FabricProfile],
     left_out: Mapping[str, Mapping[str, int]], out: Path,

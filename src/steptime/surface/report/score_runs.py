@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TIME: Final = ("mape", "median_ape", "bias", "p90_ape", "coverage90")
-MEMORY: Final = ("mape", "median_ape", "bias", "p90_ape")
+MEMORY: Final = ("mape", "median_ape", "bias", "p90_ape", "coverage90")
 TITLES: Final = {
     "by_source": "By source", "by_gpu": "By GPU", BY_SCALE: "By number of GPUs", "by_dtype": "By dtype",
     "by_kind": "By kind of model",

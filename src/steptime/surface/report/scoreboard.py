@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from steptime.study.measured.aggregate import coverage_interval, covered
 from steptime.study.measured.computed import EXACT
@@ -12,7 +12,7 @@ from steptime.study.measured.targets import CLAIMS, Reached
 from steptime.surface.report.error_tables import error_cells, error_figures, error_head, largest_groups
 from steptime.surface.report.score_runs import MEMORY, TIME
 from steptime.surface.report.text import percent
-from steptime.surface.scoreboard import SEEN, UNSEEN, WAYS, Board
+from steptime.surface.scoreboard import SEEN, UNNAMED, UNSEEN, WAYS, Board
 
 LEAST_OF_A_GPU: Final = 30
 FIGURES: Final = {
@@ -117,10 +117,64 @@ def rank_table(board: Board) -> str:
     rows = []
     for key, found in board.summaries.items():
         rank = found["rank"]
-        middle, mean = _plain(rank["median_spearman"]), _plain(rank["mean_spearman"])
-        rows.append([WAYS[key].title, str(rank["groups"]), middle, mean, _cell(rank["best_picked"]),
-                     _cell(rank["mean_regret"])])  # fmt: skip
-    return markdown(("predicted with", "groups", "median correlation", "mean", "best picked", "mean regret"), rows)
+        rows.append([WAYS[key].title, str(rank["groups"]), _plain(rank["median_spearman"]),
+                     _plain(rank["mean_spearman"])])  # fmt: skip
+    return markdown(("predicted with", "groups", "median correlation", "mean"), rows)
+
+
+def choice_table(board: Board) -> str:
+    """What it costs to take the plan that is predicted fastest."""
+    rows = []
+    for title, found in _ways_and_second(board):
+        choice = found["choice"]
+        errors = [_cell(choice[n]) for n in ("best_picked", "mean_regret", "median_regret", "p90_regret", "chance")]
+        rows.append([title, str(choice["groups"]), *errors])
+    head = ("predicted with", "groups", "best picked", "mean regret", "median", "p90", "regret of a plan at random")
+    return markdown(head, rows)
+
+
+def _ways_and_second(board: Board) -> list[tuple[str, Mapping[str, Any]]]:
+    """Statistics of every way, then of those that say something of the second table, each with its title."""
+    ways = [(WAYS[key].title, found) for key, found in board.summaries.items()]
+    return ways + [(f"{title}, second table", found) for title, found in _second(board)]
+
+
+def _second(board: Board) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(WAYS[key].title, board.second[key]) for key in (SEEN, UNSEEN, UNNAMED) if key in board.second]
+
+
+def sources_table(board: Board) -> str:
+    """Means over all sources, and what remains without rows that were computed."""
+    rows = []
+    for key, found in board.summaries.items():
+        every, rest, over = found["macro_all_sources"], found["time_without_computed"], found["macro_without_computed"]
+        rows.append([
+            WAYS[key].title, str(every["sources"]), *error_figures(every, ("mape", "median_ape", "bias", "coverage90")),
+            *error_cells(rest, ("mape", "bias", "coverage90")), *error_figures(over, ("mape", "bias")),
+        ])  # fmt: skip
+    head = ("predicted with", "sources", "mean", "median", "bias", "in band", "measured rows", "mean", "bias",
+            "in band", "mean over sources", "bias")  # fmt: skip
+    return markdown(head, rows)
+
+
+def second_tables(board: Board) -> list[str]:
+    """Errors on the second table, overall and by source; nothing without one."""
+    if not board.second:
+        return []
+    overall = [[title, *error_cells(found["time"], TIME)] for title, found in _second(board)]
+    sources = board.second[UNSEEN]["by_source"]
+    by_source = [[name, *error_cells(errors, TIME), _cell(board.second[SEEN]["by_source"][name]["mape"])]
+                 for name, errors in largest_groups("by_source", sources).items()]  # fmt: skip
+    memory = board.second[SEEN]["memory"]["by_definition"]
+    peaks = [[name.replace("_", " "), *error_cells(errors, MEMORY)] for name, errors in memory.items()]
+    return [
+        "## Second table",
+        "Runs of software and of a kind of job that the first table lacks; the figures before any fit had seen them "
+        "are in [How accurate it is](accuracy.md#runs-of-software-that-no-fit-has-seen). No figure above counts them.",
+        markdown(("predicted with", *error_head(TIME)), overall),
+        markdown(("source, not known to the fit", *error_head(TIME), "mean, packaged"), by_source),
+        markdown(("peak memory, by what was measured", *error_head(MEMORY)), peaks),
+    ]  # fmt: skip
 
 
 def targets_table(found: Sequence[Reached]) -> str:
@@ -162,6 +216,23 @@ def _plain(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def step_time_part(board: Board) -> list[str]:
+    """Errors of the step time over all rows, with the figures."""
+    return [
+        "## Step time",
+        "Errors are of predicted against measured time, $p/t-1$; mean, median and p90 of its magnitude, bias its mean. "
+        "In band: share of the measured times inside the predicted 90 % band; its interval (90 %) draws whole sources "
+        "again, because rows of one source err together. Mean and bias over sources: of sources with ten rows or more, "
+        "each counting once; without the largest: without the source that has most rows. Rank: median rank "
+        "correlation over groups of five plans or more.",
+        ways_table(board), claims_line(board), scripts_line(board), computed_line(board),
+        "Over all sources, also those with fewer than ten rows, each counting once; and without the computed rows, of "
+        "the rest and over sources with ten rows of it or more:",
+        sources_table(board),
+        *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
+    ]  # fmt: skip
+
+
 def page(board: Board) -> str:
     """The whole page."""
     top = board.summaries[SEEN]
@@ -174,24 +245,24 @@ def page(board: Board) -> str:
         f"{top['rows']} published rows; {top['scored']} can be read ({top['time']['rows']} step times, "
         f"{top['memory']['rows']} peak memories), {skipped} cannot:",
         markdown(("reason", "rows"), [(name, str(n)) for name, n in top["skipped"].items()]),
-        "## Step time",
-        "Errors are of predicted against measured time, $p/t-1$; mean, median and p90 of its magnitude, bias its mean. "
-        "In band: share of the measured times inside the predicted 90 % band; its interval (90 %) draws whole sources "
-        "again, because rows of one source err together. Mean and bias over sources: of sources with ten rows or more, "
-        "each counting once; without the largest: without the source that has most rows. Rank: median rank "
-        "correlation over groups of five plans or more.",
-        ways_table(board), claims_line(board), scripts_line(board), computed_line(board),
-        *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
+        *step_time_part(board),
         "## By source, not known to the fit", group_table(board, "by_source", "source"),
         f"## By GPU with {LEAST_OF_A_GPU} rows or more, source not known to the fit",
         gpu_table(board),
         "## By number of GPUs, dtype and kind of model, source not known to the fit",
         group_table(board, "by_scale", "GPUs"), group_table(board, "by_dtype", "dtype"),
         group_table(board, "by_kind", "model"),
+        "## By architecture of the GPU and by dense or experts, source not known to the fit",
+        group_table(board, "by_experts", "layers"), group_table(board, "by_architecture", "architecture"),
+        group_table(board, "by_architecture_and_experts", "architecture, layers"),
+        *second_tables(board),
         "## Order of plans",
-        "Runs of one model on one machine that differ in their plan alone. Regret: how much slower the plan predicted "
-        "fastest is than the fastest.",
-        rank_table(board), "## Peak memory",
+        "Runs of one model on one machine that differ in their plan alone, in groups of five plans or more.",
+        rank_table(board),
+        "## What the best plan costs",
+        "Regret: measured time of the plan predicted fastest over that of the fastest, less 1, in groups of three "
+        "plans or more; at random: the mean over the plans of a group.",
+        choice_table(board), "## Peak memory",
         "By what was measured. Nothing of the memory is refitted without the rows it predicts: the constants of "
         "frameworks and allocators may come from rows like these.",
         memory_table(board),

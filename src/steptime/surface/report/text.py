@@ -34,7 +34,8 @@ _USUAL: Final[Mapping[str, object]] = {
 BAND_WORDS: Final = {
     "matrix": "matrix products", "attention": "attention", "vector": "memory-bound operators",
     "host_s": "host launches",
-    "router_s": "waits at routers", "tensor_links": "tensor traffic", "context_links": "context traffic",
+    "router_s": "waits at routers", "captured_wait": "routers in graphs",
+    "tensor_links": "tensor traffic", "context_links": "context traffic",
     "expert_links": "expert traffic", "data_links": "gradient traffic", "data_exposed": "gradient overlap",
     "stage_links": "stage messages", "stage_s": "stage overhead", "optimizer": "optimiser", "step_s": "fixed time",
     "growth": "scale", "device": "device", "noise": "noise of runs", "settings": "unknown settings",

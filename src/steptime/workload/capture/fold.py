@@ -11,8 +11,6 @@ import torch
 
 from steptime.workload.graph.segments import KEPT, Run
 
-NUMBERED = frozenset({"layer_idx", "layer_id", "layer_number", "layer_index", "block_idx", "block_id", "idx", "index"})
-"""Attributes in which equal blocks may differ: their own number."""
 LEAST_SAVED = 2
 """Periods that folding must save to be worth it."""
 
@@ -26,7 +24,7 @@ def runs(module: torch.nn.Module) -> list[Run]:
             continue
         if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)) and type(child).forward in _PLAIN:
             blocks = list(child._modules.values())
-            run = _longest(path, [_signature(block) for block in blocks if block is not None])
+            run = _longest(path, _signatures([block for block in blocks if block is not None]))
             if run is not None and not _shares(module, blocks):
                 found.append(run)
                 inside.append(path)
@@ -61,18 +59,46 @@ def _longest(path: str, signatures: list[Any]) -> Run | None:
     return best
 
 
-def _signature(module: torch.nn.Module) -> Any:
-    """What two blocks share when they are equal: classes, shapes, settings, hooks."""
+def _signatures(blocks: Sequence[torch.nn.Module]) -> list[Any]:
+    """What equal blocks share: structure, and settings but for the block's own numbers.
+
+    A number that is another one in every block (its index, a scale or a rate made from it) says nothing about what the
+    block does; what it does is compared when the blocks run.
+    """
+    settings = [dict(_settings(block)) for block in blocks]
+    seen: dict[str, list[Any]] = {}
+    for each in settings:
+        for name, value in each.items():
+            seen.setdefault(name, []).append(value)
+    own = {name for name, values in seen.items()
+           if len(values) > 1 and all(map(_is_number, values)) and len(set(values)) == len(values)}  # fmt: skip
+    return [
+        (_structure(block), tuple(sorted((name, _setting(name.rpartition(".")[2], value))
+                                         for name, value in each.items() if name not in own)))
+        for block, each in zip(blocks, settings, strict=True)
+    ]  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _settings(block: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Attributes of a block and all below it, by path."""
+    for path, child in block.named_modules():
+        yield from ((f"{path}.{name}", value) for name, value in child.__dict__.items() if name not in _PLUMBING)
+
+
+def _structure(module: torch.nn.Module) -> Any:
+    """Classes, shapes, hooks."""
     tensors = [
         (name, None if t is None else (tuple(t.shape), t.dtype, t.requires_grad))
         for table in (module._parameters, module._buffers)
         for name, t in table.items()
     ]
-    settings = [(name, _setting(name, value)) for name, value in module.__dict__.items()
-                if name not in _PLUMBING and name not in NUMBERED]  # fmt: skip
     hooks = tuple(len(getattr(module, name)) for name in _HOOKS)
-    children = tuple((name, _signature(child)) for name, child in module.named_children())
-    return type(module), tuple(tensors), tuple(sorted(settings)), hooks, children
+    children = tuple((name, _structure(child)) for name, child in module.named_children())
+    return type(module), tuple(tensors), hooks, children
 
 
 _PLUMBING = frozenset(torch.nn.Module().__dict__) - {"forward"}

@@ -17,6 +17,7 @@ from steptime.workload.capture.paths import Paths
 from steptime.workload.capture.signature import Signature, attribute, dtype_name, signature
 from steptime.workload.capture.workspace import filled, scratch_bytes
 from steptime.workload.graph import BEFORE, Attribute, Call, Category, Nodes, Phase, Storage, TensorType, Value
+from steptime.workload.graph.program import OUTSIDE
 
 _QUERIES = frozenset({"prim::device", "prim::layout", "prim::dtype"})
 
@@ -86,7 +87,7 @@ class Recorder(TorchDispatchMode):
         self._number[storage._cdata] = number
         weakref.finalize(storage, self._free, storage._cdata, number).atexit = False
         if born == BEFORE:
-            category, name = source or ("input", f"outside.{self._outside}")
+            category, name = source or ("input", f"{OUTSIDE}{self._outside}")
             self._outside += source is None
             kind = {"gradient": "state"}.get(category, category)
             held.category, held.name = category, name

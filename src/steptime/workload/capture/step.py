@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,24 +107,30 @@ def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], o
     check_module(module, options.name)
     given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     found = runs(module) if options.fold else []
-    if found:
-        whole = _unrolled(module, given, options, found)
-        if whole is not None:
-            return whole
-    return _recorded(module, given, options)
+    if not found:
+        return _recorded(module, given, options)
+    whole = _unrolled(module, given, options, found)
+    if isinstance(whole, Program):
+        return whole
+    lists = ", ".join(run.container or "(root)" for run in found)
+    return replace(_recorded(module, given, options), unfolded=f"{lists}: {whole}")
 
 
-def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | None:
-    """Record the shortened module and unroll it; None where the module needs all its blocks or they differ."""
-    if not repeats(module, inputs, found, name=options.name, training=options.training):
-        return None
+def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | str:
+    """Record the shortened module and unroll it; a text says why that is not the whole."""
+    problem = repeats(module, inputs, found, name=options.name, training=options.training)
+    if problem is not None:
+        return problem
     try:
         with shortened(module, found):
-            program: Program | None = _recorded(module, inputs, options)
+            program = _recorded(module, inputs, options)
     except CaptureError:
-        return None
+        return "the step cannot be recorded with fewer blocks"
     for run in found:
-        program = unroll(program, run) if program is not None else None
+        longer = unroll(program, run)
+        if longer is None:
+            return "the recorded blocks differ, or what follows them reads several of them"
+        program = longer
     return program
 
 

@@ -21,6 +21,8 @@ Category = Literal["parameter", "buffer", "input", "gradient", "state", "activat
 
 BEFORE = -1
 """Birth of what exists before the step."""
+OUTSIDE = "outside."
+"""How the name begins of a storage that was there before the step and that nobody named: a constant, an empty cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Program:
     """What it was recorded from, for provenance."""
     folded: tuple[str, ...] = ()
     """Runs of equal blocks that were recorded for a few of their members and unrolled."""
+    unfolded: str = ""
+    """Why equal blocks were recorded one by one, where they were."""
     batch: int | None = None
     """Samples of the step, where that is known."""
     assumed: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from steptime.workload.graph.program import BEFORE, Call, Program
+from steptime.workload.graph.program import BEFORE, OUTSIDE, Call, Program
 from steptime.workload.graph.segments import KEPT, Run, Stretch
 
 
@@ -86,15 +86,26 @@ def _find_homes(program: Program, template: Template) -> None:
     for group, stretch in enumerate(template.stretches):
         for period in range(KEPT):
             where.update(dict.fromkeys(stretch.segment(period), (group, period)))
+    single = _read_by_one_period(program, where)
     for number, storage in enumerate(program.storages):
         key = where.get(storage.born)
         if storage.born == BEFORE:
-            inside = template.run.period_of(storage.name)
+            inside = single[number] if storage.name.startswith(OUTSIDE) else template.run.period_of(storage.name)
             key = None if inside is None else (BEFORE, inside)
         if key is not None:
             members = template.storages.setdefault(key, [])
             template.home[number] = Home(*key, len(members))
             members.append(number)
+
+
+def _read_by_one_period(program: Program, where: dict[int, tuple[int, int]]) -> list[int | None]:
+    """Of each storage the one period whose calls touch it, else None: a block's own constants and empty caches."""
+    periods: list[set[int | None]] = [set() for _ in program.storages]
+    for number, call in enumerate(program.calls):
+        period = where[number][1] if number in where else None
+        for storage in (*call.reads, *call.writes):
+            periods[storage].add(period)
+    return [next(iter(each)) if len(each) == 1 else None for each in periods]
 
 
 def _same_call(program: Program, template: Template, first: int, second: int) -> References:
@@ -108,13 +119,19 @@ def _same_call(program: Program, template: Template, first: int, second: int) ->
 
 def _alike(one: Call, two: Call, run: Run) -> bool:
     a, b = one.node, two.node
-    attributes = [tuple(pair for pair in node.attributes if pair[0] != "draw") for node in (a, b)]
+    attributes = [tuple((name, _kind(node.op, value)) for name, value in node.attributes if name != "draw")
+                  for node in (a, b)]  # fmt: skip
     return (
         a.op == b.op and a.outputs == b.outputs and a.names == b.names and attributes[0] == attributes[1]
         and len(one.writes) == len(two.writes) and run.moved(one.module, 1) == two.module
         and (one.view, one.inplace, one.recomputed, one.scratch_bytes)
         == (two.view, two.inplace, two.recomputed, two.scratch_bytes)
     )  # fmt: skip
+
+
+def _kind(op: str, value: object) -> object:
+    """A factor or a rate (a float, but for an exponent) may be another one in every block: only zero is special."""
+    return bool(value) if isinstance(value, float) and op != "pow" else value
 
 
 def _reference(template: Template, first: int, second: int) -> Reference:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steptime.workload.graph.program import BEFORE, Call, Parameter, Program, Storage
+from steptime.workload.graph.program import BEFORE, OUTSIDE, Call, Parameter, Program, Storage
 from steptime.workload.graph.segments import KEPT, Run, below, is_wide, stretches
 from steptime.workload.graph.template import Place, Reference, Template, Unlike, template_of
 from steptime.workload.graph.wide import Lists
@@ -167,7 +167,14 @@ class _Unrolled:
             start = BEFORE if model.born == BEFORE else born[number]
             end = self.call(self.template.ends[group, local], new)
             out.append(replace(model, born=start, freed=end, name=self.run.moved(model.name, new - 1)))
-        return tuple(out)
+        return self._numbered(out)
+
+    def _numbered(self, storages: list[Storage]) -> tuple[Storage, ...]:
+        """Storages that nobody named are numbered in the order in which calls first read them."""
+        read = dict.fromkeys(s for call in self.calls for s in call.reads if storages[s].name.startswith(OUTSIDE))
+        for number, storage in enumerate(read):
+            storages[storage] = replace(storages[storage], name=f"{OUTSIDE}{number}")
+        return tuple(storages)
 
     def _recorded_storage(self, number: int, storage: Storage) -> Storage:
         born = BEFORE if storage.born == BEFORE else self.new_call[storage.born]

@@ -55,7 +55,8 @@ def _conv(call: OnnxCall) -> Result:
 
 def _bias(call: OnnxCall) -> Value | None:
     """The bias; none where an exporter has filled in zeros."""
-    return None if call.has(2) and call.tensor(2).uniform() == 0 else call.maybe_weight(2)
+    filled = call.has(2) and call.tensor(2).uniform() == 0 and call.tensor(2).role("parameter") != "parameter"
+    return None if filled else call.maybe_weight(2)
 
 
 @row("ConvTranspose")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any
 from steptime.workload.capture.onnx.dims import Dims
 from steptime.workload.capture.onnx.load import load_model
 from steptime.workload.graph.node import Graph, Node, Nodes
+from steptime.workload.graph.types import TensorType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Tensors of one kind that a file stores."""
+
+    tensors: int
+    elements: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +39,14 @@ class OnnxModel:
     """Numbers of constants that were known while reading, by the name of the source."""
     source: str
     """What made the file, for provenance."""
+    stored: Mapping[str, Stored]
+    """What is stored as ``parameters``, ``buffers`` and ``constants``; of the parameters those that the graph reads."""
+    notes: tuple[str, ...]
+    """Why the module that was exported may have other parameters."""
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all weights that the graph uses, shared ones once; running statistics are no weights."""
+        """Elements of all parameters that the graph reads, shared ones once."""
         return sum(node.outputs[0].elements for node in self.graph.sources("parameter"))
 
     def module(self, node: Node) -> str:
@@ -44,8 +58,8 @@ def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None) -> Onn
     """Read an ONNX file.
 
     Every operator that has a row in the table becomes the ATen operators that PyTorch runs for it; another one stays
-    as ``onnx::Name`` with its output types. Sums on shapes are done while reading. Weights become parameters with
-    their types only; running statistics of batch normalisation are buffers.
+    as ``onnx::Name`` with its output types. Sums on shapes are done while reading. Stored tensors become sources with
+    their types only: parameters, buffers and constants of the module, as far as the exporter has written it.
 
     Args:
         path: the file.
@@ -63,7 +77,15 @@ def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None) -> Onn
     reader = Reader(str(path), model, Dims(str(path), dims))
     outputs = reader.read()
     source = f"{model.producer_name} {model.producer_version}".strip()
+    graph = Graph(outputs)
+    types = {"parameters": [node.outputs[0] for node in graph.sources("parameter")], **reader.others()}
+    stored = {kind: _total(found) for kind, found in types.items()}
     return OnnxModel(
-        name=path.stem, graph=Graph(outputs), nodes=reader.nodes, modules=tuple(reader.modules),
-        constants=reader.constants(), source=source,
+        name=path.stem, graph=graph, nodes=reader.nodes, modules=tuple(reader.modules), constants=reader.constants(),
+        source=source, stored=stored, notes=reader.notes(),
     )  # fmt: skip
+
+
+def _total(types: Sequence[TensorType]) -> Stored:
+    elements, size_bytes = sum(type.elements for type in types), sum(type.size_bytes for type in types)
+    return Stored(tensors=len(types), elements=elements, size_bytes=size_bytes)

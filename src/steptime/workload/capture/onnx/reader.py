@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steptime.errors import InputFileError, UserError, shorten
+from steptime.workload.aten import views
 from steptime.workload.capture.onnx import (  # noqa: F401  (rows enter themselves in the table)
     attention_rows,
     elementwise,
@@ -24,8 +25,11 @@ from steptime.workload.capture.onnx.dims import Dims
 from steptime.workload.capture.onnx.folding import fold
 from steptime.workload.capture.onnx.load import MAX_NODES
 from steptime.workload.capture.onnx.opaque import captured, opaque
-from steptime.workload.capture.onnx.tensor import Tensor, read_array
+from steptime.workload.capture.onnx.tensor import FOLDED, GENERATED, Tensor, read_array
+from steptime.workload.capture.onnx.weights import written
+from steptime.workload.element_types import FLOATS
 from steptime.workload.graph.node import SOURCES, Nodes, Value
+from steptime.workload.graph.types import TensorType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +53,11 @@ class Reader:
         self._declared: dict[str, TypeProto] = {}
         self._count = 0
         self._known: list[Tensor] = []
+        self.written = written(model.graph)
+        self._owned: dict[str, Tensor] = {}
+        """Tensors that are stored under the name of an equal one, by their own name."""
+        self._first: dict[tuple[str, TensorType], Tensor] = {}
+        """The first copy of a tensor that is not stored itself."""
 
     def read(self) -> tuple[Value, ...]:
         """The outputs of the graph."""
@@ -102,19 +111,77 @@ class Reader:
                 found.setdefault(str(tensor.value.node.attribute("name")), tensor.array)
         return found
 
+    def others(self) -> dict[str, list[TensorType]]:
+        """Types of the stored buffers and constants; parameters that nothing reads are neither."""
+        found: dict[str, list[TensorType]] = {"buffers": [], "constants": []}
+        for tensor in {id(tensor): tensor for tensor in self._known}.values():
+            kind = self._kind(tensor)
+            if tensor.stored is not None and kind != "parameter":
+                found[f"{kind}s"].append(tensor.type)
+        return found
+
+    def notes(self) -> tuple[str, ...]:
+        """Why the module that was exported may have other parameters than the graph."""
+        numbered = [tensor for tensor in self._known if FOLDED.fullmatch(tensor.name) and tensor.stored is not None]
+        numbered = [tensor for tensor in numbered if tensor.type.dtype in FLOATS and tensor.type.elements > 1]
+        names = dict.fromkeys(tensor.name for tensor in numbered if self._kind(tensor) == "constant")
+        return self.written.notes(list(names))
+
+    def _kind(self, tensor: Tensor) -> str:
+        """``parameter``, ``buffer`` or ``constant``."""
+        if tensor.value is not None and tensor.value.node.op in SOURCES:
+            return tensor.value.node.op
+        return tensor.role()
+
     # -- names --------------------------------------------------------------------------------------------------------
 
     def _stored(self, graph: GraphProto, names: dict[str, Tensor]) -> None:
         """What the file stores: weights as sources with a type, small integers as numbers."""
-        kinds = {value.name: _kind(value) for value in (*graph.input, *graph.value_info)}
         for proto in graph.initializer:
             names[proto.name] = self._proto(proto.name, proto, weight=True)
-            names[proto.name].kind = kinds.get(proto.name)
+            names[proto.name].kind = self.written.kinds.get(proto.name)
             self._known.append(names[proto.name])
+        for name, (source, transposed) in self.written.copies.items():
+            if name in names:
+                names[name] = self._copy(name, source, transposed, names)
         for sparse in graph.sparse_initializer:
             dense = self._proto(sparse.values.name, sparse.values, weight=True)
             type = dense.type.with_shape(*(int(size) for size in sparse.dims))
             names[sparse.values.name] = Tensor(sparse.values.name, type, weight=True)
+
+    def _copy(self, name: str, source: str, transposed: bool, names: Mapping[str, Tensor]) -> Tensor:
+        """A stored tensor that has the elements of another one: that one, or its transpose."""
+        copy = names[name]
+        kept = names.get(source) or self._first.setdefault((source, copy.type), copy)
+        if kept is copy or copy.type.dtype != kept.type.dtype:
+            return copy
+        if transposed and kept.type.shape[::-1] == copy.type.shape:
+            return Tensor.of_value(name, views.t(self.nodes, kept.of(self.nodes, "parameter")))
+        return kept if kept.type == copy.type else copy
+
+    def _own(self, name: str, equal: Tensor) -> Tensor:
+        """A parameter or buffer of the module that the file stores under the name of an equal one."""
+        if name not in self._owned:
+            self._owned[name] = Tensor(
+                name, equal.type, stored=equal.stored, weight=GENERATED.fullmatch(name) is None,
+                kind=self.written.kinds.get(name),
+            )  # fmt: skip
+            self._known.append(self._owned[name])
+        return self._owned[name]
+
+    def _inputs(self, node: NodeProto, names: dict[str, Tensor]) -> list[Tensor | None]:
+        """What a node reads, as the module had it."""
+        found = [self._find(names, name) if name else None for name in node.input]
+        output = node.output[0] if node.output else ""
+        for index, given in enumerate(found):
+            owner = self.written.owners.get((output, index))
+            if owner is not None and given is not None and given.stored is not None:
+                found[index] = self._own(owner, given)
+        name, elements = self.written.removed.get((output, len(found)), ("", 0))
+        if name and found[-1] is not None:
+            type = found[-1].type.with_shape(elements)
+            found.append(self._owned.setdefault(name, Tensor(name, type, weight=True, kind="parameter")))
+        return found
 
     def _proto(self, name: str, proto: TensorProto, *, weight: bool) -> Tensor:
         try:
@@ -138,7 +205,7 @@ class Reader:
 
     def _node(self, node: NodeProto, names: dict[str, Tensor]) -> None:
         domain = "" if node.domain in STANDARD else node.domain
-        inputs = [self._find(names, name) if name else None for name in node.input]
+        inputs = self._inputs(node, names)
         attributes = {a.name: _attribute(a) for a in node.attribute if not a.HasField("g") and not a.graphs}
         version = self._versions.get(domain, 1)
         call = OnnxCall(self.nodes, node.op_type, version, inputs, attributes, list(node.output))
@@ -239,14 +306,6 @@ def _attribute(proto: Any) -> Any:
     if isinstance(items, list) and items and isinstance(items[0], bytes):
         return [item.decode(errors="replace") for item in items]
     return items
-
-
-def _kind(value: Any) -> str | None:
-    """Whether exporters have said that a stored tensor is a parameter or a buffer."""
-    for entry in getattr(value, "metadata_props", ()):
-        if entry.key == "pkg.torch.export.graph_signature.InputSpec.kind":
-            return {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}.get(entry.value)
-    return None
 
 
 def module_path(node: NodeProto) -> str:

@@ -55,6 +55,16 @@ GENERATED = re.compile(r"val_\d+|const\w*_\d+|onnx::\w+|.*/Constant\w*|.*lifted_
 """Names that exporters make up for numbers without a name in the module; they count as weights only where a layer uses
 them as weights (a weight that the exporter has transposed), never in a sum or as a mask."""
 
+FOLDED = re.compile(r"onnx::[A-Za-z]+_\d+")
+"""Names that PyTorch's exporter for TorchScript makes up for what it folded, by the operator that reads it."""
+
+BUFFERS = frozenset({
+    "running_mean", "running_var", "num_batches_tracked", "inv_freq", "original_inv_freq", "position_ids",
+    "token_type_ids", "relative_position_index", "relative_coords_table", "attn_mask", "masked_bias",
+})  # fmt: skip
+"""Last parts of the names that layers of PyTorch, ``transformers`` and ``timm`` register as buffers: where a file does
+not say it, nothing else tells them from parameters."""
+
 
 @dataclass(slots=True)
 class Tensor:
@@ -70,7 +80,7 @@ class Tensor:
     weight: bool = False
     """It is stored by itself as a weight would be: floating-point and no scalar."""
     kind: str | None = None
-    """``parameter`` or ``buffer``, where the file says so."""
+    """``parameter``, ``buffer`` or ``constant``, where the file says so."""
     parts: list[Tensor] | None = None
     """It is a sequence of these; its own type is then that of none of them."""
 
@@ -79,11 +89,27 @@ class Tensor:
         if self.parts is not None:
             raise ValueError(f"{self.name!r} is a sequence, where a tensor is needed")
         if self.value is None:
-            counts = self.type.dtype in FLOATS and (kind == "parameter" or (self.weight and kind != "buffer"))
-            counts = counts and self.uniform() is None
-            plain = "constant" if kind == "parameter" else kind
-            self.value = nodes.source(self.kind or ("parameter" if counts else plain), self.name, self.type)
+            self.value = nodes.source(self.role(kind), self.name, self.type)
         return self.value
+
+    def role(self, read_as: str = "constant") -> str:
+        """``parameter``, ``buffer`` or ``constant``.
+
+        What the file says comes first, then what the input is that reads it (running statistics), its type and its
+        name; what has a made-up name is a parameter where a layer reads its weight, unless it is filled with one number
+        that the exporter has put in for a layer without a weight.
+        """
+        if self.kind is not None:
+            return self.kind
+        named = self.stored is not None and GENERATED.fullmatch(self.name) is None
+        if read_as == "buffer" or (named and self.name.rpartition(".")[2] in BUFFERS):
+            return "buffer"
+        if self.type.dtype not in FLOATS:
+            return "buffer" if named and "." in self.name else "constant"
+        if self.weight:
+            return "parameter"
+        filled = self.uniform() is not None and not (self.stored is not None and FOLDED.fullmatch(self.name))
+        return "parameter" if read_as == "parameter" and self.type.rank and not filled else "constant"
 
     def uniform(self) -> float | None:
         """The one number that all its elements are, where they are known: exporters fill in zeros and ones."""
