@@ -45,7 +45,7 @@ DEPTHS: Mapping[str, dict[str, Any]] = {
     },
     "gemma3": {"num_hidden_layers": 62},  # 27B
     "gemma2": {"num_hidden_layers": 46},  # 27B
-    "bloom": {"n_layer": 24},  # 1.1B
+    "bloom": {"n_layer": 24},
 }  # fmt: skip
 """Settings where the default configuration is not the depth of a released model."""
 
