@@ -114,7 +114,7 @@ def test_a_convolution_is_timed_by_its_curve_where_the_device_has_one():
 
 def test_every_kernel_of_an_operator_counts():
     """Gradients of data and of weights are two kernels: their times are those of `steptime profile`."""
-    job = {"gpus": 1, "global_batch": 64, "dtype": "fp32", "plan": {"micro_batch": 64}}
+    job = {"gpus": 1, "global_batch": 64, "dtype": "fp32", "framework": "ideal", "plan": {"micro_batch": 64}}
     found = api.estimate("models:resnet_small", "v100-sxm2-16gb", **job)
     module, inputs = models.resnet_small(batch=64)
     program = steptime.capture(module, inputs, optimizer="adamw", loss=models.loss_of, target="cuda")
