@@ -238,10 +238,8 @@ def test_a_framework_that_is_not_there() -> None:
     assert load_framework("ideal", "h100-sxm") is IDEAL
     generic = load_framework("generic", UNKNOWN)
     common = framework_table()["common"]
-    slower = framework_table()["generic"]["slower"]
-    for name in NAMES:
-        factor = slower if name in ("matrix", "vector", "attention") else 1.0
-        assert getattr(generic, name) == pytest.approx(common[name] * factor), name
+    slower = dict.fromkeys(("matrix", "vector", "attention"), framework_table()["generic"]["slower"])
+    assert all(getattr(generic, name) == pytest.approx(common[name] * slower.get(name, 1.0)) for name in NAMES)
 
 
 def width(e: Evaluation) -> float:
