@@ -46,6 +46,7 @@ def test_errors_by_time_and_residuals(run: Run, tmp_path: Path) -> None:
     [
         (ROW.format("1,1,1,1").replace(",8,3,24,", ",1,3,24,"), "fewer than two pipeline stages"),
         (ROW.format("1,1,1,1").replace(",8,3,24,", ",8,3,,"), "fewer than two pipeline stages"),
+        (ROW.format("1,1,1,1").replace(",8,3,24,", ",60,3,24,"), "more pipeline stages than layers"),
         (ROW.format(",,,"), "no time, rate or memory is given"),
         (ROW.format("1,1,1,1").replace("A100-SXM-80GB", "abacus"), "the accelerator is not in the catalogue"),
     ],
@@ -53,6 +54,13 @@ def test_errors_by_time_and_residuals(run: Run, tmp_path: Path) -> None:
 def test_rows_that_cannot_be_predicted_are_counted(run: Run, tmp_path: Path, row: str, reason: str) -> None:
     done = run("score", "--stages", written(tmp_path, row))
     assert done.exit_code == 0 and reason in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "ZB-1p"])
+def test_passes_are_told_apart_whatever_their_order(run: Run, tmp_path: Path, schedule: str) -> None:
+    file = written(tmp_path, ROW.format("30,29,20,500").strip() + f",{schedule}\n", head=HEAD.strip() + ",schedule\n")
+    found = json.loads(run("score", "--stages", file, "--json").stdout)["stages"]
+    assert abs(found["T_W"]["bias"]) < 0.3 and abs(found["T_B"]["bias"]) < 0.3
 
 
 def test_wrong_tables_are_answered_with_what_is_needed(run: Run, tmp_path: Path) -> None:

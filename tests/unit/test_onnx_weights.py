@@ -161,3 +161,18 @@ def test_a_table_that_was_cut_while_folding_is_named(tmp_path):
     model = read_onnx(tmp_path / "model.onnx")
     assert model.parameter_count == count(module.parameters()) - (40 - 8) * 16
     assert any("from table.weight" in note for note in model.notes)
+
+
+def test_a_name_that_ends_in_a_number_is_no_second_call(tmp_path):
+    class Numbered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc_1, self.fc_2 = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
+            self.fc_2.load_state_dict(self.fc_1.state_dict())
+
+        def forward(self, x):
+            return self.fc_2(self.fc_1(x).relu())
+
+    INPUTS[Numbered] = lambda: torch.randn(4, 32)
+    module = exported(tmp_path / "model.onnx", Numbered, "folded")
+    assert read_onnx(tmp_path / "model.onnx").parameter_count == count(module.parameters())

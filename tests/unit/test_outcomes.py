@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from steptime.errors import FieldError
+from steptime.errors import FieldError, UserError
 from steptime.study.measured import ScoredRun
 from steptime.study.measured.outcomes import Tried, outcome_of, outcome_statistics
 from steptime.study.measured.read import TableRow
@@ -111,3 +111,10 @@ def test_the_command_prints_what_python_returns_and_draws(table: Path, tmp_path:
     expected = json.loads(json.dumps(score_outcomes(table, GIVEN).to_json()))
     assert {name: printed[name] for name in expected} == expected
     assert figure.read_text().startswith("<?xml")
+
+
+def test_a_table_without_outcomes_is_refused_with_the_column(tmp_path: Path):
+    file = tmp_path / "layouts.csv"
+    file.write_text("model,seq_len,gpu,n_gpus,global_batch_sequences,metric_mfu\nllama2-7b,4096,h100-sxm,8,8,0.4\n")
+    with pytest.raises(UserError, match="lacks the column outcome"):
+        score_outcomes(file)

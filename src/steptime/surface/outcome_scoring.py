@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, UserError, did_you_mean, shorten
+from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.store.files import refuse_unwritable, write_whole
 from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
 from steptime.study.measured.columns import FURTHER, OTHER_NAMES, own_names
 from steptime.study.measured.outcomes import RAN, RAN_OUT, Tried, outcome_of, outcome_statistics
 from steptime.study.measured.predict import score_packaged
-from steptime.study.measured.read import TableRow, read_rows
+from steptime.study.measured.read import TableRow, check_columns, read_rows
 from steptime.study.measured.reasons import RowProblem
 from steptime.study.measured.samples import Progress
 from steptime.surface.measured_scoring import REFUSED, Missing
@@ -83,7 +83,14 @@ def score_outcomes(
     Raises:
         InputFileError: the file is no such table.
     """
-    return score_layouts(read_rows(path, given=given), progress=progress)
+    return score_layouts(read_rows(path, _check, given), progress=progress)
+
+
+def _check(where: str, names: list[str]) -> None:
+    """Refuses a table that does not say what ran."""
+    if not {"outcome", "metric_step_time_s"} & set(names):
+        raise InputFileError(where, "lacks the column outcome", hint="what became of each layout: ok, or OOM")
+    check_columns(where, names)
 
 
 def score_layouts(rows: list[TableRow], *, progress: Progress | None = None) -> OutcomeScore:

@@ -88,12 +88,15 @@ def graphs_of(value: Any) -> str:
     ('attention+router', 'step')
 
     Raises:
-        FieldError: it is no text.
-        UnknownNameError: no such part, or ``none`` or ``step`` with others.
+        FieldError: it is no text, or ``none`` or ``step`` with others.
+        UnknownNameError: no such part.
     """
     if (given := text("graphs", value)) in GRAPHS:
         return given
-    parts = {choice("graphs", part, (*GRAPH_PARTS, *(() if "+" in given else GRAPHS))) for part in given.split("+")}
+    alone = next((part for part in given.split("+") if part in GRAPHS), None)
+    if alone is not None:
+        raise FieldError("", "graphs", f"{alone!r} stands alone", hint=f"parts of a layer: {', '.join(GRAPH_PARTS)}")
+    parts = {choice("graphs", part, (*GRAPH_PARTS, *GRAPHS)) for part in given.split("+")}
     return "+".join(part for part in GRAPH_PARTS if part in parts)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ TIMES: Final = ("T_F", "T_B", "T_W", "T_comm")
 """Forward, gradient of inputs, gradients of weights, message to the next stage."""
 SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 """Ends of the columns of times, and their unit (s)."""
+SPLITS: Final = re.compile("zb|zero[- _]?bubble|dualpipe", re.IGNORECASE)
+"""Schedules that make gradients of weights apart from those of inputs."""
 NEEDED: Final = ("model", "seq_len", "gpu", "pp", "micro_batch", "microbatches")
 REFUSED: Final = "no plausible setting of the run can be modelled"
 
@@ -94,6 +97,8 @@ def score_stages(path: str | Path) -> StageScore:
         try:
             measured = _measured(row)
             run = run_of(with_recipe(_as_run(row)), load)
+            if run.degrees is not None and run.degrees.pp > run.model.layers:
+                raise RowProblem(Reason.MORE_STAGES, f"pp {run.degrees.pp}, {run.model.layers} layers")
             predicted = stage_times(run, settings_of(run))
         except RowProblem as problem:
             missing.append(_missing(row, str(problem.reason), problem.detail))
@@ -169,6 +174,8 @@ def _as_run(row: TableRow) -> TableRow:
     """
     degree = {name: row.whole(name, at_most=10**5) or 1 for name in ("tp", "pp", "cp", "dp")}
     count, size = row.whole("microbatches", at_most=10**6), row.whole("micro_batch", at_most=10**6)
+    if row.unread:
+        raise RowProblem(Reason.BAD_NUMBER, f"{row.unread[0]}: {shorten(row.text(row.unread[0]))!r}")
     if count is None or size is None or degree["pp"] < 2:
         stated = ", ".join(f"{name} {shorten(row.text(name))!r}" for name in ("pp", "micro_batch", "microbatches"))
         raise RowProblem(Reason.NO_STAGES, stated)
@@ -177,7 +184,9 @@ def _as_run(row: TableRow) -> TableRow:
         "tp": "1",
     }  # fmt: skip
     cells = {**given, **{name: text for name, text in row.cells.items() if text.strip()}}
-    return TableRow(row.line, {"schedule": "ZB-1p", **cells, "metric_step_time_s": "1"})
+    # Passes are the same in every order; one that splits the backward pass tells the gradients of weights apart.
+    splits = SPLITS.search(cells.get("schedule", ""))
+    return TableRow(row.line, {**cells, **({} if splits else {"schedule": "ZB-1p"}), "metric_step_time_s": "1"})
 
 
 def _time_of(column: str) -> tuple[str, str] | None:

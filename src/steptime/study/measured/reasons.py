@@ -29,6 +29,7 @@ class Reason(StrEnum):
     BAD_MEASUREMENT = "a measurement is no positive number with a known unit"
     NO_MEASUREMENT = "no time, rate or memory is given"
     NO_STAGES = "fewer than two pipeline stages, or their micro-batches are not stated"
+    MORE_STAGES = "more pipeline stages than layers"
     NO_OUTCOME = "the outcome is neither that it ran nor that it ran out of memory"
     INTERNAL = "not understood"
 

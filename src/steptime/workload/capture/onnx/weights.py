@@ -261,13 +261,18 @@ def _identities(graph: GraphProto, stored: Mapping[str, TensorProto]) -> Iterato
 
 
 def _readers(graph: GraphProto) -> dict[str, tuple[str, str]]:
-    """Operator and module of the first node that reads a numbered tensor; calls of one module have one path."""
+    """Operator and module of the first node that reads a numbered tensor; calls of one module have one path.
+
+    A later call of `/fc` is `/fc_1`; where there is no `/fc`, that is the name of a module.
+    """
     found: dict[str, tuple[str, str]] = {}
+    paths = {node.name.rpartition("/")[0] for node in graph.node}
     for node in graph.node:
         for name in node.input:
             if node.op_type != "Identity" and name not in found and FOLDED.fullmatch(name):
                 path = node.name.rpartition("/")[0]
-                found[name] = (node.op_type, re.sub(r"_\d+(?=/|$)", "", path))
+                first = re.sub(r"_\d+(?=/|$)", "", path)
+                found[name] = (node.op_type, first if first in paths else path)
     return found
 
 
