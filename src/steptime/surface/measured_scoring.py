@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections import Counter
@@ -17,7 +15,6 @@ from steptime.calibrate.score import errors
 from steptime.calibrate.table import read_table
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.plan.framework_file import framework_table
-from steptime.store.files import write_whole
 from steptime.study.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
 from steptime.study.measured.aggregate import memory_columns, timed
 from steptime.study.measured.columns import own_names
@@ -27,6 +24,7 @@ from steptime.study.measured.read import TableRow, check_columns, named_cells
 from steptime.study.measured.reasons import DOUBTS
 from steptime.study.measured.samples import Modelled, Progress, modelled
 from steptime.surface.models import load_model
+from steptime.surface.scored_rows import REFUSED, Missing, counted, write_table
 
 SPLITS: Final = (EACH, "source_and_model", "model")
 """What ``--leave-out`` takes beside the key of a source."""
@@ -35,27 +33,6 @@ FAR_OFF: Final = "predicted and measured time differ a hundredfold or more: a wr
 TOO_LARGE: Final = "predicted memory exceeds the device: is a setting misread?"
 UNFIT: Final = 0.95
 """Chance of not fitting, by the prediction, from which on a run that did fit is doubted to be read rightly."""
-REFUSED: Final = "no plausible setting of the run can be modelled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
-    """A row without a prediction."""
-
-    line: int
-    row_id: str
-    source_key: str
-    reason: str
-    detail: str
-
-    @property
-    def place(self) -> str:
-        """Where it is, and what is wrong there.
-
-        >>> Missing(line=5, row_id="", source_key="", reason="no time", detail="n_gpus: 'eight'").place
-        "line 5: n_gpus: 'eight'"
-        """
-        return f"line {self.line}: {self.detail}" if self.detail else f"line {self.line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +47,9 @@ class RunScore:
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, errors overall and by group; fractions, not percent."""
         found = summary(self.scored)
-        skipped = Counter(row.reason for row in self.missing)
-        first = {row.reason: row.place for row in reversed(self.missing)}
         by_definition = found.pop("memory")
         return {
-            "rows": self.rows, "scored": len(self.scored), "skipped": dict(skipped.most_common()),
-            "skipped_first": {reason: first[reason] for reason, _ in skipped.most_common()}, **self.how,
+            "rows": self.rows, "scored": len(self.scored), **counted(self.missing), **self.how,
             "time": found.pop("time"), "memory": memory_errors(self.scored) | {"by_definition": by_definition}, **found,
         }  # fmt: skip
 
@@ -116,8 +90,8 @@ def score_reading(
     fit = fit_provenance()  # before the work, so that an unusable file of frameworks is told at once
     scores = _scores(reading.runs, leave_out, named, progress, found)
     refused = {run.row_id: reason for run, reason in scores.refused}
-    missing = [_missing(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
-    missing += [_missing(run, NOT_ASKED, "") for run in unasked]
+    missing = [unscored(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
+    missing += [unscored(run, NOT_ASKED) for run in unasked]
     missing += unread(reading)
     how: dict[str, Any] = {
         "predicted_by": "frameworks in use" if leave_out is None else f"fits without {_words(leave_out)}",
@@ -194,7 +168,8 @@ def _scores(
         return Scores(scored=(), refused=tuple((run, str(error)) for run in runs), how="")
 
 
-def _missing(run: MeasuredRun, reason: str, detail: str) -> Missing:
+def unscored(run: MeasuredRun, reason: str, detail: str = "") -> Missing:
+    """A run that is read and has no prediction."""
     return Missing(line=run.line, row_id=run.row_id, source_key=run.source_key, reason=reason, detail=detail)
 
 
@@ -282,16 +257,7 @@ def write_rows(score: RunScore, path: Path) -> None:
     Raises:
         InputFileError: it cannot be written.
     """
-    lines = [(s.run.line, _scored_cells(s)) for s in score.scored]
-    lines += [
-        (m.line, {"line": m.line, "row_id": m.row_id, "source_key": m.source_key, "skipped": m.reason,
-                  "detail": m.detail}) for m in score.missing
-    ]  # fmt: skip
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells for _, cells in sorted(lines, key=lambda pair: pair[0]))
-    write_whole(path, out.getvalue())
+    write_table(path, COLUMNS, [(s.run.line, _scored_cells(s)) for s in score.scored], score.missing)
 
 
 def _scored_cells(s: ScoredRun) -> dict[str, object]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
-from steptime.store.files import refuse_unwritable, write_whole
+from steptime.store.files import refuse_unwritable
 from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
 from steptime.study.measured.columns import FURTHER, OTHER_NAMES, own_names
 from steptime.study.measured.outcomes import RAN, RAN_OUT, Tried, outcome_of, outcome_statistics
@@ -20,8 +17,9 @@ from steptime.study.measured.predict import score_packaged
 from steptime.study.measured.read import TableRow, check_columns, read_rows
 from steptime.study.measured.reasons import RowProblem
 from steptime.study.measured.samples import Progress
-from steptime.surface.measured_scoring import REFUSED, Missing
+from steptime.surface.measured_scoring import unread, unscored
 from steptime.surface.models import load_model
+from steptime.surface.scored_rows import REFUSED, Missing, counted, write_table
 
 COLUMNS: Final = (
     "line", "model", "gpu", "gpus", "framework", "outcome", "oom_probability", "memory_predicted_bytes", "predicted_s",
@@ -39,13 +37,8 @@ class OutcomeScore:
 
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and what the chances of running out are worth; shares, not percent."""
-        skipped = Counter(row.reason for row in self.missing)
-        first = {row.reason: row.place for row in reversed(self.missing)}
-        return {
-            "rows": self.rows, "scored": len(self.tried), "skipped": dict(skipped.most_common()),
-            "skipped_first": {reason: first[reason] for reason, _ in skipped.most_common()},
-            **outcome_statistics(self.tried),
-        }  # fmt: skip
+        known = outcome_statistics(self.tried)
+        return {"rows": self.rows, "scored": len(self.tried), **counted(self.missing), **known}
 
 
 def given_cells(texts: Sequence[str]) -> dict[str, str]:
@@ -101,11 +94,9 @@ def score_layouts(rows: list[TableRow], *, progress: Progress | None = None) -> 
         try:
             ran[row.line] = outcome_of(row)
         except RowProblem as problem:
-            missing.append(Missing(line=row.line, row_id="", source_key="", reason=str(problem.reason),
-                                   detail=problem.detail))  # fmt: skip
+            missing.append(Missing(line=row.line, reason=str(problem.reason), detail=problem.detail))
     reading = runs_of([row for row in rows if row.line in ran], cache(load_model))
-    missing += [Missing(line=s.line, row_id=s.row_id, source_key=s.source_key, reason=str(s.reason), detail=s.detail)
-                for s in reading.skipped]  # fmt: skip
+    missing += unread(reading)
     scored: tuple[ScoredRun, ...] = ()
     refused: tuple[tuple[MeasuredRun, str], ...] = ()
     if reading.runs:
@@ -114,8 +105,7 @@ def score_layouts(rows: list[TableRow], *, progress: Progress | None = None) -> 
             scored, refused = found.scored, found.refused
         except UserError as error:  # none of the layouts can be modelled
             refused = tuple((run, str(error)) for run in reading.runs)
-    missing += [Missing(line=run.line, row_id=run.row_id, source_key=run.source_key, reason=REFUSED, detail=why)
-                for run, why in refused]  # fmt: skip
+    missing += [unscored(run, REFUSED, why) for run, why in refused]
     tried = tuple(Tried(scored=s, ran=ran[s.run.line]) for s in scored)
     return OutcomeScore(rows=len(rows), tried=tried, missing=tuple(sorted(missing, key=lambda row: row.line)))
 
@@ -139,13 +129,7 @@ def write_outcomes(score: OutcomeScore, path: Path) -> None:
     Raises:
         InputFileError: it cannot be written.
     """
-    lines: list[tuple[int, dict[str, object]]] = [(each.scored.run.line, _cells(each)) for each in score.tried]
-    lines += [(m.line, {"line": m.line, "skipped": m.reason, "detail": m.detail}) for m in score.missing]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells for _, cells in sorted(lines, key=lambda pair: pair[0]))
-    write_whole(path, out.getvalue())
+    write_table(path, COLUMNS, [(each.scored.run.line, _cells(each)) for each in score.tried], score.missing)
 
 
 def _cells(each: Tried) -> dict[str, object]:

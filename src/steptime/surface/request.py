@@ -96,7 +96,8 @@ def graphs_of(value: Any) -> str:
     alone = next((part for part in given.split("+") if part in GRAPHS), None)
     if alone is not None:
         raise FieldError("", "graphs", f"{alone!r} stands alone", hint=f"parts of a layer: {', '.join(GRAPH_PARTS)}")
-    parts = {choice("graphs", part, (*GRAPH_PARTS, *GRAPHS)) for part in given.split("+")}
+    allowed = GRAPH_PARTS if "+" in given else (*GRAPHS, *GRAPH_PARTS)
+    parts = {choice("graphs", part, allowed) for part in given.split("+")}
     return "+".join(part for part in GRAPH_PARTS if part in parts)
 
 

@@ -7,11 +7,8 @@ Schedules that put off gradients of weights (zb-h1, zb-h2, DualPipe) are planned
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,15 +22,15 @@ from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import of_device
 from steptime.plan.framework_library import load_framework
-from steptime.store.files import write_whole
 from steptime.study.measured.columns import name_key
 from steptime.study.measured.engine import Setting, factors_of, settings_of
 from steptime.study.measured.read import TableRow, read_rows
 from steptime.study.measured.reasons import Reason, RowProblem
 from steptime.study.measured.recipes import with_recipe
 from steptime.study.measured.run import MeasuredRun, run_of
-from steptime.surface.measured_scoring import Missing, rows_of_parquet
+from steptime.surface.measured_scoring import rows_of_parquet
 from steptime.surface.models import load_model
+from steptime.surface.scored_rows import REFUSED, Missing, counted, write_table
 
 TIMES: Final = ("T_F", "T_B", "T_W", "T_comm")
 """Forward, gradient of inputs, gradients of weights, message to the next stage."""
@@ -42,7 +39,6 @@ SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 SPLITS: Final = re.compile("zb|zero[- _]?bubble|dualpipe", re.IGNORECASE)
 """Schedules that make gradients of weights apart from those of inputs."""
 NEEDED: Final = ("model", "seq_len", "gpu", "pp", "micro_batch", "microbatches")
-REFUSED: Final = "no plausible setting of the run can be modelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +62,8 @@ class StageScore:
 
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and errors of each time; fractions, not percent."""
-        first = {row.reason: row.place for row in reversed(self.missing)}
         return {
-            "rows": len(self.scored) + len(self.missing), "scored": len(self.scored),
-            "skipped": dict(Counter(row.reason for row in self.missing)), "skipped_first": first,
+            "rows": len(self.scored) + len(self.missing), "scored": len(self.scored), **counted(self.missing),
             "stages": {name: self._errors([name]) for name in TIMES}, "passes": self._errors(TIMES[:3]),
         }  # fmt: skip
 
@@ -211,7 +205,7 @@ def _check(where: str, names: list[str]) -> None:
 
 
 def _missing(row: TableRow, reason: str, detail: str) -> Missing:
-    return Missing(line=row.line, row_id="", source_key="", reason=reason, detail=shorten(detail, 200))
+    return Missing(line=row.line, reason=reason, detail=shorten(detail, 200))
 
 
 COLUMNS: Final = (
@@ -234,9 +228,4 @@ def write_stages(score: StageScore, path: Path) -> None:
                 "measured_s": f"{measured:.6g}", "predicted_s": f"{predicted:.6g}",
                 "error": f"{predicted / measured - 1:.4f}",
             }))  # fmt: skip
-    lines += [(m.line, {"line": m.line, "skipped": m.reason, "detail": m.detail}) for m in score.missing]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells for _, cells in sorted(lines, key=lambda pair: pair[0]))
-    write_whole(path, out.getvalue())
+    write_table(path, COLUMNS, lines, score.missing)

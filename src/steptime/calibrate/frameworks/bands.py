@@ -46,18 +46,6 @@ MIDDLE = 0.1
 """Logarithm of the factor from which the slope of :attr:`Predicted.slowing` is taken: about as large as it is found."""
 
 
-def left_out(
-    fit: FrameworkFit,
-    group: Array,
-    *,
-    used: Array,
-    named: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-) -> Predicted:
-    """Predictions of every run by a fit to the runs of all other groups; see :func:`left_out_both`."""
-    return left_out_both(fit, group, used=used, ways=(named,), progress=progress)[0]
-
-
 def left_out_both(
     fit: FrameworkFit,
     group: Array,

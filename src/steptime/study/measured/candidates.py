@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import gcd
-from typing import Final
+from itertools import product
+from math import gcd, prod
+from typing import Any, Final
 
 from steptime.hardware.records import Device
 from steptime.num import divisors
@@ -86,36 +87,19 @@ def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
 
 
 def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
-    zeros = _zeros(run, degrees)
-    options = [
-        (
-            precision,
-            micro,
-            recompute,
-            zero,
-            sp,
-            attention,
-            offload,
-            hides,
-            weight * w1 * w2 * w3 * w4 * w5 * w6 * w7 * w8,
-        )
-        for precision, w1 in _precisions(run, device)
-        for micro, w2 in _micro_batches(run, degrees)
-        for recompute, w3 in _recomputes(run)
-        for zero, w4 in zeros
-        for sp, w5 in _sequence_parallel(run, degrees)
-        for attention, w6 in _attentions(run)
-        for offload, w7 in _offloads(run)
-        for hides, w8 in _hides_data(run, degrees)
-    ]
-    return [
-        Candidate(
-            weight=w, precision=precision, degrees=degrees, micro_batch=micro, recompute=recompute, zero=zero,
-            shard_ranks=_shard_ranks(run, degrees, zero), sequence_parallel=sp, attention=attention, offload=offload,
-            hides_data=hides,
-        )
-        for precision, micro, recompute, zero, sp, attention, offload, hides, w in options
-    ]  # fmt: skip
+    """Every combination of the options of a layout."""
+    options: dict[str, Sequence[tuple[Any, float]]] = {
+        "precision": _precisions(run, device), "micro_batch": _micro_batches(run, degrees),
+        "recompute": _recomputes(run), "zero": _zeros(run, degrees),
+        "sequence_parallel": _sequence_parallel(run, degrees), "attention": _attentions(run),
+        "offload": _offloads(run), "hides_data": _hides_data(run, degrees),
+    }  # fmt: skip
+    out = []
+    for chosen in product(*options.values()):
+        setting = dict(zip(options, (option for option, _ in chosen), strict=True))
+        likely, ranks = prod((w for _, w in chosen), start=weight), _shard_ranks(run, degrees, setting["zero"])
+        out.append(Candidate(weight=likely, degrees=degrees, shard_ranks=ranks, **setting))
+    return out
 
 
 def _weighed(run: MeasuredRun, device: Device, found: list[Candidate]) -> list[Candidate]:

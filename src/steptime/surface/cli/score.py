@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,6 +119,7 @@ def _table(
     kernels: Path | None, collectives: Path | None, where: dict[str, str | int], out: Path | None, as_json: bool
 ) -> None:
     from steptime.surface import scoring
+    from steptime.surface.report.score import print_score
 
     if kernels is None:
         result = scoring.score_collectives(str(collectives), where)
@@ -125,12 +127,13 @@ def _table(
         result = scoring.score_kernels(str(kernels))
     if out is not None:
         scoring.write_residuals(result, out)
-    _report(result.to_json(), as_json)
+    _report(result.to_json(), as_json, print_score)
 
 
 def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
     from steptime.surface import measured_scoring, scoring
     from steptime.surface.cli.progress import Progress
+    from steptime.surface.report.score_runs import print_run_score
 
     if out is not None:
         scoring.check_out(out)
@@ -138,7 +141,7 @@ def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_
         result = measured_scoring.score_runs(file, leave_out=leave_out, named=not unknown, progress=progress)
     if out is not None:
         measured_scoring.write_rows(result, out)
-    _report(result.to_json(), as_json, runs=True)
+    _report(result.to_json(), as_json, print_run_score)
 
 
 def _stages(file: Path, out: Path | None, as_json: bool) -> None:
@@ -147,19 +150,13 @@ def _stages(file: Path, out: Path | None, as_json: bool) -> None:
     result = stage_scoring.score_stages(str(file))
     if out is not None:
         stage_scoring.write_stages(result, out)
-    if as_json:
-        from steptime.surface.cli.output import document, print_json
+    from steptime.surface.report.score import print_stage_score
 
-        print_json(document(**result.to_json()))
-    else:
-        from steptime.surface.report.score import print_stage_score
-
-        print_stage_score(result.to_json())
+    _report(result.to_json(), as_json, print_stage_score)
 
 
 def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | None, as_json: bool) -> None:
     from steptime.surface import outcome_scoring
-    from steptime.surface.cli.output import document, print_json
     from steptime.surface.cli.progress import Progress
     from steptime.surface.report.outcomes import print_outcomes, write_reliability
 
@@ -173,33 +170,20 @@ def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | Non
     score = result.to_json()
     if figure is not None:
         write_reliability(score, figure)
-    if as_json:
-        print_json(document(**score))
-    else:
-        print_outcomes(score)
+    _report(score, as_json, print_outcomes)
 
 
 def _columns(as_json: bool) -> None:
     from steptime.surface.report.score_columns import columns_document, print_columns
 
+    _report(columns_document(), as_json, lambda _: print_columns())
+
+
+def _report(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
+    """What was found, as a document or shown."""
     if as_json:
         from steptime.surface.cli.output import document, print_json
 
-        print_json(document(**columns_document()))
+        print_json(document(**found))
     else:
-        print_columns()
-
-
-def _report(score: dict[str, Any], as_json: bool, *, runs: bool = False) -> None:
-    if as_json:
-        from steptime.surface.cli.output import document, print_json
-
-        print_json(document(**score))
-    elif runs:
-        from steptime.surface.report.score_runs import print_run_score
-
-        print_run_score(score)
-    else:
-        from steptime.surface.report.score import print_score
-
-        print_score(score)
+        show(found)
