@@ -54,7 +54,7 @@ def estimated(cluster: Cluster, *, leaves_node: bool) -> FabricProfile | Textboo
         cluster: the machine.
         leaves_node: whether groups cross all of its levels, or the second at most.
     """
-    gpus = cluster.fast_domain + 1
+    gpus = cluster.beyond_domain(1)
     gpus = min(cluster.levels[-1].group, UNLIMITED if leaves_node else gpus)
     model = fabric_model(cluster, slow_level(cluster, gpus), gpus)
     if model is not None:

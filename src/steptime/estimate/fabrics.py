@@ -152,7 +152,7 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
         values["switch_Bps"] = 0.0
     inside = Basis(level=fast.name, profile=near, carried=carried, stated=stated_text(cluster.levels[0], fast))
     stated = restated_inside(values, cluster.levels[0], fast) if inside.stated else {}
-    crossed = cluster.crossed_levels(max(gpus, cluster.fast_domain + 1))
+    crossed = cluster.crossed_levels(cluster.beyond_domain(gpus))
     outside = {level.name: _outside(level, near, values, carried=carried) for level in crossed}
     between, besides = None, [basis for name, (basis, _) in outside.items() if name != slow.name]
     if outside:

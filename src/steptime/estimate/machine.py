@@ -328,7 +328,7 @@ def kernel_constants(framework: str, device: Device) -> list[Constant]:
 
 def slow_level(cluster: Cluster, gpus: int) -> Level:
     """Level that groups cross once they leave a fast domain, for a job of so many devices."""
-    return cluster.outer_level(max(gpus, cluster.fast_domain + 1))
+    return cluster.outer_level(cluster.beyond_domain(gpus))
 
 
 def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
@@ -338,7 +338,7 @@ def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
     >>> [level.name for level in levels_crossed(load_cluster("h200-nvl-4"), 64)]
     ['pcie', 'network']
     """
-    return cluster.crossed_levels(max(gpus, cluster.fast_domain + 1)) or cluster.levels[:1]
+    return cluster.crossed_levels(cluster.beyond_domain(gpus)) or cluster.levels[:1]
 
 
 def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:

@@ -222,6 +222,10 @@ class Cluster:
         """Devices in the innermost domain (NVLink or NVSwitch domain, ICI slice, one node)."""
         return self.levels[0].group
 
+    def beyond_domain(self, devices: int) -> int:
+        """The devices of a job, or as many more as leave the innermost domain: its collectives between domains."""
+        return max(devices, self.fast_domain + 1)
+
     def crossed_levels(self, devices: int) -> tuple[Level, ...]:
         """The levels that a job of so many devices spans beyond the innermost, inner ones first."""
         pairs = zip(self.levels, self.levels[1:], strict=False)

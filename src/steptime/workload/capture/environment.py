@@ -7,8 +7,9 @@ import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
@@ -105,16 +106,9 @@ def _refill(value: Any, content: Any) -> None:
         value.extend(content) if isinstance(value, list) else value.update(content)
 
 
-@contextmanager
-def _masks_not_read() -> Iterator[None]:
+def _masks_not_read() -> AbstractContextManager[object]:
     """`nn.Transformer` compares a mask with the causal one by value; here it is what the caller says it is."""
-    place: Any = transformer
-    before = place._detect_is_causal_mask
-    place._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
-    try:
-        yield
-    finally:
-        place._detect_is_causal_mask = before
+    return patch.object(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
 
 
 #: Module -> function in it that is asked whether a tensor is fake, by code that then avoids reading values.
@@ -124,24 +118,16 @@ ASKED_IF_FAKE = {"transformers.utils.import_utils": "is_fake_tensor"}
 @contextmanager
 def _asked_if_fake() -> Iterator[None]:
     """Code that reads no values of fake tensors would take other branches than in a real run; here it reads them."""
-    places: list[tuple[Any, str, Any]] = []
-    for module, name in ASKED_IF_FAKE.items():
-        if hasattr(sys.modules.get(module), name):
-            places.append((sys.modules[module], name, getattr(sys.modules[module], name)))
-    for place, name, _ in places:
-        setattr(place, name, lambda _tensor: False)
-    try:
+    with ExitStack() as stack:
+        for module, name in ASKED_IF_FAKE.items():
+            if hasattr(sys.modules.get(module), name):
+                stack.enter_context(patch.object(sys.modules[module], name, lambda _tensor: False))
         yield
-    finally:
-        for place, name, before in places:
-            setattr(place, name, before)
 
 
-@contextmanager
-def _conversions_to_the_same() -> Iterator[None]:
+def _conversions_to_the_same() -> AbstractContextManager[object]:
     """A module that is converted to what it is, in its forward, keeps its weights; PyTorch would swap fake ones."""
-    place: Any = torch.nn.Module
-    before = place._apply
+    before: Any = torch.nn.Module._apply
 
     def apply(module: Any, fn: Any, recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():
@@ -151,11 +137,7 @@ def _conversions_to_the_same() -> Iterator[None]:
             same = all(fn(tensor) is tensor for tensor in held)
         return module if same else before(module, fn, recurse=False)
 
-    place._apply = apply
-    try:
-        yield
-    finally:
-        place._apply = before
+    return patch.object(torch.nn.Module, "_apply", apply)
 
 
 @contextmanager
