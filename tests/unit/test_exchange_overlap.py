@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +47,9 @@ def links_s(e: Evaluation, phase: str) -> float:
 
 
 def test_one_copy_per_domain_takes_its_share_of_the_time_of_all_copies() -> None:
-    """32 ranks are 4 nodes: 8 experts of a token lie in 3.6 of them, and its 8 copies become 3.6.
+    """32 ranks are 4 nodes: 8 of 256 experts lie in 3.6 of them, and the 8 copies of a token become 3.6.
 
-    The 4 of 8 groups of experts that DeepSeek-V3 chooses from lie in 2.7 nodes, so that there are fewer still.
+    The 4 of 8 groups of experts that DeepSeek-V3 chooses from lie in 3.1 nodes, so that there are fewer still.
     """
     free = replace(MODEL, experts=replace(MODEL.experts, groups=1, groups_per_token=1))
     every, once, grouped = (
@@ -56,17 +57,26 @@ def test_one_copy_per_domain_takes_its_share_of_the_time_of_all_copies() -> None
          if t.transfer.axis == "ep"]
         for once, model in ((False, MODEL), (True, free), (True, MODEL))
     )  # fmt: skip
-    assert every and once == pytest.approx([size * 4 * (1 - 0.75**8) / 8 for size in every])
-    nodes = 4 * (1 - 0.75**4)
-    assert grouped == pytest.approx([size * nodes * (1 - (1 - 1 / nodes) ** 8) / 8 for size in every])
+    reached = 4 * (1 - math.comb(192, 8) / math.comb(256, 8))
+    assert every and once == pytest.approx([size * reached / 8 for size in every])
+    nodes = 4 * (1 - math.comb(6, 4) / math.comb(8, 4))
+    elsewhere = 128 - 128 / nodes
+    missed = math.prod((elsewhere - drawn) / (128 - drawn) for drawn in range(8))
+    assert grouped == pytest.approx([size * nodes * (1 - missed) / 8 for size in every])
 
 
 def test_the_share_of_places_in_one_domain_and_in_several() -> None:
-    one, several = once_share(8, 8, 8), once_share(8, 64, 8)
-    assert one == several == pytest.approx(1 - (7 / 8) ** 8)
-    both = once_share(8, np.array([8.0, 32.0]), np.array([8.0, 8.0]))
-    assert both == pytest.approx([one, once_share(8, 32, 8)])
-    assert once_share(4, 4, 1) == pytest.approx(once_share(4, 4, 4))
+    one, several = once_share(8, 8, 8, 64), once_share(8, 64, 8, 64)
+    assert one == several == pytest.approx(1 - math.comb(56, 8) / math.comb(64, 8))
+    both = once_share(8, np.array([8.0, 32.0]), np.array([8.0, 8.0]), 64)
+    assert both == pytest.approx([one, once_share(8, 32, 8, 64)])
+    assert once_share(4, 4, 1, 16) == pytest.approx(once_share(4, 4, 4, 16))
+
+
+@pytest.mark.parametrize("experts", [4, 8, 64])
+def test_different_experts_of_one_place_each_are_as_many_places(experts: int) -> None:
+    """With one expert on each rank every copy goes to another rank, and none is saved."""
+    assert once_share(4, experts, experts, experts) == pytest.approx(1.0)
 
 
 BOTH = frozenset({"dp", "ep"})

@@ -7,7 +7,6 @@ result and of the input, $E$ = `element_bytes`.
 from __future__ import annotations
 
 from steptime.cost.matmul import matmul_flops
-from steptime.cost.moe_time import experts_touched
 from steptime.num import Num, maximum, minimum, where
 
 
@@ -73,32 +72,53 @@ def greatest_imbalance(choices: Num, ranks: Num, experts: Num) -> Num:
     return ranks * minimum(choices, experts / ranks) / choices
 
 
-def once_share(choices: Num, ranks: Num, inside: Num, groups: Num = 1, chosen: Num = 1) -> Num:
+def places_reached(places: Num, choices: int, experts: Num) -> Num:
+    r"""Places that a token reaches on average with different experts, which the places share evenly.
+
+    $$\delta = m\,\Big(1 - \prod_{i=0}^{k-1} \frac{\max(E - E/m - i, 0)}{E - i}\Big)$$
+
+    A token chooses $k$ = `choices` different ones of $E$ = `experts`, of which each of $m$ = `places` holds $E/m$. With
+    one expert to a place it reaches $k$ places.
+
+    Source: the chance of drawing none of a place without replacement (hypergeometric distribution).
+
+    >>> places_reached(8, 2, 8), round(places_reached(4, 8, 256), 3), places_reached(1, 2, 8)
+    (2.0, 3.614, 1.0)
+    """
+    missed: Num = 1.0
+    for drawn in range(choices):
+        missed = missed * maximum(experts - experts / places - drawn, 0.0) / maximum(experts - drawn, 1.0)
+    return places * (1.0 - missed)
+
+
+def once_share(choices: int, ranks: Num, inside: Num, experts: Num, groups: Num = 1, chosen: Num = 1) -> Num:
     r"""Share of the copies of a token that cross the slowest links where each place gets one copy and spreads it.
 
-    $$s = \frac{\delta(m, k)}{k}, \quad \delta(m, k) = m\,\big(1 - (1 - 1/m)^k\big), \quad
-      m = \begin{cases} n\,M / G & G \le n \\ \delta(n, M) & G > n \end{cases}, \quad
-      n = \begin{cases} r / t & r > t \\ r & \text{else} \end{cases}$$
+    $$s = \frac{\delta(m, k, E')}{k}, \quad
+      m = \begin{cases} n\,M / G & G \le n \\ \delta(n, M, G) & G > n \end{cases}, \quad
+      n = \begin{cases} r / t & r > t \\ r & \text{else} \end{cases}, \quad E' = E\,M / G$$
 
-    A token chooses $k$ = `choices` experts on $r$ = `ranks`, $t$ = `inside` of them in each fast domain. It crosses the
-    network once to each domain that has experts of it, and is forwarded there; inside one domain it goes once to each
-    rank. Of these $n$ places it reaches $m$, where its experts lie in $M$ = `chosen` of $G$ = `groups` groups (all $n$
-    where $M = G$), with the chance of independent even choices; the way back sums before it sends.
+    A token chooses $k$ = `choices` of $E$ = `experts` on $r$ = `ranks`, $t$ = `inside` of them in each fast domain. It
+    crosses the network once to each domain that has experts of it, and is forwarded there; inside one domain it goes
+    once to each rank. Of these $n$ places it reaches $m$, where its experts lie in $M$ = `chosen` of $G$ = `groups`
+    groups (all $n$ where $M = G$), and of those $\delta$ (:func:`places_reached`), with even choices of different
+    experts; the way back sums before it sends.
 
     Source: the normal kernels of DeepEP (forwarding from the network to NVLink), Zhao et al. 2025; arXiv 2412.19437,
-    section 3.2.2, and 2.1.2 for the groups; expectation of independent choices.
+    section 3.2.2, and 2.1.2 for the groups.
 
-    >>> once_share(2, 2, 2), once_share(1, 64, 8), round(once_share(8, 32, 8), 3)   # of 4 domains 3.6 for 8 copies
-    (0.75, 1.0, 0.45)
-    >>> round(8 * once_share(8, 64, 8, 8, 4), 3)   # of 8 domains, of which a token may reach 4
-    3.6
-    >>> once_share(8, 64, 8, 16, 16) == once_share(8, 64, 8)
+    >>> once_share(2, 8, 8, 8), once_share(1, 64, 8, 64), round(once_share(8, 32, 8, 256), 3)   # of 4 domains 3.6
+    (1.0, 1.0, 0.452)
+    >>> round(8 * once_share(8, 64, 8, 256, 8, 4), 3)   # of 8 domains, of which a token may reach 4
+    3.629
+    >>> once_share(8, 64, 8, 256, 16, 16) == once_share(8, 64, 8, 256)
     True
     """
     places = where(ranks > inside, ranks / inside, ranks)
     if chosen < groups:
-        places = where(places >= groups, places * chosen / groups, experts_touched(places, chosen, 1))
-    return experts_touched(places, choices, 1) / choices
+        places = where(places >= groups, places * chosen / groups, places_reached(places, int(chosen), groups))
+        experts = experts * chosen / groups
+    return places_reached(places, choices, experts) / choices
 
 
 def paired_share(micro_batches: Num, virtual_stages: Num, stages: Num) -> Num:

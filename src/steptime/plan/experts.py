@@ -47,7 +47,10 @@ def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
     """The fullest rank receives more than the mean of what ranks send."""
     size = s.sent_rows * s.expert_load * s.hidden * s.element_bytes
     if s.job.exchange_once:
-        size = size * once_share(s.choices, s.plans.ep, s.plans.inside("ep"), experts.groups, experts.groups_per_token)
+        size = size * once_share(
+            s.choices, s.plans.ep, s.plans.inside("ep"), experts.experts, experts.groups,
+            experts.groups_per_token,
+        )  # fmt: skip
     return (over("ep", "all_to_all", size),)
 
 
