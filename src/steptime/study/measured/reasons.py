@@ -74,7 +74,9 @@ NO_CLAIM: Final = frozenset(
     }
 )  # fmt: skip
 """Flags of rows that are read and scored, but that no claim of accuracy should rest on."""
-DOUBTS: Final = NO_CLAIM | {Flag.COMPUTED, Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD}
+DOUBTS: Final = NO_CLAIM | {
+    Flag.COMPUTED, Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD, Flag.MEMORY_ABOVE_DEVICE,
+}  # fmt: skip
 """Flags that a report lists: its reader can do something about them."""
 
 

@@ -28,7 +28,7 @@ _ALWAYS: Final = ("dp", "micro_batch")
 _USUAL: Final[Mapping[str, object]] = {
     "panels": 1, "zero": 1, "shard": 0, "recompute": "none", "recompute_every": 1, "attention": "fused",
     "attention_dtype": None, "document_length": None, "overlap": ["dp"], "offload": [], "graphs": "none",
-    "idle_devices": 0,
+    "dispatcher": "all_to_all", "idle_devices": 0,
 }  # fmt: skip
 #: What a band may rest on, in words; what dominates it is named in a report, so many at most.
 BAND_WORDS: Final = {
