@@ -70,3 +70,25 @@ def test_wrong_tables_are_answered_with_what_is_needed(run: Run, tmp_path: Path)
     assert lacking.exit_code == EXIT_USER and "lacks the columns seq_len, gpu, pp" in lacking.stderr
     assert run("score", "--stages", "no.csv").exit_code == EXIT_USER
     assert run("score", "a.csv", "--stages", "b.csv").exit_code == EXIT_USER
+
+
+def test_what_nobody_reads_is_named_and_doubts_are_listed(run: Run, tmp_path: Path) -> None:
+    head = HEAD.replace("source,", "source,mood,recompute,")
+    row = ROW.format("1,1,1,1").replace("mine,", "mine,happy,sometimes,")
+    file = written(tmp_path, row, head=head)
+    document = json.loads(run("score", "--stages", file, "--json").stdout)
+    assert document["columns_not_read"] == ["mood"] and document["doubts"]["spelling of a setting unknown"] == 1
+    text = " ".join(run("score", "--stages", file).stdout.split())
+    assert "columns that are not read: mood" in text and "1 doubtful: spelling of a setting unknown" in text
+
+
+def test_an_empty_file_is_told_nothing_of_other_tables(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    done = run("score", "--stages", str(tmp_path / "empty.csv"))
+    assert done.exit_code == EXIT_USER and "is empty" in done.stderr and "metric" not in done.stderr
+
+
+def test_columns_of_stages_and_layouts_are_listed(run: Run) -> None:
+    document = json.loads(run("score", "--columns", "--json").stdout)
+    assert "T_F_ms" in document["stages"]["one_of"] and document["outcomes"]["needed"] == ["outcome"]
+    assert "T_W_us" in run("score", "--columns").stdout

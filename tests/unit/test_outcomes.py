@@ -96,6 +96,8 @@ def test_every_layout_is_written_with_its_chance(table: Path, tmp_path: Path):
 
 def test_cells_that_are_given():
     assert given_cells(["gpus=8", "gpu = h100"]) == {"n_gpus": "8", "gpu": "h100"}
+    with pytest.raises(FieldError, match="gives the column n_gpus twice"):
+        given_cells(["gpus=8", "n_gpus=16"])
     for text in ("gpu", "gpu=", "gppu=3"):
         with pytest.raises(FieldError):
             given_cells([text])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -116,8 +116,13 @@ def unread(reading: Reading) -> list[Missing]:
 
 def doubts(scored: Sequence[ScoredRun]) -> dict[str, int]:
     """Predicted runs by what is doubtful about them, the most frequent first."""
-    found = Counter(str(flag) for s in scored for flag in sorted(s.run.flags & DOUBTS))
+    found = doubted(s.run for s in scored)
     return dict((found + Counter(text for s in scored for text in _against_prediction(s))).most_common())
+
+
+def doubted(runs: Iterable[MeasuredRun]) -> Counter[str]:
+    """Runs by what is doubtful about how they were read."""
+    return Counter(str(flag) for run in runs for flag in sorted(run.flags & DOUBTS))
 
 
 def _against_prediction(s: ScoredRun) -> list[str]:

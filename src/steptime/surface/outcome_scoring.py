@@ -11,13 +11,13 @@ from typing import Any, Final
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.store.files import refuse_unwritable
 from steptime.study.measured import MeasuredRun, ScoredRun, runs_of
-from steptime.study.measured.columns import FURTHER, OTHER_NAMES, own_names
+from steptime.study.measured.columns import FURTHER, OTHER_NAMES, not_read, own_names
 from steptime.study.measured.outcomes import RAN, RAN_OUT, Tried, outcome_of, outcome_statistics
 from steptime.study.measured.predict import score_packaged
 from steptime.study.measured.read import TableRow, check_columns, read_rows
 from steptime.study.measured.reasons import RowProblem
 from steptime.study.measured.samples import Progress
-from steptime.surface.measured_scoring import unread, unscored
+from steptime.surface.measured_scoring import doubted, unread, unscored
 from steptime.surface.models import load_model
 from steptime.surface.scored_rows import REFUSED, Missing, counted, write_table
 
@@ -34,18 +34,23 @@ class OutcomeScore:
     rows: int
     tried: tuple[Tried, ...]
     missing: tuple[Missing, ...]
+    columns_not_read: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and what the chances of running out are worth; shares, not percent."""
-        known = outcome_statistics(self.tried)
-        return {"rows": self.rows, "scored": len(self.tried), **counted(self.missing), **known}
+        return {
+            "rows": self.rows, "scored": len(self.tried), **counted(self.missing),
+            "columns_not_read": list(self.columns_not_read),
+            "doubts": dict(doubted(each.scored.run for each in self.tried).most_common()),
+            **outcome_statistics(self.tried),
+        }  # fmt: skip
 
 
 def given_cells(texts: Sequence[str]) -> dict[str, str]:
     """Column -> text of its empty cells, from ``COLUMN=TEXT``.
 
     Raises:
-        FieldError: a text is no such pair, or there is no such column.
+        FieldError: a text is no such pair, there is no such column, or it is given twice.
 
     >>> given_cells(["gpus=64", "gpu=a100-sxm-80gb"])
     {'n_gpus': '64', 'gpu': 'a100-sxm-80gb'}
@@ -59,6 +64,10 @@ def given_cells(texts: Sequence[str]) -> dict[str, str]:
         if own not in OTHER_NAMES and own not in FURTHER:
             raise FieldError("", "--set", f"there is no column {shorten(name)!r}",
                              hint=did_you_mean(name, [*OTHER_NAMES, *FURTHER]))  # fmt: skip
+        if own in out:
+            raise FieldError(
+                "", "--set", f"gives the column {own} twice", hint="one text for the empty cells of a column"
+            )
         out[own] = value.strip()
     return out
 
@@ -107,7 +116,9 @@ def score_layouts(rows: list[TableRow], *, progress: Progress | None = None) -> 
             refused = tuple((run, str(error)) for run in reading.runs)
     missing += [unscored(run, REFUSED, why) for run, why in refused]
     tried = tuple(Tried(scored=s, ran=ran[s.run.line]) for s in scored)
-    return OutcomeScore(rows=len(rows), tried=tried, missing=tuple(sorted(missing, key=lambda row: row.line)))
+    ordered = tuple(sorted(missing, key=lambda row: row.line))
+    unread_columns = not_read((row.cells for row in rows), {"outcome"}.__contains__)
+    return OutcomeScore(rows=len(rows), tried=tried, missing=ordered, columns_not_read=unread_columns)
 
 
 def check_figure(path: Path) -> None:

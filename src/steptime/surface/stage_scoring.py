@@ -22,13 +22,13 @@ from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import of_device
 from steptime.plan.framework_library import load_framework
-from steptime.study.measured.columns import name_key
+from steptime.study.measured.columns import name_key, not_read
 from steptime.study.measured.engine import Setting, factors_of, settings_of
 from steptime.study.measured.read import TableRow, read_rows
 from steptime.study.measured.reasons import Reason, RowProblem
 from steptime.study.measured.recipes import with_recipe
 from steptime.study.measured.run import MeasuredRun, run_of
-from steptime.surface.measured_scoring import rows_of_parquet
+from steptime.surface.measured_scoring import doubted, rows_of_parquet
 from steptime.surface.models import load_model
 from steptime.surface.scored_rows import REFUSED, Missing, counted, write_table
 
@@ -46,9 +46,7 @@ class ScoredStages:
     """One row: seconds by time of :data:`TIMES`, those that it states."""
 
     line: int
-    model: str
-    gpu: str
-    framework: str
+    run: MeasuredRun
     measured_s: Mapping[str, float]
     predicted_s: Mapping[str, float]
 
@@ -59,11 +57,14 @@ class StageScore:
 
     scored: tuple[ScoredStages, ...]
     missing: tuple[Missing, ...]
+    columns_not_read: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and errors of each time; fractions, not percent."""
         return {
             "rows": len(self.scored) + len(self.missing), "scored": len(self.scored), **counted(self.missing),
+            "columns_not_read": list(self.columns_not_read),
+            "doubts": dict(doubted(s.run for s in self.scored).most_common()),
             "stages": {name: self._errors([name]) for name in TIMES}, "passes": self._errors(TIMES[:3]),
         }  # fmt: skip
 
@@ -86,8 +87,8 @@ def score_stages(path: str | Path) -> StageScore:
     Raises:
         InputFileError: the file is no such table, or lacks a needed column.
     """
-    scored, missing, load = [], [], cache(load_model)
-    for row in _rows(path):
+    scored, missing, load, rows = [], [], cache(load_model), _rows(path)
+    for row in rows:
         try:
             measured = _measured(row)
             run = run_of(with_recipe(_as_run(row)), load)
@@ -99,9 +100,9 @@ def score_stages(path: str | Path) -> StageScore:
         except (UserError, ArithmeticError) as error:
             missing.append(_missing(row, REFUSED, str(error)))
         else:
-            scored.append(ScoredStages(line=row.line, model=run.model_name, gpu=run.device, framework=run.framework,
-                                       measured_s=measured, predicted_s=predicted))  # fmt: skip
-    return StageScore(scored=tuple(scored), missing=tuple(missing))
+            scored.append(ScoredStages(line=row.line, run=run, measured_s=measured, predicted_s=predicted))
+    unread = not_read((row.cells for row in rows), lambda name: name == "microbatches" or _time_of(name) is not None)
+    return StageScore(scored=tuple(scored), missing=tuple(missing), columns_not_read=unread)
 
 
 def stage_times(run: MeasuredRun, settings: Sequence[Setting]) -> dict[str, float]:
@@ -194,6 +195,15 @@ def _time_of(column: str) -> tuple[str, str] | None:
     return (time, unit) if time is not None and unit in SECONDS else None
 
 
+def stage_columns() -> list[str]:
+    """The columns of times, each with its unit.
+
+    >>> stage_columns()[:3]
+    ['T_F_s', 'T_F_ms', 'T_F_us']
+    """
+    return [f"{name}_{unit}" for name in TIMES for unit in SECONDS]
+
+
 def _check(where: str, names: list[str]) -> None:
     """Refuses a table that lacks what every row needs, or has no time of a stage."""
     missing = [name for name in NEEDED if name not in names]
@@ -221,10 +231,11 @@ def write_stages(score: StageScore, path: Path) -> None:
     """
     lines: list[tuple[int, dict[str, object]]] = []
     for s in score.scored:
-        for name in (name for name in TIMES if name in s.measured_s):
+        run, names = s.run, [name for name in TIMES if name in s.measured_s]
+        for name in names:
             measured, predicted = s.measured_s[name], s.predicted_s[name]
             lines.append((s.line, {
-                "line": s.line, "model": s.model, "gpu": s.gpu, "framework": s.framework, "time": name,
+                "line": s.line, "model": run.model_name, "gpu": run.device, "framework": run.framework, "time": name,
                 "measured_s": f"{measured:.6g}", "predicted_s": f"{predicted:.6g}",
                 "error": f"{predicted / measured - 1:.4f}",
             }))  # fmt: skip

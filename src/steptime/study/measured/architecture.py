@@ -66,6 +66,8 @@ def architecture(row: TableRow, seq_len: int, stages: int = 1, load: ModelFile |
     spec = _from_catalogue(row, base, known or {}) if base else _from_family(row, name, family, seq_len, stages, flags)
     spec = replace(spec, name=name[:120], source="columns of the row", seq_len=seq_len)
     spec = replace(spec, dropout=spec.dropout and (file is not None or not spec.causal or _drops_out(row)))
+    if stages > spec.layers:
+        flags.add(Flag.STAGES_ABOVE_LAYERS)
     if spec.position == "learned":
         spec = replace(spec, max_positions=max(seq_len, spec.max_positions if base else 0))
     try:

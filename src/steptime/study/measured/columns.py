@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -146,8 +146,12 @@ def _instead(words: set[str]) -> str:
     return next((text for near, text in NEAR.items() if words & set(near.split())), "")
 
 
-def not_read(cells: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+def not_read(cells: Iterable[Mapping[str, str]], also: Callable[[str], bool] = lambda _: False) -> tuple[str, ...]:
     """Columns of a table, under their own names, that have a cell and that nothing reads.
+
+    Args:
+        cells: text by column, of each row.
+        also: tells further columns that are read.
 
     >>> not_read([{"model": "x", "notes": "y", "loss": "", "optimizer": ""}, {"model": "x", "optimizer": "lion"}])
     ('optimizer',)
@@ -155,6 +159,6 @@ def not_read(cells: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for row in cells:
         for name, text in row.items():
-            if text.strip() and name not in OTHER_NAMES and name not in FURTHER:
+            if text.strip() and name not in OTHER_NAMES and name not in FURTHER and not also(name):
                 found.setdefault(name)
     return tuple(found)

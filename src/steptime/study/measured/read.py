@@ -149,15 +149,12 @@ def read_rows(
 ) -> list[TableRow]:
     """All records of a CSV or CSV.gz file with the columns of measured training runs.
 
-    Args:
-        path: the file.
-        check: refuses a file by its columns; by default as :func:`check_columns`.
-
     Commas, semicolons or tabs separate the cells, as in the first line; columns may have the names of
     :data:`~steptime.study.measured.columns.OTHER_NAMES`.
 
     Args:
         path: the file.
+        check: refuses a file by its columns; by default as :func:`check_columns`.
         given: column -> text of its empty cells, also where the file lacks the column.
 
     Raises:
@@ -169,7 +166,7 @@ def read_rows(
     try:
         header = next((cells for cells in reader if not says_nothing(cells)), None)
         if header is None:
-            raise InputFileError(where, "is empty", hint=_columns_hint())
+            raise InputFileError(where, "is empty", hint="" if check else _columns_hint())
         named = own_names(header)
         names = [name for name, _ in named]
         (check or check_columns)(where, names + [name for name in given or {} if name not in names])

@@ -57,6 +57,7 @@ class Flag(StrEnum):
     TIME_IMPLAUSIBLE = "faster than the peak of the accelerators"
     FLOPS_UNDEFINED = "time from a rate whose FLOPs are not defined"
     MEMORY_UNREAD = "printed memory is no positive number with a known unit"
+    STAGES_ABOVE_LAYERS = "more pipeline stages than layers"
     MEMORY_ABOVE_DEVICE = "memory above that of the device"
     MEMORY_UNIT_ASSUMED = "GB or GiB not stated; GiB taken"
     OUTLIER = "marked as an outlier in the table"
@@ -76,6 +77,7 @@ NO_CLAIM: Final = frozenset(
 """Flags of rows that are read and scored, but that no claim of accuracy should rest on."""
 DOUBTS: Final = NO_CLAIM | {
     Flag.COMPUTED, Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD, Flag.MEMORY_ABOVE_DEVICE,
+    Flag.STAGES_ABOVE_LAYERS,
 }  # fmt: skip
 """Flags that a report lists: its reader can do something about them."""
 

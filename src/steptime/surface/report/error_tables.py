@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.surface.report.text import change, grid, heading, percent, printable
+from steptime.errors import first_few, shorten
+from steptime.surface.report.text import change, grid, heading, indented, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +17,26 @@ COLUMNS: Final = {
 }  # fmt: skip
 """Statistic -> its column."""
 BY_SCALE: Final = "by_scale"
+
+
+COLUMNS_NAMED: Final = 12
+"""Columns of a table that a line names."""
+
+
+def print_skipped(screen: Console, score: Mapping[str, Any]) -> None:
+    """Rows without a prediction by reason with the first of each, and columns that nothing reads."""
+    for reason, number in score["skipped"].items():
+        where = f"{'' if number == 1 else 'first: '}{score['skipped_first'][reason]}"
+        indented(screen, printable(f"{number} skipped: {reason} ({where})"), by=2)
+    if unread := score.get("columns_not_read"):
+        names = first_few([shorten(name, 40) for name in unread], COLUMNS_NAMED)
+        indented(screen, f"columns that are not read: {names} (steptime score --columns lists those that are)", by=2)
+
+
+def print_doubts(screen: Console, score: Mapping[str, Any]) -> None:
+    """Rows with a prediction by what is doubtful about them."""
+    for doubt, number in score.get("doubts", {}).items():
+        indented(screen, f"{number} doubtful: {doubt}", by=2)
 
 
 def error_head(names: Sequence[str]) -> list[str]:

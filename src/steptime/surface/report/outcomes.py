@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import UserError, counted
-from steptime.surface.report.text import console, grid, heading, indented, percent
+from steptime.surface.report.error_tables import print_doubts, print_skipped
+from steptime.surface.report.text import console, grid, heading, percent
 
 SIZE: Final = (4.6, 4.2)
 COLOUR: Final = "#2b6cb0"
@@ -19,9 +20,8 @@ def print_outcomes(score: Mapping[str, Any]) -> None:
     """Counts, reasons, shares and reliability."""
     screen = console()
     screen.print(f"{score['scored']} of {counted(score['rows'], 'row')} scored", soft_wrap=True)
-    for reason, number in score["skipped"].items():
-        where = f"{'' if number == 1 else 'first: '}{score['skipped_first'][reason]}"
-        indented(screen, f"{number} skipped: {reason} ({where})", by=2)
+    print_skipped(screen, score)
+    print_doubts(screen, score)
     if not score["scored"]:
         return
     heading(screen, "Layouts whose predicted chance of running out of memory is above one half")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from steptime.errors import counted
 from steptime.hardware.fabric_profile import FabricProfile
 from steptime.hardware.profile import Curve
-from steptime.surface.report.error_tables import error_table, print_groups
+from steptime.surface.report.error_tables import error_table, print_doubts, print_groups, print_skipped
 from steptime.surface.report.text import change, console, grid, heading, indented, percent, printable
 
 ERRORS: Final = ("median_ape", "mape", "p90_ape", "bias", "coverage90")
@@ -41,8 +41,8 @@ def print_stage_score(score: Mapping[str, Any]) -> None:
     """Counts, reasons and errors of each time of a stage."""
     screen = console()
     screen.print(f"{score['scored']} of {counted(score['rows'], 'row')} scored")
-    for reason, number in score["skipped"].items():
-        indented(screen, printable(f"{number} skipped: {reason} ({score['skipped_first'][reason]})"), by=2)
+    print_skipped(screen, score)
+    print_doubts(screen, score)
     stated = {name: errors for name, errors in score["stages"].items() if errors["rows"]}
     if stated:
         heading(screen, "Errors of predicted against measured times of stages")

@@ -9,14 +9,18 @@ from steptime.study.measured.read import METRICS, NEEDED
 from steptime.surface.report.text import console, grid, heading
 from steptime.surface.score_columns import TIME_COLUMNS, columns_of_kernels, names_of_collectives, other_columns
 from steptime.surface.score_tables import COLLECTIVE_COLUMNS, KERNEL_COLUMNS, TEXTS
+from steptime.surface.stage_scoring import NEEDED as STAGES_NEEDED
+from steptime.surface.stage_scoring import stage_columns
 
 NONE: Final = "-"
 
 
 def columns_document() -> dict[str, Any]:
-    """Columns of the three tables with other names that they may have, operators, and collectives."""
+    """Columns of the five tables with other names that they may have, operators, and collectives."""
     return {
         "runs": {"needed": list(NEEDED), "one_of": list(METRICS), "other_names": _other_names()},
+        "stages": {"needed": list(STAGES_NEEDED), "one_of": stage_columns(), "others": "as runs"},
+        "outcomes": {"needed": ["outcome"], "others": "as runs"},
         "kernels": {"needed": list(KERNEL_COLUMNS), "operators": columns_of_kernels()},
         "collectives": {"needed": list(COLLECTIVE_COLUMNS), "names": names_of_collectives()},
         "kernels_and_collectives": {"text": list(TEXTS), "other_names": dict(other_columns())},
@@ -31,7 +35,7 @@ def _other_names() -> dict[str, list[str]]:
 
 
 def print_columns() -> None:
-    """Three tables: columns of training runs, operators of kernels, collectives."""
+    """Five tables: columns of training runs, of stages and of layouts, operators of kernels, collectives."""
     screen = console()
     heading(screen, "Training runs: a column may have one of these names instead")
     runs = grid(("column", "other names"), left=(0, 1))
@@ -39,6 +43,10 @@ def print_columns() -> None:
         runs.add_row(f"{name} *" if name in NEEDED else name, ", ".join(others))
     screen.print(runs)
     screen.print(f"* must be there, and one of {', '.join(METRICS)}", soft_wrap=True)
+    heading(screen, "Times of stages: columns of training runs, without a time of the step")
+    screen.print(f"needed: {', '.join(STAGES_NEEDED)}, and one of {', '.join(stage_columns())}", soft_wrap=True)
+    heading(screen, "Layouts that ran or ran out of memory: columns of training runs, with or without a time")
+    screen.print("needed: outcome (ok, or OOM)", soft_wrap=True)
     heading(screen, "Kernels: operators that need no source or kernel")
     kernels = grid(("op", "columns of its shape", "other names of the operator"), left=(0, 1, 2))
     for row in columns_of_kernels():

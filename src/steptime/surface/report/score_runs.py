@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.errors import counted, first_few, shorten
-from steptime.surface.report.error_tables import BY_SCALE, error_figures, error_table, print_groups
-from steptime.surface.report.text import console, heading, indented, percent, printable
+from steptime.errors import counted
+from steptime.surface.report.error_tables import (
+    BY_SCALE,
+    error_figures,
+    error_table,
+    print_doubts,
+    print_groups,
+    print_skipped,
+)
+from steptime.surface.report.text import console, heading, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +25,6 @@ TITLES: Final = {
     "by_source": "By source", "by_gpu": "By GPU", BY_SCALE: "By number of GPUs", "by_dtype": "By dtype",
     "by_kind": "By kind of model",
 }  # fmt: skip
-COLUMNS: Final = 12
-"""Columns of a table that a line names."""
 MOST: Final = 40
 """Rows of a table, the groups with the most runs; --json has all."""
 
@@ -44,17 +49,11 @@ def _counts(screen: Console, score: Mapping[str, Any]) -> None:
     memories = f"{peaks} peak {'memory' if peaks == 1 else 'memories'}"
     screen.print(f"{score['scored']} of {counted(rows, 'row')} scored: {counted(times, 'step time')}, {memories}",
                  soft_wrap=True)  # fmt: skip
-    for reason, number in score["skipped"].items():
-        where = f"{'' if number == 1 else 'first: '}{score['skipped_first'][reason]}"
-        indented(screen, f"{number} skipped: {reason} ({where})", by=2)
-    if unread := score.get("columns_not_read"):
-        names = first_few([shorten(name, 40) for name in unread], COLUMNS)
-        indented(screen, f"columns that are not read: {names} (steptime score --columns lists those that are)", by=2)
+    print_skipped(screen, score)
     screen.print(printable(f"Predicted by {score['predicted_by']}, framework {score['framework']}."), soft_wrap=True)
     if score.get("note"):
         screen.print(printable(score["note"][:1].upper() + score["note"][1:]), soft_wrap=True)
-    for doubt, number in score.get("doubts", {}).items():
-        indented(screen, f"{number} doubtful: {doubt}", by=2)
+    print_doubts(screen, score)
     seen, rows = score["seen_by_the_fit"], score["time"]["rows"]
     if not rows or score["predicted_by"] != "frameworks in use":
         return
