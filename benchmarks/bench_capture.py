@@ -37,8 +37,8 @@ def measure(name: str) -> dict[str, Any]:
     import torch
 
     from models.llama import llama
-    from steptime.workload.capture import capture
-    from steptime.workload.graph.liveness import Liveness
+    from steptime.captured.graph.liveness import Liveness
+    from steptime.captured.record import capture
 
     torch.set_num_threads(1)
     imported = time.process_time()

@@ -17,12 +17,15 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from steptime.calibrate import expert_exchange as exchange  # noqa: E402
-from steptime.calibrate.collective_fit import fit, predict  # noqa: E402
-from steptime.calibrate.collective_machines import MACHINES, Machine  # noqa: E402
-from steptime.calibrate.collective_priors import untold  # noqa: E402
-from steptime.calibrate.collective_rows import Rows  # noqa: E402
-from steptime.calibrate.collectives import (  # noqa: E402
+from steptime.cost.collective_fabric import fabric_of  # noqa: E402
+from steptime.hardware.fabric_profile import FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
+from steptime.hardware.search_path import CATALOGUE  # noqa: E402
+from steptime.lab.calibrate import expert_exchange as exchange  # noqa: E402
+from steptime.lab.calibrate.collective_fit import fit, predict  # noqa: E402
+from steptime.lab.calibrate.collective_machines import MACHINES, Machine  # noqa: E402
+from steptime.lab.calibrate.collective_priors import untold  # noqa: E402
+from steptime.lab.calibrate.collective_rows import Rows  # noqa: E402
+from steptime.lab.calibrate.collectives import (  # noqa: E402
     MOST_ROWS,
     calibrate,
     cross_validated,
@@ -30,12 +33,9 @@ from steptime.calibrate.collectives import (  # noqa: E402
     machine_rows,
     predict_rows,
 )
-from steptime.calibrate.table import Table, read_table  # noqa: E402
-from steptime.cost.collective_fabric import fabric_of  # noqa: E402
-from steptime.hardware.fabric_profile import FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
-from steptime.hardware.search_path import CATALOGUE  # noqa: E402
+from steptime.lab.calibrate.table import Table, read_table  # noqa: E402
+from steptime.lab.data_root import require_data  # noqa: E402
 from steptime.num import Array  # noqa: E402
-from steptime.study.data_root import require_data  # noqa: E402
 
 Line = tuple[str, ...]
 FABRICS = CATALOGUE / FOLDER

@@ -17,6 +17,7 @@ from statistics import median  # noqa: E402
 
 from machine import report  # noqa: E402
 
+from steptime.api.models import load_model  # noqa: E402
 from steptime.estimate.band import band_of  # noqa: E402
 from steptime.estimate.evaluate import evaluate  # noqa: E402
 from steptime.estimate.single import Setting, estimate_plan  # noqa: E402
@@ -25,8 +26,7 @@ from steptime.plan.framework_library import GENERIC, load_framework  # noqa: E40
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
 from steptime.plan.plans import Plans  # noqa: E402
 from steptime.plan.recompute import recompute_code  # noqa: E402
-from steptime.study.modes import MODES  # noqa: E402
-from steptime.surface.models import load_model  # noqa: E402
+from steptime.search.modes import MODES  # noqa: E402
 
 RUNS = 300
 DEEPSEEK = Plans(pp=16, dp=128, ep=64, in_dp=8)

@@ -28,9 +28,9 @@ ARCHITECTURES = (
 
 def differences(a: Any, b: Any) -> list[str]:
     """In what two programs differ: calls, memory at every call, storages, parameters, cost on a device."""
-    from steptime.estimate.graph import Timer, cost_table
+    from steptime.captured.cost import Timer, cost_table
+    from steptime.captured.graph.liveness import Liveness
     from steptime.hardware import load_device
-    from steptime.workload.graph.liveness import Liveness
 
     out = []
     calls = [[(c.node.op, c.node.outputs, c.module, c.phase, c.recomputed, c.view) for c in p.calls] for p in (a, b)]
@@ -54,7 +54,7 @@ def row(name: str) -> str:
     import torch
 
     from models.hub import hub_model
-    from steptime.workload.capture import capture
+    from steptime.captured.record import capture
 
     with torch.device("meta"):
         module, inputs = hub_model(name)

@@ -20,14 +20,19 @@ import numpy as np
 
 import steptime.errors
 import steptime.hardware
-from steptime.calibrate import transfer
-from steptime.calibrate.fitting import fit, take
-from steptime.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
-from steptime.calibrate.scaling import EXPONENTS
-from steptime.calibrate.score import errors_of
-from steptime.calibrate.table import Table, read_table
-from steptime.calibrate.training import nearest_at
-from steptime.calibrate.transfer import (
+from steptime.cost.gemm_residual import NAMES
+from steptime.hardware import load_device
+from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import save_curves
+from steptime.hardware.records import Device
+from steptime.lab.calibrate import transfer
+from steptime.lab.calibrate.fitting import fit, take
+from steptime.lab.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
+from steptime.lab.calibrate.scaling import EXPONENTS
+from steptime.lab.calibrate.score import errors_of
+from steptime.lab.calibrate.table import Table, read_table
+from steptime.lab.calibrate.training import nearest_at
+from steptime.lab.calibrate.transfer import (
     OF_THE_LIBRARY,
     OTHER_VENDOR,
     SCALED_ERROR,
@@ -35,13 +40,8 @@ from steptime.calibrate.transfer import (
     architecture,
     transferred_curve,
 )
-from steptime.cost.gemm_residual import NAMES
-from steptime.hardware import load_device
-from steptime.hardware.profile import Curve
-from steptime.hardware.profiles import save_curves
-from steptime.hardware.records import Device
+from steptime.lab.data_root import require_data
 from steptime.num import Array
-from steptime.study.data_root import require_data
 
 FOLDER = Path(steptime.hardware.__file__).parent / "catalogue" / "profiles"
 POWER_LIMITED = ("p4", "l4", "t4")

@@ -24,16 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from steptime.calibrate.machine import cluster_file, collectives, profile, runner
-from steptime.calibrate.machine.host import this_host
-from steptime.calibrate.machine.profile import Predictor
-from steptime.calibrate.machine.runner import Bench, Settings
-from steptime.calibrate.machine.torch_ops import load_torch
-from steptime.calibrate.machine.torch_timer import summary
-from steptime.calibrate.machine.work import TRAINED, TURNED, Task, extent_of, tasks
+from steptime.captured.cost import Timer, cost_table
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_time_s
-from steptime.estimate.graph import Timer, cost_table
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.measured import CONVOLVED, LOOPED
@@ -41,6 +34,13 @@ from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Device
+from steptime.lab.calibrate.machine import cluster_file, collectives, profile, runner
+from steptime.lab.calibrate.machine.host import this_host
+from steptime.lab.calibrate.machine.profile import Predictor
+from steptime.lab.calibrate.machine.runner import Bench, Settings
+from steptime.lab.calibrate.machine.torch_ops import load_torch
+from steptime.lab.calibrate.machine.torch_timer import summary
+from steptime.lab.calibrate.machine.work import TRAINED, TURNED, Task, extent_of, tasks
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, activation, bias, matmul
@@ -123,7 +123,7 @@ class Net:
     def call(self) -> Callable[[int], object]:
         """A step of it."""
         import models
-        from steptime.workload.capture.optimizers import OPTIMIZERS
+        from steptime.captured.record.optimizers import OPTIMIZERS
 
         module, inputs = self.built()
         optimizer = OPTIMIZERS["sgd"](module.parameters())

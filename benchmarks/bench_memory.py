@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.calibrate.memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
 from steptime.estimate.memory_definitions import FILE, UNSTATED, MemoryConstants, communicators, memory_constants
+from steptime.lab.calibrate.memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
+from steptime.lab.data_root import require_data
+from steptime.lab.measured import MeasuredRun, read_runs
+from steptime.lab.measured.canonical import catalogue_device
+from steptime.lab.measured.engine import settings_of
+from steptime.lab.measured.memory import definition_of, is_stated
 from steptime.plan.framework import NORMAL_95
-from steptime.study.data_root import require_data
-from steptime.study.measured import MeasuredRun, read_runs
-from steptime.study.measured.canonical import catalogue_device
-from steptime.study.measured.engine import settings_of
-from steptime.study.measured.memory import definition_of, is_stated
 
 TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")
 CONTEXT_BYTES = 1.5e9

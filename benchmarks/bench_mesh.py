@@ -27,8 +27,12 @@ from pathlib import Path  # noqa: E402
 import numpy as np  # noqa: E402
 from machine import report  # noqa: E402
 
-from steptime.calibrate.mesh import Links, discover, synthetic  # noqa: E402
 from steptime.hardware.mesh import AxisKind, Mesh  # noqa: E402
+from steptime.lab.calibrate.mesh import (  # noqa: E402
+    Links,
+    discover,
+    synthetic,
+)
 
 FABRICS = 1000
 FIRST_SEED = 7_000_000
@@ -163,7 +167,8 @@ def smallest_table(repeats: int = 200) -> str:
 _LARGE_RUN = """
 import resource, sys, time
 import numpy as np
-from steptime.calibrate.mesh import Links, Quantity, discover
+from steptime.lab.calibrate.mesh import Links, Quantity
+from steptime.lab.calibrate.mesh import discover
 values = np.load(sys.argv[1])
 quantity = Quantity(kind="seconds", size_bytes=2.0**24, values=values)
 links = Links(names=tuple(map(str, range(len(values)))), quantities=(quantity,))

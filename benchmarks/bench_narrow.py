@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 
 import steptime.hardware
-from steptime.calibrate.gemm import FAMILY, NARROW, OF_FRAMEWORKS, Truth, framework_curves, truths
-from steptime.calibrate.table import read_table
-from steptime.calibrate.transfer import OTHER_IMPLEMENTATION, architecture, of_others, predict, transferred_curve
 from steptime.errors import UserError
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import load_profile, profile_names, save_curves
-from steptime.study.data_root import require_data
+from steptime.lab.calibrate.gemm import FAMILY, NARROW, OF_FRAMEWORKS, Truth, framework_curves, truths
+from steptime.lab.calibrate.table import read_table
+from steptime.lab.calibrate.transfer import OTHER_IMPLEMENTATION, architecture, of_others, predict, transferred_curve
+from steptime.lab.data_root import require_data
 
 FOLDER = Path(steptime.hardware.__file__).parent / "catalogue" / "profiles"
 HEAD = "| curve | dtype | cells | mean % | bias % | in band % |\n|---|---|---:|---:|---:|---:|"

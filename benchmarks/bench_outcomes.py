@@ -11,11 +11,11 @@ import csv
 import re
 from pathlib import Path
 
-from steptime.study.data_root import require_data
-from steptime.study.measured.read import TableRow, read_rows
-from steptime.surface.outcome_scoring import OutcomeScore, score_layouts
-from steptime.surface.report.outcomes import reliability_table, write_reliability
-from steptime.surface.report.text import percent
+from steptime.lab.data_root import require_data
+from steptime.lab.measured.read import TableRow, read_rows
+from steptime.lab.report.outcomes import reliability_table, write_reliability
+from steptime.lab.scoring.outcomes import OutcomeScore, score_layouts
+from steptime.report.text import percent
 
 ROOT = Path(__file__).parents[1]
 FIGURE = ROOT / "docs" / "figures" / "out-of-memory.svg"

@@ -24,8 +24,8 @@ from statistics import median  # noqa: E402
 import numpy as np  # noqa: E402
 from machine import report  # noqa: E402
 
-from steptime.search.rematerialisation.chain import Chain, Segment, keep_all  # noqa: E402
-from steptime.search.rematerialisation.periodic import (  # noqa: E402
+from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all  # noqa: E402
+from steptime.captured.rematerialisation.periodic import (  # noqa: E402
     Block,
     BlockSolution,
     Choice,
@@ -33,8 +33,8 @@ from steptime.search.rematerialisation.periodic import (  # noqa: E402
     every_k,
     every_sqrt,
 )
-from steptime.search.rematerialisation.rotor import SLOTS, Solution, fill, solve  # noqa: E402
-from steptime.search.rematerialisation.simulate import simulate  # noqa: E402
+from steptime.captured.rematerialisation.rotor import SLOTS, Solution, fill, solve  # noqa: E402
+from steptime.captured.rematerialisation.simulate import simulate  # noqa: E402
 
 COUNTS = (24, 50, 100, 128)
 SHARE = 0.3

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from steptime.workload.graph import Nodes, TensorType, topological  # noqa: E402
+from steptime.captured.graph import Nodes, TensorType, topological  # noqa: E402
 
 torch.set_num_threads(1)
 

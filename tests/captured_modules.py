@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import models  # noqa: E402
-from steptime.estimate.captured import captured_model  # noqa: E402
-from steptime.workload.captured.record import CapturedModel  # noqa: E402
+from steptime.captured.workload import captured_model  # noqa: E402
+from steptime.model.captured import CapturedModel  # noqa: E402
 
 GPT = {"layers": 8, "width": 1024, "heads": 16, "vocabulary": 50304, "tokens": 512, "targets": True}
 LLAMA = {"layers": 6, "width": 512, "heads": 8, "kv_heads": 4, "hidden": 1408, "vocabulary": 32000, "tokens": 256,

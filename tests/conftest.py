@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from steptime.errors import UserError
-from steptime.study.data_root import VARIABLE, data_root
+from steptime.lab.data_root import VARIABLE, data_root
 
 #: Name of the empty folder in which tests without the marker look for measurements; a failure shows it.
 HIDDEN: Final = "hidden-from-tests-without-the-marker-shared"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime.workload.graph import BEFORE, Call, Category, Nodes, Phase, Program, Storage, TensorType
+from steptime.captured.graph import BEFORE, Call, Category, Nodes, Phase, Program, Storage, TensorType
 
 MIB = 2**20
 

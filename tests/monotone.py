@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.random import Generator
 
+from steptime.api.jobs import Request
 from steptime.errors import UserError
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import evaluate
@@ -26,16 +27,15 @@ from steptime.estimate.metrics import recomputed_flops_per_step, utilisation
 from steptime.estimate.single import Setting
 from steptime.hardware.library import cluster_names
 from steptime.hardware.records import Cluster
+from steptime.model.library import catalogue_names
+from steptime.model.library import load_catalogue_model as load_model
 from steptime.num import divisors
 from steptime.plan.framework_library import framework_names
 from steptime.plan.job import CONTEXTS, GRAPHS
 from steptime.plan.legality import BIT, broken_rules
 from steptime.plan.method import Strategy
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
-from steptime.study.modes import MODES
-from steptime.surface.jobs import Request
-from steptime.workload.library import catalogue_names
-from steptime.workload.library import load_catalogue_model as load_model
+from steptime.search.modes import MODES
 
 EXACT: Final = 1e-9
 """Relative difference that rounding may make."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from steptime.estimate.graph import work_of
+from steptime.captured.cost import work_of
+from steptime.captured.graph import Call, Node, Phase, Program
 from steptime.num import Num
-from steptime.workload.graph import Call, Node, Phase, Program
 
 if TYPE_CHECKING:
-    from steptime.workload.capture.onnx.model import OnnxModel
+    from steptime.captured.onnx.model import OnnxModel
 
 CAUSAL = ("is_causal", "custom_mask_type")
 """Attributes by which attention is told that its mask is causal."""

@@ -11,47 +11,53 @@ Names are loaded when they are first used, so that ``import steptime`` costs not
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    import steptime.api as api
+    from steptime.api.models import load_model as load_model
+    from steptime.captured.profiling import profile as profile
+    from steptime.captured.record import capture as capture
+    from steptime.captured.workload import captured_model as captured_model
+    from steptime.doctor import diagnose_log as diagnose_log
+    from steptime.doctor import read_log as read_log
     from steptime.errors import SteptimeError as SteptimeError
     from steptime.errors import UserError as UserError
     from steptime.estimate.result import Estimate as Estimate
     from steptime.hardware import load_cluster as load_cluster
     from steptime.hardware import load_device as load_device
     from steptime.search.result import PlanResult as PlanResult
-    from steptime.surface import api as api
-    from steptime.surface.models import load_model as load_model
-    from steptime.surface.profiling import profile as profile
     from steptime.terms import Terms as Terms
-    from steptime.workload.capture import capture as capture
 
-
-#: Public name -> module that defines it; an empty attribute is the module itself.
-_EXPORTS = {
-    "Estimate": ("steptime.estimate.result", "Estimate"),
-    "PlanResult": ("steptime.search.result", "PlanResult"),
-    "SteptimeError": ("steptime.errors", "SteptimeError"),
-    "Terms": ("steptime.terms", "Terms"),
-    "UserError": ("steptime.errors", "UserError"),
-    "api": ("steptime.surface.api", ""),
-    "capture": ("steptime.workload.capture", "capture"),
-    "load_cluster": ("steptime.hardware", "load_cluster"),
-    "load_device": ("steptime.hardware", "load_device"),
-    "load_model": ("steptime.surface.models", "load_model"),
-    "profile": ("steptime.surface.profiling", "profile"),
+#: Public name -> where it is defined.
+PLACES: Final = {
+    "Estimate": "steptime.estimate.result:Estimate",
+    "PlanResult": "steptime.search.result:PlanResult",
+    "SteptimeError": "steptime.errors:SteptimeError",
+    "Terms": "steptime.terms:Terms",
+    "UserError": "steptime.errors:UserError",
+    "capture": "steptime.captured.record:capture",
+    "captured_model": "steptime.captured.workload:captured_model",
+    "diagnose_log": "steptime.doctor:diagnose_log",
+    "load_cluster": "steptime.hardware:load_cluster",
+    "load_device": "steptime.hardware:load_device",
+    "load_model": "steptime.api.models:load_model",
+    "profile": "steptime.captured.profiling:profile",
+    "read_log": "steptime.doctor:read_log",
 }
 
-__all__ = ["__version__", *sorted(_EXPORTS)]
+__all__ = ["__version__", "api", *sorted(PLACES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
+    if name == "api":
+        return import_module("steptime.api")
+    if name not in PLACES:
         raise AttributeError(f"module 'steptime' has no attribute {name!r}")
-    module, attribute = _EXPORTS[name]
-    value = getattr(import_module(module), attribute) if attribute else import_module(module)
+    module, _, attribute = PLACES[name].partition(":")
+    value = getattr(import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -8,7 +8,7 @@ import sys
 def run() -> None:
     """Run ``steptime`` and exit; Ctrl-C while it is being loaded ends it as Ctrl-C does later."""
     try:
-        from steptime.surface.cli.main import run as run_command
+        from steptime.cli.main import run as run_command
 
         run_command()
     except KeyboardInterrupt:

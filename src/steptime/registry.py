@@ -7,11 +7,24 @@ adds its own through the entry-point group that the registry names, without a fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 from steptime.errors import InternalError, UnknownNameError
 
 P = TypeVar("P")
+
+
+def loaded(place: str) -> Any:
+    """What stands at ``module:attribute``; the module is imported.
+
+    The core reaches the annexes this way alone: it names them, and works without them until they are asked for.
+
+    >>> loaded("math:pi")
+    3.141592653589793
+    """
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 class Registry(Mapping[str, P]):
@@ -32,6 +45,7 @@ class Registry(Mapping[str, P]):
         self.kind = kind
         self.group = group
         self._plugins: dict[str, P] = {}
+        self._later: dict[str, str] = {}
         self._loaded = False
 
     def add(self, name: str, plugin: P) -> P:
@@ -53,6 +67,16 @@ class Registry(Mapping[str, P]):
 
         return enter
 
+    def later(self, name: str, place: str) -> None:
+        """Enters a plug-in of ours by its place, ``module:attribute``; its module is imported once it is asked for.
+
+        >>> shapes = Registry[object]("shape", "steptime.shapes")
+        >>> shapes.later("pi", "math:pi")
+        >>> "pi" in shapes, shapes["pi"]
+        (True, 3.141592653589793)
+        """
+        self._later[name] = place
+
     def _load_entry_points(self) -> None:
         if self._loaded:
             return
@@ -63,9 +87,9 @@ class Registry(Mapping[str, P]):
             self._plugins.setdefault(entry.name, entry.load())
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._plugins:
+        if name not in self._plugins and name not in self._later:
             self._load_entry_points()
-        return name in self._plugins
+        return name in self._plugins or name in self._later
 
     def __getitem__(self, name: str) -> P:
         """The plug-in of that name.
@@ -74,13 +98,15 @@ class Registry(Mapping[str, P]):
             UnknownNameError: there is none; the message has the nearest names.
         """
         if name not in self:
-            raise UnknownNameError(self.kind, name, self._plugins)
+            raise UnknownNameError(self.kind, name, self)
+        if name not in self._plugins:
+            self._plugins[name] = loaded(self._later[name])
         return self._plugins[name]
 
     def __iter__(self) -> Iterator[str]:
         self._load_entry_points()
-        return iter(self._plugins)
+        return iter({**self._plugins, **self._later})
 
     def __len__(self) -> int:
         self._load_entry_points()
-        return len(self._plugins)
+        return len({**self._plugins, **self._later})

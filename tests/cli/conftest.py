@@ -8,15 +8,15 @@ import pytest
 from fake_api import FakeApi, Run
 from typer.testing import CliRunner
 
-import steptime.surface
-from steptime.surface.cli.main import app
+import steptime.api
+from steptime.cli.main import app
 
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
-    monkeypatch.setitem(sys.modules, "steptime.surface.api", fake)
-    monkeypatch.setattr(steptime.surface, "api", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "steptime.api.calls", fake)
+    monkeypatch.setattr(steptime.api, "api", fake, raising=False)
     return fake
 
 

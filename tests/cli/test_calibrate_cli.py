@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from fake_api import Run
 
-from steptime.calibrate.others import expert_blocks
-from steptime.calibrate.table import read_table
+from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import InputFileError
 from steptime.hardware import Kind, load_cluster, load_device
 from steptime.hardware.profiles import read_profile, save_curves
+from steptime.lab.calibrate.others import expert_blocks
+from steptime.lab.calibrate.table import read_table
+from steptime.lab.cli import calibrate_fit
 from steptime.store.files import one_writer
 from steptime.store.journal import Journal
-from steptime.surface.cli import calibrate_fit
-from steptime.surface.cli.main import EXIT_INTERRUPTED, EXIT_USER
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_group_lists_and_loads_its_commands(run: Run) -> None:
 
 def test_help_of_the_group_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom steptime.surface.cli.main import app\n"
+        "import sys\nfrom steptime.cli.main import app\n"
         "try: app(['calibrate', '--help'], prog_name='steptime')\nexcept SystemExit: pass\n"
         "print(sorted({'numpy', 'scipy', 'duckdb', 'rich'} & set(sys.modules)))"
     )
@@ -173,7 +173,7 @@ def test_machine_refuses_before_it_measures(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("steptime.calibrate.machine.session._measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr("steptime.lab.calibrate.machine.session._measure", lambda *_: pytest.fail("it measures"))
     done = run("calibrate", "machine", *arguments)
     assert (done.exit_code, done.stdout) == (EXIT_USER, ""), done.stderr
     assert message in " ".join(done.stderr.split())
@@ -189,7 +189,7 @@ def test_an_interrupted_calibration_names_only_what_it_kept(
             journal.append({"key": f"x/{n}", "of": "operator"})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steptime.calibrate.machine.session._measure", stopped)
+    monkeypatch.setattr("steptime.lab.calibrate.machine.session._measure", stopped)
     done = run("calibrate", "machine", "--device", "cpu", "--out", str(tmp_path / "m.toml"))
     assert done.exit_code == EXIT_INTERRUPTED
     assert ("m.journal.jsonl; --resume goes on" in done.stderr) == bool(kept)

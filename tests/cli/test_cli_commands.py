@@ -11,9 +11,9 @@ import pytest
 from fake_api import GIB, PLAN, FakeApi, Run, make_estimate, make_plan_result
 
 from steptime import __version__
+from steptime.cli import progress
+from steptime.cli.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, guarded
 from steptime.plan.plans import RECOMPUTE_CODES
-from steptime.surface.cli import progress
-from steptime.surface.cli.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, guarded
 from steptime.terms import Terms
 
 JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")
@@ -63,7 +63,7 @@ def test_the_package_runs_as_a_module() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom steptime.surface.cli.main import app\n"
+        "import sys\nfrom steptime.cli.main import app\n"
         "try: app(['--help'], prog_name='steptime')\nexcept SystemExit: pass\n"
         "print(sorted({'numpy', 'pydantic', 'rich'} & set(sys.modules)))"
     )
@@ -232,7 +232,7 @@ def test_defect_is_one_line_and_exit_1(run: Run, api: FakeApi, monkeypatch: pyte
 def test_debug_shows_the_traceback(api: FakeApi) -> None:
     from typer.testing import CliRunner
 
-    from steptime.surface.cli.main import app
+    from steptime.cli.main import app
 
     api.raises = KeyError("boom")
     result = CliRunner(env={"STEPTIME_DEBUG": "1"}).invoke(app, ["estimate", "toy", *JOB])
@@ -259,7 +259,7 @@ def test_broken_pipe_is_silent(run: Run, api: FakeApi) -> None:
 
 
 def test_pipe_that_closes_early_is_silent() -> None:
-    steptime = [sys.executable, "-c", "from steptime.surface.cli.main import run; run()", "devices", "--json"]
+    steptime = [sys.executable, "-c", "from steptime.cli.main import run; run()", "devices", "--json"]
     process = subprocess.Popen(steptime, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -270,7 +270,7 @@ def test_pipe_that_closes_early_is_silent() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_full_disk_is_reported() -> None:
-    steptime = [sys.executable, "-c", "from steptime.surface.cli.main import run; run()", "--version"]
+    steptime = [sys.executable, "-c", "from steptime.cli.main import run; run()", "--version"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(steptime, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == EXIT_USER
@@ -300,7 +300,7 @@ def test_progress_is_for_terminals_and_long_work(
 def test_columns_without_room_are_named(api: FakeApi, columns: str, missing: str | None) -> None:
     from typer.testing import CliRunner
 
-    from steptime.surface.cli.main import app
+    from steptime.cli.main import app
 
     api.plan_result = make_plan_result(plans=(make_estimate(step_time_band_s=(9.0, 12.0)),))
     lines = CliRunner(env={"COLUMNS": columns}).invoke(app, ["plan", "toy", *JOB]).stdout.splitlines()
@@ -371,7 +371,7 @@ def test_plan_has_a_column_of_the_chance_and_warns_about_its_first(run: Run, api
 def test_reports_survive_any_width(api: FakeApi, columns: str) -> None:
     from typer.testing import CliRunner
 
-    from steptime.surface.cli.main import app
+    from steptime.cli.main import app
 
     for args in (("plan", "toy", *JOB), ("estimate", "toy", *JOB), ("estimate", "toy", *JOB, "--explain")):
         result = CliRunner(env={"COLUMNS": columns}).invoke(app, list(args))

@@ -12,12 +12,12 @@ from fake_api import FakeApi, Run, make_estimate
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from steptime.cli.constraints import parse_fix, parse_limits, parse_placement
+from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import UserError
+from steptime.formats.estimate_json import parse_estimate
+from steptime.formats.run_toml import RunSpec, parse_run
 from steptime.store.files import parse_toml
-from steptime.surface.cli.constraints import parse_fix, parse_limits, parse_placement
-from steptime.surface.cli.main import EXIT_INTERRUPTED, EXIT_USER
-from steptime.surface.formats.estimate_json import parse_estimate
-from steptime.surface.formats.run_toml import RunSpec, parse_run
 
 JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")
 PLAN = ("plan", "toy", *JOB)
@@ -336,7 +336,7 @@ def test_an_interrupt_while_the_command_is_loaded(
         def __getattr__(self, name: str) -> Any:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "steptime.surface.cli.main", Loading())
+    monkeypatch.setitem(sys.modules, "steptime.cli.main", Loading())
     from steptime.__main__ import run as run_process
 
     with pytest.raises(SystemExit) as end:

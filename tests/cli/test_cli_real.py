@@ -11,10 +11,10 @@ import pytest
 from fake_api import Run
 from typer.testing import CliRunner
 
+from steptime import api
+from steptime.cli.main import app
 from steptime.plan.framework import PARAMETERS, Habits
 from steptime.plan.framework_library import framework_names
-from steptime.surface import api
-from steptime.surface.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ("--cluster", "dgx-b200", "--gpus", "512", "--global-batch", "512")

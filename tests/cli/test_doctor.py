@@ -12,9 +12,10 @@ from fake_api import Run
 from typer.testing import CliRunner
 
 from doctor_logs import arguments, iteration
-from steptime.surface.cli import doctor, estimate, options
-from steptime.surface.cli.main import app
-from steptime.surface.plan_keys import KEYS
+from steptime.cli import estimate, options
+from steptime.cli.main import app
+from steptime.doctor import cli as doctor
+from steptime.plan.keys import KEYS
 
 DATA = Path(__file__).resolve().parents[1] / "data/doctor"
 MEGATRON, DEEPSPEED, TITAN = (str(DATA / f"{name}.log") for name in ("megatron", "deepspeed", "torchtitan"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_api import Run
 
-from steptime.surface.fitting import fit
+from steptime.captured.fitting import fit
 
 pytest.importorskip("torch")
 
@@ -64,7 +64,7 @@ def test_a_factory_of_a_file_in_json(run: Run, factory: Path) -> None:
 
 def test_json_is_what_the_api_returns(run: Run) -> None:
     done = run("fit", "gpt2", "--device", "rtx-4090", "--batch", "32", "--json")
-    from steptime.surface.cli.output import plain
+    from steptime.cli.output import plain
 
     assert json.loads(done.stdout) == json.loads(json.dumps(plain(fit("gpt2", "rtx-4090", batch=32).to_json())))
 
@@ -130,7 +130,7 @@ def test_wrong_input_exits_2(run: Run, factory: Path, arguments: tuple[str, ...]
 
 
 def test_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import steptime.surface.fitting as fitting
+    import steptime.captured.fitting as fitting
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -205,7 +205,7 @@ def test_wrong_options_are_named(run: Run, file: Path, options: list[str], messa
 def test_files_are_refused_before_the_work(
     run: Run, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
-    monkeypatch.setattr("steptime.surface.profiling.profile", lambda *_, **__: pytest.fail("it captures"))
+    monkeypatch.setattr("steptime.captured.profiling.profile", lambda *_, **__: pytest.fail("it captures"))
     for name in ("t.json", "r.svg"):
         (tmp_path / name).mkdir()
     given = [option.format(folder=tmp_path) for option in options]
@@ -386,7 +386,7 @@ def test_sums_beyond_64_bits_are_named(run: Run, wordy: Path) -> None:
 def test_without_pytorch_it_is_said_how_to_install_it(
     run: Run, file: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steptime.workload.capture.optional.find_spec", lambda _name: None)
+    monkeypatch.setattr("steptime.captured.record.optional.find_spec", lambda _name: None)
     result = run(*(word.format(file=file) for word in command))
     assert result.exit_code == 2, result.output
     assert "steptime[torch]" in result.stderr

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fake_api import Run
 
+from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
+from steptime.lab.measured.published import published_csv
+from steptime.lab.measured.read import read_rows
+from steptime.lab.scoring import runs as measured_scoring
 from steptime.plan.framework_library import framework_names, load_framework
-from steptime.study.measured.published import published_csv
-from steptime.study.measured.read import read_rows
-from steptime.surface import measured_scoring
-from steptime.surface.cli.main import EXIT_INTERRUPTED, EXIT_USER
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = str(DATA / "measured_runs.csv")

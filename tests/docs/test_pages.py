@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from steptime.cli.main import COMMANDS
+from steptime.formats.run_toml import _Run as RunFile
 from steptime.hardware.fields import DEVICE, LEVEL, RATES
+from steptime.model.spec import Experts, LatentAttention, ModelSpec, Vision
 from steptime.plan.framework import MODEL_AXES, habits_of
 from steptime.plan.framework_library import framework_names
-from steptime.surface.cli.main import COMMANDS
-from steptime.surface.formats.run_toml import _Run as RunFile
-from steptime.surface.plan_keys import KEYS
-from steptime.workload.spec import Experts, LatentAttention, ModelSpec, Vision
+from steptime.plan.keys import KEYS
 
 MODELS = (ModelSpec, Experts, LatentAttention, Vision)
 DOCS = Path(__file__).parents[2] / "docs"

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
+from steptime.lab.published.method import PUBLISHED
+from steptime.model.spec import ModelSpec
 from steptime.num import divisors
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import COPIES, IDEAL, Framework
@@ -19,8 +21,6 @@ from steptime.plan.legality import broken_rules
 from steptime.plan.method import Method, Strategy
 from steptime.plan.overlap_rules import OVERLAPS
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
-from steptime.study.published.method import PUBLISHED
-from steptime.workload.spec import ModelSpec
 
 settings.register_profile("engine", max_examples=100, deadline=None, derandomize=True)
 ENGINE = settings.get_profile("engine")

@@ -8,9 +8,13 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from aten_interpreter import evaluate  # noqa: E402
-from steptime.workload.aten import layers, maths, views  # noqa: E402
-from steptime.workload.autodiff import gradients, pushforward  # noqa: E402
-from steptime.workload.graph import Graph, Nodes, TensorType  # noqa: E402
+from steptime.captured.aten import (  # noqa: E402
+    layers,
+    maths,
+    views,
+)
+from steptime.captured.autodiff import gradients, pushforward  # noqa: E402
+from steptime.captured.graph import Graph, Nodes, TensorType  # noqa: E402
 
 UNARY = ("tanh", "sigmoid", "relu", "gelu", "silu", "sin", "exp", "erf", "neg", "abs", "softplus")
 BINARY = ("add", "sub", "mul", "maximum", "minimum")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_programs import MIB, step_of
-from steptime.workload.graph.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
-from steptime.workload.graph.liveness import Liveness
-from steptime.workload.graph.placement import place
+from steptime.captured.graph.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
+from steptime.captured.graph.liveness import Liveness
+from steptime.captured.graph.placement import place
 
 SLOW = settings(max_examples=120, deadline=None)
 SIZES = st.one_of(

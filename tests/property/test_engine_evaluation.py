@@ -170,9 +170,9 @@ def test_a_recomputed_plan_takes_longer(data):
 @pytest.mark.parametrize("name", [*RATES, *LATENCIES, "slow_Bps"])
 def test_every_rate_matters_to_some_plan(name):
     """The property above is not empty: a plan that uses everything gets slower with each."""
+    from steptime.api.models import load_model
     from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
     from steptime.plan.plans import Plans
-    from steptime.surface.models import load_model
 
     model = load_model("llama2-7b")
     job = Job(model=model, gpus=128, global_batch=64, seq_len=4096, precision=PRECISIONS["fp8"],

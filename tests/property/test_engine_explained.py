@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from test_engine_fitted import fitted_cases
 
 from explained_terms import differing, explained
+from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting, estimate_plan
+from steptime.formats.estimate_json import parse_estimate
 from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
-from steptime.surface.formats.estimate_json import parse_estimate
-from steptime.surface.models import load_model
 
 STRATEGY = CORRECTED.strategies["1d"]
 SOME = settings(ENGINE, max_examples=80)

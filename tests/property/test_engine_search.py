@@ -11,9 +11,12 @@ from engine_cases import NAMES, cases, close, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
+from steptime.lab.published.method import PUBLISHED
+from steptime.lab.published.space import PublishedSpace
 from steptime.num import divisors
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
@@ -24,9 +27,6 @@ from steptime.plan.method import Method, Strategy
 from steptime.plan.plans import COLUMNS, FULL_RECOMPUTE, RECOMPUTE_CODES, Plans
 from steptime.plan.space import panels_worth_trying
 from steptime.search.planner import find
-from steptime.study.published.method import PUBLISHED
-from steptime.study.published.space import PublishedSpace
-from steptime.surface.models import load_model
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}
 FEW = settings(max_examples=50, deadline=None, derandomize=True)

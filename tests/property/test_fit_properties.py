@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from steptime.captured.fit.bench import Bench
+from steptime.captured.fit.captured import Captured
+from steptime.captured.fit.choice import Choice, Point, front_of, thinned
+from steptime.captured.fit.driver import Found, search
+from steptime.captured.fit.programs import accumulating, with_states
+from steptime.captured.fitting import fit
+from steptime.captured.graph.liveness import Liveness
 from steptime.hardware import load_device
-from steptime.search.fit.bench import Bench
-from steptime.search.fit.captured import Captured
-from steptime.search.fit.choice import Choice, Point, front_of, thinned
-from steptime.search.fit.driver import Found, search
-from steptime.search.fit.programs import accumulating, with_states
-from steptime.surface.fitting import fit
-from steptime.workload.graph.liveness import Liveness
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
 DEVICE = load_device("rtx-3090")

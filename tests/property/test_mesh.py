@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from steptime.calibrate.mesh import Links, Quantity, discover, read_links, synthetic
-from steptime.calibrate.mesh.groups import log_partitions, partition
-from steptime.calibrate.mesh.hierarchy import find_chain
 from steptime.errors import UserError
+from steptime.lab.calibrate.mesh import Links, Quantity, discover, read_links, synthetic
+from steptime.lab.calibrate.mesh.groups import log_partitions, partition
+from steptime.lab.calibrate.mesh.hierarchy import find_chain
 from steptime.num import divisors
 
 SLOW = settings(max_examples=25, deadline=None)

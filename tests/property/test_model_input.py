@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from steptime.api.models import load_model
 from steptime.errors import UserError
-from steptime.surface.formats.huggingface import read_huggingface
-from steptime.surface.models import load_model
-from steptime.workload import parameter_terms, read_model_toml
+from steptime.formats.huggingface import read_huggingface
+from steptime.model import parameter_terms, read_model_toml
 
 FILES = sorted((Path(__file__).parents[1] / "data" / "huggingface").glob("*.json"))
 CONFIGS = [json.loads(path.read_text(encoding="utf-8")) for path in FILES]

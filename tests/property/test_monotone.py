@@ -11,15 +11,15 @@ from itertools import pairwise
 import pytest
 
 import monotone
+from steptime import api
+from steptime.api.jobs import Request
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.metrics import utilisation
 from steptime.estimate.single import Setting
 from steptime.estimate.stages import Copies, Layout, Passes, critical_stage
 from steptime.estimate.work import Pass
 from steptime.plan.plans import Plans
-from steptime.study.modes import MODES
-from steptime.surface import api
-from steptime.surface.jobs import Request
+from steptime.search.modes import MODES
 
 POINTS = 400
 

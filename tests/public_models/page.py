@@ -37,9 +37,9 @@ def examined(name: str, capture_only: bool, journal: str) -> dict[str, Any]:
     import torch
 
     from public_models import ROWS, loss_of
+    from steptime.captured.record import capture
+    from steptime.captured.record.fake import build
     from steptime.errors import UserError
-    from steptime.workload.capture import capture
-    from steptime.workload.capture.fake import build
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -72,9 +72,9 @@ def run(row: Any, program: Any, options: dict[str, Any]) -> dict[str, Any]:
 
     from measured_memory import peak_bytes
     from recorded import excess_of_grouped_weights, full_flops
-    from steptime.workload.capture import capture
-    from steptime.workload.capture.optimizers import OPTIMIZERS
-    from steptime.workload.graph.liveness import Liveness
+    from steptime.captured.graph.liveness import Liveness
+    from steptime.captured.record import capture
+    from steptime.captured.record.optimizers import OPTIMIZERS
 
     torch.manual_seed(0)
     module, inputs = row.small()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from steptime.search.rematerialisation.chain import Action, Chain, Kind, Segment
+from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Segment
 
 FLOAT_BYTES = 4
 MARK = "action "

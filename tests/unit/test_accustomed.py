@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.api.accustomed import PLACED, renamed, scope_of
+from steptime.api.models import load_model
 from steptime.estimate.memory_definitions import LIKELY_FITS
+from steptime.lab.measured.tables import table
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
@@ -17,10 +20,7 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import RULES
 from steptime.plan.plans import launch_order
 from steptime.plan.recompute import recompute_code
-from steptime.study.measured.tables import table
-from steptime.study.modes import MODES
-from steptime.surface.accustomed import PLACED, renamed, scope_of
-from steptime.surface.models import load_model
+from steptime.search.modes import MODES
 
 JOB: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 64}
 SHARDED = ("torchtitan", "torchtune", "fms-fsdp", "composer-fsdp", "automodel", "maxtext")

@@ -7,8 +7,8 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.workload.graph import Call, Nodes, Program, Storage, TensorType
-from steptime.workload.graph.arena import arena_of
+from steptime.captured.graph import Call, Nodes, Program, Storage, TensorType
+from steptime.captured.graph.arena import arena_of
 
 NODE = Nodes().source("input", "x", TensorType((1,), "fp32")).node
 

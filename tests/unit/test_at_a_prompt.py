@@ -9,8 +9,8 @@ import pytest
 
 import steptime
 from steptime import api
+from steptime.captured.fit.result import FitResult
 from steptime.errors import FieldError
-from steptime.search.fit.result import FitResult
 
 JOB: dict[str, Any] = {"gpus": 8, "global_batch": 8}
 MODEL = "layers = 2\nhidden = 256\nheads = 4\nvocab = 1024\nseq_len = 128\n"

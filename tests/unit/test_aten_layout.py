@@ -7,9 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from aten_interpreter import type_of  # noqa: E402
-from steptime.workload.aten import maths, views  # noqa: E402
-from steptime.workload.aten.layout import is_contiguous, tensor_type, view_strides  # noqa: E402
-from steptime.workload.graph import Nodes, TensorType  # noqa: E402
+from steptime.captured.aten import (  # noqa: E402
+    maths,
+    views,
+)
+from steptime.captured.aten.layout import is_contiguous, tensor_type, view_strides  # noqa: E402
+from steptime.captured.graph import Nodes, TensorType  # noqa: E402
 
 
 def layout(draw, sizes=(1, 2, 3, 4), rank=None):

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from steptime.api.calls import estimate, plan
+from steptime.api.models import load_model
 from steptime.cost.host import router_wait_s
 from steptime.errors import PlanError, UserError
 from steptime.estimate.evaluate import evaluate
@@ -22,8 +24,6 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.rows import Row
-from steptime.surface.api import estimate, plan
-from steptime.surface.models import load_model
 
 H100 = load_cluster("dgx-h100")
 SETTING: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 16, "optimizer": "adam"}

@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from aten_interpreter import Tracer, evaluate  # noqa: E402
+from steptime.captured.autodiff import gradients, pushforward  # noqa: E402
+from steptime.captured.graph import Graph, Nodes, TensorType  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.workload.autodiff import gradients, pushforward  # noqa: E402
-from steptime.workload.graph import Graph, Nodes, TensorType  # noqa: E402
 
 
 def R(*shape, low=-1.0, high=1.0):

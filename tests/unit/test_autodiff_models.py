@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from aten_interpreter import Tracer, evaluate  # noqa: E402
 from models import FACTORIES, loss_of  # noqa: E402
-from steptime.workload.autodiff import gradients  # noqa: E402
-from steptime.workload.graph import Graph  # noqa: E402
-from steptime.workload.graph.schedule import program_of  # noqa: E402
+from steptime.captured.autodiff import gradients  # noqa: E402
+from steptime.captured.graph import Graph  # noqa: E402
+from steptime.captured.graph.schedule import program_of  # noqa: E402
 
 #: Bytes that PyTorch keeps and the derived backward pass does not, with the reason; negative: the other way round.
 DIFFERENCES = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hand_programs import MIB, small_step, step_of
+from steptime.captured.graph import Program
+from steptime.captured.graph.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
+from steptime.captured.graph.placement import place
 from steptime.errors import UserError
-from steptime.workload.graph import Program
-from steptime.workload.graph.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
-from steptime.workload.graph.placement import place
 
 
 def sizes(allocator: CachingAllocator) -> tuple[float, float]:

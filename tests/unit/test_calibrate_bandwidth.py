@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from steptime.calibrate.machine import bandwidth, cluster_file, host, profile, work
-from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.runner import Measured
 from steptime.errors import UserError
 from steptime.hardware import load_cluster
+from steptime.lab.calibrate.machine import bandwidth, cluster_file, host, profile, work
+from steptime.lab.calibrate.machine.host import Host
+from steptime.lab.calibrate.machine.runner import Measured
 
 MIB = 2**20
 TRUE_BPS, CACHED_BPS = 1e10, 4e10

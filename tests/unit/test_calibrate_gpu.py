@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from test_calibrate_machine import HOST, KINDS, TODO, measured
 
-from steptime.calibrate.machine import profile, session
-from steptime.calibrate.machine.torch_timer import CudaTimer
 from steptime.errors import UserError
 from steptime.estimate.measured import LOOPED
 from steptime.hardware.library import device_named
-from steptime.study.measured.canonical import device_name
-from steptime.surface import comparison
+from steptime.lab.calibrate import comparison
+from steptime.lab.calibrate.machine import profile, session
+from steptime.lab.calibrate.machine.torch_timer import CudaTimer
+from steptime.lab.measured.canonical import device_name
 
 # --- against a public profile
 

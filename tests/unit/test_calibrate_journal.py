@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from test_calibrate_machine import HOST, small, torch_needed
 
-from steptime.calibrate.machine import cluster_file, collectives, runner, session
-from steptime.calibrate.machine.collectives import Mesh
-from steptime.calibrate.machine.torch_timer import CpuTimer
-from steptime.calibrate.machine.work import Task
 from steptime.estimate.measured import CONVOLVED, LOOPED
+from steptime.lab.calibrate.machine import cluster_file, collectives, runner, session
+from steptime.lab.calibrate.machine.collectives import Mesh
+from steptime.lab.calibrate.machine.torch_timer import CpuTimer
+from steptime.lab.calibrate.machine.work import Task
 from steptime.store.journal import read_journal
 
 __all__ = ["small"]

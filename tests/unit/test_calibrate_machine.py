@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.calibrate.machine import cluster_file, collectives, profile, ranks, runner, session, torch_ops, work
-from steptime.calibrate.machine.collectives import Mesh, RankDiedError, Timed
-from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.linear import MODELS, cross_validated_s, nonnegative
-from steptime.calibrate.machine.runner import Measured, Settings
-from steptime.calibrate.machine.torch_timer import CpuTimer, summary
-from steptime.calibrate.machine.work import Task
-from steptime.calibrate.score import errors_of
 from steptime.cost.regression import SENT
 from steptime.errors import InputFileError, UserError
 from steptime.estimate.measured import OWN
 from steptime.hardware import device_within, load_cluster
+from steptime.lab.calibrate.machine import cluster_file, collectives, profile, ranks, runner, session, torch_ops, work
+from steptime.lab.calibrate.machine.collectives import Mesh, RankDiedError, Timed
+from steptime.lab.calibrate.machine.host import Host
+from steptime.lab.calibrate.machine.linear import MODELS, cross_validated_s, nonnegative
+from steptime.lab.calibrate.machine.runner import Measured, Settings
+from steptime.lab.calibrate.machine.torch_timer import CpuTimer, summary
+from steptime.lab.calibrate.machine.work import Task
+from steptime.lab.calibrate.score import errors_of
+from steptime.lab.cli.calibrate_machine import Device, machine
 from steptime.store.journal import Journal, read_journal
-from steptime.surface.cli.calibrate_machine import Device, machine
 
 HOST = Host(
     host="h", processor='A "quoted" CPU\x7f', cores=2, memory_bytes=16e9, cache_bytes=32e6, device="cpu", gpus=0,

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import models  # noqa: E402
 from recorded import calls_of  # noqa: E402
-from steptime.workload.capture import capture  # noqa: E402
-from steptime.workload.capture.fake import build  # noqa: E402
-from steptime.workload.graph.liveness import Liveness  # noqa: E402
+from steptime.captured.graph.liveness import Liveness  # noqa: E402
+from steptime.captured.record import capture  # noqa: E402
+from steptime.captured.record.fake import build  # noqa: E402
 
 
 def mlp() -> Any:

@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import models  # noqa: E402
 from models.hub import hub_model  # noqa: E402
-from steptime.estimate.graph import Timer, cost_table  # noqa: E402
+from steptime.captured.cost import Timer, cost_table  # noqa: E402
+from steptime.captured.graph import Program  # noqa: E402
+from steptime.captured.graph.liveness import Liveness  # noqa: E402
+from steptime.captured.graph.segments import KEPT  # noqa: E402
+from steptime.captured.record import capture  # noqa: E402
+from steptime.captured.record.fold import LEAST_SAVED, runs  # noqa: E402
 from steptime.hardware import load_device  # noqa: E402
-from steptime.workload.capture import capture  # noqa: E402
-from steptime.workload.capture.fold import LEAST_SAVED, runs  # noqa: E402
-from steptime.workload.graph import Program  # noqa: E402
-from steptime.workload.graph.liveness import Liveness  # noqa: E402
-from steptime.workload.graph.segments import KEPT  # noqa: E402
 
 
 def mlp() -> Any:

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from steptime.estimate.graph import work_of  # noqa: E402
-from steptime.workload.capture import capture  # noqa: E402
-from steptime.workload.capture.fake import build  # noqa: E402
-from steptime.workload.capture.problems import CaptureError  # noqa: E402
+from steptime.captured.cost import work_of  # noqa: E402
+from steptime.captured.record import capture  # noqa: E402
+from steptime.captured.record.fake import build  # noqa: E402
+from steptime.captured.record.problems import CaptureError  # noqa: E402
 
 X = torch.empty(10, 8)
 LENGTHS, MASK = torch.tensor([3, 2, 5]), torch.arange(10) > 3

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import models  # noqa: E402
-from steptime.workload.capture.step import capture  # noqa: E402
-from steptime.workload.captured.cutting import Cutting, cutting_of, family  # noqa: E402
-from steptime.workload.captured.sections import sections_of  # noqa: E402
+from steptime.captured.cut.cutting import Cutting, cutting_of, family  # noqa: E402
+from steptime.captured.cut.sections import sections_of  # noqa: E402
+from steptime.captured.record.step import capture  # noqa: E402
 
 RANKS = 2
 

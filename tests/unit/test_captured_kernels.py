@@ -9,18 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import steptime  # noqa: E402
-from steptime.estimate.captured import captured_model  # noqa: E402
+from steptime.api.calls import estimate  # noqa: E402
+from steptime.api.captured import summary_of  # noqa: E402
+from steptime.captured.workload import captured_model  # noqa: E402
 from steptime.estimate.evaluate import Evaluation, evaluate  # noqa: E402
 from steptime.estimate.layer import BACKWARD, FORWARD  # noqa: E402
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.estimate.work import weights_s  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
+from steptime.model.captured import CapturedModel  # noqa: E402
 from steptime.plan.captured import CAPTURED  # noqa: E402
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
 from steptime.plan.plans import Plans  # noqa: E402
-from steptime.surface.api import estimate  # noqa: E402
-from steptime.surface.captured import summary_of  # noqa: E402
-from steptime.workload.captured.record import CapturedModel  # noqa: E402
 
 OPERATORS = {FORWARD: ("convolution", "relu"), BACKWARD: ("convolution_backward", "threshold_backward")}
 

@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 import captured_modules  # noqa: E402
 from captured_modules import GPT, LLAMA, captured  # noqa: E402
+from steptime.captured.cut.cutting import cutting_of  # noqa: E402
+from steptime.captured.cut.layouts import reshaped  # noqa: E402
+from steptime.captured.cut.sections import Sections, sections_of  # noqa: E402
+from steptime.captured.record.step import capture  # noqa: E402
+from steptime.captured.workload import captured_model  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.estimate.captured import captured_model  # noqa: E402
-from steptime.workload.capture.step import capture  # noqa: E402
-from steptime.workload.captured.cutting import cutting_of  # noqa: E402
-from steptime.workload.captured.layouts import reshaped  # noqa: E402
-from steptime.workload.captured.record import CapturedModel, Line  # noqa: E402
-from steptime.workload.captured.sections import Sections, sections_of  # noqa: E402
+from steptime.model.captured import CapturedModel, Line  # noqa: E402
 
 EVERY = ("gpt", "llama", "bert", "vit", "gpt_eager", "encoder", "mlp", "resnet", "unet")
 

@@ -9,14 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.calibrate import collective_estimates
-from steptime.calibrate.collective_estimates import Textbook, estimated
-from steptime.calibrate.collective_fit import fit, predict
-from steptime.calibrate.collective_machines import MACHINES, Machine, library_of
-from steptime.calibrate.collective_priors import untold
-from steptime.calibrate.collective_rows import Rows
-from steptime.calibrate.collectives import predict_rows, rows_of, usable
-from steptime.calibrate.table import Table
 from steptime.cost.collective_algorithms import ALGORITHMS, LIBRARY, TWO_PHASES, candidate_s, collective_s
 from steptime.cost.collective_fabric import Fabric, fabric_of, transfer_s
 from steptime.cost.collective_hierarchical import hierarchical_path
@@ -41,6 +33,14 @@ from steptime.hardware.fabric_profile import (
     save_fabric_profile,
 )
 from steptime.hardware.load import Layer
+from steptime.lab.calibrate import collective_estimates
+from steptime.lab.calibrate.collective_estimates import Textbook, estimated
+from steptime.lab.calibrate.collective_fit import fit, predict
+from steptime.lab.calibrate.collective_machines import MACHINES, Machine, library_of
+from steptime.lab.calibrate.collective_priors import untold
+from steptime.lab.calibrate.collective_rows import Rows
+from steptime.lab.calibrate.collectives import predict_rows, rows_of, usable
+from steptime.lab.calibrate.table import Table
 
 PLAIN = Fabric(
     domain=8,

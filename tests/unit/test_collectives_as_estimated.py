@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.calibrate.collectives import KINDS, predict_rows
-from steptime.calibrate.score import Predicted
-from steptime.calibrate.table import Table
 from steptime.cost.collective_algorithms import least_s
 from steptime.estimate.communication import collective_over_s, message_time_s
 from steptime.estimate.machine import Machine, machine_of
 from steptime.hardware import load_cluster
 from steptime.hardware.fabric_profile import load_fabric_profiles
+from steptime.lab.calibrate.collectives import KINDS, predict_rows
+from steptime.lab.calibrate.score import Predicted
+from steptime.lab.calibrate.table import Table
+from steptime.lab.scoring.kernels import score_collectives, write_residuals
 from steptime.plan.job import PRECISIONS
-from steptime.surface.scoring import score_collectives, write_residuals
 
 SIZE = 2.0**30
 

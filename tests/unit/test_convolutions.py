@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.calibrate import convolution as families
-from steptime.calibrate.machine import profile, work
-from steptime.calibrate.machine.cluster_file import kernel_rows
-from steptime.calibrate.machine.linear import MODELS
-from steptime.calibrate.machine.runner import Measured
-from steptime.calibrate.machine.work import Task
-from steptime.calibrate.table import Table
+from steptime.captured.cost import Timer
+from steptime.captured.cost.operators import work_of
+from steptime.captured.graph import Nodes, TensorType
 from steptime.cost.convolution import (
     channelwise,
     channelwise_s,
@@ -27,8 +23,7 @@ from steptime.cost.convolution import (
 )
 from steptime.cost.regression import blocked_convolution_s
 from steptime.errors import UserError
-from steptime.estimate.graph import Timer
-from steptime.estimate.graph.kernels import (
+from steptime.estimate.further_kernels import (
     CURVES,
     alone,
     convolved_in,
@@ -37,15 +32,20 @@ from steptime.estimate.graph.kernels import (
     with_further_models,
     with_usual_convolutions,
 )
-from steptime.estimate.graph.operators import work_of
 from steptime.estimate.kernels import NAMED, KernelModel, timed
 from steptime.estimate.machine import machine_of
 from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import Device
+from steptime.lab.calibrate import convolution as families
+from steptime.lab.calibrate.machine import profile, work
+from steptime.lab.calibrate.machine.cluster_file import kernel_rows
+from steptime.lab.calibrate.machine.linear import MODELS
+from steptime.lab.calibrate.machine.runner import Measured
+from steptime.lab.calibrate.machine.work import Task
+from steptime.lab.calibrate.table import Table
 from steptime.plan.job import PRECISIONS
-from steptime.workload.graph import Nodes, TensorType
 
 # --- the formulas
 
@@ -366,7 +366,7 @@ def test_the_models_of_each_type_are_made_once(monkeypatch: pytest.MonkeyPatch, 
         made.append(name)
         return further_models(of, profile, name)
 
-    monkeypatch.setattr("steptime.estimate.graph.kernels.further_models", counted)
+    monkeypatch.setattr("steptime.estimate.further_kernels.further_models", counted)
     with_usual_convolutions(with_further_models(plain, device, precision), device, precision)
     assert made == {"fp32": ["fp32", "tf32"], "bf16": ["bf16"]}[dtype]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from steptime.api.models import load_model
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
 from steptime.plan.constraints import Constraint
@@ -13,7 +14,6 @@ from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.search import advice
-from steptime.surface.models import load_model
 
 
 def setting(gpus: int) -> Setting:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.study.doctor import merged
-from steptime.study.doctor.advice import advice_for
-from steptime.study.doctor.behaviour import fitted_framework
-from steptime.study.doctor.records import Stated
+from steptime.doctor import merged
+from steptime.doctor.advice import advice_for
+from steptime.doctor.behaviour import fitted_framework
+from steptime.doctor.records import Stated
 
 
 @pytest.mark.parametrize(

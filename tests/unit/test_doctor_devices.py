@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from steptime.doctor.devices import Devices, device_contradictions
 from steptime.hardware.library import load_device
-from steptime.study.doctor.devices import Devices, device_contradictions
 
 GIB = 2**30
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from steptime import api
+from steptime.doctor import Diagnosis, diagnose_log, diagnose_trace, read_log, read_trace, trace_times
+from steptime.doctor.advice import ADVICE, NAMES, advice_for
+from steptime.doctor.compare import verdict_of
+from steptime.doctor.records import Variant
 from steptime.estimate.result import Estimate
-from steptime.study.doctor import Diagnosis, diagnose_log, diagnose_trace, read_log, read_trace, trace_times
-from steptime.study.doctor.advice import ADVICE, NAMES, advice_for
-from steptime.study.doctor.compare import verdict_of
-from steptime.study.doctor.records import Variant
-from steptime.surface import api
 from steptime.terms import Terms
 
 DATA = Path(__file__).resolve().parents[1] / "data/doctor"

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime.doctor import kind_of, merged, read_log, series_of
+from steptime.doctor.log_findings import log_findings
+from steptime.doctor.records import Log, Stated
+from steptime.doctor.stated import catalogue_model, model_contradictions
 from steptime.errors import InputFileError
-from steptime.study.doctor import kind_of, merged, read_log, series_of
-from steptime.study.doctor.log_findings import log_findings
-from steptime.study.doctor.records import Log, Stated
-from steptime.study.doctor.stated import catalogue_model, model_contradictions
-from steptime.workload.library import load_catalogue_model
+from steptime.model.library import load_catalogue_model
 
 DATA = Path(__file__).resolve().parents[1] / "data/doctor"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from doctor_logs import arguments, iteration
-from steptime.study.doctor import read_log, series_of
-from steptime.study.doctor.records import Log
+from steptime.doctor import read_log, series_of
+from steptime.doctor.records import Log
 
 
 def log_of(tmp_path: Path, text: str) -> Log:

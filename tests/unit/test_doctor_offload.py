@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from doctor_logs import arguments, iteration
-from steptime.study.doctor import read_log
-from steptime.study.doctor.records import Log
-from steptime.study.doctor.stated import merged
+from steptime.doctor import read_log
+from steptime.doctor.records import Log
+from steptime.doctor.stated import merged
 
 
 def log_of(tmp_path: Path, text: str) -> Log:

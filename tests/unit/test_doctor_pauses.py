@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from steptime.study.doctor import Diagnosis, TraceTimes, diagnose_trace, read_trace, trace_times
-from steptime.study.doctor.advice import ADVICE
-from steptime.study.doctor.pause_findings import TITLES, cause_of
-from steptime.study.doctor.records import LongGap
+from steptime.doctor import Diagnosis, TraceTimes, diagnose_trace, read_trace, trace_times
+from steptime.doctor.advice import ADVICE
+from steptime.doctor.pause_findings import TITLES, cause_of
+from steptime.doctor.records import LongGap
 
 MS = 1000.0
 """Microseconds."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from steptime.api.calls import estimate as estimate_job
+from steptime.doctor.log import read_log
+from steptime.doctor.rates import rate_row
+from steptime.doctor.records import Log, Stated, StepLine
 from steptime.estimate.result import Estimate
-from steptime.study.doctor.log import read_log
-from steptime.study.doctor.rates import rate_row
-from steptime.study.doctor.records import Log, Stated, StepLine
-from steptime.surface.api import estimate as estimate_job
-from steptime.workload.library import load_catalogue_model
+from steptime.model.library import load_catalogue_model
 
 #: Llama 3 8B over 8,192 tokens, GFLOP per token: weights of products, and scores of all pairs.
 LAYERS, SCORES = 6 * (8.03 - 0.525), 12 * 32 * 4096 * 8192 / 1e9

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from doctor_logs import HEAD, MODELS, STEPS, arguments, iteration
-from steptime.study.measured import runs_of
-from steptime.study.measured.predict import score_packaged
-from steptime.study.measured.read import TableRow
-from steptime.surface.cli.doctor import diagnose
+from steptime.doctor.cli import diagnose
+from steptime.lab.measured import runs_of
+from steptime.lab.measured.predict import score_packaged
+from steptime.lab.measured.read import TableRow
 
 FLAGS: dict[str, Any] = {
     "world_size": 64, "global_batch_size": 128, "seq_length": 8192, "micro_batch_size": 1, "num_layers": 32,

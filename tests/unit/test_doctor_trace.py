@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime.doctor import events, read_trace, trace_times
+from steptime.doctor.kernels import axis_of, collective_of, group_of
+from steptime.doctor.timeline import covered, union
 from steptime.errors import InputFileError
-from steptime.study.doctor import events, read_trace, trace_times
-from steptime.study.doctor.kernels import axis_of, collective_of, group_of
-from steptime.study.doctor.timeline import covered, union
 
 SAMPLE = str(Path(__file__).resolve().parents[1] / "data/doctor/trace.json.gz")
 

@@ -11,6 +11,7 @@ import pytest
 from event_player import Key, order_of_dual_pipe, played
 
 from steptime import api
+from steptime.api.models import load_model
 from steptime.cost.experts import dual_paired_share
 from steptime.cost.pipeline import dual_pipe_bubble_s, dual_pipe_in_flight, dual_pipe_in_flight_at_ends
 from steptime.errors import PlanError
@@ -25,7 +26,6 @@ from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, with_habits
 from steptime.plan.legality import broken_rules, names_of
 from steptime.plan.plans import Plans
-from steptime.surface.models import load_model
 
 Seconds = dict[str, list[float]]
 """Seconds of the passes of each stage by kind."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.calibrate import memory_bound as measured
-from steptime.calibrate.table import Table
-from steptime.calibrate.training import lacking_curves
 from steptime.cost.collective_algorithms import candidate_s
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.communication import TEXTBOOK, collective_call, collective_time_s, message_time_s
@@ -17,6 +14,9 @@ from steptime.estimate.memory_kernels import USES, memory_models, memory_timed, 
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.fabric_profile import load_fabric_profiles
 from steptime.hardware.profiles import load_profile, profile_names
+from steptime.lab.calibrate import memory_bound as measured
+from steptime.lab.calibrate.table import Table
+from steptime.lab.calibrate.training import lacking_curves
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 

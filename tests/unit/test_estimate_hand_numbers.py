@@ -14,12 +14,12 @@ from steptime.estimate.metrics import model_flops_per_step
 from steptime.estimate.single import Setting, estimate_plan, occupancy
 from steptime.estimate.terms_of import exposed_terms, fullest_stage, lines_of, memory_terms
 from steptime.hardware import load_cluster
+from steptime.model.parameters import parameter_terms
+from steptime.model.spec import ModelSpec
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import COPIES, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
-from steptime.workload.parameters import parameter_terms
-from steptime.workload.spec import ModelSpec
 
 GPT = ModelSpec(
     name="gpt", family="gpt", source="test", layers=8, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn_hidden=4096,

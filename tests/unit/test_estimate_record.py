@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from steptime import api
+from steptime.api.models import load_model
 from steptime.estimate import communication, explain, kernels
 from steptime.estimate.band import _doubted, _passes
 from steptime.estimate.bracket import _bound_resources, _directions, _resources, bracket_s
@@ -27,7 +28,6 @@ from steptime.plan.framework_library import load_framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import move
-from steptime.surface.models import load_model
 
 CASES = (
     ("llama3.1-70b", "dgx-h100", "1d", Plans(tp=8, pp=4, dp=16, in_tp=8)),

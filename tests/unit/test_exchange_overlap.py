@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime.api.jobs import with_choices
+from steptime.api.models import load_model
 from steptime.cost.experts import once_share, paired_share
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
@@ -25,8 +27,6 @@ from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.search.planner import find
-from steptime.surface.jobs import with_choices
-from steptime.surface.models import load_model
 
 PLANS = Plans(pp=4, vpp=2, dp=64, ep=32, in_dp=8)
 MODEL = load_model("deepseek-v3")

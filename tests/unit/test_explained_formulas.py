@@ -10,8 +10,8 @@ import re
 import pytest
 
 from steptime import cost
-from steptime.surface.report.explain import formula_of
-from steptime.surface.report.latex import to_text
+from steptime.report.explain import formula_of
+from steptime.report.latex import to_text
 
 FUNCTIONS = [
     f"{module.name}.{name}"

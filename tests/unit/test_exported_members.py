@@ -69,7 +69,7 @@ def test_import_is_cheap():
 def test_help_imports_no_numerics():
     code = """
 import sys
-from steptime.surface.cli.main import run
+from steptime.cli.main import run
 sys.argv = ["steptime", "--help"]
 try:
     run()

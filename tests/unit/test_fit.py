@@ -14,18 +14,18 @@ pytest.importorskip("torch")
 import itertools
 
 import steptime
+from steptime.captured.fit.bench import Bench
+from steptime.captured.fit.captured import Captured
+from steptime.captured.fit.choice import Checkpoints, Choice, Point, front_of, thinned
+from steptime.captured.fit.driver import cheapest_of
+from steptime.captured.fit.estimated import Estimated
+from steptime.captured.fit.programs import gradient_bytes, state_bytes
+from steptime.captured.fit.techniques import TECHNIQUES, Change, Step
+from steptime.captured.fitting import fit
+from steptime.captured.report.fit import SHOWN, print_fit, telling
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.search.fit.bench import Bench
-from steptime.search.fit.captured import Captured
-from steptime.search.fit.choice import Checkpoints, Choice, Point, front_of, thinned
-from steptime.search.fit.driver import cheapest_of
-from steptime.search.fit.estimated import Estimated
-from steptime.search.fit.programs import gradient_bytes, state_bytes
-from steptime.search.fit.techniques import TECHNIQUES, Change, Step
-from steptime.study.modes import MODES
-from steptime.surface.fitting import fit
-from steptime.surface.report.fit import SHOWN, print_fit, telling
+from steptime.search.modes import MODES
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
 

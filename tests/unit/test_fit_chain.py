@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from steptime.captured.fit.bench import Bench
+from steptime.captured.fit.layout import layout_of
+from steptime.captured.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
+from steptime.captured.fit.trees import schedule_of, tree_of
+from steptime.captured.graph.checkpoints import Checkpoint, Tree, every, grouped, leaves, plain, text
+from steptime.captured.graph.liveness import Liveness
+from steptime.captured.rematerialisation.chain import described, keep_all
 from steptime.hardware import load_device
-from steptime.search.fit.bench import Bench
-from steptime.search.fit.layout import layout_of
-from steptime.search.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
-from steptime.search.fit.trees import schedule_of, tree_of
-from steptime.search.rematerialisation.chain import described, keep_all
-from steptime.workload.graph.checkpoints import Checkpoint, Tree, every, grouped, leaves, plain, text
-from steptime.workload.graph.liveness import Liveness
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
 BLOCKS = 8
@@ -86,7 +86,7 @@ def test_accumulation_adds_to_gradients_that_are_there(bench: Bench) -> None:
     """Against a capture of a step whose gradients exist before it."""
     import torch
 
-    from steptime.workload.capture import capture
+    from steptime.captured.record import capture
 
     class Keeping(torch.optim.AdamW):
         """Leaves the gradients of the step that makes its states."""

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from steptime.api.optimizers import CAPTURED, captured_optimizer
+from steptime.captured.fit.bench import Bench
+from steptime.captured.fit.captured import Captured
+from steptime.captured.fit.techniques import Change
+from steptime.captured.fitting import fit
+from steptime.captured.profiling import profile
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.search.fit.bench import Bench
-from steptime.search.fit.captured import Captured
-from steptime.search.fit.techniques import Change
-from steptime.surface.fitting import fit
-from steptime.surface.optimizers import CAPTURED, captured_optimizer
-from steptime.surface.profiling import profile
 
 FACTORIES = '''
 import torch
@@ -204,7 +204,7 @@ def test_what_fails_with_resized_inputs_says_so(path: Path) -> None:
 
 
 def test_inputs_by_shape_are_resized_though_the_factory_takes_a_batch(path: Path) -> None:
-    from steptime.workload.capture.inputs import parse_input
+    from steptime.captured.record.inputs import parse_input
 
     one = bench(path, "normed", inputs=(parse_input("6x32x64"),))
     assert one.own_batch() == 6
@@ -261,7 +261,7 @@ def test_a_loss_by_name_takes_the_place_of_the_factorys(path: Path) -> None:
 
 
 def test_every_optimiser_that_can_be_captured_is_accepted() -> None:
-    from steptime.workload.capture.optimizers import OPTIMIZERS
+    from steptime.captured.record.optimizers import OPTIMIZERS
 
     assert set(CAPTURED) == set(OPTIMIZERS)
     assert {captured_optimizer(name, load_device("rtx-3090")) for name in (*CAPTURED, "momentum")} == set(OPTIMIZERS)

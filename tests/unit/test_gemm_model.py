@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.calibrate.family import Coefficient
-from steptime.calibrate.fitting import cross_validated, fit, fitted_curve, hashed, pooled, take
-from steptime.calibrate.gemm import (
+from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s
+from steptime.cost.waves import quantised_waves
+from steptime.errors import UserError
+from steptime.estimate.kernels import models_of
+from steptime.hardware import load_device
+from steptime.lab.calibrate.family import Coefficient
+from steptime.lab.calibrate.fitting import cross_validated, fit, fitted_curve, hashed, pooled, take
+from steptime.lab.calibrate.gemm import (
     BACKWARD,
     COEFFICIENTS,
     FAMILY,
@@ -20,13 +25,8 @@ from steptime.calibrate.gemm import (
     preferred,
     truths,
 )
-from steptime.calibrate.score import errors_of
-from steptime.calibrate.table import Table
-from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s
-from steptime.cost.waves import quantised_waves
-from steptime.errors import UserError
-from steptime.estimate.kernels import models_of
-from steptime.hardware import load_device
+from steptime.lab.calibrate.score import errors_of
+from steptime.lab.calibrate.table import Table
 from steptime.num import Array
 from steptime.plan.job import PRECISIONS
 
@@ -194,7 +194,7 @@ def test_the_fit_recovers_what_made_the_data() -> None:
 
 
 def test_cross_validation_never_sees_a_shape_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    import steptime.calibrate.fitting as fitting
+    import steptime.lab.calibrate.fitting as fitting
 
     shape, seconds, _ = synthetic(60)
     twice = {name: np.concatenate([values, values]) for name, values in shape.items()}

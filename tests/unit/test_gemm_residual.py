@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY
-from steptime.calibrate.gemm_residual import fitted_residual, hats
 from steptime.cost.gemm_residual import LIMIT, NAMES, gemm_residual, residual_table
+from steptime.lab.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY
+from steptime.lab.calibrate.gemm_residual import fitted_residual, hats
 from steptime.num import Array
 
 SM = 100.0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.errors import UserError
-from steptime.workload.graph import (
+from steptime.captured.graph import (
     BEFORE,
     Call,
     Graph,
@@ -15,7 +14,8 @@ from steptime.workload.graph import (
     TensorType,
     contiguous_strides,
 )
-from steptime.workload.graph.liveness import Liveness
+from steptime.captured.graph.liveness import Liveness
+from steptime.errors import UserError
 
 FP32 = TensorType((4, 4), "fp32")
 

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from steptime.captured.cost import Timer, cost_table, table_metrics
+from steptime.captured.cost.operators import work_of
+from steptime.captured.graph import Call, Nodes, Program, TensorType
 from steptime.cost.host import issued_s
 from steptime.errors import UserError
-from steptime.estimate.graph import Timer, cost_table, table_metrics
-from steptime.estimate.graph.kernels import fitted, machine_for
-from steptime.estimate.graph.operators import work_of
+from steptime.estimate.further_kernels import fitted, machine_for
 from steptime.estimate.kernels import timed
 from steptime.estimate.layer import FORWARD, phase_time
 from steptime.estimate.memory_kernels import memory_timed
@@ -17,7 +18,6 @@ from steptime.hardware.library import load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row
-from steptime.workload.graph import Call, Nodes, Program, TensorType
 
 WIDTH, ROWS_ = 4096, 8192
 

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry  # noqa: E40
 
 from models import FACTORIES, PUBLISHED, loss_of, parameters_of  # noqa: E402
 from recorded import excess_of_grouped_weights, full_flops  # noqa: E402
-from steptime.estimate.graph import ROWS, work_of  # noqa: E402
-from steptime.estimate.graph.movements import VIEWS  # noqa: E402
-from steptime.workload.capture import capture  # noqa: E402
+from steptime.captured.cost import ROWS, work_of  # noqa: E402
+from steptime.captured.cost.movements import VIEWS  # noqa: E402
+from steptime.captured.record import capture  # noqa: E402
 
 torch.set_num_threads(1)
 COUNTED = {operator.__name__ for operator in flop_registry if hasattr(operator, "__name__")}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from steptime.estimate.graph import FAMILIES, ROWS, work_of
-from steptime.estimate.graph.movements import VIEWS
-from steptime.workload.graph import Nodes, TensorType
+from steptime.captured.cost import FAMILIES, ROWS, work_of
+from steptime.captured.cost.movements import VIEWS
+from steptime.captured.graph import Nodes, TensorType
 
 
 def node(op, inputs, outputs, **attributes):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.captured.report.fit import print_fit
 from steptime.errors import PlanError
 from steptime.estimate.memory_definitions import memory_constants
-from steptime.surface.report.estimate import print_estimate
-from steptime.surface.report.fit import print_fit
-from steptime.surface.report.plan import print_plan_result
+from steptime.report.estimate import print_estimate
+from steptime.report.plan import print_plan_result
 
 TEXT = """
 [device]

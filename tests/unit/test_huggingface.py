@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.api.models import load_model, read_model
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
-from steptime.surface.formats.huggingface.keys import UNKNOWN_KEY
-from steptime.surface.formats.huggingface.reader import FAMILIES, read_huggingface
-from steptime.surface.models import load_model, read_model
-from steptime.workload import load_catalogue_model, parameter_terms
+from steptime.formats.huggingface.keys import UNKNOWN_KEY
+from steptime.formats.huggingface.reader import FAMILIES, read_huggingface
+from steptime.model import load_catalogue_model, parameter_terms
 
 FOLDER = Path(__file__).parents[1] / "data" / "huggingface"
 FILES = sorted(FOLDER.glob("*.json"))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from steptime.errors import FieldError, UserError
-from steptime.surface.formats.huggingface import read_huggingface
-from steptime.workload import active_parameter_terms, parameter_terms
-from steptime.workload.spec import ModelSpec
+from steptime.formats.huggingface import read_huggingface
+from steptime.model import active_parameter_terms, parameter_terms
+from steptime.model.spec import ModelSpec
 
 ERNIE = {"model_type": "ernie4_5", "hidden_size": 1024, "num_hidden_layers": 18, "num_attention_heads": 16,
          "intermediate_size": 3072}  # fmt: skip

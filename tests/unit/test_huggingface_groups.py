@@ -10,7 +10,7 @@ import pytest
 from test_huggingface import FOLDER, write
 
 from steptime.errors import FieldError
-from steptime.surface.formats.huggingface import read_huggingface
+from steptime.formats.huggingface import read_huggingface
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.api.models import import_notes
 from steptime.errors import UnknownNameError
-from steptime.surface.formats.huggingface import read_huggingface
-from steptime.surface.models import import_notes
-from steptime.workload import load_catalogue_model, parameter_terms
+from steptime.formats.huggingface import read_huggingface
+from steptime.model import load_catalogue_model, parameter_terms
 
 FOLDER = Path(__file__).parents[1] / "data" / "huggingface"
 TEXT = {

@@ -8,25 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.calibrate.machine import profile, work
-from steptime.calibrate.machine.cluster_file import kernel_rows
-from steptime.calibrate.machine.images import pooled_side
-from steptime.calibrate.machine.linear import FRESH_BYTES, MODELS
-from steptime.calibrate.machine.runner import Measured
-from steptime.calibrate.machine.work import Task
+from steptime.captured.cost import Timer
+from steptime.captured.cost.operators import work_of
+from steptime.captured.graph import Nodes, TensorType
 from steptime.cost.regression import short_loops_s
 from steptime.errors import UserError
-from steptime.estimate.graph import Timer
-from steptime.estimate.graph.kernels import machine_for
-from steptime.estimate.graph.operators import work_of
+from steptime.estimate.further_kernels import machine_for
 from steptime.estimate.kernels import KernelModel
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.measured import FORMULAS, LOOPED, POOLS
 from steptime.hardware import load_device
 from steptime.hardware.profile import Curve, Profile
+from steptime.lab.calibrate.machine import profile, work
+from steptime.lab.calibrate.machine.cluster_file import kernel_rows
+from steptime.lab.calibrate.machine.images import pooled_side
+from steptime.lab.calibrate.machine.linear import FRESH_BYTES, MODELS
+from steptime.lab.calibrate.machine.runner import Measured
+from steptime.lab.calibrate.machine.work import Task
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, Timing
-from steptime.workload.graph import Nodes, TensorType
 
 # --- the formula
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from steptime.api.models import load_model
+from steptime.model.spec import Experts
 from steptime.plan.constraints import Constraint
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, partial_fillings
@@ -15,8 +17,6 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.legality import BIT, CAPTURED_RULES, MEANING, NAMES, RISK, RULES, broken_rules, names_of
 from steptime.plan.plans import Plans, concatenate
 from steptime.plan.space import factorisations, panel_counts, rows_of
-from steptime.surface.models import load_model
-from steptime.workload.spec import Experts
 
 MODEL = load_model("llama3-8b")  # 32 layers, 32 heads, 8 key-value heads, hidden 4096
 JOB = Job(model=MODEL, gpus=64, global_batch=16, seq_len=8192, precision=PRECISIONS["bf16"],

@@ -10,7 +10,7 @@ import steptime
 from steptime.cost import limits, linear_layer, matmul_levels
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware import load_cluster
-from steptime.study.limits import (
+from steptime.lab.limits.model import (
     H100_SXM5,
     LimitDevice,
     LinearLayer,
@@ -189,7 +189,7 @@ def test_the_api_gives_what_the_command_prints():
 
 
 def run(*arguments):
-    from steptime.surface.cli.main import app
+    from steptime.cli.main import app
 
     return CliRunner().invoke(app, ["limits", *arguments])
 
@@ -221,7 +221,7 @@ def test_command_json_is_one_document_with_the_exact_numbers():
 
 
 def reproduced(*arguments):
-    from steptime.surface.cli.main import app
+    from steptime.cli.main import app
 
     return CliRunner().invoke(app, ["reproduce", "limits", *arguments])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from steptime.hardware.library import load_device
-from steptime.study.measured import Recomputation, Sharding, runs_of
-from steptime.study.measured.architecture import known_model, likely_heads, likely_hidden
-from steptime.study.measured.canonical import (
+from steptime.lab.measured import Recomputation, Sharding, runs_of
+from steptime.lab.measured.architecture import known_model, likely_heads, likely_hidden
+from steptime.lab.measured.canonical import (
     attention_kernel,
     device_name,
     dtype_name,
@@ -17,10 +17,10 @@ from steptime.study.measured.canonical import (
     schedule_name,
     sharding,
 )
-from steptime.study.measured.degrees import legal_micro_batches, possible_degrees
-from steptime.study.measured.flops import peak_flops_per_s, printed_peak_flops_per_s
-from steptime.study.measured.read import TableRow
-from steptime.study.measured.tables import framework_default, framework_of, table
+from steptime.lab.measured.degrees import legal_micro_batches, possible_degrees
+from steptime.lab.measured.flops import peak_flops_per_s, printed_peak_flops_per_s
+from steptime.lab.measured.read import TableRow
+from steptime.lab.measured.tables import framework_default, framework_of, table
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_defaults_are_weights_of_every_framework():
 
 
 def test_known_models_are_in_the_catalogue():
-    from steptime.workload.library import in_catalogue
+    from steptime.model.library import in_catalogue
 
     assert all(in_catalogue(entry["catalogue"]) for entry in table("models")["model"])
     names = {

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from steptime.study.measured import MeasuredRun, ScoredRun, read_runs
-from steptime.study.measured.aggregate import summary
-from steptime.study.measured.computed import computed_rows
-from steptime.study.measured.metrics import TimeOrigin
-from steptime.study.measured.read import read_rows
-from steptime.study.measured.reading import runs_of
-from steptime.study.measured.reasons import Flag
+from steptime.lab.measured import MeasuredRun, ScoredRun, read_runs
+from steptime.lab.measured.aggregate import summary
+from steptime.lab.measured.computed import computed_rows
+from steptime.lab.measured.metrics import TimeOrigin
+from steptime.lab.measured.read import read_rows
+from steptime.lab.measured.reading import runs_of
+from steptime.lab.measured.reasons import Flag
 
 PUBLISHED = Path(__file__).parents[1] / "data/published_runs.csv"
 BATCHES = (64, 128, 256)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from explained_terms import differing, explained
-from steptime.calibrate.machine.profile import CANDIDATES
+from steptime.api.models import load_model
 from steptime.cost.regression import SENT, half_size_matmul_s, linear_s, streaming_s
 from steptime.errors import UnknownNameError, UserError
 from steptime.estimate.communication import collective_call, collective_time_s, message_time_s
@@ -22,11 +22,11 @@ from steptime.estimate.operators import COLLECTIVES, OPERATORS
 from steptime.hardware import Cluster, load_cluster
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import profile_toml
+from steptime.lab.calibrate.machine.profile import CANDIDATES
 from steptime.plan import rows
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
-from steptime.surface.models import load_model
 
 PRODUCT = {"latency_s": 1e-6, "flops_per_s": 1e11, "m_half": 8.0, "n_half": 4.0, "k_half": 2.0}
 STREAM = {

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import InputFileError
-from steptime.study.data_root import require_data
-from steptime.study.measured import (
+from steptime.lab.data_root import require_data
+from steptime.lab.measured import (
     AdapterName,
     Degrees,
     Flag,
@@ -27,8 +27,8 @@ from steptime.study.measured import (
     read_runs,
     runs_of,
 )
-from steptime.study.measured.flops import flops_per_token, forward_flops, tflops_definition
-from steptime.study.measured.read import METRICS, NEEDED, TableRow, read_rows
+from steptime.lab.measured.flops import flops_per_token, forward_flops, tflops_definition
+from steptime.lab.measured.read import METRICS, NEEDED, TableRow, read_rows
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 

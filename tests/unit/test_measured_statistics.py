@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.study.measured import MeasuredRun, ScoredRun, aggregate, folds, runs_of, summary
-from steptime.study.measured.aggregate import (
+from steptime.lab.measured import MeasuredRun, ScoredRun, aggregate, folds, runs_of, summary
+from steptime.lab.measured.aggregate import (
     GROUPINGS,
     choice_statistics,
     coverage_interval,
@@ -23,10 +23,10 @@ from steptime.study.measured.aggregate import (
     scale_band,
     statistics,
 )
-from steptime.study.measured.ranking import ranks, spearman
-from steptime.study.measured.read import TableRow, read_rows
-from steptime.study.measured.reasons import Flag
-from steptime.workload.spec import Experts
+from steptime.lab.measured.ranking import ranks, spearman
+from steptime.lab.measured.read import TableRow, read_rows
+from steptime.lab.measured.reasons import Flag
+from steptime.model.spec import Experts
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 CELLS = {r.text("row_id"): dict(r.cells) for r in read_rows(FILE)}

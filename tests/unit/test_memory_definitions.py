@@ -8,17 +8,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from steptime.calibrate.memory_fit import (
-    MemoryPoint,
-    as_toml,
-    deviation_of,
-    device_line,
-    errors_of,
-    fitted_constants,
-    reliability,
-    reserved_slack,
-    slack_of,
-)
+from steptime.api.models import load_model
 from steptime.estimate.memory_definitions import (
     DEFINITIONS,
     MemoryConstants,
@@ -31,11 +21,21 @@ from steptime.estimate.memory_definitions import (
 )
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware import load_cluster
+from steptime.lab.calibrate.memory_fit import (
+    MemoryPoint,
+    as_toml,
+    deviation_of,
+    device_line,
+    errors_of,
+    fitted_constants,
+    reliability,
+    reserved_slack,
+    slack_of,
+)
+from steptime.lab.published.method import PUBLISHED
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
-from steptime.study.published.method import PUBLISHED
-from steptime.surface.models import load_model
 
 KNOWN = MemoryConstants(
     slack=0.1, slacks={"old": 0.2}, context_bytes=1e9, communicator_bytes=5e8,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from steptime.api.models import load_model
 from steptime.estimate.memory import (
     PHASES,
     STAGES,
@@ -22,7 +23,6 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.memory_profile import PROFILES, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Row
-from steptime.surface.models import load_model
 
 H, F, V, S = 4096, 14336, 128256, 4096
 """Llama-3-8B: hidden, width of the MLP, vocabulary; and tokens."""

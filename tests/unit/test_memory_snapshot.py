@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from hand_programs import MIB, small_step, step_of
+from steptime.captured.formats.memory_snapshot import memory_snapshot, write_memory_snapshot
+from steptime.captured.formats.snapshot_compare import compare_snapshot
+from steptime.captured.formats.snapshot_reader import DeviceMemory, parse_snapshot, read_snapshot
+from steptime.captured.graph.allocator import AllocatorSettings
+from steptime.captured.graph.placement import place
 from steptime.errors import InputFileError, UserError
-from steptime.surface.formats.memory_snapshot import memory_snapshot, write_memory_snapshot
-from steptime.surface.formats.snapshot_compare import compare_snapshot
-from steptime.surface.formats.snapshot_reader import DeviceMemory, parse_snapshot, read_snapshot
-from steptime.workload.graph.allocator import AllocatorSettings
-from steptime.workload.graph.placement import place
 
 VIEWER_READS = {
     "PROTO", "FRAME", "STOP", "MARK", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "APPEND", "APPENDS", "SETITEM",

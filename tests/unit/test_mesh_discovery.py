@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import pytest
 
-from steptime.calibrate.mesh import Links, Quantity, discover, synthetic
-from steptime.calibrate.mesh.groups import Tree, log_partitions, partition
-from steptime.calibrate.mesh.hierarchy import find_chain
-from steptime.calibrate.mesh.optional import scipy_module
-from steptime.calibrate.mesh.regress import speed
-from steptime.calibrate.mesh.torus import shapes
 from steptime.errors import UserError
 from steptime.hardware.mesh import AxisKind
+from steptime.lab.calibrate.mesh import Links, Quantity, discover, synthetic
+from steptime.lab.calibrate.mesh.groups import Tree, log_partitions, partition
+from steptime.lab.calibrate.mesh.hierarchy import find_chain
+from steptime.lab.calibrate.mesh.optional import scipy_module
+from steptime.lab.calibrate.mesh.regress import speed
+from steptime.lab.calibrate.mesh.torus import shapes
 from steptime.num import Array
 
 SIZES = (8, 2**16, 2**24)

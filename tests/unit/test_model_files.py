@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from steptime.api.models import load_model
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
-from steptime.surface.models import load_model
-from steptime.workload import ModelSpec, catalogue_names, load_catalogue_model, modelfile, read_model_toml
-from steptime.workload.spec import Experts, LatentAttention, Vision
+from steptime.model import ModelSpec, catalogue_names, load_catalogue_model, modelfile, read_model_toml
+from steptime.model.spec import Experts, LatentAttention, Vision
 
 SMALL = "layers = 2\nhidden = 64\nheads = 4\n"
 

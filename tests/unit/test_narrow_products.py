@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.calibrate.family import shapes_of
-from steptime.calibrate.gemm import FAMILY, OF_FRAMEWORKS, gemm_curve, gemm_shape, implementation, truths
-from steptime.calibrate.table import Table
-from steptime.calibrate.transfer import OTHER_IMPLEMENTATION, of_others
 from steptime.hardware.profiles import load_profile
-from steptime.surface.scoring import predict_kernels
+from steptime.lab.calibrate.family import shapes_of
+from steptime.lab.calibrate.gemm import FAMILY, OF_FRAMEWORKS, gemm_curve, gemm_shape, implementation, truths
+from steptime.lab.calibrate.table import Table
+from steptime.lab.calibrate.transfer import OTHER_IMPLEMENTATION, of_others
+from steptime.lab.scoring.kernels import predict_kernels
 
 TEXTS = {"source": "aiconfigurator_gemm", "gpu": "B200-SXM", "op": "gemm", "dtype": "fp8", "method": "cuda_graph_mean",
          "kernel": "", "notes": ""}  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from steptime import api
+from steptime.api.models import load_model
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.memory import LAYERS_TERM, stage_terms
@@ -19,7 +20,6 @@ from steptime.hardware import load_cluster
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
-from steptime.surface.models import load_model
 
 STRATEGY = CORRECTED.strategies["1d"]
 TERM = "offload/activations/exposed_copies_s"

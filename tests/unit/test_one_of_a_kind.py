@@ -8,9 +8,9 @@ import pytest
 
 from steptime import api
 from steptime.errors import PlanError, counted
-from steptime.surface.report.estimate import print_headline
-from steptime.surface.report.plan import print_plan_result
-from steptime.surface.report.text import console
+from steptime.report.estimate import print_headline
+from steptime.report.plan import print_plan_result
+from steptime.report.text import console
 
 ONE = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 1, "global_batch": 1}
 

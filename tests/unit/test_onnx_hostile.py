@@ -12,9 +12,12 @@ from hypothesis import strategies as st  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from recorded import opaque_nodes  # noqa: E402
+from steptime.captured.onnx import (  # noqa: E402
+    load,
+    read_onnx,
+)
+from steptime.captured.onnx.step import program_of_file  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
-from steptime.workload.capture.onnx import load, read_onnx  # noqa: E402
-from steptime.workload.capture.onnx.step import program_of_file  # noqa: E402
 
 
 def info(name, *shape, type=TensorProto.FLOAT):

@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from aten_interpreter import evaluate  # noqa: E402
 from models import FACTORIES, PUBLISHED, parameters_of  # noqa: E402
 from recorded import calls_of, opaque_nodes  # noqa: E402
+from steptime.captured.cost import work_of  # noqa: E402
+from steptime.captured.graph.schedule import program_of  # noqa: E402
+from steptime.captured.onnx import program_of_file, read_onnx  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.estimate.graph import work_of  # noqa: E402
-from steptime.workload.capture.onnx import program_of_file, read_onnx  # noqa: E402
-from steptime.workload.graph.schedule import program_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

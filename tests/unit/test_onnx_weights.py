@@ -13,8 +13,8 @@ pytest.importorskip("onnxscript")
 
 from torch import nn  # noqa: E402
 
-from steptime.surface.profiling import profile  # noqa: E402
-from steptime.workload.capture.onnx import program_of_file, read_onnx  # noqa: E402
+from steptime.captured.onnx import program_of_file, read_onnx  # noqa: E402
+from steptime.captured.profiling import profile  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime import api
+from steptime.cli.constraints import parse_limits
 from steptime.errors import FieldError, PlanError, UnknownNameError
 from steptime.estimate.memory_definitions import exceeding, likely_fits, memory_constants
 from steptime.plan.plans import Plans
-from steptime.surface import api
-from steptime.surface.cli.constraints import parse_limits
 
 JOB: dict[str, Any] = {"model": "llama2-13b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 32, "strategy": "1d"}
 SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}

@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.calibrate.machine import cluster_file, profile, work
-from steptime.calibrate.machine.host import Host
-from steptime.calibrate.machine.linear import MODELS
-from steptime.calibrate.machine.runner import Measured
-from steptime.calibrate.machine.work import TRAINED, Task
+from steptime.api.jobs import framework_of
+from steptime.captured.cost import Timer, cost_table
+from steptime.captured.cost.products import left_turned
+from steptime.captured.cost.timing import HOST_MORE_S
+from steptime.captured.graph import Nodes, TensorType
+from steptime.captured.profiling import profile as profile_model
+from steptime.captured.report.profile import total_lines
 from steptime.cost.host import IN_TURN, issued_s
 from steptime.errors import UserError
-from steptime.estimate.graph import Timer, cost_table
-from steptime.estimate.graph.products import left_turned
-from steptime.estimate.graph.timing import HOST_MORE_S
 from steptime.estimate.work import PhaseWork, paced_s
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.records import CPU, Device
+from steptime.lab.calibrate.machine import cluster_file, profile, work
+from steptime.lab.calibrate.machine.host import Host
+from steptime.lab.calibrate.machine.linear import MODELS
+from steptime.lab.calibrate.machine.runner import Measured
+from steptime.lab.calibrate.machine.work import TRAINED, Task
 from steptime.plan.job import PRECISIONS
-from steptime.study.modes import MODES
-from steptime.surface.jobs import framework_of
-from steptime.surface.profiling import profile as profile_model
-from steptime.surface.report.profile import total_lines
-from steptime.workload.graph import Nodes, TensorType
+from steptime.search.modes import MODES
 
 HOST = Host(
     host="h", processor="a CPU", cores=2, memory_bytes=16e9, cache_bytes=32e6, device="cpu", gpus=0, torch="2.13.0",
@@ -213,7 +213,7 @@ def test_whether_both_take_turns_is_asked_once(monkeypatch: pytest.MonkeyPatch) 
     )
     device = cpu(issue_s=1e-3, architecture="hopper")
     apart = cost_table(program, Timer(device=device)).totals
-    monkeypatch.setattr("steptime.estimate.graph.timing.issue_sharpness", lambda _device: IN_TURN)
+    monkeypatch.setattr("steptime.captured.cost.timing.issue_sharpness", lambda _device: IN_TURN)
     table = cost_table(program, Timer(device=device))
     turns = table.totals
     assert turns.step_s == pytest.approx(turns.device_s + turns.host_s) and turns.host_s < apart.host_s
@@ -223,7 +223,7 @@ def test_whether_both_take_turns_is_asked_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_step_that_is_measured_has_as_many_operators_as_it_is_divided_by() -> None:
     torch = pytest.importorskip("torch")
-    from steptime.calibrate.machine.torch_ops import Pool, call_of
+    from steptime.lab.calibrate.machine.torch_ops import Pool, call_of
 
     counts = {}
     for kind in ("training_passes", "training_operators"):

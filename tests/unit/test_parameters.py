@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.workload import Experts, LatentAttention, ModelSpec, active_parameter_terms, parameter_terms
+from steptime.model import Experts, LatentAttention, ModelSpec, active_parameter_terms, parameter_terms
 
 PLAIN = ModelSpec(
     name="plain", family="test", source="test", layers=3, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn_hidden=16,
@@ -92,7 +92,7 @@ def test_latent_attention() -> None:
 
 def test_blocks_of_the_published_models() -> None:
     """12 e^2 in matrices, 6 e in biases (out, fc1, fc2) and 4 e in norms per layer."""
-    from steptime.workload import load_catalogue_model
+    from steptime.model import load_catalogue_model
 
     for name in ("gpt3_1T", "vit_era5", "gpt3"):
         spec = load_catalogue_model(name)

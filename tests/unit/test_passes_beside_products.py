@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime.api.calls import estimate, plan
+from steptime.api.models import load_model
 from steptime.estimate.kernels import models_of, timed
 from steptime.estimate.operators import OPERATORS
 from steptime.hardware import load_cluster
@@ -16,8 +18,6 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job,
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.rows import Row
-from steptime.surface.api import estimate, plan
-from steptime.surface.models import load_model
 
 SEQ, HIDDEN, FFN_IN = 4096, 4096, 28672
 INPUT, WEIGHTS = SEQ * HIDDEN, HIDDEN * FFN_IN

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from steptime.calibrate.attention import implementation
 from steptime.errors import InputFileError
 from steptime.hardware import load_device
-from steptime.surface import scoring
-from steptime.surface.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
-from steptime.surface.score_columns import columns_of_kernels
+from steptime.lab.calibrate.attention import implementation
+from steptime.lab.scoring import kernels as scoring
+from steptime.lab.scoring.columns import columns_of_kernels
+from steptime.lab.scoring.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
 
 ATTENTION = {"b": "2", "h_q": "32", "h_kv": "8", "s_q": "1024", "s_kv": "1024", "d_qk": "128", "d_v": "128"}
 NORM = {"rows": "8192", "cols": "4096"}
@@ -57,8 +57,8 @@ def modules(torch: Any) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 
 def test_a_row_and_a_profile_of_the_same_operator_agree(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from steptime.surface.profiling import profile
-    from steptime.workload.capture import capture
+    from steptime.captured.profiling import profile
+    from steptime.captured.record import capture
 
     shapes = {"gemm": PRODUCT, "attention_fwd": ATTENTION, "conv_fwd": IMAGE}
     cases = modules(torch)

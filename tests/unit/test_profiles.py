@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.calibrate.gemm import FAMILY
-from steptime.calibrate.transfer import outside, predict, transferred_curve, widened
 from steptime.errors import FieldError, InputFileError, UserError
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profile import Curve, Profile
@@ -23,6 +21,8 @@ from steptime.hardware.profiles import (
     read_profile,
     save_curves,
 )
+from steptime.lab.calibrate.gemm import FAMILY
+from steptime.lab.calibrate.transfer import outside, predict, transferred_curve, widened
 
 CURVE = Curve(
     family="gemm", dtype="bf16", coefficients={c.name: c.start for c in FAMILY.coefficients}, points=12,

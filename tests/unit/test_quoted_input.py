@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from steptime import api
 from steptime.errors import MESSAGE, FieldError, InputFileError, UserError, bounded
-from steptime.surface import api
 
 JOB: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 8}
 LONG = ["a" * 200_000, "[" * 100_000, {"x": "a" * 200_000}, b"x" * 200_000, "a b " * 50_000]

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from steptime.calibrate.mesh.read import read_links
-from steptime.calibrate.table import read_table
+from steptime.captured.formats.snapshot_reader import read_snapshot
+from steptime.doctor.source import open_bytes
 from steptime.errors import InputFileError
+from steptime.formats.fields import read_description
+from steptime.formats.huggingface.reader import read_huggingface
 from steptime.hardware.library import load_cluster
+from steptime.lab.calibrate.mesh.read import read_links
+from steptime.lab.calibrate.table import read_table
+from steptime.lab.measured.read import read_rows
+from steptime.model.library import read_model_toml
 from steptime.store.files import read_bytes, refuse_unwritable, write_whole
 from steptime.store.journal import Journal, read_journal
-from steptime.study.doctor.source import open_bytes
-from steptime.study.measured.read import read_rows
-from steptime.surface.formats.fields import read_description
-from steptime.surface.formats.huggingface.reader import read_huggingface
-from steptime.surface.formats.snapshot_reader import read_snapshot
-from steptime.workload.library import read_model_toml
 
 READERS: dict[str, tuple[Callable[..., object], str]] = {
     "model": (read_model_toml, "a.toml"), "cluster": (load_cluster, "a.toml"), "run": (read_description, "a.toml"),

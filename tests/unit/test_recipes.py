@@ -6,21 +6,21 @@ import re
 
 import pytest
 
-from steptime.plan.job import PRECISIONS
-from steptime.study.measured import recipes
-from steptime.study.measured.canonical import dtype_name, recomputation, sharding
-from steptime.study.measured.columns import FURTHER, OTHER_NAMES
-from steptime.study.measured.meaning import (
+from steptime.lab.measured import recipes
+from steptime.lab.measured.canonical import dtype_name, recomputation, sharding
+from steptime.lab.measured.columns import FURTHER, OTHER_NAMES
+from steptime.lab.measured.meaning import (
     attention_dtype_called,
     context_called,
     gradients_called,
     graphs_called,
     precision_called,
 )
-from steptime.study.measured.read import TableRow
-from steptime.study.measured.reading import runs_of
-from steptime.study.measured.reasons import Flag
-from steptime.study.measured.tables import table
+from steptime.lab.measured.read import TableRow
+from steptime.lab.measured.reading import runs_of
+from steptime.lab.measured.reasons import Flag
+from steptime.lab.measured.tables import table
+from steptime.plan.job import PRECISIONS
 
 TABLE = table("recipes")["recipe"]
 MEANT = {

@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.errors import FieldError, UserError
-from steptime.search.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, described, keep_all
-from steptime.search.rematerialisation.periodic import (
+from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, described, keep_all
+from steptime.captured.rematerialisation.periodic import (
     Block,
     Choice,
     chain_of,
@@ -24,8 +23,9 @@ from steptime.search.rematerialisation.periodic import (
     periodic_front,
     weigh,
 )
-from steptime.search.rematerialisation.rotor import SLOTS, Infeasible, Solution, fill, front, solve
-from steptime.search.rematerialisation.simulate import ScheduleError, simulate
+from steptime.captured.rematerialisation.rotor import SLOTS, Infeasible, Solution, fill, front, solve
+from steptime.captured.rematerialisation.simulate import ScheduleError, simulate
+from steptime.errors import FieldError, UserError
 
 ONE = Segment(
     forward_s=1, backward_s=2, input_bytes=10, saved_bytes=30, gradient_bytes=7, forward_transient_bytes=4,
@@ -323,7 +323,7 @@ def test_thinned_choices_still_fit(monkeypatch):
     blocks = [Block(whole=segment) for segment in unequal(14).segments]
     limit = 0.5 * simulate(chain_of(blocks), keep_all(14)).peak_bytes
     exact = choose_blocks(blocks, limit)
-    monkeypatch.setattr("steptime.search.rematerialisation.periodic.MOST_LABELS", 40)
+    monkeypatch.setattr("steptime.captured.rematerialisation.periodic.MOST_LABELS", 40)
     thin = choose_blocks(blocks, limit)
     assert not isinstance(exact, Infeasible)
     assert not isinstance(thin, Infeasible)

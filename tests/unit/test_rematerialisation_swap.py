@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.errors import FieldError
-from steptime.search.rematerialisation.chain import Chain, Segment, keep_all
-from steptime.search.rematerialisation.periodic import Block, Choice, weigh
-from steptime.search.rematerialisation.rotor import Infeasible
-from steptime.search.rematerialisation.simulate import simulate
-from steptime.search.rematerialisation.swap import (
+from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all
+from steptime.captured.rematerialisation.periodic import Block, Choice, weigh
+from steptime.captured.rematerialisation.rotor import Infeasible
+from steptime.captured.rematerialisation.simulate import simulate
+from steptime.captured.rematerialisation.swap import (
     SwapSolution,
     bound_s,
     choose_places,
@@ -20,7 +19,8 @@ from steptime.search.rematerialisation.swap import (
     try_all,
     weigh_places,
 )
-from steptime.search.rematerialisation.swap_timeline import HostLink, Place
+from steptime.captured.rematerialisation.swap_timeline import HostLink, Place
+from steptime.errors import FieldError
 
 K, R, S, I = Place.KEEP, Place.RECOMPUTE, Place.SWAP, Place.SWAP_INPUT  # noqa: E741
 ONE = Segment(forward_s=1, backward_s=2, input_bytes=1, saved_bytes=10)
@@ -100,7 +100,7 @@ def test_without_transfers_the_bytes_and_seconds_are_those_of_the_simulator(seed
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_choice_is_that_of_trying_all(seed, same, monkeypatch):
-    monkeypatch.setattr("steptime.search.rematerialisation.swap.ALWAYS_TRIED", 0)
+    monkeypatch.setattr("steptime.captured.rematerialisation.swap.ALWAYS_TRIED", 0)
     chain = uneven(3 + seed % 4, seed, same=same)
     most, least = simulate(chain, keep_all(len(chain))).peak_bytes, least_bytes(chain)
     link = HostLink(out_Bps=1 + seed % 4, in_Bps=1 + seed % 3)

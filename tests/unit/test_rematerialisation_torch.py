@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 from rematerialisation_executor import chain_of_layers, execute, layers  # noqa: E402
 from torch import nn  # noqa: E402
 
-from steptime.search.rematerialisation.chain import keep_all  # noqa: E402
-from steptime.search.rematerialisation.periodic import every_sqrt  # noqa: E402
-from steptime.search.rematerialisation.rotor import front  # noqa: E402
+from steptime.captured.rematerialisation.chain import keep_all  # noqa: E402
+from steptime.captured.rematerialisation.periodic import every_sqrt  # noqa: E402
+from steptime.captured.rematerialisation.rotor import front  # noqa: E402
 
 WIDTHS = (96, 160, 64, 256, 128, 96, 32, 200, 64)
 BATCH = 512

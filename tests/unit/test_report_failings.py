@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from steptime import api
-from steptime.surface.report.risk import failings, warning
-from steptime.surface.report.text import memory
+from steptime.report.risk import failings, warning
+from steptime.report.text import memory
 
 CASES = [
     ("llama3-70b", "dgx-h100", 16, {"tp": 8}),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from steptime import api
 from steptime.errors import PlanError
-from steptime.surface import api
-from steptime.surface.report.estimate import print_estimate
-from steptime.surface.report.ledger import print_ledger
-from steptime.surface.report.plan import print_plan_result
+from steptime.report.estimate import print_estimate
+from steptime.report.ledger import print_ledger
+from steptime.report.plan import print_plan_result
 
 JOB = {"gpus": 8, "global_batch": 8}
 

@@ -9,14 +9,14 @@ from fractions import Fraction
 import pytest
 
 from steptime import api
+from steptime.api.request import checked_plan, completed_degrees, constraints_of, strategy_of
+from steptime.api.values import some_of, whole
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
+from steptime.formats.run_toml import parse_run
 from steptime.plan.constraints import Constraint
 from steptime.plan.framework_library import framework_names
+from steptime.search.modes import MODES
 from steptime.store.files import parse_toml
-from steptime.study.modes import MODES
-from steptime.surface.formats.run_toml import parse_run
-from steptime.surface.request import checked_plan, completed_degrees, constraints_of, strategy_of
-from steptime.surface.values import some_of, whole
 
 CORRECTED, PUBLISHED = MODES["corrected"], MODES["published"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from steptime.api.models import load_model
 from steptime.estimate.metrics import recomputed_flops_per_step
 from steptime.estimate.sizes import sizes_of
 from steptime.plan.corrected import CORRECTED
@@ -15,7 +16,6 @@ from steptime.plan.memory_profile import memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Block, Row
 from steptime.plan.shapes import Shape
-from steptime.surface.models import load_model
 
 TOKENS = 4096
 FP32, BF16 = 4, 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from steptime.api.models import load_model
 from steptime.cost.gemm import gemm_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime
@@ -17,7 +18,6 @@ from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.memory_profile import memory_profile_of
 from steptime.plan.plans import Plans
-from steptime.surface.models import load_model
 
 TOKENS, WIDTH, HIDDEN = 4096, 28672, 4096
 

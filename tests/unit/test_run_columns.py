@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from steptime import api
+from steptime.api.accustomed import renamed
+from steptime.api.frameworks import framework_record
+from steptime.api.models import load_model
 from steptime.errors import InputFileError, UnknownNameError
+from steptime.lab.measured import Flag, MeasuredRun, Reading, Reason, TimeOrigin, read_runs
+from steptime.lab.measured.columns import OTHER_NAMES, SCALED, own_names
+from steptime.lab.measured.read import METRICS, NEEDED, UNITS, TableRow
+from steptime.lab.measured.tables import framework_of
+from steptime.lab.scoring.runs import FAR_OFF, read_any, score_reading, write_rows
+from steptime.model.library import catalogue_names, hub_model
+from steptime.plan.framework_names import framework_called, why_called
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.plan.recompute import OTHER_WORDS, recompute_code
+from steptime.report.frameworks import print_framework
 from steptime.store.tables import write_table
-from steptime.study.measured import Flag, MeasuredRun, Reading, Reason, TimeOrigin, read_runs
-from steptime.study.measured.columns import OTHER_NAMES, SCALED, own_names
-from steptime.study.measured.read import METRICS, NEEDED, UNITS, TableRow
-from steptime.study.measured.tables import framework_called, framework_of, why_called
-from steptime.surface import api
-from steptime.surface.accustomed import renamed
-from steptime.surface.frameworks import framework_record
-from steptime.surface.measured_scoring import FAR_OFF, read_any, score_reading, write_rows
-from steptime.surface.models import load_model
-from steptime.surface.report.frameworks import print_framework
-from steptime.workload.library import catalogue_names, hub_model
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = {

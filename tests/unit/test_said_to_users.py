@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from steptime import api
+from steptime.api.frameworks import framework_record
+from steptime.api.models import load_model
+from steptime.captured.profiling import profile
+from steptime.cli.constraints import parse_fix, parse_limits
 from steptime.errors import FieldError, InputFileError, UnknownNameError, nearest
+from steptime.formats.huggingface import read_huggingface
 from steptime.hardware import load_cluster, load_device
 from steptime.plan import framework_file
 from steptime.plan.framework import IDEAL
-from steptime.surface.cli.constraints import parse_fix, parse_limits
-from steptime.surface.formats.huggingface import read_huggingface
-from steptime.surface.frameworks import framework_record
-from steptime.surface.models import load_model
-from steptime.surface.profiling import profile
-from steptime.surface.report.plan import print_plan_result
+from steptime.report.plan import print_plan_result
 
 JOB: dict[str, Any] = {"gpus": 64, "global_batch": 64}
 

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
-from steptime.calibrate.scaling import (
+from steptime.hardware import device_names, load_device
+from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import load_profile
+from steptime.lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
+from steptime.lab.calibrate.scaling import (
     PROCESS_POWER,
     carried,
     clock_Hz,
@@ -16,11 +19,8 @@ from steptime.calibrate.scaling import (
     weighted_median,
     within_peak,
 )  # fmt: skip
-from steptime.calibrate.training import beside_sixteen_bits, lacking_curves
-from steptime.calibrate.transfer import SCALED_NEIGHBOURS, TRANSFER_BANDS, transferred_curve
-from steptime.hardware import device_names, load_device
-from steptime.hardware.profile import Curve
-from steptime.hardware.profiles import load_profile
+from steptime.lab.calibrate.training import beside_sixteen_bits, lacking_curves
+from steptime.lab.calibrate.transfer import SCALED_NEIGHBOURS, TRANSFER_BANDS, transferred_curve
 
 HERE = replace(
     load_device("h100-sxm"), name="here", clock_Hz=1e9, sm_count=100, memory_Bps=1e12, power_W=500.0,

@@ -11,18 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.calibrate.frameworks.save import packaged
 from steptime.errors import FieldError, InputFileError, UserError
-from steptime.num import evenly_spread
-from steptime.store.tables import write_table
-from steptime.study.measured import MeasuredRun, ScoredRun, runs_of, samples
-from steptime.study.measured.predict import Scores, score_packaged
-from steptime.study.measured.published import COLUMNS, citation, published_rows
-from steptime.study.measured.read import TableRow, read_rows
-from steptime.study.measured.samples import modelled
-from steptime.surface import measured_scoring
-from steptime.surface.framework_fitting import fit_reading
-from steptime.surface.measured_scoring import (
+from steptime.lab.calibrate.framework_fitting import fit_reading
+from steptime.lab.calibrate.frameworks.save import packaged
+from steptime.lab.measured import MeasuredRun, ScoredRun, runs_of, samples
+from steptime.lab.measured.predict import Scores, score_packaged
+from steptime.lab.measured.published import COLUMNS, citation, published_rows
+from steptime.lab.measured.read import TableRow, read_rows
+from steptime.lab.measured.samples import modelled
+from steptime.lab.report.score_runs import print_run_score
+from steptime.lab.scoring import runs as measured_scoring
+from steptime.lab.scoring.runs import (
     NOT_ASKED,
     REFUSED,
     TOO_LARGE,
@@ -32,7 +31,8 @@ from steptime.surface.measured_scoring import (
     score_runs,
     write_rows,
 )
-from steptime.surface.report.score_runs import print_run_score
+from steptime.num import evenly_spread
+from steptime.store.tables import write_table
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL, PUBLISHED = DATA / "measured_runs.csv", DATA / "published_runs.csv"

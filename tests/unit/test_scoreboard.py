@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from steptime.study.measured import Reading, ScoredRun, read_runs
-from steptime.study.measured.aggregate import coverage_interval
-from steptime.study.measured.targets import CLAIMS, TARGETS, Target, Where, reached, to_json
-from steptime.surface.report.scoreboard import FIGURES, gpu_table, markdown, page, targets_table
-from steptime.surface.report.scoreboard_figures import write_figures
-from steptime.surface.scoreboard import SEEN, UNSEEN, WAYS, Board, board_of, frameworks_digest
+from steptime.lab.measured import Reading, ScoredRun, read_runs
+from steptime.lab.measured.aggregate import coverage_interval
+from steptime.lab.measured.targets import CLAIMS, TARGETS, Target, Where, reached, to_json
+from steptime.lab.report.scoreboard import FIGURES, gpu_table, markdown, page, targets_table
+from steptime.lab.report.scoreboard_figures import write_figures
+from steptime.lab.scoring.scoreboard import SEEN, UNSEEN, WAYS, Board, board_of, frameworks_digest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("sc21", "korthikanti", "zero-bubble", "mt-nlg")

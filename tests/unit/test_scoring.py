@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.calibrate.gemm import FAMILY, gemm_shape
-from steptime.calibrate.table import Table
 from steptime.errors import FieldError, InputFileError
 from steptime.hardware import load_device
 from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.profiles import load_profile
-from steptime.study.data_root import require_data
-from steptime.surface import scoring
+from steptime.lab.calibrate.gemm import FAMILY, gemm_shape
+from steptime.lab.calibrate.table import Table
+from steptime.lab.data_root import require_data
+from steptime.lab.scoring import kernels as scoring
 
 GEMM = {"gpu": "h100", "op": "gemm", "dtype": "bf16", "m": "4096", "n": "4096", "k": "4096", "latency_us": "250"}
 RING = {"gpu": "H100-SXM5-80GB", "collective": "allreduce", "n_gpus": "8", "bytes": "1e8", "time_us": "500"}

@@ -10,6 +10,9 @@ import pytest
 from machine_without_latencies import machine_of
 from typer.testing import CliRunner
 
+from steptime.api.frameworks import overlap_records
+from steptime.api.models import load_model
+from steptime.cli.main import app
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import Framework, habits_of
@@ -17,9 +20,6 @@ from steptime.plan.framework_library import framework_names
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.overlap_rules import OVERLAPS, RULES
 from steptime.plan.plans import Plans
-from steptime.surface.cli.main import app
-from steptime.surface.frameworks import overlap_records
-from steptime.surface.models import load_model
 
 RATES = [1e13, 1e12, 3e11, 1e11]
 """Rates of links at which transfers take from a tenth of a layer's pass to several of it."""

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime import api
+from steptime.report.diff import print_difference
+from steptime.report.estimate import print_estimate
+from steptime.report.plan import print_plan_result
 from steptime.search.rank import pareto_front, telling_points
-from steptime.surface import api
-from steptime.surface.report.diff import print_difference
-from steptime.surface.report.estimate import print_estimate
-from steptime.surface.report.plan import print_plan_result
 
 JOB: dict[str, Any] = {"gpus": 2, "global_batch": 16}
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from machine_without_latencies import machine_of
 
+from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.kernels import models_of
 from steptime.hardware import load_device
+from steptime.lab.scoring.stages import mean_stage_s
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
-from steptime.surface.models import load_model
-from steptime.surface.stage_scoring import mean_stage_s
 
 
 @pytest.mark.parametrize("recompute", [0, FULL_RECOMPUTE])

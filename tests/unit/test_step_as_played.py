@@ -10,12 +10,12 @@ import pytest
 from event_player import Key, neighbour, order_of, order_of_zero_bubble, played
 from machine_without_latencies import machine_of
 
+from steptime.api.models import load_model
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.work import Pass
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
-from steptime.surface.models import load_model
 
 DP = 8
 HIDDEN = frozenset({"dp"})

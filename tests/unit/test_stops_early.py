@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from steptime import api
+from steptime.api.models import load_model
 from steptime.estimate.metrics import forward_flops_per_sequence, recomputed_flops_per_step
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job, with_habits
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
-from steptime.surface.models import load_model
 
 FULL = {"tp": 2, "dp": 4, "recompute": "full"}
 

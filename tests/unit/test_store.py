@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from steptime.calibrate.table import read_table
+from steptime.captured.formats.binary import write_bytes
 from steptime.errors import InputFileError, UserError
+from steptime.lab.calibrate.table import read_table
 from steptime.store.files import prepare_folder, refuse_unwritable, write_whole
 from steptime.store.journal import Journal, content_key, read_journal
 from steptime.store.tables import write_table
-from steptime.surface.formats.binary import write_bytes
 
 HEADER = {"host": "a", "torch": "2"}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from steptime.calibrate.table import read_table
 from steptime.errors import InputFileError
-from steptime.study.measured import read_runs
-from steptime.study.measured.read import METRICS, NEEDED
-from steptime.surface.scoring import NO_SHAPE, score_kernels
+from steptime.lab.calibrate.table import read_table
+from steptime.lab.measured import read_runs
+from steptime.lab.measured.read import METRICS, NEEDED
+from steptime.lab.scoring.kernels import NO_SHAPE, score_kernels
 
 RUNS = (*NEEDED, METRICS[0])
 HEAD = "gpu,op,m\n"

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime.api.models import load_model
 from steptime.cost.collective import ring_behind_share
+from steptime.doctor.records import Stated
+from steptime.doctor.stated import merged
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import PhaseTime, shown_s
@@ -19,9 +22,6 @@ from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
-from steptime.study.doctor.records import Stated
-from steptime.study.doctor.stated import merged
-from steptime.surface.models import load_model
 
 HIDES = frozenset({"tp"})
 

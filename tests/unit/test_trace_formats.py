@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_programs import MIB, small_step, step_of
+from steptime.captured.formats.chrome_trace import chrome_trace, write_chrome_trace
+from steptime.captured.formats.perfetto import perfetto, varint, write_perfetto
+from steptime.captured.formats.timeline import Clock, memory_by_kind, spans
+from steptime.captured.graph import Program
+from steptime.captured.graph.liveness import Liveness
+from steptime.captured.graph.placement import place
 from steptime.errors import UserError
-from steptime.surface.formats.chrome_trace import chrome_trace, write_chrome_trace
-from steptime.surface.formats.perfetto import perfetto, varint, write_perfetto
-from steptime.surface.formats.timeline import Clock, memory_by_kind, spans
-from steptime.workload.graph import Program
-from steptime.workload.graph.liveness import Liveness
-from steptime.workload.graph.placement import place
 
 SECONDS = [1e-3, 2e-3, 0.0, 3e-3, 5e-4]
 SPANS = [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.calibrate.frameworks.parameters import DEVICE_SPREAD, UNMEASURED_SPREAD, device_spread
+from steptime.api.jobs import framework_of
 from steptime.hardware import load_device
+from steptime.lab.calibrate.frameworks.parameters import DEVICE_SPREAD, UNMEASURED_SPREAD, device_spread
 from steptime.plan.framework_file import framework_table
 from steptime.plan.job import PRECISIONS
-from steptime.study.modes import MODES
-from steptime.surface.jobs import framework_of
+from steptime.search.modes import MODES
 
 
 @pytest.mark.parametrize(("device", "doubt"), [("gaudi3", UNMEASURED_SPREAD), ("t4", DEVICE_SPREAD)])

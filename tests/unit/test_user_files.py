@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from steptime.api.captured import captured_target
+from steptime.captured.fit.bench import Bench
+from steptime.captured.record.factory import load_target
+from steptime.captured.record.problems import CaptureError
 from steptime.hardware import load_device
-from steptime.search.fit.bench import Bench
-from steptime.surface.captured import captured_target
-from steptime.workload.capture.factory import load_target
-from steptime.workload.capture.problems import CaptureError
 
 CODE = """
 from pathlib import Path

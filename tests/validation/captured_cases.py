@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from steptime.workload.library import load_catalogue_model
-from steptime.workload.spec import ModelSpec
+from steptime.model.library import load_catalogue_model
+from steptime.model.spec import ModelSpec
 
 torch = pytest.importorskip("torch")
 import models  # noqa: E402

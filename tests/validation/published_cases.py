@@ -13,14 +13,14 @@ from typing import Any
 
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
+from steptime.lab.published.method import PUBLISHED
+from steptime.lab.published.space import PublishedSpace
+from steptime.lab.published.statistics import statistics
+from steptime.model.spec import ModelSpec
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.search.exhaustive import Found, Task, search
-from steptime.study.published.method import PUBLISHED
-from steptime.study.published.space import PublishedSpace
-from steptime.study.published.statistics import statistics
-from steptime.workload.spec import ModelSpec
 
 SPACE = PublishedSpace()
 STRATEGIES = {"1d": "1d", "2d": "2d", "2d-seqp": "context"}

@@ -13,16 +13,16 @@ pytest.importorskip("torch")
 
 from captured_cases import BATCH, CASES, Case
 
-from steptime.estimate.graph import work_of
+from steptime.captured.cost import work_of
+from steptime.captured.cut.sections import Sections, kept_storages, sections_of
+from steptime.captured.record.step import capture
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.sizes import part_of
+from steptime.model.parameters import parameter_terms
 from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block, Row
-from steptime.workload.capture.step import capture
-from steptime.workload.captured.sections import Sections, kept_storages, sections_of
-from steptime.workload.parameters import parameter_terms
 
 NAMES = [case.name for case in CASES]
 PARTS = ("first", "layer", "last")

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import models  # noqa: E402
 from measured_memory import peak_bytes  # noqa: E402
-from steptime.workload.capture import capture  # noqa: E402
-from steptime.workload.capture.optimizers import OPTIMIZERS  # noqa: E402
-from steptime.workload.graph.liveness import Liveness  # noqa: E402
+from steptime.captured.graph.liveness import Liveness  # noqa: E402
+from steptime.captured.record import capture  # noqa: E402
+from steptime.captured.record.optimizers import OPTIMIZERS  # noqa: E402
 
 TOLERANCE, ABSOLUTE = 1e-3, 64 * 1024
 

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 import models  # noqa: E402
 import steptime  # noqa: E402
 from captured_modules import GPT, captured  # noqa: E402
+from steptime import api  # noqa: E402
+from steptime.api.captured import captured_model  # noqa: E402
+from steptime.cli.main import app  # noqa: E402
 from steptime.errors import PlanError  # noqa: E402
-from steptime.surface import api  # noqa: E402
-from steptime.surface.captured import captured_model  # noqa: E402
-from steptime.surface.cli.main import app  # noqa: E402
 
 DEGREES = ("dp", "tp", "pp", "vpp", "micro_batch", "recompute", "zero")
 TOLERANCE = 0.06

@@ -15,16 +15,7 @@ from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.plans import Plans
-from steptime.search.exhaustive import Task, search
-from steptime.study import fixes
-from steptime.study.data_root import require_data
-from steptime.study.published.check import Check, check_all, check_search
-from steptime.study.published.defects import FIXES, NONE, Defects
-from steptime.study.published.method import PUBLISHED, PublishedMethod
-from steptime.study.published.space import PublishedSpace
-from steptime.surface.cli.reproduce import (
+from steptime.lab.cli.reproduce import (
     Study,
     command,
     differs,
@@ -33,7 +24,16 @@ from steptime.surface.cli.reproduce import (
     point_lines,
     table_rows,
 )
-from steptime.workload.library import load_catalogue_model
+from steptime.lab.data_root import require_data
+from steptime.lab.published import fixes
+from steptime.lab.published.check import Check, check_all, check_search
+from steptime.lab.published.defects import FIXES, NONE, Defects
+from steptime.lab.published.method import PUBLISHED, PublishedMethod
+from steptime.lab.published.space import PublishedSpace
+from steptime.model.library import load_catalogue_model
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.plans import Plans
+from steptime.search.exhaustive import Task, search
 
 ROOT = Path(__file__).resolve().parents[2]
 E, L, F, H, Q = 25600, 2048, 102400, 160, 160
@@ -354,7 +354,7 @@ def test_every_group_of_searches_is_counted(monkeypatch):
 
 
 def test_without_the_figures_the_error_names_the_variable(monkeypatch):
-    monkeypatch.setattr("steptime.study.published.check.data_root", lambda: None)
+    monkeypatch.setattr("steptime.lab.published.check.data_root", lambda: None)
     with pytest.raises(UserError, match="STEPTIME_DATA"):
         check_all()
 
@@ -363,7 +363,7 @@ def test_without_the_figures_the_error_names_the_variable(monkeypatch):
 @pytest.mark.parametrize(("error", "code"), [(1e-12, None), (1e-6, 1)])
 def test_the_command_fails_where_a_figure_differs(monkeypatch, capsys, error, code, json):
     check = Check(name="searches", cases=1, figures=1, worst=error)
-    monkeypatch.setattr("steptime.study.published.check.check_all", lambda progress: [check])
+    monkeypatch.setattr("steptime.lab.published.check.check_all", lambda progress: [check])
     if code is None:
         command(Study.PUBLISHED, json=json)
     else:

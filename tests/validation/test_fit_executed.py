@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from measured_memory import _highest  # noqa: E402
+from steptime.captured.fit.bench import FORMATS, Bench  # noqa: E402
+from steptime.captured.fit.captured import Captured  # noqa: E402
+from steptime.captured.fit.choice import Choice  # noqa: E402
+from steptime.captured.fit.techniques import Change  # noqa: E402
+from steptime.captured.record.variants import FUSED, arranged  # noqa: E402
 from steptime.hardware import load_device  # noqa: E402
-from steptime.search.fit.bench import FORMATS, Bench  # noqa: E402
-from steptime.search.fit.captured import Captured  # noqa: E402
-from steptime.search.fit.choice import Choice  # noqa: E402
-from steptime.search.fit.techniques import Change  # noqa: E402
-from steptime.workload.capture.variants import FUSED, arranged  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
 TOLERANCE = 0.01

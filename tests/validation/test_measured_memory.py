@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
-from steptime.study.data_root import require_data
-from steptime.study.measured import read_runs
-from steptime.study.measured.engine import settings_of
-from steptime.study.measured.memory import definition_of, predicted_bytes
+from steptime.lab.data_root import require_data
+from steptime.lab.measured import read_runs
+from steptime.lab.measured.engine import settings_of
+from steptime.lab.measured.memory import definition_of, predicted_bytes
 
 pytestmark = pytest.mark.shared
 

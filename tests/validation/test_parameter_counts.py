@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from steptime.surface.formats.huggingface import read_huggingface
-from steptime.workload import active_parameter_terms, load_catalogue_model, parameter_terms
+from steptime.formats.huggingface import read_huggingface
+from steptime.model import active_parameter_terms, load_catalogue_model, parameter_terms
 
 CONFIGS = Path(__file__).parent.parent / "data" / "huggingface"
 KERAS = "keras-hub 0.32.0, preset"

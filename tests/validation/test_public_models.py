@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry  # noqa: E40
 
 from public_models import ROWS, loss_of  # noqa: E402
 from recorded import excess_of_grouped_weights, full_flops  # noqa: E402
-from steptime.estimate.graph import work_of  # noqa: E402
-from steptime.workload.capture import capture  # noqa: E402
+from steptime.captured.cost import work_of  # noqa: E402
+from steptime.captured.record import capture  # noqa: E402
 
 #: Third-party code: deprecations and hints of the packages themselves.
 pytestmark = [

@@ -3,8 +3,8 @@ r"""Time of one matrix product on one device, with the library's choice of tile 
 A library cuts the result into tiles, one per multiprocessor at a time, and takes the tile and the split of $k$
 that finish first. Operands cross the memory once while the multiprocessors compute, and the slower of the two
 sets the time, softly. What is left over is a small table (:mod:`steptime.cost.gemm_residual`). All coefficients are
-fitted to measurements (:mod:`steptime.calibrate.gemm`); all but the latencies are in units of the datasheet, so that
-they carry over to devices that nobody measured.
+fitted to measurements (:mod:`steptime.lab.calibrate.gemm`); all but the latencies are in units of the datasheet, so
+that they carry over to devices that nobody measured.
 
 Only plain arithmetic and a loop over a fixed table of tiles: a million shapes cost about a second.
 """

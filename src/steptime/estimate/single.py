@@ -11,7 +11,7 @@ from steptime.estimate.band import StepBand, band_of
 from steptime.estimate.bracket import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import bottleneck_of, what_if
-from steptime.estimate.graph.kernels import with_further_models, with_usual_convolutions
+from steptime.estimate.further_kernels import with_further_models, with_usual_convolutions
 from steptime.estimate.machine import (
     Constant,
     Machine,

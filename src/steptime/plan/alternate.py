@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from steptime.model.spec import ModelSpec
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row
-from steptime.workload.spec import ModelSpec
 
 #: Rows that run again as a whole; below products of which a gated MLP makes the half again.
 AGAIN: Final = frozenset({

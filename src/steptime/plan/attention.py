@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pairs
 from steptime.cost.collective import ring_behind_share
+from steptime.model.element_types import ELEMENT_BYTES
 from steptime.num import Num, ceil_div, maximum, where
 from steptime.plan.framework import COPIES
 from steptime.plan.job import ATTENTION_DTYPES
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
 from steptime.plan.shapes import Shape
-from steptime.workload.element_types import ELEMENT_BYTES
 
 UNALIGNED = {"scores": "unaligned_scores", "attend": "unaligned_attend"}
 """Products of unfused attention that the matrix units do not take."""

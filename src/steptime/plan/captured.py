@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from steptime.model.captured import NOTHING, CapturedModel, Line, Operator, Reduction
+from steptime.model.element_types import ELEMENT_BYTES
 from steptime.num import Num, maximum, where
 from steptime.plan.corrected import CorrectedMethod
 from steptime.plan.job import Job
@@ -17,8 +19,6 @@ from steptime.plan.legality import CAPTURED_RULES, RULES, Rule
 from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block, Row, Timing, Transfer, over
-from steptime.workload.captured.record import NOTHING, CapturedModel, Line, Operator, Reduction
-from steptime.workload.element_types import ELEMENT_BYTES
 
 DIRECTIONS = {False: "forward", True: "backward"}
 

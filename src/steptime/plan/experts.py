@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from steptime.cost.experts import once_share
+from steptime.model.spec import Experts
 from steptime.num import Num
 from steptime.plan.rows import Row, Transfer, activation, bias, grouped_matmul, matmul, move, over, residual
 from steptime.plan.shapes import Shape
-from steptime.workload.spec import Experts
 
 BLOCK = "experts"
 ROUTER_BYTES = 4.0

@@ -12,14 +12,14 @@ from steptime.cost.quantisation import (
     state_8bit_element_bytes,
 )
 from steptime.hardware.records import Device
+from steptime.model.captured import CapturedModel
+from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
 from steptime.plan.schedules import SCHEDULES, SPLIT
 from steptime.registry import Registry
-from steptime.workload.captured.record import CapturedModel
-from steptime.workload.element_types import ELEMENT_BYTES
-from steptime.workload.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

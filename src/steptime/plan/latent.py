@@ -6,10 +6,10 @@ state, are gathered for the up projections, whose columns (heads) are cut. Keys 
 
 from __future__ import annotations
 
+from steptime.model.spec import LatentAttention
 from steptime.num import Num
 from steptime.plan.rows import Row, bias, matmul, norm, rope
 from steptime.plan.shapes import Shape
-from steptime.workload.spec import LatentAttention
 
 BLOCK = "attention"
 

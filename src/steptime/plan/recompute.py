@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import UnknownNameError
+from steptime.model.spec import ModelSpec
 from steptime.num import Num, where
 from steptime.plan.alternate import CORE, by_outputs, without_inputs
 from steptime.plan.framework import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import WEIGHT_PRODUCTS, Row
-from steptime.workload.spec import ModelSpec
 
 ACTIVATIONS = ("activation", "gated_activation")
 OUTER_NORMS = ("attention_norm", "mlp_norm")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from steptime.cost.experts import greatest_imbalance
+from steptime.model.spec import Experts, ModelSpec
 from steptime.num import Num, ceil_div, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Transfer, over
-from steptime.workload.spec import Experts, ModelSpec
 
 
 class Shape:

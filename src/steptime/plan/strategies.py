@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
+from steptime.model.spec import Experts
 from steptime.num import Num, ceil_div, where
 from steptime.plan.adapters import adapted
 from steptime.plan.attention import attention_rows
@@ -40,7 +41,6 @@ from steptime.plan.shapes import Shape
 from steptime.plan.transients import kept_by_operators, layer_elements, leading_dense, loss_bytes, loss_row
 from steptime.plan.unsharding import unsharded
 from steptime.registry import Registry
-from steptime.workload.spec import Experts
 
 
 class Corrected(Strategy):

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
 from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, over
 from steptime.plan.shapes import Shape, tensor_shares
-from steptime.workload.spec import ModelSpec
 
 LOGIT_BYTES = 4.0
 """Logits are turned into probabilities in fp32."""

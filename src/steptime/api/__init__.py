@@ -1,0 +1,49 @@
+"""The Python API: what the commands print is what these functions return.
+
+Names are loaded when they are first used: those of real models (``fit``) and of the laboratory (``limits``) import what
+the others do without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.registry import loaded
+
+if TYPE_CHECKING:
+    from steptime.api.calls import estimate as estimate
+    from steptime.api.calls import plan as plan
+    from steptime.api.difference import Difference as Difference
+    from steptime.api.difference import diff as diff
+    from steptime.api.model_ledger import Ledger as Ledger
+    from steptime.api.model_ledger import ledger as ledger
+    from steptime.captured.fitting import fit as fit
+    from steptime.lab.limits.calls import Limits as Limits
+    from steptime.lab.limits.calls import limits as limits
+
+#: Public name -> where it is defined.
+PLACES: Final = {
+    "Difference": "steptime.api.difference:Difference",
+    "Ledger": "steptime.api.model_ledger:Ledger",
+    "Limits": "steptime.lab.limits.calls:Limits",
+    "diff": "steptime.api.difference:diff",
+    "estimate": "steptime.api.calls:estimate",
+    "fit": "steptime.captured.fitting:fit",
+    "ledger": "steptime.api.model_ledger:ledger",
+    "limits": "steptime.lab.limits.calls:limits",
+    "plan": "steptime.api.calls:plan",
+}
+
+__all__ = sorted(PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module 'steptime.api' has no attribute {name!r}")
+    value = loaded(PLACES[name])
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

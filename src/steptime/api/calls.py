@@ -1,0 +1,249 @@
+"""Plans ranked, and one plan explained: what the commands of these names print is what these functions return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steptime.api.accustomed import (
+    Scope,
+    framework_taken,
+    read_as,
+    renamed,
+    shard_unless_given,
+    stage_unless_given,
+)
+from steptime.api.captured import CONVERTED, check_strategy, dtype_taken, mode_of
+from steptime.api.jobs import Request, check_model
+from steptime.api.models import import_notes, model_given
+from steptime.api.request import (
+    checked_plan,
+    completed_degrees,
+    job_choices,
+    strategy_of,
+)
+from steptime.api.searching import Search, what_fits
+from steptime.api.values import NameOrPath, text, whole
+from steptime.errors import PlanError, UserError, shown
+from steptime.estimate.evaluate import evaluate
+from steptime.estimate.machine import levels_left_out, node_devices
+from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
+from steptime.estimate.result import Estimate
+from steptime.estimate.single import Setting, estimate_plan
+from steptime.model.captured import CapturedModel
+from steptime.plan.job import Job, replica_sequences
+from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
+from steptime.plan.plans import Plans, rows_of
+from steptime.plan.space import panels_worth_trying
+from steptime.search.advice import faster_counts
+from steptime.search.layers import as_float
+from steptime.search.modes import MODES, Mode
+from steptime.search.planner import rank_plans
+from steptime.search.result import PlanResult
+
+_COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard", "sp", "ep", "etp")
+"""Columns of a plan beside its mesh, with the engine's own defaults."""
+
+
+def plan(
+    model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int, global_batch: int, seq: int | None = None,
+    dtype: str | None = None, optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected",
+    framework: str | None = None, lora: Mapping[str, Any] | None = None, fix: Mapping[str, Any] | None = None,
+    limit: Sequence[str] = (), top: int = 10, progress: Callable[[int, int], None] | None = None,
+) -> PlanResult:  # fmt: skip
+    """Ranks every parallel plan of a model on so many devices.
+
+    Args:
+        model: catalogue name, ``config.json``, TOML file, ``pkg.module:factory`` of a torch module, or a module that
+            was captured (:func:`steptime.captured_model`).
+        cluster: catalogue name or TOML file.
+        gpus: devices to use.
+        global_batch: sequences per optimiser step.
+        seq: tokens of a sequence; None: the model's own.
+        dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``fp8-tensorwise``,
+            ``fp8-blockwise``, ``mxfp8``, ``nvfp4``).
+            None: ``bf16``, but that of a module that was captured already.
+        optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``.
+        strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.
+        mode: ``corrected`` or ``published``.
+        framework: training software whose fitted slowdowns and overheads are applied (``steptime frameworks`` lists
+            them); ``generic`` where it is not known, ``ideal`` for none. None: ``generic``, in published mode
+            ``ideal``.
+        lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
+        fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates:
+            ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
+            document_length expert_imbalance expert_capacity``.
+        limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
+        top: number of plans to return.
+        progress: called with candidates done and candidates known so far.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    model, chosen = model_given(model), MODES[text("mode", mode)]
+    choices, columns = job_choices(_table("fix", fix))
+    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype_taken(model, dtype), optimizer=optimizer,
+                      mode=chosen, framework=framework, lora=lora)  # fmt: skip
+    search = Search(request=request, gpus=gpus, global_batch=global_batch, choices=choices, columns=columns,
+                    limit=[limit] if isinstance(limit, str) else limit, strategy=strategy)  # fmt: skip
+    setting, scope = search.prepared()
+    whole("top", top, 1, 10**5)
+    result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
+    said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
+    notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
+
+
+def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
+    """What to change where nothing fits, or fewer devices are faster."""
+    if not result.feasible:
+        return what_fits(search, setting, scope, result)
+    found = result.plans[0].step_time_s
+    return faster_counts(setting, scope.space, scope.strategies, scope.constraints, found)
+
+
+def _table(field: str, value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(f"{field} is a table such as {{'tp': 8}}, not {shown(value)}")
+    return dict(value or {})
+
+
+def estimate(
+    model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int | None = None, global_batch: int | None = None,
+    seq: int | None = None, dtype: str | None = None, optimizer: str = "adam", strategy: str = "auto",
+    mode: str = "corrected", framework: str | None = None, lora: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | None = None,
+) -> Estimate:  # fmt: skip
+    """Explains one plan.
+
+    Args:
+        plan: degrees and choices: ``dp tp tp2 cp pp vpp ep etp sp micro_batch panels zero shard recompute
+            recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
+            document_length expert_imbalance expert_capacity`` and ``placement`` (axis -> ranks inside a fast
+            domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices that are
+            left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the framework's. Without
+            a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
+            published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+
+    The other arguments are those of :func:`plan`. The command asks for ``gpus`` and ``global_batch``; here both may be
+    left out. Without ``gpus`` the product of the degrees is taken. Without ``global_batch`` it is one micro-batch per
+    stage and replica (``dp pp micro_batch`` sequences), a note says how many; a real step of more micro-batches takes
+    longer, and spends less of its time on the bubble, gradients and optimiser.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    model, chosen, given = model_given(model), MODES[text("mode", mode)], _table("plan", plan)
+    if text("strategy", strategy) == "auto":
+        strategy = text("strategy", given.get("strategy", strategy))
+    checked = checked_plan(given, chosen, _named(framework))
+    if gpus is not None:
+        whole("gpus", gpus, 1, MAX_DEVICES)
+    name, checked = strategy_of(strategy, checked, chosen)
+    degrees = completed_degrees(checked, gpus, cluster)
+    devices = gpus or int(np.prod(list(degrees.values())))
+    micro_batch = checked.get("micro_batch", 1)
+    batch = degrees["dp"] * degrees["pp"] * micro_batch if global_batch is None else global_batch
+    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype_taken(model, dtype), optimizer=optimizer,
+                      mode=chosen, framework=framework, lora=lora)  # fmt: skip
+    setting = request.setting(devices, batch, {key: checked[key] for key in JOB_KEYS if key in checked})
+    chosen = mode_of(setting, chosen)
+    check_strategy(setting, name)
+    check_model(setting.job.model, name, checked)
+    _check_share(setting.job, degrees["dp"], micro_batch, chosen)
+    hidden, longer = setting.job.model.hidden, max(degrees["tp"], degrees["tp2"])
+    panels = panels_worth_trying(hidden, longer)[0] if name == "2d" else 1
+    columns = {key: checked[key] for key in _COLUMNS if key in checked}
+    if not {"zero", "shard"} & set(columns):
+        columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
+    columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
+    plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
+    placed = _placed(setting, chosen, name, plans, checked.get("placement"))
+    found = estimate_plan(setting, chosen.method.strategy(name), placed, explain=True)
+    said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
+    if global_batch is None:
+        said = (*said, global_batch_taken(batch, setting.job.sample))
+    return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
+
+
+def _read(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
+    """Notes on how the model was read."""
+    converted = setting.job.captured is not None and isinstance(model, str) and dtype is None
+    return (*import_notes(model, seq=seq), *((CONVERTED,) if converted else ()))
+
+
+def _named(framework: str | None) -> str:
+    """The framework whose words a plan is in; empty: none is named."""
+    return framework_taken(None if framework is None else text("framework", framework)) or ""
+
+
+def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes on what was not given."""
+    stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"], _shard(found, given))
+    if "micro_batch" in given:
+        return stage
+    share = int(replica_sequences(job.global_batch, found.plan["dp"]))
+    return (*micro_batch_taken(found.time, share, job.sample), *stage)
+
+
+def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
+    """Ranks that share out where nobody said how many."""
+    return 0 if "shard" in given else int(found.plan["shard"])
+
+
+def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
+    """Refuses a plan that leaves a replica without a micro-batch, where the mode cannot round up."""
+    if mode.method.micro_batches(job, Plans(dp=dp, micro_batch=micro_batch)) < 1:
+        raise PlanError(
+            f"micro_batch {micro_batch} is more than a replica's share of the batch: {job.global_batch} / dp {dp} = "
+            f"{job.global_batch / dp:g}",
+            hint=f"give at most --micro-batch {max(job.global_batch // dp, 1)} and --dp {job.global_batch}",
+        )
+
+
+def _placed_as_given(plans: Plans, placement: Mapping[str, int], domain: int, axes: Sequence[str]) -> Plans:
+    """The plan with a placement.
+
+    Raises:
+        PlanError: it does not divide the degrees, or a fast domain has fewer devices; the message has one that fits.
+    """
+    usual = plans.in_order(domain)
+    fits = ",".join(f"{axis}={getattr(usual, f'in_{axis}')}" for axis in axes)
+    hint = f"--placement {fits} is that of launchers on this cluster"
+    for axis, inside in placement.items():
+        degree = int(getattr(plans, axis))
+        if degree % inside:
+            raise PlanError(f"placement {axis} {inside} does not divide {axis} {degree}", hint=hint)
+    placed = plans.with_columns({f"in_{axis}": n for axis, n in placement.items()})
+    if placed.domain_ranks > domain:
+        arithmetic = " x ".join(f"{axis} {n}" for axis, n in placement.items())
+        problem = f"placement {arithmetic} = {placed.domain_ranks} is more than the {domain} devices of a fast domain"
+        raise PlanError(problem, hint=hint)
+    return placed
+
+
+def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement: Mapping[str, int] | None) -> Plans:
+    """The plan with the placement that was given; else in the order of launchers, or in published mode the fastest."""
+    how = mode.method.strategy(strategy)
+    domain = setting.machine.fast_domain
+    axes = (*how.tensor_axes, "dp", "pp")
+    if placement is not None:
+        return _placed_as_given(plans, placement, domain, axes)
+    if mode.method.calibrated:
+        return plans.in_order(domain)
+    one = Plans(**{axis: np.array([int(getattr(plans, axis))]) for axis in axes})
+    spaces = [mode.space, MODES["corrected"].space]
+    for space in spaces:
+        placed_rows, options = space.placements(
+            how, one, int(plans.ranks), domain, nearer_is_faster=setting.machine.nearer_is_faster
+        )
+        if len(placed_rows):
+            break
+    rows = rows_of(options)
+    inside_columns = {f"in_{axis}": np.broadcast_to(getattr(options, f"in_{axis}"), (rows,)) for axis in axes}
+    block = plans.with_columns(inside_columns)
+    times = evaluate(mode.method, how, setting.job, setting.machine, as_float(block)).step_time_s
+    return block.row(int(np.argmin(np.broadcast_to(np.asarray(times), (rows,)))))

@@ -1,0 +1,221 @@
+"""From what a user says about a training job to the record that the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steptime.api.accustomed import framework_taken, no_framework
+from steptime.api.captured import check_captured, check_captured_choices
+from steptime.api.models import load_workload
+from steptime.api.optimizers import estimated_optimizer
+from steptime.api.values import NameOrPath, choice, name_or_path, switch, text, whole
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shown
+from steptime.estimate.kernels import models_of, of_device
+from steptime.estimate.machine import issue_sharpness
+from steptime.estimate.single import Setting
+from steptime.hardware import load_cluster
+from steptime.hardware.records import Device
+from steptime.model.captured import CapturedModel
+from steptime.model.spec import ModelSpec
+from steptime.plan.captured import CAPTURED
+from steptime.plan.framework import IDEAL, Framework, without_hiding
+from steptime.plan.framework_library import GENERIC, framework_names, load_framework
+from steptime.plan.job import (
+    PRECISIONS,
+    QLORA_BYTES,
+    TARGETS,
+    Adapter,
+    Job,
+    Precision,
+    dispatched_by,
+    habitual_overlap,
+    with_habits,
+)
+from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
+from steptime.search.modes import Mode
+
+LORA_KEYS = ("rank", "targets", "qlora")
+OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
+"""Choices that are a habit of the framework where the user makes none."""
+EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity", "dispatcher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A job as the user gives it."""
+
+    model: str | CapturedModel
+    cluster: NameOrPath
+    seq: int | None
+    dtype: str
+    optimizer: str
+    mode: Mode
+    framework: str | None
+    lora: Mapping[str, Any] | None
+
+    def setting(self, gpus: int, global_batch: int, chosen: Mapping[str, Any]) -> Setting:
+        """Job, method and cluster; ``chosen`` are the checked choices that hold for all plans.
+
+        Raises:
+            UserError: something in the input is wrong; the message says what to change.
+        """
+        for field, value in (("dtype", self.dtype), ("optimizer", self.optimizer)):
+            text(field, value)
+        precision = attending(PRECISIONS[self.dtype], chosen)
+        spec, captured = load_workload(self.model, dtype=self.dtype, seq=self.seq)
+        cluster = load_cluster(name_or_path("cluster", self.cluster))
+        framework = framework_of(self.framework, self.mode, cluster.device, precision)
+        adapter = adapter_of(self.lora)
+        _check_modelled(spec, precision, adapter, self.mode)
+        if captured is not None:
+            check_captured(captured, precision, seq=self.seq, adapter=adapter, mode=self.mode)
+            check_captured_choices(captured, chosen)
+        job = Job(
+            model=spec, gpus=whole("gpus", gpus, 1, MAX_DEVICES),
+            global_batch=whole("global_batch", global_batch, 1, MAX_GLOBAL_BATCH),
+            seq_len=spec.seq_len if self.seq is None else whole("seq", self.seq, 1, MAX_SEQ),
+            precision=precision.on(cluster.device), optimizer=estimated_optimizer(self.optimizer), adapter=adapter,
+            framework=framework, captured=captured,
+        )  # fmt: skip
+        job = with_choices(job, chosen)
+        _check_offload(job, cluster.device)
+        outermost = cluster.levels[-1]
+        if outermost.devices is not None and job.gpus > outermost.devices:
+            raise UserError(
+                f"{self.cluster}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, "
+                f"not {job.gpus}",
+                hint="add a level without devices that joins any number, or ask for fewer devices",
+            )
+        method = self.mode.method if captured is None else CAPTURED
+        return Setting(method=method, job=job, cluster=cluster, statistics=self.mode.statistics,
+                       asked_overlap=_asked_overlap(job, chosen))  # fmt: skip
+
+
+def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
+    """The job with the habits of its framework, but where the user chose otherwise.
+
+    Where the framework hides transfers and ``overlap`` none is chosen all shows, the share that its fitted factors hide
+    included; factors of a framework that hides nothing of its own accord hold no such share.
+
+    Raises:
+        UserError: the exchange of experts shall hide, and the model has none.
+    """
+    if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
+        raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
+    job = replace(
+        job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"),
+        graphs=chosen.get("graphs", "none"), document_length=chosen.get("document_length"),
+        offload=chosen.get("offload", frozenset()),
+        expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
+    )  # fmt: skip
+    accustomed = with_habits(job, job.framework.name)
+    if habitual_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
+        accustomed = replace(accustomed, framework=without_hiding(job.framework))
+    if "dispatcher" in chosen:
+        accustomed = dispatched_by(accustomed, chosen["dispatcher"])
+    return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
+
+
+def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
+    """The precision with the products of attention in the format that was chosen, if one was.
+
+    Raises:
+        PlanError: the attention has no kernel in it, or trains in more than 16 bits.
+    """
+    dtype = chosen.get("attention_dtype")
+    if dtype is None:
+        return precision
+    if chosen.get("attention", "fused") != "fused":
+        raise PlanError(f"attention_dtype {dtype}: attention {chosen['attention']} has no such kernel",
+                        hint="drop it, or give --attention fused")  # fmt: skip
+    if precision.element_bytes > 2:
+        raise PlanError(f"attention_dtype {dtype}: dtype {precision.name} has inputs of more than 16 bits",
+                        hint="drop it, or give a --dtype of 16 bits or fewer")  # fmt: skip
+    return precision.attending_in(dtype)
+
+
+def _asked_overlap(job: Job, chosen: Mapping[str, Any]) -> frozenset[str]:
+    """What the user wants hidden, where it is not what the framework hides anyway."""
+    given: frozenset[str] = chosen.get("overlap", frozenset())
+    return frozenset() if given == with_habits(job, job.framework.name).overlap else given
+
+
+def framework_of(name: str | None, mode: Mode, device: Device, precision: Precision) -> Framework:
+    """The framework of that name; without one the common values, in a mode that reproduces a paper the ideal one.
+
+    A name that tables of measured runs may have for it, such as NeMo, is as good.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        PlanError: the mode has none but the ideal one.
+    """
+    if not mode.method.calibrated:
+        if name not in (None, IDEAL.name):
+            raise PlanError(f"framework {name}: mode {mode.method.name} knows the ideal framework only",
+                            hint="drop --framework, or use --mode corrected")  # fmt: skip
+        return IDEAL
+    given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
+    if given not in framework_names():
+        raise no_framework(given)
+    models = models_of(device, precision)
+    factors = of_device(device, models)
+    framework = load_framework(given, device.measured_as, factors, measured="matmul" in models)
+    return replace(framework, issue_sharpness=issue_sharpness(device))
+
+
+def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
+    """Low-rank adapters from ``{"rank": 16, "targets": "linear", "qlora": False}``.
+
+    Raises:
+        UserError: an unknown key, or a value that is wrong.
+    """
+    if lora is None:
+        return None
+    if not isinstance(lora, Mapping):
+        raise FieldError("", "lora", f"{shown(lora)} is not a table such as {{'rank': 16}}")
+    for key in lora:
+        if key not in LORA_KEYS:
+            raise UnknownNameError("key of lora", key, LORA_KEYS)
+    if lora.get("rank") is None:
+        raise FieldError("", "lora.rank", "missing: the adapters need a rank", hint="for example 16 (--lora-rank 16)")
+    weight_bytes = QLORA_BYTES if switch("lora.qlora", lora.get("qlora", False)) else None
+    return Adapter(rank=whole("lora.rank", lora["rank"], 1, 10**5), weight_bytes=weight_bytes,
+                   targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS))  # fmt: skip
+
+
+def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | None, mode: Mode) -> None:
+    """Refuses what the model of a reproduced paper has not."""
+    if mode.method.calibrated:
+        return
+    absent = {
+        f"experts, which {spec.name} has": spec.experts, f"latent attention, which {spec.name} has": spec.latent,
+        "adapters": adapter, f"quantisation, as dtype {precision.name} has": precision.quantised_bytes,
+    }  # fmt: skip
+    for what, given in absent.items():
+        if given is not None:
+            raise PlanError(f"the published model has no {what}", hint="use --mode corrected")
+
+
+def _check_offload(job: Job, device: Device) -> None:
+    """Refuses to move anything to the host from a device that is the host."""
+    if job.offload and device.is_host:
+        raise PlanError(f"offload {','.join(sorted(job.offload))}: {device.name} is a CPU, whose memory is the host's",
+                        hint="drop offload")  # fmt: skip
+
+
+def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> None:
+    """Refuses a plan that the model has no use for, or that is not modelled for it.
+
+    Raises:
+        PlanError: SUMMA of experts or latent attention, or expert ranks of a model without experts.
+    """
+    what = "experts" if spec.experts else "latent attention" if spec.latent else None
+    if strategy == "2d" and what:
+        raise PlanError(f"strategy 2d: SUMMA is not modelled for {what}, which {spec.name} has",
+                        hint="give --strategy 1d or --strategy context")  # fmt: skip
+    if spec.experts is None:
+        for key in EXPERT_KEYS:
+            if given.get(key, 1) not in (1, None):
+                raise PlanError(f"{key} {given[key]}: {spec.name} has no experts", hint=f"drop {key}")

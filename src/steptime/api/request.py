@@ -1,0 +1,302 @@
+"""Turns what a user says about a plan into columns, with errors that show the arithmetic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from steptime.api.nouns import cluster_noun
+from steptime.api.values import NameOrPath, choice, number, some_of, switch, text, whole
+from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten, shown
+from steptime.num import round_up
+from steptime.plan.constraints import OPERATORS, Constraint
+from steptime.plan.job import (
+    ATTENTION_DTYPES,
+    ATTENTIONS,
+    CONTEXTS,
+    DISPATCHERS,
+    GRADIENT_BYTES,
+    GRAPH_PARTS,
+    GRAPHS,
+    OFFLOADS,
+)
+from steptime.plan.keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
+from steptime.plan.overlap_rules import OVERLAPS
+from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
+from steptime.plan.recompute import recompute_code, recompute_text
+from steptime.plan.schedules import SCHEDULES
+from steptime.search.modes import Mode
+
+CHOICES = {
+    "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "attention_dtype": ATTENTION_DTYPES, "context": CONTEXTS,
+    "gradient_dtype": tuple(GRADIENT_BYTES), "dispatcher": DISPATCHERS,
+}  # fmt: skip
+SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
+"""Choices of which several may hold."""
+MAX_DIGITS = 30
+_CHANCE = re.compile(rf"\s*{CHANCE}\b")
+DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
+"""What the record of a plan says beside: it follows from the rest, so that a record may be given as a plan."""
+
+
+def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> dict[str, Any]:
+    """The plan's values, each checked on its own; ``sp`` becomes a number, ``recompute`` what the framework means.
+
+    Raises:
+        UserError: an unknown key, a value of the wrong type or out of range, or one that the mode does not model.
+    """
+    given = {key: value for key, value in plan.items() if key not in DERIVED and value is not None}
+    out = {key: _checked(key, value, framework) for key, value in given.items()}
+    check_mode(out, mode)
+    _check_schedule(out)
+    if out.get("recompute_every", 1) > 1 and not out.get("recompute", 0) & FULL_RECOMPUTE:
+        raise PlanError(f"recompute_every {out['recompute_every']} counts layers that are recomputed in full",
+                        hint="give --recompute full, or drop it")  # fmt: skip
+    return out
+
+
+def _checked(key: str, value: Any, framework: str = "") -> Any:
+    if key in COUNTS:
+        return whole(key, value, *COUNTS[key])
+    if key in CHOICES:
+        return choice(key, value, CHOICES[key])
+    if key in RATIOS:
+        return number(key, value, *RATIOS[key])
+    if key == "graphs":
+        return graphs_of(value)
+    if key == "sp":
+        return int(switch(key, value))
+    if key == "recompute":
+        return recompute_of(value, framework)
+    if key in SETS:
+        return some_of(key, value, SETS[key])
+    if key == "placement":
+        return _placement(value)
+    raise _unknown("key of a plan", key, (*KEYS, "placement"))
+
+
+def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
+    """The error for a key that is none; what a report abbreviates has its key named."""
+    return UnknownNameError(kind, key, allowed, otherwise=f"{key} of a report is {SHOWN[key]}" if key in SHOWN else "")
+
+
+def graphs_of(value: Any) -> str:
+    """What is one graph: ``none``, ``step``, or parts of a layer joined by ``+``, each once and in their order.
+
+    >>> graphs_of("router+attention"), graphs_of("step")
+    ('attention+router', 'step')
+
+    Raises:
+        FieldError: it is no text, or ``none`` or ``step`` with others.
+        UnknownNameError: no such part.
+    """
+    if (given := text("graphs", value)) in GRAPHS:
+        return given
+    alone = next((part for part in given.split("+") if part in GRAPHS), None)
+    if alone is not None:
+        raise FieldError("", "graphs", f"{alone!r} stands alone", hint=f"parts of a layer: {', '.join(GRAPH_PARTS)}")
+    allowed = GRAPH_PARTS if "+" in given else (*GRAPHS, *GRAPH_PARTS)
+    parts = {choice("graphs", part, allowed) for part in given.split("+")}
+    return "+".join(part for part in GRAPH_PARTS if part in parts)
+
+
+def recompute_of(value: Any, framework: str = "") -> int:
+    """The code of ``none``, ``full``, or parts joined by ``+``, in the words of a framework.
+
+    Raises:
+        FieldError: it is no text.
+        UnknownNameError: no such part.
+        PlanError: ``full`` together with parts.
+    """
+    code = recompute_code(text("recompute", value), framework)
+    if code & FULL_RECOMPUTE and code != FULL_RECOMPUTE:
+        raise PlanError(f"recompute {shorten(value)}: full recomputes every part already", hint="give full alone")
+    return code
+
+
+def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
+    """Refuses what the mode does not model.
+
+    Raises:
+        PlanError: names it, and says what to drop.
+    """
+    attention = out.get("attention", "fused")
+    if attention not in mode.attentions:
+        raise PlanError(
+            f"attention {shown(attention)} is only modelled in published mode",
+            hint=f"give --mode published, or one of {', '.join(mode.attentions)}",
+        )
+    if not mode.method.calibrated:
+        _check_published(out)
+
+
+def _check_schedule(out: Mapping[str, Any]) -> None:
+    interleaved = out.get("vpp", 1) > 1
+    if "schedule" in out and (out["schedule"] == "interleaved") != interleaved:
+        raise PlanError(
+            f"schedule {out['schedule']} contradicts vpp {out.get('vpp', 1)}",
+            hint=f"interleaved needs vpp of at least 2; {', '.join(n for n in SCHEDULES if n != 'interleaved')} need 1",
+        )
+
+
+_NEUTRAL = {"vpp": 1, "zero": 1, "ep": 1, "etp": 1, "sp": 1, "shard": 0, "recompute_every": 1, "context": "all_gather",
+            "gradient_dtype": None, "attention_dtype": None, "graphs": "none", "document_length": None,
+            "dispatcher": "all_to_all", "schedule": "1f1b", "expert_imbalance": 1.0, "expert_capacity": None,
+            "offload": frozenset()}  # fmt: skip
+
+
+def _check_published(out: Mapping[str, Any]) -> None:
+    beyond = [f"{key} {_words(out[key])}" for key, usual in _NEUTRAL.items() if out.get(key, usual) != usual]
+    code = out.get("recompute", 0)
+    if code and not (code == ATTENTION_RECOMPUTE and out.get("attention") == "unfused"):
+        beyond.append(f"recompute {recompute_text(code)}")
+    if beyond:
+        missing = f"the published model has no {', no '.join(beyond)}"
+        raise PlanError(missing, hint="drop it, or use --mode corrected")
+
+
+def _words(value: Any) -> str:
+    return " and ".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+
+
+def _placement(value: Any) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise FieldError("", "placement", f"{shown(value)} is not a table of axis = devices")
+    for axis in value:
+        if axis not in AXES:
+            raise UnknownNameError("axis of a placement", str(axis), AXES)
+    return {axis: whole(f"placement.{axis}", n, *COUNTS[axis]) for axis, n in value.items()}
+
+
+def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str, dict[str, Any]]:
+    """The strategy that the degrees mean, and the degrees under its axes.
+
+    ``tp2`` of the context strategy is accepted for ``cp``.
+
+    Raises:
+        UserError: an unknown strategy, or degrees that belong to another one.
+    """
+    degrees = dict(plan)
+    if text("strategy", strategy) == "auto":
+        second = {name for name in ("tp2", "cp") if degrees.get(name, 1) > 1}
+        if len(second) == 2:
+            raise PlanError(f"tp2 {degrees['tp2']} and cp {degrees['cp']}: no strategy has both", hint="drop one")
+        strategy = "2d" if "tp2" in second or degrees.get("panels", 1) > 1 else "context" if second else "1d"
+    if strategy == "context" and degrees.get("tp2", 1) > 1 and degrees.get("cp", 1) == 1:
+        degrees["cp"] = degrees.pop("tp2")
+        placement = dict(degrees.get("placement", {}))
+        if "tp2" in placement:
+            placement["cp"] = placement.pop("tp2")
+            degrees["placement"] = placement
+    axes = (*mode.method.strategy(strategy).tensor_axes, "dp", "pp")
+    for axis in ("tp", "tp2", "cp"):
+        inside = degrees.get("placement", {}).get(axis, 1)
+        if axis not in axes and (degrees.get(axis, 1) > 1 or inside > 1):
+            raise PlanError(
+                f"strategy {strategy} has no axis {axis}",
+                hint=f"its axes are {', '.join(axes)}; tp2 is 2d, cp is context",
+            )
+    if strategy != "2d" and degrees.get("panels", 1) > 1:
+        raise PlanError(f"panels {degrees['panels']}: only strategy 2d has panels", hint="drop panels")
+    return strategy, degrees
+
+
+def completed_degrees(degrees: Mapping[str, Any], gpus: int | None, cluster: NameOrPath = "") -> dict[str, int]:
+    """All degrees; ``dp`` and the number of devices follow from each other.
+
+    Args:
+        degrees: those that are given.
+        gpus: devices; None: the product of the degrees.
+        cluster: where they are; what its devices are called stands in a message.
+
+    Raises:
+        PlanError: their product is not the number of devices; the message shows the arithmetic.
+    """
+    out = {axis: int(degrees.get(axis, 1)) for axis in ("tp", "tp2", "cp", "pp")}
+    inner = 1
+    for value in out.values():
+        inner *= value
+    named = [f"{axis} {n}" for axis, n in out.items() if axis in degrees or n > 1] or ["tp 1"]
+    if gpus is None:
+        out["dp"] = int(degrees.get("dp", 1))
+    elif "dp" in degrees:
+        out["dp"] = int(degrees["dp"])
+        if inner * out["dp"] != gpus:
+            arithmetic = " x ".join([*named, f"dp {out['dp']}"])
+            raise _no_mesh(f"{arithmetic} = {inner * out['dp']}, not", inner, gpus, cluster)
+    else:
+        if gpus % inner:
+            product = f"{' x '.join(named)} = {inner}" if len(named) > 1 else named[0]
+            raise _no_mesh(f"{product} does not divide", inner, gpus, cluster, ", so no dp is left")
+        out["dp"] = gpus // inner
+    return out
+
+
+def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath, so: str = "") -> PlanError:
+    """Degrees that do not make so many devices, and what would."""
+    noun, below, above = cluster_noun(cluster), gpus // inner * inner, round_up(gpus, inner)
+    counts = f"{below} or {above} {noun}s" if below else counted(above, noun)
+    fits = f"dp {gpus // inner} would make {gpus}" if below == gpus else f"with these degrees {counts} would work"
+    return PlanError(f"{problem} {counted(gpus, noun)}{so}", hint=fits)
+
+
+def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str = "") -> list[Constraint]:
+    """Conditions on the columns of a plan, in the words of a framework.
+
+    Raises:
+        UserError: an unknown column, operator or value.
+    """
+    if not isinstance(fix, Mapping) or isinstance(limit, (str, bytes)) or not isinstance(limit, Sequence):
+        raise UserError("fix is a table such as {'tp': 8}, limit a list such as ['pp<=16']")
+    out = []
+    for key, value in fix.items():
+        if key not in CONSTRAINED:
+            raise _unknown("degree", key, (*CONSTRAINED, *JOB_KEYS))
+        out.append(Constraint(column=key, relation="=", value=_checked(key, value, framework)))
+    for bound in limit:
+        if _CHANCE.match(text("limit", bound)):
+            continue
+        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*(\d{1,12})\s*", bound)
+        if match is None:
+            raise UserError(f"limit {shorten(bound)!r} is not a comparison", hint="for example pp<=16")
+        name, relation, value = match.groups()
+        if name not in COUNTS or relation not in OPERATORS:
+            raise _unknown("degree", name, (*COUNTS, CHANCE))
+        out.append(Constraint(column=name, relation=relation, value=int(value)))
+    return out
+
+
+def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
+    """The largest chance of running out of memory among bounds; None: it is not bounded.
+
+    Raises:
+        FieldError: it is bounded from below, or not by a share between 0 and 1.
+        PlanError: the mode has no such chance.
+    """
+    chances = [_chance(bound) for bound in limit if _CHANCE.match(text("limit", bound))]
+    if chances and not mode.method.calibrated:
+        raise PlanError(f"mode {mode.method.name} has no chance of running out of memory: a plan fits or does not",
+                        hint=f"drop the limit of {CHANCE}, or use --mode corrected")  # fmt: skip
+    return min(chances, default=None)
+
+
+def _chance(bound: str) -> float:
+    found = re.fullmatch(rf"\s*{CHANCE}\s*<=?\s*(\d*\.?\d+(?:e-\d+)?)\s*", bound)
+    chance = float(found[1]) if found and len(found[1]) < MAX_DIGITS else 0.0
+    if not 0 < chance < 1:
+        raise FieldError("", "limit", f"{shorten(bound)!r} is no upper bound between 0 and 1",
+                         hint=f"for example {CHANCE}<=0.1")  # fmt: skip
+    return chance
+
+
+def job_choices(fix: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parts what is fixed into choices of the job, checked, and columns of the plan, as they are.
+
+    Raises:
+        UserError: a choice is wrong.
+    """
+    chosen = {key: _checked(key, value) for key, value in fix.items() if key in JOB_KEYS}
+    if chosen.get("schedule") == "interleaved":
+        raise PlanError("schedule interleaved follows from vpp", hint="give --limit 'vpp>=2'")
+    return chosen, {key: value for key, value in fix.items() if key not in JOB_KEYS}

@@ -1,0 +1,103 @@
+"""``steptime fit``: the cheapest way to make a training step fit on one device."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from steptime.cli import options as o
+from steptime.plan.keys import MAX_FIT_BATCH, MAX_FIT_SEQ
+
+
+class Allow(StrEnum):
+    """Strongest change of the numbers."""
+
+    NONE = "none"
+    ROUNDING = "rounding"
+    TRAINING = "training"
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="pkg.module:factory or file.py:factory, whose code is imported and so run; or a catalogue name, "
+            "config.json or TOML file.",
+        ),
+    ],
+    device: Annotated[
+        str, typer.Option("--device", help="Catalogue name or TOML file of the device, or of a cluster.")
+    ],
+    batch: Annotated[
+        int | None,
+        o.number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_FIT_BATCH),
+    ] = None,
+    seq: Annotated[
+        int | None, o.number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_FIT_SEQ)
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, adagrad, rmsprop or adafactor."),
+    ] = None,
+    loss: o.Loss = None,
+    host_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--host-bandwidth",
+            metavar="'N GB/s'",
+            help="What the link between device and host sustains, each way; default the device's.",
+        ),
+    ] = None,
+    allow: Annotated[
+        Allow | None,
+        typer.Option(
+            "--allow",
+            help="Strongest change of the numbers: none, rounding (default: fewer bits somewhere), training (what is "
+            "learned may differ: fp8, bf16 weights, adapters on 4-bit weights).",
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SHAPE", help="Input of a captured module, as ids=8x1024:int64. Repeatable."),
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every point of the front.")] = False,
+    json: o.Json = False,
+) -> None:
+    """The cheapest way to make a training step fit on one device, and what each technique saves and costs.
+
+    A factory (pkg.module:factory, file.py:factory) is imported, which runs its code, and its module is captured without
+    weights or data: memory is exact. Other models are estimated by their dimensions. Precision is one of the
+    techniques that are tried, so there is no --dtype and no --autocast: the start is the module as it is made.
+    """
+    from steptime.captured import fitting
+    from steptime.cli.job import refuse_run
+    from steptime.cli.progress import Progress
+
+    refuse_run(model)
+    options = o.given(
+        batch=batch, seq=seq, optimizer=optimizer, loss=loss, allow=allow,
+        host_bandwidth_Bps=None if host_bandwidth is None else _bandwidth(host_bandwidth),
+    )  # fmt: skip
+    with Progress("captures") as progress:
+        result = fitting.fit(model, device, inputs=tuple(inputs or ()), progress=progress, **options)
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(result.to_json())
+        return
+    from steptime.captured.report.fit import print_fit
+
+    print_fit(result, show_all=show_all)
+
+
+def _bandwidth(text: str) -> float:
+    from steptime.errors import FieldError, UserError
+    from steptime.units import parse
+
+    try:
+        return parse(text, "Bps")
+    except UserError as error:
+        raise FieldError("", "--host-bandwidth", str(error)) from None

@@ -1,0 +1,346 @@
+"""Costs of all calls of a program as arrays, and their sums by module, operator and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.captured.cost.modules import ancestors, folded_names, labels, tree_order
+from steptime.captured.cost.operators import NOTHING, UNKNOWN
+from steptime.captured.cost.timing import BOUNDS, HOST_BAND, NO_COST, STEP_BAND, OperatorCost, Timer
+from steptime.captured.graph import PHASES, Call, Program
+from steptime.cost.host import issued_s
+from steptime.cost.intensity import arithmetic_intensity
+from steptime.num import Array
+
+_FREE: Final = OperatorCost(
+    op="view",
+    work=NOTHING,
+    seconds=0.0,
+    bound="none",
+    basis=NO_COST[0],
+    band=NO_COST[1],
+    peak_flops_per_s=1.0,
+    dtype="fp32",
+    host_s=0.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Sums over some calls."""
+
+    name: str
+    calls: int
+    flops: float
+    """Matrix operations that run, with repeated and recomputed ones; a causal mask counts once."""
+    vector_flops: float
+    moved_bytes: float
+    launches: float
+    seconds: float
+    """Time of the device."""
+    depth: int = 0
+    """Depth in the tree of modules."""
+
+    @property
+    def intensity(self) -> float:
+        """Operations of all kinds per byte; 0 where nothing moves."""
+        return _intensity(self.flops + self.vector_flops, self.moved_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """An operator that is in no table: timed by its bytes."""
+
+    op: str
+    calls: int
+    share_of_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How much of a program is known."""
+
+    calls: int
+    """Calls that do something; looks at memory are left out."""
+    known_share_of_calls: float
+    known_share_of_bytes: float
+    fitted_share_of_time: float
+    """Share of the device's time that fitted models gave, not the roofline."""
+    unknown: tuple[Unknown, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over a step."""
+
+    model_flops: float
+    """Matrix operations that the model asks for: nothing that runs again, a causal mask counted once."""
+    executed_flops: float
+    """Matrix operations that run."""
+    vector_flops: float
+    moved_bytes: float
+    launches: float
+    intensity: float
+    device_s: float
+    host_s: float
+    """Time of the host to issue all kernels."""
+    step_s: float
+    """Time of the step: that of the device, or of the host where it is slower."""
+    bracket_s: tuple[float, float]
+    """Bounds: device and host side by side, one after the other."""
+    band_s: tuple[float, float]
+    """Where nine of ten measurements should lie, from the errors of the curves."""
+    mfu: float
+    """Model FLOPs against the dense peak of the element types that they run in."""
+    hfu: float
+    """Likewise of the FLOPs that run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostTable:
+    """One row per call of a program, as arrays."""
+
+    program: Program
+    timer: Timer
+    kinds: tuple[OperatorCost, ...]
+    """Distinct costs."""
+    kind: Array
+    """Number of each call's cost in ``kinds``."""
+
+    def column(self, value: Callable[[OperatorCost], float]) -> Array:
+        """A number of each call's cost."""
+        out: Array = np.array([value(cost) for cost in self.kinds], np.float64)[self.kind]
+        return out
+
+    @cached_property
+    def flops(self) -> Array:
+        """Matrix operations of each call that run."""
+        return self.column(lambda c: float(c.work.matrix_flops))
+
+    @cached_property
+    def model_flops(self) -> Array:
+        """Matrix operations of each call that the model asks for; 0 where the call runs a second time."""
+        return self.column(lambda c: float(c.work.model_flops)) * ~self.recomputed
+
+    @cached_property
+    def vector_flops(self) -> Array:
+        """Vector operations of each call."""
+        return self.column(lambda c: float(c.work.vector_flops))
+
+    @cached_property
+    def moved_bytes(self) -> Array:
+        """Traffic of each call."""
+        return self.column(lambda c: float(c.work.moved_bytes))
+
+    @cached_property
+    def launches(self) -> Array:
+        """Kernels that each call launches."""
+        return self.column(lambda c: float(c.work.launches))
+
+    @cached_property
+    def seconds(self) -> Array:
+        """Time of the device for each call."""
+        return self.column(lambda c: c.seconds)
+
+    @cached_property
+    def host_s(self) -> Array:
+        """Time of the host to issue each call; on the host itself, optimisers go without modules and gradients."""
+        host_s = self.column(lambda c: c.host_s)
+        if not self.timer.in_turn:
+            return host_s
+        bare = np.array([call.phase == "optimizer" for call in self.program.calls], dtype=bool)
+        return np.where(bare, np.minimum(host_s, self.launches * self.timer.host_more_s), host_s)
+
+    @cached_property
+    def recomputed(self) -> Array:
+        """Which calls run a second time."""
+        return np.array([call.recomputed for call in self.program.calls], np.bool_)
+
+    @cached_property
+    def works(self) -> Array:
+        """Which calls do something."""
+        return self.column(lambda c: float(c.bound != "none")) > 0
+
+    # -- sums ---------------------------------------------------------------------------------------------------------
+
+    def by(self, label: Callable[[Call], str]) -> tuple[Group, ...]:
+        """Sums over calls that do something, by a label; the longest first."""
+        groups = self._grouped([label(call) for call in self.program.calls])
+        return tuple(sorted(groups, key=lambda group: -group.seconds))
+
+    def by_operator(self) -> tuple[Group, ...]:
+        """Sums by operator, the longest first."""
+        return self.by(lambda call: call.node.op)
+
+    def by_phase(self) -> tuple[Group, ...]:
+        """Sums by phase, in order."""
+        order: dict[str, int] = {name: number for number, name in enumerate(PHASES)}
+        return tuple(sorted(self.by(lambda call: call.phase), key=lambda group: order.get(group.name, len(order))))
+
+    def by_bound(self) -> tuple[Group, ...]:
+        """Sums by what bounds each call: matrix units, vector units, memory, launches."""
+        bounds = [self.kinds[number].bound for number in self.kind]
+        groups = {group.name: group for group in self._grouped(bounds)}
+        return tuple(groups[name] for name in BOUNDS if name in groups)
+
+    def by_basis(self) -> tuple[Group, ...]:
+        """Sums by what the times rest on, the longest first."""
+        groups = self._grouped([self.kinds[number].basis for number in self.kind])
+        return tuple(sorted(groups, key=lambda group: -group.seconds))
+
+    def by_module(self, depth: int = 2, *, folded: bool = False) -> tuple[Group, ...]:
+        """Sums by module with all its members, in the order of the tree, down to a depth.
+
+        Numbers of members do not count as levels. What runs outside modules is the loss, the optimiser, or neither.
+        ``folded``: members of a list that run the same (the layers of a stack) are one.
+        """
+        sums: dict[str, Group] = {}
+        paths = labels(self.program.calls)
+        groups = self._grouped(paths)
+        names = self._folded(groups, paths) if folded else {}
+        for group in groups:
+            for level, name in enumerate(ancestors(names.get(group.name, group.name), depth)):
+                sums[name] = _joined(sums.get(name), group, name, level)
+        return tuple(tree_order(sums))
+
+    def _folded(self, groups: Sequence[Group], paths: Sequence[str]) -> dict[str, str]:
+        """Path of each group -> the name that it shares with groups like it, by what their forward passes cost."""
+        alike = [(c.op, c.seconds, c.work.moved_bytes, c.work.matrix_flops, c.work.vector_flops) for c in self.kinds]
+        calls = zip(paths, self.kind, self.program.calls, strict=True)
+        forward = [(path, alike[kind]) for path, kind, call in calls if call.phase == "forward"]
+        return folded_names((group.name for group in groups), forward)
+
+    def _grouped(self, labels: Sequence[str]) -> list[Group]:
+        """Sums by label in the order of first appearance."""
+        numbers: dict[str, int] = {}
+        codes = np.fromiter((numbers.setdefault(label, len(numbers)) for label in labels), np.int64, len(labels))
+        working = self.works
+        columns = [
+            np.bincount(codes, weights=column * working, minlength=len(numbers))
+            for column in (working, self.flops, self.vector_flops, self.moved_bytes, self.launches, self.seconds)
+        ]
+        return [
+            Group(
+                name=name, calls=int(columns[0][i]), flops=float(columns[1][i]), vector_flops=float(columns[2][i]),
+                moved_bytes=float(columns[3][i]), launches=float(columns[4][i]), seconds=float(columns[5][i]),
+            )
+            for name, i in numbers.items() if columns[0][i]
+        ]  # fmt: skip
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """How much of the program is known."""
+        unknown = self.column(lambda c: float(c.work.family == UNKNOWN)) > 0
+        fitted = self.column(lambda c: float(bool(c.basis) and c.basis != "roofline")) > 0
+        calls, moved = int(self.works.sum()), float(self.moved_bytes.sum())
+        names = [call.node.op if strange else "" for call, strange in zip(self.program.calls, unknown, strict=True)]
+        strangers = [
+            Unknown(op=group.name, calls=group.calls, share_of_bytes=_share(group.moved_bytes, moved))
+            for group in self._grouped(names) if group.name
+        ]  # fmt: skip
+        return Coverage(
+            calls=calls, known_share_of_calls=1.0 - _share(float((unknown & self.works).sum()), calls),
+            known_share_of_bytes=1.0 - _share(float(self.moved_bytes[unknown].sum()), moved),
+            fitted_share_of_time=_share(float(self.seconds[fitted].sum()), float(self.seconds.sum())),
+            unknown=tuple(sorted(strangers, key=lambda each: -each.share_of_bytes)),
+        )  # fmt: skip
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Sums over the step."""
+        device_s, launches = float(self.seconds.sum()), float(self.launches.sum())
+        host_s = float(self.host_s.sum())
+        step_s = float(issued_s(device_s, 1.0, host_s, self.timer.sharpness))
+        low_s = device_s + host_s if self.timer.in_turn else max(device_s, host_s)
+        peak = self.column(lambda c: c.peak_flops_per_s)
+        flops, moved = float(self.flops.sum()), float(self.moved_bytes.sum())
+        vector = float(self.vector_flops.sum())
+        return Totals(
+            model_flops=float(self.model_flops.sum()), executed_flops=flops, vector_flops=vector, moved_bytes=moved,
+            launches=launches, intensity=_intensity(flops + vector, moved), device_s=device_s, host_s=host_s,
+            step_s=step_s, bracket_s=(low_s, device_s + host_s), band_s=self._band(step_s, host_s),
+            mfu=_share(float((self.model_flops / peak).sum()), step_s),
+            hfu=_share(float((self.flops / peak).sum()), step_s),
+        )  # fmt: skip
+
+    def _band(self, step_s: float, host_s: float) -> tuple[float, float]:
+        r"""Errors of one curve go together, those of different curves do not.
+
+        $$\Delta^2 = \sum_c \big(T_c\,(f_c - 1)\,(d/t)^{p-1}\big)^2 + \big(h\,(f_h - 1)\,(h/t)^{p-1}\big)^2
+          + \big(t\,(f_s - 1)\big)^2$$
+
+        with $T_c$ the time on curve $c$ and $f_c$ an end of its band, $d = \sum_c T_c$ and $h$ the times of device and
+        host, $(d/t)^{p-1}$ and $(h/t)^{p-1}$ the derivatives of their soft maximum $t$ of exponent $p$
+        (:func:`steptime.cost.host.issued_s`), and $f_s$ what a step takes against the sum of its kernels. Above the
+        time count the ends above 1, below it those below 1.
+        """
+        if not step_s:
+            return (0.0, 0.0)
+        bands = {cost.basis: cost.band for cost in self.kinds}
+        groups = self.by_basis()
+        device_s = sum(group.seconds for group in groups)
+        steep = self.timer.sharpness - 1
+        slopes = (device_s / step_s) ** steep, (host_s / step_s) ** steep
+        ends = []
+        for end in (0, 1):
+            parts = [group.seconds * (bands[group.name][end] - 1) * slopes[0] for group in groups]
+            parts += [host_s * (HOST_BAND[end] - 1) * slopes[1], step_s * (STEP_BAND[end] - 1)]
+            wrong = [part for part in parts if (part > 0) == bool(end)]
+            ends.append(float(np.sqrt(np.sum(np.square(wrong)))))
+        return (max(step_s - ends[0], 0.0), step_s + ends[1])
+
+    def as_record(self, depth: int = 2) -> dict[str, Any]:
+        """Totals, sums and coverage as plain values."""
+        from dataclasses import asdict
+
+        return {
+            "program": self.program.name, "device": self.timer.device.name, "totals": asdict(self.totals),
+            "by_phase": [asdict(group) for group in self.by_phase()],
+            "by_operator": [asdict(group) for group in self.by_operator()],
+            "by_module": [asdict(group) for group in self.by_module(depth, folded=True)],
+            "coverage": asdict(self.coverage),
+        }  # fmt: skip
+
+
+def cost_table(program: Program, timer: Timer) -> CostTable:
+    """Costs of every call of a program on a device."""
+    kinds: dict[int, int] = {id(_FREE): 0}
+    costs = [_FREE]
+    known: dict[tuple[int, bool], int] = {}
+    numbers = []
+    for call in program.calls:
+        if call.view:
+            numbers.append(0)
+            continue
+        key = (id(call.node), call.inplace)
+        number = known.get(key)
+        if number is None:
+            cost = timer.cost(call.node, inplace=call.inplace)
+            number = kinds.setdefault(id(cost), len(costs))
+            if number == len(costs):
+                costs.append(cost)
+            known[key] = number
+        numbers.append(number)
+    return CostTable(program=program, timer=timer, kinds=tuple(costs), kind=np.array(numbers, np.int64))
+
+
+def _intensity(flops: float, moved_bytes: float) -> float:
+    return float(arithmetic_intensity(flops, moved_bytes)) if moved_bytes else 0.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _joined(before: Group | None, more: Group, name: str, depth: int) -> Group:
+    old: Mapping[str, float] = {} if before is None else {n: getattr(before, n) for n in _SUMMED}
+    sums = {n: old.get(n, 0) + getattr(more, n) for n in _SUMMED}
+    return Group(name=name, depth=depth, calls=int(sums.pop("calls")), **sums)
+
+
+_SUMMED: Final = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "seconds")

@@ -1,0 +1,194 @@
+"""Time of one operator on one device: a fitted model where there is one, else the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, Literal
+
+from steptime.captured.cost.operators import NOTHING, work_of
+from steptime.captured.cost.products import left_turned
+from steptime.captured.cost.work import STREAM, KernelCall, Work
+from steptime.captured.graph import Node
+from steptime.cost.host import IN_TURN
+from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
+from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
+from steptime.estimate.kernels import Timed, called_once, timed
+from steptime.estimate.machine import Machine, issue_sharpness
+from steptime.estimate.memory_kernels import memory_timed
+from steptime.hardware.records import Device
+from steptime.num import Num
+
+Bound = Literal["matrix", "vector", "memory", "launch", "none"]
+BOUNDS: Final[tuple[Bound, ...]] = ("matrix", "vector", "memory", "launch", "none")
+
+HOST_S: Final = 20e-6
+"""Time of the host to issue one kernel in eager PyTorch, modules and autograd included; assumed, between the 7 us that
+a planner for PyTorch takes (autoparallel) and the 45 us that ResNets of 12 images show on a DGX A100 of 2020."""
+HOST_MORE_S: Final = 4e-6
+"""Time of the host for every further kernel of the same operator, which no Python stands between; assumed."""
+HOST_BAND: Final = (0.3, 2.3)
+"""Band of that time as a factor: from a fast host to that of the ResNets."""
+STEP_BAND: Final = (0.9, 1.45)
+"""Band of a step against the sum of its kernels measured alone, as a factor: clocks under load, memory management,
+kernels that differ; from training and inference of OPT, GPT-2, BERT, ResNet and VGG on 15 devices."""
+ROOFLINE_BAND: Final = (0.7, 2.0)
+"""Band of a time without a curve as a factor; assumed."""
+
+Tf32 = Literal["none", "convolutions", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCost:
+    """What one operator costs on one device."""
+
+    op: str
+    work: Work
+    seconds: float
+    """Time of the device, its launches included."""
+    bound: Bound
+    """What takes longest in it: arithmetic, memory or launches."""
+    basis: str
+    """What the time rests on."""
+    band: tuple[float, float]
+    """Factors on the time between which nine of ten measurements lie."""
+    peak_flops_per_s: float
+    """Dense peak of the matrix units in its element type."""
+    dtype: str
+    """Element type at whose rate it runs."""
+    host_s: float
+    """Time of the host to issue it."""
+
+
+NO_COST: Final = ("", (1.0, 1.0))
+MATRIX: Final = ("product", "convolution", "recurrent", "attention")
+"""Families whose time models know no product without operations."""
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether it has outputs and none of them has an element: PyTorch launches no kernel for it."""
+    return bool(node.outputs) and not any(output.elements for output in node.outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """Times operators on a device, each kind of node once."""
+
+    device: Device
+    calibrated: bool = True
+    """With the profile of the device, if it has one."""
+    tf32: Tf32 = "convolutions"
+    """Which fp32 products run in TF32, on devices that have it; PyTorch's default is convolutions only."""
+    given_host_s: float | None = None
+    """Time of the host to issue one operator, its first kernel included; None: as measured, or :data:`HOST_S`."""
+    host_more_s: float = HOST_MORE_S
+    """Time of the host for every further kernel of the same operator."""
+    _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
+    _costs: dict[tuple[object, ...], OperatorCost] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def host_s(self) -> float:
+        """Time of the host to issue one operator, its first kernel included."""
+        known = (self.given_host_s, self.device.issue_s, HOST_S)
+        return next(seconds for seconds in known if seconds is not None)
+
+    @property
+    def sharpness(self) -> float:
+        """Exponent with which the times of device and host join."""
+        return issue_sharpness(self.device)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the host is the device itself, and issues an operator when it has computed the one before."""
+        return self.sharpness == IN_TURN
+
+    @cached_property
+    def _convolved(self) -> str:
+        """Element type at whose rate convolutions of fp32 run."""
+        return rate_dtype(self.device, convolved_in(self.device, "fp32"))
+
+    def machine(self, dtype: str) -> Machine:
+        """The device with the rates and models of an element type."""
+        found = self._machines.get(dtype)
+        if found is None:
+            found = self._machines[dtype] = machine_for(self.device, dtype, calibrated=self.calibrated)
+        return found
+
+    def cost(self, node: Node, *, inplace: bool = False) -> OperatorCost:
+        """Cost of a node; nodes of the same operator, types and attributes cost the same."""
+        attributes = tuple(pair for pair in node.attributes if pair[0] != "draw")
+        key = (node.op, inplace, node.names, tuple(v.type for v in node.inputs), attributes, node.outputs,
+               len(set(node.inputs)), left_turned(node))  # fmt: skip
+        found = self._costs.get(key)
+        if found is None:
+            work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)
+            found = self._costs[key] = self.time(node.op, work)
+        return found
+
+    def time(self, op: str, work: Work) -> OperatorCost:
+        """Cost of some work."""
+        if any(called_once(call.operator, on_host=self.in_turn) for call in work.kernels):
+            work = replace(work, launches=float(len(work.kernels)))
+        dtype = self._dtype(work)
+        machine = self.machine(dtype)
+        rate = machine.attention_flops_per_s if work.family == "attention" else machine.matrix_flops_per_s
+        parts: dict[Bound, float] = {
+            "matrix": float(work.matrix_flops / rate), "vector": float(work.vector_flops / machine.vector_flops_per_s),
+            "memory": float(memory_s(work.moved_bytes, machine.memory_Bps)),
+            "launch": float(machine.kernel_latency_s * work.launches),
+        }  # fmt: skip
+        bound: Bound = max(parts, key=lambda name: parts[name]) if any(parts.values()) else "none"
+        seconds, basis, band = self._seconds(machine, work, rate) if bound != "none" else (0.0, *NO_COST)
+        return OperatorCost(
+            op=op, work=work, seconds=seconds, bound=bound, basis=basis, band=band,
+            peak_flops_per_s=machine.peak_flops_per_s, dtype=dtype, host_s=self._host_s(float(work.launches)),
+        )  # fmt: skip
+
+    def _host_s(self, launches: float) -> float:
+        return self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
+
+    def _dtype(self, work: Work) -> str:
+        dtype = rate_dtype(self.device, work.dtype)
+        if work.dtype != "fp32" or self.tf32 == "none":
+            return dtype
+        if work.family == "convolution":
+            return self._convolved
+        tf32 = self.tf32 == "all" and work.family == "product" and "tf32" in self.device.matrix_flops_per_s
+        return "tf32" if tf32 else dtype
+
+    def _seconds(self, machine: Machine, work: Work, rate: float) -> tuple[float, str, tuple[float, float]]:
+        counts = {n: getattr(work, n) for n in ("matrix_flops", "vector_flops", "moved_bytes")}
+        calls = () if work.family in MATRIX and not work.matrix_flops else work.kernels  # k = 0: a fill
+        models = [fitted(machine, call, counts) for call in calls]
+        known = [model for model in models if model is not None]
+        if known and len(known) == len(models):
+            more = max(float(work.launches) - len(known), 0.0) if _are_streams(calls) else 0.0
+            return sum(float(model.seconds) for model in known) + machine.kernel_latency_s * more, *_basis(known)
+        launch_s = machine.kernel_latency_s * work.launches
+        compute_s = roofline_compute_s(
+            work.matrix_flops, work.vector_flops, rate, machine.vector_flops_per_s, launch_s
+        )  # fmt: skip
+        exposed_s = roofline_exposed_memory_s(work.moved_bytes, machine.memory_Bps, compute_s)
+        return float(compute_s + exposed_s), "roofline", ROOFLINE_BAND
+
+
+def _are_streams(calls: tuple[KernelCall, ...]) -> bool:
+    """Whether the curves are of single kernels; all others were fitted to whole operators, launches included."""
+    return all(call.operator == STREAM for call in calls)
+
+
+def _basis(models: list[Timed]) -> tuple[str, tuple[float, float]]:
+    """The curve of the longest kernel."""
+    first = max(models, key=lambda model: float(model.seconds)).model
+    return first.basis, first.curve.band
+
+
+def fitted(machine: Machine, call: KernelCall, work: Mapping[str, Num]) -> Timed | None:
+    """The model of a kernel, or None where the roofline has to do."""
+    if not machine.models:
+        return None
+    shape = {name: float(value) for name, value in call.shape.items()}
+    counts = {name: float(value) for name, value in work.items()}
+    found = timed(machine.models, call.operator, shape, counts, backward=call.backward)
+    return found or memory_timed(machine.models, call.operator, shape, backward=call.backward)

@@ -1,0 +1,286 @@
+"""How tensor ranks can cut a module: pairs of products with weights, found by following what is cut.
+
+Every product of a whole activation with a weight is taken to be cut by columns, one of a cut activation by rows (its
+output is then a sum over the ranks). Where an operator needs all of something that is cut, the weights to blame are
+left whole and everything is followed again; the first attempt without blame stands (Shoeybi et al., arXiv 1909.08053,
+is what comes out for a transformer block).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Final
+
+from steptime.captured.cut.layouts import FEW, WHOLE, Layout, Uncut, of_view, turned
+from steptime.captured.cut.rules import ADDITIONS, PRODUCTS, RULES, origins_of, parameter_of
+from steptime.captured.cut.sections import Blocks, Sections
+from steptime.captured.graph import Call, Node, Value
+from steptime.num import divisors
+
+MOST_RANKS: Final = 1024
+LOSS_NUMBERS: Final = 3
+"""Numbers of a row that ranks exchange where each has some of the classes: maximum, sum, and the score of the label."""
+_SOURCES = frozenset({"parameter", "buffer", "input", "state", "constant"})
+_LOOK_NAMES = """
+view _unsafe_view t transpose permute expand unsqueeze squeeze slice select split split_with_sizes chunk unbind detach
+alias narrow reshape
+"""
+_LOOKS = frozenset(_LOOK_NAMES.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A sum over the tensor ranks that is finished before a call."""
+
+    value: Value
+    numbers: int | None = None
+    """So many fp32 numbers of each row instead of the whole value."""
+
+
+@dataclass(slots=True)
+class Cutting:
+    """Where everything lies when a module is cut over tensor ranks."""
+
+    weights: dict[str, int] = field(default_factory=dict)
+    """Parameter -> dim along which it is cut."""
+    layouts: dict[Node, list[Layout]] = field(default_factory=dict)
+    exchanges: dict[Node, list[Exchange]] = field(default_factory=dict)
+    """Operator -> sums that are finished for it."""
+    pairs: set[str] = field(default_factory=set)
+    """Weights that are cut by rows, blocks as one."""
+    vocabulary: set[str] = field(default_factory=set)
+    """Weights that are cut over a vocabulary, whose last part may be smaller."""
+
+    def of(self, value: Value) -> Layout:
+        """Layout of a value."""
+        found = self.layouts.get(value.node)
+        return found[value.index] if found is not None else WHOLE
+
+    @property
+    def sizes(self) -> set[int]:
+        """Sizes of the dims that are cut, those of a vocabulary apart."""
+        out = set()
+        for node, layouts in self.layouts.items():
+            for layout, output in zip(layouts, node.outputs, strict=True):
+                if layout.dim is not None and not layout.origins <= self.vocabulary:
+                    out.add(output.shape[layout.dim])
+        return out
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of ranks that divide everything that is cut; 1 alone without a pair."""
+        if not self.pairs:
+            return (1,)
+        return tuple(n for n in divisors(gcd(*self.sizes)) if n <= MOST_RANKS)
+
+
+def cutting_of(sections: Sections) -> Cutting:
+    """The cut of a program of which no operator has to be blamed.
+
+    A dim of two or three may be one of heads, or of projections that one weight joins: the reading that gives more
+    pairs stands.
+    """
+    found = [_unblamed(sections, few) for few in (0, FEW)]
+    best = max(found, key=lambda cutting: len(cutting.pairs))
+    return best if _alike(best, sections.blocks) else Cutting()
+
+
+def _alike(cutting: Cutting, blocks: Blocks | None) -> bool:
+    """Whether all blocks are cut in the same way: no pair reaches from one into the next."""
+    dims: dict[str, set[int]] = {}
+    for name, dim in cutting.weights.items():
+        dims.setdefault(family(name, blocks), set()).add(dim)
+    return all(len(each) == 1 for each in dims.values())
+
+
+def _unblamed(sections: Sections, few: int) -> Cutting:
+    whole: set[str] = set()
+    while True:
+        attempt = _Attempt(sections, frozenset(whole), few)
+        try:
+            attempt.follow()
+        except Uncut as blamed:
+            if not blamed.origins or blamed.origins <= whole:
+                return Cutting()
+            whole |= blamed.origins
+            continue
+        return attempt.cutting
+
+
+def family(name: str, blocks: Blocks | None) -> str:
+    """Name of a parameter, the same for all blocks."""
+    if blocks is None or blocks.index_of(name) is None:
+        return name
+    return f"{blocks.container}.*.{blocks.inside(name)}"
+
+
+class _Attempt:
+    """One walk through the operators in the order in which they run."""
+
+    def __init__(self, sections: Sections, whole: frozenset[str], few: int) -> None:
+        self.sections, self.whole, self.few = sections, whole, few
+        self.cutting = Cutting()
+        self.finished: set[Value] = set()
+        nodes = [call.node for call in sections.program.calls]
+        self.heads = frozenset(
+            value.type.shape[1] for node in nodes if "attention" in node.op for value in node.inputs[:3]
+            if len(value.type.shape) == 4
+        )  # fmt: skip
+        tables = [node.inputs[0].type for node in nodes if node.op == "embedding"]
+        self.table = max((t.shape for t in tables), key=lambda shape: shape[0] * shape[-1], default=())
+
+    def follow(self) -> None:
+        """Lay out every value.
+
+        Raises:
+            Uncut: some weights must stay whole.
+        """
+        for call in self.sections.program.calls:
+            if call.node not in self.cutting.layouts and call.phase != "optimizer":
+                self._lay(call)
+
+    def _lay(self, call: Call) -> None:
+        node = call.node
+        if call.phase == "forward":
+            self._decide(node)
+            self._cut_operands(node)
+        given = [self._of(value) for value in node.inputs]
+        if any(each.partial for each in given) and not self._waits(node, given):
+            given = [self._finish(node, v) if g.partial else g for v, g in zip(node.inputs, given, strict=True)]
+        self.cutting.layouts[node] = self._out(node, given)
+
+    def _out(self, node: Node, given: list[Layout]) -> list[Layout]:
+        if node.op == "embedding_dense_backward" and self._is_cut_table(node):
+            return [Layout(0, origins=frozenset(self._table_names()))]
+        if all(each.whole for each in given):
+            return [WHOLE] * len(node.outputs)
+        if node.op in _LOOKS:
+            return [of_view(node, index, given[0], self.heads, self.few) for index in range(len(node.outputs))]
+        if any(each.partial for each in given):
+            return [Layout(partial=True, origins=origins_of(given))] * len(node.outputs)
+        if node.op not in RULES:
+            raise Uncut(origins_of(given))
+        out = RULES[node.op](node, given)
+        self._note_classes(node, given)
+        return out
+
+    def _note_classes(self, node: Node, given: list[Layout]) -> None:
+        """A softmax over classes that are cut exchanges a few numbers of each row."""
+        if node.op == "_log_softmax" and given[0].dim == len(node.inputs[0].type.shape) - 1:
+            self.cutting.vocabulary |= given[0].origins
+            self.cutting.exchanges.setdefault(node, []).append(Exchange(node.inputs[0], LOSS_NUMBERS))
+
+    def _of(self, value: Value) -> Layout:
+        """Layout of an input; a node that no call made is a look at what was written."""
+        node = value.node
+        if node not in self.cutting.layouts:
+            if node.op in _SOURCES:
+                dim = self.cutting.weights.get(str(node.attribute("name"))) if node.op == "parameter" else None
+                origins = frozenset({self._family(str(node.attribute("name")))})
+                return WHOLE if dim is None else Layout(dim, origins=origins)
+            given = [self._of(each) for each in node.inputs]
+            if any(not each.whole for each in given):
+                raise Uncut(origins_of(given))
+            self.cutting.layouts[node] = [WHOLE] * len(node.outputs)
+        found = self.cutting.layouts[node][value.index]
+        return WHOLE if found.partial and _root(value) in self.finished else found
+
+    # -- sums over ranks ----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _waits(node: Node, given: list[Layout]) -> bool:
+        """Whether an operator can be done before a sum is finished."""
+        return node.op in _LOOKS or (node.op in ADDITIONS and all(each.dim is None for each in given))
+
+    def _finish(self, node: Node, value: Value) -> Layout:
+        """Finish a sum for an operator, unless another one has had it finished."""
+        root = _root(value)
+        if root not in self.finished:
+            self.finished.add(root)
+            self.cutting.exchanges.setdefault(node, []).append(Exchange(root))
+        return WHOLE
+
+    # -- which weights are cut ----------------------------------------------------------------------------------------
+
+    def _family(self, name: str) -> str:
+        return family(name, self.sections.blocks)
+
+    def _decide(self, node: Node) -> None:
+        if node.op == "embedding":
+            self._decide_table(node)
+        if node.op not in ("mm", "addmm"):
+            return
+        left, right = PRODUCTS[node.op]
+        given, weight = node.input(left), node.input(right)
+        found = None if weight is None else parameter_of(weight)
+        if given is None or weight is None or found is None:
+            return
+        name, looks = found
+        if name in self.cutting.weights or self._family(name) in self.whole or "view" in looks:
+            return
+        layout = self._of(given)
+        if layout.dim is None:
+            self._cut(name, 1 - turned(weight), weight)
+            self._cut_bias(node)
+        elif layout.dim == 1:
+            self._cut(name, int(turned(weight)), weight)
+            self.cutting.pairs.add(self._family(name))
+
+    def _cut(self, name: str, dim: int, weight: Value) -> None:
+        self.cutting.weights[name] = dim
+        for node in _chain(weight):
+            self.cutting.layouts.pop(node, None)
+        for node in reversed(list(_chain(weight))):
+            given = self._of(node.inputs[0])
+            same = node.op in ("detach", "alias", "_to_copy")
+            self.cutting.layouts[node] = [given if same else of_view(node, 0, given, self.heads, self.few)]
+
+    def _cut_bias(self, node: Node) -> None:
+        bias = node.input("self")
+        found = None if bias is None else parameter_of(bias)
+        if node.op == "addmm" and bias is not None and found is not None and len(bias.type.shape) == 1:
+            self._cut(found[0], 0, bias)
+
+    def _cut_operands(self, node: Node) -> None:
+        """A bias or scale that meets something cut along its last dim is cut with it."""
+        if node.op not in ("add", "mul"):
+            return
+        cut = {each.dim for v in node.inputs for each in [self._of(v)] if each.dim == len(v.type.shape) - 1}
+        for value in node.inputs if cut else ():
+            found = parameter_of(value)
+            if found is not None and len(value.type.shape) == 1 and found[0] not in self.cutting.weights:
+                self._cut(found[0], 0, value)
+
+    def _decide_table(self, node: Node) -> None:
+        weight = node.inputs[0]
+        found = parameter_of(weight)
+        if found is None or weight.type.shape != self.table or self._family(found[0]) in self.whole:
+            return
+        self.cutting.vocabulary.add(self._family(found[0]))
+        if found[0] not in self.cutting.weights:
+            self._cut(found[0], 0, weight)
+
+    def _is_cut_table(self, node: Node) -> bool:
+        return node.outputs[0].shape == self.table and any(True for _ in self._table_names())
+
+    def _table_names(self) -> Iterator[str]:
+        nodes = (call.node for call in self.sections.program.calls if call.node.op == "embedding")
+        found = {parameter_of(node.inputs[0]) for node in nodes if node.inputs[0].type.shape == self.table}
+        return iter({self._family(each[0]) for each in found if each and each[0] in self.cutting.weights})
+
+
+def _root(value: Value) -> Value:
+    """What a look looks at."""
+    while value.node.op in _LOOKS and value.node.inputs:
+        value = value.node.inputs[0]
+    return value
+
+
+def _chain(value: Value) -> Iterator[Node]:
+    """Looks from a value back to its parameter."""
+    node = value.node
+    while node.op not in _SOURCES:
+        yield node
+        node = node.inputs[0].node

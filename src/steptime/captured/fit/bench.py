@@ -1,0 +1,294 @@
+"""Captures of one module in its variants, each recorded once: programs, costs, memory of their phases."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from inspect import Parameter
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from steptime.captured.cost import CostTable, KernelCall, Timer, Work, cost_table
+from steptime.captured.fit.layout import Layout, layout_of
+from steptime.captured.fit.programs import accumulating, state_bytes, widened, with_narrow_weights
+from steptime.captured.graph import Program
+from steptime.captured.graph.checkpoints import Saves, Tree, plain, text
+from steptime.captured.graph.liveness import Liveness
+from steptime.captured.record.factory import Target, load_target
+from steptime.captured.record.inputs import InputSpec
+from steptime.captured.record.optional import require_torch
+from steptime.cost.host import issued_s
+from steptime.cost.quantisation import dequantised_bytes, nf4_element_bytes
+from steptime.errors import UserError
+from steptime.hardware.records import Device
+from steptime.num import Array
+
+WIDE_BYTES: Final = 2
+"""Bytes of an element in which products with narrow weights are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How a precision is captured and timed."""
+
+    weights: str | None = None
+    """Element type of the weights; None: as the factory makes them."""
+    autocast: str | None = None
+    tf32: Literal["convolutions", "all"] = "convolutions"
+    adapters: int = 0
+    """Rank of adapters beside frozen weights in NF4; 0: the weights are trained."""
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    "fp32": Format(), "tf32": Format(tf32="all"), "bf16": Format(autocast="bf16"), "fp16": Format(autocast="fp16"),
+    "pure-bf16": Format(weights="bf16"), "qlora": Format(weights="bf16", adapters=16),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """Work of one part of a step: time of the device, and of the host that issues its kernels."""
+
+    device_s: float
+    host_s: float
+    sharpness: float
+    """Exponent with which they join."""
+
+    @property
+    def seconds(self) -> float:
+        """Time with the host beside the device, or before it."""
+        return float(issued_s(self.device_s, 1.0, self.host_s, self.sharpness)) if self.device_s else self.host_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Peaks of live tensors of a step, with fp32 states on the device."""
+
+    passes_bytes: float
+    """Forward and backward."""
+    optimizer_bytes: float
+    state_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One captured variant."""
+
+    program: Program
+    """A step without accumulation."""
+    table: CostTable
+    layout: Layout | None = None
+    more_s: Array | None = None
+    """Time of each call beside that of its operator: weights that it widens."""
+    _footprints: dict[bool, Footprint] = field(default_factory=dict, repr=False, compare=False)
+
+    def part(self, *phases: str) -> Issued:
+        """Work of some phases."""
+        chosen = [call.phase in phases for call in self.program.calls]
+        device_s, host_s = float(self.table.seconds[chosen].sum()), float(self.table.host_s[chosen].sum())
+        if self.more_s is not None:
+            device_s += float(self.more_s[chosen].sum())
+            host_s += self.table.timer.host_s * float((self.more_s[chosen] > 0).sum())
+        return Issued(device_s=device_s, host_s=host_s, sharpness=self.table.timer.sharpness)
+
+    def footprint(self, accumulate: bool) -> Footprint:
+        """Memory of a step, or of a later micro-step and the optimiser after it."""
+        if accumulate not in self._footprints:
+            program = accumulating(self.program) if accumulate else self.program
+            peaks = {phase: peak.size_bytes for phase, peak in Liveness(program).peaks().items()}
+            optimizer = peaks.pop("optimizer", 0)
+            self._footprints[accumulate] = Footprint(
+                passes_bytes=max(peaks.values()), optimizer_bytes=optimizer, state_bytes=state_bytes(program)
+            )
+        return self._footprints[accumulate]
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A module that is captured in its variants."""
+
+    text: str
+    """``pkg.module:factory`` or ``file.py:factory``."""
+    device: Device
+    optimizer: str = "adamw"
+    loss: str | None = None
+    """None: the factory's, else that which the module returns, else the sum of its output."""
+    batch: int | None = None
+    """With which the module is looked at; None: the factory's."""
+    seq: int | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    ran: Callable[[], None] = lambda: None
+    """Called after each capture."""
+    captures: int = 0
+    _targets: dict[tuple[str | None, int | None, int], Target] = field(default_factory=dict)
+    _programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
+    _runs: dict[tuple[object, ...], Run] = field(default_factory=dict)
+    _failed: dict[tuple[object, ...], UserError] = field(default_factory=dict)
+    _timers: dict[str, Timer] = field(default_factory=dict)
+    _frozen: tuple[str, ...] = ()
+
+    @cached_property
+    def _batch_parameter(self) -> Parameter | None:
+        require_torch()
+        from steptime.captured.record.variants import batch_parameter
+
+        return batch_parameter(self.text)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether inputs of another batch are made from those that are there: the factory gives none."""
+        return bool(self.inputs) or self._batch_parameter is None
+
+    def target(self, weights: str | None, batch: int | None, adapters: int = 0) -> Target:
+        """The module, made for a batch where the factory takes one; None: as the factory makes it."""
+        batch = batch if self._batch_parameter is not None else None
+        key = (weights, batch, adapters)
+        if key not in self._targets:
+            sizes = {} if batch is None else {"batch": batch}
+            sizes |= {} if self.seq is None else {"seq": self.seq}
+            found = load_target(self.text, sizes=sizes, dtype=weights, inputs=self.inputs)
+            self._targets[key] = self._adapted(found, adapters) if adapters else found
+        return self._targets[key]
+
+    def _adapted(self, found: Target, rank: int) -> Target:
+        """The module with adapters; a copy of it, if the factory gives the same module each time."""
+        from steptime.captured.record.problems import explaining
+        from steptime.captured.record.variants import adapt
+
+        paths = self.paths
+        if any(found.module is one.module for one in self._targets.values()):
+            with explaining(self.text):
+                found = replace(found, module=copy.deepcopy(found.module))
+        self._frozen = adapt(found.module, paths, rank)
+        return found
+
+    def own_batch(self) -> int:
+        """Default of the factory's batch; where it takes none, the leading dim of its inputs.
+
+        Raises:
+            UserError: there is no default, or the batch is not known.
+        """
+        if self.resizes:
+            return self._leading(self.target(None, None))
+        parameter = self._batch_parameter
+        default = None if parameter is None else parameter.default
+        if not isinstance(default, int) or default < 1:
+            raise UserError(f"{self.text}: its batch has no default", hint="give --batch")
+        return default
+
+    def _leading(self, target: Any) -> int:
+        from steptime.captured.record.variants import leading_batch
+
+        return leading_batch(self.text, target.module, target.inputs)
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """Paths of its blocks, by the list that they stand in."""
+        from steptime.captured.record.variants import blocks_of
+
+        return blocks_of(self.target(None, self.batch).module)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """All blocks in order."""
+        return tuple(path for group in self.blocks for path in group)
+
+    def timer(self, precision: str) -> Timer:
+        """Times operators in a precision."""
+        tf32 = FORMATS[precision].tf32
+        if tf32 not in self._timers:
+            self._timers[tf32] = Timer(device=self.device, tf32=tf32)
+        return self._timers[tf32]
+
+    @property
+    def has_fused(self) -> bool:
+        """Whether the optimiser has a fused implementation."""
+        from steptime.captured.record.variants import FUSED
+
+        return self.family in FUSED
+
+    @property
+    def family(self) -> str:
+        """The optimiser without its implementation."""
+        from steptime.captured.record.variants import family_of
+
+        return family_of(self.optimizer)
+
+    def run(
+        self, precision: str, batch: int, tree: Tree | None = None, saves: Saves = "all", *, fused: bool = True
+    ) -> Run:
+        """One variant: captured the first time that it is asked for.
+
+        Raises:
+            UserError: the module cannot be captured this way.
+        """
+        tree = plain(len(self.paths)) if tree is None else tree
+        fused = fused and self.has_fused
+        key = (precision, batch, text(tree), saves, fused)
+        if key not in self._runs:
+            program = self._program(FORMATS[precision], batch, tree, saves, fused=fused)
+            table = cost_table(program, self.timer(precision))
+            whole = saves == "all" and tree == plain(len(self.paths)) and len(self.blocks) == 1
+            layout = layout_of(program, table, self.paths) if whole else None
+            more_s = self._widening_s(program, precision) if FORMATS[precision].adapters else None
+            self._runs[key] = Run(program=program, table=table, layout=layout, more_s=more_s)
+        return self._runs[key]
+
+    def _program(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
+        key = (form.weights, form.autocast, form.adapters, batch, text(tree), saves, fused)
+        if key in self._failed:
+            raise self._failed[key] from None
+        if key not in self._programs:
+            try:
+                self._programs[key] = self._captured(form, batch, tree, saves, fused=fused)
+            except UserError as error:
+                self._failed[key] = error
+                raise
+            self.captures += 1
+            self.ran()
+        return self._programs[key]
+
+    def _captured(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
+        from steptime.captured.record import capture
+        from steptime.captured.record.variants import FUSED, arranged
+
+        target = self.target(form.weights, batch, form.adapters)
+        optimizer = FUSED[self.family] if fused else self.optimizer
+        with self._inputs(target, batch) as inputs, arranged(target.module, self.paths, tree, saves):
+            program = capture(
+                target.module, inputs, optimizer=optimizer, autocast=form.autocast,
+                loss=target.loss if self.loss is None else self.loss,
+                name=target.name, target="cuda" if self.device.runs_cuda else "cpu",
+            )  # fmt: skip
+        if form.adapters:
+            program = with_narrow_weights(program, self._frozen, nf4_element_bytes(), WIDE_BYTES)
+        return program
+
+    @contextmanager
+    def _inputs(self, target: Any, batch: int) -> Iterator[Any]:
+        """Inputs of a batch; what fails with inputs that were resized says so."""
+        from steptime.captured.record.variants import TAKE_BATCH, resized
+
+        given = self._leading(target) if self.resizes else batch
+        try:
+            yield resized(target.inputs, batch, given)
+        except UserError as error:
+            if given == batch:
+                raise
+            problem, _, rest = str(error).partition("\n")
+            problem += f" (the leading dim of its inputs, {given}, was made {batch})"
+            raise UserError("\n".join(filter(None, (problem, rest))), hint=TAKE_BATCH) from None
+
+    def _widening_s(self, program: Program, precision: str) -> Array:
+        """Time of widening the weights that each call reads."""
+        timer, known = self.timer(precision), {0: 0.0}
+        counts = widened(program, self._frozen)
+        for count in set(counts) - {0}:
+            moved = float(dequantised_bytes(count, nf4_element_bytes(), WIDE_BYTES))
+            call = KernelCall(operator="move", shape={"read_bytes": moved, "written_bytes": 0.0})
+            known[count] = timer.time("dequantize", Work(moved_bytes=moved, launches=1, kernels=(call,))).seconds
+        return np.array([known[count] for count in counts])

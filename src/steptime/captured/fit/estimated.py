@@ -1,0 +1,162 @@
+"""What every combination costs for a model that is known by its dimensions: the estimate of a job on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from steptime.captured.fit.choice import PRECISION_TECHNIQUES, Batched, Checkpoints, Choice, Point
+from steptime.captured.fit.techniques import TECHNIQUES, Change
+from steptime.estimate.evaluate import evaluate
+from steptime.estimate.memory_definitions import exceeding, memory_by_definition, memory_constants
+from steptime.estimate.single import Setting, estimate_plan
+from steptime.num import Array
+from steptime.plan.method import Strategy
+from steptime.plan.plans import Plans
+from steptime.plan.recompute import recompute_code
+
+#: Ways to make activations again -> parts that run again, and every so many-th layer.
+RECOMPUTE: Final = {
+    Checkpoints(): ("none", 1),
+    Checkpoints(key="selective", name="selective: norms and activation functions"): ("norm+activation", 1),
+    Checkpoints(key="selective", name="selective: the MLP's first half too"): ("norm+activation+mlp", 1),
+    Checkpoints(key="every", name="every 2nd block", values=(("k", "2"),)): ("full", 2),
+    Checkpoints(key="every", name="every 4th block", values=(("k", "4"),)): ("full", 4),
+    Checkpoints(key="all", name="all blocks"): ("full", 1),
+}  # fmt: skip
+OFFLOADS: Final = {"offload": "optimizer"}
+ADAPTED: Final = ("bf16", "fp16")
+"""Precisions of products with 4-bit weights: they are widened to 16 bits before each product (bitsandbytes,
+`Linear4bit` with `bnb_4bit_compute_dtype`), so that neither fp8 nor TF32 products are left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What makes a job of its own: everything but the micro-batch and the recomputation."""
+
+    precision: str
+    optimizer: str
+    swapped: bool
+    weights: str
+
+
+@dataclass(kw_only=True)
+class Estimated(Batched):
+    """Evaluates combinations by the estimate."""
+
+    make: Callable[[Kind], Setting]
+    """The job of one kind on one device."""
+    strategy: Strategy
+    rates: frozenset[str]
+    """Element types that the device's matrix units have."""
+    _settings: dict[Kind, Setting] = field(default_factory=dict)
+    _blocks: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions that the device has rates for and that are allowed."""
+        found = self.plain_precisions(self.rates)
+        return (*found, "fp8-te") if self.allow is Change.TRAINING and "fp8" in self.rates else found
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Combinations of allowed techniques that cannot be had together, with the reason."""
+        apart = [TECHNIQUES[PRECISION_TECHNIQUES[one]].title for one in self.precisions[1:] if one not in ADAPTED]
+        if self.allow is not Change.TRAINING or not apart:
+            return ()
+        return (
+            f"{TECHNIQUES['qlora'].title} are not combined with {' or '.join(apart)}: such weights are widened to 16 "
+            "bits, in which their products run",
+        )
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """Kinds of optimiser states that are allowed; the default is fused already."""
+        narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
+        return ("default", *narrow, *(() if self.is_host else OFFLOADS))
+
+    def kinds(self) -> Iterator[Kind]:
+        """Jobs that are weighed."""
+        for precision in self.precisions:
+            for optimizer in self.optimizers:
+                for swapped in (False,) if self.is_host else (False, True):
+                    yield Kind(precision=precision, optimizer=optimizer, swapped=swapped, weights="trained")
+        if self.allow is Change.TRAINING:
+            for precision in (one for one in self.precisions if one in ADAPTED):
+                yield Kind(precision=precision, optimizer="default", swapped=False, weights="qlora")
+
+    def choices(self) -> Iterator[Choice]:
+        """Every combination that is weighed."""
+        for kind in dict.fromkeys(self.kinds()):
+            yield from self._block(kind)
+
+    def proposed(self, choice: Choice) -> Point:
+        """Costs of one combination; its whole block is evaluated at once."""
+        return self._block(_kind(choice))[choice]
+
+    def verified(self, choice: Choice, proposed: Point | None = None) -> Point:
+        """The same with band and bracket."""
+        kind = _kind(choice)
+        part, every = RECOMPUTE[choice.checkpoints]
+        plans = Plans(micro_batch=choice.micro_batch, recompute=recompute_code(part), recompute_every=every)
+        estimate = estimate_plan(self._setting(kind), self.strategy, plans, what_ifs=False)
+        by = estimate.memory_by_definition
+        return Point(
+            choice=choice, step_s=estimate.step_time_s, bracket_s=estimate.step_time_bracket_s,
+            band_s=estimate.step_time_band_s, memory_bytes=estimate.peak_memory_bytes, reserved_bytes=by["reserved"],
+            device_bytes=by["device"], fits=by["device"] <= estimate.memory_capacity_bytes,
+            oom_probability=estimate.oom_probability, basis="estimate",
+            phases_bytes={str(estimate.plan["fullest_phase"]): estimate.peak_memory_bytes},
+        )  # fmt: skip
+
+    def _setting(self, kind: Kind) -> Setting:
+        if kind not in self._settings:
+            self._settings[kind] = self.make(kind)
+        return self._settings[kind]
+
+    def _block(self, kind: Kind) -> dict[Choice, Point]:
+        if kind not in self._blocks:
+            self._blocks[kind] = self._evaluated(kind)
+        return self._blocks[kind]
+
+    def _evaluated(self, kind: Kind) -> dict[Choice, Point]:
+        """All micro-batches and recomputations of a job."""
+        setting = self._setting(kind)
+        rows = [(micro, one) for micro in self.micro_batches for one in RECOMPUTE]
+        columns = {
+            "micro_batch": [float(micro) for micro, _ in rows],
+            "recompute": [float(recompute_code(RECOMPUTE[one][0])) for _, one in rows],
+            "recompute_every": [float(RECOMPUTE[one][1]) for _, one in rows],
+        }
+        plans = Plans(**{name: np.array(values) for name, values in columns.items()})
+        e = evaluate(setting.method, self.strategy, setting.job, setting.machine, plans)
+        times = _column(e.step_time_s, len(rows))
+        memory = {name: _column(value, len(rows)) for name, value in memory_by_definition(e).items()}
+        capacity, deviation = e.machine.memory_bytes, memory_constants().deviation["device"]
+        out = {}
+        for i, (micro, one) in enumerate(rows):
+            choice = Choice(
+                precision=kind.precision, optimizer=kind.optimizer, batch=self.batch, micro_batch=micro,
+                checkpoints=one, swapped=float(kind.swapped), weights=kind.weights,
+            )  # fmt: skip
+            time_s, device = float(times[i]), float(memory["device"][i])
+            out[choice] = Point(
+                choice=choice, step_s=time_s, bracket_s=(time_s, time_s), band_s=None,
+                memory_bytes=float(memory["allocated"][i]), reserved_bytes=float(memory["reserved"][i]),
+                device_bytes=device, fits=device <= capacity, basis="estimate",
+                oom_probability=exceeding(device, capacity, deviation),
+            )  # fmt: skip
+        return out
+
+
+def _kind(choice: Choice) -> Kind:
+    return Kind(
+        precision=choice.precision, optimizer=choice.optimizer, swapped=bool(choice.swapped), weights=choice.weights
+    )
+
+
+def _column(value: object, rows: int) -> Array:
+    return np.broadcast_to(np.asarray(value, np.float64), (rows,))

@@ -1,0 +1,248 @@
+"""A recorded step as a chain: one segment per block, one for what comes after them, and what lives beside the chain.
+
+Bytes are those of the recorded step itself, so the schedule that saves everything weighs what the step does. Symbols
+are those of :mod:`~steptime.captured.rematerialisation.chain`. Beside the chain live what was there before the first
+block (states, embedding), and what each backward leaves for good: gradients of parameters, and what the loop holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.captured.cost import CostTable
+from steptime.captured.fit.trees import schedule_of
+from steptime.captured.graph import Program
+from steptime.captured.graph.checkpoints import Checkpoint, Tree, checkpoints, leaves
+from steptime.captured.graph.liveness import Liveness
+from steptime.captured.rematerialisation.chain import Chain, Kind, Segment
+from steptime.captured.rematerialisation.simulate import simulate
+from steptime.num import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What a schedule takes, the whole step counted."""
+
+    passes_bytes: float
+    """Peak of forward and backward."""
+    recomputed_s: float
+    reissued_s: float
+    """Time of the host for kernels that run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The chain of a step, and what lives beside it."""
+
+    chain: Chain
+    blocks: int
+    beside_bytes: float
+    """Alive before the first block."""
+    left_bytes: tuple[float, ...]
+    """What the backward of each segment leaves for good."""
+    ends_bytes: float
+    """Peak before the first block and after its backward."""
+    host_s: tuple[float, ...]
+    """Time of the host to issue each segment's forward."""
+    unsaved_s: tuple[float, ...]
+    """Time of each forward after the last result that is saved."""
+
+    def weigh(self, tree: Tree) -> Weighed:
+        """Peak and recomputation under some checkpoints; the tree ends with the segment after the blocks.
+
+        A rerun stops as soon as all that was saved is there again: what the last block of a checkpoint runs after that
+        is not repeated, nor is a checkpoint at its end, of which only the input was saved.
+        """
+        schedule = schedule_of(tree)
+        run = simulate(self.chain, schedule)
+        spared = self._spared(tree)
+        left, peak = 0.0, self.ends_bytes
+        for action, size in zip(schedule, run.action_bytes, strict=True):
+            peak = max(peak, self.beside_bytes + size + left)
+            if action.kind is Kind.BACKWARD:
+                left += self.left_bytes[action.segment]
+        again = sum((runs - 1) * n for runs, n in zip(run.forward_runs, self.host_s, strict=True))
+        return Weighed(passes_bytes=peak, recomputed_s=run.recomputed_forward_s - spared, reissued_s=again)
+
+    def _spared(self, tree: Tree) -> float:
+        """Time of forwards that reruns of the checkpoints stop before."""
+        out = 0.0
+        for one in checkpoints(tree):
+            last = one.items[-1]
+            if isinstance(last, Checkpoint):
+                out += sum(self.chain.segments[i].forward_s for i in leaves((last,)))
+            else:
+                out += self.unsaved_s[last]
+        return out
+
+    @property
+    def left_total_bytes(self) -> float:
+        """What all backwards leave."""
+        return sum(self.left_bytes)
+
+
+def layout_of(program: Program, table: CostTable, paths: Sequence[str]) -> Layout | None:
+    """The chain of blocks that run one after the other; None where they do not.
+
+    Args:
+        program: a step that saves everything.
+        table: its costs.
+        paths: modules of the blocks, in order.
+    """
+    spans = _spans(program, paths)
+    return None if spans is None else _Reader(program, table, *spans).layout()
+
+
+Spans = tuple[list[range], list[range]]
+
+
+def _spans(program: Program, paths: Sequence[str]) -> Spans | None:
+    """Calls of each segment's forward and backward; the last segment is what comes after the blocks."""
+    owner = {path: number for number, path in enumerate(paths)}
+    depth = {path.count(".") + 1 for path in paths}
+    found: dict[str, dict[int, list[int]]] = {"forward": {}, "backward": {}}
+    for number, call in enumerate(program.calls):
+        words = call.module.split(".")
+        block = next((owner[p] for n in depth if (p := ".".join(words[:n])) in owner), None)
+        if block is not None and call.phase in found and not call.recomputed:
+            span = found[call.phase].setdefault(block, [number, number])
+            span[1] = number
+    count = len(paths)
+    if any(len(spans) != count for spans in found.values()):
+        return None
+    first = [found["forward"][i][0] for i in range(count)] + [found["forward"][count - 1][1] + 1]
+    back = [found["backward"][i][0] for i in range(count)]
+    begin = next(n for n, call in enumerate(program.calls) if call.phase == "backward")
+    if first != sorted(first) or back != sorted(back, reverse=True) or not first[-1] <= begin <= back[-1]:
+        return None
+    ends = [found["backward"][0][1] + 1, *back]
+    forward = [range(a, b) for a, b in zip(first, [*first[1:], begin], strict=True)]
+    return forward, [range(a, b) for a, b in zip([*back, begin], ends, strict=True)]
+
+
+class _Reader:
+    """Reads sizes off a program whose segments are known."""
+
+    def __init__(self, program: Program, table: CostTable, forward: list[range], backward: list[range]) -> None:
+        self.program, self.table, self.forward, self.backward = program, table, forward, backward
+        self.live = Liveness(program)
+        self.use = self.live.in_use_bytes
+        last = len(program.calls)
+        self.born: Array = np.array([s.born for s in program.storages], np.int64)
+        self.freed: Array = np.array([last if s.freed is None else s.freed for s in program.storages], np.int64)
+        self.size: Array = np.array([s.size_bytes for s in program.storages], np.int64)
+        self.outputs = [self._read_later(i) for i in range(len(forward) - 1)]
+
+    def _read_later(self, segment: int) -> set[int]:
+        """Storages that a segment's forward makes and the next one's reads."""
+        span, following = self.forward[segment], self.forward[segment + 1]
+        made = set(self._made(span, following.start - 1).tolist())
+        return {s for n in following for s in self.program.calls[n].reads if s in made}
+
+    def _made(self, span: range, alive: int) -> Array:
+        """Storages made within some calls that live on after a call."""
+        inside = (self.born >= span.start) & (self.born < span.stop) & (self.freed > alive)
+        return np.flatnonzero(inside)
+
+    def _bytes(self, numbers: Array | set[int]) -> float:
+        return float(self.size[np.array(sorted(numbers), np.int64)].sum())
+
+    def _peak(self, span: range) -> float:
+        return float(self.use[span.start + 1 : span.stop + 1].max()) if len(span) else 0.0
+
+    def layout(self) -> Layout:
+        """The chain from the first segment to the last, then what its schedule does not explain."""
+        count = len(self.forward)
+        start = self.forward[0].start
+        beside = float(self.size[(self.born < start) & (self.freed >= start)].sum())
+        x = [0.0, *(self._bytes(numbers) for numbers in self.outputs)]
+        saved, gradients, left, pins = [], [], [], []
+        for i in range(count):
+            made = set(self._made(self.forward[i], self.forward[i].stop - 1).tolist())
+            out = self.outputs[i] if i < count - 1 else set()
+            leaves, held = self._of_backward(i)
+            if i == count - 1:
+                held |= {n for n in made if self.freed[n] >= self.backward[i].stop}
+            saved.append(self._bytes(made - out))
+            gradients.append(self._bytes(leaves) if i else 0.0)
+            left.append(self._bytes(held) + (0.0 if i else self._bytes(leaves)))
+            pins.append(bool(out and any(s in out for n in self.backward[i] for s in self.program.calls[n].reads)))
+        segments = self._segments(beside, x, saved, gradients, left, pins)
+        stop = self.backward[0].stop
+        optimizer = next((n for n, c in enumerate(self.program.calls) if c.phase == "optimizer"), stop)
+        ends = max(self._peak(range(start)), self._peak(range(stop, optimizer)), 0.0)
+        return Layout(
+            chain=Chain(segments=segments), blocks=count - 1, beside_bytes=beside, left_bytes=tuple(left),
+            ends_bytes=ends, host_s=tuple(self._sum(self.table.host_s, span) for span in self.forward),
+            unsaved_s=tuple(self._unsaved_s(i) for i in range(count)),
+        )  # fmt: skip
+
+    def _of_backward(self, segment: int) -> tuple[set[int], set[int]]:
+        """What a backward hands on to the one before, and what it leaves for good."""
+        span = self.backward[segment]
+        alive = self._made(span, span.stop - 1)
+        before = self.backward[segment - 1] if segment else range(span.stop, span.stop)
+        forever = {int(n) for n in alive if self.program.storages[n].category == "gradient"}
+        forever |= {int(n) for n in alive if self.freed[n] >= (before.stop if segment else span.stop)}
+        handed = set(alive.tolist()) - forever
+        return handed, forever
+
+    def _segments(
+        self, beside: float, x: list[float], saved: list[float], gradients: list[float], left: list[float],
+        pins: list[bool],
+    ) -> tuple[Segment, ...]:  # fmt: skip
+        count = len(self.forward)
+        x = [*x, 0.0]
+        gradients = [*gradients, 0.0]
+        before, out = beside, []
+        lived = []
+        for i in range(count):
+            lived.append(before)
+            before += saved[i] + x[i + 1]
+        done = 0.0
+        transient = [0.0] * count
+        for i in reversed(range(count)):
+            now = lived[i] + saved[i] + pins[i] * x[i + 1] + gradients[i + 1] + done
+            transient[i] = max(self._peak(self.backward[i]) - now - gradients[i], 0.0)
+            done += left[i]
+        for i, span in enumerate(self.forward):
+            out.append(
+                Segment(
+                    forward_s=self._sum(self.table.seconds, span),
+                    backward_s=self._sum(self.table.seconds, self.backward[i]), input_bytes=x[i], saved_bytes=saved[i],
+                    gradient_bytes=gradients[i], backward_transient_bytes=transient[i], output_in_backward=pins[i],
+                    saving_transient_bytes=max(self._peak(span) - lived[i] - x[i + 1] - saved[i], 0.0),
+                    forward_transient_bytes=max(self._without_saving(span, i) - x[i + 1], 0.0),
+                )
+            )  # fmt: skip
+        return tuple(out)
+
+    def _without_saving(self, span: range, segment: int) -> float:
+        """Most bytes that a forward makes at once, if each is released after the last call that reads it."""
+        keep = self.outputs[segment] if segment < len(self.outputs) else set()
+        last: dict[int, int] = {}
+        for number in span:
+            call = self.program.calls[number]
+            last.update(dict.fromkeys((*call.reads, *call.writes), number))
+        change = np.zeros(len(span) + 1)
+        for storage in self._made(span, span.start - 1).tolist():
+            at = int(self.born[storage]) - span.start
+            change[at] += self.size[storage]
+            if storage not in keep:
+                change[max(last.get(storage, span.start + at) - span.start, at) + 1] -= self.size[storage]
+        scratch = [self.program.calls[number].scratch_bytes for number in span]
+        return float((np.cumsum(change)[:-1] + np.array(scratch)).max()) if len(span) else 0.0
+
+    def _unsaved_s(self, segment: int) -> float:
+        """Time of a forward after the last result that only its backward reads."""
+        span = self.forward[segment]
+        out = self.outputs[segment] if segment < len(self.outputs) else set()
+        made = set(self._made(span, span.stop - 1).tolist()) - out
+        last = max((n for n in span if not made.isdisjoint(self.program.calls[n].writes)), default=span.stop)
+        return self._sum(self.table.seconds, range(last + 1, span.stop))
+
+    def _sum(self, values: Array, span: range) -> float:
+        return float(values[span.start : span.stop].sum())

@@ -1,0 +1,191 @@
+"""The cheapest way to make a training step fit on one device, for a module or for a model that is known by its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.api.jobs import adapter_of, framework_of, with_choices
+from steptime.api.models import import_notes, load_model
+from steptime.api.optimizers import CAPTURED_DEFAULT, captured_optimizer, estimated_optimizer
+from steptime.api.values import NameOrPath, choice, name_or_path, number, text, whole
+from steptime.captured.fit.driver import Found, search
+from steptime.captured.fit.estimated import OFFLOADS, Estimated, Kind
+from steptime.captured.fit.result import FitResult
+from steptime.captured.fit.techniques import Change
+from steptime.captured.record.inputs import InputSpec, parse_inputs
+from steptime.errors import FieldError, first_few
+from steptime.estimate.further_kernels import alone
+from steptime.estimate.machine import host_basis
+from steptime.estimate.memory_definitions import memory_constants
+from steptime.estimate.single import Setting
+from steptime.hardware import device_within
+from steptime.hardware.records import Device
+from steptime.model.target import is_target
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.keys import MAX_FIT_BATCH, MAX_FIT_SEQ
+from steptime.search.modes import MODES
+from steptime.version import __version__
+
+if TYPE_CHECKING:
+    from steptime.captured.fit.captured import Captured
+
+DEFAULT_BATCH: Final = 8
+LORA_RANK: Final = 16
+FACTORY: Final = "of a torch module name the factory that makes it: 'file.py:factory'"
+"""What to give in place of an object that is no model."""
+Progress = Callable[[int, int], None]
+
+
+def fit(
+    model: NameOrPath, device: NameOrPath, *, batch: int | None = None, seq: int | None = None,
+    optimizer: str = CAPTURED_DEFAULT, host_bandwidth_Bps: float | None = None, allow: str = "rounding",
+    inputs: Sequence[str] = (), loss: str | None = None, progress: Progress | None = None,
+) -> FitResult:  # fmt: skip
+    """The cheapest way to make a training step fit on one device.
+
+    Args:
+        model: ``pkg.module:factory`` or ``file.py:factory``, which is imported and captured; or a catalogue name, a
+            ``config.json`` or a TOML file, which is estimated by its dimensions.
+        device: catalogue name or TOML file of a device, or of a cluster of it.
+        batch: samples of an optimiser step; None: the factory's default, of other models 8. A factory that takes
+            ``batch`` is called for each micro-batch; of one that does not, the leading dim of the inputs is resized.
+        seq: tokens of a sample; None: the model's own.
+        optimizer: ``adamw``, ``adam``, ``sgd`` or ``sgd-momentum``; of a captured module also any of them with
+            ``-loop``, the first two with ``-fused``, ``adagrad``, ``rmsprop`` and ``adafactor``; of other models also
+            ``adam8bit``.
+        host_bandwidth_Bps: bytes per second that the link between device and host sustains, each way; None: the
+            device's.
+        allow: strongest change of the numbers: ``none``, ``rounding`` (fewer bits somewhere), or ``training`` (what is
+            learned may differ).
+        inputs: shapes of a captured module's inputs, as ``8x1024:int64``, where the factory gives none.
+        loss: of a captured module ``own``, ``cross-entropy``, ``mse``, ``sum`` or ``mean``; None: the factory's.
+        progress: called with captures done and captures known so far.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    change = Change(choice("allow", allow, tuple(Change)))
+    machine = device_within(name_or_path("device", device))
+    if host_bandwidth_Bps is not None:
+        given_Bps = number("host_bandwidth", host_bandwidth_Bps, 1e6, 1e15, "bytes per second between device and host")
+        machine = machine.with_host_link(given_Bps)
+    sizes = {
+        "batch": None if batch is None else whole("batch", batch, 1, MAX_FIT_BATCH),
+        "seq": None if seq is None else whole("seq", seq, 1, MAX_FIT_SEQ),
+    }
+    given, optimizer = name_or_path("model", model, FACTORY), text("optimizer", optimizer)
+    if is_target(given):
+        return _captured(given, machine, sizes, optimizer, loss, change, parse_inputs(inputs), progress)
+    if inputs:
+        raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
+    if loss is not None:
+        raise FieldError("", "loss", "is for a module that is captured; this model has its own")
+    return _estimated(given, machine, sizes, optimizer, change)
+
+
+def _captured(
+    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, loss: str | None,
+    allow: Change, inputs: tuple[InputSpec, ...], progress: Progress | None,
+) -> FitResult:  # fmt: skip
+    from steptime.captured.fit.bench import Bench
+    from steptime.captured.fit.captured import Captured
+
+    bench = Bench(
+        text=given, device=device, optimizer=captured_optimizer(optimizer, device), loss=loss, batch=sizes["batch"],
+        seq=sizes["seq"], inputs=inputs,
+    )  # fmt: skip
+    batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
+    engine = Captured(bench=bench, batch=batch, host_Bps=device.host_Bps, allow=allow, is_host=device.is_host)
+    counter = _Counter(progress, len(engine.precisions) + 2 * len(engine.micro_batches) + 4)
+    bench.ran = counter.one
+    found = search(engine, counter.more)
+    return _result(
+        found, given, device, batch, sizes["seq"], optimizer, allow, captures=bench.captures, notes=_notes(engine)
+    )
+
+
+def _notes(engine: Captured) -> list[str]:
+    """What a reader of the result has to know."""
+    bench = engine.bench
+    unknown = bench.run("fp32", engine.batch).table.coverage.unknown
+    notes = []
+    if unknown:
+        notes.append(f"timed by their bytes only, as no table has them: {first_few([one.op for one in unknown], 3)}")
+    notes += [f"{name} is left out: {why}" for name, why in engine.refused.items()]
+    notes += [f"{name} could not be captured and is simulated: {why}" for name, why in engine.unverified.items()]
+    if bench.resizes:
+        notes.append("the leading dim of the inputs is taken for the batch: no factory makes them for a batch")
+    if not bench.paths:
+        notes.append("no list of equal blocks was found in the module: checkpoints were not tried")
+    return notes
+
+
+class _Counter:
+    """Captures done, and those known so far."""
+
+    def __init__(self, progress: Progress | None, expected: int) -> None:
+        self.progress, self.done, self.total = progress, 0, expected
+
+    def one(self) -> None:
+        """One more is done."""
+        self.done += 1
+        self.total = max(self.total, self.done)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def more(self, captures: int) -> None:
+        """So many are to come."""
+        self.total = max(self.total, self.done + captures)
+
+
+def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimizer: str, allow: Change) -> FitResult:
+    spec = load_model(given)
+    states = estimated_optimizer(optimizer)
+    batch = DEFAULT_BATCH if sizes["batch"] is None else sizes["batch"]
+    cluster, mode = alone(device), MODES["corrected"]
+
+    def make(kind: Kind) -> Setting:
+        optimizer_states = OPTIMIZERS["adam8bit"] if kind.optimizer == "8bit" else states
+        adapter = adapter_of({"rank": LORA_RANK, "qlora": True}) if kind.weights == "qlora" else None
+        precision = PRECISIONS[kind.precision].on(device)
+        framework = framework_of(None, mode, device, precision)
+        job = Job(
+            model=spec, gpus=1, global_batch=batch, seq_len=sizes["seq"] or spec.seq_len,
+            precision=precision, optimizer=optimizer_states, adapter=adapter, framework=framework,
+        )  # fmt: skip
+        offload = {OFFLOADS[kind.optimizer]} if kind.optimizer in OFFLOADS else set()
+        offload |= {"activations"} if kind.swapped else set()
+        job = with_choices(job, {"offload": frozenset(offload)} if offload else {})
+        return Setting(method=mode.method, job=job, cluster=cluster, statistics=mode.statistics)
+
+    engine = Estimated(
+        make=make, strategy=mode.method.strategy("1d"), batch=batch, rates=frozenset(device.matrix_flops_per_s),
+        allow=allow, is_host=device.is_host,
+    )  # fmt: skip
+    found = search(engine)
+    notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
+    notes += import_notes(given, seq=sizes["seq"])
+    return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, allow, captures=0,
+                   notes=(*notes, *engine.left_out))  # fmt: skip
+
+
+def _result(
+    found: Found, model: str, device: Device, batch: int, seq: int | None, optimizer: str, allow: Change,
+    *, captures: int, notes: Sequence[str],
+) -> FitResult:  # fmt: skip
+    constants = memory_constants(is_host=device.is_host)
+    provenance: dict[str, Any] = {
+        "steptime_version": __version__, "memory_constants": constants.source,
+        "memory": {"capture": "live tensors of a captured step, placed by a model of PyTorch's caching allocator",
+                   "simulation": "the recorded chain of blocks under a schedule, and the allocator's usual slack",
+                   "estimate": "the estimate of the model's dimensions, and the allocator's usual slack"},
+        "host_bandwidth": host_basis(device),
+    }  # fmt: skip
+    return FitResult(
+        model=model, device=device.name, device_type="cpu" if device.is_host else "cuda", batch=batch, seq=seq,
+        optimizer=optimizer, allow=str(allow), host_Bps=device.host_Bps, capacity_bytes=device.memory_bytes,
+        context_bytes=constants.context_bytes,
+        baseline=found.baseline, cheapest=found.cheapest, least=found.least, front=found.front, guide=found.guide,
+        candidates=found.candidates, captures=captures, provenance=provenance, notes=tuple(notes),
+    )  # fmt: skip

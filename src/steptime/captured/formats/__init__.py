@@ -1,0 +1,1 @@
+"""Files that other software reads: traces, memory snapshots."""

@@ -1,0 +1,282 @@
+"""Read a PyTorch memory snapshot, measured or predicted: peaks, and what was in use at the highest.
+
+The format is that of `torch.cuda.memory._dump_snapshot`. The state at its end is exact; what came before follows from
+the recorded events, going back from there, so a trace that began late or lost its oldest events is fine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.captured.formats.plain_pickle import PickleProblem, loads
+from steptime.captured.graph.allocator import round_size
+from steptime.errors import InputFileError, UserError, first_few, shorten
+from steptime.store.files import read_bytes
+
+MAX_BYTES: Final = 512 * 2**20
+MAX_ENTRIES: Final = 20_000_000
+"""Blocks and events; a file can name one list many times."""
+UNKNOWN: Final = "unknown"
+NOT_RECORDED: Final = "(not recorded)"
+_GAIN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What was allocated from one place and is in use at the peak."""
+
+    place: str
+    """The innermost frame outside PyTorch itself: `file:line name`."""
+    size_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """One device of a snapshot.
+
+    Requested = what tensors asked for; allocated = their blocks. At the end both are exact. Before it a block is taken
+    to be its request rounded to 512 B, as events do not say more: the allocated peak is then a lower bound, short by
+    what blocks above 1 MiB were given too much (at most 1 MiB each).
+    """
+
+    device: int
+    reserved_bytes: int
+    """At the end."""
+    allocated_bytes: int
+    requested_bytes: int
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_requested_bytes: int
+    events: int
+    segments: int
+    by_category: Mapping[str, int] = field(default_factory=dict)
+    """Requested bytes at the peak, where the file says what they hold."""
+    holders: tuple[Holder, ...] = ()
+    """At the peak, largest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A memory snapshot."""
+
+    path: str
+    devices: Mapping[int, DeviceMemory]
+
+    def device(self, number: int | None = None) -> DeviceMemory:
+        """One device; None: the one with the highest peak.
+
+        Raises:
+            UserError: the snapshot has no such device, or none at all.
+        """
+        if not self.devices:
+            raise UserError(f"{self.path}: the snapshot is empty: no segments and no events")
+        if number is None:
+            return max(self.devices.values(), key=lambda device: device.peak_reserved_bytes)
+        if number not in self.devices:
+            known = first_few([str(one) for one in self.devices], 8)
+            raise UserError(f"{self.path}: there is no device {number}", hint=f"it has {known}")
+        return self.devices[number]
+
+
+def read_snapshot(path: str | Path) -> Snapshot:
+    """Read a snapshot without loading code from it.
+
+    Raises:
+        InputFileError: the file cannot be read, is larger than 512 MiB, is no pickle, is cut short, names a function
+            or class, or is no memory snapshot; the message says which.
+    """
+    where = str(path)
+    data = read_bytes(path, MAX_BYTES, "a memory snapshot", hint="record fewer events (max_entries)")
+    try:
+        document = loads(data)
+    except PickleProblem as error:
+        raise _not_one(where, error) from None
+    return parse_snapshot(document, where)
+
+
+def parse_snapshot(document: object, where: str) -> Snapshot:
+    """The snapshot in a document of plain data; ``where`` is the file that errors name.
+
+    Raises:
+        InputFileError: it is no memory snapshot; the message names the value.
+    """
+    try:
+        return Snapshot(path=where, devices=_Reader(document).devices())
+    except PickleProblem as error:
+        raise _not_one(where, error) from None
+
+
+def _not_one(where: str, error: PickleProblem) -> InputFileError:
+    hint = "a snapshot is written by torch.cuda.memory._dump_snapshot"
+    return InputFileError(where, f"not a memory snapshot: {error}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    size: int
+    place: str
+    category: str
+
+
+class _Reader:
+    """Checks every value that is used, as it is used."""
+
+    def __init__(self, document: object) -> None:
+        if isinstance(document, list):
+            document = {"segments": document}
+        if not isinstance(document, dict) or "segments" not in document:
+            raise PickleProblem("it has no segments")
+        self.document = document
+        self.left = MAX_ENTRIES
+        self.places: dict[int, str] = {}
+
+    def devices(self) -> dict[int, DeviceMemory]:
+        segments: dict[int, list[Mapping[str, Any]]] = {}
+        for n, segment in enumerate(self.entries(self.document, "segments", "")):
+            device = self.number(segment, "device", f"segments[{n}]", default=0)
+            segments.setdefault(device, []).append(segment)
+        traces = self.document.get("device_traces", [])
+        if not isinstance(traces, list):
+            raise PickleProblem("device_traces is not a list")
+        found = sorted({*segments, *(n for n, trace in enumerate(traces) if trace)})
+        return {n: self.device(n, segments.get(n, []), n < len(traces)) for n in found}
+
+    def device(self, number: int, segments: list[Mapping[str, Any]], traced: bool) -> DeviceMemory:
+        reserved = sum(self.number(s, "total_size", f"segment of device {number}") for s in segments)
+        live = self.blocks(segments, number)
+        allocated = sum(size for size, _ in live.values())
+        requested = sum(what.size for _, what in live.values())
+        traces = self.document.get("device_traces", [])
+        events = list(self.entries(traces, number, "device_traces")) if traced else []
+        curves = self.curves(events, number)
+        at = max(range(len(events) + 1), key=lambda n: curves[n][1])
+        final = curves[-1]
+        tops = [max(curve[n] for curve in curves) - final[n] for n in range(3)]
+        held = self.at(events, at, {address: what for address, (_, what) in live.items()})
+        return DeviceMemory(
+            device=number, reserved_bytes=reserved, allocated_bytes=allocated, requested_bytes=requested,
+            peak_reserved_bytes=reserved + tops[0], peak_allocated_bytes=allocated + tops[1],
+            peak_requested_bytes=requested + tops[2], events=len(events), segments=len(segments),
+            by_category=_categories(held), holders=_holders(held),
+        )  # fmt: skip
+
+    def blocks(self, segments: list[Mapping[str, Any]], device: int) -> dict[int, tuple[int, _Live]]:
+        """Address -> size of the block and what is in it, of the blocks in use at the end."""
+        out: dict[int, tuple[int, _Live]] = {}
+        where = f"block of device {device}"
+        for segment in segments:
+            address = self.number(segment, "address", f"segment of device {device}", default=0)
+            for block in self.entries(segment, "blocks", "segment"):
+                size = self.number(block, "size", where)
+                if str(block.get("state", ""))[:7] == "active_":
+                    asked = self.number(block, "requested_size", where, default=size)
+                    out[address] = (size, _Live(asked, self.place(block), UNKNOWN))
+                address += size
+        return out
+
+    def curves(self, events: list[Mapping[str, Any]], device: int) -> list[tuple[int, int, int]]:
+        """Reserved, allocated and requested bytes after each event, counted from the first one."""
+        reserved = allocated = requested = 0
+        out = [(0, 0, 0)]
+        for n, event in enumerate(events):
+            action = event.get("action")
+            size = self.number(event, "size", f"event {n} of device {device}", default=0)
+            if action == "alloc" or action == "free_completed":
+                sign = 1 if action == "alloc" else -1
+                allocated += sign * round_size(size)
+                requested += sign * size
+            elif isinstance(action, str):
+                reserved += _GAIN.get(action, 0) * size
+            out.append((reserved, allocated, requested))
+        return out
+
+    def at(self, events: list[Mapping[str, Any]], count: int, final: dict[int, _Live]) -> dict[int, _Live]:
+        """What is in use after so many events: later ones undone, and the rest by its latest allocation."""
+        live = dict(final)
+        for event in reversed(events[count:]):
+            action = event.get("action")
+            if action == "alloc":
+                live.pop(self.number(event, "addr", "event"), None)
+            elif action == "free_completed":
+                live[self.number(event, "addr", "event")] = self.live(event)
+        for event in events[:count]:
+            if event.get("action") == "alloc":
+                address = self.number(event, "addr", "event")
+                if address in live:
+                    live[address] = self.live(event)
+        return live
+
+    def live(self, event: Mapping[str, Any]) -> _Live:
+        category = event.get("category")
+        name = shorten(category) if isinstance(category, str) else UNKNOWN
+        return _Live(self.number(event, "size", "event"), self.place(event), name)
+
+    def place(self, entry: Mapping[str, Any]) -> str:
+        """The first frame that is not PyTorch's own, else the first."""
+        frames = entry.get("frames")
+        if not isinstance(frames, list) or not frames:
+            return NOT_RECORDED
+        known = self.places.get(id(frames))
+        if known is None:
+            texts = [frame for frame in frames[:256] if isinstance(frame, dict)]
+            own = next((frame for frame in texts if not _of_torch(frame)), texts[0] if texts else None)
+            known = self.places[id(frames)] = NOT_RECORDED if own is None else _frame(own)
+        return known
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    def entries(self, holder: Any, key: str | int, where: str) -> Iterator[Mapping[str, Any]]:
+        """Members of a list of dictionaries."""
+        name = f"{where}.{key}" if where else str(key)
+        found = holder.get(key, []) if isinstance(holder, dict) else holder[key]
+        if not isinstance(found, list):
+            raise PickleProblem(f"{name} is not a list")
+        self.left -= len(found)
+        if self.left < 0:
+            raise PickleProblem(f"it has more than {MAX_ENTRIES} blocks and events")
+        for n, entry in enumerate(found):
+            if not isinstance(entry, dict):
+                raise PickleProblem(f"{name}[{n}] is not a dictionary")
+            yield entry
+
+    def number(self, entry: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+        """A whole number of at most 64 bits, not negative."""
+        value = entry.get(key, default)
+        if type(value) is not int or not 0 <= value < 2**64:
+            given = repr(value) if isinstance(value, (int, float)) else type(value).__name__
+            raise PickleProblem(f"{key} of {where} is {shorten(given, 40)}, not a whole number from 0 on")
+        return value
+
+
+def _of_torch(frame: Mapping[str, Any]) -> bool:
+    name = str(frame.get("filename", ""))[:4096] if isinstance(frame.get("filename"), str) else ""
+    return "/torch/" in name or name.startswith(("torch/", "??", "<")) or name.endswith((".cpp", ".h", ".cu", ".so"))
+
+
+def _frame(frame: Mapping[str, Any]) -> str:
+    def text(key: str) -> str:
+        value = frame.get(key, "")
+        return shorten(value, 160) if isinstance(value, str) else str(value) if type(value) is int else "?"
+
+    return f"{text('filename')}:{text('line')} {text('name')}"
+
+
+def _categories(held: Mapping[int, _Live]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for what in held.values():
+        total[what.category] += what.size
+    return dict(total.most_common())
+
+
+def _holders(held: Mapping[int, _Live]) -> tuple[Holder, ...]:
+    size: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for what in held.values():
+        size[what.place] += what.size
+        count[what.place] += 1
+    return tuple(Holder(place, total, count[place]) for place, total in size.most_common())

@@ -1,0 +1,370 @@
+"""CUDA's caching allocator as PyTorch has it, without a GPU: which bytes a process holds, and where each block lies.
+
+What a program needs (:class:`~steptime.captured.graph.liveness.Liveness`) and what its process holds differ: sizes are
+rounded, memory comes from the driver in segments, and a free block is only used again where it is large enough.
+
+Source: PyTorch, `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h` (`kMinBlockSize`, `kSmallSize`,
+`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`, `kRoundLarge`; `get_allocation_size`, `get_free_block`,
+`should_split`, `try_merge_blocks`, `try_allocate_expandable_block`, `release_cached_blocks`). One stream, no graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from steptime.captured.graph.blocks import Block, Pool, merge, split
+from steptime.errors import UserError
+from steptime.num import round_up
+
+MIN_BLOCK_BYTES: Final = 512
+"""`kMinBlockSize`: every size is a multiple of it."""
+SMALL_BYTES: Final = 2**20
+"""`kSmallSize`: the largest block of the pool of small ones."""
+SMALL_SEGMENT_BYTES: Final = 2 * 2**20
+"""`kSmallBuffer`: a segment of the small pool, and a page of its expandable segment."""
+LARGE_SEGMENT_BYTES: Final = 20 * 2**20
+"""`kLargeBuffer`: a segment for blocks below `LARGE_BYTES`, and a page of the large expandable segment."""
+LARGE_BYTES: Final = 10 * 2**20
+"""`kMinLargeAlloc`: from here on a block gets a segment of its own size."""
+LARGE_ROUNDING_BYTES: Final = 2 * 2**20
+"""`kRoundLarge`: to which such a segment is rounded up."""
+
+FIRST_ADDRESS: Final = 0x7F00_0000_0000
+"""Any multiple of 2 MiB; below 2^53, so that a viewer in JavaScript keeps it exact."""
+ADDRESS_SPACE_BYTES: Final = 2**40
+"""Addresses that an expandable segment reserves; PyTorch takes 9/8 of the device's memory."""
+
+Action = Literal[
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"
+]
+NOBODY: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorSettings:
+    """What `PYTORCH_CUDA_ALLOC_CONF` sets, and the memory that there is."""
+
+    expandable_segments: bool = False
+    max_split_size_bytes: int | None = None
+    """Blocks from this size on are not split, and only used for sizes within 20 MiB of theirs; None: no limit."""
+    roundup_power2_divisions: int = 0
+    """Sizes are rounded up to the next of so many steps between two powers of two; 0 or 1: to 512 bytes."""
+    capacity_bytes: int | None = None
+    """Memory that the driver has to give; None: as much as is asked for."""
+
+    def __post_init__(self) -> None:
+        if self.max_split_size_bytes is not None and self.max_split_size_bytes <= LARGE_SEGMENT_BYTES:
+            raise UserError(f"max_split_size {self.max_split_size_bytes} B is too small", hint="more than 20 MiB")
+        divisions = self.roundup_power2_divisions
+        if divisions < 0 or divisions & (divisions - 1):
+            raise UserError(f"roundup_power2_divisions {divisions} is not a power of two", hint="0, 1, 2, 4, 8, ...")
+        if self.capacity_bytes is not None and self.capacity_bytes <= 0:
+            raise UserError(f"a device of {self.capacity_bytes} B has no memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that the allocator did; sizes of blocks are those asked for, as in PyTorch's traces."""
+
+    action: Action
+    address: int
+    size_bytes: int
+    owner: int
+    """What the caller said the block is for; of a segment: for what it was taken."""
+    time: int
+    """The caller's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBlock:
+    """A block of a segment."""
+
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    allocated: bool
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory taken from the driver, as one range of addresses."""
+
+    address: int
+    size_bytes: int
+    small: bool
+    expandable: bool
+    blocks: tuple[PlacedBlock, ...]
+
+
+class OutOfMemoryError(Exception):
+    """The device has no more memory, also after all that is cached and whole was given back."""
+
+    def __init__(self, requested_bytes: int, free_bytes: int) -> None:
+        super().__init__(f"{requested_bytes} B asked for, {free_bytes} B free on the device")
+        self.requested_bytes = requested_bytes
+        self.free_bytes = free_bytes
+
+
+def round_size(requested_bytes: int, divisions: int = 0) -> int:
+    r"""Bytes of the block for a request of $b$ bytes.
+
+    $$512 \lceil b / 512 \rceil$$
+
+    or, with $d$ divisions and $b > 512 d$, the next multiple of $2^{\lfloor \log_2 b \rfloor} / d$.
+
+    Source: PyTorch, `DeviceCachingAllocator::round_size`, `roundup_power2_next_division`.
+
+    >>> round_size(1), round_size(512), round_size(513)
+    (512, 512, 1024)
+    >>> round_size(1200 * 1024, 4) // 1024
+    1280
+    """
+    if divisions > 1 and requested_bytes > MIN_BLOCK_BYTES * divisions:
+        power = 1 << (requested_bytes.bit_length() - 1)
+        step = power // divisions
+        return round_up(requested_bytes, step)
+    return max(round_up(requested_bytes, MIN_BLOCK_BYTES), MIN_BLOCK_BYTES)
+
+
+def segment_size(size_bytes: int) -> int:
+    """Bytes of the segment that is taken from the driver for a block of that (rounded) size.
+
+    Source: PyTorch, `DeviceCachingAllocator::get_allocation_size`.
+
+    >>> [segment_size(n * 2**20) // 2**20 for n in (1, 2, 9, 10, 11)]
+    [2, 20, 20, 10, 12]
+    """
+    if size_bytes <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if size_bytes < LARGE_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return round_up(size_bytes, LARGE_ROUNDING_BYTES)
+
+
+class CachingAllocator:
+    """The allocator's state: blocks in use, free blocks by pool, and what it did so far.
+
+    >>> allocator = CachingAllocator()
+    >>> block = allocator.malloc(3 * 2**20)
+    >>> allocator.reserved_bytes // 2**20, allocator.allocated_bytes // 2**20
+    (20, 3)
+    >>> allocator.free(block)
+    >>> allocator.reserved_bytes // 2**20, allocator.allocated_bytes
+    (20, 0)
+    """
+
+    def __init__(self, settings: AllocatorSettings | None = None) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.events: list[Event] = []
+        self.now = 0
+        self.reserved_bytes = self.allocated_bytes = self.requested_bytes = 0
+        self.peak_reserved_bytes = self.peak_allocated_bytes = self.peak_requested_bytes = 0
+        self._small, self._large = Pool(small=True), Pool(small=False)
+        self._used: dict[int, Block] = {}
+        self._next_address = FIRST_ADDRESS
+
+    # -- what a program does ------------------------------------------------------------------------------------------
+
+    def malloc(self, requested_bytes: int, owner: int = NOBODY) -> Block | None:
+        """Place a block; None for 0 bytes, which take no memory.
+
+        Raises:
+            OutOfMemoryError: the capacity of the settings does not suffice.
+        """
+        if requested_bytes <= 0:
+            return None
+        size = round_size(requested_bytes, self.settings.roundup_power2_divisions)
+        pool = self._small if size <= SMALL_BYTES else self._large
+        block = self._best_fit(pool, size) or self._new_block(pool, size, owner)
+        if self._splits(block, size):
+            block = split(block, size)
+        block.allocated, block.owner, block.requested_bytes = True, owner, requested_bytes
+        self._used[block.address] = block
+        self.allocated_bytes += block.size_bytes
+        self.requested_bytes += requested_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
+        self._log("alloc", block.address, requested_bytes, owner)
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """Give a block back to the cache; free neighbours become one block."""
+        if block is None:
+            return
+        if self._used.pop(block.address, None) is not block:
+            raise ValueError(f"the block at {block.address:#x} is not in use")
+        self._log("free_requested", block.address, block.requested_bytes, block.owner)
+        self._log("free_completed", block.address, block.requested_bytes, block.owner)
+        self.allocated_bytes -= block.size_bytes
+        self.requested_bytes -= block.requested_bytes
+        block.allocated, block.owner, block.requested_bytes = False, NOBODY, 0
+        merge(block, block.previous)
+        merge(block, block.next)
+        block.pool.add(block)
+
+    def release_cached(self) -> None:
+        """Give to the driver what is free and whole: segments, or pages of expandable segments (`empty_cache`)."""
+        for pool in (self._large, self._small):
+            for block in pool.free_blocks():
+                if block.expandable:
+                    self._unmap(block)
+                elif block.previous is None and block.next is None:
+                    pool.remove(block)
+                    self._reserve(-block.size_bytes)
+                    self._log("segment_free", block.address, block.size_bytes, NOBODY)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """What is held now, by address; of an expandable segment each range that has memory."""
+        blocks = [*self._used.values(), *self._large.free_blocks(), *self._small.free_blocks()]
+        heads = [block for block in blocks if block.previous is None or not block.previous.mapped]
+        return tuple(_segment(head) for head in sorted(heads, key=lambda block: block.address))
+
+    # -- where a block comes from -------------------------------------------------------------------------------------
+
+    def _best_fit(self, pool: Pool, size: int) -> Block | None:
+        """The smallest free block that suffices, of equal ones the lowest; taken out of its pool."""
+        block = pool.best_fit(size)
+        limit = self.settings.max_split_size_bytes
+        if block is None:
+            return None
+        if limit is not None:
+            oversize = block.size_bytes >= limit if size < limit else block.size_bytes >= size + LARGE_SEGMENT_BYTES
+            if oversize:
+                return None
+        pool.remove(block)
+        return block
+
+    def _splits(self, block: Block, size: int) -> bool:
+        """Whether what a block has over `size` becomes a block of its own."""
+        remaining = block.size_bytes - size
+        if block.pool.small or self.settings.expandable_segments:
+            return remaining >= MIN_BLOCK_BYTES
+        limit = self.settings.max_split_size_bytes
+        return remaining > SMALL_BYTES and (limit is None or size < limit)
+
+    def _new_block(self, pool: Pool, size: int, owner: int) -> Block:
+        extend = self._expand if self.settings.expandable_segments else self._take_segment
+        block = extend(pool, size, owner)
+        if block is None:
+            self.release_cached()
+            block = extend(pool, size, owner)
+        if block is None:
+            free = (self.settings.capacity_bytes or 0) - self.reserved_bytes
+            self._log("oom", free, size, owner)
+            raise OutOfMemoryError(size, free)
+        return block
+
+    def _take_segment(self, pool: Pool, size: int, owner: int) -> Block | None:
+        total = segment_size(size)
+        if not self._has(total):
+            return None
+        block = Block(self._addresses(total), total, pool)
+        self._reserve(total)
+        self._log("segment_alloc", block.address, total, owner)
+        return block
+
+    def _expand(self, pool: Pool, size: int, owner: int) -> Block | None:
+        """A block at the lowest address where free memory and pages without memory suffice."""
+        start = self._expandable(pool, size)
+        block = start if start.mapped else self._map(start, min(start.size_bytes, size), owner)
+        while block is not None and block.size_bytes < size:
+            after = block.next
+            assert after is not None
+            block = self._map(after, min(size - block.size_bytes, after.size_bytes), owner)
+        if block is not None:
+            pool.remove(block)
+        return block
+
+    def _expandable(self, pool: Pool, size: int) -> Block:
+        for block in pool.unmapped_blocks():
+            before = block.previous
+            start = before if before is not None and not before.allocated else block
+            if _room(start, size):
+                return start
+        space = max(ADDRESS_SPACE_BYTES, round_up(size, LARGE_SEGMENT_BYTES))
+        base = self._addresses(space)
+        page = SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
+        block = Block(base, space // page * page, pool, base=base, mapped=False)
+        pool.add(block)
+        return block
+
+    def _map(self, block: Block, size: int, owner: int) -> Block | None:
+        """Give memory to the pages of the first `size` bytes of a range that has none."""
+        page = SMALL_SEGMENT_BYTES if block.pool.small else LARGE_SEGMENT_BYTES
+        mapped = min(round_up(size, page), block.size_bytes)
+        if not self._has(mapped):
+            return None
+        block.pool.remove(block)
+        front = split(block, mapped) if mapped < block.size_bytes else block
+        front.mapped = True
+        self._reserve(mapped)
+        self._log("segment_map", front.address, mapped, owner)
+        merge(front, front.previous)
+        merge(front, front.next)
+        front.pool.add(front)
+        return front
+
+    def _unmap(self, block: Block) -> None:
+        """Give back the whole pages inside a free block."""
+        page = SMALL_SEGMENT_BYTES if block.pool.small else LARGE_SEGMENT_BYTES
+        first = round_up(block.address - block.base, page) + block.base
+        last = (block.end - block.base) // page * page + block.base
+        if last <= first:
+            return
+        block.pool.remove(block)
+        if first > block.address:
+            front = split(block, first - block.address, keep=True)
+            block.pool.add(front)
+        middle = split(block, last - first) if last < block.end else block
+        middle.mapped = False
+        self._reserve(first - last)
+        self._log("segment_unmap", first, last - first, NOBODY)
+        merge(middle, middle.previous)
+        merge(middle, middle.next)
+        middle.pool.add(middle)
+
+    # -- counting -----------------------------------------------------------------------------------------------------
+
+    def _has(self, size: int) -> bool:
+        capacity = self.settings.capacity_bytes
+        return capacity is None or self.reserved_bytes + size <= capacity
+
+    def _reserve(self, size: int) -> None:
+        self.reserved_bytes += size
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+
+    def _addresses(self, size: int) -> int:
+        address = self._next_address
+        self._next_address += round_up(size, LARGE_ROUNDING_BYTES)
+        return address
+
+    def _log(self, action: Action, address: int, size: int, owner: int) -> None:
+        self.events.append(Event(action, address, size, owner, self.now))
+
+
+def _room(block: Block | None, size: int) -> bool:
+    """Whether the blocks from here on, free or without memory, suffice."""
+    room = 0
+    while block is not None and not block.allocated and room < size:
+        room += block.size_bytes
+        block = block.next
+    return room >= size
+
+
+def _chain(head: Block) -> Iterator[Block]:
+    block: Block | None = head
+    while block is not None and block.mapped:
+        yield block
+        block = block.next
+
+
+def _segment(head: Block) -> Segment:
+    blocks = tuple(
+        PlacedBlock(block.address, block.size_bytes, block.requested_bytes, block.allocated, block.owner)
+        for block in _chain(head)
+    )
+    total = sum(block.size_bytes for block in blocks)
+    return Segment(head.address, total, head.pool.small, head.expandable, blocks)

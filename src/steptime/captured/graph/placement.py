@@ -1,0 +1,188 @@
+"""The storages of a program placed by the caching allocator: the memory that a process reserves, and its waste."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from steptime.captured.graph.allocator import AllocatorSettings, CachingAllocator, Event, OutOfMemoryError, Segment
+from steptime.captured.graph.blocks import Block
+from steptime.captured.graph.program import BEFORE, Program
+from steptime.errors import UserError
+from steptime.num import Array
+
+MAX_STEPS: Final = 16
+
+
+def workspace(call: int) -> int:
+    """Owner of the scratch memory of a call; storages are owners under their own number."""
+    return -2 - call
+
+
+def call_of_workspace(owner: int) -> int | None:
+    """The call whose scratch memory an owner is, None for a storage."""
+    return -2 - owner if owner <= -2 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """The request for which there was no memory."""
+
+    step: int
+    call: int
+    owner: int
+    requested_bytes: int
+    free_bytes: int
+    """What the driver still had; free memory inside the cache did not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What the allocator did for some steps of a program.
+
+    `reserved_bytes`, `allocated_bytes` and `requested_bytes` are of the last step: entry 0 before its first call,
+    entry i + 1 while call i runs. The peaks are of all steps.
+    """
+
+    program: Program
+    settings: AllocatorSettings
+    steps: int
+    events: tuple[Event, ...]
+    """Their clock: calls since the start of the first step; -1 before it."""
+    segments: tuple[Segment, ...]
+    """What is held at the end."""
+    reserved_bytes: Array
+    allocated_bytes: Array
+    requested_bytes: Array
+    peak_reserved_bytes: int
+    """`torch.cuda.max_memory_reserved()`."""
+    peak_allocated_bytes: int
+    """`torch.cuda.max_memory_allocated()`: sizes of the blocks."""
+    peak_requested_bytes: int
+    """`torch.cuda.memory_stats()["requested_bytes.all.peak"]`: sizes of the tensors."""
+    shortage: Shortage | None = None
+    """Why it ended early, where the memory did not suffice."""
+
+
+def place(program: Program, settings: AllocatorSettings | None = None, *, steps: int = 2) -> Placement:
+    """Run the allocator through steps of a program.
+
+    With one step, what exists before the step is there first: parameters, buffers, inputs and the optimiser's states,
+    in that order. With more, the first step makes the states when the optimiser first runs, as PyTorch does: they
+    then lie in what the activations left, and the second step may need further segments. What a step leaves behind
+    besides its states goes when the next one ends its forward pass, in which it is replaced.
+
+    Args:
+        program: a recorded step.
+        settings: of the allocator, and the memory of the device.
+        steps: how many steps to run, 1 to 16.
+
+    Raises:
+        UserError: `steps` is out of range.
+    """
+    if not 1 <= steps <= MAX_STEPS:
+        raise UserError(f"steps {steps} is out of range", hint=f"1 to {MAX_STEPS}")
+    return _Run(program, settings or AllocatorSettings(), steps).placement()
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What each call allocates and frees, by the number of the call."""
+
+    born: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    freed: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+
+class _Run:
+    def __init__(self, program: Program, settings: AllocatorSettings, steps: int) -> None:
+        self.program = program
+        self.steps = steps
+        self.allocator = CachingAllocator(settings)
+        self.blocks: dict[int, Block | None] = {}
+        self.counts: list[tuple[int, int, int]] = []
+        self.at = (0, BEFORE, BEFORE)
+        """Step, call and owner of the request that is made."""
+        calls = program.calls
+        self.first_update = next((n for n, call in enumerate(calls) if call.phase == "optimizer"), BEFORE)
+        self.end_of_forward = next((n for n, call in enumerate(calls) if call.phase != "forward"), len(calls)) - 1
+        self.plan = _Plan()
+        for number, storage in enumerate(program.storages):
+            self.plan.born[storage.born].append(number)
+            if storage.freed is not None:
+                self.plan.freed[storage.freed].append(number)
+
+    def placement(self) -> Placement:
+        shortage = None
+        try:
+            for step in range(self.steps):
+                self._step(step)
+        except OutOfMemoryError as error:
+            step, call, owner = self.at
+            shortage = Shortage(
+                step=step, call=call, owner=owner, requested_bytes=error.requested_bytes, free_bytes=error.free_bytes
+            )
+        allocator = self.allocator
+        reserved, allocated, requested = np.array(self.counts, dtype=np.int64).reshape(-1, 3).T
+        return Placement(
+            program=self.program, settings=allocator.settings, steps=self.steps, events=tuple(allocator.events),
+            segments=allocator.segments(), reserved_bytes=reserved, allocated_bytes=allocated,
+            requested_bytes=requested, peak_reserved_bytes=allocator.peak_reserved_bytes,
+            peak_allocated_bytes=allocator.peak_allocated_bytes, peak_requested_bytes=allocator.peak_requested_bytes,
+            shortage=shortage,
+        )  # fmt: skip
+
+    def _step(self, step: int) -> None:
+        calls = self.program.calls
+        self.counts = []
+        left = self._left_over() if step else []
+        late = self._late() if step == 0 and self.steps > 1 else set()
+        self.allocator.now = step * len(calls) - (step == 0)
+        self._allocate(step, BEFORE, [n for n in self.plan.born[BEFORE] if n not in late])
+        self._count()
+        self._free(self.plan.freed[BEFORE])
+        for number, call in enumerate(calls):
+            self.allocator.now = step * len(calls) + number
+            if number == self.first_update and late:
+                self._allocate(step, number, sorted(late))
+            self._allocate(step, number, self.plan.born[number])
+            scratch = self._malloc(step, number, workspace(number), call.scratch_bytes)
+            self._count()
+            self.allocator.free(scratch)
+            self._free(self.plan.freed[number])
+            if number == self.end_of_forward:
+                self._free(left)
+
+    def _late(self) -> set[int]:
+        """States that the first step of the optimiser makes."""
+        storages = self.program.storages
+        late = {n for n in self.plan.born[BEFORE] if storages[n].category == "state" and storages[n].freed is None}
+        return late if self.first_update >= 0 else set()
+
+    def _left_over(self) -> list[int]:
+        """What the step before made and left, now under other numbers."""
+        stays = {"parameter", "buffer", "state", "input"}
+        storages = self.program.storages
+        over = [n for n in self.blocks if storages[n].born != BEFORE or storages[n].category not in stays]
+        moved = {-(10**12) - n: self.blocks.pop(n) for n in over}
+        self.blocks |= moved
+        return list(moved)
+
+    def _allocate(self, step: int, call: int, storages: list[int]) -> None:
+        for number in storages:
+            if number not in self.blocks:
+                self.blocks[number] = self._malloc(step, call, number, self.program.storages[number].size_bytes)
+
+    def _malloc(self, step: int, call: int, owner: int, size_bytes: int) -> Block | None:
+        self.at = (step, call, owner)
+        return self.allocator.malloc(size_bytes, owner)
+
+    def _free(self, storages: list[int]) -> None:
+        for number in storages:
+            self.allocator.free(self.blocks.pop(number, None))
+
+    def _count(self) -> None:
+        allocator = self.allocator
+        self.counts.append((allocator.reserved_bytes, allocator.allocated_bytes, allocator.requested_bytes))

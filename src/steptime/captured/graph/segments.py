@@ -1,0 +1,169 @@
+"""Where in a program the blocks of a run of equal blocks are: by time, one segment a block and stretch.
+
+A run is a list of equal blocks of which only `KEPT` periods were recorded. Blocks 1 and 2 are interior: what they do is
+what any further block does, and comparing them says whether that is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from steptime.captured.graph.program import BEFORE, Call, Program
+
+KEPT: Final = 4
+"""Periods of a run that are recorded: both ends, and two in between that must be alike."""
+
+
+def below(container: str) -> str:
+    """How paths below a container begin."""
+    return f"{container}." if container else ""
+
+
+def block_of(container: str, path: str) -> tuple[int, str] | None:
+    """Index of the block of a list below which a path lies, and what follows it in the path; None: no block.
+
+    >>> block_of("model.layers", "model.layers.12.mlp.up"), block_of("", "3"), block_of("model.layers", "model.norm")
+    ((12, '.mlp.up'), (3, ''), None)
+    """
+    prefix = below(container)
+    if not path.startswith(prefix):
+        return None
+    head, dot, rest = path[len(prefix) :].partition(".")
+    return (int(head), dot + rest) if head.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Equal blocks below one container: `period` blocks that repeat."""
+
+    container: str
+    """Path of the list of blocks."""
+    first: int
+    """Index of its first block."""
+    period: int
+    """Blocks after which the pattern repeats."""
+    count: int
+    """Blocks of the whole run, a multiple of the period."""
+
+    @property
+    def missing(self) -> int:
+        """Periods that were not recorded."""
+        return self.count // self.period - KEPT
+
+    def index_of(self, path: str) -> int | None:
+        """Index of the block below which a path lies."""
+        found = block_of(self.container, path)
+        return None if found is None else found[0]
+
+    def period_of(self, path: str) -> int | None:
+        """Number of the recorded period below which a path lies, None outside the run."""
+        index = self.index_of(path)
+        if index is None or not self.first <= index < self.first + KEPT * self.period:
+            return None
+        return (index - self.first) // self.period
+
+    def moved(self, path: str, periods: int) -> str:
+        """The same path that many periods later."""
+        found = block_of(self.container, path)
+        if found is None or not periods:
+            return path
+        index, rest = found
+        return f"{below(self.container)}{index + periods * self.period}{rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Calls in a row in which each recorded period has one segment: start of each period, and which way they go."""
+
+    starts: tuple[int, ...]
+    """First call of period 0, 1, 2, 3."""
+    end: int
+    backward: bool
+    """Later periods come first."""
+
+    def segment(self, period: int) -> range:
+        """Numbers of the calls of one period."""
+        following = period - 1 if self.backward else period + 1
+        end = self.starts[following] if 0 <= following < KEPT else self.end
+        return range(self.starts[period], end)
+
+
+def owners(program: Program, run: Run) -> list[int | None]:
+    """Period to which each call belongs; a call of the optimiser belongs to that of the parameter it works on."""
+    named = [run.period_of(storage.name) for storage in program.storages]
+    out: list[int | None] = []
+    for call in program.calls:
+        if call.phase != "optimizer":
+            out.append(run.period_of(call.module))
+            continue
+        touched = {named[s] for s in (*call.reads, *call.writes) if program.storages[s].name}
+        out.append(next(iter(touched)) if len(touched) == 1 else None)
+        if not touched and out[:-1]:
+            out[-1] = out[-2]
+    return out
+
+
+def is_wide(call: Call) -> bool:
+    """Whether it works on a list of tensors: one element for each parameter."""
+    names = call.node.names
+    return bool(names) and max(names.count(name) for name in set(names)) > 1 and call.phase == "optimizer"
+
+
+def stretches(program: Program, run: Run) -> list[Stretch] | None:
+    """The stretches of a program; None where the blocks of the run do not follow each other."""
+    owner = owners(program, run)
+    out: list[Stretch] = []
+    for start, end in _spans(program.calls, owner):
+        starts: dict[int, int] = {}
+        for number in range(start, end):
+            period = owner[number]
+            if period is not None and not is_wide(program.calls[number]):
+                starts.setdefault(period, number)
+        if not starts:
+            continue
+        found = [starts.get(period, BEFORE) for period in range(KEPT)]
+        if BEFORE in found:
+            return None
+        backward = found[0] > found[-1]
+        if found != sorted(found, reverse=backward):
+            return None
+        stretch = Stretch(tuple(found), _last_owned(owner, start, end) + 1, backward)
+        if not _ordered(owner, stretch):
+            return None
+        out.append(stretch)
+    return out or None
+
+
+def _last_owned(owner: Sequence[int | None], start: int, end: int) -> int:
+    return max(number for number in range(start, end) if owner[number] is not None)
+
+
+def _ordered(owner: Sequence[int | None], stretch: Stretch) -> bool:
+    """Whether every call of a period lies in the segment of that period."""
+    return all(owner[number] in (None, period) for period in range(KEPT) for number in stretch.segment(period)) and len(
+        stretch.segment(1)
+    ) == len(stretch.segment(2))
+
+
+def _spans(calls: Sequence[Call], owner: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Forward, backward, and the passes of the optimiser over single parameters between operators on lists."""
+    spans: list[tuple[int, int]] = []
+    start, last = 0, BEFORE
+    for number in range(1, len(calls) + 1):
+        if number < len(calls) and not _cut(calls[number - 1], calls[number], owner[number], last):
+            last = last if owner[number] is None else owner[number] or 0
+            continue
+        spans.append((start, number))
+        start = number
+        last = BEFORE if number == len(calls) or owner[number] is None else owner[number] or 0
+    return [(a, b) for a, b in spans if not is_wide(calls[a])]
+
+
+def _cut(before: Call, after: Call, period: int | None, last: int) -> bool:
+    """Whether a new span begins: another phase, a list after single tensors, or a new pass from the first block on."""
+    if before.phase != after.phase:
+        return True
+    again = period is not None and period < last
+    return after.phase == "optimizer" and (again or is_wide(before) != is_wide(after))

@@ -1,0 +1,143 @@
+"""Reading an ONNX file that may be hostile: size, syntax, external data, functions; weights are never loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from steptime.captured.onnx.external import fetch
+from steptime.errors import InputFileError, UserError, shorten
+from steptime.store.files import refuse_endless, unreadable
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+MAX_FILE_BYTES = 2**31 - 1
+"""The most that a protobuf message can have."""
+MAX_NODES = 1_000_000
+"""Nodes of a file after its functions are inlined."""
+
+
+def require_onnx() -> None:
+    """Say how to install the ``onnx`` library where it is missing.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if find_spec("onnx") is None:
+        raise UserError("reading an ONNX file needs the onnx library", hint="pip install 'steptime[onnx]'")
+
+
+def load_model(path: Path) -> ModelProto:
+    """The model of a file with its functions inlined; contents of weights in other files stay there.
+
+    Raises:
+        InputFileError: the file cannot be read, is over 2 GiB, is no ONNX model, names data outside its folder, or
+            has functions that call themselves or unfold to more than ``MAX_NODES`` nodes.
+        UserError: the ``onnx`` library is not installed.
+    """
+    require_onnx()
+    from onnx import ModelProto
+
+    model = ModelProto()
+    refuse_endless(path)
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InputFileError(str(path), f"{size} bytes; a model may have {MAX_FILE_BYTES} at most", hint=_SPLIT)
+        model.ParseFromString(path.read_bytes())
+    except OSError as problem:
+        raise unreadable(path, problem) from None
+    except (import_module("google.protobuf.message").DecodeError, UnicodeDecodeError):
+        raise InputFileError(str(path), "not an ONNX model, or cut off") from None
+    if not model.HasField("graph") or not model.opset_import:
+        raise InputFileError(str(path), "not an ONNX model: it has no graph or no operator-set version")
+    for tensor in tensors(model.graph):
+        _check_location(path, tensor)
+        fetch(path, tensor)
+    for function in model.functions:
+        for node in function.node:
+            for tensor in _node_tensors(node):
+                _check_location(path, tensor)
+    return _inlined(path, model)
+
+
+_SPLIT = "save its weights as external data"
+
+
+def tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """All tensors that a graph and its sub-graphs store."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    for node in graph.node:
+        yield from _node_tensors(node)
+
+
+def _node_tensors(node: NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        yield from (attribute.t, *attribute.tensors)
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield sparse.values
+            yield sparse.indices
+        for graph in (attribute.g, *attribute.graphs):
+            yield from tensors(graph)
+
+
+def _check_location(path: Path, tensor: TensorProto) -> None:
+    """Data outside the folder of the model are refused, although they would not be read."""
+    for entry in tensor.external_data:
+        if entry.key != "location":
+            continue
+        place = entry.value.replace("\\", "/")
+        outside = PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts
+        if outside or re.match(r"[A-Za-z]:|[A-Za-z][A-Za-z0-9+.-]*://", place) or "\0" in place:
+            raise InputFileError(
+                str(path),
+                f"the data of {shorten(tensor.name)!r} are said to be at {shorten(entry.value)!r}",
+                hint="external data must be in the folder of the model or below it",
+            )
+
+
+def _inlined(path: Path, model: ModelProto) -> ModelProto:
+    """The model with each call of one of its own functions replaced by the nodes of the function."""
+    functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
+    count = _unfolded(path, model.graph.node, functions, {}, ())
+    if count > MAX_NODES:
+        raise InputFileError(str(path), f"{count} nodes with its functions inlined; {MAX_NODES} at most")
+    if not functions:
+        return model
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as problem:  # the library documents no exception of its own
+        raise InputFileError(str(path), f"its functions cannot be inlined: {shorten(str(problem))}") from None
+
+
+_Key = tuple[str, str, str]
+
+
+def _unfolded(
+    path: Path, nodes: Any, functions: dict[_Key, FunctionProto], known: dict[_Key, int], inside: tuple[_Key, ...]
+) -> int:
+    """Number of nodes after inlining, counted without inlining."""
+    total = 0
+    for node in nodes:
+        key = (node.domain, node.op_type, getattr(node, "overload", ""))
+        if key in inside:
+            raise InputFileError(str(path), f"its function {shorten(node.op_type)!r} calls itself")
+        if key in functions and key not in known:
+            if len(inside) > 100:
+                raise InputFileError(str(path), "its functions are nested more than 100 deep")
+            known[key] = _unfolded(path, functions[key].node, functions, known, (*inside, key))
+        total += known.get(key, 1)
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                total += _unfolded(path, graph.node, functions, known, inside)
+    return total

@@ -1,0 +1,323 @@
+"""From the nodes of an ONNX graph to the nodes of ours."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steptime.captured.aten import views
+from steptime.captured.graph.node import SOURCES, Nodes, Value
+from steptime.captured.graph.types import TensorType
+from steptime.captured.onnx import (  # noqa: F401  (rows enter themselves in the table)
+    attention_rows,
+    elementwise,
+    layer_rows,
+    products,
+    recurrent,
+    reductions,
+    sequences,
+    shapes,
+)
+from steptime.captured.onnx.call import ROWS, OnnxCall
+from steptime.captured.onnx.dims import Dims
+from steptime.captured.onnx.folding import fold
+from steptime.captured.onnx.load import MAX_NODES
+from steptime.captured.onnx.opaque import captured, opaque
+from steptime.captured.onnx.tensor import FOLDED, GENERATED, Tensor, read_array
+from steptime.captured.onnx.weights import written
+from steptime.errors import InputFileError, UserError, shorten
+from steptime.model.element_types import FLOATS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+STANDARD = ("", "ai.onnx")
+"""Names of the domain of the standard operators."""
+
+
+class Reader:
+    """Reads one model into one table of nodes."""
+
+    def __init__(self, path: str, model: ModelProto, dims: Dims) -> None:
+        self.path = path
+        self.dims = dims
+        self.nodes = Nodes()
+        self.modules: list[str] = []
+        """Module path of each node, by number."""
+        self._model = model
+        self._versions = {"" if o.domain in STANDARD else o.domain: int(o.version) for o in model.opset_import}
+        self._declared: dict[str, TypeProto] = {}
+        self._count = 0
+        self._known: list[Tensor] = []
+        self.written = written(model.graph)
+        self._owned: dict[str, Tensor] = {}
+        """Tensors that are stored under the name of an equal one, by their own name."""
+        self._first: dict[tuple[str, TensorType], Tensor] = {}
+        """The first copy of a tensor that is not stored itself."""
+
+    def read(self) -> tuple[Value, ...]:
+        """The outputs of the graph."""
+        graph = self._model.graph
+        names: dict[str, Tensor] = {}
+        self._stored(graph, names)
+        types = [(value.name, self.dims.input_type(value)) for value in graph.input if value.name not in names]
+        self.dims.check()
+        for name, type in types:
+            assert type is not None
+            names[name] = Tensor.of_value(name, self.nodes.source("input", name, type))
+        self._graph(graph, names)
+        outputs = [self._output(names, value.name) for value in graph.output]
+        if not outputs:
+            raise InputFileError(self.path, "its graph has no outputs")
+        self._fill_modules("")
+        return tuple(outputs)
+
+    def _graph(self, graph: GraphProto, names: dict[str, Tensor]) -> None:
+        self._declared |= {value.name: value.type for value in (*graph.value_info, *graph.output)}
+        for node in graph.node:
+            self._count += 1
+            if self._count > MAX_NODES or len(self.nodes) > 4 * MAX_NODES:
+                raise InputFileError(self.path, f"more than {MAX_NODES} nodes")
+            try:
+                self._node(node, names)
+            except InputFileError:
+                raise
+            except (UserError, ValueError) as problem:
+                raise self._refused(node, names, shorten(str(problem), 300) or "cannot be read") from None
+            except (TypeError, LookupError, ArithmeticError, AttributeError) as problem:
+                what = f"{type(problem).__name__}: {shorten(str(problem), 100)}"
+                raise self._refused(node, names, f"its inputs or attributes do not fit it ({what})") from None
+            self._fill_modules(module_path(node))
+
+    def _refused(self, node: NodeProto, names: Mapping[str, Tensor], text: str) -> InputFileError:
+        """The error for a node, with what the file gives it."""
+        inputs = ", ".join(_given(name, names) for name in node.input) or "none"
+        attributes = ", ".join(attribute.name for attribute in node.attribute) or "none"
+        hint = f"inputs: {shorten(inputs, 300)}; attributes: {shorten(attributes)}"
+        return InputFileError(self.path, f"node {shorten(node.name)!r} ({node.op_type}): {text}", hint=hint)
+
+    def _fill_modules(self, path: str) -> None:
+        self.modules += [path] * (len(self.nodes) - len(self.modules))
+
+    def constants(self) -> dict[str, NDArray[Any]]:
+        """Numbers of the sources that are known: small ones that were computed while reading."""
+        found: dict[str, NDArray[Any]] = {}
+        for tensor in self._known:
+            if tensor.array is not None and tensor.value is not None and tensor.value.node.op in SOURCES:
+                found.setdefault(str(tensor.value.node.attribute("name")), tensor.array)
+        return found
+
+    def others(self) -> dict[str, list[TensorType]]:
+        """Types of the stored buffers and constants; parameters that nothing reads are neither."""
+        found: dict[str, list[TensorType]] = {"buffers": [], "constants": []}
+        for tensor in {id(tensor): tensor for tensor in self._known}.values():
+            kind = self._kind(tensor)
+            if tensor.stored is not None and kind != "parameter":
+                found[f"{kind}s"].append(tensor.type)
+        return found
+
+    def notes(self) -> tuple[str, ...]:
+        """Why the module that was exported may have other parameters than the graph."""
+        numbered = [tensor for tensor in self._known if FOLDED.fullmatch(tensor.name) and tensor.stored is not None]
+        numbered = [tensor for tensor in numbered if tensor.type.dtype in FLOATS and tensor.type.elements > 1]
+        names = dict.fromkeys(tensor.name for tensor in numbered if self._kind(tensor) == "constant")
+        return self.written.notes(list(names))
+
+    def _kind(self, tensor: Tensor) -> str:
+        """``parameter``, ``buffer`` or ``constant``."""
+        if tensor.value is not None and tensor.value.node.op in SOURCES:
+            return tensor.value.node.op
+        return tensor.role()
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def _stored(self, graph: GraphProto, names: dict[str, Tensor]) -> None:
+        """What the file stores: weights as sources with a type, small integers as numbers."""
+        for proto in graph.initializer:
+            names[proto.name] = self._proto(proto.name, proto, weight=True)
+            names[proto.name].kind = self.written.kinds.get(proto.name)
+            self._known.append(names[proto.name])
+        for name, (source, transposed) in self.written.copies.items():
+            if name in names:
+                names[name] = self._copy(name, source, transposed, names)
+        for sparse in graph.sparse_initializer:
+            dense = self._proto(sparse.values.name, sparse.values, weight=True)
+            type = dense.type.with_shape(*(int(size) for size in sparse.dims))
+            names[sparse.values.name] = Tensor(sparse.values.name, type, weight=True)
+
+    def _copy(self, name: str, source: str, transposed: bool, names: Mapping[str, Tensor]) -> Tensor:
+        """A stored tensor that has the elements of another one: that one, or its transpose."""
+        copy = names[name]
+        kept = names.get(source) or self._first.setdefault((source, copy.type), copy)
+        if kept is copy or copy.type.dtype != kept.type.dtype:
+            return copy
+        if transposed and kept.type.shape[::-1] == copy.type.shape:
+            return Tensor.of_value(name, views.t(self.nodes, kept.of(self.nodes, "parameter")))
+        return kept if kept.type == copy.type else copy
+
+    def _own(self, name: str, equal: Tensor) -> Tensor:
+        """A parameter or buffer of the module that the file stores under the name of an equal one."""
+        if name not in self._owned:
+            self._owned[name] = Tensor(
+                name, equal.type, stored=equal.stored, weight=GENERATED.fullmatch(name) is None,
+                kind=self.written.kinds.get(name),
+            )  # fmt: skip
+            self._known.append(self._owned[name])
+        return self._owned[name]
+
+    def _inputs(self, node: NodeProto, names: dict[str, Tensor]) -> list[Tensor | None]:
+        """What a node reads, as the module had it."""
+        found = [self._find(names, name) if name else None for name in node.input]
+        output = node.output[0] if node.output else ""
+        for index, given in enumerate(found):
+            owner = self.written.owners.get((output, index))
+            if owner is not None and given is not None and given.stored is not None:
+                found[index] = self._own(owner, given)
+        name, elements = self.written.removed.get((output, len(found)), ("", 0))
+        if name and found[-1] is not None:
+            type = found[-1].type.with_shape(elements)
+            found.append(self._owned.setdefault(name, Tensor(name, type, weight=True, kind="parameter")))
+        return found
+
+    def _proto(self, name: str, proto: TensorProto, *, weight: bool) -> Tensor:
+        try:
+            made = Tensor.of_proto(name, proto, weight=weight)
+        except (UserError, ValueError, TypeError) as problem:
+            raise InputFileError(self.path, f"tensor {shorten(name)!r}: {shorten(str(problem), 300)}") from None
+        return made
+
+    def _find(self, names: dict[str, Tensor], name: str) -> Tensor:
+        if name not in names:
+            raise InputFileError(self.path, f"{shorten(name)!r} is read before it is made", hint="sort its nodes")
+        return names[name]
+
+    def _output(self, names: dict[str, Tensor], name: str) -> Value:
+        try:
+            return self._find(names, name).of(self.nodes)
+        except ValueError as problem:
+            raise InputFileError(self.path, f"output {shorten(name)!r}: {problem}") from None
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def _node(self, node: NodeProto, names: dict[str, Tensor]) -> None:
+        domain = "" if node.domain in STANDARD else node.domain
+        inputs = self._inputs(node, names)
+        attributes = {a.name: _attribute(a) for a in node.attribute if not a.HasField("g") and not a.graphs}
+        version = self._versions.get(domain, 1)
+        call = OnnxCall(self.nodes, node.op_type, version, inputs, attributes, list(node.output))
+        results = self._results(call, node, domain, names)
+        for name, result in zip(node.output, results, strict=False):
+            if name and result is not None:
+                if name in names:
+                    raise ValueError(f"{shorten(name)!r} is made twice")
+                names[name] = _tensor(name, result)
+                self._known.append(names[name])
+        for name in node.output:
+            if name and name not in names:
+                raise ValueError(f"its output {shorten(name)!r} cannot be computed")
+
+    def _results(self, call: OnnxCall, node: NodeProto, domain: str, names: dict[str, Tensor]) -> list[Any]:
+        if domain == "" and node.op_type == "Constant":
+            return [self._constant(node, call)]
+        if domain == "" and node.op_type == "If":
+            taken = self._branch(call, node, names)
+            if taken is not None:
+                return taken
+        arrays = [None if given is None else given.array for given in call.inputs]
+        unknown = [given for given in call.inputs if given is not None and given.array is None]
+        if domain == "" and arrays and not unknown:
+            known = fold(node.op_type, arrays, call.attributes)
+            if known is not None:
+                return [known]
+        found = ROWS.get((domain, node.op_type))
+        result = None if found is None else found(call)
+        if result is None:
+            outer = sorted(name for graph in _graphs(node) for name in captured(graph))
+            read = [self._find(names, name) for name in outer]
+            return opaque(call, node, self._declared, self.dims, read)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def _constant(self, node: NodeProto, call: OnnxCall) -> Any:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                return self._proto(node.output[0], attribute.t, weight=False)
+        for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
+                            ("value_ints", np.int64)):  # fmt: skip
+            if name in call.attributes:
+                return np.array(call.attributes[name], dtype=dtype)
+        raise ValueError("a constant of this form cannot be read")
+
+    def _branch(self, call: OnnxCall, node: NodeProto, names: dict[str, Tensor]) -> list[Any] | None:
+        """The outputs of the branch that is taken, where the condition is known."""
+        condition = call.tensor(0).array
+        if condition is None:
+            return None
+        wanted = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
+        graph = next((attribute.g for attribute in node.attribute if attribute.name == wanted), None)
+        if graph is None:
+            raise ValueError(f"it has no {wanted}")
+        inner = dict(names)
+        self._stored(graph, inner)
+        self._graph(graph, inner)
+        return [self._find(inner, value.name) for value in graph.output]
+
+
+def _given(name: str, names: Mapping[str, Tensor]) -> str:
+    """An input of a node with its type: ``x fp32[4, 4]``."""
+    found = names.get(name)
+    if found is None:
+        return shorten(name, 40) or "nothing"
+    if found.parts is not None:
+        return f"{shorten(name, 40)}, a sequence of {len(found.parts)}"
+    return f"{shorten(name, 40)} {found.type.dtype}{list(found.type.shape)}"
+
+
+def _tensor(name: str, result: Any) -> Tensor:
+    if isinstance(result, Tensor):
+        return result
+    if isinstance(result, Value):
+        return Tensor.of_value(name, result)
+    return Tensor.known(name, np.asarray(result))
+
+
+def _graphs(node: NodeProto) -> Iterable[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _attribute(proto: Any) -> Any:
+    """An attribute as a Python value; tensors as arrays."""
+    from onnx import helper
+
+    given = helper.get_attribute_value(proto)
+    if isinstance(given, bytes):
+        return given.decode(errors="replace")
+    if proto.HasField("t"):
+        return read_array(given)
+    if isinstance(given, (int, float)):
+        return given
+    items = list(given) if not hasattr(given, "DESCRIPTOR") else given
+    if isinstance(items, list) and items and isinstance(items[0], bytes):
+        return [item.decode(errors="replace") for item in items]
+    return items
+
+
+def module_path(node: NodeProto) -> str:
+    """Path of the module that a node came from, as far as the exporter has written it down."""
+    for entry in node.metadata_props:
+        if entry.key == "pkg.torch.onnx.name_scopes":
+            try:
+                scopes = ast.literal_eval(entry.value)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                break
+            if isinstance(scopes, list) and len(scopes) > 1 and all(isinstance(scope, str) for scope in scopes):
+                return str(scopes[-2])
+    if node.name.startswith("/"):
+        return ".".join(node.name.split("/")[1:-1])
+    return ""

@@ -1,0 +1,301 @@
+"""What a stored tensor is to the module that was exported: parameter, buffer or constant, and of which name.
+
+PyTorch's exporters store equal tensors once, fold transposes and casts into copies with made-up names, and fold batch
+normalisation into the convolution before it. What they write beside the tensors undoes most of that:
+
+* ``torch.onnx.export(dynamo=True)`` lists the parameters and buffers of the module (``graph_signature``), the tensors
+  that a folded one was made from (``folded_from``), and what the ATen call behind a node read (``fx_node``).
+* ``dynamo=False`` keeps the names of the module for what it did not fold, passes a tensor that equals another one
+  through an ``Identity`` with its own name, and numbers what it folded by the operator that reads it
+  (``onnx::MatMul_285``), whose name has the path of the module.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.captured.onnx.tensor import DTYPES, FOLDED, GENERATED
+from steptime.errors import shorten
+from steptime.model.element_types import FLOATS
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto
+
+SIGNATURE: Final = "pkg.torch.export.ExportedProgram.graph_signature"
+KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
+CALL: Final = "pkg.torch.onnx.fx_node"
+FOLDED_FROM: Final = "pkg.onnxscript.optimizer.folded_from"
+
+_KINDS: Final = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
+_LINE: Final = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
+_PRODUCTS: Final = ("MatMul", "Gemm", "Conv", "ConvTranspose")
+_CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
+
+
+@dataclass(slots=True, kw_only=True)
+class Written:
+    """What the exporter wrote of the stored tensors of a graph."""
+
+    kinds: dict[str, str] = field(default_factory=dict)
+    """``parameter``, ``buffer`` or ``constant`` by the name of a tensor, as far as the file says it."""
+    copies: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """Stored tensor -> the tensor whose elements it has, which need not be stored, and whether it is its transpose."""
+    parts: dict[str, str] = field(default_factory=dict)
+    """Stored tensor -> parameter that it was computed from by operators that need not keep all elements."""
+    owners: dict[tuple[str, int], str] = field(default_factory=dict)
+    """First output of a node and number of an input -> the parameter or buffer of the module that is read there, where
+    the file stores it under the name of an equal one."""
+    removed: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    """First output of a node and number of an input -> bias of the module and its elements that the exporter has left
+    out there, since it was zero."""
+    merged: dict[str, int] = field(default_factory=dict)
+    """Parameters of batch normalisations that are folded into a convolution -> elements."""
+    made: int = 0
+    """Elements of the biases that this folding gave to convolutions."""
+    numbered: list[str] = field(default_factory=list)
+    """Convolutions whose weights were folded with something that the file does not name."""
+    lost: tuple[str, ...] = ()
+    """Other parameters that the file lists and that no stored tensor holds."""
+
+    def notes(self, folded: Sequence[str]) -> tuple[str, ...]:
+        """Why the module may have other parameters; ``folded``: constants with numbered names, scalars left out."""
+        more = sum(self.merged.values()) - self.made
+        parts = [f"{name} from {source}" for name, source in self.parts.items()]
+        texts = (
+            (list(self.merged), "batch normalisation is folded into convolutions: the module has "
+             f"{more:,} more parameters"),
+            (self.numbered, "weights of convolutions are folded with what the file does not name, perhaps batch "
+             "normalisation: the module may have more parameters"),
+            (parts, "computed from parameters by the exporter: as stored, the module's may be larger or smaller"),
+            (list(self.lost), "listed as parameters and stored nowhere: unused, second names of shared ones, or of one "
+             "of two equal layers"),
+            (list(folded), "folded by the exporter and counted as constants, perhaps made from parameters"),
+        )  # fmt: skip
+        return tuple(f"{text} ({_names(names)})" for names, text in texts if names)
+
+
+def _names(names: Sequence[str]) -> str:
+    """A few names and how many there are more.
+
+    >>> _names(["a", "b", "c", "d"])
+    'a, b and 2 more'
+    """
+    shown = ", ".join(shorten(name, 60) for name in names[:2])
+    return f"{shown} and {len(names) - 2} more" if len(names) > 2 else shown
+
+
+def written(graph: GraphProto) -> Written:
+    """Read what the exporter wrote; of a file without any of it, or with names that are no text, nothing."""
+    try:
+        return _written(graph)
+    except TypeError:  # protobuf gives bytes for a name that is no UTF-8
+        return Written()
+
+
+def _written(graph: GraphProto) -> Written:
+    stored = {proto.name: proto for proto in graph.initializer}
+    values = {value.name: value for value in (*graph.input, *graph.value_info) if value.name in stored}
+    short = {found[1]: (_KINDS[found[2]], found[3]) for found in _LINE.finditer(_entry(graph, SIGNATURE))}
+    found = Written(kinds={target: kind for kind, target in short.values()})
+    found.kinds |= {n: _KINDS[k] for n, value in values.items() if (k := _entry(value, KIND)) in _KINDS}
+    if short:
+        _listed(found, graph, stored, {n: (stored[n], values.get(n)) for n in stored}, short)
+    else:
+        _numbered(found, graph, stored)
+    return found
+
+
+# -- files that list the parameters of the module ---------------------------------------------------------------------
+
+
+def _listed(
+    found: Written,
+    graph: GraphProto,
+    stored: Mapping[str, TensorProto],
+    entries: Mapping[str, tuple[Any, Any]],
+    short: Mapping[str, tuple[str, str]],
+) -> None:
+    sources = {name: _sources(*pair) for name, pair in entries.items()}
+    targets = {target: kind for kind, target in short.values()}
+    for name, made_from in sources.items():
+        _folded(found, name, made_from, targets, stored)
+    held = {*stored, *(source for made_from in sources.values() for source in made_from)}
+    for node in graph.node:
+        text = _entry(node, CALL)
+        read = [short[word][1] for word in re.findall(r"%(\w+)", text) if word in short]
+        missing = [name for name in dict.fromkeys(read) if name not in held]
+        known = set(read)
+        if missing:
+            foreign = [n for n, name in enumerate(node.input) if _foreign(name, stored, sources, known)]
+            found.owners |= _owners(node, foreign, missing)
+            _without(found, node, text, [name for name in missing if targets[name] == "parameter"], stored)
+    present = held | set(found.owners.values()) | set(found.merged) | {name for name, _ in found.removed.values()}
+    found.lost = tuple(name for name, kind in targets.items() if kind == "parameter" and name not in present)
+
+
+def _folded(
+    found: Written,
+    name: str,
+    made_from: Sequence[str],
+    targets: Mapping[str, str],
+    stored: Mapping[str, TensorProto],
+) -> None:
+    """A tensor that the exporter folded is what it was made from."""
+    weights = [source for source in made_from if source in targets]
+    kinds = {targets[source] for source in weights}
+    if not made_from:
+        return
+    found.kinds.setdefault(name, next((kind for kind in ("parameter", "buffer") if kind in kinds), "constant"))
+    if found.kinds[name] != "parameter":
+        return
+    source = next(source for source in weights if targets[source] == "parameter")
+    if len(made_from) > 1:
+        found.parts[name] = source
+        return
+    dims = tuple(stored[name].dims)
+    if source not in stored:
+        found.copies[name] = (source, False)
+    elif math.prod(dims) == math.prod(stored[source].dims):
+        found.copies[name] = (source, len(dims) == 2)
+    else:
+        found.parts[name] = source
+
+
+def _foreign(
+    name: str, stored: Mapping[str, TensorProto], sources: Mapping[str, Sequence[str]], read: set[str]
+) -> bool:
+    """Whether a node reads a stored tensor that its own call does not name."""
+    proto = stored.get(name)
+    if proto is None or not proto.dims or DTYPES.get(proto.data_type) not in FLOATS:
+        return False
+    return not read.intersection((name, *sources[name])) and bool(sources[name] or not GENERATED.fullmatch(name))
+
+
+def _owners(node: NodeProto, foreign: Sequence[int], missing: Sequence[str]) -> dict[tuple[str, int], str]:
+    """Which inputs of a node stand for the parameters and buffers that its call reads and the file does not store."""
+    if len(foreign) == 1 and len(missing) == 2:
+        # A linear layer as a product and a sum: the call of both names the weight before the bias.
+        missing = missing[:1] if node.op_type in _PRODUCTS else missing[1:]
+    if len(foreign) != len(missing) or not node.output:
+        return {}
+    return {(node.output[0], index): name for index, name in zip(foreign, missing, strict=True)}
+
+
+def _without(
+    found: Written, node: NodeProto, text: str, missing: Sequence[str], stored: Mapping[str, TensorProto]
+) -> None:
+    """Batch normalisation inside a convolution, and biases that were zero."""
+    channels = _channels(node, stored)
+    bias = node.input[2] if len(node.input) > 2 else ""
+    if not channels:
+        return
+    if "batch_norm" in text:
+        found.merged |= dict.fromkeys(missing, channels)
+        found.made += channels if bias in stored and bias not in found.kinds else 0
+    elif not bias and len(missing) == 1:
+        found.removed[node.output[0], 2] = (missing[0], channels)
+
+
+def _channels(node: NodeProto, stored: Mapping[str, TensorProto]) -> int:
+    """Output channels of a convolution or a linear layer; 0 for other operators, or where its weight is not stored."""
+    proto = stored.get(node.input[1]) if len(node.input) > 1 else None
+    if proto is None or len(proto.dims) < 2 or node.op_type not in ("Gemm", *_CONVOLUTIONS) or not node.output:
+        return 0
+    numbers = {attribute.name: int(attribute.i) for attribute in node.attribute}
+    if node.op_type == "Gemm":
+        return int(proto.dims[0 if numbers.get("transB") else 1])
+    return int(proto.dims[0]) if node.op_type == "Conv" else int(proto.dims[1]) * numbers.get("group", 1)
+
+
+def _sources(proto: TensorProto, value: Any) -> tuple[str, ...]:
+    """Names of the tensors that a folded one was made from."""
+    return tuple(dict.fromkeys(re.findall(r"'([^']*)'", _entry(proto, FOLDED_FROM) or _entry(value, FOLDED_FROM))))
+
+
+def _entry(proto: Any, key: str) -> str:
+    """One entry of the metadata of a graph, node, value or tensor; empty where there is none."""
+    return next((str(entry.value) for entry in getattr(proto, "metadata_props", ()) if entry.key == key), "")
+
+
+# -- files with the names of the module -------------------------------------------------------------------------------
+
+
+def _numbered(found: Written, graph: GraphProto, stored: Mapping[str, TensorProto]) -> None:
+    """Copies that folding made of one parameter: for several calls of one module, or transposed beside the original."""
+    readers = _readers(graph)
+    shapes = {tuple(proto.dims)[::-1] for name, proto in stored.items() if FOLDED.fullmatch(name)}
+    firsts: dict[tuple[Any, ...], str] = {}
+    for name, proto in stored.items():
+        dims = tuple(proto.dims)
+        if not FOLDED.fullmatch(name) and len(dims) == 2 and dims in shapes:
+            firsts.setdefault((dims, "named", sample(proto)), name)
+    for name, proto in stored.items():
+        if not FOLDED.fullmatch(name):
+            continue
+        dims, taken = tuple(proto.dims), sample(proto)
+        if readers.get(name, ("", ""))[0] in _CONVOLUTIONS and len(dims) > 2:
+            found.numbered.append(name)
+        twin = firsts.get((dims[::-1], "named", sample(proto, transposed=True))) if len(dims) == 2 else None
+        first = firsts.setdefault((dims, readers.get(name), taken), name)
+        if taken is not None and (twin or first) != name:
+            found.copies[name] = (twin, True) if twin else (first, False)
+    for output, name in _identities(graph, stored):
+        if FOLDED.fullmatch(output) and readers.get(output) == readers.get(name):
+            continue  # another call of the same module
+        found.owners[output, 0] = output
+
+
+def _identities(graph: GraphProto, stored: Mapping[str, TensorProto]) -> Iterator[tuple[str, str]]:
+    """Outputs and inputs of what the exporter inserted for tensors that equal another one."""
+    for node in graph.node:
+        if node.op_type == "Identity" and len(node.input) == 1 and len(node.output) == 1:
+            name, output = node.input[0], node.output[0]
+            proto = stored.get(name)
+            named = FOLDED.fullmatch(output) or ("." in output and not GENERATED.fullmatch(output))
+            if proto is not None and proto.dims and named and re.fullmatch(r"Identity_\d+", node.name):
+                yield output, name
+
+
+def _readers(graph: GraphProto) -> dict[str, tuple[str, str]]:
+    """Operator and module of the first node that reads a numbered tensor; calls of one module have one path.
+
+    A later call of `/fc` is `/fc_1`; where there is no `/fc`, that is the name of a module.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    paths = {node.name.rpartition("/")[0] for node in graph.node}
+    for node in graph.node:
+        for name in node.input:
+            if node.op_type != "Identity" and name not in found and FOLDED.fullmatch(name):
+                path = node.name.rpartition("/")[0]
+                first = re.sub(r"_\d+(?=/|$)", "", path)
+                found[name] = (node.op_type, first if first in paths else path)
+    return found
+
+
+_PLACES: Final = 64
+"""Elements of a sample."""
+
+
+def sample(proto: TensorProto, *, transposed: bool = False) -> bytes | None:
+    """Elements of a stored tensor as a matrix, or of its transpose, at places that depend on its shape alone.
+
+    Matrices of random weights with the same sample are one. None where the elements are in another file or are all the
+    same in the sample.
+    """
+    count, data = math.prod(proto.dims), proto.raw_data
+    size = len(data) // count if count > 0 else 0
+    if not proto.dims or not size or size * count != len(data):
+        return None
+    rows = int(proto.dims[0])
+    columns = count // rows
+    height, width = (columns, rows) if transposed else (rows, columns)
+    taken = []
+    for n in range(_PLACES):
+        i, j = n * height // _PLACES, n * 7919 % width
+        place = (j * columns + i if transposed else i * columns + j) * size
+        taken.append(data[place : place + size])
+    return b"".join(taken) if len(set(taken)) > 1 else None

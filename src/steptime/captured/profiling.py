@@ -1,0 +1,344 @@
+"""What a captured model costs on one device: operators, time, and memory by liveness."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.api.models import which_of
+from steptime.api.optimizers import CAPTURED_DEFAULT, captured_optimizer
+from steptime.api.values import NameOrPath, name_or_path
+from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
+from steptime.captured.graph import Parameter, Program
+from steptime.captured.graph.arena import arena_of
+from steptime.captured.graph.liveness import Held, Liveness, Peak
+from steptime.captured.graph.placement import Placement, place
+from steptime.captured.profile_settings import (
+    OF_FACTORY,
+    OF_ONNX,
+    NotedLoss,
+    Settings,
+    check_onnx,
+    input_texts,
+    texts_of_tensors,
+)  # fmt: skip
+from steptime.captured.record.factory import Target, load_target
+from steptime.captured.record.inputs import parse_inputs
+from steptime.errors import InputFileError, UserError, shorten
+from steptime.estimate.memory_definitions import exceeding, memory_constants
+from steptime.hardware import device_within
+from steptime.hardware.records import Device
+from steptime.model.target import is_target
+from steptime.units import format_seconds
+
+CUDA_ROUNDING_BYTES: Final = 512
+"""CUDA's caching allocator gives multiples of this (c10/cuda/CUDACachingAllocator.cpp, `kMinBlockSize`)."""
+WORKSPACE_BYTES: Final = {"hopper": 32 * 2**20, "other": 4096 * 1024 * 2 + 16 * 1024 * 8}
+"""cuBLAS workspace of one handle (aten/src/ATen/cuda/CublasHandlePool.cpp, `getChosenWorkspaceSize`)."""
+HANDLES: Final = 2
+"""Threads with a cuBLAS handle of their own: the one of the forward and the one of the backward pass."""
+LISTED: Final = 8
+"""Tensors listed at a peak."""
+OBJECT: Final = (
+    'capture a torch module first: steptime.capture(module, inputs, optimizer="adamw", target="cuda"), '
+    "or name the factory that makes it: 'file.py:factory'"
+)
+"""What to give in place of an object that is no model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A captured program, and what it costs on a device."""
+
+    program: Program
+    settings: Settings
+    """How it was captured."""
+    device: Device
+    table: CostTable
+    cuda: bool
+    """The device's memory is managed by CUDA's caching allocator."""
+
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook; :meth:`to_json` has everything."""
+        totals = self.table.totals
+        cost = f"{format_seconds(totals.step_s)}, MFU {100 * totals.mfu:.1f} %"
+        return f"<Profile of {self.program.name} on {self.device.name}: {cost}>"
+
+    @cached_property
+    def live(self) -> Liveness:
+        """Memory in use at every call."""
+        with countable_sizes():
+            if self.cuda:
+                return Liveness(without_scratch(self.program), rounding=CUDA_ROUNDING_BYTES)
+            return Liveness(self.program)
+
+    @cached_property
+    def placement(self) -> Placement | None:
+        """The storages as CUDA's caching allocator places them; None on other devices."""
+        with countable_sizes():
+            return place(without_scratch(self.program)) if self.cuda else None
+
+    @cached_property
+    def workspaces(self) -> tuple[int, ...]:
+        """Sizes in bytes of the cuBLAS workspaces, which stay from the first product on."""
+        kind = "hopper" if self.device.architecture == "hopper" else "other"
+        return (WORKSPACE_BYTES[kind],) * HANDLES if self.cuda else ()
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        """Peak memory in bytes by definition, and what lies between them."""
+        peak = float(self.live.peak().size_bytes)
+        if self.placement is None:
+            return {"allocated": peak}
+        workspace = float(sum(self.workspaces))
+        context = memory_constants().context_bytes
+        reserved = self.placement.peak_reserved_bytes + workspace
+        return {
+            "allocated": self.placement.peak_allocated_bytes + workspace, "workspace": workspace, "reserved": reserved,
+            "context": context, "device": reserved + context,
+        }  # fmt: skip
+
+    @cached_property
+    def arena_bytes(self) -> int | None:
+        """Memory of the activations of a forward pass in a static plan, None where the program trains."""
+        if any(call.phase != "forward" for call in self.program.calls):
+            return None
+        return arena_of(self.program).size_bytes
+
+    @property
+    def metrics(self) -> Metrics:
+        """Static and dynamic metrics, as a rewriter weighs them."""
+        return table_metrics(self.table, peak_bytes=self.memory["allocated"])
+
+    @property
+    def needed_bytes(self) -> float:
+        """Memory that the device must have."""
+        return self.memory.get("device", self.memory["allocated"])
+
+    @property
+    def oom_probability(self) -> float:
+        """Chance that it does not fit, from residuals of measured memory."""
+        return exceeding(self.needed_bytes, self.device.memory_bytes, memory_constants().deviation["device"])
+
+    def to_json(self, depth: int = 3) -> dict[str, Any]:
+        """Plain values, SI units."""
+        s, settings = self.table.totals, asdict(self.settings)
+        return {
+            "model": self.program.name, "device": self.device.name, "parameters": self.program.parameter_count,
+            "trained_parameters": self.trained_parameters, "parameter_dtypes": self.parameter_dtypes,
+            **settings, "inputs": list(self.settings.inputs), "notes": list(self.settings.notes),
+            "folded": list(self.program.folded), "unfolded": self.program.unfolded,
+            "taken_as_true": list(self.program.assumed),
+            "batch": self.program.batch, "samples_per_s": self.samples_per_s,
+            "step_time_s": s.step_s, "step_time_bracket_s": list(s.bracket_s), "step_time_band_s": list(s.band_s),
+            "mfu": s.mfu, "hfu": s.hfu, "model_flops": s.model_flops, "executed_flops": s.executed_flops,
+            "flops_convention": "2mnk, a causal mask counted once", "vector_flops": s.vector_flops,
+            "moved_bytes": s.moved_bytes, "launches": s.launches, "device_time_s": s.device_s, "host_time_s": s.host_s,
+            "peak_memory_bytes": self.memory["allocated"], "memory_by_definition_bytes": self.memory,
+            "memory_capacity_bytes": self.device.memory_bytes, "oom_probability": self.oom_probability,
+            "feasible": self.needed_bytes <= self.device.memory_bytes,
+            "memory": dict(self.live.peak().by_category), "peaks": self._peaks(), "arena_bytes": self.arena_bytes,
+            "by_phase": _groups(self.table.by_phase()), "by_operator": _groups(self.table.by_operator()),
+            "by_module": _groups(self.table.by_module(depth, folded=True)), "by_bound": _groups(self.table.by_bound()),
+            "coverage": asdict(self.table.coverage), "metrics": asdict(self.metrics), "provenance": self._provenance(),
+        }  # fmt: skip
+
+    @property
+    def trained_parameters(self) -> int:
+        """Elements of the parameters that are trained, shared ones once."""
+        return sum(p.elements for p in _distinct(self.program) if p.trained)
+
+    @property
+    def parameter_dtypes(self) -> list[str]:
+        """Element types of the parameters."""
+        return sorted({parameter.dtype for parameter in self.program.parameters})
+
+    @property
+    def samples_per_s(self) -> float | None:
+        r"""Throughput $b / t$ of batch $b$ in a step of $t$ seconds; None where the batch is not known."""
+        batch, step_s = self.program.batch, self.table.totals.step_s
+        return None if batch is None or not step_s else batch / step_s
+
+    def _peaks(self) -> dict[str, Any]:
+        return {phase: self._peak(peak) for phase, peak in self.live.peaks().items()}
+
+    def _peak(self, peak: Peak) -> dict[str, Any]:
+        return {
+            "size_bytes": peak.size_bytes, "operator": peak.operator, "module": peak.module, "call": peak.call,
+            "by_category": dict(peak.by_category),
+            "tensors": [
+                {"size_bytes": held.storage.size_bytes, "category": held.storage.category, "made_by": held.made_by}
+                for held in self.largest(peak)
+            ],
+        }  # fmt: skip
+
+    def largest(self, peak: Peak, count: int = LISTED) -> list[Held]:
+        """The largest storages that are alive at a peak."""
+        return self.live.alive(peak.call)[:count]
+
+    def _provenance(self) -> dict[str, Any]:
+        bases = [group for group in self.table.by_basis() if group.seconds]
+        whole = sum(group.seconds for group in bases) or 1.0
+        return {
+            "captured_by": self.program.source, "device_source": self.device.title,
+            "time_rests_on": {group.name: group.seconds / whole for group in bases},
+            "band": "errors of the fitted curves",
+            "memory": "liveness of recorded storages" + (", CUDA caching allocator simulated" if self.cuda else ""),
+        }  # fmt: skip
+
+
+def profile(
+    model: NameOrPath | Program,
+    device: NameOrPath,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    inputs: Sequence[str] = (),
+    optimizer: str | None = CAPTURED_DEFAULT,
+    loss: str | None = None,
+    autocast: str | None = None,
+    training: bool = True,
+    fold: bool = True,
+    nonzero_share: float | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Profile:
+    """Capture a model and cost it on a device; no weights, no data, no GPU.
+
+    Args:
+        model: ``pkg.module:factory``, ``file.py:factory`` (importing runs its code), an ``.onnx`` file, or a program
+            that was captured before.
+        device: catalogue name or file of the device, or of a cluster of it.
+        batch: samples; handed to the factory if it takes it.
+        seq: tokens of a sequence, likewise.
+        dtype: element type of the weights: ``fp32`` (PyTorch's default), ``bf16``, ``fp16``.
+        inputs: shapes of the forward's arguments, as ``8x1024:int64``; the factory's own where none is given.
+        optimizer: name of an optimiser, ``none`` for none.
+        loss: ``own``, ``cross-entropy``, ``mse``, ``sum``, ``mean``.
+        autocast: element type of automatic mixed precision.
+        training: False: the forward pass alone.
+        fold: record a few blocks of each run of equal ones.
+        nonzero_share: share of a mask to take as true where shapes depend on data.
+        dims: sizes of the named dims of an ONNX file.
+
+    Raises:
+        UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
+    """
+    target = device_within(name_or_path("device", device))
+    kernels = "cuda" if target.runs_cuda else "cpu"
+    if isinstance(model, Program):
+        known = any(call.phase != "forward" for call in model.calls)
+        program, settings = model, Settings(inputs=input_texts(model), training=known)
+    else:
+        options = {
+            "optimizer": None if optimizer in (None, "none") else captured_optimizer(optimizer, target), "loss": loss,
+            "autocast": autocast, "training": training, "fold": fold, "nonzero_share": nonzero_share, "target": kernels,
+        }  # fmt: skip
+        named = name_or_path("model", model, OBJECT)
+        program, settings = captured(
+            named, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
+        )  # fmt: skip
+    table = cost_table(program, Timer(device=target))
+    return Profile(program=program, settings=settings, device=target, table=table, cuda=target.runs_cuda)
+
+
+def captured(
+    model: str,
+    *,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    inputs: Sequence[str],
+    options: Mapping[str, Any],
+    dims: Mapping[str, int] | None = None,
+) -> tuple[Program, Settings]:
+    """The program of a model given as text, and how it was captured; what its code prints goes to standard error.
+
+    Raises:
+        UserError: it is neither a factory nor an ONNX file, or cannot be captured, or an option does not apply to it.
+    """
+    if model.lower().endswith(".onnx"):
+        optimizer = options.get("optimizer")
+        check_onnx({
+            "batch": batch, "seq": seq, "dtype": dtype, "input": inputs, "loss": options.get("loss"),
+            "autocast": options.get("autocast"), "nonzero-share": options.get("nonzero_share"),
+            "optimizer": None if optimizer == CAPTURED_DEFAULT else optimizer,
+        })  # fmt: skip
+        return _from_onnx(model, dims or {}, training=bool(options.get("training", True)))
+    if not is_target(model):
+        if Path(model).exists():
+            raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory",
+                                 hint=which_of(model) if model.lower().endswith(".py") else None)  # fmt: skip
+        hint = "write pkg.module:factory, file.py:factory or FILE.onnx; `steptime estimate` takes names and configs"
+        raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
+    if dims:
+        raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
+    with contextlib.redirect_stdout(sys.stderr):
+        return _from_factory(target_of(model, batch=batch, seq=seq, dtype=dtype, inputs=inputs), options)
+
+
+def _from_factory(found: Target, options: Mapping[str, Any]) -> tuple[Program, Settings]:
+    from steptime.captured.record import capture
+
+    loss, noted, training = options.get("loss"), NotedLoss(), bool(options.get("training", True))
+    given = noted if loss in (None, "own") else loss
+    if loss is None and found.loss is not None:
+        given = found.loss
+    program = capture(found.module, found.inputs, name=found.name, **{**options, "loss": given})
+    text = noted.text if given is noted else found.loss if isinstance(found.loss, str) else OF_FACTORY
+    return program, Settings(
+        inputs=texts_of_tensors(found.inputs), training=training, kernels=options.get("target"),
+        optimizer=(options.get("optimizer") or "none") if training else "none",
+        loss=(loss if loss not in (None, "own") else text) if training else "none",
+        autocast=options.get("autocast") or "none",
+    )  # fmt: skip
+
+
+def target_of(
+    model: str, *, batch: int | None, seq: int | None, dtype: str | None, inputs: Sequence[str]
+) -> Target:  # fmt: skip
+    """Import a factory and call it with the sizes that were given."""
+    sizes = {name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None}
+    return load_target(model, sizes=sizes, dtype=dtype, inputs=parse_inputs(inputs))
+
+
+def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[Program, Settings]:
+    from steptime.captured.onnx import program_of_model, read_onnx
+
+    read = read_onnx(path, dims=dims)
+    program = program_of_model(read, path, training=training)
+    loss = OF_ONNX if training else "none"
+    return program, Settings(
+        inputs=input_texts(program), training=training, optimizer="none", loss=loss, autocast="none",
+        stored=read.stored, notes=read.notes,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def countable_sizes() -> Iterator[None]:
+    """Sums of sizes are integers of 64 bits."""
+    try:
+        yield
+    except OverflowError:
+        raise UserError("the step needs more than 2^63 bytes of memory", hint="is a size a slip of the pen?") from None
+
+
+def without_scratch(program: Program) -> Program:
+    """The program without the scratch of CPU kernels."""
+    if not any(call.scratch_bytes for call in program.calls):
+        return program
+    return replace(program, calls=tuple(replace(call, scratch_bytes=0) for call in program.calls))
+
+
+def _distinct(program: Program) -> list[Parameter]:
+    """Parameters, shared ones once."""
+    return list({parameter.storage: parameter for parameter in program.parameters}.values())
+
+
+def _groups(groups: Sequence[Any]) -> list[dict[str, Any]]:
+    return [asdict(group) for group in groups]

@@ -1,0 +1,32 @@
+"""Capture: real models become graphs. Modules need the extra ``torch``, ONNX files the extra ``onnx``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steptime.captured.graph import Program
+from steptime.captured.record.optional import require_torch
+
+__all__ = ["capture"]
+
+
+def capture(module: Any, inputs: Sequence[Any] | Mapping[str, Any], **options: Any) -> Program:
+    """Record one training step of a module; :func:`steptime.captured.record.step.capture` has the options in full.
+
+    Args:
+        module: a ``torch.nn.Module`` or a program of ``torch.export``; its weights are not read.
+        inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
+        options: ``optimizer`` (``"adamw"``; None for none), ``loss`` (a function of the output, or ``"cross-entropy"``,
+            ``"mse"``, ``"sum"``, ``"mean"``), ``autocast`` (``"bf16"``, ``"fp16"``), ``training`` (False: the forward
+            pass alone), ``target`` (``"cpu"``, the default, or ``"cuda"``: whose operators are recorded), ``fold``,
+            ``keep_output``, ``nonzero_share``, ``name``.
+
+    Raises:
+        UserError: PyTorch is not installed.
+        CaptureError: the module raises, or its control flow or shapes depend on data.
+    """
+    require_torch()
+    from steptime.captured.record import step
+
+    return step.capture(module, inputs, **options)

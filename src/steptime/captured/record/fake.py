@@ -1,0 +1,204 @@
+"""A module without its weights: parameters, buffers and inputs that have a shape and no memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+from torch.utils._device import _device_constructors
+
+from steptime.captured.record.values import ONES, Values
+from steptime.errors import UserError
+
+
+class Replaced:
+    """Makes fake twins of tensors, one for each tensor however often it is met (tied weights stay tied).
+
+    Use it inside a fake-tensor mode: what it makes is on the CPU, since the autograd engine of a PyTorch without CUDA
+    cannot run a fake CUDA backward.
+    """
+
+    def __init__(self, device: str = "cpu", values: Values | None = None) -> None:
+        self._device = device
+        self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._of_inputs = False
+        self.values = values
+
+    def twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake twin; a parameter stays a parameter."""
+        found = self._twins.get(id(tensor))
+        if found is None:
+            with torch.device(self._device):
+                made = torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype)
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            elif tensor.requires_grad:
+                made.requires_grad_()
+            found = self._twins[id(tensor)] = (tensor, made)
+            if self.values is not None and not made.requires_grad:
+                self._tell(self.values, tensor, made)
+        return found[1]
+
+    def _tell(self, values: Values, tensor: torch.Tensor, made: torch.Tensor) -> None:
+        """Keep the numbers of real tensors, but of inputs only integers; those that have none are ones."""
+        whole = not tensor.is_floating_point() and not tensor.is_complex()
+        if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (whole or not self._of_inputs):
+            values.put(made, tensor)
+        elif self._of_inputs and whole:
+            values.put_all(made, 1, frozenset({ONES}))
+
+    @contextmanager
+    def taking_inputs(self) -> Iterator[None]:
+        """What is replaced now are inputs of the module."""
+        self._of_inputs = True
+        try:
+            yield
+        finally:
+            self._of_inputs = False
+
+    def of_tree(self, tree: Any) -> Any:
+        """The same nest of lists, tuples, dicts (and registered classes) with every tensor replaced."""
+        return _pytree.tree_map(self._leaf, tree)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.twin(leaf)
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = [field.name for field in dataclasses.fields(leaf) if field.init]
+            return dataclasses.replace(leaf, **{name: self.of_tree(getattr(leaf, name)) for name in fields})
+        return leaf
+
+
+def all_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """A module's own, and those that stand unregistered in its lists, tuples and dicts."""
+    found: dict[int, torch.nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        for child in waiting.pop().modules():
+            if id(child) in found:
+                continue
+            found[id(child)] = child
+            for value in child.__dict__.values():
+                if isinstance(value, (dict, list, tuple)):
+                    members = value.values() if isinstance(value, dict) else value
+                    waiting += [each for each in members if isinstance(each, torch.nn.Module)]
+    return list(found.values())
+
+
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
+"""Classes that split a module among devices."""
+
+
+def check_module(module: torch.nn.Module, name: str) -> None:
+    """Modules that cannot be captured as they are.
+
+    Raises:
+        UserError: the shape of a weight is not known before the first run, or the module is split among devices.
+    """
+    for child in module.modules():
+        wrapper = next((base.__name__ for base in type(child).__mro__ if base.__name__ in WRAPPERS), None)
+        if wrapper is not None:
+            hint = "return the module itself; `steptime plan` splits it among devices"
+            raise UserError(f"{name} is wrapped in {wrapper}", hint=hint)
+    for path, weight in module.named_parameters():
+        if torch.nn.parameter.is_lazy(weight):
+            raise UserError(f"{name}: the shape of {path} is not known yet", hint="run the module once before")
+
+
+def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
+    """Put twins in place of all tensors that the module holds; whoever calls it keeps what was there."""
+    for child in all_modules(module):
+        tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
+        for table in tables:
+            for name, held in list(table.items()):
+                if isinstance(held, torch.Tensor):
+                    table[name] = replaced.twin(held)
+
+
+@contextmanager
+def without_closed_over(function: Any, replaced: Replaced) -> Iterator[None]:
+    """Put twins in place of tensors that a function has from around it (targets of a loss)."""
+    undo: list[tuple[Any, Any]] = []
+    try:
+        for cell in getattr(function, "__closure__", None) or ():
+            if isinstance(cell.cell_contents, torch.Tensor):
+                undo.append((cell, cell.cell_contents))
+                cell.cell_contents = replaced.twin(cell.cell_contents)
+        yield
+    finally:
+        for cell, held in undo:
+            cell.cell_contents = held
+
+
+SMALL_ELEMENTS = 2**20
+"""Tensors up to this size have values while a module is built, larger ones do not."""
+
+_FILLED = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
+
+
+class _IntegersWithValues(TorchFunctionMode):
+    """Small new tensors of integers or truth values are real: what indexes or decides a shape may be read later."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if func not in _device_constructors() or kwargs.get("device") is not None:
+            return made
+        if not isinstance(made, torch.Tensor) or made.device.type != "meta" or made.numel() > SMALL_ELEMENTS:
+            return made
+        if made.is_floating_point() or made.is_complex():
+            return made
+        return func(*args, **{**kwargs, "device": "cpu"})
+
+
+class _LargeWithoutMemory(TorchFunctionMode):
+    """Large new tensors are on the meta device, whatever fills them does nothing; small ones are real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _FILLED and kwargs.get("device") is None:
+            size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
+            sizes = [each for each in size if isinstance(each, int)]
+            if math.prod(sizes) > SMALL_ELEMENTS:
+                kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def build(factory: Callable[[], Any]) -> Any:
+    """What a factory returns, without memory for weights where that can be had.
+
+    First with integers alone in memory. Constructors that mix these with other tensors fail: then on the meta device.
+    One that looks at values (``.item()``, ``.tolist()``) fails there: then on the CPU, with values in small tensors
+    alone.
+    """
+    try:
+        with _seeded(), torch.device("meta"), _IntegersWithValues():
+            return factory()
+    except (NotImplementedError, RuntimeError):
+        pass
+    try:
+        with _seeded(), torch.device("meta"):
+            return factory()
+    except (NotImplementedError, RuntimeError) as error:
+        first = error
+    try:
+        with _seeded(), _LargeWithoutMemory():
+            return factory()
+    except RuntimeError as error:
+        if str(error) == str(first):
+            raise
+        raise RuntimeError(f"{error} (and on the meta device: {first})") from None
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """The same random numbers every time, and the caller's as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

@@ -1,0 +1,88 @@
+"""Optimisers by name, and twins of real ones; their states are there before the step is recorded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from steptime.captured.record.fake import Replaced
+from steptime.errors import UnknownNameError, UserError
+
+Factory = Callable[[Any], torch.optim.Optimizer]
+#: A name of `OPTIMIZERS`, an optimiser of the module's parameters, a function from parameters to one, or none.
+Optimizers = str | torch.optim.Optimizer | Factory | None
+
+OPTIMIZERS: Mapping[str, Factory] = {
+    "adamw": lambda p: torch.optim.AdamW(p, foreach=True),
+    "adamw-loop": lambda p: torch.optim.AdamW(p, foreach=False, fused=False),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, foreach=True),
+    "adam-loop": lambda p: torch.optim.Adam(p, foreach=False, fused=False),
+    "adam-fused": lambda p: torch.optim.Adam(p, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
+    "sgd-loop": lambda p: torch.optim.SGD(p, lr=0.1, foreach=False),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "sgd-momentum-loop": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
+    "adagrad": lambda p: torch.optim.Adagrad(p, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, foreach=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, foreach=True),
+}  # fmt: skip
+
+
+def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced) -> torch.optim.Optimizer | None:
+    """The optimiser of the fake parameters, after a step of its own that makes its states.
+
+    Raises:
+        UnknownNameError: no optimiser has that name.
+    """
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    if given is None or given == "none" or not trained:
+        return None
+    if isinstance(given, torch.optim.Optimizer):
+        groups = [{**group, "params": [replaced.twin(p) for p in group["params"]]} for group in given.param_groups]
+        optimizer = type(given)(groups, **_settings(given))
+    elif isinstance(given, str):
+        if given not in OPTIMIZERS:
+            raise UnknownNameError("optimiser", given, [*OPTIMIZERS, "none"])
+        optimizer = OPTIMIZERS[given](trained)
+    else:
+        optimizer = given(trained)
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.empty_like(weight)
+    try:
+        with ScalarsRead():
+            optimizer.step()
+    except TypeError as error:
+        hint = "an optimiser whose step needs a closure cannot be captured; take another, or none"
+        raise UserError(f"{type(optimizer).__name__}: {error}", hint=hint) from None
+    optimizer.zero_grad(set_to_none=True)
+    return optimizer
+
+
+def _settings(given: torch.optim.Optimizer) -> dict[str, Any]:
+    """Those of its defaults that its constructor takes; some classes add others themselves."""
+    taken = inspect.signature(type(given).__init__).parameters
+    return {name: value for name, value in given.defaults.items() if name in taken}
+
+
+class ScalarsRead(TorchDispatchMode):
+    """Values that an optimiser reads from tensors (norms, step counts) are one: they change no shape."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return scalar_read(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def scalar_read(func: Any, args: Any) -> Any:
+    """The value of a scalar tensor where it is known, else one."""
+    try:
+        return func(*args)
+    except DataDependentOutputException:
+        return 1.0

@@ -1,0 +1,255 @@
+"""The recorder: every ATen call of a step, with the storages that it reads, writes, and lets go."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from steptime.captured.graph import BEFORE, Attribute, Call, Category, Nodes, Phase, Storage, TensorType, Value
+from steptime.captured.graph.program import OUTSIDE
+from steptime.captured.record.optimizers import scalar_read
+from steptime.captured.record.paths import Paths
+from steptime.captured.record.signature import Signature, attribute, dtype_name, signature
+from steptime.captured.record.workspace import filled, scratch_bytes
+
+_QUERIES = frozenset({"prim::device", "prim::layout", "prim::dtype"})
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A storage while it is recorded."""
+
+    size_bytes: int
+    born: int
+    freed: int | None = None
+    category: Category = "temporary"
+    name: str = ""
+    content: Value | None = None
+    """The value that was written last, with its layout."""
+    layout: Layout | None = None
+    views: dict[Layout, Value] = field(default_factory=dict)
+    """Values that are looks at the present content."""
+
+
+class Recorder(TorchDispatchMode):
+    """Dispatch mode that records calls; run it inside a fake-tensor mode.
+
+    It keeps no reference to any tensor: storages are known by number, and a weak reference tells when each is freed,
+    as the allocator would see it.
+    """
+
+    def __init__(self, paths: Paths, nonzero_share: float | None = None) -> None:
+        super().__init__()
+        self._nonzero_share = nonzero_share
+        self.nodes = Nodes()
+        self.calls: list[Call] = []
+        self.phase: Phase = "forward"
+        self._paths = paths
+        self._held: list[_Held] = []
+        self._number: dict[int, int] = {}
+        self._draws = 0
+        self._outside = 0
+
+    def dtype(self, tensor: torch.Tensor) -> str:
+        """Our name of its element type."""
+        return dtype_name(tensor.dtype)
+
+    # -- storages -----------------------------------------------------------------------------------------------------
+
+    def name(self, tensor: torch.Tensor, category: Category, name: str) -> int:
+        """Say what the storage of a tensor holds; a storage that is not known yet was there before the step."""
+        number = self._storage(tensor, BEFORE, source=(category, name))
+        held = self._held[number]
+        held.category, held.name = category, held.name or name
+        return number
+
+    def never_made(self, tensor: torch.Tensor) -> None:
+        """A tensor that is only there because the optimiser was started on all parameters."""
+        self._held[self._storage(tensor, BEFORE)].size_bytes = 0
+
+    def _storage(self, tensor: torch.Tensor, born: int, source: tuple[Category, str] | None = None) -> int:
+        storage = tensor.untyped_storage()
+        number = self._number.get(storage._cdata)
+        if number is not None:
+            return number
+        number = len(self._held)
+        held = _Held(storage.nbytes(), born)
+        self._held.append(held)
+        self._number[storage._cdata] = number
+        weakref.finalize(storage, self._free, storage._cdata, number).atexit = False
+        if born == BEFORE:
+            category, name = source or ("input", f"{OUTSIDE}{self._outside}")
+            self._outside += source is None
+            kind = {"gradient": "state"}.get(category, category)
+            held.category, held.name = category, name
+            held.content = self.nodes.source(kind, name, self._type(tensor))
+            held.layout = _layout(tensor)
+            held.views[held.layout] = held.content
+        return number
+
+    def _free(self, address: int, number: int) -> None:
+        if self._number.get(address) == number:
+            del self._number[address]
+        held = self._held[number]
+        held.freed = len(self.calls) - 1
+        held.views.clear()
+        held.content = None
+
+    def _type(self, tensor: torch.Tensor) -> TensorType:
+        strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+        return TensorType(tuple(tensor.shape), dtype_name(tensor.dtype), strides)
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def _read(self, tensor: torch.Tensor) -> tuple[Value, int]:
+        number = self._storage(tensor, BEFORE)
+        held, layout = self._held[number], _layout(tensor)
+        value = held.views.get(layout)
+        if value is None:
+            value = self._look(held, tensor, layout)
+        return value, number
+
+    def _look(self, held: _Held, tensor: torch.Tensor, layout: Layout) -> Value:
+        """Another look at a content that was written since the tensor was made."""
+        assert held.content is not None
+        shape, strides, offset, _ = layout
+        attributes: tuple[tuple[str, Attribute], ...] = (("size", shape), ("stride", strides), ("offset", offset))
+        node = self.nodes.node("as_strided", (held.content,), ("self",), attributes, (self._type(tensor),))
+        held.views[layout] = node.value()
+        return node.value()
+
+    def _write(self, tensor: torch.Tensor, number: int, value: Value) -> None:
+        """A new content: what else looked at the storage must look again."""
+        held, layout = self._held[number], _layout(tensor)
+        if held.content is not None and held.layout != layout and value.type.elements < held.content.type.elements:
+            shape, strides, offset, _ = layout
+            attributes: tuple[tuple[str, Attribute], ...] = (("size", shape), ("stride", strides), ("offset", offset))
+            names, old = ("self", "src"), held.content
+            whole = self.nodes.node("as_strided_scatter", (old, value), names, attributes, (old.type,))
+            held.content = whole.value()
+            held.views = {layout: value}
+            return
+        held.content, held.layout, held.views = value, layout, {layout: value}
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.name in _QUERIES or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        known = signature(func)
+        path = self._paths.current(backward=self.phase == "backward")
+        inputs, attributes = self._arguments(known, args, kwargs)
+        output = self._call(func, args, kwargs)
+        self._record(known, path, inputs, attributes, output, args, kwargs, scratch_bytes(func, args))
+        return output
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run it on fake tensors; a shape that depends on a mask is taken from the stated share."""
+        if self._nonzero_share is not None and func is torch.ops.aten.nonzero.default:
+            try:
+                return func(*args, **kwargs)
+            except DynamicOutputShapeException:
+                mask = args[0]
+                rows = max(round(self._nonzero_share * mask.numel()), 1)
+                return torch.empty((rows, mask.dim()), dtype=torch.int64)
+        if self.phase == "optimizer" and func is torch.ops.aten._local_scalar_dense.default:
+            return scalar_read(func, args)
+        return filled(func, args, func(*args, **kwargs))
+
+    def _arguments(self, known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Tensors as (name, value, storage); everything else as attributes."""
+        inputs: list[tuple[str, Value, int]] = []
+        attributes: list[tuple[str, Attribute]] = []
+        for name, given in [*zip(known.arguments, args, strict=False), *kwargs.items()]:
+            if isinstance(given, torch.Tensor):
+                inputs.append((name, *self._read(given)))
+            elif isinstance(given, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in given):
+                inputs += [(name, *self._read(item)) for item in given if isinstance(item, torch.Tensor)]
+            elif given is not None and name != "device":
+                attributes.append((name, attribute(given)))
+        return inputs, attributes
+
+    def _record(
+        self, known: Signature, path: str, inputs: Any, attributes: Any, output: Any, args: Any, kwargs: Any,
+        scratch: int,
+    ) -> None:  # fmt: skip
+        read = {storage for _, _, storage in inputs}
+        written = list(_tensors(_named(known, args, kwargs))) if known.written else []
+        results = list(_tensors(output)) or written
+        before = len(self._held)
+        numbers = [self._storage(tensor, len(self.calls)) for tensor in results]
+        if known.random:
+            self._draws += 1
+            attributes = [*attributes, ("draw", self._draws)]
+        node = self.nodes.node(
+            known.name, tuple(value for _, value, _ in inputs), tuple(name for name, _, _ in inputs),
+            tuple(attributes), tuple(self._type(tensor) for tensor in results),
+        )  # fmt: skip
+        mutated = {tensor.untyped_storage()._cdata for tensor in written}
+        for index, (tensor, number) in enumerate(zip(results, numbers, strict=True)):
+            self._put(tensor, number, node.value(index), new=number >= before or number not in read, mutated=mutated)
+        over = bool(results) and all(tensor.untyped_storage()._cdata in mutated for tensor in results)
+        view = bool(numbers) and not written and all(number in read for number in numbers)
+        call = Call(
+            node, self.phase, path, tuple(storage for _, _, storage in inputs), tuple(numbers), view=view, inplace=over,
+            recomputed=self.phase == "backward" and self._paths.inside, scratch_bytes=scratch,
+        )  # fmt: skip
+        self.calls.append(call)
+
+    def _put(self, tensor: torch.Tensor, number: int, value: Value, *, new: bool, mutated: set[int]) -> None:
+        if new or tensor.untyped_storage()._cdata in mutated:
+            self._write(tensor, number, value)
+        else:
+            self._held[number].views[_layout(tensor)] = value
+
+    # -- result -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_phase(self, phase: Phase) -> Iterator[None]:
+        """Record calls under that phase."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def storages(self) -> tuple[Storage, ...]:
+        """What was recorded of every storage; what lives from the forward into the backward pass is an activation."""
+        phases = [call.phase for call in self.calls]
+        out = []
+        for held in self._held:
+            category = held.category
+            if category == "temporary" and held.born != BEFORE and phases[held.born] == "forward":
+                end = len(phases) - 1 if held.freed is None else held.freed
+                category = "activation" if end >= 0 and phases[end] != "forward" else category
+            out.append(Storage(held.size_bytes, held.born, held.freed, category, held.name))
+        return tuple(out)
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype
+
+
+def _named(known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that the operator writes."""
+    given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
+    return [given[name] for name in known.written if name in given]
+
+
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    """Tensors in an argument or a result, lists opened."""
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, (list, tuple)):
+        for item in given:
+            yield from _tensors(item)

@@ -1,0 +1,243 @@
+"""Capture of one training step: forward, loss, backward, optimiser, under fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from steptime.captured.graph import Parameter, Program
+from steptime.captured.graph.segments import Run
+from steptime.captured.graph.unroll import unroll
+from steptime.captured.record.environment import capturing
+from steptime.captured.record.exported import Exported, as_module
+from steptime.captured.record.fake import Replaced, check_module, without_closed_over
+from steptime.captured.record.fold import runs, shortened
+from steptime.captured.record.loss import LOSSES, Loss, own_loss
+from steptime.captured.record.optimizers import Optimizers, optimizer_of
+from steptime.captured.record.paths import Paths
+from steptime.captured.record.problems import CaptureError
+from steptime.captured.record.recorder import Recorder
+from steptime.captured.record.signature import TORCH_DTYPES
+from steptime.captured.record.target import check_target, cuda_kernels
+from steptime.captured.record.uniform import repeats
+from steptime.errors import UnknownNameError, UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """How the step is run."""
+
+    optimizer: Optimizers = "adamw"
+    loss: Loss | None = None
+    autocast: str | None = None
+    """Element type of automatic mixed precision, ``bf16`` or ``fp16``."""
+    training: bool = True
+    """False: forward only, without gradients."""
+    keep_output: bool = True
+    """The loop holds the module's output until the step ends, as most training loops do."""
+    nonzero_share: float | None = None
+    """Share of a mask that is taken to be true where a result's shape depends on it."""
+    target: str = "cpu"
+    """Whose kernels: ``cpu`` as PyTorch runs here, ``cuda`` as it would on an NVIDIA GPU."""
+    fold: bool = True
+    """Record a few blocks of each run of equal ones and unroll them."""
+    name: str = ""
+
+
+def capture(
+    module: torch.nn.Module | torch.export.ExportedProgram,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    optimizer: Optimizers = "adamw",
+    loss: Loss | None = None,
+    autocast: str | None = None,
+    training: bool = True,
+    keep_output: bool = True,
+    nonzero_share: float | None = None,
+    target: str = "cpu",
+    fold: bool = True,
+    name: str = "",
+) -> Program:
+    """Record one step of a module without running it: no weights, no data, no GPU.
+
+    A program that is folded was compared with the whole module in one forward pass of both, so equal blocks that do
+    different things are recorded one by one.
+
+    Args:
+        module: any module, or a program of ``torch.export``; its weights are not read, and it is unchanged afterwards.
+        inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
+        optimizer: ``adamw``, ``adamw-loop``, ``adamw-fused``, ``sgd``, ... , an optimiser of this module's parameters,
+            a function from parameters to an optimiser, or None for none. Its states are there from the start: the
+            step is any but the first.
+        loss: function from the module's output to a scalar, or the name of one; None: the loss that the module
+            returns, else the sum of its output.
+        autocast: ``bf16`` or ``fp16`` for automatic mixed precision.
+        training: False records the forward pass only, without gradients.
+        keep_output: whether the training loop still holds the module's output in the backward pass.
+        nonzero_share: share of a mask's elements to take as true where a shape depends on data.
+        target: ``cpu`` records the operators that run here; ``cuda`` takes CUDA's for dropout and fused attention.
+        fold: record four blocks of each run of equal ones and unroll the program, where comparing two of them shows
+            that this gives the same; False records every block.
+        name: for reports.
+
+    Returns:
+        The recorded program: calls, storages and how long each lives.
+
+    Raises:
+        CaptureError: the module raises, or its control flow or shapes depend on data; the message names the line.
+    """
+    options = StepOptions(
+        optimizer=optimizer, loss=loss, autocast=autocast, training=training, keep_output=keep_output,
+        nonzero_share=nonzero_share, target=target, fold=fold, name=name or type(module).__name__,
+    )  # fmt: skip
+    return record(as_module(module), inputs, options)
+
+
+def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], options: StepOptions) -> Program:
+    """:func:`capture` with its options in one record."""
+    check_target(options.target)
+    if isinstance(options.loss, str) and options.loss not in LOSSES:
+        raise UnknownNameError("loss", options.loss, LOSSES)
+    if options.autocast not in (None, "bf16", "fp16"):
+        raise UserError(f"autocast {options.autocast!r} is unknown", hint="bf16 or fp16")
+    check_module(module, options.name)
+    given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    found = runs(module) if options.fold else []
+    if not found:
+        return _recorded(module, given, options)
+    whole = _unrolled(module, given, options, found)
+    if isinstance(whole, Program):
+        return whole
+    lists = ", ".join(run.container or "(root)" for run in found)
+    return replace(_recorded(module, given, options), unfolded=f"{lists}: {whole}")
+
+
+def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | str:
+    """Record the shortened module and unroll it; a text says why that is not the whole."""
+    problem = repeats(module, inputs, found, name=options.name, training=options.training)
+    if problem is not None:
+        return problem
+    try:
+        with shortened(module, found):
+            program = _recorded(module, inputs, options)
+    except CaptureError:
+        return "the step cannot be recorded with fewer blocks"
+    for run in found:
+        longer = unroll(program, run)
+        if longer is None:
+            return "the recorded blocks differ, or what follows them reads several of them"
+        program = longer
+    return program
+
+
+def _recorded(module: torch.nn.Module, inputs: Any, options: StepOptions) -> Program:
+    whole = capturing(module, inputs, name=options.name, training=options.training)
+    with whole as (arguments, replaced), without_closed_over(options.loss, replaced):
+        return _run(module, arguments, replaced, options)
+
+
+def _run(module: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions) -> Program:
+    optimizer = optimizer_of(options.optimizer, module, replaced) if options.training else None
+    named = module.graph if isinstance(module, Exported) else module
+    paths = Paths(named)
+    if isinstance(module, Exported):
+        module.paths = paths
+    recorder = Recorder(paths, options.nonzero_share)
+    parameters = _named(recorder, named, arguments, optimizer)
+    with paths.watching(), recorder:
+        _step(recorder, module, arguments, optimizer, options)
+    return Program(
+        name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
+        modules={path: type(child).__name__ for path, child in named.named_modules()},
+        source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
+        assumed=tuple(replaced.values.assumed) if replaced.values is not None else (),
+    )  # fmt: skip
+
+
+def _named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any) -> tuple[Parameter, ...]:
+    """Tell the recorder what exists before the step."""
+    found = []
+    for name, weight in module.named_parameters():
+        number = recorder.name(weight, "parameter", name)
+        found.append(
+            Parameter(
+                name=name, storage=number, elements=weight.numel(), size_bytes=weight.untyped_storage().nbytes(),
+                trained=weight.requires_grad, dtype=recorder.dtype(weight),
+            )
+        )  # fmt: skip
+    for name, buffer in module.named_buffers():
+        recorder.name(buffer, "buffer", name)
+    for number, tensor in enumerate(torch.utils._pytree.tree_leaves(arguments)):
+        if isinstance(tensor, torch.Tensor):
+            recorder.name(tensor, "input", f"input.{number}")
+    names = {id(weight): name for name, weight in module.named_parameters()}
+    for weight, states in optimizer.state.items() if optimizer is not None else ():
+        for key, state in states.items():
+            if isinstance(state, torch.Tensor):
+                recorder.name(state, "state", f"{names.get(id(weight), 'parameter')}.{key}")
+    return tuple(found)
+
+
+def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, options: StepOptions) -> None:
+    automatic: AbstractContextManager[Any] = nullcontext()
+    if options.autocast is not None:
+        automatic = torch.autocast("cpu", dtype=TORCH_DTYPES[options.autocast])
+    kernels: AbstractContextManager[Any] = cuda_kernels() if options.target == "cuda" else nullcontext()
+    with torch.set_grad_enabled(options.training), kernels:
+        with automatic:
+            output = module(**arguments) if isinstance(arguments, dict) else module(*arguments)
+            if not options.training:
+                return
+            loss = _loss(output, options.loss)
+        if not options.keep_output:
+            del output
+        with recorder.in_phase("backward"):
+            _backward(loss)
+    _name_gradients(recorder, module, optimizer)
+    if optimizer is not None:
+        with recorder.in_phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    else:
+        module.zero_grad(set_to_none=True)
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """As ``Tensor.backward``, which would lift the mode of CUDA's kernels off what a checkpoint runs again."""
+    seed = torch.ones_like(loss, memory_format=torch.preserve_format)
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _loss(output: Any, loss: Loss | None) -> torch.Tensor:
+    function: Callable[[Any], Any] = own_loss if loss is None else LOSSES[loss] if isinstance(loss, str) else loss
+    value = function(output)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise CaptureError(
+            "the loss is not a scalar tensor", hint="give --loss, a function from the output to a scalar"
+        )
+    if not value.requires_grad:
+        hint = "give --inference, in Python training=False"
+        raise CaptureError("the loss does not depend on any trained parameter", hint=hint)
+    return value
+
+
+def _name_gradients(recorder: Recorder, module: torch.nn.Module, optimizer: Any) -> None:
+    """Name the gradients; a parameter that gets none has no optimiser states either."""
+    for name, weight in module.named_parameters():
+        if weight.grad is not None:
+            recorder.name(weight.grad, "gradient", f"{name}.grad")
+        elif optimizer is not None:
+            for state in optimizer.state.pop(weight, {}).values():
+                if isinstance(state, torch.Tensor):
+                    recorder.never_made(state)
+
+
+def _batch(arguments: Any) -> int | None:
+    """First dim of the first input tensor."""
+    tensors = [t for t in torch.utils._pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim()]
+    return int(tensors[0].shape[0]) if tensors else None

@@ -1,0 +1,258 @@
+"""What Python may read of fake tensors: contents that inputs, constants and shapes determine, and what is assumed.
+
+Contents are kept by storage, so that views and operators in place need no care: beside the fake storage lies a real
+one, and every operator whose tensors all have contents runs on these too.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from steptime.captured.record.problems import is_of_user
+from steptime.captured.record.signature import signature
+
+LARGEST = 2**22
+"""Elements up to which integers and truth values are computed."""
+LARGEST_FLOAT = 2**20
+"""Elements up to which floating-point numbers are computed: masks that are added to scores."""
+LARGEST_ZEROS = 2**12
+"""Floating-point elements up to which fills in the shape of another tensor are computed: optimisers make many."""
+
+FINITE = "no number is infinite or undefined"
+DRAWN = "a random number is 0.5"
+ONES = "integer inputs without values are ones"
+
+aten = torch.ops.aten
+_OF_SHAPE = frozenset({
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default,
+    aten.new_ones.default, aten.new_full.default,
+})  # fmt: skip
+"""Operators whose result depends on the shape of their tensor alone."""
+_DRAWN = frozenset({aten.rand.default, aten.rand_like.default, aten.uniform.default, aten.uniform_.default})
+_EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
+_OVERWRITE = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
+_ARE_EQUAL, _DIFFER = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.Scalar)
+_UNDEFINED = (aten.isnan.default, aten.isinf.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The numbers of a storage."""
+
+    storage: torch.UntypedStorage
+    assumed: frozenset[str] = frozenset()
+    """What they rest on besides inputs and constants."""
+    uniform: bool = False
+    """One number stands for all."""
+
+
+class Values:
+    """Contents of the storages of fake tensors."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Content] = {}
+        self.assumed: dict[str, None] = {}
+        """What was taken as true because Python read it, with the line that did, in order."""
+
+    # -- contents -----------------------------------------------------------------------------------------------------
+
+    def put(self, fake: torch.Tensor, real: torch.Tensor, assumed: frozenset[str] = frozenset()) -> None:
+        """Say what a new fake tensor holds; of what is too large nothing is kept."""
+        if not _fits(fake) or fake.storage_offset() or real.dtype != fake.dtype or real.shape != fake.shape:
+            return
+        with _disable_current_modes():
+            held = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+            self._keep(fake, Content(held.copy_(real.detach()).untyped_storage(), assumed))
+
+    def put_all(self, fake: torch.Tensor, number: float, assumed: frozenset[str]) -> None:
+        """Say that all elements of a new fake tensor are one number."""
+        with _disable_current_modes():
+            one = torch.tensor([number], dtype=fake.dtype)
+        self._keep(fake, Content(one.untyped_storage(), assumed, uniform=True))
+
+    def _keep(self, fake: torch.Tensor, content: Content) -> None:
+        storage = fake.untyped_storage()
+        if storage._cdata not in self._known:
+            weakref.finalize(storage, self._known.pop, storage._cdata, None).atexit = False
+        self._known[storage._cdata] = content
+
+    def _content(self, tensor: torch.Tensor) -> Content | None:
+        return self._known.get(tensor.untyped_storage()._cdata) if isinstance(tensor, FakeTensor) else None
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A real tensor with the same numbers, or None where they are not known."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor.detach() if _is_plain(tensor) else None
+        content = self._content(tensor)
+        if content is None or (content.uniform and content.storage.nbytes() != tensor.element_size()):
+            return None
+        held = torch.empty(0, dtype=tensor.dtype)
+        if content.uniform:
+            return held.set_(content.storage, 0, (1,), (1,)).reshape(()).expand(tensor.shape)
+        return held.set_(content.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def read(self, tensors: Any) -> None:
+        """Note what the numbers of tensors rest on, since Python reads them now."""
+        found = {what for tensor in _tensors(tensors) if (known := self._content(tensor)) for what in known.assumed}
+        for what in sorted(found):
+            self.assumed[f"{what} ({_reader()})"] = None
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+
+    def arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """The arguments of a call with real tensors; None where the numbers of one are not known."""
+        if func in _EMPTY:
+            return None
+        if func not in _OF_SHAPE:
+            unknown = next((tensor for tensor in _tensors((args, kwargs)) if self._is_unknown(tensor)), None)
+            if unknown is not None and not self._is_overwritten(func, unknown, args):
+                return None
+
+        def real(tensor: torch.Tensor) -> torch.Tensor:
+            found = self.of(tensor)
+            return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape) if found is None else found
+
+        with _disable_current_modes():
+            out: tuple[Any, Any] = _pytree.tree_map_only(torch.Tensor, real, (args, kwargs))
+        return out
+
+    def _is_overwritten(self, func: Any, tensor: torch.Tensor, args: Any) -> bool:
+        """Whether a call writes all of a tensor of unknown content with what is known; it gets a content then."""
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        if (
+            func not in _OVERWRITE
+            or tensor is not args[0]
+            or not whole
+            or any(map(self._is_unknown, _tensors(args[1:])))
+        ):
+            return False
+        with _disable_current_modes():
+            zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        self.put(tensor, zeros)
+        return self._content(tensor) is not None
+
+    def _is_unknown(self, tensor: torch.Tensor) -> bool:
+        content = self._content(tensor)
+        if content is None:
+            return not _is_plain(tensor)
+        return content.uniform and content.storage.nbytes() != tensor.element_size()
+
+    def follow(self, func: Any, real: tuple[Any, Any] | None, args: Any, kwargs: Any, output: Any) -> None:
+        """Run a call on the real tensors too, once the fake ones went through it."""
+        known = signature(func)
+        given = {**dict(zip(known.arguments, args, strict=False)), **kwargs} if known.written else {}
+        written = [tensor for name in known.written for tensor in _tensors(given.get(name))]
+        fresh = self._fresh(args, kwargs, output)
+        if real is None or torch.Tag.nondeterministic_seeded in func.tags or not self._can_write(written):
+            self._forget(written)
+            self._assume(func, args, fresh or written)
+        elif func in _OF_SHAPE and fresh[0].is_floating_point() and fresh[0].numel() > LARGEST_ZEROS:
+            return
+        elif written or any(_fits(tensor) for tensor in fresh):
+            self._compute(func, real, written, fresh, args, kwargs)
+        elif fresh and torch.Tag.pointwise in func.tags:
+            self._spread(func, real, fresh, args, kwargs)
+
+    def _can_write(self, written: list[torch.Tensor]) -> bool:
+        return all((known := self._content(tensor)) is not None and not known.uniform for tensor in written)
+
+    def _forget(self, written: list[torch.Tensor]) -> None:
+        for tensor in written:
+            self._known.pop(tensor.untyped_storage()._cdata, None)
+
+    def _fresh(self, args: Any, kwargs: Any, output: Any) -> list[torch.Tensor]:
+        """Results in storages of their own."""
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        return [tensor for tensor in _tensors(output) if tensor.untyped_storage()._cdata not in given]
+
+    def _rests_on(self, args: Any, kwargs: Any) -> frozenset[str]:
+        contents = (self._content(tensor) for tensor in _tensors((args, kwargs)))
+        return frozenset(what for content in contents if content is not None for what in content.assumed)
+
+    def _compute(
+        self, func: Any, real: tuple[Any, Any], written: list[torch.Tensor], fresh: list[torch.Tensor], args: Any,
+        kwargs: Any,
+    ) -> None:  # fmt: skip
+        assumed = self._rests_on(args, kwargs)
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                results = list(_tensors(func(*real[0], **real[1])))
+            except Exception:  # It would fail in a real run too, where only weights are wrong: leave it to what reads.
+                return self._forget(written)
+            for tensor in written:
+                content = self._content(tensor)
+                if content is not None and not assumed <= content.assumed:
+                    self._keep(tensor, Content(content.storage, content.assumed | assumed))
+            if len(results) == len(fresh):
+                for fake, result in zip(fresh, results, strict=True):
+                    self.put(fake, result, assumed)
+        return None
+
+    def _spread(self, func: Any, real: tuple[Any, Any], fresh: list[torch.Tensor], args: Any, kwargs: Any) -> None:
+        """A map of tensors that are one number each, too large to be computed."""
+        tensors = list(_tensors(real))
+        if not all(tensor.numel() == 1 or not any(tensor.stride()) for tensor in tensors):
+            return
+        with _disable_current_modes(), torch.no_grad():
+            ones = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.as_strided((), ()), real)
+            result = func(*ones[0], **ones[1])
+            self.put_all(fresh[0], result.item(), self._rests_on(args, kwargs))
+
+    def _assume(self, func: Any, args: Any, results: list[torch.Tensor]) -> None:
+        """Questions whether numbers are finite, and single random numbers, which decide a branch if anything."""
+        if len(results) != 1:
+            return
+        same = len(args) > 1 and (args[0] is args[1] or _is_infinite(args[1]))
+        with _disable_current_modes():
+            if func in _UNDEFINED or (func in _ARE_EQUAL and len(args) > 1 and _is_infinite(args[1])):
+                self.put_all(results[0], 0, frozenset({FINITE}))
+            elif same and func in (*_ARE_EQUAL, *_DIFFER):
+                equal = func in _ARE_EQUAL
+                self.put_all(results[0], float(equal is (args[0] is args[1])), frozenset({FINITE}))
+            elif func in _DRAWN and results[0].numel() == 1:
+                self.put_all(results[0], 0.5, frozenset({DRAWN}))
+
+
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    """Tensors in arguments or results, lists and mappings opened."""
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, (list, tuple)):
+        for item in given:
+            yield from _tensors(item)
+    elif isinstance(given, dict):
+        for item in given.values():
+            yield from _tensors(item)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is a real tensor of the CPU."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    return tensor.numel() <= (LARGEST_FLOAT if tensor.is_floating_point() or tensor.is_complex() else LARGEST)
+
+
+def _is_infinite(given: Any) -> bool:
+    return isinstance(given, float) and math.isinf(given)
+
+
+def _reader() -> str:
+    """The line of the user's code that runs now, as ``file:line``."""
+    frame = sys._getframe()
+    while frame is not None:
+        if is_of_user(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "a line of PyTorch"

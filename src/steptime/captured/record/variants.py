@@ -1,0 +1,286 @@
+"""The same module trained another way: checkpoints around its blocks, narrow saved activations, another batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.utils import checkpoint as recompute
+
+from steptime.captured.graph.checkpoints import Checkpoint, Saves, Tree, leaves
+from steptime.captured.record.factory import SIZES, found_factory
+from steptime.errors import UserError
+from steptime.model.target import TARGET
+
+LEAST_BLOCKS: Final = 2
+GROUP: Final = 256
+"""Elements of a saved activation that share a scale."""
+_PRODUCTS: Final = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "scaled_dot_product")
+
+
+def blocks_of(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Paths of the blocks of a module, one tuple per list or sequence of blocks, outermost first and not nested.
+
+    A block has parameters and members of its own.
+    """
+    found: list[tuple[str, ...]] = []
+    inside: list[str] = []
+    for path, child in module.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in inside):
+            continue
+        if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)) and len(child) >= LEAST_BLOCKS:
+            members = dict(child.named_children())
+            if all(any(True for _ in m.parameters()) and any(True for _ in m.children()) for m in members.values()):
+                found.append(tuple(f"{path}.{name}" if path else name for name in members))
+                inside.append(path)
+    return tuple(found)
+
+
+@contextmanager
+def arranged(module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: Saves = "all") -> Iterator[None]:
+    """Run blocks under the checkpoints of a tree.
+
+    A checkpoint over several blocks runs all of them when the first is called, with its arguments; the others then
+    hand on what they get. So these blocks must follow each other, and take the same further arguments. A cache of keys
+    and values that the module's configuration asks for is switched off meanwhile.
+    """
+    blocks = [module.get_submodule(path) for path in paths]
+    runs = [block.forward for block in blocks]
+    before = [block.__dict__.get("forward") for block in blocks]
+    try:
+        for item in tree:
+            numbers = list(leaves((item,)))
+            wrapped = _run(item, runs, saves)
+            if wrapped is not runs[numbers[0]]:
+                _set(blocks[numbers[0]], wrapped, (len(numbers), repr(_shape(item, numbers[0])), saves))
+            for number in numbers[1:]:
+                _set(blocks[number], _handed_on, (0, number - numbers[0]))
+        again = any(isinstance(item, Checkpoint) for item in tree)
+        with _without_cache(module) if again else nullcontext():
+            yield
+    finally:
+        for block, own in zip(blocks, before, strict=True):
+            block.__dict__.pop("steptime_checkpoint", None)
+            if own is None:
+                block.__dict__.pop("forward", None)
+            else:
+                block.__dict__["forward"] = own
+
+
+@contextmanager
+def _without_cache(module: torch.nn.Module) -> Iterator[None]:
+    """`config.use_cache` of the modules is False: a block that runs again would add to the cache again.
+
+    Hugging Face transformers do so themselves when they checkpoint.
+    """
+    configs = {id(held): held for child in module.modules() if (held := getattr(child, "config", None)) is not None}
+    asking = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    try:
+        for config in asking:
+            config.use_cache = False
+        yield
+    finally:
+        for config in asking:
+            config.use_cache = True
+
+
+def _set(block: torch.nn.Module, forward: Callable[..., Any], mark: tuple[Any, ...]) -> None:
+    """Replace the forward of a block; the mark tells blocks apart that are equal but run differently."""
+    block.__dict__["forward"] = forward
+    block.__dict__["steptime_checkpoint"] = mark
+
+
+def _shape(item: int | Checkpoint, first: int) -> Any:
+    """An item by the distance of its blocks from the first."""
+    return [_shape(one, first) for one in item.items] if isinstance(item, Checkpoint) else item - first
+
+
+def _run(item: int | Checkpoint, runs: Sequence[Callable[..., Any]], saves: Saves) -> Callable[..., Any]:
+    if isinstance(item, int):
+        return partial(_narrow, runs[item]) if saves == "8bit" else runs[item]
+    inner = [_run(one, runs, saves) for one in item.items]
+    contexts: dict[str, Any] = {}
+    if saves == "products":
+        contexts = {"context_fn": partial(recompute.create_selective_checkpoint_contexts, _policy)}
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        return recompute.checkpoint(partial(_in_order, inner), *args, use_reentrant=False, **contexts, **kwargs)
+
+    return again
+
+
+def _in_order(runs: Sequence[Callable[..., Any]], first: Any, *args: Any, **kwargs: Any) -> Any:
+    """Blocks one after the other; of a tuple the first member goes on."""
+    output = runs[0](first, *args, **kwargs)
+    for run in runs[1:]:
+        output = run(output[0] if isinstance(output, tuple) else output, *args, **kwargs)
+    return output
+
+
+def _handed_on(first: Any, *args: Any, **kwargs: Any) -> Any:
+    return first
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    saved = any(name in str(operator) for name in _PRODUCTS)
+    return recompute.CheckpointPolicy.MUST_SAVE if saved else recompute.CheckpointPolicy.PREFER_RECOMPUTE
+
+
+# -- activations in 8 bits --------------------------------------------------------------------------------------------
+
+
+def _narrow(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.autograd.graph.saved_tensors_hooks(_packed, _unpacked):
+        return run(*args, **kwargs)
+
+
+def _packed(tensor: torch.Tensor) -> Any:
+    """An activation as whole numbers of 8 bits with one scale per group; anything else as it is."""
+    if not tensor.is_floating_point() or tensor.numel() % GROUP or tensor.numel() < 64 * GROUP or _is_weight(tensor):
+        return tensor
+    rows = tensor.detach().reshape(-1, GROUP)
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp_min_(1e-12).div_(127)
+    return rows.div(scale).round_().to(torch.int8), scale, tensor.shape
+
+
+def _unpacked(held: Any) -> torch.Tensor:
+    if isinstance(held, torch.Tensor):
+        return held
+    rows, scale, shape = held
+    restored: torch.Tensor = rows.to(scale.dtype).mul_(scale).reshape(shape)
+    return restored
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter, a look at one, or a copy of one in another type."""
+    if isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter):
+        return True
+    node: Any = tensor.grad_fn
+    for _ in range(3):
+        if node is None or len(node.next_functions) != 1:
+            return False
+        node = node.next_functions[0][0]
+        if type(node).__name__ == "AccumulateGrad":
+            return True
+    return False
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def adapt(module: torch.nn.Module, paths: Sequence[str], rank: int) -> tuple[str, ...]:
+    """Freeze a module and give every linear layer of its blocks a low-rank adapter; this cannot be undone.
+
+    Returns:
+        Names of the frozen weights beside which adapters are trained.
+    """
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    names = []
+    for path in paths:
+        for inner, layer in module.get_submodule(path).named_modules():
+            if isinstance(layer, torch.nn.Linear):
+                down = layer.weight.new_empty((rank, layer.in_features))
+                up = layer.weight.new_empty((layer.out_features, rank))
+                layer.register_parameter("adapter_down", torch.nn.Parameter(down))
+                layer.register_parameter("adapter_up", torch.nn.Parameter(up))
+                layer.__dict__["forward"] = partial(_adapted, layer)
+                names.append(f"{path}.{inner}.weight" if inner else f"{path}.weight")
+    return tuple(names)
+
+
+def _adapted(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    linear = torch.nn.functional.linear
+    out: torch.Tensor = linear(x, layer.weight, layer.bias) + linear(linear(x, layer.adapter_down), layer.adapter_up)
+    return out
+
+
+# -- inputs and optimisers --------------------------------------------------------------------------------------------
+
+
+def resized(inputs: Any, batch: int, given: int | None) -> Any:
+    """Inputs whose leading dim is the batch, with another batch; the rest is as it was."""
+    if given is None or given == batch:
+        return inputs
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != given:
+            return tensor
+        return torch.empty((batch, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, other, inputs)
+
+
+def batch_parameter(text: str) -> inspect.Parameter | None:
+    """The parameter by which a factory takes the batch, if it has one.
+
+    Args:
+        text: ``pkg.module:factory`` or ``file.py:factory``; its file is imported.
+
+    Raises:
+        UserError: the import fails.
+    """
+    match = TARGET.fullmatch(text)
+    if match is None:
+        return None
+    factory = found_factory(match["module"], match["name"])
+    if isinstance(factory, torch.nn.Module):
+        return None
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return None
+    return next((parameters[word] for word in SIZES["batch"] if word in parameters), None)
+
+
+def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
+    """The leading dim of the inputs, where nothing speaks against its being the batch.
+
+    Args:
+        text: what made the module, for messages.
+        module: no part of it may say that its batch is elsewhere (``batch_first=False``).
+        inputs: their leading dims must be the same, or 1.
+
+    Raises:
+        UserError: no input has a dim, there is no sample in them, or the batch may be elsewhere.
+    """
+    tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
+    sizes = {int(tensor.shape[0]) for tensor in tensors}
+    if not sizes:
+        raise UserError(f"{text}: no input has a batch dim", hint=TAKE_BATCH)
+    if sizes == {0}:
+        raise UserError(f"{text}: its inputs hold no sample: their leading dim is 0", hint="make them for 1 or more")
+    if len(sizes - {1}) > 1:
+        several = ", ".join(map(str, sorted(sizes)))
+        raise UserError(f"{text}: which dim is the batch is not known: the leading dims of the inputs are {several}",
+                        hint=TAKE_BATCH)  # fmt: skip
+    for path, child in module.named_modules():
+        if getattr(child, "batch_first", None) is False:
+            kind = f"{path or 'it'} ({type(child).__name__})"
+            raise UserError(f"{text}: which dim is the batch is not known: {kind} has batch_first=False",
+                            hint=TAKE_BATCH)  # fmt: skip
+    return max(sizes)
+
+
+TAKE_BATCH: Final = "let the factory take `batch`, and make its inputs for it"
+
+#: Optimisers that have a fused implementation -> it.
+FUSED: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+}
+
+
+def family_of(optimizer: str) -> str:
+    """The optimiser without its implementation.
+
+    >>> family_of("adamw-loop"), family_of("sgd-momentum"), family_of("adam-fused")
+    ('adamw', 'sgd-momentum', 'adam')
+    """
+    return optimizer.removesuffix("-loop").removesuffix("-fused")

@@ -1,0 +1,179 @@
+"""The report of a recorded program on one device: where the time goes by module, operator and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from steptime.captured.cost import CostTable, Group
+from steptime.errors import counted
+from steptime.report import text as t
+from steptime.report.short_names import short_operator, short_path
+from steptime.report.tree import FOLD
+from steptime.units import format_si
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from steptime.captured.profiling import Profile
+
+#: Operators that are listed by name unless all are wanted.
+SHOWN: Final = 12
+NAMED_UNKNOWN: Final = 5
+BASES: Final = 4
+#: Columns of a terminal that the numbers of a table take.
+NUMBERS: Final = 52
+
+
+def print_profile(
+    table: CostTable, *, head: Sequence[str] = (), depth: int = 3, show_all: bool = False
+) -> None:  # fmt: skip
+    """Write the profile to standard output.
+
+    Args:
+        table: costs of the program.
+        head: lines that say what was profiled, see :func:`settings_lines`.
+        depth: levels of modules.
+        show_all: every module and operator, layers one by one.
+    """
+    out, device_s = t.console(), table.totals.device_s
+    out.print(t.printable(f"{table.program.name} on {table.timer.device.title}"), style="bold")
+    for line in (*head, *total_lines(table)):
+        t.indented(out, line, 2)
+    modules = table.by_module(depth, folded=not show_all)
+    _section(out, "module", modules if show_all else folded(modules, FOLD * device_s), device_s)
+    operators = table.by_operator()
+    shown = operators if show_all else operators[:SHOWN]
+    _section(out, "operator", [*shown, *_rest(operators[len(shown) :])], device_s)
+    _section(out, "phase", table.by_phase(), device_s)
+    _section(out, "bound by", table.by_bound(), device_s)
+    out.print()
+    t.indented(out, coverage_line(table), 0)
+    t.indented(out, basis_line(table), 0)
+
+
+def settings_lines(profile: Profile) -> list[str]:
+    """What was profiled: weights, inputs, loss, optimiser, whose kernels, what was folded, what a file stores."""
+    program, s = profile.program, profile.settings
+    dtypes = "/".join(profile.parameter_dtypes)
+    weights = f"{t.big(program.parameter_count)} parameters{' in ' if dtypes else ''}{dtypes}"
+    if profile.trained_parameters != program.parameter_count:
+        weights += f" ({t.big(profile.trained_parameters)} trained)"
+    words = [weights, f"inputs {', '.join(s.inputs) or 'none'}"]
+    if program.batch is not None:
+        rate = "" if profile.samples_per_s is None else f" ({profile.samples_per_s:.4g} samples/s)"
+        words.append(f"batch {t.count(program.batch)}{rate}")
+    how = ["training" if s.training else "inference"]
+    for name, value in (("optimizer", s.optimizer), ("loss", s.loss), ("autocast", s.autocast)):
+        how += [f"{name}: {value}"] if (value is not None and s.training) or value not in (None, "none") else []
+    how += [f"{s.kernels} kernels"] if s.kernels is not None else []
+    how += [f"folded: {', '.join(program.folded)}"] if program.folded else []
+    how += [f"not folded: {program.unfolded}"] if program.unfolded else []
+    lines = ["; ".join(words), "; ".join(how)]
+    lines += [f"taken as true: {'; '.join(program.assumed)}"] if program.assumed else []
+    if s.stored is not None:
+        kinds = (f"{name} {t.count(k.elements)} ({t.memory(k.size_bytes)})" for name, k in s.stored.items())
+        lines += [f"stored: {', '.join(kinds)}"]
+    return [t.printable(line) for line in (*lines, *(f"note: {note}" for note in s.notes))]
+
+
+def total_lines(table: CostTable) -> list[str]:
+    """Step time with its bounds, work, utilisation."""
+    s = table.totals
+    band = " .. ".join(t.seconds(value) for value in s.band_s)
+    masked = " (a causal mask counted once)" if any(cost.work.family == "attention" for cost in table.kinds) else ""
+    return [
+        f"step {t.seconds(s.step_s)} (90 %: {band}; {_issued(table)})",
+        f"MFU {t.percent(s.mfu)}, HFU {t.percent(s.hfu)}: {format_si(s.model_flops, 'FLOP')} of the model, "
+        f"{format_si(s.executed_flops, 'FLOP')} run{masked}",
+        f"{t.memory(s.moved_bytes)} moved, {t.number(s.intensity)} FLOP per byte",
+    ]
+
+
+def _issued(table: CostTable) -> str:
+    """The times of device and host, and what they make together."""
+    s, launches = table.totals, t.count(table.totals.launches)
+    if table.timer.in_turn:
+        return f"operators {t.seconds(s.device_s)}, {t.seconds(s.host_s)} to issue {launches} on the same processor"
+    low, high = (t.seconds(each) for each in s.bracket_s)
+    return (
+        f"device {t.seconds(s.device_s)}, host {t.seconds(s.host_s)} for {launches} launches; {low} side by side, "
+        f"{high} one after the other"
+    )
+
+
+def coverage_line(table: CostTable) -> str:
+    """What is known of the operators, and which are not."""
+    c = table.coverage
+    line = (
+        f"coverage: {t.percent(c.known_share_of_calls)} of {t.count(c.calls)} calls and "
+        f"{t.percent(c.known_share_of_bytes)} of the traffic are operators with a formula"
+    )
+    if not c.unknown:
+        return line
+    named = [f"{u.op} ({counted(u.calls, 'call')}, {t.percent(u.share_of_bytes)} of the traffic)" for u in c.unknown]
+    more = [] if len(named) <= NAMED_UNKNOWN else [f"{len(named) - NAMED_UNKNOWN} more"]
+    return f"{line}; by their inputs and outputs alone: {', '.join([*named[:NAMED_UNKNOWN], *more])}"
+
+
+def basis_line(table: CostTable) -> str:
+    """What the times rest on, largest share first."""
+    bases = [group for group in table.by_basis() if group.seconds]
+    whole = sum(group.seconds for group in bases)
+    named = [f"{t.share(group.seconds, whole)} {group.name}" for group in bases[:BASES]]
+    rest = sum(group.seconds for group in bases[BASES:])
+    return "times rest on: " + "; ".join([*named, *([f"{t.share(rest, whole)} others"] if rest else [])])
+
+
+def folded(groups: Sequence[Group], least_s: float) -> list[Group]:
+    """A tree of modules in which members of one module that take less are one row; one such member stays."""
+    out: list[Group] = []
+    start = 0
+    while start < len(groups):
+        depth = groups[start].depth
+        starts = [n for n in range(start, len(groups)) if groups[n].depth == depth]
+        end = next((n for n in range(start, len(groups)) if groups[n].depth < depth), len(groups))
+        starts = [n for n in starts if n < end]
+        small = [n for n in starts if groups[n].seconds < least_s]
+        small = small if len(small) > 1 else []
+        for first, last in zip(starts, [*starts[1:], end], strict=True):
+            if first not in small:
+                out += [groups[first], *folded(groups[first + 1 : last], least_s)]
+        out += [replace(rest, depth=depth) for rest in _rest(tuple(groups[n] for n in small))]
+        start = end
+    return out
+
+
+def _section(out: Console, title: str, groups: Iterable[Group], whole_s: float) -> None:
+    rows = list(groups)
+    if rows:
+        out.print()
+        out.print(_table(title, rows, whole_s, out.width - NUMBERS))
+
+
+def _table(title: str, groups: list[Group], whole_s: float, room: int) -> Table:
+    table = t.grid((title, "calls", "FLOP", "moved", "FLOP/B", "time", "share"))
+    for group in groups:
+        flops = format_si(group.flops, "") if group.flops else ""
+        table.add_row(
+            t.printable(_name(title, group, room)), t.count(group.calls), flops.strip(), t.memory(group.moved_bytes),
+            t.number(round(group.intensity, 1)), t.seconds(group.seconds), t.share(group.seconds, whole_s),
+        )  # fmt: skip
+    return table
+
+
+def _name(title: str, group: Group, room: int) -> str:
+    """Shortened, so that it does not wrap."""
+    before = "  " * group.depth
+    return before + (short_path if title == "module" else short_operator)(group.name, room - len(before))
+
+
+def _rest(groups: tuple[Group, ...]) -> list[Group]:
+    """What is not listed, in one line; a single group is named."""
+    if len(groups) < 2:
+        return list(groups)
+    names = ("calls", "flops", "vector_flops", "moved_bytes", "launches", "seconds")
+    sums = {name: sum(getattr(group, name) for group in groups) for name in names}
+    return [Group(name=f"({counted(len(groups), 'other')})", **sums)]

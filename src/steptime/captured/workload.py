@@ -1,0 +1,331 @@
+"""A module becomes a workload: recorded at three micro-batches, cut over tensor ranks, costed operator by operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.captured.cost import Work, work_of
+from steptime.captured.cut.cutting import Exchange, cutting_of
+from steptime.captured.cut.levels import Levels, levels_of
+from steptime.captured.cut.sections import Sections, sections_of
+from steptime.captured.cut.weights import weights_of
+from steptime.captured.graph import Call, Node, Program, TensorType, Value
+from steptime.captured.workload_costs import TOLERANCE, Costed, Costs
+from steptime.errors import UserError, counted
+from steptime.model.captured import (
+    NOTHING,
+    CapturedModel,
+    Group,
+    Kernel,
+    Line,
+    Operator,
+    Reduction,
+)
+
+BATCHES: Final = (2, 3, 5)
+"""Micro-batches that are recorded: two give a line, the third checks it."""
+SLICES: Final = 16
+"""Slices into which a module without equal blocks is shared out, at most one for each module with weights."""
+
+
+def captured_model(
+    module: Any, inputs_of_batch: Callable[[int], Any], *, name: str = "", dtype: str | None = None,
+    loss: Any = None, autocast: str | None = None, batches: Sequence[int] = BATCHES, **options: Any,
+) -> CapturedModel:  # fmt: skip
+    """A `torch.nn.Module` as a workload of plans.
+
+    Args:
+        module: any module that can be captured; its weights are not read.
+        inputs_of_batch: from a number of samples to the inputs of its forward (a sequence, or a mapping of keyword
+            arguments); every tensor that depends on it has the samples as one dim.
+        name: for reports; its class where it is empty.
+        dtype: element type of weights and floating-point inputs, ``bf16``, ``fp16`` or ``fp32``; the module is
+            converted. None: it stays as it is.
+        loss: as in :func:`steptime.captured.record.capture`; likewise ``autocast``.
+        batches: three different numbers of samples to record.
+        options: further options of the capture; its target is ``cuda`` unless they say otherwise.
+
+    Raises:
+        UserError: its sizes are not affine in the samples, or it does not run the same operators for all of them.
+        CaptureError: it cannot be captured.
+    """
+    from steptime.captured.cut.torch_inputs import converted
+
+    module, cast = converted(module, dtype)
+
+    def step(batch: int) -> tuple[Any, Any, Any]:
+        return module, cast(inputs_of_batch(batch)), loss
+
+    return captured_steps(step, name=name, batches=batches, autocast=autocast, **options)
+
+
+def captured_steps(
+    step_of_batch: Callable[[int], tuple[Any, Any, Any]], *, name: str = "", dtype: str | None = None,
+    batches: Sequence[int] = BATCHES, **options: Any,
+) -> CapturedModel:  # fmt: skip
+    """A module that is made anew for each number of samples as a workload of plans, with inputs and loss of its own.
+
+    Args:
+        step_of_batch: from a number of samples to a module, the inputs of its forward and its loss; all three may
+            have the samples in their sizes.
+        name: likewise the others, as in :func:`captured_model`.
+
+    Raises:
+        UserError: as :func:`captured_model`.
+    """
+    from steptime.captured.cut.torch_inputs import converted, named
+    from steptime.captured.record import capture
+
+    programs = []
+    for batch in batches:
+        given, inputs, loss = step_of_batch(batch)
+        module, cast = converted(given, dtype)
+        chosen = {"target": "cuda", "optimizer": None, "loss": loss, "name": name or named(module), **options}
+        programs.append(capture(module, cast(inputs), **chosen))
+    return model_of_programs(programs, tuple(batches))
+
+
+def model_of_programs(programs: Sequence[Program], batches: tuple[int, ...]) -> CapturedModel:
+    """The workload of a step that was recorded at three micro-batches.
+
+    Raises:
+        UserError: the recordings differ in more than sizes, or a size is not affine in the micro-batch.
+    """
+    _check_alike(programs, batches)
+    return _Builder([sections_of(program) for program in programs], batches).model()
+
+
+def _check_alike(programs: Sequence[Program], batches: tuple[int, ...]) -> None:
+    first, samples = programs[0], counted(batches[0], "sample")
+    for program, batch in zip(programs[1:], batches[1:], strict=True):
+        for one, other in zip(first.calls, program.calls, strict=False):
+            if one.node.op != other.node.op:
+                problem = f"with {samples} it runs {one.node.op} where with {batch} it runs {other.node.op}"
+                raise UserError(f"{first.name}: {problem}", hint=f"see module {one.module or '(top)'}")
+        if len(first.calls) != len(program.calls):
+            counts = f"{counted(len(first.calls), 'operator')} with {samples}, {len(program.calls)} with {batch}"
+            raise UserError(f"{first.name}: {counts}", hint="its control flow depends on the batch")
+
+
+class _Builder:
+    """Everything that one module's record is made from."""
+
+    def __init__(self, recorded: list[Sections], batches: tuple[int, ...]) -> None:
+        self.batches = batches
+        self.sections, self.program = recorded[0], recorded[0].program
+        self.cutting = cutting_of(self.sections)
+        self.costs = Costs(recorded, batches, self.cutting)
+        self.levels: Levels = levels_of(recorded, batches, self._classes(), self.costs.ways)
+
+    def _classes(self) -> dict[int, int]:
+        """Storage -> class of `steptime.captured.cut.memory.CLASSES`."""
+        out: dict[int, int] = {}
+        for call in self.program.calls:
+            layouts = self.cutting.layouts.get(call.node)
+            if layouts is None or call.view:
+                continue
+            for storage, layout in zip(call.writes, layouts, strict=True):
+                tokens = self.costs.shares and (layout.partial or self.costs.by_token(call.node))
+                out[storage] = 2 if layout.dim is not None else 1 if tokens else 0
+        return out
+
+    def _operators(self, part: int, numbers: Sequence[int]) -> tuple[Operator, ...]:
+        weights = weights_of(self.sections, self.cutting, self.costs.ways, part, numbers)
+        out: list[Operator] = []
+        for number in numbers:
+            call = self.program.calls[number]
+            kept = self.levels.born(number)
+            exchanges = self.cutting.exchanges.get(call.node, [])
+            held = weights.pop(number, None)
+            costed = None if call.view else self.costs.costed(number, call)
+            idle = costed is None or not any(work.moved_bytes or work.launches for work in costed.works[0])
+            idle = idle or (costed is not None and costed.works[0][0].family == "view")
+            if idle and held is None and kept is NOTHING and not exchanges:
+                continue
+            one = self._operator(call, None if idle else costed)
+            one = replace(one, kept_bytes=kept, reductions=tuple(self._reduction(number, e) for e in exchanges))
+            if held is not None:
+                one = replace(one, weights=held.trained, replicated=held.replicated, frozen=held.frozen, tied=held.tied)
+            out += [one] if idle or costed is None else self._by_kernel(one, costed)
+        return _numbered(out)
+
+    def _by_kernel(self, one: Operator, costed: Costed) -> list[Operator]:
+        """The operator, shared out evenly over its kernels; all that it keeps, reads and sends is with the first.
+
+        Of its gradients only those of weights are made by products for weights.
+        """
+        kernels = costed.works[0][0].kernels
+        count = len(kernels)
+        if count < 2:
+            return [one]
+        parts: dict[str, Any] = {name: getattr(one, name).scaled(1 / count) for name in _SHARED}
+        parts["issued"] = one.issued / count
+        bare = Operator(name=one.name, group=one.group, backward=one.backward)
+        return [
+            replace(
+                bare if number else one, kernel=self._kernel(costed, number),
+                group="product" if kernel.operator in _OF_DATA else one.group, **parts,
+            )
+            for number, kernel in enumerate(kernels)
+        ]  # fmt: skip
+
+    def _operator(self, call: Call, costed: Costed | None) -> Operator:
+        blocks = self.sections.blocks
+        module = blocks.inside(call.module) if blocks is not None else call.module
+        op = call.node.op.replace("_for_cpu", "").strip("_")
+        name, backward = f"{module}.{op}".lstrip("."), call.phase == "backward"
+        if costed is None:
+            return Operator(name=name, group="nothing", backward=backward)
+        return Operator(
+            name=name, group=self._group(call, costed.works[0][0]), backward=backward,
+            matrix_flops=self.costs.size(costed, lambda w: float(w.matrix_flops)),
+            vector_flops=self.costs.size(costed, lambda w: float(w.vector_flops)),
+            moved_bytes=self.costs.size(costed, lambda w: float(w.moved_bytes)),
+            kernel=self._kernel(costed, 0),
+        )  # fmt: skip
+
+    def _group(self, call: Call, work: Work) -> Group:
+        if work.family == "attention":
+            return "attention"
+        made = any(self.program.storages[storage].category == "gradient" for storage in call.writes)
+        return "pass" if not work.matrix_flops else "weights" if made and call.phase == "backward" else "product"
+
+    def _kernel(self, costed: Costed, number: int) -> Kernel | None:
+        """A kernel of an operator; only sizes that grow with tokens shrink where those are shared out."""
+        work = costed.works[0][0]
+        if not work.kernels:
+            return None
+        kernel = work.kernels[number]
+        alone = replace(costed, by_token=False)
+
+        def size(name: str) -> Line:
+            return self.costs.size(
+                costed if name in _GROWING else alone, lambda work: float(work.kernels[number].shape[name])
+            )  # fmt: skip
+
+        shape = {name: size(name) for name in kernel.shape}
+        launches = max(float(work.launches) / len(work.kernels), 1.0)
+        return Kernel(operator=kernel.operator, backward=kernel.backward, shape=shape, launches=launches)
+
+    def _reduction(self, number: int, exchange: Exchange) -> Reduction:
+        type = exchange.value.type
+        larger = self._matching(number, exchange.value)
+        sizes = [t.size_bytes if exchange.numbers is None else t.elements // t.shape[-1] * exchange.numbers * 4
+                 for t in (type, larger)]  # fmt: skip
+        return Reduction(size_bytes=self.costs.through([sizes[0]], [sizes[1]]), tokens=exchange.numbers is None)
+
+    def _matching(self, number: int, value: Value) -> TensorType:
+        """Type of the same value at the second micro-batch."""
+        seen: set[Node] = set()
+        stack = [(self.costs.nodes[0][number], self.costs.nodes[1][number])]
+        while stack:
+            one, other = stack.pop()
+            if one is value.node:
+                return other.outputs[value.index]
+            if one in seen:
+                continue
+            seen.add(one)
+            stack += [(a.node, b.node) for a, b in zip(one.inputs, other.inputs, strict=True)]
+        raise AssertionError("a value is made by what is above its reader")
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def model(self) -> CapturedModel:
+        """The record."""
+        sections, levels = self.sections, self.levels
+        repeats = sections.blocks is not None
+        layers = len(sections.each) if repeats else self._slices()
+        typical = sections.each[sections.typical] if repeats else sections.head
+        model_flops, forward = self._flops()
+        self._check_flops(forward)
+        return CapturedModel(
+            name=self.program.name, source=self.program.source, layers=layers, repeats=repeats, ways=self.costs.ways,
+            sequence_parallel=self.costs.shares, seq_len=self._seq_len(),
+            head=self._operators(-1, sections.head) if repeats else (),
+            block=self._operators(sections.typical if repeats else -1, typical),
+            tail=self._operators(len(sections.each), sections.tail) if repeats else (),
+            boundary_bytes=levels.boundary, working_bytes=levels.working, loss_bytes=levels.loss,
+            model_flops=model_flops, forward_flops=forward, parameters=self.program.parameter_count,
+            dtype=self._dtype(), unknown=dict(self.costs.unknown),
+        )  # fmt: skip
+
+    def _slices(self) -> int:
+        owners = {parameter.name.rpartition(".")[0] for parameter in self.program.parameters}
+        return max(1, min(SLICES, len(owners)))
+
+    def _dtype(self) -> str:
+        sizes: Counter[str] = Counter()
+        for parameter in self.program.parameters:
+            sizes[parameter.dtype] += parameter.elements
+        return sizes.most_common(1)[0][0] if sizes else "fp32"
+
+    def _seq_len(self) -> int:
+        """The dim of the first input that is not that of samples, where it is of integers; 1 of anything else."""
+        first = next((s.name for s in self.program.storages if s.category == "input" and s.name), None)
+        for nodes in zip(*self.costs.nodes[:2], strict=True):
+            for value, other in zip(nodes[0].inputs, nodes[1].inputs, strict=True):
+                node, small, large = value.node, value.type, other.type
+                if node.op == "input" and node.attribute("name") == first and small.dtype.startswith("int"):
+                    same = [a for a, b in zip(small.shape, large.shape, strict=True) if a == b]
+                    return same[0] if len(small.shape) == 2 and len(same) == 1 else 1
+        return 1
+
+    def _flops(self) -> tuple[Line, dict[str, Line]]:
+        sums = np.zeros((2, 3))
+        totals = np.zeros(2)
+        part_of = self.sections.of_calls()
+        for number, call in enumerate(self.program.calls):
+            if call.view or part_of[number] == -2:
+                continue
+            works = self.costs.costed(number, call).works[0]
+            which = 1 if 0 <= part_of[number] < len(self.sections.each) else 0 if part_of[number] == -1 else 2
+            for n, work in enumerate(works):
+                totals[n] += 0.0 if call.recomputed else float(work.model_flops)
+                sums[n, which] += float(work.matrix_flops) if call.phase == "forward" else 0.0
+        names = ("embedding", "layers", "head")
+        parts = {name: self.costs.through([sums[0, n]], [sums[1, n]]) for n, name in enumerate(names)}
+        if self.sections.blocks is None:
+            parts = {"layers": parts["embedding"]}
+        return self.costs.through([totals[0]], [totals[1]]), parts
+
+    def _check_flops(self, forward: Mapping[str, Line]) -> None:
+        """A typical block times their number is what all blocks do."""
+        if self.sections.blocks is None:
+            return
+        calls = [self.program.calls[n] for n in self.sections.each[self.sections.typical]]
+        one = sum(float(work_of(c.node).matrix_flops) for c in calls if c.phase == "forward" and not c.view)
+        whole = float(forward["layers"].at(0, self.batches[0]))
+        if abs(one * len(self.sections.each) - whole) > TOLERANCE * max(whole, 1.0):
+            raise UserError(f"{self.program.name}: its blocks look alike but do different work")
+
+
+_SHARED: Final = ("matrix_flops", "vector_flops", "moved_bytes")
+_OF_DATA: Final = ("conv_bwd_data", "rnn_bwd_data")
+"""Kernels of operators with several that make the gradient of an input."""
+_GROWING: Final = frozenset({"elements", "rows", "tokens", "read_bytes", "written_bytes", "moved_bytes", "matrix_flops",
+                             "vector_flops", "whole_bytes", "value_bytes", "index_bytes",
+                             "tensor_bytes", "result_bytes", "loops", "steps"})  # fmt: skip
+"""Sizes of a kernel that are those of its tokens."""
+
+
+def _numbered(operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Equal ones counted, others of one name numbered."""
+    counts: dict[tuple[Any, ...], int] = {}
+    first: dict[tuple[Any, ...], Operator] = {}
+    for one in operators:
+        kernel = None if one.kernel is None else (one.kernel.operator, one.kernel.backward, *one.kernel.shape.items())
+        key = (*(getattr(one, n) for n in Operator.__slots__ if n != "kernel"), kernel)
+        first.setdefault(key, one)
+        counts[key] = counts.get(key, 0) + 1
+    seen: Counter[str] = Counter()
+    out = []
+    for key, one in first.items():
+        seen[one.name] += 1
+        name = one.name if seen[one.name] == 1 else f"{one.name}.{seen[one.name]}"
+        out.append(replace(one, name=name, times=counts[key]))
+    return tuple(out)

@@ -1,0 +1,218 @@
+"""``steptime estimate``: explain one plan, or print a model's ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from steptime.cli import options as o
+from steptime.errors import UserError, did_you_mean, shorten
+from steptime.estimate.result import Estimate
+from steptime.plan.keys import KEYS
+
+if TYPE_CHECKING:
+    from steptime.formats.estimate_json import Written
+
+_EXPLAIN: Final = "--explain"
+#: Parameters of the command that say what the job is; those of :data:`KEYS` say how it is parallelised.
+SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
+
+#: What a written estimate records of its job -> the option for it.
+_JOB_OPTIONS: Final = {
+    "gpus": "--gpus", "global_batch": "--global-batch", "seq_len": "--seq", "dtype": "--dtype",
+    "optimizer": "--optimizer", "framework": "--framework", "lora": "--lora-rank",
+}  # fmt: skip
+
+
+class ExplainCommand(TyperCommand):
+    """A command whose ``--explain`` may stand alone or be followed by a term."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As in the base class, after giving a lone ``--explain`` the empty prefix."""
+        flags = {
+            name
+            for param in self.get_params(ctx)
+            if isinstance(param, TyperOption) and param.is_flag
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        return super().parse_args(ctx, fill_explain(args, flags))
+
+
+COMMAND_CLASS = ExplainCommand
+
+
+def fill_explain(args: Sequence[str], flags: set[str]) -> list[str]:
+    """Arguments in which ``--explain`` always has a value.
+
+    The word after ``--explain`` is its term, unless it is an option or the only word that can be the model.
+
+    >>> fill_explain(["gpt3-1t", "--explain"], set())
+    ['gpt3-1t', '--explain=']
+    >>> fill_explain(["--explain", "run.toml"], set())
+    ['--explain=', 'run.toml']
+    >>> fill_explain(["run.toml", "--explain", "tp_comm"], set())
+    ['run.toml', '--explain=tp_comm']
+    """
+    out: list[str] = []
+    words = 0
+    held: int | None = None
+    rest = iter(range(len(args)))
+    for i in rest:
+        arg = args[i]
+        following = args[i + 1] if i + 1 < len(args) else None
+        if arg == "--":
+            out.extend(args[i:])
+            words += len(args) - i - 1
+            break
+        if arg == _EXPLAIN:
+            out.append(f"{_EXPLAIN}=")
+            if following is not None and not following.startswith("-"):
+                held = len(out) - 1
+                out[held] += following
+                next(rest)
+        elif arg.startswith("-") and len(arg) > 1:
+            out.append(arg)
+            if "=" not in arg and arg not in flags and following is not None:
+                out.append(following)
+                next(rest)
+        else:
+            out.append(arg)
+            words += 1
+    if not words and held is not None:
+        out[held : held + 1] = [f"{_EXPLAIN}=", out[held].removeprefix(f"{_EXPLAIN}=")]
+    return out
+
+
+@o.describes_job(after="model")
+def command(
+    model: o.ModelOrRun,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            _EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of these terms: a path, row or function."
+        ),
+    ] = None,
+    show_all: o.All = False,
+    json: o.Json = False,
+    **job: Any,
+) -> None:
+    """Explain one plan: step time, MFU, memory, and the terms of each.
+
+    Without a cluster: parameters, FLOPs, bytes of the model. Options win over RUN.toml.
+    """
+    _run({"model": model, "explain": explain, "show_all": show_all, "json": json, **job})
+
+
+def _run(given: Mapping[str, Any]) -> None:
+    """What :func:`command` does with the values of its parameters, by name."""
+    from steptime.cli.job import estimate_of, job_from, ledger_of
+
+    settings, written = settings_given(given), written_given(given)
+    plan = plan_given(given, written)
+    explain: str | None = given["explain"]
+    job = job_from(given["model"], given["cluster"], settings, plan)
+    if job.cluster is None:
+        if explain is not None:
+            raise UserError(f"{_EXPLAIN}: a ledger has no terms to explain", hint="give --cluster")
+        _show_ledger(ledger_of(job), json=given["json"])
+        return
+    estimate = estimate_of(job)
+    if written is not None and (note := not_taken(given["plan"], written.workload, estimate.workload, settings)):
+        estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))
+    if explain is not None:
+        estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
+    _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
+
+
+def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user gave of the job beside its plan."""
+    lora = o.lora_of(given["lora_rank"], given["lora_targets"], given["qlora"])
+    return o.given(**{name: given[name] for name in SETTINGS}) | lora
+
+
+def written_given(given: Mapping[str, Any]) -> Written | None:
+    """The plan of the file that the user gave, if any."""
+    if given["plan"] is None:
+        return None
+    from steptime.formats.estimate_json import read_plan
+
+    return read_plan(given["plan"])
+
+
+def not_taken(path: str, written: Mapping[str, Any], taken: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What the job of a written plan has that this one has not, though the user did not say so; "" for nothing.
+
+    >>> not_taken("a.json", {"dtype": "fp8", "seq_len": 512}, {"dtype": "bf16", "seq_len": 1024}, {"seq": 1024})
+    'a.json was written for --dtype fp8, which a plan does not hold: this estimate has bf16'
+    """
+    of, here = (
+        {**w, "lora": w["lora"].get("rank") if isinstance(w.get("lora"), dict) else None} for w in (written, taken)
+    )
+    differ = [name for name in _JOB_OPTIONS if of.get(name) not in (None, here.get(name))]
+    differ = [name for name in differ if {"seq_len": "seq"}.get(name, name) not in settings]
+    if not differ:
+        return ""
+    options = ", ".join(f"{_JOB_OPTIONS[name]} {shorten(str(of[name]), 40)}" for name in differ)
+    instead = ", ".join("none" if here[name] is None else str(here[name]) for name in differ)
+    return f"{path} was written for {options}, which a plan does not hold: this estimate has {instead}"
+
+
+def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, Any]:
+    """What the user gave of the plan, over the plan of a file."""
+    plan = o.given(**{name: given[name] for name in KEYS})
+    if given["placement"] is not None:
+        from steptime.cli.constraints import parse_placement
+
+        plan["placement"] = parse_placement(given["placement"])
+    return plan if written is None else over_plan(written.plan, plan)
+
+
+def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A written plan with what the user gives beside; another mesh has another placement and leaves other replicas.
+
+    >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
+    {'tp': 4}
+    """
+    stale = {"dp", "placement"} if {"tp", "tp2", "cp", "pp"} & set(given) else set()
+    stale |= {"schedule"} if "vpp" in given else set()
+    return {**{name: value for name, value in written.items() if name not in stale}, **given}
+
+
+def details_below(estimate: Estimate, term: str) -> tuple[Any, ...]:
+    """Records of the terms that ``term`` names: the start of a path, of any part of it (a row), or of a function.
+
+    Raises:
+        UserError: it names none; the message has the nearest.
+    """
+    found = tuple(d for d in estimate.details if f"/{term}" in f"/{d.path}" or f".{term}" in f".{d.function}")
+    if term and not found:
+        parts = {part for d in estimate.details for part in d.path.split("/")}
+        hint = did_you_mean(term, sorted(parts), "terms are the lines below time and memory; --all shows them")
+        raise UserError(f"{_EXPLAIN}: there is no term {shorten(term)!r}", hint=hint)
+    return found
+
+
+def _show_ledger(ledger: Any, *, json: bool) -> None:
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(ledger.to_json())
+        return
+    from steptime.report.ledger import print_ledger
+
+    print_ledger(ledger)
+
+
+def _show_estimate(estimate: Estimate, *, explain: bool, show_all: bool, json: bool) -> None:
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(estimate.to_json(explain=explain))
+        return
+    from steptime.report.estimate import print_estimate
+
+    print_estimate(estimate, show_all=show_all, explain=explain)

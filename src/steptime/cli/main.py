@@ -1,0 +1,240 @@
+"""Entry point of ``steptime``: the table of commands, and what every error becomes.
+
+Exit codes: 0 done, 1 a defect of steptime, 2 the input is wrong, 3 ``plan`` found nothing that fits,
+130 interrupted, 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from steptime import __version__
+from steptime.errors import UserError, did_you_mean, shorten
+
+EXIT_DEFECT: Final = 1
+EXIT_USER: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_PIPE: Final = 141
+
+#: Failures to write that are no defect: a full disk, a full quota, a broken device, a closed standard output.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+#: Command -> its module, which is imported when the command runs, and what it does, in one line.
+COMMANDS: Final = {
+    "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on so many devices."),
+    "estimate": ("steptime.cli.estimate", "Explain one plan: step time, MFU, memory; or a model's ledger."),
+    "profile": (
+        "steptime.captured.cli.profile",
+        "Capture a real PyTorch or ONNX model: cost of each operator, peak memory.",
+    ),
+    "fit": ("steptime.captured.cli.fit", "The cheapest way to make a training step fit on one device."),
+    "diff": ("steptime.cli.diff", "Compare two estimates term by term."),
+    "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
+    "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
+    "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
+    "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
+    "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),
+    "devices": ("steptime.cli.devices", "List devices, or show one with the source of every number."),
+    "clusters": ("steptime.cli.clusters", "List clusters, or show one with the source of every number."),
+    "models": ("steptime.cli.models", "List models, or show one."),
+    "frameworks": ("steptime.cli.frameworks", "List training frameworks, or show one with its fitted overheads."),
+}
+
+
+class _Closed(io.TextIOBase):
+    """Stands for a standard output that is closed: a report or a document cannot go unwritten without notice."""
+
+    def write(self, text: str) -> int:
+        """Raises OSError."""
+        raise OSError(errno.EBADF, "standard output is closed")
+
+
+class _PipeClosed(Exception):
+    """The reader of standard output is gone."""
+
+
+class LazyGroup(TyperGroup):
+    """A group of commands; a command's module is imported when it is asked for."""
+
+    #: Command -> its module, and what it does, in one line.
+    table: ClassVar[Mapping[str, tuple[str, str]]] = COMMANDS
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the commands."""
+        return list(self.table)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or None."""
+        if cmd_name not in self.table:
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(self.table[cmd_name][0], cmd_name)
+        return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As in the base class, with the nearest command in the error."""
+        if self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            ctx.fail(f"there is no command {shorten(args[0])!r}; {did_you_mean(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list in ``--help``, from the table, so that help imports no command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command and write out what it printed."""
+        try:
+            result = super().invoke(ctx)
+            flush()
+        except BrokenPipeError:
+            raise _PipeClosed from None
+        return result
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run, and turn whatever is raised into a message and an exit code."""
+        run_group = super().main
+        code = guarded(
+            lambda: run_group(args, prog_name or "steptime", complete_var, False, windows_expand_args, **extra)
+        )
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _load(path: str, name: str) -> Any:
+    """Import a command's module: its group ``GROUP``, its function ``command``, or the one of the command's name."""
+    module = importlib.import_module(path)
+    group = getattr(module, "GROUP", None)
+    if group is not None:
+        return typer.main.get_command(group)
+    function = getattr(module, "command", None) or getattr(module, name)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, cls=getattr(module, "COMMAND_CLASS", TyperCommand))(function)
+    return typer.main.get_command(app)
+
+
+def flush() -> None:
+    """Write out what is buffered, so that a failure to write is seen here and not at exit."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """Exit code of a call; every exception becomes one message on standard error."""
+    try:
+        code = call()
+        flush()
+    except UserError as error:
+        return _fail(f"Error: {error}", EXIT_USER)
+    except typer.TyperException as error:
+        _show(error)
+        return error.exit_code
+    except (_PipeClosed, BrokenPipeError):
+        _discard_output()
+        return EXIT_PIPE
+    except OSError as error:
+        _discard_output()
+        if error.errno not in _NO_ROOM:
+            return _defect(error)
+        return _fail(f"Error: the output cannot be written: {error.strerror}", EXIT_USER)
+    except (KeyboardInterrupt, typer.Abort):
+        code = EXIT_INTERRUPTED
+    except Exception as error:
+        return _defect(error)
+    if code == EXIT_INTERRUPTED:
+        return _fail("Interrupted.", EXIT_INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _show(error: typer.TyperException) -> None:
+    show = getattr(error, "show", None)
+    if show is not None:
+        show()
+    else:
+        _fail(f"Error: {error.format_message()}", error.exit_code)
+
+
+def _fail(message: str, code: int) -> int:
+    from steptime.report.text import printable
+
+    with contextlib.suppress(OSError, ValueError):
+        print(printable(message), file=sys.stderr)
+    return code
+
+
+def _defect(error: Exception) -> int:
+    if os.environ.get("STEPTIME_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    what = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+    advice = (
+        "this is a defect of steptime, not of your input; report it with the command and what STEPTIME_DEBUG=1 prints"
+    )
+    return _fail(f"Error: {what} ({advice}; steptime {__version__})", EXIT_DEFECT)
+
+
+def _discard_output() -> None:
+    """Point standard output at nothing, so that the interpreter's own flush at exit stays silent."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"steptime {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="steptime",
+    cls=LazyGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What a deep-learning training step will cost before you run it, why, and how to make it cheaper."""
+
+
+def run() -> None:
+    """Run ``steptime`` with the arguments of the process, and exit."""
+    if sys.stdout is None:
+        sys.stdout = _Closed()
+    if sys.stderr is None:  # print() and the console would write messages to standard output instead
+        sys.stderr = io.StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    app()

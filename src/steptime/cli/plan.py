@@ -1,0 +1,91 @@
+"""``steptime plan``: rank every parallel plan of a model on so many devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Final
+
+import typer
+
+from steptime.cli import options as o
+
+EXIT_NOTHING_FITS: Final = 3
+
+
+def command(
+    model: o.ModelOrRun,
+    cluster: o.Cluster = None,
+    gpus: o.Gpus = None,
+    global_batch: o.GlobalBatch = None,
+    seq: o.Seq = None,
+    dtype: o.Dtype = None,
+    optimizer: o.Optimizer = None,
+    strategy: o.StrategyOption = None,
+    mode: o.ModeOption = None,
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fix",
+            metavar="KEY=VALUE",
+            help="Keep one degree or choice, as tp=8, ep=16, sp=off, recompute=full. Repeatable.",
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="'KEY<=N'", help="Bound a degree, or oom_probability (<=0.1). Repeatable."),
+    ] = None,
+    framework: o.Framework = None,
+    lora_rank: o.LoraRank = None,
+    lora_targets: o.LoraTargets = None,
+    qlora: o.Qlora = None,
+    context: o.Context = None,
+    gradient_dtype: o.GradientDtype = None,
+    graphs: o.Graphs = None,
+    dispatcher: o.Dispatcher = None,
+    attention_dtype: o.AttentionDtype = None,
+    document_length: o.DocumentLength = None,
+    expert_imbalance: o.ExpertImbalance = None,
+    expert_capacity: o.ExpertCapacity = None,
+    top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
+    json: o.Json = False,
+) -> None:
+    """Rank every parallel plan of a model on so many devices, and say why the first is the best.
+
+    Cluster, devices and batch are needed. Options win over RUN.toml, whose own plan is not kept. Exits with 3 when no
+    plan fits; what is nearest is printed all the same.
+    """
+    from steptime import api
+    from steptime.cli.constraints import parse_fix, parse_limits
+    from steptime.cli.job import job_from, needed, plan_not_kept
+    from steptime.cli.progress import Progress
+
+    settings = o.given(
+        gpus=gpus, global_batch=global_batch, seq=seq, dtype=dtype, optimizer=optimizer, strategy=strategy, mode=mode,
+        framework=framework,
+    )  # fmt: skip
+    job = job_from(model, cluster, settings | o.lora_of(lora_rank, lora_targets, qlora), {})
+    for_all = o.given(
+        context=context, gradient_dtype=gradient_dtype, graphs=graphs, dispatcher=dispatcher,
+        attention_dtype=attention_dtype,
+        document_length=document_length, expert_imbalance=expert_imbalance, expert_capacity=expert_capacity,
+    )  # fmt: skip
+    options: dict[str, Any] = {
+        "fix": {**parse_fix(fix or ()), **for_all},
+        "limit": parse_limits(limit or ()),
+        "top": top,
+    }
+    with Progress("plans") as progress:
+        result = api.plan(job.model, needed(job, "a search"), **job.settings, **options, progress=progress)
+    result = dataclasses.replace(result, notes=(*plan_not_kept(model, job), *result.notes))
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(result.to_json())
+    else:
+        from steptime.report.plan import print_plan_result
+
+        words = [*(f"--fix {text}" for text in fix or ()), *(f"--limit {text}" for text in limit or ())]
+        asked = {"model": job.model, "cluster": job.cluster, "mode": None, **job.settings}
+        print_plan_result(result, {**asked, "constraints": words})
+    if not result.feasible:
+        raise typer.Exit(EXIT_NOTHING_FITS)

@@ -1,0 +1,28 @@
+"""Reads a training log or a profiler trace and says where the time goes that should not, beside the prediction."""
+
+from steptime.doctor.behaviour import fitted_framework
+from steptime.doctor.devices import device_contradictions
+from steptime.doctor.diagnose import diagnose_log, diagnose_trace
+from steptime.doctor.findings import memory_is_off
+from steptime.doctor.log import read_log
+from steptime.doctor.records import Compared, Diagnosis, Finding, Log, Stated, TraceTimes, Variant, Verdict
+from steptime.doctor.series import series_of
+from steptime.doctor.source import kind_of
+from steptime.doctor.stated import (
+    StatedJob,
+    catalogue_model,
+    framework_of,
+    held_against,
+    merged,
+    model_contradictions,
+    stated_by_trace,
+)
+from steptime.doctor.timeline import trace_times
+from steptime.doctor.trace import read_trace
+
+__all__ = [
+    "Compared", "Diagnosis", "Finding", "Log", "Stated", "StatedJob", "TraceTimes", "Variant", "Verdict",
+    "catalogue_model", "device_contradictions", "diagnose_log", "diagnose_trace", "fitted_framework", "framework_of",
+    "held_against", "kind_of", "memory_is_off", "merged", "model_contradictions", "read_log", "read_trace", "series_of",
+    "stated_by_trace", "trace_times",
+]  # fmt: skip

@@ -1,0 +1,150 @@
+"""Lines of DeepSpeed: configuration dump, throughput, wall-clock breakdown, pipeline engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Final
+
+from steptime.doctor import words as w
+from steptime.doctor.gather import Gathered
+from steptime.doctor.records import StepLine
+
+_SPEED: Final = re.compile(r"(?:CurrSamplesPerSec|(?<![A-Za-z])SamplesPerSec)=" + w.NUMBER)
+_GLOBAL_STEP: Final = re.compile(r"global_step=(\d{1,12})|\b\d{1,9}/(\d{1,12}), ")
+_PEAK: Final = re.compile(r"MaxMemAllocated=" + w.NUMBER + r"\s*GB")
+_SKIPPED: Final = re.compile(r"step=(\d{1,12}), skipped=(\d{1,12})")
+_PIPELINE: Final = re.compile(r"steps: (\d{1,12}) .*?iter time \(s\): " + w.NUMBER)
+_TIMERS: Final = re.compile(r"time \(ms\) \| (.*)$")
+_TIMER: Final = re.compile(r"([a-z][a-z_ -]{0,80}?): " + w.NUMBER)
+_PRINTED: Final = re.compile(r"\[config\.py[^\]]*\]\s+([a-z][a-z0-9_]{1,63}) (?:\.{1,60})? (.*)$")
+_JSON: Final = re.compile(r'^\s*"([a-z][a-z0-9_]{1,63})": ("?[\w.+-]{1,64}"?),?\s*$')
+_OPENED: Final = re.compile(r'^\s*"(offload_[a-z]{1,20})": \{')
+_DEVICE: Final = re.compile(
+    r"""(offload_(?:optimizer|param))['"]?\s?[=:]\s?[A-Za-z]{0,60}[({][^})]{0,80}?device['"]?\s?[=:]\s?"""
+    r"""(?:<[A-Za-z.]{1,40}: )?['"]?(cpu|nvme)"""
+)
+_HOST: Final = ("cpu", "nvme")
+#: Dtype -> what says so, in releases until 2024 and in later ones.
+_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "bf16": ("bfloat16_enabled", "bfloat16_config"), "fp16": ("fp16_enabled", "float16_config"),
+}  # fmt: skip
+_CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
+
+#: Timers of the engine that cover a whole step, under the names of today.
+_NAMES: Final[Mapping[str, str]] = {
+    "fwd": "forward", "forward": "forward", "bwd": "backward", "backward": "backward",
+    "bwd_inner": "backward_inner", "backward_inner": "backward_inner", "bwd_allreduce": "backward_allreduce",
+    "backward_allreduce": "backward_allreduce", "step": "step",
+}  # fmt: skip
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
+    "train_batch_size": ("settings", "global_batch"), "world_size": ("settings", "gpus"),
+    "train_micro_batch_size_per_gpu": ("plan", "micro_batch"), "autotp_size": ("plan", "tp"),
+}  # fmt: skip
+#: What DeepSpeed multiplies to the batch of a step; its world size leaves tensor and pipeline ranks out.
+_FACTORS: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "world_size")
+
+
+class DeepSpeed:
+    """DeepSpeed's engine, whatever trainer drives it."""
+
+    name = "deepspeed"
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+        self._skipped = 0
+        self._opened = ""
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line."""
+        g = self.gathered
+        if "SamplesPerSec=" in line:
+            self._speed(rank, line)
+        elif "time (ms) |" in line:
+            self._timer_line(line)
+        elif "skipped=" in line and (match := _SKIPPED.search(line)):
+            step, total = int(match[1]), int(match[2])
+            if total > self._skipped:
+                g.skips.append((step, total - self._skipped))
+            self._skipped = total
+        elif "iter time (s):" in line and (match := _PIPELINE.search(line)):
+            time_s = w.step_time_s(w.number(match[2]))
+            g.add_step(rank, StepLine(number=int(match[1]), time_s=time_s, at_s=w.clock_s(line)))
+        elif "cache flushes since last step" in line:
+            g.add_event("allocator_retry")
+        elif match := _PRINTED.search(line) or _JSON.match(line):
+            g.add_flag(match[1], match[2].strip().strip('"'))
+            self._part_of_zero(match[1], match[2], line)
+        elif match := _OPENED.match(line):
+            self._opened = match[1]
+        elif "CPU Offload: True" in line:
+            g.add_flag("offload_optimizer", "cpu")
+        elif _CHECKPOINT.search(line):
+            g.add_event("checkpoint")
+
+    def _part_of_zero(self, name: str, value: str, line: str) -> None:
+        """What the configuration of ZeRO says within one line, or on a line of an object that was opened above."""
+        g = self.gathered
+        if name.startswith("zero_") and "overlap_comm" in line:
+            g.add_flag("overlap_comm", str("overlap_comm=True" in line or "'overlap_comm': True" in line))
+        for part, device in _DEVICE.findall(line) if name.startswith("zero_") else ():
+            g.add_flag(part, device)
+        if name == "device" and self._opened:
+            g.add_flag(self._opened, value.strip().strip('"'))
+        self._opened = self._opened if name in ("device", "nvme_path", "buffer_count", "pin_memory") else ""
+
+    def _speed(self, rank: int | None, line: str) -> None:
+        step, speed = _GLOBAL_STEP.search(line), _SPEED.search(line)
+        if step is None or speed is None:
+            return
+        g = self.gathered
+        number = int(step[1] or step[2])
+        g.add_step(rank, StepLine(number=number, samples_per_s=w.rate(w.number(speed[1])), at_s=w.clock_s(line)))
+        if match := _PEAK.search(line):
+            value = w.number(match[1])
+            g.add_memory("allocated", None if value is None else value * 2**30)
+
+    def _timer_line(self, line: str) -> None:
+        found = _TIMERS.search(line)
+        for name, text in _TIMER.findall(found[1]) if found else ():
+            value = w.number(text)
+            if name in _NAMES and value is not None:
+                self.gathered.add_timer(_NAMES[name], value / 1e3, value / 1e3)
+
+    def finish(self) -> None:
+        """Translate the printed configuration; ``auto`` and the like are unknown."""
+        g = self.gathered
+        g.read_counts(_WHOLE)
+        g.notes += wrong_batch(g.flags)
+        stage = w.count(g.flags.get("zero_optimization_stage", g.flags.get("stage", "")))
+        if stage is not None and stage <= 3:
+            g.plan["zero"] = stage
+        if g.flags.get("offload_optimizer") in _HOST:
+            g.plan["offload"] = "optimizer"
+        if g.flags.get("offload_param") in _HOST:
+            g.notes.append("offload_param: weights in the memory of the host are not modelled; predicted on the device")
+        for dtype, names in _DTYPES.items():
+            if any(g.flags.get(name, "").lower().startswith(("true", "enabled=true")) for name in names):
+                g.settings["dtype"] = dtype
+        g.set_optimizer(g.flags.get("optimizer_name", ""))
+        if (overlap := g.flags.get("overlap_comm", "").lower()) in ("true", "false"):
+            g.plan["overlap"] = "dp" if overlap == "true" else "none"
+
+
+def wrong_batch(flags: Mapping[str, str]) -> list[str]:
+    """A note where the batch that is printed is not the product of its printed parts.
+
+    >>> flags = dict(zip(_FACTORS, ("2", "4", "8"))) | {"train_batch_size": "64"}
+    >>> wrong_batch(flags), wrong_batch(flags | {"train_batch_size": "96"})[0].partition(":")[0]
+    ([], 'the log contradicts itself')
+    """
+    batch, *parts = (w.count(flags.get(name, "")) for name in ("train_batch_size", *_FACTORS))
+    factors = [part for part in parts if part]
+    if not batch or len(factors) < len(_FACTORS) or batch == prod(factors):
+        return []
+    product = " x ".join(f"{name} {value}" for name, value in zip(_FACTORS, factors, strict=True))
+    return [
+        f"the log contradicts itself: train_batch_size {batch} is not {product} = {prod(factors)}; without "
+        f"--global-batch N {batch} is taken, also for the time of a step where the log has samples/s only"
+    ]

@@ -1,0 +1,159 @@
+"""What the parsers of the frameworks fill while a log goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from steptime.doctor import words as w
+from steptime.doctor.records import LogEvent, StepLine
+from steptime.lab.measured.meaning import modelled_optimizer, optimizer_called
+
+#: Lines of one rank that are kept; a longer log keeps its first ones.
+MAX_STEPS: Final = 2_000_000
+_MAX_EVENTS: Final = 100_000
+_MAX_TIMERS: Final = 200
+_MAX_SAMPLES: Final = 20_000
+_MAX_FLAGS: Final = 5_000
+_MAX_RANKS: Final = 100_000
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Facts of one framework, in the order of the log."""
+
+    steps: dict[int, list[StepLine]] = field(default_factory=dict)
+    """By rank; -1 where no rank is stated."""
+    timers: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    events: list[LogEvent] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, int] = field(default_factory=dict)
+    model_name: str = ""
+    batches: dict[int, int] = field(default_factory=dict)
+    """Global batch -> step lines that state it."""
+    consumed: tuple[int, int] | None = None
+    """Step and samples of the last line that states how many samples went by."""
+    flags: dict[str, str] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    """``allocated`` and ``reserved`` peaks, bytes."""
+    capacity_bytes: float | None = None
+    skips: list[tuple[int, int]] = field(default_factory=list)
+    """Last step before, optimiser steps skipped since the entry before."""
+    tflops: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What the reader of the report has to know about these facts."""
+    unusable: int = 0
+    """Step lines whose figures are not numbers, zero, or absurd."""
+    full: bool = False
+
+    @property
+    def last_step(self) -> int:
+        """Number of the step that was logged last; 0 before the first."""
+        return max((series[-1].number for series in self.steps.values() if series), default=0)
+
+    def add_step(self, rank: int | None, line: StepLine) -> None:
+        """Keep a step; what another rank printed of the same step without saying so is dropped."""
+        if line.time_s is None and line.samples_per_s is None and line.tokens_per_s_per_gpu is None:
+            self.unusable += 1
+            return
+        if rank is not None and rank not in self.steps and len(self.steps) >= _MAX_RANKS:
+            return
+        series = self.steps.setdefault(-1 if rank is None else rank, [])
+        if rank is None and series and series[-1].number == line.number:
+            return
+        if len(series) >= MAX_STEPS:
+            self.full = True
+        else:
+            series.append(line)
+
+    def add_timer(self, name: str, least_s: float, most_s: float) -> None:
+        """Keep one reading of a timer."""
+        if not (0.0 <= least_s <= 1e6 and 0.0 <= most_s <= 1e6):
+            return
+        if name in self.timers or len(self.timers) < _MAX_TIMERS:
+            samples = self.timers.setdefault(name, [])
+            if len(samples) < _MAX_SAMPLES:
+                samples.append((min(least_s, most_s), max(least_s, most_s)))
+
+    def add_tflops(self, text: str) -> None:
+        """Keep a printed rate of work of one device (TFLOP/s), if it is one."""
+        if value := w.rate(w.number(text)):
+            self.tflops.append(value)
+
+    def add_event(self, kind: str, time_s: float | None = None) -> None:
+        """Keep an event; the same one printed by several ranks counts once."""
+        event = LogEvent(kind=kind, after_step=self.last_step, time_s=time_s)
+        same = next((e for e in reversed(self.events[-4:]) if (e.kind, e.after_step) == (kind, event.after_step)), None)
+        if same is None and len(self.events) < _MAX_EVENTS:
+            self.events.append(event)
+        elif same is not None and time_s is not None and (same.time_s is None or time_s > same.time_s):
+            self.events[self.events.index(same, max(len(self.events) - 4, 0))] = event
+
+    def add_flag(self, name: str, value: str) -> None:
+        """Keep what was printed of a setting."""
+        if len(self.flags) < _MAX_FLAGS:
+            self.flags[name] = value[:300]
+
+    def read_counts(self, names: Mapping[str, tuple[str, str]]) -> None:
+        """Keep the whole numbers among the flags; zero, and what is none, is left out.
+
+        Args:
+            names: flag -> ``settings``, ``plan`` or ``model``, and the field there.
+        """
+        tables: dict[str, dict[str, Any]] = {"settings": self.settings, "plan": self.plan, "model": self.model}
+        for flag, (table, name) in names.items():
+            if value := w.count(self.flags.get(flag, "")):
+                tables[table][name] = value
+
+    def set_optimizer(self, text: str) -> None:
+        """Keep the optimiser, and say so where another stands for it."""
+        if not text or text == "None":
+            return
+        name = text.lower()
+        called = name if modelled_optimizer(name) == name else optimizer_called(name)
+        self.settings["optimizer"] = modelled_optimizer(called)
+        if self.settings["optimizer"] == "adam" and "adam" not in name:
+            self.notes.append(f"optimizer {name[:40]}: predicted as adam")
+
+    def add_batch(self, size: int) -> None:
+        """Keep the global batch of a step line."""
+        if size > 0 and (size in self.batches or len(self.batches) < _MAX_FLAGS):
+            self.batches[size] = self.batches.get(size, 0) + 1
+
+    def add_consumed(self, step: int, samples: int) -> None:
+        """The batch from the samples between two lines."""
+        if self.consumed is not None and step > self.consumed[0]:
+            each, rest = divmod(samples - self.consumed[1], step - self.consumed[0])
+            if rest == 0:
+                self.add_batch(each)
+        self.consumed = step, samples
+
+    def settle_batch(self) -> None:
+        """The batch of most step lines is that of the job."""
+        if not self.batches:
+            return
+        usual = max(self.batches, key=lambda size: (self.batches[size], size))
+        self.settings["global_batch"] = usual
+        if len(self.batches) > 1:
+            span = f"{min(self.batches)} to {max(self.batches)}"
+            self.notes.append(f"the global batch goes from {span} over the log; most lines have {usual}")
+
+    def add_memory(self, kind: str, value_bytes: float | None) -> None:
+        """Keep the largest reading."""
+        if value_bytes is not None and 0 < value_bytes < 1e15:
+            self.memory[kind] = max(self.memory.get(kind, 0.0), value_bytes)
+
+
+class Parser(Protocol):
+    """Reads the lines of one framework."""
+
+    name: str
+    gathered: Gathered
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line; those of other programs are ignored."""
+
+    def finish(self) -> None:
+        """Derive the stated job once all lines are read."""

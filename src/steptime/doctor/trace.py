@@ -1,0 +1,253 @@
+"""Reads a Kineto trace into arrays: kernels, their launches, the steps, who waits for whom."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steptime.doctor.events import BrokenJson, events_of
+from steptime.doctor.kernels import COMM, collective_of, group_of
+from steptime.doctor.source import HINT
+from steptime.errors import InputFileError, first_few, shorten
+
+_KERNELS: Final = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_RUNTIME: Final = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime"}
+_BLOCKING: Final = ("Synchronize", "cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
+_STEP: Final = "ProfilerStep"
+#: Events of the host that make up most of a trace.
+_MANY: Final = frozenset({"cpu_op", "python_function"})
+_ON_HOST: Final = _RUNTIME | _MANY | {"user_annotation"}
+#: Shorter work of the host (us) is not kept: no pause that is looked at comes from it.
+_LONG_HOST_US: Final = 100.0
+#: Times (us) beyond this are damage.
+_LATEST_US: Final = 1e17
+_LONGEST_US: Final = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What a trace says about one kind of communication kernel."""
+
+    kind: str
+    group: str
+    """Description of the process group; may be empty."""
+    group_size: int | None
+    elements: float
+    """The larger of the elements that go in and come out; 0: unknown."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """Columns of the kernels of a trace (microseconds), and what stands beside them."""
+
+    start_us: array[float] = field(default_factory=lambda: array("d"))
+    length_us: array[float] = field(default_factory=lambda: array("d"))
+    name: array[int] = field(default_factory=lambda: array("q"))
+    stream: array[int] = field(default_factory=lambda: array("q"))
+    device: array[int] = field(default_factory=lambda: array("q"))
+    correlation: array[int] = field(default_factory=lambda: array("q"))
+    collective: array[int] = field(default_factory=lambda: array("q"))
+    launch_id: array[int] = field(default_factory=lambda: array("q"))
+    launch_us: array[float] = field(default_factory=lambda: array("d"))
+    names: dict[str, int] = field(default_factory=dict)
+    collectives: dict[Collective, int] = field(default_factory=dict)
+    blocking: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Blocking runtime call -> start and length (us) of each."""
+    host_steps: dict[str, tuple[float, float]] = field(default_factory=dict)
+    device_steps: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Step -> start and end (us) on the host, on the device."""
+    host_us: array[float] = field(default_factory=lambda: array("d"))
+    host_length_us: array[float] = field(default_factory=lambda: array("d"))
+    host_name: array[int] = field(default_factory=lambda: array("q"))
+    host_thread: array[int] = field(default_factory=lambda: array("q"))
+    """Long operators, functions, annotations and runtime calls of the host."""
+    host_names: dict[str, int] = field(default_factory=dict)
+    launch_threads: set[int] = field(default_factory=set)
+    optimizer_us: list[tuple[float, float]] = field(default_factory=list)
+    """Start and end on the device of the optimiser's annotation."""
+    header: dict[str, Any] = field(default_factory=dict)
+    events: int = 0
+    damaged: int = 0
+    with_stack: bool = False
+    cut: str | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take one event of the trace."""
+        self.events += 1
+        category = event.get("cat")
+        if not isinstance(category, str):
+            return
+        category = category.lower()
+        self.with_stack |= category == "python_function"
+        if category in ("ac2g", "fwdbwd", "trace", "overhead") or (category in _MANY and _is_short(event.get("dur"))):
+            return
+        if event.get("ph", "X") != "X":
+            return
+        start, length, name = _time(event.get("ts")), _time(event.get("dur", 0.0)), event.get("name")
+        if start is None or length is None or not 0 <= length <= _LONGEST_US or not isinstance(name, str):
+            self.damaged += category in _KERNELS
+            return
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        if category in _KERNELS:
+            self._kernel(name, start, length, args, event)
+        elif category in _RUNTIME:
+            self._runtime(name, start, length, args)
+            if "correlation" in args:
+                self.launch_threads.add(_int(event.get("tid")))
+        elif category in ("user_annotation", "gpu_user_annotation"):
+            self._annotation(category == "gpu_user_annotation", name, start, length)
+        if length >= _LONG_HOST_US and category in _ON_HOST and not name.startswith(_STEP):
+            self._host(name, start, length, _int(event.get("tid")))
+
+    def _host(self, name: str, start: float, length: float, thread: int) -> None:
+        self.host_us.append(start)
+        self.host_length_us.append(length)
+        self.host_thread.append(thread)
+        self.host_name.append(self.host_names.setdefault(name[:200], len(self.host_names)))
+
+    def _kernel(self, name: str, start: float, length: float, args: Mapping[str, Any], event: Any) -> None:
+        self.start_us.append(start)
+        self.length_us.append(length)
+        self.name.append(self.names.setdefault(name[:400], len(self.names)))
+        self.stream.append(_int(args.get("stream", event.get("tid"))))
+        self.device.append(_int(args.get("device", event.get("pid"))))
+        self.correlation.append(_int(args.get("correlation")))
+        meta = _collective(name, args) if "Collective name" in args or group_of(name) == COMM else None
+        self.collective.append(-1 if meta is None else self.collectives.setdefault(meta, len(self.collectives)))
+
+    def _runtime(self, name: str, start: float, length: float, args: Mapping[str, Any]) -> None:
+        if "correlation" in args:
+            self.launch_id.append(_int(args["correlation"]))
+            self.launch_us.append(start)
+        if any(word in name for word in _BLOCKING):
+            self.blocking.setdefault(name[:80], []).append((start, length))
+
+    def _annotation(self, on_device: bool, name: str, start: float, length: float) -> None:
+        if name.startswith(_STEP):
+            steps = self.device_steps if on_device else self.host_steps
+            known = steps.get(name, (start, start + length))
+            steps[name] = (min(known[0], start), max(known[1], start + length))
+        elif on_device and name.startswith("Optimizer.step"):
+            self.optimizer_us.append((start, start + length))
+
+
+def _is_short(length_us: Any) -> bool:
+    return isinstance(length_us, (int, float)) and length_us < _LONG_HOST_US
+
+
+def _time(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and abs(number) <= _LATEST_US else None
+
+
+def _int(value: Any) -> int:
+    """A whole number that fits a column; -1 for anything else."""
+    if isinstance(value, str) and value.isdigit() and len(value) < 18:
+        return int(value)
+    return value if isinstance(value, int) and abs(value) < 2**62 else -1
+
+
+def _collective(name: str, args: Mapping[str, Any]) -> Collective:
+    said = args.get("Collective name")
+    kind = collective_of(name)
+    if kind == "other" and isinstance(said, str):
+        kind = collective_of(said)
+    size = _int(args.get("Group size"))
+    elements = max(_int(args.get("In msg nelems")), _int(args.get("Out msg nelems")), 0)
+    group = args.get("Process Group Description")
+    return Collective(
+        kind=kind, group=group[:100] if isinstance(group, str) else "", group_size=size if size > 0 else None,
+        elements=float(elements),
+    )  # fmt: skip
+
+
+def read_trace(path: str) -> Recording:
+    """The kernels of a trace.
+
+    Raises:
+        InputFileError: it is no trace, or has no kernels of a device.
+    """
+    out = Recording()
+    keys: list[str] = []
+    try:
+        for key, value in events_of(path):
+            if key != "event":
+                keys.append(key)
+                if key in ("distributedInfo", "deviceProperties"):
+                    out.header[key] = value
+            elif isinstance(value, dict):
+                out.add(value)
+    except BrokenJson as error:
+        out.cut = str(error)
+    if not out.events:
+        if out.cut:
+            raise InputFileError(path, f"is no readable trace: {out.cut}", hint=HINT)
+        listed = first_few([shorten(key, 40) for key in keys], 5)
+        raise InputFileError(path, "has no trace events" + (f" (keys: {listed})" if listed else ""), hint=HINT)
+    if not out.start_us:
+        cut = f"; {out.cut}" if out.cut else ""
+        damaged = f", {out.damaged} of them kernels without a usable time" if out.damaged else ""
+        raise InputFileError(
+            path, f"has {out.events} events{damaged}, but no kernel of a device{cut}",
+            hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+        )  # fmt: skip
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The kernels of one device in the order of their starts, in seconds from the first."""
+
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    name: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    collective: NDArray[np.int64]
+    launched_s: NDArray[np.float64]
+    """When the host began to launch it; NaN: unknown."""
+    zero_us: float
+    devices: int
+
+
+def columns_of(recording: Recording) -> Columns:
+    """The device with most kernel time, sorted."""
+    devices = np.frombuffer(recording.device, dtype=np.int64)
+    lengths = np.frombuffer(recording.length_us, dtype=np.float64)
+    found, index = np.unique(devices, return_inverse=True)
+    busiest = int(np.argmax(np.bincount(index, weights=lengths)))
+    mine = np.flatnonzero(index == busiest)
+    starts = np.frombuffer(recording.start_us, dtype=np.float64)[mine]
+    order = mine[np.argsort(starts, kind="stable")]
+    start_us = np.frombuffer(recording.start_us, dtype=np.float64)[order]
+    zero = float(start_us[0])
+    start_s = (start_us - zero) * 1e-6
+    launched = _launched(recording, np.frombuffer(recording.correlation, dtype=np.int64)[order])
+    return Columns(
+        start_s=start_s, end_s=start_s + lengths[order] * 1e-6,
+        name=np.frombuffer(recording.name, dtype=np.int64)[order],
+        stream=np.frombuffer(recording.stream, dtype=np.int64)[order],
+        collective=np.frombuffer(recording.collective, dtype=np.int64)[order],
+        launched_s=(launched - zero) * 1e-6, zero_us=zero, devices=len(found),
+    )  # fmt: skip
+
+
+def _launched(recording: Recording, correlations: NDArray[np.int64]) -> NDArray[np.float64]:
+    if not recording.launch_id:
+        return np.full(len(correlations), np.nan)
+    ids = np.frombuffer(recording.launch_id, dtype=np.int64)
+    order = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids[order], correlations), len(ids) - 1)
+    known = (ids[order][at] == correlations) & (correlations >= 0)
+    return np.where(known, np.frombuffer(recording.launch_us, dtype=np.float64)[order][at], np.nan)

@@ -1,0 +1,202 @@
+"""The machine of one device for one element type, with time models of operators that no strategy table has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from steptime.cost.convolution import channelwise_s, convolution_s
+from steptime.cost.recurrent import recurrent_s
+from steptime.errors import UserError
+from steptime.estimate.kernels import DEPTHWISE, GEMM, KernelModel, gemm_numbers, profile_of
+from steptime.estimate.machine import Machine, machine_of
+from steptime.estimate.measured import CONVOLVED, own_curves_of
+from steptime.estimate.operators import Formula
+from steptime.estimate.stated_device import as_measured, restated
+from steptime.hardware.profile import ALIKE, Curve, Profile
+from steptime.hardware.records import CUDA_MAKER, Cluster, Device, Level
+from steptime.plan.job import PRECISIONS, Precision
+
+#: Element type -> those at whose rate it runs where a device has no rate of its own for it.
+INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
+    "bf16": ("fp32", "fp16"), "fp16": ("fp32", "bf16"), "tf32": ("fp32", "bf16", "fp16"),
+    "fp32": ("tf32", "bf16", "fp16"), "fp64": ("fp32", "bf16"), "fp8_e5m2": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+}  # fmt: skip
+
+CONVOLUTION, RECURRENT, CHANNELWISE = Formula(convolution_s), Formula(recurrent_s), Formula(channelwise_s)
+#: Operator -> formula and curves that can time it, the best first.
+CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
+    "conv_fwd": (CONVOLUTION, ("conv_fwd",)),
+    "conv_bwd_data": (CONVOLUTION, ("conv_bwd_data", "conv_fwd")),
+    "conv_bwd_weight": (CONVOLUTION, ("conv_bwd_weight", "conv_fwd")),
+    "rnn_fwd": (RECURRENT, ("rnn_fwd",)),
+    "rnn_bwd_data": (RECURRENT, ("rnn_bwd_data", "rnn_fwd")),
+    "rnn_bwd_weight": (RECURRENT, ("rnn_bwd_weight", "rnn_fwd")),
+}
+
+#: A convolution of 32 images of 28 x 28 pixels, 256 channels in and out, three by three.
+USUAL: Final[Mapping[str, float]] = {
+    "rows": 32.0 * 28**2, "columns": 256.0, "depth": 9 * 256.0, "moved_bytes": 8 * 32.0 * 28**2 * 256,
+    "tensor_bytes": 8 * 32.0 * 28**2 * 256, "winograd_taps": 1.0, "channelwise": 0.0,
+}  # fmt: skip
+SIXTEEN_BITS: Final = ("fp16", "bf16", "tf32")
+#: Vendor and kind of unit -> device and element type whose convolutions stand for those of devices without curves.
+SIMILAR: Final = {(CUDA_MAKER, "fp32"): ("v100-sxm2-16gb", "fp32"), (CUDA_MAKER, "matrix"): ("v100-sxm2-16gb", "fp16")}
+SLOWER: Final = 1.8
+"""How much slower than carried-over coefficients say convolutions are on matrix units newer than V100's; fitted to
+VGG-16 with 12 images on an A100, in TF32 and fp16, inference and training."""
+CARRIED_BAND: Final = (0.5, 2.0)
+"""Band of a curve on a device that it was not fitted to, as a factor; assumed."""
+
+
+def rate_dtype(device: Device, dtype: str) -> str:
+    """Element type at whose rate products of another run on a device.
+
+    Raises:
+        UserError: the device has no rate that could stand for it.
+    """
+    for candidate in (dtype, *INSTEAD.get(dtype, ())):
+        if candidate in device.matrix_flops_per_s:
+            return candidate
+    known = ", ".join(device.matrix_flops_per_s)
+    raise UserError(f"{device.name} has no matrix rate for {dtype}", hint=f"it has {known}")
+
+
+def alone(device: Device) -> Cluster:
+    """A cluster of one device, which sends nothing."""
+    level = Level(name="alone", devices=1, link_Bps=1.0, efficiency=1.0, latency_s=0.0)
+    return Cluster(name=device.name, title=device.title, device=device, levels=(level,), sources={})
+
+
+def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
+    """One device with the rates and the fitted models of an element type."""
+    precision = PRECISIONS[rate_dtype(device, dtype)]
+    machine = machine_of(alone(device), 1, precision, lone_rank_has_all_links=True, calibrated=calibrated)
+    return with_further_models(machine, device, precision) if calibrated else machine
+
+
+def with_further_models(machine: Machine, device: Device, precision: Precision) -> Machine:
+    """A machine that can also time what no strategy table has, and products whose only curve was timed by the host."""
+    return replace(machine, models={**_further_models(device, precision), **machine.models})
+
+
+def with_usual_convolutions(machine: Machine, device: Device, precision: Precision) -> Machine:
+    """The same machine with the convolutions of PyTorch's default (:func:`convolved_in`).
+
+    Args:
+        machine: what :func:`with_further_models` gave.
+        device: its device.
+        precision: that of its models.
+    """
+    if not _may_run_in_tf32(device, precision.matrix_dtype):
+        return machine
+    found = _further_models(device, PRECISIONS["tf32"])
+    if _faster_in(found, machine.models) == "fp32":
+        return machine
+    return replace(machine, models={**machine.models, **{n: found[n] for n in (*CONVOLVED, DEPTHWISE) if n in found}})
+
+
+def convolved_in(device: Device, dtype: str) -> str:
+    """Element type in which convolutions run: PyTorch lets those of fp32 run in TF32, and cuDNN takes the faster.
+
+    Which one that is, a convolution of a usual size says (:data:`USUAL`).
+    """
+    if not _may_run_in_tf32(device, dtype):
+        return dtype
+    return _faster_in(*(_further_models(device, PRECISIONS[name]) for name in ("tf32", "fp32")))
+
+
+def _may_run_in_tf32(device: Device, dtype: str) -> bool:
+    return dtype == "fp32" and "tf32" in device.matrix_flops_per_s
+
+
+def _faster_in(tf32: Mapping[str, KernelModel], fp32: Mapping[str, KernelModel]) -> str:
+    """The type whose models time the usual convolution shorter; TF32 where they do not say."""
+    models = {"tf32": tf32.get("conv_fwd"), "fp32": fp32.get("conv_fwd")}
+    times_s = {name: model.seconds(USUAL) for name, model in models.items() if model is not None}
+    return "fp32" if len(times_s) == 2 and bool(times_s["fp32"] < times_s["tf32"]) else "tf32"
+
+
+def _further_models(device: Device, precision: Precision) -> Mapping[str, KernelModel]:
+    if device.curves is not None:
+        own = own_curves_of(device.curves, precision)
+        return {name: KernelModel(formula=f, fixed=c.coefficients, curve=c) for name, (f, c) in own.items()}
+    profile = profile_of(device.measured_as)
+    if profile is None:
+        return {}
+    known = as_measured(device)
+    products = _host_timed_products(known, profile, precision)
+    return restated(device, {**products, **further_models(known, profile, precision.matrix_dtype)})
+
+
+def _host_timed_products(device: Device, profile: Profile, precision: Precision) -> dict[str, KernelModel]:
+    """Products whose curve was timed with the launch from the host, for devices without another."""
+    curve = profile.curve("gemm", precision.matrix_dtype, "eager")
+    if curve is None or precision.matrix_dtype not in device.matrix_flops_per_s:
+        return {}
+    fixed = gemm_numbers(device, precision, curve)
+    fixed["latency_s"] = min(fixed["latency_s"], device.kernel_latency_s)
+    return {"matmul": KernelModel(formula=GEMM, fixed=fixed, curve=curve)}
+
+
+def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, KernelModel]:
+    """Models of operators that the strategy tables do not have: convolutions and recurrent layers.
+
+    Their curves were timed with the launch from the host, which a step issues ahead.
+    """
+    numbers = {
+        "matrix_flops_per_s": device.matrix_flops_per_s.get(dtype, 0.0), "memory_Bps": device.memory_Bps,
+        "sm_count": float(device.sm_count or 1),
+    }  # fmt: skip
+    out = {}
+    for operator, (formula, families) in CURVES.items():
+        found = (_curve(profile, family, dtype) for family in families)
+        curve = next((c for c in found if c is not None), None) or _carried(device, families[0], dtype)
+        if curve is not None:
+            launch_s = min(curve.coefficients["launch_s"], device.kernel_latency_s)
+            fixed = {**numbers, **curve.coefficients, "launch_s": launch_s}
+            out[operator] = KernelModel(formula=formula, fixed=fixed, curve=curve)
+    if "conv_fwd" in out:
+        out[DEPTHWISE] = _depthwise(device, dtype)
+    return out
+
+
+def _depthwise(device: Device, dtype: str) -> KernelModel:
+    """No curve was fitted to convolutions of single channels: the sustained rates of the device."""
+    fixed = {
+        "vector_flops_per_s": device.peak_vector_flops_per_s * device.vector_efficiency,
+        "memory_Bps": device.memory_Bps * device.memory_efficiency, "launch_s": device.kernel_latency_s,
+    }  # fmt: skip
+    curve = Curve(
+        family=DEPTHWISE, dtype=dtype, coefficients={}, points=0, median_ape=0.0, mean_ape=0.0, bias=0.0,
+        band=CARRIED_BAND, kind="assumed", source="assumed",
+    )  # fmt: skip
+    return KernelModel(formula=CHANNELWISE, fixed=fixed, curve=curve)
+
+
+def _carried(device: Device, family: str, dtype: str) -> Curve | None:
+    """The curve of a similar device: its coefficients are shares of the rates of whatever device they are used on."""
+    key = (device.vendor, "fp32" if dtype == "fp32" else "matrix")
+    if key not in SIMILAR or (key[1] == "matrix" and dtype not in SIXTEEN_BITS):
+        return None
+    name, like = SIMILAR[key]
+    profile = profile_of(name)
+    curve = None if profile is None else profile.curve(family, like, "eager")
+    if curve is None:
+        return None
+    low, high = curve.band
+    factor = SLOWER if key[1] == "matrix" else 1.0
+    coefficients = {**curve.coefficients, "efficiency": curve.coefficients["efficiency"] / factor}
+    return replace(
+        curve, coefficients=coefficients, points=0, kind="assumed", source=f"carried over from {name}", dtype=dtype,
+        band=(min(low, CARRIED_BAND[0]), max(high, CARRIED_BAND[1])),
+    )  # fmt: skip
+
+
+def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
+    """The two 16-bit formats stand for each other."""
+    alike = ALIKE.get(dtype, dtype)
+    found = (profile.curve(family, name, timer) for name in (dtype, alike) for timer in ("kernel", "eager"))
+    return next((curve for curve in found if curve is not None), None)

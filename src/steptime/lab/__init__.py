@@ -1,0 +1,1 @@
+"""Laboratory: what was measured, what is fitted to it, and how far predictions are from it."""

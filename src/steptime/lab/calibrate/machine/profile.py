@@ -1,0 +1,334 @@
+"""From measurements to numbers: curves of every operator, and the device and levels that all other commands read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from steptime.cost.regression import SENT
+from steptime.errors import UserError, counted
+from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS, POOLS
+from steptime.hardware.profile import Curve
+from steptime.lab.calibrate.machine.bandwidth import Bandwidth, bandwidth_of
+from steptime.lab.calibrate.machine.collectives import Mesh, Timed
+from steptime.lab.calibrate.machine.host import Host
+from steptime.lab.calibrate.machine.images import loops_of
+from steptime.lab.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
+from steptime.lab.calibrate.machine.runner import Measured, noise_of
+from steptime.lab.calibrate.machine.work import LAUNCHES, MAPS, TRAINED, TURNED, Task, convolution_sizes, work_of
+from steptime.lab.calibrate.score import errors_of
+from steptime.num import Array, Num
+
+#: Models that are tried for each kind of operator; the one with the least cross-validated error is kept.
+CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
+    "matmul": ("half_size_matmul", "linear_roofline"),
+    "attention_forward": ("additive", "linear_roofline"),
+    "attention_backward": ("additive", "linear_roofline"),
+    **dict.fromkeys(CONVOLVED, ("blocked_convolution",)),
+    **dict.fromkeys(NORMS, ("short_loops", "streaming")),
+    **dict.fromkeys(POOLS, ("short_loops",)),
+    **dict.fromkeys(MAPS, ("streaming", "linear")),
+}
+#: Hops of the rings of :mod:`steptime.cost.collective`, per rank beyond the first.
+HOPS: Final[Mapping[str, float]] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelFit:
+    """One axis of the mesh as a level of the fabric."""
+
+    name: str
+    devices: int | None
+    link_Bps: float
+    efficiency: float
+    latency_s: float
+    points: int
+    """0: nothing was measured, the numbers are assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFit:
+    """The numbers of a device, as :class:`steptime.hardware.records.Device` has them."""
+
+    matrix_flops_per_s: Mapping[str, float]
+    vector_flops_per_s: Mapping[str, float]
+    memory_bytes: float
+    memory_Bps: float
+    matrix_efficiency: float
+    vector_efficiency: float
+    memory_efficiency: float
+    kernel_latency_s: float
+    issue_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """All that was found."""
+
+    host: Host
+    device: DeviceFit
+    levels: tuple[LevelFit, ...]
+    curves: tuple[Curve, ...]
+    operators: tuple[Measured, ...]
+    collectives: tuple[Timed, ...]
+    noise: float
+    skipped: tuple[str, ...]
+    """What could not be fitted or is unsure, and why."""
+    memory_note: str = ""
+    """What is unknown about the bandwidth of memory."""
+    date: str
+
+
+def arguments_of(task: Task) -> dict[str, Num]:
+    """What the models may ask about a task."""
+    work = work_of(task)
+    dims = {**{name: float(value) for name, value in task.shape.items()}, "turned": float(task.layout == TURNED)}
+    if task.kind in CONVOLVED:
+        dims |= convolution_sizes(task)
+    if task.kind in LOOPED:
+        dims |= loops_of(task.kind, task.shape)
+    return {
+        **dims, "matrix_flops": work.matrix_flops, "vector_flops": work.vector_flops,
+        "moved_bytes": work.moved_bytes, "result_bytes": work.result_bytes,
+    }  # fmt: skip
+
+
+def fit(
+    host: Host, operators: Sequence[Measured], collectives: Sequence[Timed], mesh: Mesh | None, date: str
+) -> Fitted:
+    """Everything that the measurements support.
+
+    Raises:
+        UserError: there are too few matrix products to say anything.
+    """
+    skipped: list[str] = []
+    source = f"{host.title}, torch {host.torch}, {date}"
+    curves = [*_operator_curves(operators, source, skipped), *_collective_curves(collectives, source, skipped)]
+    ranks = mesh.local if mesh is not None and host.device == "cpu" else 1  # which share the memory of the host
+    device, memory = _device(host, operators, curves, ranks)
+    curves = [_unsure(curve, memory.factor) for curve in curves]
+    skipped += [memory.note] if memory.note else []
+    return Fitted(
+        host=host,
+        device=device,
+        memory_note=memory.note,
+        levels=_levels(collectives, mesh, device),
+        curves=tuple(curves),
+        operators=tuple(operators),
+        collectives=tuple(collectives),
+        noise=noise_of(operators),
+        skipped=tuple(skipped),
+        date=date,
+    )
+
+
+def _unsure(curve: Curve, factor: float) -> Curve:
+    """The curve of a memory-bound operator with the upper end of its band raised by that factor."""
+    if factor == 1 or curve.family.partition("/")[2] not in (*MAPS, *LOOPED):
+        return curve
+    return replace(curve, band=(curve.band[0], curve.band[1] * factor))
+
+
+def _operator_curves(operators: Sequence[Measured], source: str, skipped: list[str]) -> list[Curve]:
+    groups: dict[tuple[str, str], list[Measured]] = {}
+    for one in operators:
+        if one.task.kind not in LAUNCHES:
+            groups.setdefault((one.task.kind, one.task.dtype), []).append(one)
+    out = []
+    for (kind, dtype), found in groups.items():
+        rows = [arguments_of(one.task) for one in found]
+        shape = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
+        shapes = [str(sorted(one.task.shape.items())) for one in found]
+        names = list(found[0].task.shape)
+        made = _curves(kind, dtype, shape, np.array([one.seconds for one in found]), shapes, names, source, skipped)
+        out += made if kind == "matmul" else made[:1]
+    return out
+
+
+def _curves(
+    kind: str,
+    dtype: str,
+    shape: Mapping[str, Array],
+    seconds: Array,
+    shapes: Sequence[str],
+    named: Iterable[str],
+    source: str,
+    skipped: list[str],
+    candidates: tuple[str, ...] | None = None,
+) -> list[Curve]:
+    """A curve for each candidate that can be fitted, best first."""
+    out, problems = [], []
+    ranges = {name: (float(shape[name].min()), float(shape[name].max())) for name in named}
+    for name in candidates or CANDIDATES[kind]:
+        model = MODELS[name]
+        try:
+            errors = errors_of(cross_validated_s(model, shape, seconds, shapes), seconds)
+            values = {name: float(value) for name, value in model.fit(shape, seconds).items()}
+        except UserError as error:
+            problems.append(f"{kind} {dtype}: {error}")
+            continue
+        out.append(
+            Curve(
+                family=f"{name}/{kind}", dtype=dtype, timer="kernel", coefficients=values, points=len(seconds),
+                ranges=ranges, median_ape=errors.median_ape, mean_ape=errors.mean_ape, bias=errors.bias,
+                band=errors.band, source=source,
+            )
+        )  # fmt: skip
+    skipped += problems[:1] if not out else []
+    return sorted(out, key=lambda curve: curve.median_ape)
+
+
+def _collective_curves(collectives: Sequence[Timed], source: str, skipped: list[str]) -> list[Curve]:
+    groups: dict[tuple[str, str, int], list[Timed]] = {}
+    for one in collectives:
+        groups.setdefault((one.kind, one.axis, one.ranks), []).append(one)
+    out = []
+    for (kind, axis, ranks), found in groups.items():
+        sent = np.array([one.size_bytes * SENT[kind](ranks) for one in found])
+        shape = {
+            "moved_bytes": sent, "result_bytes": np.zeros_like(sent), "ranks": np.full_like(sent, ranks),
+            "bytes": np.array([float(one.size_bytes) for one in found]),
+        }  # fmt: skip
+        seconds = np.array([one.seconds for one in found])
+        out += _curves(
+            f"{kind}/{axis}{ranks}", "fp32", shape, seconds, [str(one.size_bytes) for one in found],
+            ("ranks", "bytes"), source, skipped, ("linear", "streaming"),
+        )[:1]  # fmt: skip
+    return out
+
+
+def _device(
+    host: Host, operators: Sequence[Measured], curves: Sequence[Curve], ranks: int
+) -> tuple[DeviceFit, Bandwidth]:
+    best: dict[str, float] = {}
+    for one in operators:
+        if one.task.kind == "matmul":
+            flops_per_s = work_of(one.task).matrix_flops / one.seconds
+            best[one.task.dtype] = max(best.get(one.task.dtype, 0.0), flops_per_s)
+    sustained = {c.dtype: float(c.coefficients["flops_per_s"]) for c in curves if c.family == "linear_roofline/matmul"}
+    if not sustained:
+        raise UserError(f"{counted(len(operators), 'measurement')} are too few: no matrix product could be fitted")
+    shares = [min(1.0, flops_per_s / best[dtype]) for dtype, flops_per_s in sustained.items()]
+    efficiency = min(1.0, max(1e-3, float(np.median(shares))))
+    latencies = [c.coefficients["latency_s"] for c in curves if c.family == "half_size_matmul/matmul"]
+    launches = [one.seconds for one in operators if one.task.kind == "launch"]
+    latency_s = float(np.median([*latencies, *launches])) if latencies or launches else 0.0
+    memory = bandwidth_of(host, operators)
+    vector, vector_share = _vector(operators, memory.best_Bps * memory.sustained, latency_s)
+    device = DeviceFit(
+        matrix_flops_per_s={dtype: flops_per_s / efficiency for dtype, flops_per_s in sustained.items()},
+        vector_flops_per_s=vector,
+        memory_bytes=host.memory_bytes / ranks,
+        memory_Bps=memory.best_Bps,
+        matrix_efficiency=efficiency,
+        vector_efficiency=vector_share,
+        memory_efficiency=memory.sustained,
+        kernel_latency_s=min(latency_s, 1.0),
+        issue_s=_issue_s(host, operators),
+    )
+    return device, memory
+
+
+def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
+    """Time of the host per operator of both passes; on the host itself what is beside the operators themselves."""
+    found = {one.task.kind: one.seconds for one in operators if one.task.kind in LAUNCHES}
+    passes_s, apart_s = (found.get(kind) for kind in ("training_passes", "training_operators"))
+    if passes_s is None or apart_s is None:
+        return None
+    alone_s = max(passes_s - apart_s, 0.0) if host.device == "cpu" else passes_s
+    return min(alone_s / TRAINED, 1.0)
+
+
+def _vector(operators: Sequence[Measured], memory_Bps: float, latency_s: float) -> tuple[dict[str, float], float]:
+    """Best rate by dtype, and the share that operators sustain which memory does not hold back."""
+    found: dict[str, list[float]] = {}
+    for one in operators:
+        work = work_of(one.task)
+        if one.task.kind in MAPS and work.vector_flops:
+            busy_s = max(one.seconds - latency_s, one.seconds / 10)
+            bound = busy_s > 1.3 * work.moved_bytes / memory_Bps
+            found.setdefault(one.task.dtype, []).extend([work.vector_flops / busy_s] * (1 + 9 * bound))
+    if not found:
+        raise UserError("no operator outside the matrix products was measured")
+    middle = {dtype: float(np.median(rates)) for dtype, rates in found.items()}
+    best = {dtype: max(rates) for dtype, rates in found.items()}
+    share = float(np.median([middle[dtype] / best[dtype] for dtype in found]))
+    share = min(1.0, max(1e-3, share))
+    return {dtype: flops_per_s / share for dtype, flops_per_s in middle.items() if dtype != "tf32"}, share
+
+
+def _levels(collectives: Sequence[Timed], mesh: Mesh | None, device: DeviceFit) -> tuple[LevelFit, ...]:
+    axes = [] if mesh is None else [("local", mesh.local if mesh.nodes > 1 or mesh.local > 1 else None)]
+    axes += [("node", None)] if mesh is not None and mesh.nodes > 1 else []
+    out = [made for axis, devices in axes if (made := _level(axis, devices, collectives)) is not None]
+    if out:
+        return tuple(out)
+    return (
+        LevelFit(
+            name="local", devices=None, link_Bps=device.memory_Bps, efficiency=device.memory_efficiency / 2,
+            latency_s=device.kernel_latency_s, points=0,
+        ),
+    )  # fmt: skip
+
+
+def _level(axis: str, devices: int | None, collectives: Sequence[Timed]) -> LevelFit | None:
+    """Bandwidth and latency of the ring formulas, over all ring collectives and sizes of group together."""
+    found = [one for one in collectives if one.axis == axis and one.kind in HOPS]
+    sent = np.array([one.size_bytes * SENT[one.kind](one.ranks) for one in found])
+    hops = np.array([HOPS[one.kind] * (one.ranks - 1) for one in found])
+    seconds = np.array([one.seconds for one in found])
+    try:
+        x = nonnegative(np.stack([hops, sent], axis=1), seconds)
+    except (UserError, ValueError):
+        return None
+    best = float((sent / seconds).max())
+    sustained = rate(float(x[1])) if x[1] > 0 else best
+    return LevelFit(
+        name=axis, devices=devices, link_Bps=max(best, sustained), efficiency=sustained / max(best, sustained),
+        latency_s=min(1.0, float(x[0])), points=len(found),
+    )  # fmt: skip
+
+
+class Predictor:
+    """Times by the curves of a profile.
+
+    >>> curve = Curve(family="linear/copy", dtype="fp32", coefficients={"latency_s": 0.0, "rate_per_s": 8.0}, points=9,
+    ...               median_ape=0.0, mean_ape=0.0, bias=0.0, band=(1.0, 1.0), source="")
+    >>> Predictor([curve]).seconds(Task(kind="copy", dtype="fp32", shape={"rows": 2, "width": 3}))
+    6.0
+    """
+
+    def __init__(self, curves: Iterable[Curve]) -> None:
+        self._best: dict[tuple[str, str], tuple[Model, Curve]] = {}
+        for curve in sorted(curves, key=lambda c: c.median_ape, reverse=True):
+            name, _, kind = curve.family.partition("/")
+            if name in MODELS:
+                self._best[kind, curve.dtype] = (MODELS[name], curve)
+
+    def seconds(self, task: Task) -> float:
+        """Predicted time of an operator.
+
+        Raises:
+            UserError: no curve covers this kind and dtype.
+        """
+        model, curve = self._find(task.kind, task.dtype)
+        return float(model.predict(arguments_of(task), curve.coefficients))
+
+    def collective_s(self, kind: str, axis: str, ranks: int, size_bytes: float) -> float:
+        """Predicted time of a collective over groups that were measured.
+
+        Raises:
+            UserError: no curve covers it.
+        """
+        model, curve = self._find(f"{kind}/{axis}{ranks}", "fp32")
+        sent = size_bytes * SENT[kind](ranks)
+        return float(model.predict({"moved_bytes": sent, "result_bytes": 0.0}, curve.coefficients))
+
+    def _find(self, kind: str, dtype: str) -> tuple[Model, Curve]:
+        if (kind, dtype) not in self._best:
+            known = ", ".join(sorted({f"{k} {d}" for k, d in self._best}))
+            raise UserError(f"there is no curve for {kind} in {dtype}", hint=f"measured: {known or 'nothing'}")
+        return self._best[kind, dtype]

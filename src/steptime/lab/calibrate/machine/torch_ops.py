@@ -1,0 +1,268 @@
+"""From a task to a call of torch, on several copies of its operands."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from steptime.errors import UserError
+from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS
+from steptime.lab.calibrate.machine.images import pool_padding, pooled_side
+from steptime.lab.calibrate.machine.work import LAUNCHES, Task, output_side, padding_of, work_of
+from steptime.num import round_up
+
+OperatorRun = Callable[[int], object]
+"""Runs an operator on one of its copies of the operands, by number."""
+
+_DTYPES: Final = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: Copies together are at least this many times the last cache, so that operands come from memory.
+_CACHES: Final = 2.0
+MAX_COPIES: Final = 8
+
+
+def load_torch() -> Any:
+    """The module torch.
+
+    Raises:
+        UserError: it is not installed, or is broken.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise UserError(
+            f"torch cannot be imported ({error}); measuring a machine needs it",
+            hint="pip install 'steptime[torch]'",
+        ) from None
+
+
+def room_bytes(memory_bytes: float) -> float:
+    """What all sets of operands of one task may take of a memory."""
+    return memory_bytes / 8
+
+
+def copies_of(task: Task, cache_bytes: float, room_bytes: float) -> int:
+    """Sets of operands to go through in turn.
+
+    >>> copies_of(Task(kind="copy", dtype="fp32", shape={"rows": 1024, "width": 1024}), 32e6, 1e9)
+    8
+    """
+    one = max(work_of(task).moved_bytes, 1.0)
+    return max(1, min(MAX_COPIES, round(_CACHES * cache_bytes / one), int(room_bytes / one)))
+
+
+class Pool:
+    """Random numbers from which operands are cut, so that no task spends its time on drawing them."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self._torch, self._device = torch, device
+        self._blocks: dict[str, Any] = {}
+        self._used = 0
+
+    def reset(self) -> None:
+        """Give every block back; tensors that were cut before must not be used any more."""
+        self._used = 0
+
+    def cut(self, dtype: str, *shape: int) -> Any:
+        """A tensor of that shape, disjoint from all others since the last reset."""
+        count, dtype = math.prod(shape), _DTYPES[dtype]
+        block = self._blocks.get(dtype)
+        if block is None or self._used + count > len(block):
+            held = 0 if block is None else len(block)
+            block = self._blocks[dtype] = self._filled(dtype, max(2 * held, count, 2**20))
+            self._used = 0
+        tensor = block[self._used : self._used + count].view(shape)
+        self._used += round_up(count, 64)
+        return tensor
+
+    def _filled(self, dtype: str, count: int) -> Any:
+        period = 2**20
+        once = self._torch.randn(period, device=self._device).to(getattr(self._torch, dtype))
+        return once.repeat(-(-count // period))
+
+
+def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> OperatorRun:
+    """A function of a number that runs the operator on that copy of its operands, and returns the result."""
+
+    def random(*shape: int) -> Any:
+        return pool.cut(task.dtype, *shape)
+
+    if task.kind == "matmul":
+        return _matmul(task, random, copies)
+    if task.kind.startswith("attention"):
+        return _attention(task, torch, random, copies)
+    if task.kind in CONVOLVED:
+        return _convolution(task, torch, random, copies)
+    if task.kind in NORMS:
+        return _batch_norm(task, torch, random, copies)
+    if task.kind in LOOPED:
+        return _pool(task, torch, random, copies)
+    if task.kind in LAUNCHES:
+        return _launch(task, torch, random)
+    return _map(task, torch, random, copies)
+
+
+def _launch(task: Task, torch: Any, random: Callable[..., Any]) -> OperatorRun:
+    width = task.shape["width"]
+    x, y = random(1, width), random(1, width)
+    if task.kind == "launch":
+        return lambda i: x + y
+    return (_trained if task.kind == "training_passes" else _apart)(torch, random, width)
+
+
+def _trained(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
+    """Both passes of a perceptron as users write them."""
+    x, gradient = random(width, width), random(width, width)
+    layers = [torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width)]
+    network = torch.nn.Sequential(*layers).to(x.device)
+    trained = list(network.parameters())
+
+    def passes(i: int) -> None:
+        network(x).backward(gradient)
+        for one in trained:
+            one.grad = None
+
+    return passes
+
+
+def _apart(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
+    """The operators of :func:`_trained`, :data:`~steptime.lab.calibrate.machine.work.TRAINED` of them."""
+    x, weight, bias = random(width, width), random(width, width), random(width)
+    turned, aten = weight.t(), torch.ops.aten
+
+    def operators(i: int) -> object:
+        y = aten.addmm(bias, aten.gelu(aten.addmm(bias, x, turned)), turned)
+        aten.gelu_backward(aten.mm(x, weight), x)
+        for _ in range(2):
+            aten.mm(turned, x)
+            aten.sum(x, [0], True)
+        return y
+
+    return operators
+
+
+def _matmul(task: Task, random: Callable[..., Any], copies: int) -> OperatorRun:
+    m, n, k = (task.shape[name] for name in ("m", "n", "k"))
+    left = [random(k, m).t() if task.layout == "tn" else random(m, k) for _ in range(copies)]
+    right = [random(n, k).t() if task.layout == "nt" else random(k, n) for _ in range(copies)]
+    return lambda i: left[i % copies] @ right[i % copies]
+
+
+def _attention(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    size = tuple(task.shape[name] for name in ("batch", "heads", "seq", "head_dim"))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    sets = [[random(*size) for _ in range(3)] for _ in range(copies)]
+    if task.kind == "attention_forward":
+        return lambda i: attend(*sets[i % copies], is_causal=True)
+    for tensors in sets:
+        for tensor in tensors:
+            tensor.requires_grad_()
+    outputs = [attend(*tensors, is_causal=True) for tensors in sets]
+    gradient = random(*size)
+    grad = torch.autograd.grad
+    return lambda i: grad(outputs[i % copies], sets[i % copies], gradient, retain_graph=True)
+
+
+def _convolution(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    shape, side, aten = task.shape, output_side(task.shape), torch.ops.aten
+    batch, inward, outward, groups = (shape[n] for n in ("batch", "channels_in", "channels_out", "groups"))
+    kernel, stride, padding = shape["kernel"], [shape["stride"]] * 2, [padding_of(shape["kernel"])] * 2
+    weights = [random(outward, inward // groups, kernel, kernel) for _ in range(copies)]
+    x = [random(batch, inward, shape["side"], shape["side"]) for _ in range(copies)]
+    same = (stride, padding, [1, 1], False, [0, 0], groups)
+    if task.kind == "conv_fwd":
+        return lambda i: aten.convolution(x[i % copies], weights[i % copies], None, *same)
+    y = [random(batch, outward, side, side) for _ in range(copies)]
+    wanted = [task.kind == "conv_bwd_data", task.kind == "conv_bwd_weight", False]
+
+    def call(i: int) -> object:
+        j = i % copies
+        return aten.convolution_backward(y[j], x[j], weights[j], None, *same, wanted)
+
+    return call
+
+
+def _batch_norm(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    """Batch norm in training, by the library that torch chooses on the device."""
+    batch, channels, side = (task.shape[name] for name in ("batch", "channels", "side"))
+    x = [random(batch, channels, side, side) for _ in range(copies)]
+    weight, bias, mean, variance = (random(channels) for _ in range(4))
+    aten, known = torch.ops.aten, (weight, bias, mean.zero_(), variance.fill_(1.0))
+
+    def forward(i: int) -> Any:
+        return aten._batch_norm_impl_index(x[i % copies], *known, True, 0.1, 1e-5, True)
+
+    if task.kind == "batch_norm":
+        return forward
+    y = [random(batch, channels, side, side) for _ in range(copies)]
+    kept = [forward(i)[1:] for i in range(copies)]
+
+    def backward(i: int) -> object:
+        j = i % copies
+        saved_mean, saved_scale, reserved, library = kept[j]
+        saved = (weight, mean, variance, saved_mean, saved_scale)
+        return aten._batch_norm_impl_index_backward(
+            library, x[j], y[j], *saved, True, 1e-5, [True, True, True], reserved
+        )
+
+    return backward
+
+
+def _pool(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    batch, channels, side = (task.shape[name] for name in ("batch", "channels", "side"))
+    kernel, stride = [task.shape["kernel"]] * 2, [task.shape["stride"]] * 2
+    padding, out, aten = [pool_padding(kernel[0])] * 2, pooled_side(task.shape), torch.ops.aten
+    x = [random(batch, channels, side, side) for _ in range(copies)]
+    if task.kind == "max_pool":
+        return lambda i: aten.max_pool2d_with_indices(x[i % copies], kernel, stride, padding)
+    if task.kind == "avg_pool":
+        return lambda i: aten.avg_pool2d(x[i % copies], kernel, stride, padding)
+    y = [random(batch, channels, out, out) for _ in range(copies)]
+    if task.kind == "avg_pool_backward":
+        plain = (kernel, stride, padding, False, True, None)
+        return lambda i: aten.avg_pool2d_backward(y[i % copies], x[i % copies], *plain)
+    places = [aten.max_pool2d_with_indices(one, kernel, stride, padding)[1] for one in x]
+    same = (kernel, stride, padding, [1, 1], False)
+    return lambda i: aten.max_pool2d_with_indices_backward(y[i % copies], x[i % copies], *same, places[i % copies])
+
+
+def _map(task: Task, torch: Any, random: Callable[..., Any], copies: int) -> OperatorRun:
+    rows, width = task.shape["rows"], task.shape["width"]
+    x = [random(rows, width) for _ in range(copies)]
+    y = [random(rows, width) for _ in range(copies)] if task.kind in _BINARY else x
+    scale, shift = random(width), random(width)
+    builders: dict[str, Callable[[], OperatorRun]] = {
+        "copy": lambda: lambda i: y[i % copies].copy_(x[i % copies]),
+        "add": lambda: lambda i: x[i % copies] + y[i % copies],
+        "gelu": lambda: lambda i: torch.nn.functional.gelu(x[i % copies]),
+        "gelu_backward": lambda: lambda i: torch.ops.aten.gelu_backward(y[i % copies], x[i % copies]),
+        "layer_norm": lambda: lambda i: torch.nn.functional.layer_norm(x[i % copies], (width,), scale, shift),
+        "layer_norm_backward": lambda: _layer_norm_backward(torch, x, y, scale, shift),
+        "softmax": lambda: lambda i: torch.softmax(x[i % copies], -1),
+        "softmax_backward": lambda: _softmax_backward(torch, x, y),
+        "column_sum": lambda: lambda i: x[i % copies].sum(0),
+        "update": lambda: lambda i: x[i % copies].add_(y[i % copies], alpha=-1e-6),
+    }
+    return builders[task.kind]()
+
+
+_BINARY: Final = frozenset({"copy", "add", "gelu_backward", "layer_norm_backward", "softmax_backward", "update"})
+
+
+def _layer_norm_backward(torch: Any, x: list[Any], y: list[Any], scale: Any, shift: Any) -> OperatorRun:
+    aten, width = torch.ops.aten, [scale.shape[0]]
+    kept = [aten.native_layer_norm(one, width, scale, shift, 1e-5)[1:] for one in x]
+    copies, wanted = len(x), [True, True, True]
+
+    def call(i: int) -> object:
+        j = i % copies
+        return aten.native_layer_norm_backward(y[j], x[j], width, *kept[j], scale, shift, wanted)
+
+    return call
+
+
+def _softmax_backward(torch: Any, x: list[Any], y: list[Any]) -> OperatorRun:
+    aten, copies = torch.ops.aten, len(x)
+    kept = [torch.softmax(one, -1) for one in x]
+    return lambda i: aten._softmax_backward_data(y[i % copies], kept[i % copies], -1, y[i % copies].dtype)

@@ -1,0 +1,190 @@
+"""``steptime score``: measured against predicted, on a table of measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steptime.cli import options as o
+from steptime.errors import UserError
+
+
+def command(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Table of measured training runs.", show_default=False)
+    ] = None,
+    kernels: Annotated[
+        Path | None, typer.Option("--kernels", metavar="FILE", help="Table of measured kernels instead.")
+    ] = None,
+    collectives: Annotated[
+        Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives instead.")
+    ] = None,
+    stages: Annotated[
+        Path | None,
+        typer.Option("--stages", metavar="FILE", help="Table of measured times of pipeline stages instead."),
+    ] = None,
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            "--outcomes",
+            metavar="FILE",
+            help="Table of layouts that ran or ran out of memory instead: the columns of training runs, and outcome.",
+        ),
+    ] = None,
+    given_cells: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=TEXT", help="Text of the empty cells of a column of layouts."),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="FILE.svg", help="Reliability diagram of the layouts.")
+    ] = None,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(
+            "--leave-out",
+            metavar="each|model|source_and_model|KEY",
+            help="Predict runs by fits to the table without their source, model, or source and model; "
+            "or one source, by its key.",
+        ),
+    ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--framework-unknown", help="Predict runs by the values common to all frameworks.")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="Device of collectives, where the file does not say it.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", min=2, help="Devices of the group of a collective, likewise.")
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Devices of one node, likewise.")
+    ] = None,
+    collective: Annotated[
+        str | None,
+        typer.Option(
+            "--collective",
+            metavar="NAME",
+            help="Likewise: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter or "
+            "p2p.",
+        ),
+    ] = None,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="List the columns and names that the tables may have.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write every row.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Predict every row of a table of measurements and report the errors.
+
+    Tables are CSV, CSV.gz or Parquet; collectives also what nccl-tests prints. Rows that cannot be predicted are
+    counted by reason.
+    """
+    if columns:
+        _columns(json)
+        return
+    if sum(given is not None for given in (file, kernels, collectives, stages, outcomes)) != 1:
+        raise UserError(
+            "score needs one table",
+            hint="give one of FILE, --kernels FILE, --collectives FILE, --stages FILE or --outcomes FILE",
+        )
+    where = {"gpu": gpu, "n_gpus": gpus, "gpus_per_node": per_node, "collective": collective}
+    given = {name: value for name, value in where.items() if value is not None}
+    if given and collectives is None:
+        raise UserError("--gpu, --gpus, --gpus-per-node and --collective are for collectives alone",
+                        hint="give --collectives FILE")  # fmt: skip
+    if outcomes is None and (given_cells or figure):
+        raise UserError("--set and --figure are for layouts alone", hint="give --outcomes FILE")
+    if file is not None:
+        _runs(file, leave_out, unknown, out, json)
+        return
+    for name, value in (("--leave-out", leave_out), ("--framework-unknown", unknown or None)):
+        if value is not None:
+            raise UserError(f"{name} is for training runs alone", hint="give FILE")
+    from steptime.lab.scoring import kernels as scoring
+
+    if out is not None:
+        scoring.check_out(out)
+    if stages is not None:
+        _stages(stages, out, json)
+    elif outcomes is not None:
+        _outcomes(outcomes, given_cells or [], figure, out, json)
+    else:
+        _table(kernels, collectives, given, out, json)
+
+
+def _table(
+    kernels: Path | None, collectives: Path | None, where: dict[str, str | int], out: Path | None, as_json: bool
+) -> None:
+    from steptime.lab.report.score import print_score
+    from steptime.lab.scoring import kernels as scoring
+
+    if kernels is None:
+        result = scoring.score_collectives(str(collectives), where)
+    else:
+        result = scoring.score_kernels(str(kernels))
+    if out is not None:
+        scoring.write_residuals(result, out)
+    _report(result.to_json(), as_json, print_score)
+
+
+def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
+    from steptime.cli.progress import Progress
+    from steptime.lab.report.score_runs import print_run_score
+    from steptime.lab.scoring import kernels as scoring
+    from steptime.lab.scoring import runs as measured_scoring
+
+    if out is not None:
+        scoring.check_out(out)
+    with Progress("predicting runs" if leave_out is None else "fitting and predicting") as progress:
+        result = measured_scoring.score_runs(file, leave_out=leave_out, named=not unknown, progress=progress)
+    if out is not None:
+        measured_scoring.write_rows(result, out)
+    _report(result.to_json(), as_json, print_run_score)
+
+
+def _stages(file: Path, out: Path | None, as_json: bool) -> None:
+    from steptime.lab.scoring import stages as stage_scoring
+
+    result = stage_scoring.score_stages(str(file))
+    if out is not None:
+        stage_scoring.write_stages(result, out)
+    from steptime.lab.report.score import print_stage_score
+
+    _report(result.to_json(), as_json, print_stage_score)
+
+
+def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | None, as_json: bool) -> None:
+    from steptime.cli.progress import Progress
+    from steptime.lab.report.outcomes import print_outcomes, write_reliability
+    from steptime.lab.scoring import outcomes as outcome_scoring
+
+    given = outcome_scoring.given_cells(texts)
+    if figure is not None:
+        outcome_scoring.check_figure(figure)
+    with Progress("predicting layouts") as progress:
+        result = outcome_scoring.score_outcomes(file, given, progress=progress)
+    if out is not None:
+        outcome_scoring.write_outcomes(result, out)
+    score = result.to_json()
+    if figure is not None:
+        write_reliability(score, figure)
+    _report(score, as_json, print_outcomes)
+
+
+def _columns(as_json: bool) -> None:
+    from steptime.lab.report.score_columns import columns_document, print_columns
+
+    _report(columns_document(), as_json, lambda _: print_columns())
+
+
+def _report(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
+    """What was found, as a document or shown."""
+    if as_json:
+        from steptime.cli.output import document, print_json
+
+        print_json(document(**found))
+    else:
+        show(found)

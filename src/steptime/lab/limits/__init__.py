@@ -1,0 +1,1 @@
+"""How far a training run can scale before data movement stops it."""

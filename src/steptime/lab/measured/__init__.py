@@ -1,0 +1,35 @@
+"""Measured training runs of other people: from a CSV file to typed runs, plausible settings, and statistics.
+
+The way of a file::
+
+    reading = read_runs("runs.csv.gz")          # Reading: .runs, .skipped (each with a Reason), .to_json() counts
+    for run in reading.timed:                   # MeasuredRun: model (ModelSpec), device, degrees, ..., time, memory
+        run.step_time_s, run.time.origin        # seconds, and how they are known
+        run.memory_bytes, run.memory            # bytes of the fullest device and what they are, or None
+        run.supports_claim, run.flags           # doubts
+        candidates(run)                         # <= 12 Candidates: weight, precision, degrees, micro_batch, zero, ...
+    for fold in folds(reading.timed, "source"):  # .kept_aside, .rest: positions; also "source_and_model", "model"
+        ...
+    summary([ScoredRun(run=run, step_time_s=..., low_s=..., high_s=..., memory_bytes=...)])  # a JSON object
+
+A row that is not used is never lost: it is in ``Reading.skipped`` with an enumerated :class:`Reason`. What a row does
+not state stays None or empty in the run; :func:`candidates` fills it in, with weights.
+"""
+
+from steptime.lab.measured.aggregate import ScoredRun, summary
+from steptime.lab.measured.candidate import Candidate
+from steptime.lab.measured.candidates import candidates
+from steptime.lab.measured.canonical import Recomputation, Sharding
+from steptime.lab.measured.degrees import Degrees
+from steptime.lab.measured.flops import TflopsDefinition
+from steptime.lab.measured.folds import Fold, folds
+from steptime.lab.measured.metrics import MeasuredMemory, MeasuredTime, MemoryDefinition, TimeOrigin
+from steptime.lab.measured.reading import Reading, read_runs, runs_of
+from steptime.lab.measured.reasons import NO_CLAIM, Flag, Reason, Skipped, reason_counts
+from steptime.lab.measured.run import AdapterName, MeasuredRun, run_of
+
+__all__ = [
+    "NO_CLAIM", "AdapterName", "Candidate", "Degrees", "Flag", "Fold", "MeasuredMemory", "MeasuredRun", "MeasuredTime",
+    "MemoryDefinition", "Reading", "Reason", "Recomputation", "ScoredRun", "Sharding", "Skipped", "TflopsDefinition",
+    "TimeOrigin", "candidates", "folds", "read_runs", "reason_counts", "run_of", "runs_of", "summary",
+]  # fmt: skip

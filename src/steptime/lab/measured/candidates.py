@@ -1,0 +1,282 @@
+"""What a row does not state, as a short weighted list of settings that the run may have had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import gcd, prod
+from typing import Any, Final
+
+from steptime.hardware.records import Device
+from steptime.lab.measured.candidate import Candidate
+from steptime.lab.measured.canonical import Recomputation, catalogue_device
+from steptime.lab.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
+from steptime.lab.measured.fit import fit_weight, needed_bytes
+from steptime.lab.measured.meaning import shards_of
+from steptime.lab.measured.run import MeasuredRun
+from steptime.lab.measured.setting import paged_optimizer, said_to_overlap
+from steptime.lab.measured.tables import framework_default, recompute_default, table
+from steptime.num import divisors
+from steptime.plan.framework import HABITS, habits_of
+
+MOST: Final = 12
+"""Longest list."""
+LEAST_WEIGHT: Final = 0.02
+"""Settings with less weight than that of the best times this are left out."""
+_BEAM: Final = 200
+_LAYOUTS: Final = 4
+"""Most degrees that are kept where none are stated, so that the other settings have room."""
+#: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
+_WHOLE_BATCH: Final = frozenset({"maxtext", "paxml", "colossalai"})
+#: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
+_BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
+#: Frameworks whose runs recompute no more than memory asks for.
+_AS_NEEDED: Final = _BY_LAYER | {"maxtext", "paxml"}
+#: Frameworks that may keep on the host what a layer keeps, where the row says neither that nor what is recomputed.
+_ON_HOST: Final = frozenset({"maxtext"})
+PAGED: Final = 0.02
+"""Chance that states which leave the device where it is full do so where they would fit."""
+#: Recomputation that is not full -> about how much of the forward pass it repeats.
+_AGAIN: Final = {
+    "none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.4,
+    "beside_products": 0.15, "beside_attention": 0.6, "beside_projections": 0.7,
+}  # fmt: skip
+AVOIDED: Final = 0.7
+"""Chance that a recomputation which memory does not ask for is left out."""
+WHOLE_SHARDED: Final = 3
+"""ZeRO stage of which the groups of shards may be the nodes (HSDP)."""
+PARTS: Final = (0.25, 0.5, 1.0)
+"""Shares of the layers that such a framework may recompute where the row does not say how many."""
+#: Frameworks that shard over all devices where no degrees are stated.
+_SHARDED: Final = frozenset({"maxtext", "paxml", "fms-fsdp", "composer-fsdp", "torchtitan", "torchtune", "automodel"})
+
+
+def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:
+    """Settings of a run, the likeliest first; one alone where the row states everything.
+
+    Neither the measured time nor the measured memory has a say in the weights; only what a framework does by
+    default, and what fits into the memory of the device.
+    """
+    device = catalogue_device(run.device)
+    groups: dict[tuple[int, int, int], list[Candidate]] = {}
+    for weight, degrees in _layouts(run):
+        own = sorted(_with_settings(run, device, weight, degrees), key=lambda c: -c.weight)[:_BEAM]
+        groups.setdefault((degrees.tp, degrees.pp, degrees.cp), []).extend(own)
+    groups = _weighed_groups(run, device, groups)
+    chosen = sorted(groups.values(), key=lambda group: -sum(c.weight for c in group))[:_LAYOUTS]
+    top = max(c.weight for group in chosen for c in group)
+    kept = [c for group in chosen for c in _likeliest(group, MOST // len(chosen)) if c.weight >= LEAST_WEIGHT * top]
+    total = sum(c.weight for c in kept)
+    return tuple(replace(c, weight=c.weight / total) for c in sorted(kept, key=lambda c: -c.weight))
+
+
+def _weighed_groups(
+    run: MeasuredRun, device: Device, groups: dict[tuple[int, int, int], list[Candidate]]
+) -> dict[tuple[int, int, int], list[Candidate]]:
+    """The settings of all layouts weighed together, which is one evaluation."""
+    weighed = iter(_weighed(run, device, [c for group in groups.values() for c in group]))
+    return {key: [next(weighed) for _ in group] for key, group in groups.items()}
+
+
+def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
+    """The first settings of one layout, with the weight of all of it."""
+    first = sorted(group, key=lambda c: -c.weight)[:most]
+    scale = sum(c.weight for c in group) / sum(c.weight for c in first)
+    return [replace(c, weight=c.weight * scale) for c in first]
+
+
+def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
+    """Every combination of the options of a layout."""
+    options: dict[str, Sequence[tuple[Any, float]]] = {
+        "precision": _precisions(run, device), "micro_batch": _micro_batches(run, degrees),
+        "recompute": _recomputes(run), "zero": _zeros(run, degrees),
+        "sequence_parallel": _sequence_parallel(run, degrees), "attention": _attentions(run),
+        "offload": _offloads(run), "hides_data": _hides_data(run, degrees),
+    }  # fmt: skip
+    out = []
+    for chosen in product(*options.values()):
+        setting = dict(zip(options, (option for option, _ in chosen), strict=True))
+        likely, ranks = prod((w for _, w in chosen), start=weight), _shard_ranks(run, degrees, setting["zero"])
+        out.append(Candidate(weight=likely, degrees=degrees, shard_ranks=ranks, **setting))
+    return out
+
+
+def _weighed(run: MeasuredRun, device: Device, found: list[Candidate]) -> list[Candidate]:
+    needed = needed_bytes(run, found) if found else ()
+    weighed = [
+        replace(
+            c, weight=c.weight * fit_weight(float(size), device.memory_bytes), fits=bool(size <= device.memory_bytes)
+        )
+        for c, size in zip(found, needed, strict=True)
+    ]
+    return _needed(found, weighed) if run.recompute is None and run.framework in _AS_NEEDED else weighed
+
+
+def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
+    """Less belief in a recomputation where less would have fitted on the device: it is a remedy for want of memory."""
+    chance: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+    for one, other in zip(before, after, strict=True):
+        chance.setdefault(_otherwise(one), []).append((_again(one), other.weight / one.weight))
+    out = []
+    for c in after:
+        fitting = [] if c.offload else chance[_otherwise(c)]
+        spare = max((p for again, p in fitting if again < _again(c)), default=0.0)
+        out.append(replace(c, weight=c.weight * (1.0 - AVOIDED * spare)))
+    return out
+
+
+def _otherwise(c: Candidate) -> tuple[object, ...]:
+    """All settings of a candidate but its recomputation."""
+    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.hides_data)
+
+
+def _again(c: Candidate) -> float:
+    """About how much of the forward pass runs again."""
+    return c.recompute.share if c.recompute.kind == "full" else _AGAIN[c.recompute.kind]
+
+
+def _layouts(run: MeasuredRun) -> Iterator[tuple[float, Degrees]]:
+    """Degrees with vpp and ep filled in."""
+    for weight, degrees in _degrees(run):
+        for vpp, v_weight in _virtual(run, degrees):
+            for ep, e_weight in _expert_ranks(run, degrees):
+                yield weight * v_weight * e_weight, replace(degrees, vpp=vpp, ep=ep)
+
+
+def _degrees(run: MeasuredRun) -> list[tuple[float, Degrees]]:
+    if run.degrees is not None:
+        return [(1.0, run.degrees)]
+    sharded = sharded_degrees(run.gpus, run.global_batch, run.sharding)
+    if sharded is not None and (run.framework in _SHARDED or (run.sharding and 3 in run.sharding.stages)):
+        return [(1.0, sharded)]
+    model = run.model
+    found = [
+        d
+        for d in possible_degrees(run.gpus, run.global_batch, model.heads, model.layers, run.gpus_per_node)
+        if d.pp == 1 or run.framework not in _WHOLE_BATCH
+    ]
+    if not found:
+        cp = run.gpus // gcd(run.gpus, run.global_batch)
+        found = [Degrees(tp=1, pp=1, cp=cp, dp=run.gpus // cp, vpp=1, ep=None)]
+    if run.adapter is not None:  # of runs that state them all cut the sequence, which their frozen weights allow
+        return [(1.0 / (d.tp**2 * d.pp**3 * d.cp**0.5), d) for d in found]
+    return [(1.0 / (d.tp * d.pp**1.5 * d.cp) ** 2, d) for d in found]
+
+
+def _virtual(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    if degrees.vpp is not None:
+        return [(degrees.vpp, 1.0)]
+    if degrees.pp == 1:
+        return [(1, 1.0)]
+    per_stage = max(1, run.model.layers // degrees.pp)
+    chunks = [v for v in range(2, min(per_stage, 12) + 1) if per_stage % v == 0] or [1]
+    likely = sorted({chunks[0], chunks[-1]})
+    interleaved = [(v, 1.0 / len(likely)) for v in likely]
+    if run.schedule is not None or likely == [1]:
+        return interleaved
+    return [(1, 0.5), *((v, w / 2) for v, w in interleaved)]
+
+
+def _expert_ranks(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    """Weighed by their number, as of 88 rows that state it 56 % have the largest, 27 % half of it and 15 % less."""
+    if degrees.ep is not None:
+        return [(degrees.ep, 1.0)]
+    if run.model.experts is None:
+        return [(1, 1.0)]
+    most = min(64, gcd(run.model.experts.experts, run.gpus // degrees.pp))
+    if run.framework in _WHOLE_BATCH:
+        return [(1, 0.7), (min(8, most), 0.3)] if most > 1 else [(1, 1.0)]
+    sizes = [size for size in divisors(most) if size >= min(8, most)]
+    return [(size, size / sum(sizes)) for size in sizes]
+
+
+def _normal(choices: Mapping[str, float]) -> list[tuple[str, float]]:
+    total = sum(choices.values())
+    return [(name, weight / total) for name, weight in choices.items() if weight > 0]
+
+
+def _precisions(run: MeasuredRun, device: Device) -> list[tuple[str, float]]:
+    if run.precisions:
+        return [(name, 1.0 / len(run.precisions)) for name in run.precisions]
+    choices = table("defaults")["dtype_of_source"].get(run.source_key) or framework_default(run.framework, "dtype")
+    able = {name: weight for name, weight in choices.items() if device.matrix_rate(name)}
+    spare = next((name for name in ("bf16", "fp16", "fp32") if name in device.matrix_flops_per_s), "fp32")
+    return _normal(able or {spare: 1.0})
+
+
+def _micro_batches(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    share = max(1, run.global_batch // degrees.dp)
+    if run.micro_batch is not None and share % run.micro_batch == 0:
+        return [(run.micro_batch, 1.0)]
+    if run.accumulation and share % run.accumulation == 0:
+        return [(share // run.accumulation, 1.0)]
+    if run.framework in _WHOLE_BATCH and degrees.pp == 1:
+        return [(share, 1.0)]
+    weights = table("defaults")["micro_batch"]
+    found = {size: float(weights[str(size)]) for size in legal_micro_batches(share)}
+    total = sum(found.values())
+    return [(size, weight / total) for size, weight in found.items()]
+
+
+def _recomputes(run: MeasuredRun) -> list[tuple[Recomputation, float]]:
+    if run.recompute is not None:
+        return [(run.recompute, 1.0)]
+    found = []
+    for name, weight in _normal(recompute_default(run.framework, experts=run.model.experts is not None)):
+        shares = PARTS if name == "full" and run.framework in _BY_LAYER else (1.0,)
+        found += [(Recomputation(kind=name, share=share), weight / len(shares)) for share in shares]
+    return found
+
+
+def _zeros(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
+    if run.sharding is not None:
+        return [(stage, 1.0 / len(run.sharding.stages)) for stage in run.sharding.stages]
+    if degrees.dp * degrees.cp == 1:
+        return [(0, 1.0)]
+    return [(int(name), weight) for name, weight in _normal(framework_default(run.framework, "zero"))]
+
+
+def _shard_ranks(run: MeasuredRun, degrees: Degrees, zero: int) -> int:
+    ranks = degrees.dp * degrees.cp
+    if zero == 0:
+        return 1
+    within = habits_of(run.framework).within_node if run.sharding is None else run.sharding.within_node
+    if within and zero == WHOLE_SHARDED:
+        inside = run.gpus_per_node // gcd(run.gpus_per_node, degrees.tp)
+        return inside if ranks % inside == 0 else ranks
+    if run.sharding is None:
+        return ranks
+    own = shards_of(run.framework, run.sharding.ranks or 0, degrees.cp)
+    stated = own or (ranks // run.sharding.replicas if run.sharding.replicas else ranks)
+    return stated if 0 < stated <= ranks and ranks % stated == 0 else ranks
+
+
+def _sequence_parallel(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
+    if degrees.tp == 1:
+        return [(False, 1.0)]
+    if run.sequence_parallel is not None:
+        return [(run.sequence_parallel, 1.0)]
+    return [(name == "true", weight) for name, weight in _normal(framework_default(run.framework, "sp"))]
+
+
+def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
+    if run.attention:
+        return [(run.attention, 1.0)]
+    own = table("defaults")["attention_of_source"].get(run.source_key)
+    return _normal(own or framework_default(run.framework, "attention"))
+
+
+def _hides_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
+    """Whether gradients and weights travel behind computation: of software without known habits either may be."""
+    if run.framework in HABITS or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
+        return [(True, 1.0)]
+    return [(True, 0.5), (False, 0.5)]
+
+
+def _offloads(run: MeasuredRun) -> list[tuple[frozenset[str], float]]:
+    if run.framework in _ON_HOST and run.recompute is None and not run.offload:
+        return [(frozenset(), 0.5), (frozenset({"activations"}), 0.5)]
+    if paged_optimizer(run):
+        return [(frozenset(), 1.0 - PAGED), (frozenset({"optimizer"}), PAGED)]
+    return [(frozenset(), 1.0)]

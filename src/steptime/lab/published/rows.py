@@ -1,0 +1,278 @@
+"""Rows of the published transformer model: the operation tables of arXiv 2410.00273, defects included.
+
+What differs from the corrected rows of :mod:`steptime.plan.strategies` is an argument here: products count
+2k-1 operations per output, shapes are floored, and each defect is there while its switch in
+:class:`steptime.lab.published.defects.Defects` is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+from steptime.cost.attention import causal_pairs
+from steptime.lab.published.defects import Defects
+from steptime.num import Num, floor_div, where
+from steptime.plan.job import Job
+from steptime.plan.method import Strategy
+from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
+from steptime.plan.rows import (
+    Block,
+    Row,
+    Transfer,
+    activation,
+    bias,
+    dropout,
+    fused_attention,
+    matmul,
+    norm,
+    over,
+    unfused_attention,
+)
+
+
+class _Shape:
+    """Local sizes under m1 = tp and m2 (sequence axis); every division floors on its own."""
+
+    def __init__(self, job: Job, plans: Plans, second: str | None, defects: Defects) -> None:
+        model, self.defects = job.model, defects
+        self.element_bytes, self.mask_bytes = job.precision.element_bytes, job.precision.mask_bytes
+        self.b, self.l, self.e, self.f = plans.micro_batch, job.seq_len, model.hidden, model.ffn_hidden
+        self.m1, self.second = plans.tp, second
+        self.m2: Num = getattr(plans, second) if second else 1
+        self.head_dim = model.hidden // model.heads
+        self.all_heads = model.heads
+        self.heads = floor_div(model.heads, self.m1)
+        self.local = floor_div(self.l, self.m2)
+        self.shard = floor_div(self.local, self.m1)
+        self.fl, self.el, self.qkvl = (floor_div(w, self.m1) for w in (self.f, self.e, 3 * self.e))
+
+
+def _column(s: _Shape, name: str, block: str, n: Num) -> Row:
+    tokens, size, whole = s.b * s.local, s.b * s.local * s.e * s.element_bytes, s.defects.whole_inputs_kept
+    again = () if whole else (over("tp", "all_gather", size),)
+    return matmul(
+        name, block, tokens, n, s.e, accumulate=0, element_bytes=s.element_bytes,
+        kept_elements=(tokens if whole else s.b * s.shard) * s.e,
+        backward=(*again, over("tp", "reduce_scatter", size)),
+    )  # fmt: skip
+
+
+def _row(s: _Shape, name: str, block: str, k: Num) -> Row:
+    tokens, size = s.b * s.local, s.b * s.local * s.e * s.element_bytes
+    return matmul(
+        name, block, tokens, s.e, k, accumulate=0, element_bytes=s.element_bytes, kept_elements=tokens * k,
+        forward=(over("tp", "reduce_scatter", size),),
+    )  # fmt: skip
+
+
+def _summa(s: _Shape, name: str, block: str, k: int, n: Num, panels: Num) -> Row:
+    tokens = s.b * s.local
+    activations, weights = tokens * k * s.element_bytes, k * n * s.element_bytes
+    return matmul(
+        name, block, tokens, n, k, accumulate=0, element_bytes=s.element_bytes,
+        kept_elements=tokens * floor_div(k, s.m1), weights=floor_div(k, s.m2) * n, output_passes=panels, panels=panels,
+        forward=(over("tp", "broadcast", activations), over("tp2", "broadcast", weights)),
+        backward=(
+            over("tp2", "broadcast", weights), over("tp", "reduce", activations),
+            over("tp", "broadcast", activations), over("tp2", "reduce", weights),
+        ),
+    )  # fmt: skip
+
+
+def _norm(s: _Shape, name: str, block: str) -> Row:
+    size = s.b * s.local * s.e * s.element_bytes
+    return norm(
+        name, block, s.b * s.shard, s.e, element_bytes=s.element_bytes, replicated=2 * s.e,
+        forward=(over("tp", "all_gather", size),), backward=(over("tp", "reduce_scatter", size),),
+    )  # fmt: skip
+
+
+def _all_reduce(s: _Shape, plans: Plans, axis: str, size_bytes: Num) -> Transfer:
+    """An all-reduce, or the volume of both halves only where the group spans domains and shares them."""
+    if not s.defects.all_reduce_charged_once:
+        return over(axis, "all_reduce", size_bytes)
+    inside, ranks = plans.inside(axis), getattr(plans, axis)
+    return over(axis, "reduce_scatter", size_bytes * where((inside > 1) & (ranks > inside), 2, 1))
+
+
+def _summa_norm(s: _Shape, name: str, block: str, plans: Plans) -> Row:
+    statistics = 2 * s.b * s.local * s.element_bytes
+    gradients = (floor_div(2 * s.e, s.m1) + floor_div(2 * s.b * s.l, s.m2)) * s.element_bytes
+    width = floor_div(s.l if s.defects.summa_norm_width else s.e, s.m1)
+    return norm(
+        name, block, s.b * s.local, width, element_bytes=s.element_bytes, replicated=2 * width,
+        forward=(_all_reduce(s, plans, "tp", statistics),), backward=(_all_reduce(s, plans, "tp", gradients),),
+    )  # fmt: skip
+
+
+def _gather(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
+    return (over(s.second, "all_gather", size_bytes),) if s.second else ()
+
+
+def _gather_and_scatter(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
+    return (*_gather(s, size_bytes), over(s.second, "reduce_scatter", size_bytes)) if s.second else ()
+
+
+def _fused_attention(s: _Shape, causal: bool) -> tuple[Row, ...]:
+    rows, keys, d = s.b * s.heads * s.local, s.b * s.heads * s.l, s.defects
+    gathered = 2 * keys * s.head_dim * s.element_bytes
+    row = fused_attention(
+        "fusedla", "sa", pairs=rows * s.l if d.no_causal_mask or not causal else causal_pairs(rows, s.l), rows=rows,
+        keys=keys, kv_rows=keys, kv_rows_read=rows if d.local_key_reads else keys, dropout=1,
+        head_dim=s.head_dim, accumulate=0, element_bytes=s.element_bytes,
+        kept_elements=(4 if d.attention_output_kept_twice else 3) * rows * s.head_dim + 2 * rows,
+        forward=_gather(s, gathered), backward=_gather_and_scatter(s, gathered),
+    )  # fmt: skip
+    return (row,)
+
+
+def _unfused_attention(s: _Shape, recompute: Num) -> tuple[Row, ...]:
+    rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
+    gathered = keys * s.head_dim * s.element_bytes
+    made = unfused_attention(
+        ("logits", "softmax", "dpr_at", "attend"), "sa", pairs=rows * s.l, rows=rows, keys=keys, kv_rows=keys,
+        head_dim=s.head_dim, dropout=True, accumulate=0, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
+        kept_scores=2 * rows * s.head_dim, kept_attend=rows * s.head_dim,
+        recomputed=where(recompute == ATTENTION_RECOMPUTE, 1.0, 0.0), forward=_gather(s, gathered),
+        backward=_gather_and_scatter(s, gathered),
+    )  # fmt: skip
+    return tuple(replace(row, remade_bytes=0.0) for row in made)  # the paper adds nothing to what is kept
+
+
+def _summa_attention(s: _Shape, plans: Plans) -> tuple[Row, ...]:
+    """Scores blocked over both axes; heads are not sharded."""
+    q, across = floor_div(s.head_dim, s.m1), floor_div(s.l, s.m1)
+    rows, keys, element = s.b * s.all_heads * s.local, s.b * s.all_heads * s.l, s.element_bytes
+    pairs, held = rows * s.l, rows * across
+    scores, heads = pairs * element, keys * q * element
+    core: dict[str, Num] = {
+        "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": keys, "head_dim": q, "accumulate": 0,
+        "element_bytes": element, "panels": plans.panels,
+    }  # fmt: skip
+    statistics = (_all_reduce(s, plans, "tp", rows * element),)
+    return (
+        Row(name="logits", block="sa", operator="blocked_scores", shape=core, kept_bytes=2 * rows * q * element,
+            panels=plans.panels, forward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores)),
+            backward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads),
+                      over("tp", "broadcast", scores), over("tp2", "reduce", heads))),
+        Row(name="softmax", block="sa", operator="softmax", kept_bytes=held * element,
+            shape={"pairs": held, "rows": rows, "elements": held, "element_bytes": element},
+            forward=statistics, backward=statistics),
+        dropout("dpr_at", "sa", held, element_bytes=element, mask_bytes=s.mask_bytes),
+        Row(name="attend", block="sa", operator="blocked_attend", shape=core, panels=plans.panels,
+            kept_bytes=(held + rows * q) * element,
+            forward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads)),
+            backward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores),
+                      over("tp", "broadcast", scores), over("tp2", "reduce", heads))),
+    )  # fmt: skip
+
+
+def _attention(s: _Shape, job: Job, plans: Plans) -> tuple[Row, ...]:
+    if job.attention == "summa":
+        return _summa_attention(s, plans)
+    if job.attention == "unfused":
+        return _unfused_attention(s, plans.recompute)
+    return _fused_attention(s, job.model.causal)
+
+
+Maker = Callable[[str, str], Row]
+Biases = dict[str, tuple[Num, Num, bool]]
+"""Bias -> tokens, width, and whether the ranks of the replicated axis all hold it and see some of the tokens."""
+
+
+def _assemble(
+    s: _Shape, job: Job, plans: Plans, products: dict[str, Row], biases: Biases, dropped: Num,
+    norms: Maker,
+) -> Block:  # fmt: skip
+    """The fourteen operations of a layer in their published order."""
+    element, mask = s.element_bytes, s.mask_bytes
+    inner = s.b * s.local * s.fl
+    b = {name: bias(name, block, *biases[name][:2], element_bytes=element, replicated=biases[name][2])
+         for name, block in (("fc1-bias", "mlp"), ("fc2-bias", "mlp"), ("vproj-bias", "sa"))}  # fmt: skip
+    ln1 = norms("ln1", "mlp")
+    return Block(
+        layer=(
+            products["fc1"], b["fc1-bias"], activation("act1", "mlp", inner, element_bytes=element),
+            dropout("dpr1", "mlp", inner, element_bytes=element, mask_bytes=mask),
+            products["fc2"], b["fc2-bias"], dropout("dpr2", "mlp", dropped, element_bytes=element, mask_bytes=mask),
+            ln1, products["qkv"], *_attention(s, job, plans), products["vproj"], b["vproj-bias"],
+            dropout("dpr_v", "sa", dropped, element_bytes=element, mask_bytes=mask), norms("ln2", "sa"),
+        ),
+        boundary_bytes=ln1.kept_bytes,
+    )  # fmt: skip
+
+
+def _linear_products(s: _Shape) -> dict[str, Row]:
+    return {
+        "fc1": _column(s, "fc1", "mlp", s.fl), "fc2": _row(s, "fc2", "mlp", s.fl),
+        "qkv": _column(s, "qkv", "sa", s.qkvl), "vproj": _row(s, "vproj", "sa", s.el),
+    }  # fmt: skip
+
+
+class Published(Strategy):
+    """A published strategy with some of its defects."""
+
+    def __init__(self, defects: Defects) -> None:
+        self.defects = defects
+
+
+class Tensor1D(Published):
+    """1D tensor parallelism."""
+
+    name: ClassVar[str] = "1d"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp",)
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
+
+    def block(self, job: Job, plans: Plans) -> Block:
+        """Biases of the row-parallel products run on the whole activation, or on the sequence shard."""
+        s = _Shape(job, plans, None, self.defects)
+        row = (s.b * s.l, s.e, False) if self.defects.unsharded_row_biases else (s.b * s.shard, s.e, True)
+        biases: Biases = {"fc1-bias": (s.b * s.l, s.fl, False), "fc2-bias": row, "vproj-bias": row}
+        dropped = s.b * floor_div(s.l, s.m1) * s.e
+        return _assemble(s, job, plans, _linear_products(s), biases, dropped, lambda n, k: _norm(s, n, k))
+
+
+class Context2D(Published):
+    """Tensor parallelism over heads and hidden, context parallelism over the sequence."""
+
+    name: ClassVar[str] = "context"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp", "cp")
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp", "cp")
+
+    def block(self, job: Job, plans: Plans) -> Block:
+        """Biases of the row-parallel products are sharded in two ways, or both over the sequence."""
+        s = _Shape(job, plans, "cp", self.defects)
+        row = (s.b * s.shard, s.e, True)
+        biases: Biases = {
+            "fc1-bias": (s.b * s.local, s.fl, False), "fc2-bias": row,
+            "vproj-bias": (s.b * s.local, s.el, False) if self.defects.unsharded_row_biases else row,
+        }  # fmt: skip
+        dropped = s.b * floor_div(s.l, s.m1 * s.m2) * s.e
+        return _assemble(s, job, plans, _linear_products(s), biases, dropped, lambda n, k: _norm(s, n, k))
+
+
+class Summa2D(Published):
+    """2D tensor parallelism: SUMMA products, context-parallel attention."""
+
+    name: ClassVar[str] = "2d"
+    tensor_axes: ClassVar[tuple[str, ...]] = ("tp", "tp2")
+    gradient_axes: ClassVar[tuple[str, ...]] = ("dp",)
+    replicated_axis: ClassVar[str] = "tp2"
+
+    def block(self, job: Job, plans: Plans) -> Block:
+        """Activations and weights are cut over both axes."""
+        s = _Shape(job, plans, "tp2", self.defects)
+        products = {
+            "fc1": _summa(s, "fc1", "mlp", s.e, s.fl, plans.panels),
+            "fc2": _summa(s, "fc2", "mlp", s.f, s.el, plans.panels),
+            "qkv": _summa(s, "qkv", "sa", s.e, s.qkvl, plans.panels),
+            "vproj": _summa(s, "vproj", "sa", s.e, s.el, plans.panels),
+        }
+        tokens = s.b * s.local
+        biases: Biases = {
+            "fc1-bias": (tokens, s.fl, True), "fc2-bias": (tokens, s.el, True), "vproj-bias": (tokens, s.el, True),
+        }  # fmt: skip
+        norms: Maker = lambda name, block: _summa_norm(s, name, block, plans)  # noqa: E731
+        return _assemble(s, job, plans, products, biases, tokens * s.el, norms)

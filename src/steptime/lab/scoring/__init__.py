@@ -1,0 +1,1 @@
+"""Tables of measurements scored: read, predicted, summed up, written row by row."""

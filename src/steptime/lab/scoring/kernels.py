@@ -1,0 +1,342 @@
+"""Predictions for every row of a table of measurements with the profiles of the catalogue, and their errors.
+
+A row that says which implementation it is takes the curve of its device, family, dtype and timer, or the next best
+(:mod:`steptime.lab.scoring.known_curves`). One that does not is timed as an estimate times the same operator
+(:mod:`steptime.lab.scoring.plain_kernels`); what neither knows is taken for an implementation that is common.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.errors import FieldError, UserError
+from steptime.hardware.library import NO_DEVICE
+from steptime.hardware.profile import Curve
+from steptime.hardware.records import Device
+from steptime.lab.calibrate.family import KernelFamily, dtype_of, readable, shapes_of, timed, timer_of
+from steptime.lab.calibrate.gemm import BACKWARD, BYTES, FAMILY, OF_FRAMEWORKS, gemm_dtype
+from steptime.lab.calibrate.kernel_curves import ANY_DTYPE
+from steptime.lab.calibrate.kernel_families import BYTES_ONLY, FAMILIES
+from steptime.lab.calibrate.score import Predicted, Score
+from steptime.lab.calibrate.table import Table
+from steptime.lab.calibrate.transfer import of_others, predict, widened
+from steptime.lab.scoring.columns import unknown_collectives, unknown_devices, unknown_operators, unread_shapes
+from steptime.lab.scoring.known_curves import Known, device_of
+from steptime.lab.scoring.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
+from steptime.lab.scoring.tables import KERNEL_COLUMNS, read_collectives, read_measurements
+from steptime.num import Array
+from steptime.store.files import refuse_unwritable, write_whole
+
+NO_TIME: Final = "no positive measured time"
+NO_MODEL: Final = "no time model for this operator"
+NO_SHAPE: Final = "shape or dtype unknown"
+NO_CURVE: Final = "no curve for this kernel and dtype"
+NO_VALUE: Final = "the time model gives no positive time for this shape"
+SUSPECT: Final = "marked as suspect in its notes"
+NAMELESS: Final = "unnamed"
+"""Group of rows whose cell is empty."""
+
+#: Plain products first; grouped products have a model of their own, and that of plain ones as the last resort.
+ORDER: Final = (
+    *OF_FRAMEWORKS.values(),
+    replace(FAMILY, ops=FAMILY.ops - {"grouped_gemm"}),
+    BACKWARD,
+    *FAMILIES,
+    FAMILY,
+)
+OPS: Final = frozenset[str]().union(*(family.ops for family in ORDER))
+#: Log error (standard deviation) that an implementation which a row does not name adds; choice of this program.
+STAND_IN_ERROR: Final = 0.3
+STAND_IN: Final = ", stand-in"
+"""End of the origin of a row whose implementation is not known."""
+#: Sources whose implementations have curves of their own.
+KNOWN_SOURCE: Final = re.compile("aiconfigurator|cudnn|flagperf|liger|llmservingsim|neusight|vidur")
+#: Source and kernel that a row is taken for where its own source is unknown or its kernel is not given.
+STAND_INS: Final = (
+    ("vidur", ""), ("neusight", ""), ("", "fused_moe_triton"), ("", "cutlass"), ("", "flashinfer"), ("", "marlin"),
+    ("cudnn", "pytorch"), ("aiconfigurator", ""), ("aiconfigurator", "fused_moe_triton"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A table of measurements, its predictions and their errors."""
+
+    table: Table
+    score: Score
+    op: Array
+    """Operator or collective of each row."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """Reason of rows without a prediction -> what to write instead."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, errors and groups, and what to do about rows that were skipped."""
+        return self.score.to_json() | {"hints": dict(self.hints)}
+
+
+def score_kernels(path: str | Path) -> Scored:
+    """Predicts every row of a table of measured kernels with the profiles of the catalogue.
+
+    Raises:
+        InputFileError: the file is no table, lacks a column, or has no rows.
+    """
+    table = read_measurements(path, KERNEL_COLUMNS)
+    predicted, origin = predict_kernels(table)
+    found = _scored(table, table["latency_us"] * 1e-6, predicted, table["op"], {"by_curve": origin})
+    return replace(found, hints=_hints(found, {NO_MODEL: unknown_operators, NO_SHAPE: unread_shapes}))
+
+
+def score_collectives(path: str | Path, given: Mapping[str, str | float] | None = None) -> Scored:
+    """Predicts every row of a table of measured collectives with the fabric profiles of the catalogue.
+
+    Args:
+        path: a table, or what nccl-tests printed.
+        given: columns ``gpu``, ``collective``, ``n_gpus``, ``gpus_per_node`` that the file does not have.
+
+    Raises:
+        InputFileError: the file is no table, lacks a column, or has no rows.
+    """
+    from steptime.hardware.fabric_profile import load_fabric_profiles
+    from steptime.lab.calibrate.collectives import NO_FORMULA, predict_rows
+
+    table = read_collectives(path, given or {})
+    measured = table["time_us"] * 1e-6
+    with np.errstate(all="ignore"):
+        found = predict_rows(table, load_fabric_profiles())
+    reason = found.reason.copy()
+    reason[(reason == "") & ~timed(found.seconds)] = NO_VALUE
+    reason[~timed(measured)] = NO_TIME
+    origin = {} if found.origin is None else {"by_curve": found.origin}
+    made = _scored(table, measured, replace(found, reason=reason), table["collective"], origin)
+    return replace(made, hints=_hints(made, {NO_FORMULA: unknown_collectives}))
+
+
+def _hints(found: Scored, known: Mapping[str, Callable[[Iterable[str]], str]]) -> dict[str, str]:
+    """What to write instead, for the reasons that rows were skipped for."""
+    reason = found.score.predicted.reason
+    made = {why: hint(found.op[reason == why].tolist()) for why, hint in known.items() if (reason == why).any()}
+    made[NO_DEVICE] = unknown_devices(found.table.text("gpu").tolist(), (reason == NO_DEVICE).tolist())
+    return {why: text for why, text in made.items() if text}
+
+
+def _scored(table: Table, measured: Array, predicted: Predicted, op: Array, more: Mapping[str, Array]) -> Scored:
+    groups = {"by_source": table.text("source"), "by_gpu": table.text("gpu"), "by_op": op}
+    named = {name: np.where(group == "", NAMELESS, group) for name, group in groups.items()}
+    return Scored(table=table, score=Score(measured_s=measured, predicted=predicted, groups={**named, **more}), op=op)
+
+
+def predict_kernels(table: Table) -> tuple[Predicted, Array]:
+    """Predictions for the rows of a table of kernels, and how the curve of each was come by.
+
+    Args:
+        table: with the columns of ``kernels.parquet``; text and numbers as :class:`Table` promises.
+    """
+    known, table = Known.load(), usual_names(table)
+    devices = {name: device_of(name) for name in set(table.text("gpu"))}
+    reason = _first_reasons(table, devices)
+    seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
+    origin = np.full(table.rows, "", dtype=object)
+    state = _State(table=table, devices=devices, reason=reason, origin=origin, times=(seconds, low, high))
+    foreign, silent = _foreign(table), _silent(table, "kernel", "notes")
+    state.plain(foreign & silent & _silent(table, "method"))
+    state.run(known, table, "", 0.0)
+    state.plain(foreign | silent)
+    for source, kernel in STAND_INS:
+        state.run(known, standing_in(table, source, kernel), STAND_IN, STAND_IN_ERROR)
+    return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason), origin
+
+
+def usual_names(table: Table) -> Table:
+    """The table with operators and dtypes under the names that the families know."""
+    ops = {name: name if name in OPS else operator_named(name) for name in set(table.text("op"))}
+    known = {name: name in BYTES or bool(dtype_of(name)) for name in set(table.text("dtype"))}
+    dtypes = {name: name if known[name] else dtype_named(name) for name in known}
+    named = {
+        "op": np.array([ops[name] for name in table.text("op")], dtype=object),
+        "dtype": np.array([dtypes[name] for name in table.text("dtype")], dtype=object),
+    }
+    return Table({**table.columns, **named})
+
+
+def _foreign(table: Table) -> Array:
+    """Rows of sources whose implementations have no curves of their own."""
+    known = {name: bool(KNOWN_SOURCE.match(name)) for name in set(table.text("source"))}
+    return np.array([not known[name] for name in table.text("source")], bool)
+
+
+def _silent(table: Table, *names: str) -> Array:
+    """Rows with nothing in those columns."""
+    mask: Array = np.logical_and.reduce([table.text(name) == "" for name in names])
+    return mask
+
+
+def standing_in(table: Table, source: str, kernel: str) -> Table:
+    """The table with an unknown source, or a kernel that is not given, replaced."""
+    sources, kernels = table.text("source"), table.text("kernel")
+    named = {"source": np.where(_foreign(table) & (source != ""), source, sources)}
+    return Table({**table.columns, **named, "kernel": np.where(kernels == "", kernel, kernels)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """Predictions while they are made, in arrays that are filled in."""
+
+    table: Table
+    devices: Mapping[str, Device | None]
+    reason: Array
+    origin: Array
+    times: tuple[Array, Array, Array]
+    """Seconds and the ends of the band."""
+
+    def run(self, known: Known, table: Table, label: str, error: float) -> None:
+        """Predicts the rows that have no prediction yet, as if they were those of `table`."""
+        open_rows = np.isin(self.reason.astype(str), (NO_SHAPE, NO_CURVE))
+        names, code = np.unique(table.text("op").astype(str), return_inverse=True)
+        for family in ORDER:
+            place = np.flatnonzero(open_rows & np.isin(names, list(family.ops))[code])
+            if len(place):
+                self._family(known, family, table.take(place), place, label, error)
+                open_rows &= self.origin == ""
+
+    def plain(self, wanted: Array) -> None:
+        """Predicts open rows as an estimate does, with a wider band where implementations differ."""
+        open_rows = np.isin(self.reason.astype(str), (NO_SHAPE, NO_CURVE)) & wanted
+        names = {column.partition("=")[0] for plain in PLAIN.values() for column in plain.columns}
+        columns = {name: self.table.number(name) for name in sorted(names)}
+        timer, texts = PlainTimer.fresh(), [self.table.text(name) for name in ("gpu", "op", "dtype")]
+        for row in np.flatnonzero(open_rows).tolist():
+            gpu, op, dtype = (column[row] for column in texts)
+            device = self.devices[gpu]
+            cells = {name: float(column[row]) for name, column in columns.items()}
+            cost = timer.cost(device, op, dtype_of(dtype) or dtype, cells) if device else None
+            if cost is None or not cost.seconds > 0:
+                continue
+            product = PLAIN[op].product
+            low, high = cost.band if product else widened(cost.band, STAND_IN_ERROR)
+            for column, value in zip(self.times, (1.0, low, high), strict=True):
+                column[row] = value * cost.seconds
+            self.origin[row] = _origin(cost.basis) + ("" if product else STAND_IN)
+            self.reason[row] = ""
+
+    def _family(self, known: Known, family: KernelFamily, table: Table, place: Array, label: str, error: float) -> None:
+        shape = shapes_of(family, table)
+        good = readable(shape)
+        place, shape = place[good], {name: column[good] for name, column in shape.items()}
+        self.reason[place] = NO_CURVE
+        sources = table.take(good).text("source")
+        for (gpu, dtype, timer), index in _cells(family, table.take(good)):
+            device = self.devices[gpu]
+            found = known.curve(device, _curves_of(family), dtype, timer) if device else None
+            if device is None or found is None:
+                continue
+            curve = replace(found[0], band=widened(found[0].band, error)) if error else found[0]
+            if set(sources[index]) != {curve.source}:
+                curve = replace(curve, band=of_others(curve))
+            made = _times(family, curve, device, {name: column[index] for name, column in shape.items()})
+            if made is None:
+                continue
+            rows = place[index]
+            for column, values in zip(self.times, made, strict=True):
+                column[rows] = values
+            self.origin[rows] = found[1] + label
+            self.reason[rows] = np.where(timed(made[0]), "", NO_VALUE)
+
+
+def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
+    """Why each row has no prediction before any was made."""
+    known = np.array([devices[gpu] is not None for gpu in table.text("gpu")], bool)
+    known_op = OPS | PLAIN.keys()
+    reason = np.array([NO_SHAPE if name in known_op else NO_MODEL for name in table.text("op")], dtype=object)
+    reason[~known] = NO_DEVICE
+    reason[table.suspect] = SUSPECT
+    reason[~timed(table.number("latency_us"))] = NO_TIME
+    return reason
+
+
+def _origin(basis: str) -> str:
+    """How the curve of an estimate was come by, in the words of the other origins."""
+    return "own" if basis.startswith("fitted") else "roofline" if basis == "roofline" else "transferred"
+
+
+def _curves_of(family: KernelFamily) -> str:
+    """Name of the family whose curves it takes."""
+    return FAMILY.name if family is BACKWARD else family.name
+
+
+def _cells(family: KernelFamily, table: Table) -> Iterator[tuple[tuple[str, str, str], Array]]:
+    """GPU, dtype and timer -> places of the rows."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    columns = (table.text(name) for name in ("gpu", "dtype", "method"))
+    for i, key in enumerate(zip(*columns, strict=True)):
+        found.setdefault(key, []).append(i)
+    merged: dict[tuple[str, str, str], list[int]] = {}
+    for (gpu, dtype, method), index in found.items():
+        merged.setdefault((gpu, _dtype(family, dtype), timer_of(method)), []).extend(index)
+    yield from ((key, np.array(index)) for key, index in merged.items())
+
+
+def _dtype(family: KernelFamily, name: str) -> str:
+    if _curves_of(family) == FAMILY.name or family in OF_FRAMEWORKS.values():
+        return gemm_dtype(name)
+    return ANY_DTYPE if family in BYTES_ONLY else dtype_of(name) or name
+
+
+def _times(
+    family: KernelFamily, curve: Curve, device: Device, shape: Mapping[str, Array]
+) -> tuple[Array, Array, Array] | None:
+    """Seconds and the band; None if the datasheet of the device has no rate for the dtype."""
+    try:
+        with np.errstate(all="ignore"):
+            made = predict(family, curve, device, shape)
+    except UserError:
+        return None
+    rows = (len(next(iter(shape.values()))),)
+    time, low, high = (np.broadcast_to(np.asarray(v), rows) for v in (made.seconds, made.low_s, made.high_s))
+    return time, low, high
+
+
+def check_out(path: Path) -> None:
+    """Refuses a file for residuals before the work, not after it.
+
+    Raises:
+        FieldError: it does not end in .csv.
+        InputFileError: it cannot be written.
+    """
+    if path.suffix.lower() != ".csv":
+        raise FieldError(
+            "", "--out", f"{str(path)[:80]!r} does not end in .csv", hint="for example --out residuals.csv"
+        )
+    refuse_unwritable(path)
+
+
+def write_residuals(result: Scored, path: Path) -> None:
+    """Writes one line per row: what it is, measured and predicted time, error, curve, or why it was skipped.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    p, measured, good = result.score.predicted, result.score.measured_s, result.score.scored
+    texts = [result.table.text(name) for name in ("source", "gpu")]
+    origin = result.score.groups.get("by_curve", np.full(len(good), "", dtype=object))
+    with np.errstate(all="ignore"):
+        predicted = [_cells_of(v, good) for v in (p.seconds, p.low_s, p.high_s, p.seconds / measured - 1)]
+    numbers = [_cells_of(measured, np.isfinite(measured)), *predicted]
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    names = ("source", "gpu", "op", "dtype", "measured_s", "predicted_s", "low_s", "high_s", "error")
+    lines.writerow(("row", *names, "curve", "skipped"))
+    columns: list[Any] = [*texts, result.op, result.table.text("dtype"), *numbers, origin, p.reason]
+    lines.writerows(zip(range(1, len(good) + 1), *columns, strict=True))
+    write_whole(path, out.getvalue())
+
+
+def _cells_of(values: Array, there: Array) -> list[str]:
+    return [f"{v:.6g}" if good else "" for v, good in zip(values.tolist(), there.tolist(), strict=True)]

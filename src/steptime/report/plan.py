@@ -1,0 +1,165 @@
+"""The report of a search: the best plans, the front, what failed and why, and where the winner's time goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steptime.api.nouns import cluster_noun, device_noun
+from steptime.errors import counted
+from steptime.plan.job import sample_noun
+from steptime.plan.legality import MEANING
+from steptime.report import risk
+from steptime.report import text as t
+from steptime.report.estimate import change_table, memory_line, print_notes
+from steptime.report.tree import term_table
+from steptime.search.rank import telling_points
+from steptime.search.result import PlanResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steptime.estimate.result import Estimate
+
+#: Points of the front to show.
+SHOWN_FRONT = 5
+#: They take at most so many times the fastest step.
+SLOWEST_OF_FRONT = 2.0
+#: Columns of the terminal from which the main loss and the band have room beside a plan on one line.
+WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 128, 92
+
+
+def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
+    """Write the report to standard output."""
+    out = t.console()
+    _print_header(out, result, job)
+    if result.plans:
+        _print_plans(out, result)
+        _print_front(out, result)
+    _print_reasons(out, result)
+    if not result.feasible:
+        _print_nearest(out, result)
+    for line in result.advice:
+        out.print(t.printable(f"advice: {line}"))
+    if result.plans:
+        _print_winner(out, result.plans[0])
+
+
+def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> None:
+    first = result.plans[0] if result.plans else result.nearest
+    mode = first.provenance.mode if first else job.get("mode") or "corrected"
+    noun = device_noun(first.provenance.device, first.provenance.is_gpu) if first else cluster_noun(job["cluster"])
+    gpus, batch = t.count(job["gpus"]), t.count(job["global_batch"])
+    work = first.workload if first else result.workload
+    sample = work.get("sample") or sample_noun(work.get("seq_len", 0))
+    length = f" of {t.count(work['seq_len'])} tokens" if "seq_len" in work and sample != "sample" else ""
+    words = [
+        f"{job['model']} on {job['cluster']}: {counted(job['gpus'], noun, gpus)}",
+        f"global batch {counted(job['global_batch'], sample, batch)}{length}",
+        *([t.lora_label(work["lora"])] if "lora" in work else []),
+        f"mode {mode}",
+    ]
+    framework = first.provenance.framework if first else work.get("framework", job.get("framework"))
+    out.print(t.printable(", ".join([*words, f"framework {framework}"] if framework else words)), style="bold")
+    stop = result.stop
+    counts = (
+        f"{counted(result.candidates, 'candidate', t.count(result.candidates))}, {t.count(result.feasible)} feasible"
+    )
+    out.print(f"{counts}; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
+    out.print(t.printable(stop.proof))
+    for note in result.notes:
+        out.print(t.printable(f"note: {note}"))
+
+
+def _print_plans(out: Console, result: PlanResult) -> None:
+    banded = any(e.step_time_band_s is not None for e in result.plans)
+    loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
+    risky = any(risk.chance(e) is not None for e in result.plans)
+    unit, scale = t.memory_unit(e.peak_memory_bytes for e in result.plans)
+    columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", unit, *(["P(oom)"] if risky else [])]
+    table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
+    for rank, e in enumerate(result.plans, 1):
+        low, high = e.step_time_band_s or (math.nan, math.nan)
+        row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
+        row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
+        row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([risk.chance(e) or ""] if risky else [])]
+        table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
+    out.print()
+    out.print(table)
+    hidden = [*([] if band or not banded else ["band 90 %"]), *([] if loss else ["main loss"])]
+    if hidden:
+        out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
+    advice = risk.advice(result.plans, result.likely_to_fit)
+    if advice:
+        out.print(t.printable(advice))
+
+
+def _print_front(out: Console, result: PlanResult) -> None:
+    """Some points of the front in one line, those that tell most of what is not much slower."""
+    points = [p for p in result.pareto if p["step_time_s"] <= SLOWEST_OF_FRONT * result.pareto[0]["step_time_s"]]
+    if len(points) < 2:
+        return
+    time_s, memory = (np.array([p[name] for p in points]) for name in ("step_time_s", "peak_memory_bytes"))
+    chosen = telling_points(time_s, memory, SHOWN_FRONT)
+    unit, scale = t.memory_unit(memory)
+    words = [f"{t.seconds(time_s[i])} {memory[i] / scale:.1f} {unit}" for i in chosen]
+    rest = f" ({len(result.pareto)} points in --json)" if len(result.pareto) > len(chosen) else ""
+    out.print()
+    out.print(f"less memory for more time: {', '.join(words)}{rest}")
+
+
+def _print_reasons(out: Console, result: PlanResult) -> None:
+    if not result.reasons:
+        return
+    out.print()
+    table = t.grid(("not feasible (one candidate may have several reasons)", "count", "share"))
+    for name, number in sorted(result.reasons.items(), key=lambda item: -item[1]):
+        meaning = MEANING.get(name)
+        label = f"{name}: {meaning}" if meaning else name
+        table.add_row(t.printable(label), t.count(number), t.share(number, result.candidates))
+    out.print(table)
+
+
+def _print_nearest(out: Console, result: PlanResult) -> None:
+    t.heading(out, "no plan fits")
+    nearest = result.nearest
+    if nearest is None:
+        return
+    out.print(f"nearest: {t.plan_label(nearest.plan)}")
+    lacking = nearest.peak_memory_bytes - nearest.memory_capacity_bytes
+    if lacking > 0:
+        peak, capacity = t.memory(nearest.peak_memory_bytes), t.memory(nearest.memory_capacity_bytes)
+        out.print(f"it needs {peak} of {capacity}: {t.memory(lacking)} too much per device")
+    elif (chance := risk.chance_line(nearest)) is not None:
+        out.print(f"P(oom): {chance}")
+    if nearest.reasons:
+        out.print(t.printable(f"reasons: {', '.join(nearest.reasons)}"))
+    out.print()
+    out.print(term_table(nearest.memory, t.memory, title="memory of the fullest device", show_all=False))
+
+
+def _print_winner(out: Console, best: Estimate) -> None:
+    """Where the time of the first plan goes beside what would change it."""
+    from rich.table import Table
+
+    low, high = best.step_time_bracket_s
+    words = [f"the first plan: {t.seconds(best.step_time_s)} (bracket {t.seconds(low)} to {t.seconds(high)})"]
+    words += [f"MFU {t.percent(best.mfu)}", memory_line(best)]
+    t.heading(out, t.printable(", ".join(words)))
+    out.print(f"band {t.band_text(best)}")
+    note = t.note_on(best.plan)
+    if note:
+        out.print(note)
+    print_notes(out, best)
+    out.print()
+    loss = term_table(best.time.rollup(1), t.seconds, title="where the time goes", show_all=False)
+    changes = change_table(best)
+    if changes is None:
+        out.print(loss)
+        return
+    both = Table.grid(padding=(0, 4, 0, 0))
+    both.add_row(loss, changes)
+    out.print(both)

@@ -1,0 +1,55 @@
+"""Modes of the planner: the corrected model, and papers that are reproduced as their code computes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steptime.estimate.single import Statistics
+from steptime.plan.constraints import Constraint
+from steptime.plan.corrected import CORRECTED
+from steptime.plan.corrected_space import CorrectedSpace
+from steptime.plan.method import Method
+from steptime.plan.space import Space
+from steptime.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A method with its space."""
+
+    method: Method
+    space: Space
+    auto: dict[str, tuple[Constraint, ...]]
+    """Strategies that ``auto`` searches, with what keeps them apart. SUMMA is searched on request only in corrected
+    mode: no common framework runs it."""
+    attentions: tuple[str, ...]
+    statistics: Statistics | None = None
+
+    def searched(self, asked: str) -> dict[str, tuple[Constraint, ...]]:
+        """Strategies that a search tries, for ``auto`` or a name, each with what keeps it apart from the others.
+
+        Raises:
+            UnknownNameError: the mode has no strategy of that name.
+        """
+        if asked == "auto":
+            return self.auto
+        self.method.strategy(asked)
+        return {asked: ()}
+
+
+def more_than_one(axis: str) -> tuple[Constraint, ...]:
+    """The constraint that an axis is used."""
+    return (Constraint(column=axis, relation=">=", value=2),)
+
+
+MODES: Registry[Mode] = Registry("mode", "steptime.modes")
+MODES.add(
+    "corrected",
+    Mode(
+        method=CORRECTED,
+        space=CorrectedSpace(),
+        attentions=("fused", "unfused"),
+        auto={"1d": (), "context": more_than_one("cp")},
+    ),
+)
+MODES.later("published", "steptime.lab.published.mode:MODE")

@@ -1,1 +1,0 @@
-"""Studies that use the whole machine: reproductions of published models, limits, sweeps."""

@@ -1,1 +1,0 @@
-"""What users touch: the commands, the Python interface, reports, and files in the formats of other tools."""

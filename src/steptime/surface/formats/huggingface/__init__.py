@@ -1,5 +1,0 @@
-"""Import of Hugging Face ``config.json`` files."""
-
-from steptime.surface.formats.huggingface.reader import read_huggingface
-
-__all__ = ["read_huggingface"]
