@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from fake_api import FakeApi, Run
 from typer.testing import CliRunner
 
-import steptime.api
+import steptime
 from steptime.cli.main import app
 
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
-    monkeypatch.setitem(sys.modules, "steptime.api.calls", fake)
-    monkeypatch.setattr(steptime.api, "api", fake, raising=False)
+    monkeypatch.setattr(steptime, "api", fake, raising=False)
     return fake
 
 

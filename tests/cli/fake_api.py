@@ -109,7 +109,7 @@ class FakeApi(types.ModuleType):
     """Records how it is called; answers with what a test put into it."""
 
     def __init__(self) -> None:
-        super().__init__("steptime.api.calls")
+        super().__init__("steptime.api")
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.estimate_result = make_estimate()
         self.plan_result = make_plan_result()

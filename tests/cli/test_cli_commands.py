@@ -36,7 +36,7 @@ def test_every_command_has_help(run: Run, command: str) -> None:
 
 def test_help_lists_every_command(run: Run) -> None:
     text = run("--help").stdout
-    assert all(name in text and summary.split()[0] in text for name, summary in COMMANDS.items())
+    assert all(name in text and summary.split()[0] in text for name, (_, summary) in COMMANDS.items())
 
 
 def test_version(run: Run) -> None:
