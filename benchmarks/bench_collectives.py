@@ -17,9 +17,9 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from steptime.cost.collective_fabric import fabric_of  # noqa: E402
-from steptime.hardware.fabric_profile import FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
-from steptime.hardware.search_path import CATALOGUE  # noqa: E402
+from steptime.cost.collective_algorithms import fabric_of  # noqa: E402
+from steptime.hardware.profiles import FABRIC_FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
+from steptime.hardware.schema import CATALOGUE  # noqa: E402
 from steptime.lab.calibrate import expert_exchange as exchange  # noqa: E402
 from steptime.lab.calibrate.collective_fit import fit, predict  # noqa: E402
 from steptime.lab.calibrate.collective_machines import MACHINES, Machine  # noqa: E402
@@ -38,7 +38,7 @@ from steptime.lab.data_root import require_data  # noqa: E402
 from steptime.num import Array  # noqa: E402
 
 Line = tuple[str, ...]
-FABRICS = CATALOGUE / FOLDER
+FABRICS = CATALOGUE / FABRIC_FOLDER
 EXCHANGE_HEAD = (
     "device", "rows", "tokens: median %", "mean %", "bias %", "experts: median %", "hidden size: median %",
     "ranks: median %",

@@ -22,7 +22,7 @@ from steptime.estimate.band import band_of  # noqa: E402
 from steptime.estimate.evaluate import evaluate  # noqa: E402
 from steptime.estimate.single import Setting, estimate_plan  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
-from steptime.plan.framework_library import GENERIC, load_framework  # noqa: E402
+from steptime.plan.framework_file import GENERIC, load_framework  # noqa: E402
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
 from steptime.plan.plans import Plans  # noqa: E402
 from steptime.plan.recompute import recompute_code  # noqa: E402

@@ -20,11 +20,10 @@ import numpy as np
 
 import steptime.errors
 import steptime.hardware
-from steptime.cost.gemm_residual import NAMES
+from steptime.cost.gemm import NAMES
 from steptime.hardware import load_device
-from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import save_curves
-from steptime.hardware.records import Device
+from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate import transfer
 from steptime.lab.calibrate.fitting import fit, take
 from steptime.lab.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from types import FrameType
 from typing import Any
 
 from machine import report
+
+import steptime
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ("--gpus", "64", "--global-batch", "256")
@@ -86,6 +89,7 @@ def figures() -> dict[str, dict[str, int | None]]:
             done = subprocess.run(
                 [sys.executable, "-c", CHILD, str(Path(__file__).parent), *command],
                 cwd=folder, capture_output=True, text=True, check=True,
+                env=os.environ | {"PYTHONPATH": str(Path(steptime.__file__).parents[1])},
             )  # fmt: skip
             found[name] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
@@ -109,8 +113,6 @@ def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
 
 
 def main() -> None:
-    import steptime
-
     source = Path(steptime.__file__).parent
     rooms, found = lines_by_room(source), figures()
     total = tuple(sum(column) for column in zip(*rooms.values(), strict=True))

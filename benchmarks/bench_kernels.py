@@ -24,8 +24,8 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
-from steptime.hardware.profile import Curve  # noqa: E402
 from steptime.hardware.profiles import read_profile, save_curves  # noqa: E402
+from steptime.hardware.records import Curve  # noqa: E402
 from steptime.lab.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_curves  # noqa: E402
 from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
 from steptime.lab.calibrate.score import errors_of  # noqa: E402

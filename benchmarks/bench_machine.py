@@ -27,10 +27,10 @@ import numpy as np
 from steptime.captured.cost import Timer, cost_table
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_time_s
+from steptime.estimate.kernels import streamed
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.measured import CONVOLVED, LOOPED
-from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Device

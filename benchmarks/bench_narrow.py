@@ -20,8 +20,8 @@ import numpy as np
 import steptime.hardware
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import load_profile, profile_names, save_curves
+from steptime.hardware.records import Curve, Profile
 from steptime.lab.calibrate.gemm import FAMILY, NARROW, OF_FRAMEWORKS, Truth, framework_curves, truths
 from steptime.lab.calibrate.table import read_table
 from steptime.lab.calibrate.transfer import OTHER_IMPLEMENTATION, architecture, of_others, predict, transferred_curve

@@ -28,7 +28,7 @@ from machine import report  # noqa: E402
 from steptime.api.models import load_model  # noqa: E402
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
-from steptime.plan.framework_library import GENERIC, load_framework  # noqa: E402
+from steptime.plan.framework_file import GENERIC, load_framework  # noqa: E402
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
 from steptime.search.exhaustive import Found, Task, search  # noqa: E402
 from steptime.search.modes import MODES  # noqa: E402

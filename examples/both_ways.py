@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import steptime
-from steptime.api.captured import captured_model
+from steptime.api.models import captured_model
 
 JOB = {"gpus": 64, "global_batch": 256, "seq": 2048}
 PLANS = (

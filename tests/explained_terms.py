@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.result import Detail, FormulaCall
-from steptime.estimate.terms_of import details_of, lines_of, memory_details
+from steptime.estimate.step_terms import details_of, lines_of, memory_details
 
 TOLERANCE = 1e-9
 

@@ -21,20 +21,18 @@ from numpy.random import Generator
 
 from steptime.api.jobs import Request
 from steptime.errors import UserError
-from steptime.estimate.bracket import bracket_s
-from steptime.estimate.evaluate import evaluate
-from steptime.estimate.metrics import recomputed_flops_per_step, utilisation
+from steptime.estimate.band import bracket_s
+from steptime.estimate.evaluate import evaluate, recomputed_flops_per_step, utilisation
 from steptime.estimate.single import Setting
 from steptime.hardware.library import cluster_names
 from steptime.hardware.records import Cluster
 from steptime.model.library import catalogue_names
 from steptime.model.library import load_catalogue_model as load_model
 from steptime.num import divisors
-from steptime.plan.framework_library import framework_names
+from steptime.plan.framework_file import framework_names
 from steptime.plan.job import CONTEXTS, GRAPHS
-from steptime.plan.legality import BIT, broken_rules
-from steptime.plan.method import Strategy
-from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
+from steptime.plan.plans import BIT, COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
+from steptime.plan.strategies import Strategy
 from steptime.search.modes import MODES
 
 EXACT: Final = 1e-9

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from steptime.estimate.result import Estimate as Estimate
     from steptime.hardware import load_cluster as load_cluster
     from steptime.hardware import load_device as load_device
-    from steptime.search.result import PlanResult as PlanResult
+    from steptime.search.planner import PlanResult as PlanResult
     from steptime.terms import Terms as Terms
 
 #: Public name -> where it is defined.
 PLACES: Final = {
     "Estimate": "steptime.estimate.result:Estimate",
-    "PlanResult": "steptime.search.result:PlanResult",
+    "PlanResult": "steptime.search.planner:PlanResult",
     "SteptimeError": "steptime.errors:SteptimeError",
     "Terms": "steptime.terms:Terms",
     "UserError": "steptime.errors:UserError",

@@ -10,7 +10,7 @@
     │   └── PlanError         degrees that contradict each other or the model
     └── InternalError         a defect of ours: exit code 1
 
-An infeasible plan is no error: it is data (see :mod:`steptime.plan.legality`).
+An infeasible plan is no error: it is data (see :mod:`steptime.plan.plans`).
 """
 
 from __future__ import annotations

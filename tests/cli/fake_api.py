@@ -10,7 +10,7 @@ from typing import Any
 
 from steptime.errors import PlanError
 from steptime.estimate.result import Detail, Estimate, Provenance
-from steptime.search.result import PlanResult, Stop
+from steptime.search.planner import PlanResult, Stop
 from steptime.terms import Terms
 
 GIB = 2.0**30

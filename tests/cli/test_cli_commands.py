@@ -11,7 +11,7 @@ import pytest
 from fake_api import GIB, PLAN, FakeApi, Run, make_estimate, make_plan_result
 
 from steptime import __version__
-from steptime.cli import progress
+from steptime.cli import output
 from steptime.cli.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, guarded
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.terms import Terms
@@ -287,8 +287,8 @@ def test_progress_is_for_terminals_and_long_work(
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(progress, "DELAY_S", delay_s)
-    with progress.Progress("plans") as bar:
+    monkeypatch.setattr(output, "DELAY_S", delay_s)
+    with output.Progress("plans") as bar:
         bar(1, 2)
     assert bool(stream.getvalue()) == drawn
 

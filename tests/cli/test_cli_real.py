@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from steptime import api
 from steptime.cli.main import app
 from steptime.plan.framework import PARAMETERS, Habits
-from steptime.plan.framework_library import framework_names
+from steptime.plan.framework_file import framework_names
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ("--cluster", "dgx-b200", "--gpus", "512", "--global-batch", "512")

@@ -9,7 +9,7 @@ import pytest
 from fake_api import Run
 
 from steptime.cli.main import EXIT_USER
-from steptime.hardware.fabric_profile import read_fabric_profile
+from steptime.hardware.profiles import read_fabric_profile
 from steptime.lab.calibrate.fit_left_out import FEW_ROWS, NO_COLLECTIVE, UNEXPLAINED
 
 HEAD = "source,gpu,n_gpus,gpus_per_node,collective,bytes,time_us"

@@ -16,7 +16,7 @@ from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.lab.measured.published import published_csv
 from steptime.lab.measured.read import read_rows
 from steptime.lab.scoring import runs as measured_scoring
-from steptime.plan.framework_library import framework_names, load_framework
+from steptime.plan.framework_file import framework_names, load_framework
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = str(DATA / "measured_runs.csv")

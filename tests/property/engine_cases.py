@@ -14,13 +14,11 @@ from steptime.estimate.machine import Machine
 from steptime.lab.published.method import PUBLISHED
 from steptime.model.spec import ModelSpec
 from steptime.num import divisors
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import COPIES, IDEAL, Framework
 from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.legality import broken_rules
-from steptime.plan.method import Method, Strategy
-from steptime.plan.overlap_rules import OVERLAPS
-from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans
+from steptime.plan.overlap import OVERLAPS
+from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
+from steptime.plan.strategies import CORRECTED, Method, Strategy
 
 settings.register_profile("engine", max_examples=100, deadline=None, derandomize=True)
 ENGINE = settings.get_profile("engine")

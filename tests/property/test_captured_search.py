@@ -13,16 +13,18 @@ from engine_cases import HARSH, close, stacked  # noqa: E402
 
 from captured_modules import captured  # noqa: E402
 from explained_terms import differing, explained  # noqa: E402
-from steptime.api.captured import mode_of, summary_of  # noqa: E402
+from steptime.api.models import mode_of, summary_of  # noqa: E402
 from steptime.estimate.evaluate import evaluate  # noqa: E402
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.num import divisors  # noqa: E402
 from steptime.plan.captured import CAPTURED  # noqa: E402
-from steptime.plan.corrected_space import micro_batch_choices, virtual_stages  # noqa: E402
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job  # noqa: E402
-from steptime.plan.legality import broken_rules  # noqa: E402
-from steptime.plan.plans import Plans  # noqa: E402
+from steptime.plan.plans import (  # noqa: E402
+    Plans,
+    broken_rules,
+)
+from steptime.plan.space import micro_batch_choices, virtual_stages  # noqa: E402
 from steptime.search.modes import MODES  # noqa: E402
 from steptime.search.planner import find  # noqa: E402
 

@@ -11,10 +11,10 @@ from engine_cases import ENGINE, cases, close, legal_plans, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.estimate.bracket import bracket_s
+from steptime.estimate.band import bracket_s
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.estimate.step import DataParallel, Step
-from steptime.estimate.terms_of import (
+from steptime.estimate.step_terms import (
     exposed_terms,
     fullest_stage,
     hidden_terms,
@@ -22,10 +22,9 @@ from steptime.estimate.terms_of import (
     memory_terms,
 )
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL
-from steptime.plan.legality import broken_rules
-from steptime.plan.plans import RECOMPUTE_CODES
+from steptime.plan.plans import RECOMPUTE_CODES, broken_rules
+from steptime.plan.strategies import CORRECTED
 
 RATES = ("matrix_flops_per_s", "attention_flops_per_s", "vector_flops_per_s", "memory_Bps", "fast_Bps")
 LATENCIES = ("kernel_latency_s", "fast_latency_s", "slow_latency_s")

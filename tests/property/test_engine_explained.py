@@ -14,13 +14,13 @@ from explained_terms import differing, explained
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.formats.estimate_json import parse_estimate
+from steptime.formats.run_toml import parse_estimate
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
+from steptime.plan.strategies import CORRECTED
 
 STRATEGY = CORRECTED.strategies["1d"]
 SOME = settings(ENGINE, max_examples=80)

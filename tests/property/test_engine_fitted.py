@@ -11,18 +11,17 @@ from engine_cases import ENGINE, Case, cases, close, legal_plans, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.estimate.bracket import bracket_s
+from steptime.estimate.band import bracket_s
 from steptime.estimate.communication import collective_time_s
+from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine, machine_of
-from steptime.estimate.memory_kernels import streamed
-from steptime.estimate.step_terms import Line
-from steptime.estimate.terms_of import exposed_terms, lines_of
+from steptime.estimate.step_terms import Line, exposed_terms, lines_of
 from steptime.estimate.traffic import optimizer_bytes
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 CLUSTERS = ("dgx-h100", "dgx-a100-80gb", "perlmutter", "dgx-b200", "gb300-nvl72")
 RATES = ("matrix_flops_per_s", "attention_flops_per_s", "vector_flops_per_s", "memory_Bps", "fast_Bps", "slow_Bps")

@@ -18,14 +18,10 @@ from steptime.hardware import load_cluster
 from steptime.lab.published.method import PUBLISHED
 from steptime.lab.published.space import PublishedSpace
 from steptime.num import divisors
-from steptime.plan.constraints import Constraint
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, virtual_stages
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, with_habits
-from steptime.plan.legality import broken_rules
-from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import COLUMNS, FULL_RECOMPUTE, RECOMPUTE_CODES, Plans
-from steptime.plan.space import panels_worth_trying
+from steptime.plan.plans import COLUMNS, FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, broken_rules
+from steptime.plan.space import Constraint, CorrectedSpace, micro_batch_choices, panels_worth_trying, virtual_stages
+from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.search.planner import find
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from steptime.api.models import load_model
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.memory import STAGES
-from steptime.estimate.planned import planned_job
+from steptime.estimate.result import planned_job
 from steptime.estimate.sizes import sizes_of
 from steptime.model import catalogue_names
 from steptime.model.parameters import parameter_terms
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row
+from steptime.plan.strategies import CORRECTED
 
 T = TypeVar("T")
 

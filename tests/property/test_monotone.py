@@ -13,10 +13,9 @@ import pytest
 import monotone
 from steptime import api
 from steptime.api.jobs import Request
-from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.metrics import utilisation
+from steptime.estimate.evaluate import Evaluation, evaluate, utilisation
 from steptime.estimate.single import Setting
-from steptime.estimate.stages import Copies, Layout, Passes, critical_stage
+from steptime.estimate.step import Copies, Layout, Passes, critical_stage
 from steptime.estimate.work import Pass
 from steptime.plan.plans import Plans
 from steptime.search.modes import MODES

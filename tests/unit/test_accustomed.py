@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 
 from steptime import api
-from steptime.api.accustomed import PLACED, renamed, scope_of
+from steptime.api.frameworks import PLACED, renamed, scope_of
 from steptime.api.models import load_model
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.lab.measured.tables import table
-from steptime.plan.constraints import Constraint
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.framework import MODEL_AXES, Habits, habits_of
-from steptime.plan.framework_library import framework_names
+from steptime.plan.framework_file import framework_names
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.legality import RULES
-from steptime.plan.plans import launch_order
+from steptime.plan.plans import RULES, launch_order
 from steptime.plan.recompute import recompute_code
+from steptime.plan.space import Constraint, CorrectedSpace
+from steptime.plan.strategies import CORRECTED
 from steptime.search.modes import MODES
 
 JOB: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 64}

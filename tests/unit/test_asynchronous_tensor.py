@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_tensor_overlap import HIDES, made, sending
 
-from steptime.estimate.bracket import bracket_s
+from steptime.estimate.band import bracket_s
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.layer import BACKWARD, PhaseTime, shown_s
 from steptime.plan.job import Adapter, with_habits

@@ -18,12 +18,12 @@ from steptime.estimate.machine import machine_of
 from steptime.estimate.result import Estimate
 from steptime.estimate.work import graph_of
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework_file import PACKAGED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.rows import Row
+from steptime.plan.strategies import CORRECTED
 
 H100 = load_cluster("dgx-h100")
 SETTING: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "global_batch": 16, "optimizer": "adam"}

@@ -13,10 +13,10 @@ from steptime.estimate.band import StepBand, band_of
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import BUSY, PARAMETERS, Framework, Spread
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 DOUBT = 0.3
 CERTAIN = Spread(doubts=dict.fromkeys(PARAMETERS, 0.0), device_doubt=0.0, noise=0.0, experts=0.0, widening=1.0,

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import steptime  # noqa: E402
 from steptime.api.calls import estimate  # noqa: E402
-from steptime.api.captured import summary_of  # noqa: E402
+from steptime.api.models import summary_of  # noqa: E402
 from steptime.captured.workload import captured_model  # noqa: E402
 from steptime.estimate.evaluate import Evaluation, evaluate  # noqa: E402
 from steptime.estimate.layer import BACKWARD, FORWARD  # noqa: E402

@@ -9,30 +9,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.cost.collective_algorithms import ALGORITHMS, LIBRARY, TWO_PHASES, candidate_s, collective_s
-from steptime.cost.collective_fabric import Fabric, fabric_of, transfer_s
-from steptime.cost.collective_hierarchical import hierarchical_path
-from steptime.cost.collective_schedules import (
+from steptime.cost.collective import (
     Path as Route,
 )
-from steptime.cost.collective_schedules import (
+from steptime.cost.collective import (
     bruck_path,
     direct_path,
     double_tree_path,
     doubling_path,
+    hierarchical_path,
     ring_path,
 )
-from steptime.cost.parameter_server import push_pull_s
+from steptime.cost.collective_algorithms import (
+    ALGORITHMS,
+    LIBRARY,
+    TWO_PHASES,
+    Fabric,
+    candidate_s,
+    collective_s,
+    fabric_of,
+    transfer_s,
+)
+from steptime.cost.data_parallel import push_pull_s
 from steptime.errors import FieldError
 from steptime.estimate.fabrics import carried_between
 from steptime.hardware import library, load_cluster
-from steptime.hardware.fabric_profile import (
+from steptime.hardware.load import Layer
+from steptime.hardware.profiles import (
     FabricProfile,
     load_fabric_profiles,
     read_fabric_profile,
     save_fabric_profile,
 )
-from steptime.hardware.load import Layer
 from steptime.lab.calibrate import collective_estimates
 from steptime.lab.calibrate.collective_estimates import Textbook, estimated
 from steptime.lab.calibrate.collective_fit import fit, predict

@@ -11,7 +11,7 @@ from steptime.cost.collective_algorithms import least_s
 from steptime.estimate.communication import collective_over_s, message_time_s
 from steptime.estimate.machine import Machine, machine_of
 from steptime.hardware import load_cluster
-from steptime.hardware.fabric_profile import load_fabric_profiles
+from steptime.hardware.profiles import load_fabric_profiles
 from steptime.lab.calibrate.collectives import KINDS, predict_rows
 from steptime.lab.calibrate.score import Predicted
 from steptime.lab.calibrate.table import Table

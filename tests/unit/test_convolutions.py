@@ -36,8 +36,7 @@ from steptime.estimate.kernels import NAMED, KernelModel, timed
 from steptime.estimate.machine import machine_of
 from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
-from steptime.hardware.profile import Curve, Profile
-from steptime.hardware.records import Device
+from steptime.hardware.records import Curve, Device, Profile
 from steptime.lab.calibrate import convolution as families
 from steptime.lab.calibrate.machine import profile, work
 from steptime.lab.calibrate.machine.cluster_file import kernel_rows

@@ -9,10 +9,9 @@ import pytest
 from steptime.api.models import load_model
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.plan.constraints import Constraint
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.space import Constraint, CorrectedSpace
+from steptime.plan.strategies import CORRECTED
 from steptime.search import advice
 
 

@@ -18,14 +18,13 @@ from steptime.errors import PlanError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.memory import LAYERS_TERM
 from steptime.estimate.single import Setting
-from steptime.estimate.stages import hidden_exchanges
+from steptime.estimate.step import hidden_exchanges
 from steptime.estimate.traffic import shared_of
 from steptime.hardware import load_cluster
 from steptime.plan.captured import CAPTURED
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, with_habits
-from steptime.plan.legality import broken_rules, names_of
-from steptime.plan.plans import Plans
+from steptime.plan.plans import Plans, broken_rules, names_of
+from steptime.plan.strategies import CORRECTED
 
 Seconds = dict[str, list[float]]
 """Seconds of the passes of each stage by kind."""

@@ -9,11 +9,10 @@ from steptime.cost.collective_algorithms import candidate_s
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.communication import TEXTBOOK, collective_call, collective_time_s, message_time_s
 from steptime.estimate.fabrics import fabric_model
+from steptime.estimate.kernels import USES, memory_models, memory_timed, streamed
 from steptime.estimate.machine import Machine, curve_constants, machine_of
-from steptime.estimate.memory_kernels import USES, memory_models, memory_timed, streamed
 from steptime.hardware import load_cluster, load_device
-from steptime.hardware.fabric_profile import load_fabric_profiles
-from steptime.hardware.profiles import load_profile, profile_names
+from steptime.hardware.profiles import load_fabric_profiles, load_profile, profile_names
 from steptime.lab.calibrate import memory_bound as measured
 from steptime.lab.calibrate.table import Table
 from steptime.lab.calibrate.training import lacking_curves

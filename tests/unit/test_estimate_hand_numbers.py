@@ -8,18 +8,17 @@ import pytest
 from machine_without_latencies import machine_of
 
 from steptime.cost.collective import ring_all_gather_s, ring_all_reduce_s
-from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.evaluate import Evaluation, evaluate, model_flops_per_step
 from steptime.estimate.memory import stage_terms
-from steptime.estimate.metrics import model_flops_per_step
 from steptime.estimate.single import Setting, estimate_plan, occupancy
-from steptime.estimate.terms_of import exposed_terms, fullest_stage, lines_of, memory_terms
+from steptime.estimate.step_terms import exposed_terms, fullest_stage, lines_of, memory_terms
 from steptime.hardware import load_cluster
 from steptime.model.parameters import parameter_terms
 from steptime.model.spec import ModelSpec
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import COPIES, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
+from steptime.plan.strategies import CORRECTED
 
 GPT = ModelSpec(
     name="gpt", family="gpt", source="test", layers=8, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn_hidden=4096,

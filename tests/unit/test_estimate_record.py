@@ -11,23 +11,22 @@ import pytest
 from steptime import api
 from steptime.api.models import load_model
 from steptime.estimate import communication, explain, kernels
-from steptime.estimate.band import _doubted, _passes
-from steptime.estimate.bracket import _bound_resources, _directions, _resources, bracket_s
+from steptime.estimate.band import _bound_resources, _directions, _doubted, _passes, _resources, bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate, part_times, passes_of
 from steptime.estimate.kernels import Residual
 from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
 from steptime.estimate.memory import fullest_bytes, memory_of, stage_terms
-from steptime.estimate.planned import planned_job
+from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.estimate.sizes import sizes_of
-from steptime.estimate.terms_of import details_of, fullest_stage, lines_of
+from steptime.estimate.step_terms import details_of, fullest_stage, lines_of
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, LINKS
-from steptime.plan.framework_library import load_framework
+from steptime.plan.framework_file import load_framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import move
+from steptime.plan.strategies import CORRECTED
 
 CASES = (
     ("llama3.1-70b", "dgx-h100", "1d", Plans(tp=8, pp=4, dp=16, in_tp=8)),

@@ -17,15 +17,14 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import step_time_on
 from steptime.estimate.machine import machine_of
 from steptime.estimate.single import Setting
-from steptime.estimate.stages import hidden_exchanges
-from steptime.estimate.terms_of import exposed_terms, lines_of
+from steptime.estimate.step import hidden_exchanges
+from steptime.estimate.step_terms import exposed_terms, lines_of
 from steptime.hardware.library import load_cluster
-from steptime.plan.constraints import Constraint
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.space import Constraint, CorrectedSpace
+from steptime.plan.strategies import CORRECTED
 from steptime.search.planner import find
 
 PLANS = Plans(pp=4, vpp=2, dp=64, ep=32, in_dp=8)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.cost.expert_exchange import Exchange, exchange_s, row_bytes
-from steptime.hardware.fabric_profile import load_fabric_profiles
+from steptime.cost.experts import Exchange, exchange_s, row_bytes
+from steptime.hardware.profiles import load_fabric_profiles
 from steptime.lab.calibrate.collectives import predict_rows
 from steptime.lab.calibrate.expert_exchange import LIBRARY, ExchangeRows, fit, predict, rows_of, usable
 from steptime.lab.calibrate.table import Table

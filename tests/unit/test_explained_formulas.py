@@ -10,8 +10,7 @@ import re
 import pytest
 
 from steptime import cost
-from steptime.report.explain import formula_of
-from steptime.report.latex import to_text
+from steptime.report.explain import formula_of, to_text
 
 FUNCTIONS = [
     f"{module.name}.{name}"

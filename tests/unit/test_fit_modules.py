@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from steptime.api.optimizers import CAPTURED, captured_optimizer
+from steptime.api.jobs import CAPTURED_OPTIMIZERS, captured_optimizer
 from steptime.captured.fit.bench import Bench
 from steptime.captured.fit.captured import Captured
 from steptime.captured.fit.techniques import Change
@@ -263,8 +263,10 @@ def test_a_loss_by_name_takes_the_place_of_the_factorys(path: Path) -> None:
 def test_every_optimiser_that_can_be_captured_is_accepted() -> None:
     from steptime.captured.record.optimizers import OPTIMIZERS
 
-    assert set(CAPTURED) == set(OPTIMIZERS)
-    assert {captured_optimizer(name, load_device("rtx-3090")) for name in (*CAPTURED, "momentum")} == set(OPTIMIZERS)
+    assert set(CAPTURED_OPTIMIZERS) == set(OPTIMIZERS)
+    assert {captured_optimizer(name, load_device("rtx-3090")) for name in (*CAPTURED_OPTIMIZERS, "momentum")} == set(
+        OPTIMIZERS
+    )
 
 
 def test_an_optimiser_that_cannot_be_captured_is_told(path: Path) -> None:
@@ -272,7 +274,7 @@ def test_an_optimiser_that_cannot_be_captured_is_told(path: Path) -> None:
         fit(f"{path}:normed", "rtx-3090", optimizer="adam8bit")
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", CAPTURED_OPTIMIZERS)
 def test_every_optimiser_is_weighed(path: Path, name: str) -> None:
     one = engine(path, "normed", 4, optimizer=name)
     own = name.removesuffix("-loop").removesuffix("-fused")

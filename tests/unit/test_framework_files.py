@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import FieldError
-from steptime.plan.framework_file import PACKAGED
-from steptime.plan.framework_library import SLOWED, load_framework
+from steptime.plan.framework_file import PACKAGED, SLOWED, load_framework
 
 
 @pytest.mark.parametrize(

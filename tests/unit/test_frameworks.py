@@ -27,8 +27,7 @@ from steptime.lab.measured.samples import Modelled, modelled
 from steptime.num import Array
 from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, habits_of, kernel_factor, widening
 from steptime.plan.framework import PARAMETERS as NAMES
-from steptime.plan.framework_file import PACKAGED, check_tables, framework_table
-from steptime.plan.framework_library import framework_names, load_framework
+from steptime.plan.framework_file import PACKAGED, check_tables, framework_names, framework_table, load_framework
 from steptime.plan.job import PRECISIONS
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "published_runs.csv"

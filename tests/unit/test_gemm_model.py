@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s
-from steptime.cost.waves import quantised_waves
+from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s, quantised_waves
 from steptime.errors import UserError
 from steptime.estimate.kernels import models_of
 from steptime.hardware import load_device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.cost.gemm_residual import LIMIT, NAMES, gemm_residual, residual_table
+from steptime.cost.gemm import LIMIT, NAMES, gemm_residual, residual_table
 from steptime.lab.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY
 from steptime.lab.calibrate.gemm_residual import fitted_residual, hats
 from steptime.num import Array

@@ -10,9 +10,9 @@ from machine_without_latencies import machine_of
 
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 LINK_Bps = 1e11
 MACHINE = machine_of(LINK_Bps)

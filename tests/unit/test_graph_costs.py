@@ -11,11 +11,10 @@ from steptime.captured.graph import Call, Nodes, Program, TensorType
 from steptime.cost.host import issued_s
 from steptime.errors import UserError
 from steptime.estimate.further_kernels import fitted, machine_for
-from steptime.estimate.kernels import timed
+from steptime.estimate.kernels import memory_timed, timed
 from steptime.estimate.layer import FORWARD, phase_time
-from steptime.estimate.memory_kernels import memory_timed
 from steptime.hardware.library import load_device
-from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.records import Curve, Profile
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row
 

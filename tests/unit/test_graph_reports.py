@@ -9,7 +9,7 @@ from steptime.captured.graph import Call, Nodes, Program, TensorType
 from steptime.captured.report.profile import basis_line, coverage_line, folded, print_profile, total_lines
 from steptime.errors import UserError
 from steptime.hardware.library import load_device
-from steptime.report.short_names import short_operator, short_path
+from steptime.report.text import short_operator, short_path
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import steptime.hardware as hardware
 from steptime.estimate.fabrics import fabric_model
 from steptime.hardware import Device, Kind, cluster_names, device_names, load_cluster, load_device
-from steptime.hardware.fields import DEVICE, LEVEL
+from steptime.hardware.load import DEVICE, LEVEL
 from steptime.hardware.records import MAKERS
 from steptime.hardware.schema import check
 

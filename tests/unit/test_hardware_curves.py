@@ -11,8 +11,8 @@ import pytest
 from steptime.errors import FieldError, InputFileError, UserError
 from steptime.estimate.notes import changed_device
 from steptime.hardware import Cluster, Device, load_cluster, load_device
-from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import profile_toml
+from steptime.hardware.records import Curve, Profile
 
 CURVE = Curve(
     family="linear/copy", dtype="fp32", coefficients={"latency_s": 1e-6, "rate_per_s": 1e9}, points=9, median_ape=0.1,

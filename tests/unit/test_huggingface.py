@@ -12,7 +12,7 @@ import pytest
 from steptime import api
 from steptime.api.models import load_model, read_model
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
-from steptime.formats.huggingface.keys import UNKNOWN_KEY
+from steptime.formats.huggingface.fields import UNKNOWN_KEY
 from steptime.formats.huggingface.reader import FAMILIES, read_huggingface
 from steptime.model import load_catalogue_model, parameter_terms
 

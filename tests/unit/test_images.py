@@ -18,7 +18,7 @@ from steptime.estimate.kernels import KernelModel
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.measured import FORMULAS, LOOPED, POOLS
 from steptime.hardware import load_device
-from steptime.hardware.profile import Curve, Profile
+from steptime.hardware.records import Curve, Profile
 from steptime.lab.calibrate.machine import profile, work
 from steptime.lab.calibrate.machine.cluster_file import kernel_rows
 from steptime.lab.calibrate.machine.images import pooled_side

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steptime.cost.attention_time import attention_decode_s, mixed_attention_s, tiled_attention_s
-from steptime.cost.expert_exchange import Exchange, exchange_s
+from steptime.cost.experts import Exchange, exchange_s
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.cost.moe_time import grouped_products_s
 

@@ -9,14 +9,30 @@ import pytest
 
 from steptime.api.models import load_model
 from steptime.model.spec import Experts
-from steptime.plan.constraints import Constraint
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices, partial_fillings
 from steptime.plan.framework import habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.legality import BIT, CAPTURED_RULES, MEANING, NAMES, RISK, RULES, broken_rules, names_of
-from steptime.plan.plans import Plans, concatenate
-from steptime.plan.space import factorisations, panel_counts, rows_of
+from steptime.plan.plans import (
+    BIT,
+    CAPTURED_RULES,
+    MEANING,
+    NAMES,
+    RISK,
+    RULES,
+    Plans,
+    broken_rules,
+    concatenate,
+    names_of,
+)
+from steptime.plan.space import (
+    Constraint,
+    CorrectedSpace,
+    factorisations,
+    micro_batch_choices,
+    panel_counts,
+    partial_fillings,
+    rows_of,
+)
+from steptime.plan.strategies import CORRECTED
 
 MODEL = load_model("llama3-8b")  # 32 layers, 32 heads, 8 key-value heads, hidden 4096
 JOB = Job(model=MODEL, gpus=64, global_batch=16, seq_len=8192, precision=PRECISIONS["bf16"],

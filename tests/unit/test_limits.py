@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import steptime
-from steptime.cost import limits, linear_layer, matmul_levels
+from steptime.cost import limits, matmul
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware import load_cluster
 from steptime.lab.limits.model import (
@@ -24,15 +24,15 @@ H100 = (1979e12, 3352e9, 900e9, 0.8)
 
 
 def test_notebook_numbers_are_reproduced_to_the_last_bit():
-    assert linear_layer.linear_layer_forward_backward_s(*NOTEBOOK, 2, *H100) == 3.2554072481051035e-05
-    end = linear_layer.linear_layer_end_of_batch_s(16384, 81920, 8, 40, 32, 2, *H100[1:])
+    assert limits.linear_layer_forward_backward_s(*NOTEBOOK, 2, *H100) == 3.2554072481051035e-05
+    end = limits.linear_layer_end_of_batch_s(16384, 81920, 8, 40, 32, 2, *H100[1:])
     assert end == 2.7088213333333335e-05
 
 
 def test_each_resource_of_the_notebook_layer():
-    assert linear_layer.forward_backward_flops(*NOTEBOOK) == 25_769_803_776
-    assert linear_layer.forward_backward_memory_words(*NOTEBOOK) == 30_513_561.6
-    assert linear_layer.forward_backward_network_words(*NOTEBOOK) == 11_639_193.6
+    assert limits.forward_backward_flops(*NOTEBOOK) == 25_769_803_776
+    assert limits.forward_backward_memory_words(*NOTEBOOK) == 30_513_561.6
+    assert limits.forward_backward_network_words(*NOTEBOOK) == 11_639_193.6
     assert H100_SXM5.resources_s(LAYER, NOTEBOOK[2]) == {
         "flop": 3.2554072481051035e-05,
         "memory": 2.2757727923627685e-05,
@@ -59,12 +59,12 @@ def test_the_slowest_resource_binds_and_sets_the_time(factors, binding):
 def test_arrays_give_what_numbers_give():
     rng = np.random.default_rng(0)
     shapes = rng.integers(1, 50, size=(6, 200)) * np.array([[512], [512], [1024], [1], [1], [1]])
-    together = linear_layer.linear_layer_forward_backward_s(*shapes, 2, *H100)
-    end = linear_layer.linear_layer_end_of_batch_s(*shapes[[0, 1, 3, 4, 5]], 2, *H100[1:])
+    together = limits.linear_layer_forward_backward_s(*shapes, 2, *H100)
+    end = limits.linear_layer_end_of_batch_s(*shapes[[0, 1, 3, 4, 5]], 2, *H100[1:])
     for i, one in enumerate(shapes.T.tolist()):
-        assert linear_layer.linear_layer_forward_backward_s(*one, 2, *H100) == together[i]
+        assert limits.linear_layer_forward_backward_s(*one, 2, *H100) == together[i]
         few = [one[k] for k in (0, 1, 3, 4, 5)]
-        assert linear_layer.linear_layer_end_of_batch_s(*few, 2, *H100[1:]) == end[i]
+        assert limits.linear_layer_end_of_batch_s(*few, 2, *H100[1:]) == end[i]
 
 
 def test_run_laws():
@@ -158,8 +158,8 @@ def test_a_quarter_of_l2_is_not_usable():
 
 def test_tiles_cover_the_matrix():
     for d1, d2 in ((8192, 64), (64, 8192), (300, 700), (16, 16)):
-        tiles = matmul_levels.tile_count(d1, d2, 2, 4096)
-        rows = matmul_levels.tile_rows(d1, d2, 2, 4096)
+        tiles = matmul.tile_count(d1, d2, 2, 4096)
+        rows = matmul.tile_rows(d1, d2, 2, 4096)
         assert 1 <= rows <= tiles
         assert rows <= max(1, d1)
         assert d1 * d2 * 2 / tiles <= 4096

@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from steptime.cost.collective_algorithms import collective_s
-from steptime.cost.collective_fabric import Fabric, mean_hop_s
+from steptime.cost.collective_algorithms import Fabric, collective_s, mean_hop_s
 from steptime.estimate.communication import collective_over_s
 from steptime.estimate.fabrics import fabric_model
 from steptime.estimate.machine import machine_of

@@ -14,19 +14,19 @@ from steptime.cost.regression import SENT, half_size_matmul_s, linear_s, streami
 from steptime.errors import UnknownNameError, UserError
 from steptime.estimate.communication import collective_call, collective_time_s, message_time_s
 from steptime.estimate.evaluate import evaluate
+from steptime.estimate.kernels import streamed
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, curve_constants, machine_of
 from steptime.estimate.measured import FORMULAS, RAN
-from steptime.estimate.memory_kernels import streamed
 from steptime.estimate.operators import COLLECTIVES, OPERATORS
 from steptime.hardware import Cluster, load_cluster
-from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import profile_toml
+from steptime.hardware.records import Curve, Profile
 from steptime.lab.calibrate.machine.profile import CANDIDATES
 from steptime.plan import rows
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 PRODUCT = {"latency_s": 1e-6, "flops_per_s": 1e11, "m_half": 8.0, "n_half": 4.0, "k_half": 2.0}
 STREAM = {

@@ -33,9 +33,9 @@ from steptime.lab.calibrate.memory_fit import (
     slack_of,
 )
 from steptime.lab.published.method import PUBLISHED
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 KNOWN = MemoryConstants(
     slack=0.1, slacks={"old": 0.2}, context_bytes=1e9, communicator_bytes=5e8,

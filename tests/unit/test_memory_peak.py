@@ -16,13 +16,12 @@ from steptime.estimate.memory import (
     stage_terms,
     state_bytes,
 )
-from steptime.estimate.planned import PlannedJob, planned_job
+from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
-from steptime.plan.memory_profile import PROFILES, memory_profile_of
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, PROFILES, Adapter, Job, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Row
+from steptime.plan.strategies import CORRECTED
 
 H, F, V, S = 4096, 14336, 128256, 4096
 """Llama-3-8B: hidden, width of the MLP, vocabulary; and tokens."""

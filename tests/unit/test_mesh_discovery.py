@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steptime.errors import UserError
-from steptime.hardware.mesh import AxisKind
+from steptime.hardware.records import AxisKind
 from steptime.lab.calibrate.mesh import Links, Quantity, discover, synthetic
 from steptime.lab.calibrate.mesh.groups import Tree, log_partitions, partition
 from steptime.lab.calibrate.mesh.hierarchy import find_chain

@@ -12,7 +12,7 @@ import pytest
 
 from steptime.cli.main import app
 from steptime.errors import InputFileError, UserError
-from steptime.hardware.mesh import Mesh
+from steptime.hardware.records import Mesh
 from steptime.lab.calibrate.mesh import Links, discover, read_links, synthetic
 
 SIZES = (8, 2**16, 2**24)

@@ -10,19 +10,19 @@ import pytest
 
 from steptime.api.models import load_model
 from steptime.cost.attention import causal_pairs, windowed_pairs
+from steptime.estimate.evaluate import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
 from steptime.estimate.memory import stage_terms
-from steptime.estimate.metrics import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
-from steptime.estimate.planned import planned_job
+from steptime.estimate.result import planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.model import catalogue_names
 from steptime.model.parameters import active_parameter_terms, parameter_terms
 from steptime.model.spec import ModelSpec
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.rows import Block, Row
+from steptime.plan.space import CorrectedSpace
+from steptime.plan.strategies import CORRECTED
 
 
 def _job(name: str, **changes: Any) -> Job:

@@ -9,7 +9,7 @@ import pytest
 
 from steptime.api.models import load_model
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError
-from steptime.model import ModelSpec, catalogue_names, load_catalogue_model, modelfile, read_model_toml
+from steptime.model import ModelSpec, catalogue_names, library, load_catalogue_model, read_model_toml
 from steptime.model.spec import Experts, LatentAttention, Vision
 
 SMALL = "layers = 2\nhidden = 64\nheads = 4\n"
@@ -29,8 +29,8 @@ def test_only_three_fields_are_needed(tmp_path: Path) -> None:
 
 def test_the_file_has_the_fields_of_the_specification() -> None:
     tables = {
-        ModelSpec: modelfile._ModelTable, LatentAttention: modelfile._LatentTable,
-        Experts: modelfile._ExpertsTable, Vision: modelfile._VisionTable,
+        ModelSpec: library._ModelTable, LatentAttention: library._LatentTable,
+        Experts: library._ExpertsTable, Vision: library._VisionTable,
     }  # fmt: skip
     for record, table in tables.items():
         assert set(table.model_fields) == {entry.name for entry in fields(record)}

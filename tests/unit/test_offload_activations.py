@@ -11,15 +11,15 @@ import pytest
 
 from steptime import api
 from steptime.api.models import load_model
-from steptime.estimate.bracket import bracket_s
+from steptime.estimate.band import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.memory import LAYERS_TERM, stage_terms
 from steptime.estimate.single import Setting
-from steptime.estimate.terms_of import exposed_terms, hidden_terms, lines_of
+from steptime.estimate.step_terms import exposed_terms, hidden_terms, lines_of
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
+from steptime.plan.strategies import CORRECTED
 
 STRATEGY = CORRECTED.strategies["1d"]
 TERM = "offload/activations/exposed_copies_s"

@@ -20,8 +20,7 @@ from steptime.cost.host import IN_TURN, issued_s
 from steptime.errors import UserError
 from steptime.estimate.work import PhaseWork, paced_s
 from steptime.hardware import load_cluster, load_device
-from steptime.hardware.profile import Curve, Profile
-from steptime.hardware.records import CPU, Device
+from steptime.hardware.records import CPU, Curve, Device, Profile
 from steptime.lab.calibrate.machine import cluster_file, profile, work
 from steptime.lab.calibrate.machine.host import Host
 from steptime.lab.calibrate.machine.linear import MODELS

@@ -13,11 +13,11 @@ from steptime.api.models import load_model
 from steptime.estimate.kernels import models_of, timed
 from steptime.estimate.operators import OPERATORS
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.rows import Row
+from steptime.plan.strategies import CORRECTED
 
 SEQ, HIDDEN, FFN_IN = 4096, 4096, 28672
 INPUT, WEIGHTS = SEQ * HIDDEN, HIDDEN * FFN_IN

@@ -10,7 +10,6 @@ import pytest
 
 from steptime.errors import FieldError, InputFileError, UserError
 from steptime.hardware import device_names, load_device
-from steptime.hardware.profile import Curve, Profile
 from steptime.hardware.profiles import (
     distance,
     load_profile,
@@ -21,6 +20,7 @@ from steptime.hardware.profiles import (
     read_profile,
     save_curves,
 )
+from steptime.hardware.records import Curve, Profile
 from steptime.lab.calibrate.gemm import FAMILY
 from steptime.lab.calibrate.transfer import outside, predict, transferred_curve, widened
 

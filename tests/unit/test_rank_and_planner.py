@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steptime import api
 from steptime.errors import UserError
-from steptime.search.rank import Best, pareto_front
+from steptime.search.exhaustive import Best, pareto_front
 
 VALUES = st.lists(st.integers(0, 20).map(float), max_size=60)
 

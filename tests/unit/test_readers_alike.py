@@ -11,8 +11,8 @@ import pytest
 from steptime.captured.formats.snapshot_reader import read_snapshot
 from steptime.doctor.source import open_bytes
 from steptime.errors import InputFileError
-from steptime.formats.fields import read_description
 from steptime.formats.huggingface.reader import read_huggingface
+from steptime.formats.run_toml import read_description
 from steptime.hardware.library import load_cluster
 from steptime.lab.calibrate.mesh.read import read_links
 from steptime.lab.calibrate.table import read_table

@@ -10,13 +10,12 @@ import pytest
 
 from steptime.api.models import load_model
 from steptime.estimate.memory import memory_of, stage_terms
-from steptime.estimate.planned import PlannedJob, planned_job
+from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import sizes_of
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.legality import broken_rules
-from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.plans import RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.recompute import recompute_code
+from steptime.plan.strategies import CORRECTED
 
 STRATEGY, S = CORRECTED.strategies["context"], 4096
 PARTS = ("attention", "norm", "activation", "attention_out", "up_projection", "mlp", "experts")

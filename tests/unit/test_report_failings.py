@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steptime import api
-from steptime.report.risk import failings, warning
+from steptime.report.estimate import failings, warning
 from steptime.report.text import memory
 
 CASES = [

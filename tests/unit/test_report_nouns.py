@@ -6,8 +6,7 @@ import pytest
 
 from steptime import api
 from steptime.errors import PlanError
-from steptime.report.estimate import print_estimate
-from steptime.report.ledger import print_ledger
+from steptime.report.estimate import print_estimate, print_ledger
 from steptime.report.plan import print_plan_result
 
 JOB = {"gpus": 8, "global_batch": 8}

@@ -78,18 +78,28 @@ def test_size_check_finds_long_files_and_functions(tmp_path):
     body = "    x = 1\n" * 41
     doc = "    doc\n" * 50
     (tmp_path / "a.py").write_text(f'def long():\n    """{doc}"""\n{body}\n')
-    (tmp_path / "b.py").write_text("x = 1\n" * 401)
+    (tmp_path / "b.py").write_text("x = 1\n" * 601)
     (tmp_path / "c.py").write_text("def short():\n" + "    x = 1\n" * 40)
     (tmp_path / "script").write_text("#!/usr/bin/env python3\n" + "def also_long():\n" + body)
     found = [line for path in size.python_files(tmp_path) for line in size.excesses(path)]
     assert [line.split(": ")[1] for line in found] == [
         "long has 41 lines; at most 40",
-        "401 lines; at most 400",
+        "601 lines; at most 600",
         "also_long has 41 lines; at most 40",
     ]
     assert size.main([str(tmp_path)]) == 1
     (tmp_path / "empty").mkdir()
     assert size.main([str(tmp_path / "empty")]) == 0
+
+
+def test_size_check_holds_the_budgets_of_rooms(tmp_path):
+    size = size_script()
+    for room, lines in (("small", 3), ("large", 4), ("unknown", 1)):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "a.py").write_text("x = 1\n" * lines)
+    house = "| `small` | a room | 3 |\n| `large` | a room | 3 |\n"
+    found = [line.split(": ")[1] for line in size.room_excesses(tmp_path, house)]
+    assert found == ["4 lines; at most 3 (docs/house.md)", "a room that docs/house.md does not have"]
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "docs", "bench"])

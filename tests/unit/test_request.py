@@ -9,12 +9,11 @@ from fractions import Fraction
 import pytest
 
 from steptime import api
-from steptime.api.request import checked_plan, completed_degrees, constraints_of, strategy_of
-from steptime.api.values import some_of, whole
+from steptime.api.request import checked_plan, completed_degrees, constraints_of, some_of, strategy_of, whole
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
 from steptime.formats.run_toml import parse_run
-from steptime.plan.constraints import Constraint
-from steptime.plan.framework_library import framework_names
+from steptime.plan.framework_file import framework_names
+from steptime.plan.space import Constraint
 from steptime.search.modes import MODES
 from steptime.store.files import parse_toml
 

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from steptime.api.models import load_model
-from steptime.estimate.metrics import recomputed_flops_per_step
+from steptime.estimate.evaluate import recomputed_flops_per_step
 from steptime.estimate.sizes import sizes_of
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
-from steptime.plan.memory_profile import memory_profile_of
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
-from steptime.plan.rows import Block, Row
-from steptime.plan.shapes import Shape
+from steptime.plan.rows import Block, Row, Shape
+from steptime.plan.strategies import CORRECTED
 
 TOKENS = 4096
 FP32, BF16 = 4, 2

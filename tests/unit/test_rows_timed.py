@@ -10,14 +10,13 @@ import pytest
 from steptime.api.models import load_model
 from steptime.cost.gemm import gemm_s
 from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.kernels import memory_timed
 from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime
-from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.memory_profile import memory_profile_of
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, memory_profile_of
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 TOKENS, WIDTH, HIDDEN = 4096, 28672, 4096
 

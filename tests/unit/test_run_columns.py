@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptime import api
-from steptime.api.accustomed import renamed
-from steptime.api.frameworks import framework_record
+from steptime.api.frameworks import framework_record, renamed
 from steptime.api.models import load_model
 from steptime.errors import InputFileError, UnknownNameError
 from steptime.lab.measured import Flag, MeasuredRun, Reading, Reason, TimeOrigin, read_runs
@@ -18,10 +17,10 @@ from steptime.lab.measured.read import METRICS, NEEDED, UNITS, TableRow
 from steptime.lab.measured.tables import framework_of
 from steptime.lab.scoring.runs import FAR_OFF, read_any, score_reading, write_rows
 from steptime.model.library import catalogue_names, hub_model
-from steptime.plan.framework_names import framework_called, why_called
+from steptime.plan.framework_file import framework_called, why_called
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.plan.recompute import OTHER_WORDS, recompute_code
-from steptime.report.frameworks import print_framework
+from steptime.report.catalogue import print_framework
 from steptime.store.tables import write_table
 
 ROOT = Path(__file__).resolve().parents[2]

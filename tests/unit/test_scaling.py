@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from steptime.hardware import device_names, load_device
-from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import load_profile
+from steptime.hardware.records import Curve
 from steptime.lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
 from steptime.lab.calibrate.scaling import (
     PROCESS_POWER,

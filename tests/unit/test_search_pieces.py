@@ -10,7 +10,7 @@ import pytest
 from steptime import api
 from steptime.estimate import layer
 from steptime.search import layers
-from steptime.search.result import PlanResult
+from steptime.search.planner import PlanResult
 
 
 def found(model: str, framework: str) -> PlanResult:

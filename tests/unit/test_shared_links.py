@@ -14,12 +14,12 @@ from steptime.api.frameworks import overlap_records
 from steptime.api.models import load_model
 from steptime.cli.main import app
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import Framework, habits_of
-from steptime.plan.framework_library import framework_names
+from steptime.plan.framework_file import framework_names
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.overlap_rules import OVERLAPS, RULES
+from steptime.plan.overlap import OVERLAPS, RULES
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 RATES = [1e13, 1e12, 3e11, 1e11]
 """Rates of links at which transfers take from a tenth of a layer's pass to several of it."""

@@ -14,14 +14,14 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import FORWARD, phase_time
 from steptime.estimate.machine import machine_of as estimate_machine
 from steptime.estimate.memory import stage_memory
-from steptime.estimate.terms_of import fullest_stage, memory_terms
+from steptime.estimate.step_terms import fullest_stage, memory_terms
 from steptime.hardware import load_cluster
 from steptime.model.parameters import parameter_terms
 from steptime.model.spec import ModelSpec
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, over
+from steptime.plan.strategies import CORRECTED
 
 LINK_Bps = 1e11
 MACHINE = machine_of(LINK_Bps)

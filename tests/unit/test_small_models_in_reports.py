@@ -16,7 +16,7 @@ from steptime import api
 from steptime.report.diff import print_difference
 from steptime.report.estimate import print_estimate
 from steptime.report.plan import print_plan_result
-from steptime.search.rank import pareto_front, telling_points
+from steptime.search.exhaustive import pareto_front, telling_points
 
 JOB: dict[str, Any] = {"gpus": 2, "global_batch": 16}
 

@@ -13,9 +13,9 @@ from machine_without_latencies import machine_of
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.work import Pass
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 DP = 8
 HIDDEN = frozenset({"dp"})

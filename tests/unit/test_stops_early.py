@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from steptime import api
 from steptime.api.models import load_model
-from steptime.estimate.metrics import forward_flops_per_sequence, recomputed_flops_per_step
-from steptime.plan.corrected import CORRECTED
+from steptime.estimate.evaluate import forward_flops_per_sequence, recomputed_flops_per_step
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job, with_habits
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
+from steptime.plan.strategies import CORRECTED
 
 FULL = {"tp": 2, "dp": 4, "recompute": "full"}
 

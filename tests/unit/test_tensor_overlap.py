@@ -13,15 +13,15 @@ from steptime.api.models import load_model
 from steptime.cost.collective import ring_behind_share
 from steptime.doctor.records import Stated
 from steptime.doctor.stated import merged
-from steptime.estimate.bracket import bracket_s
+from steptime.estimate.band import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import PhaseTime, shown_s
 from steptime.estimate.machine import machine_of
 from steptime.hardware.library import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 HIDES = frozenset({"tp"})
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from steptime.api.captured import captured_target
+from steptime.api.models import captured_target
 from steptime.captured.fit.bench import Bench
 from steptime.captured.record.factory import load_target
 from steptime.captured.record.problems import CaptureError

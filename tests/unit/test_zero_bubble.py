@@ -11,20 +11,18 @@ import pytest
 from steptime import api
 from steptime.api.models import load_model
 from steptime.errors import PlanError
-from steptime.estimate.bracket import bracket_s
+from steptime.estimate.band import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import BACKWARD
 from steptime.estimate.memory import LAYERS_TERM, stage_terms
 from steptime.estimate.single import Setting
-from steptime.estimate.terms_of import exposed_terms, lines_of
+from steptime.estimate.step_terms import exposed_terms, lines_of
 from steptime.estimate.work import INPUTS, weights_s
 from steptime.hardware import load_cluster
 from steptime.lab.measured.meaning import SCHEDULE_OF
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.legality import broken_rules, names_of
-from steptime.plan.plans import Plans
-from steptime.plan.schedules import SCHEDULES, SPLIT, ZERO_BUBBLE
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, SCHEDULES, SPLIT, ZERO_BUBBLE, Job
+from steptime.plan.plans import Plans, broken_rules, names_of
+from steptime.plan.strategies import CORRECTED
 from steptime.search.exhaustive import Task, search
 from steptime.search.modes import MODES
 

@@ -11,11 +11,10 @@ from machine_without_latencies import machine_of
 
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, ZERO_BUBBLE, Job
 from steptime.plan.plans import Plans
-from steptime.plan.schedules import ZERO_BUBBLE
+from steptime.plan.strategies import CORRECTED
 
 COPIES: dict[str, Any] = {"offload": frozenset({"activations"}), "overlap": frozenset({"offload"})}
 RATES = [1e14 * 1.25**i for i in range(20)]

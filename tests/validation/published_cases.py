@@ -18,8 +18,8 @@ from steptime.lab.published.space import PublishedSpace
 from steptime.lab.published.statistics import statistics
 from steptime.model.spec import ModelSpec
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import Strategy
 from steptime.search.exhaustive import Found, Task, search
 
 SPACE = PublishedSpace()

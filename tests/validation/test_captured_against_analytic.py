@@ -19,10 +19,10 @@ from steptime.captured.record.step import capture
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.sizes import part_of
 from steptime.model.parameters import parameter_terms
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block, Row
+from steptime.plan.strategies import CORRECTED
 
 NAMES = [case.name for case in CASES]
 PARTS = ("first", "layer", "last")

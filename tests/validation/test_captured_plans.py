@@ -13,7 +13,7 @@ import models  # noqa: E402
 import steptime  # noqa: E402
 from captured_modules import GPT, captured  # noqa: E402
 from steptime import api  # noqa: E402
-from steptime.api.captured import captured_model  # noqa: E402
+from steptime.api.models import captured_model  # noqa: E402
 from steptime.cli.main import app  # noqa: E402
 from steptime.errors import PlanError  # noqa: E402
 

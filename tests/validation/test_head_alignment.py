@@ -10,9 +10,9 @@ from steptime.api.models import load_model
 from steptime.estimate.machine import machine_of
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware.library import load_cluster
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
+from steptime.plan.strategies import CORRECTED
 
 CLUSTER = load_cluster("dgx-a100-80gb")
 MEASURED = {(4, 2): (147.41, 107.12), (4, 4): (153.90, 110.31), (8, 4): (156.84, 118.12)}

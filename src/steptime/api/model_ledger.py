@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from steptime.api.models import import_notes, load_model
-from steptime.api.values import NameOrPath, name_or_path, text, whole
+from steptime.api.request import NameOrPath, name_or_path, text, whole
 from steptime.errors import counted
-from steptime.estimate.metrics import forward_flops_per_sequence
+from steptime.estimate.evaluate import forward_flops_per_sequence
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
 from steptime.model.parameters import active_parameter_terms, parameter_terms
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.api.jobs import adapter_of, framework_of, with_choices
+from steptime.api.jobs import (
+    CAPTURED_DEFAULT,
+    adapter_of,
+    captured_optimizer,
+    estimated_optimizer,
+    framework_of,
+    with_choices,
+)
 from steptime.api.models import import_notes, load_model
-from steptime.api.optimizers import CAPTURED_DEFAULT, captured_optimizer, estimated_optimizer
-from steptime.api.values import NameOrPath, choice, name_or_path, number, text, whole
+from steptime.api.request import NameOrPath, choice, name_or_path, number, text, whole
 from steptime.captured.fit.driver import Found, search
 from steptime.captured.fit.estimated import OFFLOADS, Estimated, Kind
 from steptime.captured.fit.result import FitResult
@@ -21,7 +27,7 @@ from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.single import Setting
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
-from steptime.model.target import is_target
+from steptime.model.captured import is_target
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.keys import MAX_FIT_BATCH, MAX_FIT_SEQ
 from steptime.search.modes import MODES

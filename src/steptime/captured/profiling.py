@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
 from steptime.api.models import which_of
-from steptime.api.optimizers import CAPTURED_DEFAULT, captured_optimizer
-from steptime.api.values import NameOrPath, name_or_path
+from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
 from steptime.captured.graph import Parameter, Program
 from steptime.captured.graph.arena import arena_of
@@ -33,7 +33,7 @@ from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
-from steptime.model.target import is_target
+from steptime.model.captured import is_target
 from steptime.units import format_seconds
 
 CUDA_ROUNDING_BYTES: Final = 512

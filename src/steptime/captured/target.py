@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.api.captured import CAPTURED_DTYPES
+from steptime.api.models import CAPTURED_DTYPES
 from steptime.captured.record.factory import Target
 from steptime.captured.record.optional import require_torch
 from steptime.captured.workload import BATCHES, captured_model, captured_steps

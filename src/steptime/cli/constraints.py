@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from steptime.api.values import digits
+from steptime.api.request import digits
 from steptime.errors import FieldError, UnknownNameError, shorten
 from steptime.plan.keys import AXES, CHANCE, COUNTS, KEYS, RATIOS, SHOWN
 

@@ -15,7 +15,7 @@ from steptime.estimate.result import Estimate
 from steptime.plan.keys import KEYS
 
 if TYPE_CHECKING:
-    from steptime.formats.estimate_json import Written
+    from steptime.formats.run_toml import Written
 
 _EXPLAIN: Final = "--explain"
 #: Parameters of the command that say what the job is; those of :data:`KEYS` say how it is parallelised.
@@ -138,7 +138,7 @@ def written_given(given: Mapping[str, Any]) -> Written | None:
     """The plan of the file that the user gave, if any."""
     if given["plan"] is None:
         return None
-    from steptime.formats.estimate_json import read_plan
+    from steptime.formats.run_toml import read_plan
 
     return read_plan(given["plan"])
 
@@ -202,7 +202,7 @@ def _show_ledger(ledger: Any, *, json: bool) -> None:
 
         print_json(ledger.to_json())
         return
-    from steptime.report.ledger import print_ledger
+    from steptime.report.estimate import print_ledger
 
     print_ledger(ledger)
 

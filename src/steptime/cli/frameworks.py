@@ -22,8 +22,8 @@ def command(
     """
     from steptime.api.frameworks import framework_file_record, framework_record, overlap_records
     from steptime.cli.output import document, print_json
-    from steptime.plan.framework_library import framework_names
-    from steptime.report import frameworks as report
+    from steptime.plan.framework_file import framework_names
+    from steptime.report import catalogue as report
 
     if overlap:
         rules = overlap_records(name)

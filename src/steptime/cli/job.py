@@ -7,8 +7,7 @@ from typing import Any
 
 from steptime.errors import FieldError, UserError
 from steptime.estimate.result import Estimate
-from steptime.formats.fields import read_description
-from steptime.formats.run_toml import RunSpec, is_run_document, parse_run
+from steptime.formats.run_toml import RunSpec, is_run_document, parse_run, read_description
 from steptime.store.files import is_file, parse_toml
 
 _NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}
@@ -130,7 +129,7 @@ def estimate_or_file(path: str) -> Estimate:
     """
     text = read_description(path)
     if text.lstrip()[:1] in ("{", "[") and not path.lower().endswith(".toml"):
-        from steptime.formats.estimate_json import parse_estimate
+        from steptime.formats.run_toml import parse_estimate
 
         return parse_estimate(text, path)
     document = parse_toml(text, path)

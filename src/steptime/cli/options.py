@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from steptime.api.values import digits
+from steptime.api.request import digits
 from steptime.errors import shorten
 from steptime.plan.keys import COUNTS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 

@@ -57,7 +57,7 @@ def command(
     from steptime import api
     from steptime.cli.constraints import parse_fix, parse_limits
     from steptime.cli.job import job_from, needed, plan_not_kept
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
 
     settings = o.given(
         gpus=gpus, global_batch=global_batch, seq=seq, dtype=dtype, optimizer=optimizer, strategy=strategy, mode=mode,

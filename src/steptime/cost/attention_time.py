@@ -7,8 +7,8 @@ Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
 
 from __future__ import annotations
 
+from steptime.cost.gemm import wave_factor
 from steptime.cost.memory_bound import cached_Bps
-from steptime.cost.waves import wave_factor
 from steptime.num import Num, ceil_div, floor_div, maximum, minimum, soft_maximum, where
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.cost.waves import wave_factor
+from steptime.cost.gemm import wave_factor
 from steptime.num import Num, ceil_div, floor_div, maximum, minimum, soft_maximum, where
 
 

@@ -1,8 +1,17 @@
-"""Exposed time of the gradient and weight traffic of data parallelism."""
+r"""Exposed time of the gradient and weight traffic of data parallelism.
+
+Gradients through parameter servers: what workers and servers send, and how long a push and a pull take.
+
+$S$ = `size_bytes` is one copy of what is exchanged, spread over $s$ = `servers`; $w$ = `workers` each have a NIC of
+$\beta_w$ = `worker_Bps`, each server one of $\beta_s$ = `server_Bps` (bytes/s, one direction). $\alpha$ = `latency_s`;
+$o$ = `own_share` is the share that stays on the machine.
+
+Work and launches of an optimiser step over lists of tensors.
+"""
 
 from __future__ import annotations
 
-from steptime.num import Num, maximum, minimum, where
+from steptime.num import Num, ceil_div, maximum, minimum, where
 
 BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK = 4e7, 1e6
 """Least size of a bucket of gradients, and least for each rank that shares it (Megatron-Core)."""
@@ -154,3 +163,90 @@ def adam_step_bytes(parameters: Num, state_bytes: Num, gradient_bytes: Num, weig
     34
     """
     return parameters * (2 * state_bytes + 4 * gradient_bytes + weight_bytes)
+
+
+def push_s(
+    size_bytes: Num, workers: Num, servers: Num, worker_Bps: Num, server_Bps: Num, latency_s: Num, own_share: Num = 0.0
+) -> Num:
+    r"""Every worker sends its gradients to the servers.
+
+    $$t = \alpha + \max\left(\frac{S (1-o)}{\beta_w},\ \frac{(w - o s) S}{s\,\beta_s}\right)$$
+
+    $o$ = `own_share` is the share that stays on the machine: 0 for servers of their own; $1/w$ for one server
+    in every worker ($s = w$), where both directions are then as in a ring. $\alpha$ = `latency_s`.
+
+    Source: Li et al. 2014 (parameter server); the bound of BytePS, Jiang et al. 2020, section 2.
+
+    >>> push_s(1e9, 4, 1, 10e9, 10e9, 0.0)   # four workers, one server: its port takes 4 GB
+    0.4
+    >>> push_s(1e9, 4, 4, 10e9, 10e9, 0.0, own_share=0.25)
+    0.075
+    """
+    worker_s = size_bytes * (1 - own_share) / worker_Bps
+    server_s = (workers - own_share * servers) * size_bytes / (servers * server_Bps)
+    return where(size_bytes > 0, latency_s + maximum(worker_s, server_s), 0.0 * worker_s)
+
+
+def pull_s(
+    size_bytes: Num, workers: Num, servers: Num, worker_Bps: Num, server_Bps: Num, latency_s: Num, own_share: Num = 0.0
+) -> Num:
+    r"""Every worker fetches the parameters: the same bytes in the other direction.
+
+    $$t = t_\mathrm{push}$$
+
+    Source: Li et al. 2014.
+
+    >>> pull_s(1e9, 4, 2, 10e9, 10e9, 0.0)
+    0.2
+    """
+    return push_s(size_bytes, workers, servers, worker_Bps, server_Bps, latency_s, own_share)
+
+
+def push_pull_s(
+    size_bytes: Num, workers: Num, servers: Num, worker_Bps: Num, server_Bps: Num, latency_s: Num, own_share: Num = 0.0
+) -> Num:
+    r"""A push, then a pull; the same exchange as one all-reduce.
+
+    $$t = t_\mathrm{push} + t_\mathrm{pull}$$
+
+    Source: Li et al. 2014; Jiang et al. 2020.
+
+    >>> push_pull_s(1e9, 4, 4, 10e9, 10e9, 0.0, own_share=0.25)   # a ring all-reduce takes 2 * 3/4 * 0.1 s as well
+    0.15
+    """
+    args = (size_bytes, workers, servers, worker_Bps, server_Bps, latency_s, own_share)
+    return push_s(*args) + pull_s(*args)
+
+
+CHUNK_ELEMENTS, CHUNKS_PER_LAUNCH = 65536, 320
+"""Elements of a chunk, chunks of a launch of kernels over lists (PyTorch, ATen/native/cuda/MultiTensorApply.cuh)."""
+TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+"""Tensors of a launch by the number of lists that it walks over, ibidem: as many as fit into kernel arguments."""
+
+
+def adam_flops(elements: Num) -> Num:
+    r"""Vector operations of a step of Adam: $F = 13x$ (two averages 6, corrections 2, root, division, step, decay 2).
+
+    where $x$ = `elements` are the parameters of the step.
+
+    Source: count of operations, Kingma and Ba, arXiv 1412.6980, algorithm 1; Loshchilov and Hutter, arXiv 1711.05101.
+
+    >>> adam_flops(2)
+    26
+    """
+    return 13 * elements
+
+
+def list_launches(tensors: Num, elements: Num, tensors_per_launch: Num) -> Num:
+    r"""Kernels that one operator over lists of tensors launches: $n = \max(\lceil t/t_0\rceil, \lceil x/(c\,l)\rceil)$.
+
+    where $t$ = `tensors` of a list, at most $t_0$ = `tensors_per_launch` of them in one launch, $x$ = `elements`
+    altogether in chunks of $c$ = 65,536, $l$ = 320 chunks in one launch (:data:`CHUNK_ELEMENTS`,
+    :data:`CHUNKS_PER_LAUNCH`).
+
+    Source: PyTorch 2.13, ATen/native/cuda/MultiTensorApply.cuh.
+
+    >>> list_launches(100, 1e6, 48), list_launches(2, 100e6, 48)
+    (3, 5.0)
+    """
+    return maximum(ceil_div(tensors, tensors_per_launch), ceil_div(elements, CHUNK_ELEMENTS * CHUNKS_PER_LAUNCH))

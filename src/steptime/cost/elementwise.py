@@ -3,6 +3,12 @@
 Symbols: $x$ = `elements` of the local activation, in $r$ = `rows` of $w$ = `width`, $E$ = `element_bytes`, $M$ =
 `mask_bytes` of one dropout flag.
 FLOP counts are vector operations; they matter only where the vector rate, not the memory, is the limit.
+
+Work of operators that do the same to every element, and of reductions.
+
+Work and traffic of norms over a batch.
+
+Symbols: $x$ = `elements` of the activation, $c$ = `channels`, $E$ = `element_bytes`.
 """
 
 from __future__ import annotations
@@ -373,7 +379,7 @@ def cross_entropy_flops(elements: Num) -> Num:
 def cross_entropy_bytes(elements: Num, forward_bytes: Num) -> Num:
     r"""Traffic of softmax cross-entropy forward: $M = x f$ with $f$ = `forward_bytes` per logit of all its kernels.
 
-    Source: definition; what software makes of it: `steptime.plan.memory_profile`.
+    Source: definition; what software makes of it: `steptime.plan.job`.
 
     >>> cross_entropy_bytes(2, 8)
     16
@@ -390,3 +396,89 @@ def cross_entropy_backward_bytes(elements: Num, backward_bytes: Num) -> Num:
     16
     """
     return elements * backward_bytes
+
+
+def pointwise_flops(elements: Num, operations: Num) -> Num:
+    r"""Vector operations of a map or a reduction: $F = x\,o$.
+
+    where $x$ = `elements` are computed (of a reduction: read) with $o$ = `operations` each.
+
+    Source: definition.
+
+    >>> pointwise_flops(6, 2)
+    12
+    """
+    return elements * operations
+
+
+def window_flops(outputs: Num, taps: Num) -> Num:
+    r"""Vector operations of a pooling: $F = y\,t$, one per tap of the window.
+
+    where $y$ = `outputs` and $t$ = `taps` = height x width of the window.
+
+    Source: definition.
+
+    >>> window_flops(4, 9)
+    36
+    """
+    return outputs * taps
+
+
+def sort_flops(rows: Num, steps: Num, width: Num) -> Num:
+    r"""Comparisons of a sort of $r$ = `rows` of $w$ = `width` elements in $s$ = `steps`: $F = r\,w\,s$.
+
+    A radix sort of keys of $b$ bits takes a step per 8 bits; a merge sort $\log_2 w$.
+
+    Source: Merrill and Grimshaw 2011 (radix sorting on GPUs: digits of a few bits, one pass each).
+
+    >>> sort_flops(2, 4, 8)
+    64
+    """
+    return rows * width * steps
+
+
+def batch_norm_flops(elements: Num) -> Num:
+    r"""Batch norm forward: $F = 7x$ (mean 1, variance 3, scale and shift 3).
+
+    Source: count of operations, Ioffe and Szegedy, arXiv 1502.03167, algorithm 1.
+
+    >>> batch_norm_flops(2)
+    14
+    """
+    return 7 * elements
+
+
+def batch_norm_backward_flops(elements: Num) -> Num:
+    r"""Batch norm backward: $F = 11x$ (two sums 5, gradient of the input 6).
+
+    Source: count of operations, Ioffe and Szegedy, arXiv 1502.03167, section 3.
+
+    >>> batch_norm_backward_flops(2)
+    22
+    """
+    return 11 * elements
+
+
+def batch_norm_bytes(elements: Num, channels: Num, element_bytes: Num, training: Num) -> Num:
+    r"""Traffic forward: $M = ((2 + t)\,x + 4c)\,E$.
+
+    where the statistics of $x$ = `elements` are read in a pass of their own if $t$ = `training` is 1, and $c$ =
+    `channels` have a weight, a bias, a mean and a variance.
+
+    Source: definition.
+
+    >>> batch_norm_bytes(8, 2, 2, 1), batch_norm_bytes(8, 2, 2, 0)
+    (64, 48)
+    """
+    return ((2 + training) * elements + 4 * channels) * element_bytes
+
+
+def batch_norm_backward_bytes(elements: Num, channels: Num, element_bytes: Num) -> Num:
+    r"""Traffic backward: $M = (5x + 5c) E$ (input and gradient read twice, gradient written).
+
+    Source: definition.
+
+    >>> batch_norm_backward_bytes(8, 2, 2)
+    100
+    """
+    return (5 * elements + 5 * channels) * element_bytes

@@ -1,13 +1,28 @@
-"""Work and traffic of a mixture of experts, and of weights that are not trained or not stored as they are used.
+r"""Work and traffic of a mixture of experts, and of weights that are not trained or not stored as they are used.
 
 Symbols: $m$ = `m` rows over all local experts, $g$ = `groups` local experts, $n$ = `n` and $k$ = `k` the widths of the
 result and of the input, $E$ = `element_bytes`.
+
+Time of exchanges among ranks in which every rank has something else for, or from, each of the others.
+
+The symbols are those of :mod:`steptime.cost.collective`: $n$ = `ranks`, of which $r$ = `inside` in each fast domain,
+$\beta_f$ = `fast_Bps`, $\beta_s$ = `slow_Bps` per rank, $\alpha_f$ = `fast_latency_s`, $\alpha_s$ = `slow_latency_s`.
+
+Time of the exchange of tokens between experts: dispatch to the experts and combination of their results.
+
+A kernel of the library moves each chosen copy of a token once, straight to the rank of its expert; it does not use the
+collectives. Symbols: $T$ = `tokens` of one rank, $k$ = `top_k`, $E$ = `experts` in all, $n$ = `ranks`, $t$ = `inside`
+ranks of one NVLink domain, $b$ = `row_bytes` of one token on the wire.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
 from steptime.cost.matmul import matmul_flops
-from steptime.num import Num, maximum, minimum, where
+from steptime.num import Num, ceil_div, maximum, minimum, soft_maximum, where
 
 
 def grouped_matmul_bytes(m: Num, n: Num, k: Num, groups: Num, element_bytes: Num) -> Num:
@@ -170,3 +185,154 @@ def dual_paired_share(micro_batches: Num, stages: Num) -> Num:
     (0.55, 0.0)
     """
     return maximum(1.0 - (stages + 1) / micro_batches, 0.0)
+
+
+def all_to_all_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r"""Every rank sends an $n$-th of its tensor to each of the others.
+
+    $$t = \max\left(\frac{S}{n} \frac{r-1}{\beta_f},\ \frac{S}{n} \frac{n-r}{\beta_s}\right)
+        + \alpha_f (r - 1) + \alpha_s (n - r)$$
+
+    where $S$ = `size_bytes` is what one rank holds; messages inside the domain and to others use different links.
+
+    Source: pairwise exchange, Thakur et al. 2005, section 4.4.
+
+    >>> round(all_to_all_s(1e9, 8, 8, 100e9, 10e9, 0.0, 0.0), 6)    # 7/8 of 10 ms
+    0.00875
+    >>> round(all_to_all_s(1e9, 16, 8, 100e9, 10e9, 0.0, 0.0), 6)   # 8/16 of 100 ms
+    0.05
+    """
+    part_bytes = size_bytes / ranks
+    between_s, within_s = part_bytes * (ranks - inside) / slow_Bps, part_bytes * (inside - 1) / fast_Bps
+    latency_s = fast_latency_s * (inside - 1) + slow_latency_s * (ranks - inside)
+    return where(size_bytes > 0, maximum(between_s, within_s) + latency_s, 0.0)
+
+
+def rotated_s(ranks: Num, inside: Num, near_s: Num, far_s: Num) -> Num:
+    r"""Every rank's block visits all others: $n - 1$ messages from neighbour to neighbour.
+
+    $$t = (n - 1) \max\left(t_n\big|_{r>1},\ t_f\big|_{n>r}\right)$$
+
+    where $t_n$ = `near_s` is a message inside a domain, $t_f$ = `far_s` one to another domain. A ring crosses a domain
+    border with one link, so that the slowest message sets the pace of every step.
+
+    Source: ring attention, Liu et al., arXiv 2310.01889, section 3.
+
+    >>> rotated_s(4, 4, 0.001, 0.01), rotated_s(4, 2, 0.001, 0.01), rotated_s(4, 1, 0.1, 0.01)
+    (0.003, 0.03, 0.03)
+    """
+    steps: Num = ranks - 1
+    return steps * maximum(where(inside > 1, near_s, 0.0), where(ranks > inside, far_s, 0.0))
+
+
+def ring_exchange_s(
+    size_bytes: Num, ranks: Num, inside: Num, fast_Bps: Num, slow_Bps: Num, fast_latency_s: Num, slow_latency_s: Num
+) -> Num:
+    r""":func:`rotated_s` with messages that take their latency and their bytes over the rate of a link.
+
+    $$t_n = \alpha_f + \frac{S}{\beta_f}, \qquad t_f = \alpha_s + \frac{S}{\beta_s}$$
+
+    where $S$ = `size_bytes` is one rank's block; nothing is sent of an empty one.
+
+    Source: as :func:`rotated_s`; messages of Hockney 1994.
+
+    >>> ring_exchange_s(1e8, 4, 4, 100e9, 10e9, 0.0, 0.0), ring_exchange_s(1e8, 4, 2, 100e9, 10e9, 0.0, 0.0)
+    (0.003, 0.03)
+    """
+    near_s, far_s = fast_latency_s + size_bytes / fast_Bps, slow_latency_s + size_bytes / slow_Bps
+    return where(size_bytes > 0, rotated_s(ranks, inside, near_s, far_s), 0.0)
+
+
+#: Values of a block that share one scale (4 bytes) in 8-bit dispatch, and the bytes of the header of a message.
+BLOCK: Final = 128
+HEADER_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """How such a kernel runs on one machine, one direction (dispatch, or combine)."""
+
+    start_s: float
+    """Launch, and one round of flags."""
+    expert_s: float
+    """One expert more: its counter and flag."""
+    Bps: float
+    """What a rank sends inside its domain."""
+    message_s: float
+    """One message of one multiprocessor, whatever its size."""
+    message_Bps: float
+    """What one multiprocessor moves."""
+    blend: float = 2.0
+    """How link and multiprocessors overlap: 1 one after the other, infinity the slower one alone."""
+    outer_start_s: float = 0.0
+    """More of a start where ranks of other domains take part."""
+    peer_s: float = 0.0
+    """One domain more."""
+    outer_Bps: float = 1e9
+    """What a rank sends through its NIC."""
+
+
+def exchange_of(coefficients: Mapping[str, object], way: str) -> Exchange:
+    """One direction (``dispatch`` or ``combine``) of a mapping of names `way.field`.
+
+    >>> one = {"start_s": 1e-5, "expert_s": 1e-8, "Bps": 3e11, "message_s": 1e-6, "message_Bps": 4e10}
+    >>> exchange_of({f"dispatch_{k}": v for k, v in one.items()}, "dispatch").start_s
+    1e-05
+    """
+    names = [f.name for f in fields(Exchange) if f"{way}_{f.name}" in coefficients]
+    return Exchange(**{name: float(coefficients[f"{way}_{name}"]) for name in names})  # type: ignore[arg-type]
+
+
+def row_bytes(hidden: Num, *, eight_bit: bool) -> Num:
+    r"""Bytes of one token on the wire: $2h$ in bf16; in 8 bits $h + 4h/128$ with its scales, and a header.
+
+    where $h$ = `hidden`, and `eight_bit` says which.
+
+    >>> row_bytes(7168, eight_bit=True), row_bytes(7168, eight_bit=False)
+    (7408.0, 14336.0)
+    """
+    return hidden * (1 + 4 / BLOCK) + HEADER_BYTES if eight_bit else 2.0 * hidden
+
+
+def exchange_s(
+    way: str, tokens: Num, top_k: Num, experts: Num, row: Num, ranks: Num, inside: Num, processors: float, one: Exchange
+) -> Num:
+    r"""Seconds of a low-latency dispatch or combine.
+
+    $$t = \alpha + \alpha_E E + \alpha_1[N > 1] + \alpha_N (N - 1) + \max\Big(\big(W_0^q + M^q\big)^{1/q}, W_1\Big)$$
+
+    $$W_0 = \frac{T k b}{\beta_0},\quad W_1 = \frac{T k b}{\beta_1} \cdot \frac{n - t}{n},\quad
+      M = m \Big(\mu + \frac{b}{\beta_m}\Big),\quad
+      P = \Big\lceil \frac{E}{\lceil E / P_0 \rceil} \Big\rceil$$
+
+    The kernel gives every expert a group of warps, so with few experts only $P$ of the $P_0$ multiprocessors work:
+    in a dispatch each of them takes $m = \lceil T / P \rceil$ tokens, and sends the $k$ copies of one at once; in a
+    combine each takes $m = T k / P$ messages.
+
+    Args:
+        way: ``dispatch`` or ``combine``.
+        tokens, top_k: $T$ and $k$.
+        experts: $E$.
+        row: $b$, see `row_bytes`.
+        ranks, inside: $n$ and $t$; $N = n / t$ domains.
+        processors: $P_0$, multiprocessors of the device.
+        one: the coefficients $\alpha$ = `start_s`, $\alpha_E$ = `expert_s`, $\alpha_1$ = `outer_start_s`, $\alpha_N$ =
+            `peer_s`, $\beta_0$ = `Bps`, $\beta_1$ = `outer_Bps`, $\mu$ = `message_s`, $\beta_m$ = `message_Bps`, $q$
+            = `blend`.
+
+    Source: the launch configuration of the low-latency kernels of DeepEP, Zhao et al. 2025; the form is ours.
+
+    >>> plain = Exchange(start_s=1e-5, expert_s=0.0, Bps=1e11, message_s=1e-6, message_Bps=1e12, blend=1.0)
+    >>> round(exchange_s("dispatch", 128, 8, 128, 1e4, 8, 8, 132, plain) * 1e6, 2)   # 10 + 102.4 + 1.01
+    113.41
+    """
+    busy = ceil_div(experts, ceil_div(experts, processors))
+    messages = ceil_div(tokens, busy) if way == "dispatch" else tokens * top_k / busy
+    moved, domains = tokens * top_k * row, ranks / inside
+    link_s, work_s = moved / one.Bps, messages * (one.message_s + row / one.message_Bps)
+    inner_s = soft_maximum(link_s, work_s, one.blend)
+    outer_s = moved * (1 - inside / ranks) / one.outer_Bps
+    start_s = one.start_s + one.expert_s * experts + where(domains > 1, one.outer_start_s, 0.0)
+    return start_s + one.peer_s * (domains - 1) + maximum(inner_s, outer_s)

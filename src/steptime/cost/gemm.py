@@ -2,20 +2,64 @@ r"""Time of one matrix product on one device, with the library's choice of tile 
 
 A library cuts the result into tiles, one per multiprocessor at a time, and takes the tile and the split of $k$
 that finish first. Operands cross the memory once while the multiprocessors compute, and the slower of the two
-sets the time, softly. What is left over is a small table (:mod:`steptime.cost.gemm_residual`). All coefficients are
+sets the time, softly. What is left over is a small table (:mod:`steptime.cost.gemm`). All coefficients are
 fitted to measurements (:mod:`steptime.lab.calibrate.gemm`); all but the latencies are in units of the datasheet, so
 that they carry over to devices that nobody measured.
 
 Only plain arithmetic and a loop over a fixed table of tiles: a million shapes cost about a second.
+
+What the model of matrix products leaves over, as a small table: libraries choose kernels by rules of their own.
+
+The table has a value for each knot of a coarse grid over three logs: the length of the sum, the tiles per
+multiprocessor and the aspect of the result. Between knots it is linear, and beyond the outermost knots it falls to
+0 within one step of the grid, so that it neither grows nor matters where nobody measured. It holds only what
+measurements near a knot agree on (:mod:`steptime.lab.calibrate.gemm_residual`), and at most :data:`LIMIT`.
+
+Rounds in which the blocks of a kernel pass over the processors of a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from steptime.cost.waves import quantised_waves
-from steptime.num import Num, ceil, exp, floor, maximum, minimum, soft_maximum, where
+import numpy as np
+
+from steptime.num import Array, Num, ceil, exp, floor, log2, maximum, minimum, soft_maximum, where
+
+
+def quantised_waves(tiles: Num, sm_count: Num, quantisation: Num) -> Num:
+    r"""Rounds that the tiles take, between the even share and whole rounds.
+
+    $$w = f + q (\lceil f \rceil - f), \quad f = T / S$$
+
+    where $T$ = `tiles`, $S$ = `sm_count` and $q$ = `quantisation` is 1 for hard rounds and 0 for work that is
+    spread evenly.
+
+    Source: NVIDIA, matrix multiplication background user's guide, wave quantisation.
+
+    >>> quantised_waves(15, 10, 1.0), quantised_waves(15, 10, 0.5)
+    (2.0, 1.75)
+    """
+    share = tiles / sm_count
+    return share + quantisation * (ceil(share) - share)
+
+
+def wave_factor(blocks: Num, sm_count: Num, tail: Num) -> Num:
+    r"""Time of blocks that pass in rounds, over that of the same work spread evenly.
+
+    $$\omega = 1 + \theta \left(\frac{\lceil B / S \rceil}{B / S} - 1\right)$$
+
+    where $B$ = `blocks`, $S$ = `sm_count` and $\theta$ = `tail` in [0, 1] says how much of the last, partly filled
+    round is lost: `quantised_waves` over $B / S$.
+
+    Source: as `quantised_waves`.
+
+    >>> wave_factor(50, 100, 1.0), wave_factor(150, 100, 0.75), wave_factor(200, 100, 1.0)
+    (2.0, 1.25, 1.0)
+    """
+    return quantised_waves(blocks, sm_count, tail) / (blocks / sm_count)
+
 
 #: Tiles $(b_m, b_n)$ that every library has.
 TILES: Final = (
@@ -235,7 +279,7 @@ def gemm_s(
         quantise_row: $k_r$, cost of a row of this conversion in elements.
         stride: $\zeta$, what it costs that rows of $k$ elements lie 64 KiB apart: each is on pages of its own, and
             their addresses are translated anew.
-        residual: $\rho$, see :func:`steptime.cost.gemm_residual.gemm_residual`.
+        residual: $\rho$, see :func:`steptime.cost.gemm.gemm_residual`.
 
     Source: this model; fitted, see the profiles of the catalogue.
 
@@ -366,3 +410,79 @@ def gemm_backward_s(
     """
     to_input = gemm_s(m, k, n, batch, out_bytes, b_bytes, a_bytes, residual=input_residual, **rest)
     return to_input + gemm_s(k, n, m, batch, a_bytes, out_bytes, b_bytes, residual=weight_residual, **rest)
+
+
+#: First knot, step and number of knots of each axis, all in octaves: $k$, tiles per multiprocessor, $m / n$.
+AXES: Final = ((5.0, 2.0, 6), (-7.0, 3.0, 6), (-10.0, 17.0, 2))
+#: Elements of the tile that stands for all tiles.
+TILE: Final = 128.0 * 128.0
+#: Largest correction (log).
+LIMIT: Final = 0.3
+#: Names of the coefficients of a curve that make up the table, in its order.
+NAMES: Final = tuple(
+    f"residual_{a}_{b}_{c}" for a in range(AXES[0][2]) for b in range(AXES[1][2]) for c in range(AXES[2][2])
+)
+_PADDED: Final = tuple(count + 2 for _, _, count in AXES)
+
+
+def residual_table(coefficients: Mapping[str, float]) -> Array | None:
+    """The table of a curve, with a rim of zeros, flat; None if the curve has none. Missing knots are 0.
+
+    >>> residual_table({"latency_s": 1e-6}) is None
+    True
+    """
+    if not any(name in coefficients for name in NAMES):
+        return None
+    table = np.zeros(_PADDED)
+    inner = np.array([coefficients.get(name, 0.0) for name in NAMES]).reshape([count for _, _, count in AXES])
+    table[1:-1, 1:-1, 1:-1] = np.clip(inner, -LIMIT, LIMIT)
+    return table.ravel()
+
+
+def gemm_residual(m: Num, n: Num, k: Num, batch: Num, sm_count: Num, table: Array | None) -> Num:
+    r"""Log of measured over modelled time of `batch` products of $m \times k$ by $k \times n$.
+
+    $$\rho = \sum_{ijl} c_{ijl}\, \Lambda_i\Big(\log_2 k\Big)\, \Lambda_j\Big(\log_2 \frac{b\,m\,n}{128^2 S}\Big)\,
+        \Lambda_l\Big(\log_2 \frac{m}{n}\Big)$$
+
+    where $\Lambda$ are the hat functions of the knots (1 at the knot, 0 at its neighbours), $b$ = `batch`,
+    $S$ = `sm_count`, and $c$ = `table` from :func:`residual_table`; 0 without a table.
+
+    Source: trilinear interpolation; fitted, see the profiles of the catalogue.
+
+    >>> table = residual_table({"residual_3_2_0": 0.1, "residual_3_2_1": 0.1})   # k = 2^11, half a tile
+    >>> round(gemm_residual(128, 128, 2048, 1, 2, table), 6), gemm_residual(128, 128, 2, 1, 2, table)
+    (0.1, 0.0)
+    """
+    if table is None:
+        return 0.0
+    a, x = _place(log2(k), *AXES[0])
+    b, y = _place(log2(batch * m * n / (TILE * sm_count)), *AXES[1])
+    c, z = _place(log2(m / n), *AXES[2])
+    corner = (a * _PADDED[1] + b) * _PADDED[2] + c
+    planes = []
+    for along_k in (0, _PADDED[1] * _PADDED[2]):
+        lines = []
+        for along_tiles in (0, _PADDED[2]):
+            at = corner + (along_k + along_tiles)
+            lines.append(_between(_at(table, at), _at(table, at + 1), z))
+        planes.append(_between(lines[0], lines[1], y))
+    total = _between(planes[0], planes[1], x)
+    return total if isinstance(total, np.ndarray) else float(total)
+
+
+def _place(value: Num, first: float, step: float, count: int) -> tuple[Any, Num]:
+    """Index of the knot below (of the padded table), and the way to the next as a share of the step."""
+    at = minimum(maximum((value - first) / step + 1, 0.0), count + 1.0)
+    low = np.minimum(at.astype(np.intp), count) if isinstance(at, np.ndarray) else min(int(at), count)
+    return low, at - low
+
+
+def _at(table: Array, index: Any) -> Num:
+    """Entries of the table; one of them as a Python number."""
+    entry: Num = table[index] if isinstance(index, np.ndarray) else table.item(index)
+    return entry
+
+
+def _between(low: Num, high: Num, share: Num) -> Num:
+    return low + share * (high - low)

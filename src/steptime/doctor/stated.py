@@ -13,11 +13,10 @@ from steptime.doctor.trace import Recording
 from steptime.lab.measured.meaning import USUAL, sole_choice
 from steptime.model.library import catalogue_names, load_catalogue_model
 from steptime.model.spec import ModelSpec
-from steptime.plan.constraints import MESH_COLUMNS
 from steptime.plan.framework import habits_of, piped_stage
-from steptime.plan.framework_library import framework_names
-from steptime.plan.framework_names import framework_called
+from steptime.plan.framework_file import framework_called, framework_names
 from steptime.plan.recompute import spelled_out
+from steptime.plan.space import MESH_COLUMNS
 
 #: Recipe that is given and that of the run, where one is a vaguer word for the other.
 _MAY_BE: Final = (

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from steptime.cost.collective import point_to_point_s
-from steptime.cost.collective_algorithms import collective_s, least_s
-from steptime.cost.collective_fabric import Fabric
-from steptime.cost.exchange import rotated_s
+from steptime.cost.collective_algorithms import Fabric, collective_s, least_s
+from steptime.cost.experts import rotated_s
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import COLLECTIVES, Formula

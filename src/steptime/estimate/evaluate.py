@@ -1,25 +1,30 @@
-"""Evaluates one plan, or a block of plans, through every layer of the model."""
+"""Evaluates one plan, or a block of plans, through every layer of the model.
+
+Model FLOPs, and what share of the machine they use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 from steptime.estimate.layer import PhaseTime, phase_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
-from steptime.estimate.planned import PlannedJob, planned_job
+from steptime.estimate.operators import OPERATORS
+from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import sizes_of
-from steptime.estimate.stages import Passes, layout_of
-from steptime.estimate.step import Step, StepInputs, compose, inputs_of
+from steptime.estimate.step import Passes, Step, StepInputs, compose, inputs_of, layout_of
 from steptime.estimate.traffic import layer_copy_s
 from steptime.estimate.work import Pass, PhaseWork, pass_of, work_of
 from steptime.num import Num
-from steptime.plan.framework import Framework
+from steptime.plan.attention import FROZEN
+from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.job import Job
-from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import Plans
-from steptime.plan.rows import Block
+from steptime.plan.plans import FULL_RECOMPUTE, Plans
+from steptime.plan.rows import Block, Row
+from steptime.plan.strategies import CORRECTED, Method, Strategy
 
 PARTS = ("layer", "first", "last")
 Works = dict[str, dict[str, PhaseWork]]
@@ -83,3 +88,106 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
         machine=machine, block=block, times=times, works=works, inputs=inputs, passes=passes, step=step,
         memory=memory, peak_bytes=fullest_bytes(memory),
     )  # fmt: skip
+
+
+def _row_flops(row: Row) -> float:
+    """Matrix operations of a row forward, per layer."""
+    formula = OPERATORS[row.operator].forward.matrix_flops
+    return 0.0 if formula is None else float(formula(row.shape) * row.share)
+
+
+def _part_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
+    """How often each part of the model runs, and its rows: on one device, no tokens counted twice."""
+    return _plain_rows(_plain(replace(job, attention="fused")), 0)
+
+
+def _plain(job: Job) -> Job:
+    """The job without what its rows do not depend on; its experts compute each choice that has a slot once."""
+    kept = kept_choices(job.expert_capacity)
+    return replace(job, gpus=1, global_batch=1, framework=IDEAL, gradient_dtype=None, expert_imbalance=1.0,
+                   expert_capacity=None if kept == 1.0 else kept)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _plain_rows(job: Job, recompute: int) -> dict[str, tuple[float, tuple[Row, ...]]]:
+    block = CORRECTED.strategy("1d").block(job, Plans(recompute=recompute))
+    parts = {"layers": (float(job.model.layers), block.layer)}
+    return parts | {name: (1.0, rows) for name, rows in (("embedding", block.first), ("head", block.last)) if rows}
+
+
+def kept_choices(expert_capacity: float | None) -> float:
+    """Greatest share of the tokens' choices of experts that have a slot; from a capacity of 1 on it may be all.
+
+    >>> kept_choices(None), kept_choices(1.25), kept_choices(0.1)
+    (1.0, 1.0, 0.1)
+    """
+    return 1.0 if expert_capacity is None else min(expert_capacity, 1.0)
+
+
+def forward_flops_per_sequence(job: Job) -> dict[str, float]:
+    """Matrix operations of one sequence forward, by part of the model, on one device.
+
+    A product of m x k by k x n counts 2mnk; a causal mask counts the unmasked pairs once; fused or not makes no
+    difference; of experts those count that a token chooses and that have a slot (:func:`kept_choices`). These are
+    model FLOPs: they depend on neither plan nor machine. The head of a model that predicts several tokens has the
+    further layers too.
+    """
+    if job.captured is not None:
+        return {name: float(flops.at(0, 1)) for name, flops in job.captured.forward_flops.items()}
+    return {name: count * _flops(rows) for name, (count, rows) in _part_rows(job).items()}
+
+
+def _flops(rows: Iterable[Row]) -> float:
+    return float(sum(_row_flops(row) for row in rows))
+
+
+def model_flops_per_step(job: Job) -> float:
+    """Forward and backward (twice forward, once for frozen weights) of the whole global batch."""
+    if job.captured is not None:
+        return float(job.captured.model_flops.at(0, job.global_batch))
+    if job.adapter is None:
+        return 3.0 * job.global_batch * sum(forward_flops_per_sequence(job).values())
+    total = sum(count * sum(_passes(row) * _row_flops(row) for row in rows)
+                for count, rows in _part_rows(job).values())  # fmt: skip
+    return job.global_batch * total
+
+
+def _passes(row: Row) -> float:
+    """Products forward and backward against forward: frozen weights have no gradient."""
+    return 2.0 if row.operator in FROZEN.values() else 3.0
+
+
+def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float:
+    """Matrix operations that recomputation of every so many-th layer, or of parts of all layers, adds to a step."""
+    if recompute & FULL_RECOMPUTE:
+        return job.global_batch * _layers_again_flops(job) / every
+    if not recompute or job.captured is not None:
+        return 0.0
+    count, rows = _plain_rows(_plain(job), recompute)["layers"]
+    return float(job.global_batch * count * sum(float(row.recomputed) * _row_flops(row) for row in rows))
+
+
+def _layers_again_flops(job: Job) -> float:
+    """Matrix operations of one sequence that full recomputation of all layers runs again."""
+    if job.captured is not None:
+        return forward_flops_per_sequence(job)["layers"]
+    count, rows = _part_rows(job)["layers"]
+    return count * _flops(row for row in rows if row.runs_again)
+
+
+def least_step_s(flops: float, gpus: int, peak_flops_per_s: float) -> float:
+    r"""Time of the FLOPs that a step runs, at the peak of all devices: :math:`F / (N R)`; no step is shorter.
+
+    >>> least_step_s(8e15, 8, 1e15)
+    1.0
+    """
+    return flops / (gpus * peak_flops_per_s)
+
+
+def utilisation(flops: float, step_time_s: float, gpus: int, peak_flops_per_s: float) -> float:
+    r"""Share of the peak: $F / (t\, n\, R)$ for $F$ = `flops` per step on $n$ = `gpus` of peak $R$.
+
+    >>> utilisation(4e15, 2.0, 4, 1e15)
+    0.5
+    """
+    return flops / (step_time_s * gpus * peak_flops_per_s)

@@ -14,8 +14,7 @@ from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.measured import CONVOLVED, own_curves_of
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
-from steptime.hardware.profile import ALIKE, Curve, Profile
-from steptime.hardware.records import CUDA_MAKER, Cluster, Device, Level
+from steptime.hardware.records import ALIKE, CUDA_MAKER, Cluster, Curve, Device, Level, Profile
 from steptime.plan.job import PRECISIONS, Precision
 
 #: Element type -> those at whose rate it runs where a device has no rate of its own for it.

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import collective_time_s
-from steptime.estimate.kernels import Timed, called_once, timed
+from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory_kernels import memory_timed
 from steptime.estimate.operators import OPERATORS
 from steptime.num import Num, maximum, where
 from steptime.plan.framework import IDEAL, Framework

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from steptime.cost.host import IN_TURN, SHARPNESS
+from steptime.cost.host import IN_TURN, NODE, SHARPNESS
 from steptime.cost.offload import SOCKETS
-from steptime.cost.scaling import NODE
 from steptime.errors import UserError
 from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
-from steptime.estimate.kernels import Models, models_of, profile_of
-from steptime.estimate.measured_groups import Groups, groups_of
-from steptime.estimate.memory_kernels import memory_models
+from steptime.estimate.kernels import Models, memory_models, models_of, profile_of
+from steptime.estimate.measured import Groups, groups_of
 from steptime.estimate.stated_device import as_measured, restated
 from steptime.hardware.library import architecture_of
-from steptime.hardware.profile import Curve
-from steptime.hardware.records import HOST_LINK, Cluster, Device, Kind, Level, Source
+from steptime.hardware.records import HOST_LINK, Cluster, Curve, Device, Kind, Level, Source
 from steptime.num import Num, where
 from steptime.plan.framework import habits_of, kernel_factor
 from steptime.plan.job import Precision

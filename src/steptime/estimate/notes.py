@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from steptime.cost.attention import fits_matrix_units
 from steptime.errors import counted
-from steptime.estimate.metrics import kept_choices
-from steptime.hardware.fields import RATES
+from steptime.estimate.evaluate import kept_choices
+from steptime.hardware.load import RATES
 from steptime.hardware.records import Device
 from steptime.plan.framework import MODEL_AXES, habits_of
 from steptime.plan.job import Job, Precision, replica_micro_batches
-from steptime.plan.method import Strategy
-from steptime.plan.overlap_rules import RULES
+from steptime.plan.overlap import RULES
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import Strategy
 from steptime.terms import Terms
 
 DTYPES = RATES["matrix"][1]

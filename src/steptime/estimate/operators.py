@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
 
-from steptime.cost import attention, collective, counted, elementwise, exchange, experts, matmul, movement
+from steptime.cost import attention, collective, elementwise, experts, matmul, memory_bound, roofline
 from steptime.num import Num
 
 
@@ -106,10 +106,10 @@ def _phase(matrix: Any = None, vector: Any = None, moved: Any = None) -> Phase:
 
 
 _A, _E, _M, _X = attention, elementwise, matmul, experts
-_MOVE = _phase(None, None, movement.streamed_bytes)
+_MOVE = _phase(None, None, memory_bound.streamed_bytes)
 
-_COUNTED = _phase(counted.counted_matrix_flops, counted.counted_vector_flops, counted.counted_bytes)
-_COUNTED_PASS = _phase(None, counted.counted_vector_flops, counted.counted_bytes)
+_COUNTED = _phase(roofline.counted_matrix_flops, roofline.counted_vector_flops, roofline.counted_bytes)
+_COUNTED_PASS = _phase(None, roofline.counted_vector_flops, roofline.counted_bytes)
 
 OPERATORS: Mapping[str, Operator] = {
     "captured_product_forward": Operator(forward=_COUNTED, backward=_phase()),
@@ -146,8 +146,8 @@ OPERATORS: Mapping[str, Operator] = {
         backward=_phase(_X.input_gradient_flops, None, _X.grouped_matmul_bytes),
     ),
     "top_k": Operator(
-        forward=_phase(None, _X.top_k_flops, movement.streamed_bytes),
-        backward=_phase(None, _X.top_k_flops, movement.streamed_bytes),
+        forward=_phase(None, _X.top_k_flops, memory_bound.streamed_bytes),
+        backward=_phase(None, _X.top_k_flops, memory_bound.streamed_bytes),
     ),
     "nothing": Operator(forward=_phase(), backward=_phase()),
     "move": Operator(forward=_MOVE, backward=_MOVE),
@@ -251,8 +251,8 @@ OPERATORS: Mapping[str, Operator] = {
         backward=_phase(None, _E.rms_norm_backward_flops, _E.rms_norm_backward_bytes),
     ),
     "plain_rms_norm": Operator(
-        forward=_phase(None, _E.rms_norm_flops, movement.plain_rms_norm_bytes),
-        backward=_phase(None, _E.rms_norm_backward_flops, movement.plain_rms_norm_backward_bytes),
+        forward=_phase(None, _E.rms_norm_flops, memory_bound.plain_rms_norm_bytes),
+        backward=_phase(None, _E.rms_norm_backward_flops, memory_bound.plain_rms_norm_backward_bytes),
     ),
     "embedding": Operator(
         forward=_phase(None, None, _E.embedding_bytes), backward=_phase(None, None, _E.embedding_bytes)
@@ -269,6 +269,6 @@ COLLECTIVES: Mapping[str, Formula] = {
     "all_reduce": Formula(collective.ring_all_reduce_s),
     "broadcast": Formula(collective.ring_broadcast_s),
     "reduce": Formula(collective.ring_reduce_s),
-    "all_to_all": Formula(exchange.all_to_all_s),
-    "ring_exchange": Formula(exchange.ring_exchange_s),
+    "all_to_all": Formula(experts.all_to_all_s),
+    "ring_exchange": Formula(experts.ring_exchange_s),
 }

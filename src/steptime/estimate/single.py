@@ -7,9 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from steptime.estimate.band import StepBand, band_of
-from steptime.estimate.bracket import bracket_s
-from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.band import StepBand, band_of, bracket_s
+from steptime.estimate.evaluate import (
+    Evaluation,
+    evaluate,
+    least_step_s,
+    model_flops_per_step,
+    recomputed_flops_per_step,
+    utilisation,
+)
 from steptime.estimate.explain import bottleneck_of, what_if
 from steptime.estimate.further_kernels import with_further_models, with_usual_convolutions
 from steptime.estimate.machine import (
@@ -24,7 +30,6 @@ from steptime.estimate.machine import (
 )
 from steptime.estimate.memory import STAGES
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
-from steptime.estimate.metrics import least_step_s, model_flops_per_step, recomputed_flops_per_step, utilisation
 from steptime.estimate.notes import (
     beyond_framework,
     changed_device,
@@ -38,7 +43,7 @@ from steptime.estimate.notes import (
     uneven_batch,
 )
 from steptime.estimate.result import Estimate, Provenance
-from steptime.estimate.terms_of import (
+from steptime.estimate.step_terms import (
     details_of,
     exposed_terms,
     fullest_stage,
@@ -49,10 +54,9 @@ from steptime.estimate.terms_of import (
 )
 from steptime.hardware.records import Cluster
 from steptime.plan.job import ATTENTION_DTYPES, Job
-from steptime.plan.legality import BIT, MEMORY, Rule, broken_rules, names_of
-from steptime.plan.method import Method, Strategy
-from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.plans import BIT, FULL_RECOMPUTE, MEMORY, Plans, Rule, broken_rules, is_set, names_of
 from steptime.plan.recompute import recompute_text
+from steptime.plan.strategies import Method, Strategy
 from steptime.terms import Terms
 from steptime.version import __version__
 

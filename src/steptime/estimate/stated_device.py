@@ -1,7 +1,7 @@
 """Efficiencies and the latency of kernels that somebody stated over those of the catalogue, in fitted time models.
 
 A fitted curve belongs to the device of the catalogue. A stated efficiency speeds up or slows down the unit that it
-speaks of, and a stated latency moves that of each kernel, as :mod:`steptime.cost.stated` says. Peak rates and
+speaks of, and a stated latency moves that of each kernel, as :mod:`steptime.cost.roofline` says. Peak rates and
 bandwidths need no such care: they are arguments of the models.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from steptime.cost.gemm import share_of_peak
-from steptime.cost.stated import stated_latency_s, stated_share_factor
+from steptime.cost.roofline import stated_latency_s, stated_share_factor
 from steptime.estimate.kernels import RATES, KernelModel
 from steptime.hardware.records import Device
 

@@ -12,11 +12,10 @@ from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
 from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import collective_over_s, group_of
+from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import STAGES, kept_of_layer
-from steptime.estimate.memory_kernels import streamed
-from steptime.estimate.memory_stages import StageParts, on_stage, stage_parts
-from steptime.estimate.planned import PlannedJob
+from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
+from steptime.estimate.result import PlannedJob
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans

@@ -1,9 +1,13 @@
-"""Work of some rows for one micro-batch by kind, and the time that a framework makes of it."""
+"""Work of some rows for one micro-batch by kind, and the time that a framework makes of it.
+
+Many evaluations as one: numbers of equal records become columns of one record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -285,3 +289,38 @@ def pass_of(work: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     near_again, far_again = _links_s(again, framework)
     again_s = paced_s(device_s(again, framework), again, framework)
     return replace(whole, ended_s=forward - again_s, ended_near_s=near - near_again, ended_far_s=far - far_again)
+
+
+T = TypeVar("T")
+
+
+def stacked(items: Sequence[T], shape: tuple[int, ...] = (-1,)) -> T:
+    """One record whose numbers are arrays over the items; what a key that an item's mapping lacks holds is zero there.
+
+    ``shape``: that of the arrays.
+
+    >>> stacked([{"a": 1.0}, {"a": 2.0, "b": 3.0}])
+    {'a': array([1., 2.]), 'b': array([0., 3.])}
+    """
+    first: Any = items[0]
+    if is_dataclass(first):
+        columns = {f.name: stacked([getattr(item, f.name) for item in items], shape) for f in fields(first)}
+        make: Any = type(first)
+        return make(**columns)  # type: ignore[no-any-return]
+    if isinstance(first, Mapping):
+        maps: list[Any] = list(items)
+        blank: dict[Any, Any] = {}
+        for name in {name for each in maps for name in each}:
+            blank[name] = _blank(next(each[name] for each in maps if name in each))
+        out: Any = {name: stacked([each.get(name, blank[name]) for each in maps], shape) for name in sorted(blank)}
+        return out  # type: ignore[no-any-return]
+    column: Any = np.array(items, dtype=np.float64).reshape(shape)
+    return column  # type: ignore[no-any-return]
+
+
+def _blank(like: Any) -> Any:
+    """A value of the kind of another that holds nothing."""
+    if is_dataclass(like):
+        make: Any = type(like)
+        return make(**{f.name: _blank(getattr(like, f.name)) for f in fields(like)})
+    return {} if isinstance(like, Mapping) else 0.0

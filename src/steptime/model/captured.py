@@ -2,13 +2,16 @@
 
 A *way* is a number of tensor ranks, with or without sequence parallelism between the products. Every size is
 $c_w + s_w b$ for way $w$ and micro-batch $b$ (samples).
+
+Names of factories: a torch module in the user's own code, as text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -160,3 +163,15 @@ class CapturedModel:
             fits = (ranks == degree) & (((shares > 0) & shared & (ranks > 1)) == bool(share))
             out = np.where(fits, index, out)
         return out
+
+
+TARGET: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*|.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+
+
+def is_target(text: str) -> bool:
+    """Whether a text is written as ``pkg.module:factory`` or ``file.py:factory``.
+
+    >>> is_target("my_pkg.models:gpt"), is_target("./train.py:build"), is_target("llama3-8b"), is_target("model.onnx")
+    (True, True, False, False)
+    """
+    return TARGET.fullmatch(text) is not None

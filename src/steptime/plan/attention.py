@@ -2,21 +2,58 @@
 
 Latent attention has keys wider than values: $q_k$ and $q_v$. Two products of width $q$ do the work of one of each
 where $q = (q_k + q_v) / 2$, which is the head width that the formulas get; kept bytes are counted exactly.
+
+Rows of a mixture of experts in place of the MLP.
+
+Tokens of a rank's sequence shard choose experts; their copies go to the ranks of ``ep`` that have them (and are
+gathered over ``etp`` where ranks share an expert), pass through two grouped products, and come back. The axes of the
+experts divide the ranks of ``tp``, ``cp`` and ``dp`` anew (parallel folding, arXiv 2504.14960). Ranks have equal
+numbers of experts; the fullest one has ``Shape.expert_load`` times the mean of the rows. The probabilities weigh the
+activation, so that the combination is a plain sum and keeps nothing.
+
+Rows of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) under tensor parallelism.
+
+The down projections work on the sequence shard with whole weights on every rank; the narrow latents, not the hidden
+state, are gathered for the up projections, whose columns (heads) are cut. Keys and values are expanded for training.
+
+Low-rank adapters (LoRA, arXiv 2106.09685): the weights are frozen, two narrow products beside each are trained.
+
+A product of m x k by k x n gets m x k by k x r and m x r by r x n for every projection that it joins (queries, keys
+and values; gate and up). Frozen products have no gradient of their weights; their input is kept where an adapter
+needs it. With a 4-bit format of its own (QLoRA, arXiv 2305.14314) a weight is expanded before each product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pairs
 from steptime.cost.collective import ring_behind_share
+from steptime.cost.experts import once_share
 from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import Experts, LatentAttention
 from steptime.num import Num, ceil_div, maximum, where
 from steptime.plan.framework import COPIES
-from steptime.plan.job import ATTENTION_DTYPES
+from steptime.plan.job import ATTENTION_DTYPES, Adapter, Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
-from steptime.plan.rows import Row, Transfer, fused_attention, move, over, unfused_attention
-from steptime.plan.shapes import Shape
+from steptime.plan.quantise import NARROW
+from steptime.plan.rows import (
+    Row,
+    Shape,
+    Transfer,
+    activation,
+    bias,
+    fused_attention,
+    grouped_matmul,
+    matmul,
+    move,
+    norm,
+    over,
+    residual,
+    rope,
+    unfused_attention,
+)
 
 UNALIGNED = {"scores": "unaligned_scores", "attend": "unaligned_attend"}
 """Products of unfused attention that the matrix units do not take."""
@@ -185,3 +222,210 @@ def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, 
         "causal": causal,
         "window": float(window or 0) * float(reaches) * causal,
     }  # fmt: skip
+
+
+EXPERT_BLOCK = "experts"
+ROUTER_BYTES = 4.0
+"""The router works in fp32."""
+
+
+def expert_rows(s: Shape, experts: Experts) -> list[Row]:
+    """Router, dispatch, experts, combination; the shared expert is the strategy's dense rows."""
+    dispatch, combine = _moves(s, experts)
+    return [*_router(s, experts), *dispatch, *_products(s, experts), *combine]
+
+
+def _router(s: Shape, experts: Experts) -> list[Row]:
+    tokens, count = s.sharded_tokens, experts.experts
+    weights = count * (s.hidden + int(experts.router_bias))
+    product = matmul(
+        "router", EXPERT_BLOCK, tokens, count, s.hidden, element_bytes=ROUTER_BYTES, kept_elements=0, weights=weights,
+    )  # fmt: skip
+    scores = tokens * count * ROUTER_BYTES
+    choice = Row(
+        name="router_top_k", block=EXPERT_BLOCK, operator="top_k",
+        shape={"elements": tokens * count, "read_bytes": scores, "written_bytes": scores}, kept_bytes=scores,
+    )  # fmt: skip
+    kept = tokens * s.hidden * s.element_bytes
+    return [replace(product, operator="wide_matmul", kept_bytes=kept, replicated=weights), choice]
+
+
+def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
+    """The fullest rank receives more than the mean of what ranks send."""
+    size = s.sent_rows * s.expert_load * s.hidden * s.element_bytes
+    if s.job.exchange_once:
+        size = size * once_share(
+            s.choices, s.plans.ep, s.plans.inside("ep"), experts.experts, experts.groups,
+            experts.groups_per_token,
+        )  # fmt: skip
+    return (over("ep", "all_to_all", size),)
+
+
+def _moves(s: Shape, experts: Experts) -> tuple[list[Row], list[Row]]:
+    """The ways to the experts and back: what one sends forward, the other sends backward.
+
+    Copies in the order of their experts; after the exchange once more, where a rank has several experts. ``whole``:
+    bytes of the rows of all ranks that share an expert.
+    """
+    one, sent, whole = (rows * s.hidden * s.element_bytes for rows in (s.sharded_tokens, s.sent_rows, s.expert_rows))
+    exchanged = _exchange(s, experts)
+    gathered, scattered = (over("etp", "all_gather", whole),), (over("etp", "reduce_scatter", whole),)
+    dispatch = [
+        move("permute", EXPERT_BLOCK, one, sent, forward=exchanged, backward=exchanged),
+        move("sort_by_expert", EXPERT_BLOCK, whole, whole, forward=gathered, backward=scattered),
+    ]
+    combine = [
+        move("sort_back", EXPERT_BLOCK, whole, whole, forward=scattered, backward=gathered),
+        move("unpermute", EXPERT_BLOCK, sent, one, forward=exchanged, backward=exchanged),
+    ]
+    return dispatch, combine
+
+
+def _products(s: Shape, experts: Experts) -> list[Row]:
+    rows, local = s.expert_rows, experts.experts / s.plans.ep
+    into, width = s.expert_in, s.expert_width
+    out = [
+        grouped_matmul("expert_in", EXPERT_BLOCK, rows, into, s.hidden, local, element_bytes=s.element_bytes,
+                       kept_elements=rows * s.hidden, weights=local * s.hidden * into),
+    ]  # fmt: skip
+    if experts.expert_bias:
+        out.append(_bias(s, "expert_in_bias", rows, into, local))
+    gate = activation(
+        "expert_activation", EXPERT_BLOCK, rows * width, element_bytes=s.element_bytes, gated=s.model.gated_mlp
+    )
+    out += [
+        gate,
+        grouped_matmul("expert_out", EXPERT_BLOCK, rows, s.hidden, width, local, element_bytes=s.element_bytes,
+                       kept_elements=rows * width, weights=local * width * s.hidden),
+    ]  # fmt: skip
+    if experts.expert_bias:
+        out.append(_bias(s, "expert_out_bias", rows, s.hidden, local))
+    return out
+
+
+def _bias(s: Shape, name: str, rows: Num, width: Num, local: Num) -> Row:
+    return replace(
+        bias(name, EXPERT_BLOCK, rows, width, element_bytes=s.element_bytes), weights=local * width, expert=True
+    )
+
+
+def shared_gate(s: Shape) -> list[Row]:
+    """One sigmoid per token on the shared expert's output."""
+    tokens = s.sharded_tokens
+    product = matmul("shared_gate", EXPERT_BLOCK, tokens, 1, s.hidden, element_bytes=s.element_bytes, kept_elements=0)
+    scaled = residual("shared_scale", EXPERT_BLOCK, tokens * s.hidden, element_bytes=s.element_bytes)
+    kept = tokens * s.hidden * s.element_bytes
+    return [replace(product, operator="wide_matmul", replicated=product.weights), replace(scaled, kept_bytes=kept)]
+
+
+LATENT_BLOCK = "attention"
+
+
+def latent_rows(s: Shape, latent: LatentAttention, direct_query: Row) -> list[Row]:
+    """From the normed input to rotated queries and keys; ``direct_query`` is used where queries have no latent."""
+    head, rank = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.q_lora_rank
+    rows: list[Row] = [direct_query]
+    if rank is not None:
+        rows = [*_down(s, "q_down", rank, kept=1), _latent_norm(s, "q_norm", rank),
+                _up(s, "q_up", rank, s.heads * head, rank)]  # fmt: skip
+    wide = latent.kv_lora_rank + latent.qk_rope_head_dim
+    rows += [*_down(s, "kv_down", wide, kept=0), _latent_norm(s, "kv_norm", latent.kv_lora_rank)]
+    columns = s.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    rows.append(_up(s, "kv_up", latent.kv_lora_rank, columns, wide))
+    turned = s.tokens * s.heads * (latent.qk_rope_head_dim + head)
+    return [
+        *rows,
+        rope(LATENT_BLOCK, turned, element_bytes=s.element_bytes, by_complex=False),
+    ]  # most of it is not rotated
+
+
+def _down(s: Shape, name: str, width: Num, kept: int) -> list[Row]:
+    """Whole weights on the sequence shard; both down projections keep the same input, counted once."""
+    row = matmul(name, LATENT_BLOCK, s.sharded_tokens, width, s.hidden, element_bytes=s.element_bytes,
+                 kept_elements=kept * s.sharded_tokens * s.hidden, replicated=s.hidden * width)  # fmt: skip
+    rows = [row]
+    if s.model.qkv_bias:
+        rows.append(bias(f"{name}_bias", LATENT_BLOCK, s.sharded_tokens, width, element_bytes=s.element_bytes,
+                         replicated=True))  # fmt: skip
+    return rows
+
+
+def _latent_norm(s: Shape, name: str, width: Num) -> Row:
+    return norm(
+        name, LATENT_BLOCK, s.sharded_tokens, width, element_bytes=s.element_bytes, kind="rms_norm", weights=width,
+        replicated=width,
+    )  # fmt: skip
+
+
+def _up(s: Shape, name: str, rank: Num, columns: Num, gathered: Num) -> Row:
+    """Columns cut over ``tp``; ``gathered`` is the width that is gathered: keys carry the rotary part along."""
+    size = s.tokens * gathered * s.element_bytes
+    return matmul(
+        name, LATENT_BLOCK, s.tokens, columns, rank, element_bytes=s.element_bytes,
+        kept_elements=s.sharded_tokens * rank, forward=s.gather(size), backward=s.gather_again(size),
+    )  # fmt: skip
+
+
+#: Products that join several projections, each with an adapter of its own.
+PROJECTIONS = {"qkv": 3}
+#: Products whose columns are whole and whose rows are cut over the tensor ranks: their second matrix is whole.
+ROW_PARALLEL = ("attention_out", "mlp_out", "shared_out")
+FROZEN = {
+    "matmul": "frozen_matmul", "wide_matmul": "frozen_wide_matmul", "grouped_matmul": "frozen_grouped_matmul",
+    "bias": "frozen_bias", "embedding": "frozen_embedding",
+}  # fmt: skip
+PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")
+
+
+def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
+    """The rows with frozen weights; in a ``layer``, with adapters beside the products."""
+    adapter = job.adapter
+    if adapter is None:
+        return list(rows)
+    out: list[Row] = []
+    for row in rows:
+        targeted = layer and row.operator == "matmul" and row.name != "router"
+        targeted = targeted and (adapter.targets == "linear" or row.block == "attention")
+        stored = layer and row.operator in PRODUCTS and row.name != "router" and adapter.weight_bytes is not None
+        out += _frozen(row, job, adapter.weight_bytes if stored else None, layer)
+        if targeted:
+            out += _adapter(row, job, adapter)
+    return out
+
+
+def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list[Row]:
+    element = job.precision.element_bytes
+    # The adapter's first product keeps the input instead; without one nothing needs it.
+    kept = 0.0 * row.kept_bytes if row.operator in PRODUCTS else row.kept_bytes
+    stored = element if weight_bytes is None else weight_bytes
+    if not layer and job.adapter is not None and job.adapter.weight_bytes is not None:
+        stored = job.memory.quantised_ends_bytes or element
+    narrow = job.precision.quantised_bytes
+    if layer and weight_bytes is None and job.memory.narrow_frozen and narrow is not None and row.operator in NARROW:
+        stored = narrow
+    frozen = replace(
+        row, operator=FROZEN.get(row.operator, row.operator), trained=False, kept_bytes=kept,
+        replicated=0.0, weight_bytes=stored,
+    )  # fmt: skip
+    if weight_bytes is None:
+        return [frozen]
+    expanded = move(f"{row.name}_dequantise", row.block, row.weights * weight_bytes, row.weights * element)
+    return [replace(expanded, share=row.share), frozen]
+
+
+def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
+    element, rank = job.precision.element_bytes, adapter.rank
+    m, n, k = row.shape["m"], row.shape["n"], row.shape["k"]
+    projections = PROJECTIONS.get(row.name, job.model.mlp_inputs if row.name in ("mlp_in", "shared_in") else 1)
+    first: Num = projections * rank * k
+    second: Num = rank * n
+    cut = row.name in ROW_PARALLEL
+    down = matmul(f"{row.name}_adapter_down", row.block, m, projections * rank, k, element_bytes=element,
+                  kept_elements=row.kept_bytes / element, weights=first)  # fmt: skip
+    # The second product adds to the frozen one's result, which is read and written once more.
+    up = matmul(f"{row.name}_adapter_up", row.block, m, n, rank, element_bytes=element,
+                kept_elements=m * projections * rank, weights=second, output_passes=2)  # fmt: skip
+    return [
+        replace(down, share=row.share, replicated=0.0 if cut else first),
+        replace(up, share=row.share, replicated=second if cut else 0.0),
+    ]

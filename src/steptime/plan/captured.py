@@ -13,12 +13,10 @@ from typing import ClassVar
 from steptime.model.captured import NOTHING, CapturedModel, Line, Operator, Reduction
 from steptime.model.element_types import ELEMENT_BYTES
 from steptime.num import Num, maximum, where
-from steptime.plan.corrected import CorrectedMethod
 from steptime.plan.job import Job
-from steptime.plan.legality import CAPTURED_RULES, RULES, Rule
-from steptime.plan.method import Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import CAPTURED_RULES, RULES, Plans, Rule
 from steptime.plan.rows import Block, Row, Timing, Transfer, over
+from steptime.plan.strategies import CorrectedMethod, Strategy
 
 DIRECTIONS = {False: "forward", True: "backward"}
 

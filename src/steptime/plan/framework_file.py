@@ -1,22 +1,40 @@
 """The file of fitted frameworks: where it is looked for, and what it has to hold.
 
-``frameworks.toml`` is looked for in the user's directories (:mod:`steptime.hardware.search_path`); without one there,
+``frameworks.toml`` is looked for in the user's directories (:mod:`steptime.hardware.schema`); without one there,
 it is that of the package. One file holds all frameworks, since
 their doubts and bands come from one fit.
+
+Fitted frameworks: those of the package, or those of the user's own fit by `steptime calibrate frameworks`.
+
+Names of training frameworks: their own, those of other software that trains with them, and older ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError
-from steptime.hardware.checks import refuse_unknown
+from steptime.errors import FieldError, InputFileError, UnknownNameError
+from steptime.hardware.library import architecture_of
 from steptime.hardware.load import read_toml
-from steptime.hardware.search_path import user_roots
-from steptime.plan.framework import BUSY, IDEAL, PARAMETERS, SHARES
+from steptime.hardware.schema import refuse_unknown, user_roots
+from steptime.plan.framework import (
+    BUSY,
+    IDEAL,
+    PARAMETERS,
+    SHARES,
+    Framework,
+    Spread,
+    habits_of,
+    kernel_factor,
+    widening,
+)
 
 NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
@@ -184,3 +202,152 @@ def _table(tables: Mapping[str, Any], path: str, where: str, before: str = "") -
         raise FieldError(where, before + path, "is missing or no table",
                          hint="steptime calibrate frameworks writes the file")  # fmt: skip
     return found
+
+
+GENERIC = "generic"
+"""Name of the framework that nobody named: the common values, slower as far as frameworks were that no fit had seen,
+with the spread between frameworks as doubt."""
+SLOWED: Final = ("matrix", "attention", "vector")
+"""Factors that are larger by as much in a framework that nobody named (:func:`slowed`)."""
+_JOINTS: Final = str.maketrans("", "", "-_. ")
+
+
+def slowed(framework: Framework, slower: float) -> Framework:
+    """The framework with all that its device computes slower by a factor.
+
+    >>> slowed(Framework(vector=2.0), 1.1).vector, slowed(Framework(), 1.1).data_links
+    (2.2, 1.0)
+    """
+    return replace(framework, **{name: getattr(framework, name) * slower for name in SLOWED})
+
+
+def framework_names() -> list[str]:
+    """Names that :func:`load_framework` takes."""
+    return ["ideal", GENERIC, *sorted(framework_table()["framework"])]
+
+
+def bare_name(name: str) -> str:
+    """A name without case and without what joins its words: names alike in that mean one framework.
+
+    >>> bare_name("Megatron_Core"), bare_name("megatron-core")
+    ('megatroncore', 'megatroncore')
+    """
+    return name.lower().translate(_JOINTS)
+
+
+def unknown_framework(name: str, instead: str = "") -> UnknownNameError:
+    """The error for a name that is no framework; where the user's own file is in use, it says so.
+
+    Args:
+        name: as given.
+        instead: what to give in its place, where that is known.
+
+    Raises:
+        UserError: it is a file of the user's and cannot be used.
+    """
+    path = framework_path()
+    own = f"{path} is in use, which has no others than {', '.join(framework_names())}" if path != PACKAGED else ""
+    return UnknownNameError("framework", name, framework_names(), always=own or instead)
+
+
+def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, measured: bool = True) -> Framework:
+    """A framework on a device.
+
+    Args:
+        name: one of :func:`framework_names`; ``generic`` where the framework is not known.
+        device: name of the device in the catalogue; one without runs has the common factor and a wider band.
+        factors: parameters of :data:`~steptime.plan.framework.BUSY` that the device's own factors multiply.
+        measured: whether products on the device are timed by curves that were fitted to measurements; of a device
+            without runs and without them less is known.
+
+    Raises:
+        UnknownNameError: no such framework.
+    """
+    if name == IDEAL.name:
+        return IDEAL
+    table = framework_table()
+    if name != GENERIC and name not in table["framework"]:
+        raise unknown_framework(name)
+    common, own = table["common"], table["framework"].get(name, {})
+    values = {p: float(own.get(p, common[p])) for p in PARAMETERS}
+    known = table["device"].get(device, {})
+    values |= {p: values[p] * float(known[p]) for p in BUSY if p in known and p in factors}
+    values["attention"] *= kernel_factor(habits_of(name).kernel, architecture_of(device))
+    spread = _spread(table, own, known, measured)
+    found = replace(IDEAL, name=name, spread=spread, **values)
+    return slowed(found, float(table["generic"]["slower"])) if name == GENERIC else found
+
+
+def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[str, Any], measured: bool) -> Spread:
+    band, model = table["band"]["named" if own else "generic"], table["band"]["model"]
+    doubts = own.get("doubts") or table["doubts"]
+    unknown = model["unknown_device" if measured else "unmeasured_device"]
+    return Spread(
+        doubts={p: float(doubts[p]) for p in PARAMETERS},
+        device_doubt=float(device.get("doubt", unknown)), noise=float(model["noise"]),
+        low=float(band["low"]), high=float(band["high"]), source=str(table["provenance"]["source"]),
+        experts=float(model["experts"]), widening=widening(float(device.get("sources", model["unknown_sources"]))),
+    )  # fmt: skip
+
+
+@cache
+def name_rules() -> Mapping[str, Any]:
+    """The rules: ``source_key``, ``pattern``, ``nearest``, ``today`` and ``open`` names."""
+    file = resources.files("steptime.plan") / "framework_names.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+@cache
+def own_names() -> frozenset[str]:
+    """Names that the rules give frameworks."""
+    rules = name_rules()
+    return frozenset([*rules["source_key"].values(), *(rule["framework"] for rule in rules["pattern"])])
+
+
+def framework_called(text: str) -> str | None:
+    """The framework that has exactly that name, spelling or older name in the rules; None: no framework has.
+
+    >>> [framework_called(text) for text in ("NeMo", "Megatron-LM", "Megatron_DeepSpeed", "megatron", "megatrn")]
+    ['megatron-core', 'megatron-core', 'megatron-deepspeed', 'megatron', None]
+    """
+    rule = _rule_called(text)
+    return None if rule is None else str(rule["framework"])
+
+
+def why_called(text: str) -> str:
+    """Why a framework has that name of other software; empty where that goes without saying.
+
+    >>> why_called("Megatron-LM"), why_called("torchtitan"), why_called("megatrn")
+    ('Megatron-LM trains with Megatron-Core since 2023', '', '')
+    """
+    return str((_rule_called(text) or {}).get("why", ""))
+
+
+def _rule_called(text: str) -> Mapping[str, Any] | None:
+    """The rule by which a framework has that name."""
+    rules: Mapping[str, Any] = name_rules()
+    named = text.strip().lower()
+    if (rule := rule_with(rules["today"], named)) is not None:
+        return rule
+    if named in own_names():
+        return {"framework": named}
+    if (rule := rule_with(rules["nearest"], bare_name(named))) is not None:
+        return rule
+    patterns: Sequence[Mapping[str, Any]] = rules["pattern"]
+    whole = (p for p in patterns if "framework" in p["columns"] and "source_key" not in p)
+    return next((p for p in whole if re.fullmatch(p["match"], named)), None)
+
+
+def rule_with(rules: Sequence[Mapping[str, Any]], named: str) -> Mapping[str, Any] | None:
+    """The first of some rules that lists a name."""
+    return next((rule for rule in rules if named in rule["names"]), None)
+
+
+def left_open(text: str) -> str:
+    """What to give in place of a name that leaves open which framework it is; empty for any other name.
+
+    >>> left_open("JAX"), left_open("megatron")
+    ('name what runs on it: maxtext or paxml', '')
+    """
+    named = bare_name(text.strip())
+    return next((str(rule["instead"]) for rule in name_rules()["open"] if named in rule["names"]), "")

@@ -3,24 +3,58 @@
 A candidate is a mesh (degrees), a configuration of that mesh (micro-batch, panels, recomputation, ZeRO stage)
 and a placement of the mesh on the fast domains. Memory does not depend on the placement, so the three are listed
 apart and multiplied only where a configuration fits.
+
+The corrected search space: every mesh of the devices, uneven shares, partly filled fast domains.
+
+Conditions that the user puts on plans: ``tp=8``, ``pp<=16``.
 """
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.num import Array, divisors, places_in_runs
-from steptime.plan.constraints import Constraint, kept
-from steptime.plan.job import Job
-from steptime.plan.legality import NAMES, Rule, broken_rules
-from steptime.plan.method import Strategy
-from steptime.plan.plans import Plans, rows_of
+from steptime.num import Array, ceil_div, divisors, places_in_runs
+from steptime.plan.framework import Habits, piped_stage
+from steptime.plan.job import Job, equal_but_for_ends, replica_sequences, virtual_stage
+from steptime.plan.plans import NAMES, RECOMPUTE_CODES, Plans, Rule, broken_rules, launch_order, rows_of
+from steptime.plan.strategies import Strategy
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """One column of a plan compared with a number."""
+
+    column: str
+    relation: str
+    value: int
+
+    def holds(self, plans: Plans) -> Any:
+        """Whether each plan satisfies it."""
+        return OPERATORS[self.relation](getattr(plans, self.column), self.value)
+
+
+#: Degrees whose product is the number of devices.
+MESH_COLUMNS = ("tp", "tp2", "cp", "pp", "dp")
+
+
+def kept(meshes: Plans, constraints: Sequence[Constraint]) -> Plans:
+    """Meshes that satisfy the constraints on degrees."""
+    admitted: Array = np.ones(rows_of(meshes), dtype=bool)
+    for constraint in constraints:
+        if constraint.column in MESH_COLUMNS:
+            admitted &= constraint.holds(meshes)
+    return meshes if admitted.all() else meshes.take(np.flatnonzero(admitted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,3 +230,235 @@ def expand(index: Array, options: dict[int, list[int]], key: Array) -> tuple[Arr
         here = repeated == value
         chosen[here] = np.asarray(choices)[offset[here]]
     return position, chosen
+
+
+TABLE = 4_000_000
+"""Entries of the table of meshes against placements that are looked at at once."""
+IDLE_SHARE = 1 / 9
+"""Largest share of the devices in the domains of a plan that may stay idle: 8 of the 72 of an NVL72 rack."""
+
+_LONE = ("etp", "sp", "shard", "recompute_every")
+"""Columns that have one value unless a space says otherwise: one number for all candidates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectedSpace(Space):
+    """All ordered factorisations of the number of devices; the rules say which of them make sense."""
+
+    name: ClassVar[str] = "corrected"
+    recompute: tuple[int, ...] = (RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"])
+    """Codes that are tried."""
+    zero: tuple[int, ...] = (1, 3)
+    """ZeRO stages that are tried without a pipeline; one of them where nobody is there to share with."""
+    piped_zero: tuple[int, ...] = ()
+    """ZeRO stages that are tried with a pipeline; empty: those of :attr:`zero` up to 1."""
+    vpp: tuple[int, ...] = ()
+    """Virtual stages that are tried; empty: all that cut a stage's layers evenly."""
+    micro_batch: tuple[int, ...] = ()
+    """Micro-batches that are tried; empty: divisors of the share and powers of two."""
+    panels: tuple[int, ...] = ()
+    """SUMMA panels that are tried; empty: see `panels_worth_trying`."""
+    ep: tuple[int, ...] = ()
+    """Expert ranks that are tried where there are experts; empty: all powers of two that divide them."""
+    etp: tuple[int, ...] = (1,)
+    """Tensor ranks of an expert that are tried; likewise what follows."""
+    sp: tuple[int, ...] = (1,)
+    shard: tuple[int, ...] = (0,)
+    recompute_every: tuple[int, ...] = (1,)
+    launched: bool = False
+    """Each mesh lies on the domains as launchers number its ranks, and no other way."""
+
+    def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
+        """The same space with some columns at one value each."""
+        known: dict[str, Any] = {name: (value,) for name, value in values.items() if name in self.__slots__}
+        if "zero" in known:
+            known["piped_zero"] = known["zero"]
+        return replace(self, **known)
+
+    def accustomed(self, habits: Habits) -> CorrectedSpace:
+        """The same space with the ZeRO stages that a framework has; its own where it has none of those tried."""
+        plain = tuple(stage for stage in self.zero if stage in habits.zero_stages) or (habits.zero,)
+        return replace(self, zero=plain, piped_zero=tuple(sorted({piped_stage(stage, 2) for stage in plain})))
+
+    def with_parts(self, parts: str) -> CorrectedSpace:
+        """The same space with recomputation of these parts tried too, before that of whole layers."""
+        code = sum(RECOMPUTE_CODES[name] for name in parts.split("+"))
+        return replace(self, recompute=(*self.recompute[:1], code, *self.recompute[1:]))
+
+    @property
+    def _piped_zero(self) -> tuple[int, ...]:
+        return self.piped_zero or tuple(stage for stage in self.zero if stage <= 1)
+
+    def meshes(self, job: Job, strategy: Strategy) -> Plans:
+        """Ordered factorisations of the number of devices over the strategy's axes, ``pp`` and ``dp``."""
+        axes = (*strategy.tensor_axes, "pp", "dp")
+        table = factorisations(job.gpus, len(axes))
+        return Plans(**{axis: table[:, i] for i, axis in enumerate(axes)})
+
+    def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
+        """Micro-batches (divisors of the share, powers of two), recomputation, ZeRO stage, SUMMA panels."""
+        share = np.asarray(replica_sequences(job.global_batch, np.asarray(meshes.dp)))
+        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share)}
+        mesh_of, micro_batch = expand(np.arange(len(share)), options, share)
+        extra: dict[str, Array] = {"micro_batch": micro_batch}
+        for column, choices in self._choices(job, strategy, meshes).items():
+            position, chosen = expand(mesh_of, dict(enumerate(choices[1])), choices[0][mesh_of])
+            mesh_of, extra = mesh_of[position], {n: c[position] for n, c in extra.items()} | {column: chosen}
+        lone = {name: getattr(self, name)[0] for name in _LONE}
+        configurations = meshes.take(mesh_of).with_columns(lone | extra)
+        return self._without_copies(job, strategy, mesh_of, configurations)
+
+    def _without_copies(
+        self, job: Job, strategy: Strategy, mesh_of: Array, configurations: Plans
+    ) -> tuple[Array, Plans]:
+        """Leaves one of the configurations that differ in a ZeRO stage alone where it shares nothing out.
+
+        Without experts no such configurations were made; with them it depends on their own ranks.
+        """
+        if job.model.experts is None or len({*self.zero, *self._piped_zero}) == 1:
+            return mesh_of, configurations
+        lone = nobody_shares(job, strategy, configurations)
+        first = np.where(np.asarray(configurations.pp) > 1, (*self._piped_zero, *self.zero)[0], self.zero[0])
+        chosen = np.flatnonzero(~(lone & (np.asarray(configurations.zero) != first)))
+        kept = configurations.take(chosen)
+        zero = np.where(lone[chosen], self._lone_zero, np.asarray(kept.zero))
+        return mesh_of[chosen], kept.with_columns({"zero": zero})
+
+    def _micro_batches(self, share: int) -> list[int]:
+        return [m for m in self.micro_batch if m <= share] if self.micro_batch else micro_batch_choices(share)
+
+    def _choices(self, job: Job, strategy: Strategy, meshes: Plans) -> dict[str, tuple[Array, list[list[int]]]]:
+        """Column -> (kind of each mesh, choices of each kind)."""
+        pp = np.asarray(meshes.pp)
+        depths, depth = np.unique(pp, return_inverse=True)
+        everywhere = np.zeros(len(pp), dtype=np.int64)
+        out: dict[str, tuple[Array, list[list[int]]]] = {
+            "recompute": (everywhere, [list(self.recompute)]),
+            "zero": self._zero_choices(job, strategy, meshes),
+            "vpp": (depth, [list(self.vpp) or virtual_stages(job.model.layers, int(p)) for p in depths]),
+        }
+        for name in _LONE:
+            if len(getattr(self, name)) > 1:
+                out[name] = (everywhere, [list(getattr(self, name))])
+        if strategy.name == "2d":
+            longer = np.maximum(np.asarray(meshes.tp), np.asarray(meshes.tp2))
+            values, kind = np.unique(longer, return_inverse=True)
+            tried = [list(self.panels) or panels_worth_trying(job.model.hidden, int(s)) for s in values]
+            out["panels"] = (kind, tried)
+        if job.model.experts is not None:
+            out["ep"] = self._expert_choices(job, meshes)
+        return out
+
+    def _zero_choices(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, list[list[int]]]:
+        """Without a pipeline, with one, and of a mesh whose ranks have nobody to share with."""
+        kind = np.where(np.asarray(meshes.pp) > 1, 1, 0)
+        if job.model.experts is None:
+            kind = np.where(nobody_shares(job, strategy, meshes), 2, kind)
+        return kind, [list(self.zero), list(self._piped_zero), [self._lone_zero]]
+
+    @property
+    def _lone_zero(self) -> int:
+        return (*self._piped_zero, *self.zero)[0]
+
+    def _expert_choices(self, job: Job, meshes: Plans) -> tuple[Array, list[list[int]]]:
+        """Powers of two that divide the experts and the ranks of a mesh without its stages."""
+        experts = 1 if job.model.experts is None else job.model.experts.experts
+        ranks, kind = np.unique(np.asarray(job.gpus // np.asarray(meshes.pp)), return_inverse=True)
+        tried = list(self.ep) or [n for n in divisors(experts) if n & (n - 1) == 0]
+        return kind, [[n for n in tried if r % n == 0] or [1] for r in ranks.tolist()]
+
+    def placements(
+        self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int, *, nearer_is_faster: bool
+    ) -> tuple[Array, Plans]:
+        """Placements for which the domains have room; of those that dominate each other only the maximal.
+
+        Where links inside a domain are no slower than links between domains, a ring with more ranks per domain is never
+        slower: a placement that leaves room for more ranks of some axis is dominated.
+        """
+        axes = (*strategy.tensor_axes, "dp", "pp")
+        if self.launched:
+            inside = launch_order({axis: np.asarray(getattr(meshes, axis)) for axis in axes}, gpus, fast_domain)
+            return np.arange(rows_of(meshes)), Plans(**{f"in_{axis}": ranks for axis, ranks in inside.items()})
+        degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
+        ways = partial_fillings(gpus, fast_domain, len(axes))
+        ways = ways[_room(ways, gpus, fast_domain)]
+        rows = max(TABLE // len(ways), 1)
+        placed, way = [], []
+        for start in range(0, degrees.shape[1], rows):
+            here = _listed(degrees[:, start : start + rows], ways, gpus, fast_domain, nearer_is_faster)
+            mesh, listed = np.nonzero(here)
+            placed.append(mesh + start)
+            way.append(listed)
+        index, chosen = (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64) for parts in (placed, way))
+        return index, Plans(**{f"in_{a}": ways[chosen, i] for i, a in enumerate(axes)})
+
+
+def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_faster: bool) -> Array:
+    """Which placements each mesh has."""
+    fits = dividing(degrees, ways)
+    if not nearer_is_faster:
+        return fits
+    maximal = fits.copy()
+    size = ways.prod(axis=1)
+    for prime in _primes(gpus):
+        for i, degree in enumerate(degrees):
+            larger = ways.copy()
+            larger[:, i] *= prime
+            room = (size * prime <= fast_domain) & _room(larger, gpus, fast_domain)
+            maximal &= ~(fits & room & (degree[:, None] % larger[:, i] == 0))
+    return maximal
+
+
+def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
+    """Whether the domains that hold ``gpus`` devices have room for all blocks of each placement.
+
+    Devices that fill their domains exactly leave none idle: 2304 devices in 32 domains of 72 have no room for 36 blocks
+    of 64. Other counts may leave one device in nine idle, as 2048 devices in 32 domains of 72 do.
+    """
+    size = ways.prod(axis=1)
+    least = int(ceil_div(gpus, fast_domain))
+    domains = least if gpus % fast_domain == 0 else max(least, int(gpus / (1 - IDLE_SHARE) // fast_domain))
+    fits: Array = (fast_domain // np.maximum(size, 1)) * domains >= gpus // np.maximum(size, 1)
+    return fits
+
+
+def nobody_shares(job: Job, strategy: Strategy, plans: Plans) -> Array:
+    """Whether no two ranks hold the same weights, so that all ZeRO stages are one plan."""
+    alone: Array = np.asarray(strategy.gradient_ranks(plans)) == 1
+    return alone if job.model.experts is None else np.logical_and(alone, np.asarray(plans.edp) == 1)
+
+
+def virtual_stages(layers: int, stages: int) -> list[int]:
+    """Virtual stages per rank that cut the layers of a full stage evenly; the two ends may lack some.
+
+    >>> virtual_stages(128, 32), virtual_stages(128, 1), virtual_stages(126, 16), virtual_stages(61, 16)
+    ([1, 2, 4], [1], [1, 2, 4, 8], [1, 2])
+    """
+    if stages == 1:
+        return [1]
+    full, _ = virtual_stage(layers, stages, 1)
+    return [v for v in divisors(int(full)) if v == 1 or equal_but_for_ends(*virtual_stage(layers, stages, v))]
+
+
+def micro_batch_choices(share: int) -> list[int]:
+    """Divisors of a replica's share, and the powers of two below it.
+
+    >>> micro_batch_choices(6)
+    [1, 2, 3, 4, 6]
+    """
+    powers = {1 << k for k in range(share.bit_length()) if 1 << k <= share}
+    return sorted(powers | set(divisors(share)))
+
+
+def partial_fillings(gpus: int, fast_domain: int, parts: int) -> Array:
+    """All tuples of divisors of ``gpus`` whose product divides ``gpus`` and fits the domain.
+
+    >>> partial_fillings(4, 2, 2).tolist()
+    [[1, 1], [1, 2], [2, 1]]
+    """
+    sizes = [d for d in divisors(gpus) if d <= fast_domain]
+    return np.vstack([factorisations(size, parts) for size in sizes])
+
+
+def _primes(n: int) -> list[int]:
+    return [d for d in divisors(n) if d > 1 and len(divisors(d)) == 2]

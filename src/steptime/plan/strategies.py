@@ -4,30 +4,40 @@ Shapes are rounded up (a rank of an uneven split has the larger share). Tensor p
 sequence parallelism (Korthikanti et al., arXiv 2205.05198): activations between blocks are sharded over the
 sequence, gathered before a column-parallel product and scattered after a row-parallel one; the sharded input is
 kept and gathered again in the backward pass.
+
+The corrected method: uneven stages and shares are allowed, every link and every reduction is charged.
+
+A method: how one mode (corrected, or a reproduced paper) turns a plan into rows and a step.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from steptime.errors import UnknownNameError
 from steptime.model.spec import Experts
-from steptime.num import Num, ceil_div, where
-from steptime.plan.adapters import adapted
-from steptime.plan.attention import attention_rows
-from steptime.plan.experts import expert_rows, shared_gate
-from steptime.plan.job import Job
-from steptime.plan.latent import latent_rows
-from steptime.plan.method import Strategy
+from steptime.num import Num, ceil_div, floor_div, minimum, where
+from steptime.plan.attention import adapted, attention_rows, expert_rows, latent_rows, shared_gate
+from steptime.plan.job import Job, equal_but_for_ends, replica_micro_batches, virtual_stage
 from steptime.plan.overlap import beside_transfers
-from steptime.plan.plans import Plans
+from steptime.plan.plans import RULES, Plans, Rule
 from steptime.plan.quantise import quantised, wide
-from steptime.plan.recompute import recomputed, stopped_early
+from steptime.plan.recompute import (
+    kept_by_operators,
+    layer_elements,
+    leading_dense,
+    loss_bytes,
+    loss_row,
+    recomputed,
+    stopped_early,
+)
 from steptime.plan.rows import (
     Block,
     Row,
+    Shape,
     activation,
     bias,
     dropout,
@@ -37,10 +47,79 @@ from steptime.plan.rows import (
     residual,
     rope,
 )
-from steptime.plan.shapes import Shape
-from steptime.plan.transients import kept_by_operators, layer_elements, leading_dense, loss_bytes, loss_row
 from steptime.plan.unsharding import unsharded
 from steptime.registry import Registry
+
+
+class Strategy(ABC):
+    """How the tensors of a block are cut: a table of rows in terms of the degrees."""
+
+    name: ClassVar[str]
+    tensor_axes: ClassVar[tuple[str, ...]]
+    """Axes that cut tensors inside a layer."""
+    gradient_axes: ClassVar[tuple[str, ...]]
+    """Axes over which gradients are reduced and optimiser states shared out."""
+    replicated_axis: ClassVar[str] = "tp"
+    """Axis whose ranks all hold the weights that a row calls replicated."""
+
+    def gradient_ranks(self, plans: Plans) -> Num:
+        """Ranks that reduce a gradient together."""
+        ranks: Num = 1
+        for axis in self.gradient_axes:
+            ranks = ranks * getattr(plans, axis)
+        return ranks
+
+    @abstractmethod
+    def block(self, job: Job, plans: Plans) -> Block:
+        """Rows of one layer and of what surrounds the layers, for one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSplit:
+    """Layers on the first, on a middle (the fullest) and on the last stage."""
+
+    first: Num
+    middle: Num
+    last: Num
+
+
+class Method(ABC):
+    """Rules of one mode that are the same for all its strategies."""
+
+    name: ClassVar[str]
+    strategies: ClassVar[Mapping[str, Strategy]]
+    calibrated: ClassVar[bool]
+    """Whether fitted time models replace the roofline where a device has them."""
+    optimizer_step: ClassVar[bool]
+    """Whether the optimiser's own time is counted."""
+    lone_rank_has_all_links: ClassVar[bool]
+    """Whether a group with one rank per domain still has `links_per_device` links."""
+    rules: ClassVar[tuple[Rule, ...]]
+    """What makes a plan impossible, memory apart."""
+    share_replicated_gradients: ClassVar[bool]
+    """Whether gradients of weights that tensor-parallel ranks replicate are reduced over them."""
+
+    def strategy(self, name: str) -> Strategy:
+        """The strategy of that name.
+
+        Raises:
+            UnknownNameError: there is none; the message has the nearest names.
+        """
+        if name not in self.strategies:
+            raise UnknownNameError("strategy", name, self.strategies)
+        return self.strategies[name]
+
+    @abstractmethod
+    def micro_batches(self, job: Job, plans: Plans) -> Num:
+        """Micro-batches of the replica that has most of them."""
+
+    @abstractmethod
+    def stage_split(self, job: Job, plans: Plans) -> StageSplit:
+        """Layers per stage."""
+
+    @abstractmethod
+    def slow_link_share(self, plans: Plans) -> Num:
+        """Share of a message that a link between domains is charged in the pipeline: 1, or a reproduced defect."""
 
 
 class Corrected(Strategy):
@@ -385,3 +464,45 @@ class Summa2D(Corrected):
 STRATEGIES: Registry[Strategy] = Registry("strategy", "steptime.strategies")
 for _strategy in (Tensor1D(), Context2D(), Summa2D()):
     STRATEGIES.add(_strategy.name, _strategy)
+
+
+class CorrectedMethod(Method):
+    """The default."""
+
+    name: ClassVar[str] = "corrected"
+    strategies: ClassVar[Mapping[str, Strategy]] = STRATEGIES
+    rules: ClassVar[tuple[Rule, ...]] = RULES
+    calibrated: ClassVar[bool] = True
+    optimizer_step: ClassVar[bool] = True
+    lone_rank_has_all_links: ClassVar[bool] = True
+    share_replicated_gradients: ClassVar[bool] = True
+
+    def micro_batches(self, job: Job, plans: Plans) -> Num:
+        """The last micro-batch of a share may be smaller; it is charged as a whole one."""
+        return replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
+
+    def stage_split(self, job: Job, plans: Plans) -> StageSplit:
+        """Layers left over go to the middle stages, then to the first: the ends have the embedding and the head.
+
+        With virtual stages those are equal, but the very first and the very last may lack layers, the last more.
+        """
+        layers = job.model.layers
+        least = floor_div(layers, plans.pp)
+        over = layers - least * plans.pp
+        each, lacking = virtual_stage(layers, plans.pp, plans.vpp)
+        last = minimum(each, ceil_div(lacking, 2))
+        cut = (plans.vpp > 1) & equal_but_for_ends(each, lacking)
+        return StageSplit(
+            first=where(
+                cut, plans.vpp * each - (lacking - last), least + where((over > plans.pp - 2) & (over > 0), 1, 0)
+            ),
+            middle=where(cut, plans.vpp * each, least + where(over > 0, 1, 0)),
+            last=where(cut, plans.vpp * each - last, least),
+        )
+
+    def slow_link_share(self, plans: Plans) -> Num:
+        """Every link is charged."""
+        return 1.0
+
+
+CORRECTED = CorrectedMethod()

@@ -1,23 +1,201 @@
-"""The report of one estimate: headline, where time and memory go, what would change it, what it rests on."""
+"""The report of one estimate: headline, where time and memory go, what would change it, what it rests on.
+
+The chance that a plan runs out of memory on real devices, and what to try where it is large.
+
+The report of a model without a machine: parameters, FLOPs, bytes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from steptime.api.nouns import device_noun
+from steptime.api.request import device_noun
 from steptime.errors import counted
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import Estimate
+from steptime.plan.framework import habits_of
 from steptime.plan.job import sample_noun
-from steptime.report import risk
+from steptime.plan.plans import MEANING, MEMORY
 from steptime.report import text as t
-from steptime.report.tree import term_table
+from steptime.report.text import term_table
 from steptime.units import format_si
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+RECOMPUTED: Final = 0.75
+"""Most of the activations of layers that full recomputation saves: their inputs stay, and one layer is whole."""
+GATHERED: Final = 0.97
+"""Most of what the other ranks hold that ZeRO-3 saves: gathered layers stay for a while."""
+EVEN: Final = 0.5
+"""A plan above this chance of running out of memory likely does."""
+HELD: Final = ("weights", "gradients", "optimizer", "activations")
+WORTH: Final = 0.05
+"""Least share of the peak that an option of several has to save to be named, where it is not the last that lacks."""
+
+
+def chance(e: Estimate) -> str | None:
+    """The chance of running out in percent; None where a paper is reproduced, whose model has none."""
+    return t.percent(e.oom_probability) if e.memory_by_definition else None
+
+
+def chance_line(e: Estimate) -> str | None:
+    """The chance and what it rests on: the memory in use on the device; None where there is no chance."""
+    value = chance(e)
+    if value is None:
+        return None
+    return f"{value} to run out ({t.memory(e.memory_by_definition['device'])} with {' and '.join(_holders(e))})"
+
+
+def _holders(e: Estimate) -> list[str]:
+    """What has memory beyond live tensors; the driver of a device that has one."""
+    by = e.memory_by_definition
+    return ["allocator", "driver"] if by["device"] > by["reserved"] else ["allocator"]
+
+
+def warning(e: Estimate, *, searched: bool = False) -> str | None:
+    """One line on a plan that counts as feasible and may run out all the same; None for any other.
+
+    Args:
+        e: the plan.
+        searched: the options named are those of a search.
+    """
+    risk = _risk(e)
+    return None if risk is None else f"{risk}; try {' or '.join(_remedies(e, searched))}"
+
+
+def _risk(e: Estimate) -> str | None:
+    if not e.feasible or not e.memory_by_definition or e.oom_probability <= LIKELY_FITS:
+        return None
+    more = e.memory_by_definition["device"] - e.peak_memory_bytes
+    holders = _holders(e)
+    who = f"{' and '.join(f'the {one}' for one in holders)} {'need' if len(holders) > 1 else 'needs'}"
+    how = "likely runs" if e.oom_probability > EVEN else "may run"
+    return f"warning: {how} out of memory on real devices ({chance(e)}): {who} {t.memory(more)} more than live tensors"
+
+
+def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
+    """What to say of ranked plans whose first may run out: the fastest of all that likely does not.
+
+    Args:
+        plans: those that are shown.
+        likely: the fastest of the whole space that likely does not run out; None: there is none.
+    """
+    first = plans[0]
+    if likely is None:
+        risk = warning(first, searched=True)
+        return None if risk is None else f"{risk}; no plan of this space likely fits"
+    risk = _risk(first)
+    if risk is None:
+        return None
+    shown = [rank for rank, e in enumerate(plans, 1) if e.plan == likely.plan]
+    which = f"plan {shown[0]}" if shown else t.plan_label(likely.plan)
+    change = t.change((likely.step_time_s - first.step_time_s) / first.step_time_s)
+    return (
+        f"{risk}; the fastest that likely fits is {which}: {t.seconds(likely.step_time_s)} ({change}), "
+        f"P(oom) {chance(likely)} (--limit 'oom_probability<={LIKELY_FITS:g}')"
+    )
+
+
+def failings(e: Estimate) -> list[str]:
+    """One line on each reason why a plan is not feasible; on memory with what to try."""
+    return [_short(e) if name == MEMORY else f"not feasible: {name}: {MEANING.get(name, '')}".rstrip(": ")
+            for name in e.reasons]  # fmt: skip
+
+
+def _short(e: Estimate) -> str:
+    lacking = e.peak_memory_bytes - e.memory_capacity_bytes
+    return f"not feasible: it needs {t.memory(lacking)} more than a device has; try {_enough(e, lacking)}"
+
+
+def _enough(e: Estimate, lacking: float) -> str:
+    """The options that may save so many bytes: one of them, or else the fewest together, the host's memory last."""
+    saved = _savings(e)
+    alone = [option for option, size in saved.items() if size >= lacking]
+    if alone:
+        return " or ".join(alone)
+    together: list[str] = []
+    for option in sorted(saved, key=lambda one: (one.startswith("--offload"), -saved[one])):
+        worth = saved[option] * _left(e, option, together)
+        if lacking > 0 and worth >= min(lacking, WORTH * e.peak_memory_bytes):
+            together.append(option)
+            lacking -= worth
+    return " and ".join(together if lacking <= 0 else [_more_ranks(e), *together])
+
+
+def _left(e: Estimate, option: str, before: Sequence[str]) -> float:
+    """The share of what an option saves alone that is left to it beside those before."""
+    if option.startswith("--micro-batch") and "--recompute full" in before:
+        return 1 - RECOMPUTED
+    if option.startswith("--offload") and "--zero 3" in before and not e.plan.get("zero", 1):
+        return 1 / _sharing(e)
+    return 1.0
+
+
+def _savings(e: Estimate) -> dict[str, float]:
+    """Options that the plan has not yet -> the bytes that they save, about."""
+    if not e.memory_by_definition:
+        return {}
+    plan, held = e.plan, dict.fromkeys(HELD, 0.0) | e.memory.rollup(1)
+    stage, micro_batch, offload = plan.get("zero", 1), plan.get("micro_batch", 1), plan.get("offload", ())
+    out = {}
+    if plan.get("recompute", "none") != "full":
+        ends = e.memory.rollup(2).get("activations/ends", 0.0)
+        out["--recompute full"] = RECOMPUTED * (held["activations"] - ends)
+    if micro_batch > 1:
+        out[f"--micro-batch {micro_batch // 2}"] = held["activations"] / 2
+    if _takes_zero_3(e) and _sharing(e) > 1:
+        whole = held["weights"] + (stage < 2) * held["gradients"] + (stage < 1) * held["optimizer"]
+        out["--zero 3"] = GATHERED * whole * (1 - 1 / _sharing(e))
+    if stage and _sharing(e) < _copies(e):
+        shared = held["optimizer"] + (stage > 1) * held["gradients"] + (stage > 2) * held["weights"]
+        out["--shard 0"] = shared * (1 - _sharing(e) / _copies(e))
+    if "optimizer" not in offload and "driver" in _holders(e):
+        out[f"--offload {','.join(['optimizer', *offload])}"] = held["optimizer"]
+    return out
+
+
+def _sharing(e: Estimate) -> int:
+    """Ranks over which ZeRO shares the states out."""
+    shard: int = e.plan.get("shard", 0)
+    return min(shard, _copies(e)) if shard else _copies(e)
+
+
+def _copies(e: Estimate) -> int:
+    """Ranks that have the same weights."""
+    ranks: int = e.plan.get("dp", 1) * e.plan.get("cp", 1)
+    return ranks
+
+
+def _takes_zero_3(e: Estimate) -> bool:
+    """Whether the plan could have ZeRO-3 and has not, under its framework."""
+    has = 3 in habits_of(e.provenance.framework).zero_stages
+    return has and e.plan.get("zero", 1) < 3 and e.plan.get("pp", 1) == 1
+
+
+def _remedies(e: Estimate, searched: bool) -> list[str]:
+    """Options that take less memory and that the plan has not yet."""
+    plan, micro_batch = e.plan, e.plan.get("micro_batch", 1)
+    out = []
+    if plan.get("recompute", "none") != "full":
+        out.append("--fix recompute=full" if searched else "--recompute full")
+    if _takes_zero_3(e) and plan.get("dp", 1) > 1:
+        out.append("--fix zero=3" if searched else "--zero 3")
+    if plan.get("zero", 1) and _sharing(e) < _copies(e):
+        out.append("--fix shard=0" if searched else "--shard 0")
+    if micro_batch > 1:
+        out.append(f"--limit 'micro_batch<={micro_batch // 2}'" if searched else f"--micro-batch {micro_batch // 2}")
+    return out or ["more devices" if searched else _more_ranks(e)]
+
+
+def _more_ranks(e: Estimate) -> str:
+    """Ranks to cut the model over, of those that the framework has; a search has tried them."""
+    axes = [axis for axis in ("tp", "pp") if axis in habits_of(e.provenance.framework).axes]
+    return f"more ranks of {' or '.join(axes)}" if axes else "a framework that has tp or pp"
+
 
 #: Constants of the weakest kind to show unless everything is wanted.
 SHOWN_CONSTANTS = 8
@@ -54,7 +232,7 @@ def print_headline(out: Console, e: Estimate) -> None:
     for name, value in _headline_rows(e):
         out.print(f"{name:<16}{value}", soft_wrap=False)
     print_notes(out, e)
-    for line in (*risk.failings(e), risk.warning(e)):
+    for line in (*failings(e), warning(e)):
         if line:
             out.print(t.printable(line))
 
@@ -76,7 +254,7 @@ def _has_tokens(job: Mapping[str, Any]) -> bool:
 def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     low, high = e.step_time_bracket_s
     fits = "yes" if e.feasible else "no: " + (", ".join(e.reasons) or "see the memory below")
-    chance = risk.chance_line(e)
+    chance = chance_line(e)
     counted_as = "tokens" if _has_tokens(e.workload) else "samples"
     return [
         ("framework", t.printable(e.provenance.framework)),
@@ -150,3 +328,20 @@ def _print_provenance(out: Console, e: Estimate, *, show_all: bool) -> None:
         out.print(f"{len(p.constants) - len(shown)} more constants with --all")
     for assumption in p.assumptions:
         out.print(t.printable(f"assumed: {assumption}"))
+
+
+def print_ledger(ledger: Any) -> None:
+    """Write the ledger to standard output."""
+    out = t.console()
+    out.print(t.printable(f"{ledger.name} ({ledger.family})"), style="bold")
+    out.print(t.printable(f"source: {ledger.source}"))
+    parts = (
+        ("parameters", ledger.parameters, t.big),
+        (f"FLOPs, forward, one {ledger.sample}", ledger.flops, lambda value: format_si(value, "FLOP")),
+        ("bytes of the states", ledger.bytes, t.memory),
+    )
+    for title, terms, unit in parts:
+        out.print()
+        out.print(term_table(terms, unit, title=title, show_all=False))
+    for note in ledger.notes:
+        out.print(t.printable(f"note: {note}"))

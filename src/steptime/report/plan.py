@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.api.nouns import cluster_noun, device_noun
+from steptime.api.request import cluster_noun, device_noun
 from steptime.errors import counted
 from steptime.plan.job import sample_noun
-from steptime.plan.legality import MEANING
-from steptime.report import risk
+from steptime.plan.plans import MEANING
+from steptime.report import estimate
 from steptime.report import text as t
 from steptime.report.estimate import change_table, memory_line, print_notes
-from steptime.report.tree import term_table
-from steptime.search.rank import telling_points
-from steptime.search.result import PlanResult
+from steptime.report.text import term_table
+from steptime.search.exhaustive import telling_points
+from steptime.search.planner import PlanResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
 def _print_plans(out: Console, result: PlanResult) -> None:
     banded = any(e.step_time_band_s is not None for e in result.plans)
     loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
-    risky = any(risk.chance(e) is not None for e in result.plans)
+    risky = any(estimate.chance(e) is not None for e in result.plans)
     unit, scale = t.memory_unit(e.peak_memory_bytes for e in result.plans)
     columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", unit, *(["P(oom)"] if risky else [])]
     table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
@@ -85,14 +85,14 @@ def _print_plans(out: Console, result: PlanResult) -> None:
         low, high = e.step_time_band_s or (math.nan, math.nan)
         row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
         row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
-        row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([risk.chance(e) or ""] if risky else [])]
+        row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([estimate.chance(e) or ""] if risky else [])]
         table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
     out.print()
     out.print(table)
     hidden = [*([] if band or not banded else ["band 90 %"]), *([] if loss else ["main loss"])]
     if hidden:
         out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
-    advice = risk.advice(result.plans, result.likely_to_fit)
+    advice = estimate.advice(result.plans, result.likely_to_fit)
     if advice:
         out.print(t.printable(advice))
 
@@ -133,7 +133,7 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
     if lacking > 0:
         peak, capacity = t.memory(nearest.peak_memory_bytes), t.memory(nearest.memory_capacity_bytes)
         out.print(f"it needs {peak} of {capacity}: {t.memory(lacking)} too much per device")
-    elif (chance := risk.chance_line(nearest)) is not None:
+    elif (chance := estimate.chance_line(nearest)) is not None:
         out.print(f"P(oom): {chance}")
     if nearest.reasons:
         out.print(t.printable(f"reasons: {', '.join(nearest.reasons)}"))

@@ -1,11 +1,17 @@
-"""How numbers, plans and terms are written for people."""
+"""How numbers, plans and terms are written for people.
+
+Terms as an indented tree with shares; small ones are folded into one line.
+
+Names of operators and modules as they fit into a plot or a column.
+"""
 
 from __future__ import annotations
 
 import io
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import shorten
@@ -269,3 +275,90 @@ def note_on(plan: Mapping[str, Any]) -> str:
         "note: 2d is SUMMA, which no common framework implements; --strategy 1d or --strategy context ranks "
         "what Megatron-LM runs"
     )
+
+
+#: Terms, or modules, below this share of the total are folded unless everything is wanted.
+FOLD: Final = 0.005
+
+
+@dataclass(slots=True)
+class _Node:
+    value: float = 0.0
+    children: dict[str, _Node] = field(default_factory=dict)
+
+
+def term_table(terms: Mapping[str, float], unit: Callable[[float], str], *, title: str, show_all: bool) -> Table:
+    """Table of a term tree: name (indented), value, share of the total; largest first within a parent."""
+    root = _tree(terms)
+    table = grid((title, "", "share"))
+    fold_below = 0.0 if show_all else FOLD * abs(root.value)
+    for depth, name, value in _rows(root, 0, fold_below):
+        table.add_row("  " * depth + printable(name), unit(value), share(value, root.value))
+    table.add_row("total", unit(root.value), share(root.value, root.value))
+    return table
+
+
+def _tree(terms: Mapping[str, float]) -> _Node:
+    root = _Node()
+    for path, value in terms.items():
+        node = root
+        node.value += value
+        for part in path.split("/"):
+            node = node.children.setdefault(part, _Node())
+            node.value += value
+    return root
+
+
+def _rows(node: _Node, depth: int, fold_below: float) -> Iterator[tuple[int, str, float]]:
+    children = sorted(node.children.items(), key=lambda item: -abs(item[1].value))
+    small = [(n, c) for n, c in children if abs(c.value) < fold_below or (not c.value and fold_below)]
+    folded = len(small) > 1
+    for name, child in children[: len(children) - len(small)] if folded else children:
+        while len(child.children) == 1:
+            (part, child), *_ = child.children.items()
+            name = f"{name}/{part}"
+        yield depth, name, child.value
+        if abs(child.value) >= fold_below:
+            yield from _rows(child, depth + 1, fold_below)
+    if folded and (depth == 0 or len(small) < len(children)):
+        yield depth, f"({len(small)} smaller)", sum(child.value for _, child in small)
+
+
+LEAST = 12
+
+
+def short_operator(name: str, room: int = 40) -> str:
+    """The name of an operator; where it is still too long, words before the last one go.
+
+    >>> short_operator("_scaled_dot_product_flash_attention_for_cpu_backward")
+    'sdpa_flash_backward'
+    >>> short_operator("max_pool2d_with_indices_backward", 24)
+    'max_pool2d.._backward'
+    """
+    short = name.replace("_scaled_dot_product_", "sdpa_").replace("_attention", "").replace("_for_cpu", "")
+    if len(short) <= max(room, LEAST):
+        return short
+    head, _, last = short.rpartition("_")
+    words = head.split("_")
+    while len(words) > 1 and len("_".join(words)) + len(last) + 3 > room:
+        words.pop()
+    return _cut(f"{'_'.join(words)}.._{last}", room)
+
+
+def short_path(path: str, room: int) -> str:
+    """The path of a module; where it is too long, its first names go.
+
+    >>> short_path("model.language_model.layers.*.self_attn.q_proj", 18)
+    '..self_attn.q_proj'
+    """
+    if len(path) <= max(room, LEAST):
+        return path
+    words = path.split(".")
+    while len(words) > 1 and len(".".join(words)) + 2 > room:
+        words.pop(0)
+    return _cut(f"..{'.'.join(words)}", room)
+
+
+def _cut(text: str, room: int) -> str:
+    room = max(room, LEAST)
+    return text if len(text) <= room else f"{text[: room - 2]}.."

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from steptime.errors import counted
 from steptime.estimate.single import Setting
-from steptime.plan.constraints import MESH_COLUMNS, Constraint
 from steptime.plan.job import Job
-from steptime.plan.space import Space
+from steptime.plan.space import MESH_COLUMNS, Constraint, Space
 from steptime.search.planner import find
 
 NEAR = 16

@@ -11,13 +11,13 @@ import numpy as np
 from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, works_of
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
-from steptime.estimate.stages import Passes
+from steptime.estimate.step import Passes
 from steptime.estimate.work import NUMBERS, Beside, Pass, PhaseWork, phase_work
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
-from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans, joined_column
 from steptime.plan.rows import Block, Row
+from steptime.plan.strategies import Strategy
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""

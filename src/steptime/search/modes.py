@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steptime.estimate.single import Statistics
-from steptime.plan.constraints import Constraint
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace
-from steptime.plan.method import Method
-from steptime.plan.space import Space
+from steptime.plan.space import Constraint, CorrectedSpace, Space
+from steptime.plan.strategies import CORRECTED, Method
 from steptime.registry import Registry
 
 

@@ -74,7 +74,7 @@ def command(
     """
     from steptime.captured import fitting
     from steptime.cli.job import refuse_run
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
 
     refuse_run(model)
     options = o.given(

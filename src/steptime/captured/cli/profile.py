@@ -97,7 +97,7 @@ def command(
     The factory returns a torch.nn.Module, or (module, inputs), or (module, inputs, loss). Importing it runs its code:
     use it on code that you trust. Weights are never allocated, no GPU is needed.
     """
-    from steptime.api.optimizers import CAPTURED_DEFAULT
+    from steptime.api.jobs import CAPTURED_DEFAULT
     from steptime.captured.profile_settings import check_onnx
     from steptime.captured.profiling import profile
 

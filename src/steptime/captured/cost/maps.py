@@ -7,8 +7,7 @@ from typing import Final
 
 from steptime.captured.cost.work import KernelCall, OperatorRow, Shape, as_operator, moved
 from steptime.captured.graph import Node
-from steptime.cost.elementwise import residual_bytes
-from steptime.cost.pointwise import pointwise_flops
+from steptime.cost.elementwise import pointwise_flops, residual_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 

@@ -18,8 +18,8 @@ from steptime.captured.cost.work import (
     stored_bytes,
 )
 from steptime.captured.graph import Node
-from steptime.cost.movement import gather_bytes, passes_bytes, scatter_bytes, streamed_bytes, zero_and_add_bytes
-from steptime.cost.pointwise import sort_flops, window_flops
+from steptime.cost.elementwise import sort_flops, window_flops
+from steptime.cost.memory_bound import gather_bytes, passes_bytes, scatter_bytes, streamed_bytes, zero_and_add_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 

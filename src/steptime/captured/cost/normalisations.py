@@ -19,14 +19,14 @@ from steptime.captured.cost.work import (
     stored_bytes,
 )
 from steptime.captured.graph import Node
-from steptime.cost import elementwise, normalisation
+from steptime.cost import elementwise
 from steptime.cost.attention import softmax_backward_flops, softmax_flops
-from steptime.cost.movement import labelled_bytes, streamed_bytes, zero_and_add_bytes
-from steptime.cost.pointwise import pointwise_flops
+from steptime.cost.elementwise import pointwise_flops
+from steptime.cost.memory_bound import labelled_bytes, streamed_bytes, zero_and_add_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 
-_E, _N = elementwise, normalisation
+_E = _N = elementwise
 
 
 def _layer_sizes(node: Node) -> dict[str, Num]:

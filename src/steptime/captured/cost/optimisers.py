@@ -10,8 +10,8 @@ from typing import Final
 from steptime.captured.cost.maps import MAPS, REDUCTIONS
 from steptime.captured.cost.work import OperatorRow, Shape, moved, stored_bytes
 from steptime.captured.graph import Node, Value
-from steptime.cost.optimiser_step import TENSORS_PER_LAUNCH, adam_flops, list_launches
-from steptime.cost.pointwise import pointwise_flops
+from steptime.cost.data_parallel import TENSORS_PER_LAUNCH, adam_flops, list_launches
+from steptime.cost.elementwise import pointwise_flops
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 

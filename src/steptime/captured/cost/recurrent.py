@@ -7,8 +7,8 @@ from typing import Final
 
 from steptime.captured.cost.work import KernelCall, OperatorRow, Shape, input_type, integer, moved
 from steptime.captured.graph import Node
-from steptime.cost.pointwise import pointwise_flops
-from steptime.cost.recurrent_work import gate_flops, recurrent_backward_flops, recurrent_flops
+from steptime.cost.elementwise import pointwise_flops
+from steptime.cost.recurrent import gate_flops, recurrent_backward_flops, recurrent_flops
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 

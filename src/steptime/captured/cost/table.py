@@ -14,7 +14,7 @@ from steptime.captured.cost.operators import NOTHING, UNKNOWN
 from steptime.captured.cost.timing import BOUNDS, HOST_BAND, NO_COST, STEP_BAND, OperatorCost, Timer
 from steptime.captured.graph import PHASES, Call, Program
 from steptime.cost.host import issued_s
-from steptime.cost.intensity import arithmetic_intensity
+from steptime.cost.matmul import arithmetic_intensity
 from steptime.num import Array
 
 _FREE: Final = OperatorCost(

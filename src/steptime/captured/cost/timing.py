@@ -14,9 +14,8 @@ from steptime.captured.graph import Node
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
-from steptime.estimate.kernels import Timed, called_once, timed
+from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
 from steptime.estimate.machine import Machine, issue_sharpness
-from steptime.estimate.memory_kernels import memory_timed
 from steptime.hardware.records import Device
 from steptime.num import Num
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from steptime.captured.graph import FLOATS, Node, TensorType
-from steptime.cost.movement import streamed_bytes
+from steptime.cost.memory_bound import streamed_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 

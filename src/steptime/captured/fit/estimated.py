@@ -14,9 +14,9 @@ from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import exceeding, memory_by_definition, memory_constants
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.num import Array
-from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
+from steptime.plan.strategies import Strategy
 
 #: Ways to make activations again -> parts that run again, and every so many-th layer.
 RECOMPUTE: Final = {

@@ -17,7 +17,7 @@ from typing import Any
 from steptime.captured.record.inputs import InputSpec
 from steptime.captured.record.optional import require_torch
 from steptime.errors import InputFileError, UserError, did_you_mean, nearest, shorten
-from steptime.model.target import TARGET
+from steptime.model.captured import TARGET
 from steptime.store.files import unreadable
 
 #: Element types that a module may be built in.

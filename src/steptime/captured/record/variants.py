@@ -14,7 +14,7 @@ from torch.utils import checkpoint as recompute
 from steptime.captured.graph.checkpoints import Checkpoint, Saves, Tree, leaves
 from steptime.captured.record.factory import SIZES, found_factory
 from steptime.errors import UserError
-from steptime.model.target import TARGET
+from steptime.model.captured import TARGET
 
 LEAST_BLOCKS: Final = 2
 GROUP: Final = 256

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 from steptime.captured.cost import CostTable, Group
 from steptime.errors import counted
 from steptime.report import text as t
-from steptime.report.short_names import short_operator, short_path
-from steptime.report.tree import FOLD
+from steptime.report.text import FOLD, short_operator, short_path
 from steptime.units import format_si
 
 if TYPE_CHECKING:

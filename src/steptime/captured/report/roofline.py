@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.captured.cost import CostTable, Group
-from steptime.cost.intensity import attainable_flops_per_s
+from steptime.cost.matmul import attainable_flops_per_s
 from steptime.errors import UserError
 from steptime.report import text as t
-from steptime.report.short_names import short_operator
+from steptime.report.text import short_operator
 
 SIZE: Final = (7.2, 4.8)
 NAMED: Final = 12

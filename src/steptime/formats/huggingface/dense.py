@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from steptime.formats.huggingface.common import (
+from steptime.formats.huggingface.fields import (
     LLAMA,
     QWEN,
     Family,
+    Fields,
     Values,
     activation,
     dimensions,
@@ -13,7 +14,6 @@ from steptime.formats.huggingface.common import (
     windows,
     windows_but_every,
 )
-from steptime.formats.huggingface.fields import Fields
 
 
 def gated_rms(f: Fields) -> Values:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.formats.huggingface.common import (
+from steptime.formats.huggingface.dense import ERNIE, ernie, gated_rms, qwen_windows
+from steptime.formats.huggingface.fields import (
     LLAMA,
     QWEN,
     Family,
+    Fields,
     Values,
     activation,
     dimensions,
     window_width,
     windows,
 )
-from steptime.formats.huggingface.dense import ERNIE, ernie, gated_rms, qwen_windows
-from steptime.formats.huggingface.fields import Fields
-from steptime.model.check import LIMITS
-from steptime.model.spec import Experts, LatentAttention
+from steptime.model.spec import LIMITS, Experts, LatentAttention
 
 _NEXT_TOKENS = "num_nextn_predict_layers"
 

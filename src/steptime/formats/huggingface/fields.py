@@ -1,13 +1,19 @@
-"""Typed access to one configuration: aliases, defaults of the family, a note of what was used."""
+"""Typed access to one configuration: aliases, defaults of the family, a note of what was used.
+
+Why a key of a configuration is not used, and model types that are known but not supported.
+
+What many families share: dimensions of a decoder, windows, context length, quantisation.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from steptime.errors import FieldError, shorten, shown
-from steptime.model.check import LIMITS
+from steptime.model.spec import LIMITS
 
 #: No quantity of a model file is above this; a larger number is a typing error.
 LARGEST = max(LIMITS.values())
@@ -161,3 +167,297 @@ class Fields:
     def unused(self) -> list[str]:
         """Keys of the file that nobody asked for."""
         return [key for key in self._raw if key not in self._used]
+
+
+_NO_COST = "does not change the cost"
+_VALUES = "changes values, not the cost"
+_GENERATION = "matters when generating, not when training"
+_SMALL_LOSS = "adds a loss of negligible cost"
+WITHOUT_COST = frozenset({_NO_COST, _VALUES, _GENERATION, _SMALL_LOSS})
+"""Reasons that nobody has to know who uses a model's numbers."""
+
+_KEYS_BY_REASON = {
+    _NO_COST: (
+        "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "add_bos_token", "architectures",
+        "auto_map", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "do_sample", "dtype",
+        "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder",
+        "is_encoder_decoder", "label2id", "model_type", "n_ctx", "num_labels", "output_attentions",
+        "output_hidden_states", "output_past", "pad_token_id", "prefix", "problem_type", "pretraining_tp",
+        "return_dict", "sep_token_id", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "task_specific_params",
+        "tie_encoder_decoder", "tokenizer_class", "torch_dtype", "torchscript", "transformers_version",
+        "type_vocab_size",
+        "offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32", "unk_token_id",
+        "attn_config", "image_token_index", "boi_token_index", "eoi_token_index", "mm_tokens_per_image",
+        "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id",
+        "audio_token_id", "vision_feature_layer", "vision_feature_select_strategy", "image_seq_length",
+        "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
+        "ep_size", "initial_context_length", "_remove_final_layer_norm", "add_cross_attention",
+        "logit_scale_init_value",
+        "encoder_stride", "for_llm_compressor", "cache_implementation", "max_window_layers", "use_sliding_window",
+        "sliding_window", "projection_dim", "use_bfloat16", "model_max_length", "apply_layernorm",
+        "reshape_hidden_states", "out_features", "out_indices", "stage_names", "order_of_interleaved_layers",
+        "use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding",
+        "max_model_len", "shared_moe_mode", "mlp_intermediate_size",
+    ),
+    _VALUES: (
+        "alibi_bias_max", "apply_residual_connection_post_layernorm", "attn_logit_softcapping", "attn_scale",
+        "attn_temperature_tuning", "embedding_multiplier", "final_logit_softcapping", "floor_scale",
+        "initializer_factor", "initializer_range", "layer_norm_eps", "layer_norm_epsilon", "layer_norm_rms_epsilon",
+        "layernorm_epsilon", "moe_renormalize", "n_group", "norm_epsilon", "norm_topk_prob",
+        "original_max_position_embeddings",
+        "partial_rotary_factor", "query_pre_attn_scalar", "rms_norm_eps", "rope_interleave", "rope_local_base_freq",
+        "rope_parameters", "rope_scaling", "rope_theta", "rotary", "rotary_dim", "rotary_emb_base", "rotary_pct",
+        "routed_scaling_factor", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn",
+        "scoring_func", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+        "summary_use_proj", "swiglu_limit", "topk_group", "topk_method", "use_qk_norm", "router_jitter_noise",
+        "head_dim_scale", "use_bidirectional_attention", "rotary_embedding_base", "clip_qkv", "input_jitter_noise",
+        "layerscale_value", "logit_scale", "no_rope_layers", "no_rope_layer_interval", "norm_eps",
+        "position_embedding_type", "rope_percent", "attention_multiplier", "residual_multiplier", "logits_scaling",
+    ),
+    _SMALL_LOSS: (
+        "aux_loss_alpha", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef", "seq_aux", "z_loss",
+    ),
+    "layers dropped at random are counted as run": ("layerdrop", "layer_dropout", "drop_path_rate"),
+    _GENERATION: ("use_cache", "generation_config", "max_length", "temperature", "top_k", "top_p", "max_new_tokens"),
+    "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only": (
+        "num_nextn_predict_layers", "num_mtp_layers", "use_mtp", "num_mtp_modules", "mtp_transformer_layers",
+    ),
+    "only the language model is read": (
+        "vision_config", "audio_config",
+    ),
+}  # fmt: skip
+
+REASONS = {key: reason for reason, keys in _KEYS_BY_REASON.items() for key in keys}
+UNKNOWN_KEY = "unknown to steptime, and not counted"
+
+_ENCODER_DECODER = "an encoder-decoder model"
+_STATE_SPACE = "a state-space model"
+_HYBRID = "a model with linear or state-space attention in some layers"
+_ENCODER = "an encoder for text"
+_BARE_NORMS = "a model with norms without weights"
+_SPARSE = "a model with an attention indexer (sparse attention)"
+
+CAPTURE = (
+    "a torch module of it can be captured: steptime profile pkg.module:factory --device NAME, and pkg.module:factory "
+    "in place of a model"
+)
+#: Kind of model -> how it can be given instead; of the others a module can be captured.
+WAYS = {
+    _ENCODER: f"its dimensions in a TOML file with causal = false describe it (docs/models.md); or {CAPTURE}",
+}
+
+#: model_type -> what it is; these are refused by name instead of being taken for a typing error.
+NOT_YET = {
+    "t5": _ENCODER_DECODER, "mt5": _ENCODER_DECODER, "umt5": _ENCODER_DECODER, "longt5": _ENCODER_DECODER,
+    "whisper": _ENCODER_DECODER, "bart": _ENCODER_DECODER, "mbart": _ENCODER_DECODER, "marian": _ENCODER_DECODER,
+    "pegasus": _ENCODER_DECODER, "m2m_100": _ENCODER_DECODER, "t5gemma": _ENCODER_DECODER,
+    "mamba": _STATE_SPACE, "mamba2": _STATE_SPACE, "falcon_mamba": _STATE_SPACE, "rwkv": _STATE_SPACE,
+    "qwen3_next": _HYBRID, "jamba": _HYBRID, "bamba": _HYBRID, "zamba2": _HYBRID, "falcon_h1": _HYBRID,
+    "granitemoehybrid": _HYBRID, "nemotron_h": _HYBRID, "minimax": _HYBRID, "minimax_text_01": _HYBRID,
+    "recurrent_gemma": _HYBRID, "zamba": _HYBRID, "kimi_linear": _HYBRID,
+    "bert": _ENCODER, "roberta": _ENCODER, "distilbert": _ENCODER, "deberta-v2": _ENCODER, "modernbert": _ENCODER,
+    "olmo": _BARE_NORMS,
+    "deepseek_v32": _SPARSE, "glm_moe_dsa": _SPARSE,
+}  # fmt: skip
+
+#: Other names of a model_type, and types whose layers are those of another one. Granite differs from Llama by factors,
+#: Seed-OSS by a bias that may be missing, the language models of Qwen-VL from Qwen by the positions of images, and
+#: OLMo 3 from OLMo 2 by its windows.
+SAME_TYPE = {
+    "gemma3_text": "gemma3", "llama4_text": "llama4", "RefinedWeb": "falcon", "RefinedWebModel": "falcon",
+    "kimi": "kimi_k2", "granite": "llama", "seed_oss": "llama", "olmo3": "olmo2", "ministral": "mistral",
+    "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3", "qwen3_vl_moe": "qwen3_moe", "qwen3_vl_moe_text": "qwen3_moe",
+}  # fmt: skip
+
+#: Our field -> the key that most families have for it; for messages.
+THEIR_NAMES = {
+    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "ffn_hidden": "intermediate_size", "vocab": "vocab_size",
+    "seq_len": "max_position_embeddings", "max_positions": "max_position_embeddings", "window": "sliding_window",
+    "windowed_layers": "layer_types", "experts.experts": "num_experts",
+    "experts.experts_per_token": "num_experts_per_tok", "experts.expert_ffn_hidden": "moe_intermediate_size",
+    "experts.shared_ffn_hidden": "n_shared_experts", "experts.groups": "n_group",
+    "experts.groups_per_token": "topk_group", "experts.moe_layers": "moe_layers",
+    "vision.patch_size": "patch_size", "vision.image_size": "image_size", "vision.head_outputs": "num_labels",
+}  # fmt: skip
+
+
+Values = dict[str, Any]
+"""Fields of a ModelSpec by name."""
+
+#: Longest sequence taken for training where a file only has the limit of its positions.
+MAX_DEFAULT_SEQ_LEN = 8192
+
+_ACTIVATIONS = {
+    "gelu": ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu", "gelu_accurate"),
+    "silu": ("silu", "swish"),
+    "relu": ("relu",),
+    "relu2": ("relu2", "relu_squared"),
+    "tanh": ("tanh",),
+    "sigmoid": ("sigmoid",),
+}
+_ACTIVATION_OF = {name: ours for ours, names in _ACTIVATIONS.items() for name in names}
+
+
+_DROPOUT_KEYS = (
+    "attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop", "dropout", "residual_dropout",
+    "resid_dropout", "embedding_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout",
+    "embd_dropout", "ffn_dropout", "classifier_dropout",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How the files of one ``model_type`` are read."""
+
+    build: Callable[[Fields], Values]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Key -> value that the family's own configuration class gives where the file has none."""
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Key -> the family's other names for it (its ``attribute_map``)."""
+
+
+def dimensions(f: Fields) -> Values:
+    """Layers, widths, heads and vocabulary of any decoder."""
+    hidden = f.count("hidden_size", high=LIMITS["hidden"])
+    heads = f.count("num_attention_heads", high=LIMITS["heads"])
+    kv_heads = f.optional("num_key_value_heads", high=LIMITS["kv_heads"])
+    return {
+        "layers": f.count("num_hidden_layers", high=LIMITS["layers"]),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads if kv_heads is None else kv_heads,
+        "head_dim": head_width(f, hidden, heads),
+        "ffn_hidden": f.count("intermediate_size", high=LIMITS["ffn_hidden"]),
+        "vocab": f.count("vocab_size", high=LIMITS["vocab"]),
+        "tied_embeddings": f.flag("tie_word_embeddings"),
+        "causal": True,
+        "seq_len": context(f),
+        "dropout": has_dropout(f),
+        "weight_bytes": quantised_weight_bytes(f),
+    }
+
+
+def head_width(f: Fields, hidden: int, heads: int) -> int:
+    """Width of one head: ``head_dim``, or the hidden width divided by the heads."""
+    width = f.optional("head_dim", high=LIMITS["head_dim"])
+    if width is not None:
+        return width
+    if hidden % heads:
+        below = max(d for d in range(1, heads + 1) if hidden % d == 0)
+        hint = f"give head_dim, or a number of heads that divides it, such as {below}"
+        raise f.error("num_attention_heads", f"{heads} does not divide hidden_size {hidden}", hint=hint)
+    return hidden // heads
+
+
+def activation(f: Fields, key: str = "hidden_act") -> str:
+    """Our name of the activation function."""
+    given = f.text(key)
+    if given is None:
+        raise f.error(key, "is missing")
+    if given not in _ACTIVATION_OF:
+        raise f.error(key, f"unknown activation {given[:40]!r}", hint=f"known: {', '.join(sorted(_ACTIVATION_OF))}")
+    return _ACTIVATION_OF[given]
+
+
+def has_dropout(f: Fields) -> bool:
+    """Whether any element-wise dropout of the blocks is on."""
+    # Every key is read, so that each counts as used.
+    rates = [f.number(key) for key in _DROPOUT_KEYS]
+    return any(rate > 0 for rate in rates)
+
+
+def context(f: Fields) -> int:
+    """Sequence length to train with.
+
+    The length before any stretching of the rotary positions, else ``max_position_embeddings``; at most
+    :data:`MAX_DEFAULT_SEQ_LEN`, because the limit of the positions is not the length of pre-training.
+    """
+    limit = f.count("max_position_embeddings", high=LIMITS["max_positions"])
+    places = [f.table("rope_parameters"), f.table("rope_scaling")]
+    found = [(place or {}).get("original_max_position_embeddings") for place in places]
+    for original in (*found, f.optional("original_max_position_embeddings")):
+        if isinstance(original, int) and not isinstance(original, bool) and 0 < original < limit:
+            f.assume("seq_len", f"{original} (positions before they were stretched to {limit})")
+            return min(original, MAX_DEFAULT_SEQ_LEN)
+    if limit > MAX_DEFAULT_SEQ_LEN:
+        f.assume("seq_len", f"{MAX_DEFAULT_SEQ_LEN} (the limit of the positions is {limit}, not a training length)")
+    return min(limit, MAX_DEFAULT_SEQ_LEN)
+
+
+def windows(f: Fields, layers: int, default_sliding: Callable[[int], bool], width: int | None) -> Values:
+    """Window and number of layers that have one.
+
+    ``layer_types`` decides where the file has it; else the pattern of the family does.
+    """
+    types = f.items("layer_types", str, layers)
+    if types is None:
+        sliding = sum(map(default_sliding, range(layers))) if width is not None else 0
+    else:
+        for position, name in enumerate(types):
+            if name not in ("full_attention", "sliding_attention", "chunked_attention"):
+                raise f.error(
+                    f"layer_types[{position}]",
+                    f"{name[:40]!r} is not supported yet",
+                    hint="supported: full_attention, sliding_attention, chunked_attention",
+                )
+        sliding = sum(name != "full_attention" for name in types)
+        if sliding and width is None:
+            raise f.error("sliding_window", "is missing, but layer_types has sliding layers")
+    return {"window": width if sliding else None, "windowed_layers": sliding}
+
+
+def windows_but_every(f: Fields, layers: int) -> Values:
+    """A window on all but every ``sliding_window_pattern``-th layer; see :func:`windows`."""
+    pattern = f.count("sliding_window_pattern")
+    return windows(f, layers, lambda layer: (layer + 1) % pattern != 0, window_width(f))
+
+
+def window_width(f: Fields, key: str = "sliding_window") -> int | None:
+    """Width of the sliding window, or None."""
+    return f.optional(key, high=LIMITS["window"])
+
+
+#: quant_method -> bytes per weight where the file does not say more.
+_METHOD_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 4.25 / 8, "eetq": 1.0}
+
+
+def quantised_weight_bytes(f: Fields) -> float | None:
+    """Bytes per weight of a quantised checkpoint: its bits, and the scales where their block is known.
+
+    FP8 with blocks of m x n weights has one 4-byte scale per block; MXFP4 has one byte per 32 weights; other
+    methods count their bits only.
+    """
+    config = f.table("quantization_config")
+    if config is None:
+        return None
+    method = config.get("quant_method")
+    if isinstance(method, str) and method in _METHOD_BYTES:
+        block = config.get("weight_block_size")
+        if method == "fp8" and isinstance(block, list) and len(block) == 2 and all(_is_count(n) for n in block):
+            return float(1 + 4 / (block[0] * block[1]))
+        return _METHOD_BYTES[method]
+    if config.get("load_in_4bit") is True:
+        return 0.5
+    if config.get("load_in_8bit") is True:
+        return 1.0
+    bits = config.get("bits", config.get("w_bit"))
+    if isinstance(bits, int) and _is_count(bits) and bits <= 32:
+        return bits / 8
+    f.assume("quantization_config", "weights in the dtype of the run (how they are quantised is not known)")
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 2**20
+
+
+#: What a configuration of the Llama family means where it says nothing; likewise of the Qwen family.
+LLAMA = {"hidden_act": "silu", "tie_word_embeddings": False}
+QWEN = LLAMA | {
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "sliding_window": 4096,
+}

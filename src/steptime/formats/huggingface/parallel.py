@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from steptime.formats.huggingface.common import Family, Values, windows_but_every
 from steptime.formats.huggingface.dense import biased_layernorm, computed_positions, gated_rms
-from steptime.formats.huggingface.fields import Fields
+from steptime.formats.huggingface.fields import Family, Fields, Values, windows_but_every
 
 _ONE_NORM = {"norms_per_layer": 1, "parallel_block": True}
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten, shown
-from steptime.formats.huggingface.common import Family
 from steptime.formats.huggingface.dense import DENSE
 from steptime.formats.huggingface.experts import EXPERTS
-from steptime.formats.huggingface.fields import Fields
-from steptime.formats.huggingface.keys import (
+from steptime.formats.huggingface.fields import (
     CAPTURE,
     NOT_YET,
     REASONS,
@@ -22,13 +20,14 @@ from steptime.formats.huggingface.keys import (
     UNKNOWN_KEY,
     WAYS,
     WITHOUT_COST,
+    Family,
+    Fields,
 )
 from steptime.formats.huggingface.parallel import PARALLEL
 from steptime.formats.huggingface.vision import VISION
 from steptime.formats.record import ImportReport
-from steptime.model.check import check_spec
 from steptime.model.library import MAX_FILE_BYTES
-from steptime.model.spec import ModelSpec
+from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
 FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION

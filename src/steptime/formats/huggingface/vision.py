@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.formats.huggingface.common import (
+from steptime.formats.huggingface.fields import (
     Family,
+    Fields,
     Values,
     activation,
     has_dropout,
     head_width,
     quantised_weight_bytes,
 )
-from steptime.formats.huggingface.fields import Fields
-from steptime.model.check import LIMITS
-from steptime.model.spec import Vision
+from steptime.model.spec import LIMITS, Vision
 from steptime.num import round_up
 
 

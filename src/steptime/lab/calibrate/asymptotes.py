@@ -18,8 +18,7 @@ from steptime.cost.attention_time import (
     attention_pair_flops,
 )
 from steptime.cost.elementwise import layer_norm_bytes, layer_norm_flops
-from steptime.estimate.kernels import OPERAND_BYTES, KernelModel, models_of, product_shape
-from steptime.estimate.memory_kernels import memory_models
+from steptime.estimate.kernels import OPERAND_BYTES, KernelModel, memory_models, models_of, product_shape
 from steptime.hardware.library import load_device
 from steptime.hardware.profiles import distance, load_profile, profile_names
 from steptime.hardware.records import Device

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from steptime.cost import attention_time as times
-from steptime.estimate.memory_kernels import L2_BYTES
+from steptime.estimate.kernels import L2_BYTES
 from steptime.hardware.records import Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily
 from steptime.lab.calibrate.table import Table

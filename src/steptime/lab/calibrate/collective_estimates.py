@@ -10,7 +10,7 @@ import numpy as np
 from steptime.estimate.communication import collective_over_s, message_time_s
 from steptime.estimate.fabrics import FabricModel, fabric_model
 from steptime.estimate.machine import Machine, machine_of, slow_level
-from steptime.hardware.fabric_profile import FabricProfile
+from steptime.hardware.profiles import FabricProfile
 from steptime.hardware.records import UNLIMITED, Cluster
 from steptime.lab.calibrate.collective_rows import Rows
 from steptime.num import Array

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.collective_algorithms import candidate_s, collective_s
-from steptime.cost.collective_fabric import PROTOCOLS, Fabric
+from steptime.cost.collective_algorithms import PROTOCOLS, Fabric, candidate_s, collective_s
 from steptime.lab.calibrate.collective_machines import Machine
 from steptime.lab.calibrate.collective_priors import TREE_HOPS, fixed, priors, told
 from steptime.lab.calibrate.collective_rows import Rows

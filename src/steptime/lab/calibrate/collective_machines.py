@@ -40,7 +40,7 @@ class Machine:
     domain: int
     """Devices in one inner domain."""
     known_ranks: float = 0.0
-    """Ranks up to which hops of a ring are alike (:class:`steptime.cost.collective_fabric.Fabric`); 0: all are."""
+    """Ranks up to which hops of a ring are alike (:class:`steptime.cost.collective_algorithms.Fabric`); 0: all are."""
     nics: float = 1.0
     link_Bps: float
     nic_Bps: float = 0.0

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from steptime.cost.collective_fabric import fabric_of
+from steptime.cost.collective_algorithms import fabric_of
 from steptime.errors import UserError, counted
 from steptime.hardware import load_cluster
-from steptime.hardware.fabric_profile import FabricProfile
 from steptime.hardware.library import NO_DEVICE, device_named
+from steptime.hardware.profiles import FabricProfile
 from steptime.lab.calibrate.collective_estimates import Textbook, estimated
 from steptime.lab.calibrate.collective_fit import fit, predict
 from steptime.lab.calibrate.collective_machines import BROKEN, MACHINES, Machine, at_place, library_of
@@ -205,7 +205,7 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
 
     Args:
         table: with the columns of ``collectives.parquet``.
-        profiles: what :func:`steptime.hardware.fabric_profile.load_fabric_profiles` gives.
+        profiles: what :func:`steptime.hardware.profiles.load_fabric_profiles` gives.
     """
     known = {p.name: p for p in profiles}
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))

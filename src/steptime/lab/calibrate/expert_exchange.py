@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.expert_exchange import Exchange, exchange_of, exchange_s, row_bytes
+from steptime.cost.experts import Exchange, exchange_of, exchange_s, row_bytes
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.hardware.fabric_profile import FabricProfile
+from steptime.hardware.profiles import FabricProfile
 from steptime.lab.calibrate.collective_rows import Columns
 from steptime.lab.calibrate.score import errors_of
 from steptime.lab.calibrate.table import Table

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import UserError
-from steptime.hardware.profile import Curve
+from steptime.hardware.records import Curve
 from steptime.lab.calibrate.family import NO_SIZES, Coefficient, KernelFamily, in_six_digits
 from steptime.lab.calibrate.score import errors_of
 from steptime.num import Array, taken

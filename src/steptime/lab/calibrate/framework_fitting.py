@@ -31,7 +31,7 @@ from steptime.lab.measured.samples import Modelled, Progress, modelled
 from steptime.lab.scoring.runs import fit_key, read_any
 from steptime.num import Array
 from steptime.plan.framework import BUSY
-from steptime.plan.framework_library import GENERIC
+from steptime.plan.framework_file import GENERIC
 
 BAND_SOURCES: Final = 5
 BAND_RUNS: Final = 50

@@ -13,8 +13,7 @@ from steptime.cost.gemm import gemm_backward_s, gemm_s
 from steptime.errors import UserError
 from steptime.estimate.kernels import FEW_UNITS, OPERAND_BYTES, SPREAD_UNITS
 from steptime.hardware.library import device_named, load_device
-from steptime.hardware.profile import Curve
-from steptime.hardware.records import Device
+from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timed, timer_of
 from steptime.lab.calibrate.fitting import Prior, fitted_curve, hashed
 from steptime.lab.calibrate.gemm_residual import fitted_residual, residual_of, residuals_of_gradients

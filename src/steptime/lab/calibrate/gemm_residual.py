@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.gemm_residual import LIMIT, NAMES, gemm_residual, residual_table
+from steptime.cost.gemm import LIMIT, NAMES, gemm_residual, residual_table
 from steptime.num import Array
 
 #: Shapes that a table needs.
@@ -29,7 +29,7 @@ def fitted_residual(shape: Mapping[str, Array], device: Mapping[str, Any], log_e
         w_i = \big(1 + (B c - r)_i^2 / 0.05^2\big)^{-1/2}$$
 
     where $r$ = `log_error` (log of measured over modelled time), $B$ the hat functions of
-    :func:`steptime.cost.gemm_residual.gemm_residual` and $\lambda = 2$. Nothing for fewer than 500 shapes.
+    :func:`steptime.cost.gemm.gemm_residual` and $\lambda = 2$. Nothing for fewer than 500 shapes.
 
     Source: ridge regression with iterative reweighting.
     """

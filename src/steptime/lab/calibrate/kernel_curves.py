@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 
 from steptime.hardware.library import device_named, load_device
-from steptime.hardware.profile import Curve
 from steptime.hardware.profiles import nearest
-from steptime.hardware.records import Device
+from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.family import (
     UNREADABLE,
     Coefficient,

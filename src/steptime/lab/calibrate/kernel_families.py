@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from steptime.hardware.profile import Curve
+from steptime.hardware.records import Curve
 from steptime.lab.calibrate import attention, convolution, memory_bound, others
 from steptime.lab.calibrate.family import KernelFamily
 from steptime.lab.calibrate.kernel_curves import Cell, cells, curves_of

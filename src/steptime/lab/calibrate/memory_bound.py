@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime.cost import elementwise
 from steptime.cost.memory_bound import memory_bound_s
-from steptime.estimate.memory_kernels import ONE_BLOCK, SOFTMAX_FLOPS, device_numbers
+from steptime.estimate.kernels import ONE_BLOCK, SOFTMAX_FLOPS, device_numbers
 from steptime.hardware.records import Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, rows_like
 from steptime.lab.calibrate.served import SERVED, served

@@ -9,8 +9,7 @@ from typing import Final
 from steptime.cost.gemm import LARGE, held_efficiency, share_of_peak
 from steptime.errors import UserError
 from steptime.estimate.kernels import FEW_UNITS
-from steptime.hardware.profile import Curve
-from steptime.hardware.records import Device
+from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.gemm import BYTES, COEFFICIENTS, FAMILY, STRIDE, gemm_device
 from steptime.num import weighted_quantiles
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from steptime.errors import InputFileError
 from steptime.num import Array
-from steptime.store.csv_lines import Header, fault, header_of, in_quotes
 from steptime.store.files import BROKEN, is_file, refuse_endless, unreadable
-from steptime.store.tables import connected
+from steptime.store.tables import Header, connected, fault, header_of, in_quotes
 
 _TYPES = "auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR'], sample_size=-1"  # "inf" is no date
 _FORM = "header=true, quote='\"', escape='\"'"

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from steptime.hardware.library import device_names, load_device
-from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.profiles import distance, load_profile, profile_names
-from steptime.hardware.records import Device
+from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.lab.calibrate.family import in_six_digits
 from steptime.lab.calibrate.scaling import EXPONENTS, large_share, within_peak
 from steptime.lab.calibrate.transfer import DTYPES, transferred_curve, unlike_units

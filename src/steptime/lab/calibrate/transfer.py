@@ -14,10 +14,9 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import UserError
-from steptime.estimate.memory_kernels import most_rows
-from steptime.hardware.profile import Curve
+from steptime.estimate.kernels import most_rows
 from steptime.hardware.profiles import distance
-from steptime.hardware.records import Device
+from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.family import KernelFamily, in_six_digits
 from steptime.lab.calibrate.gemm import FAMILY
 from steptime.lab.calibrate.scaling import EXPONENTS, WIDE, carried, weighted_median, within_peak

@@ -18,8 +18,8 @@ from steptime.errors import FieldError, InputFileError, UserError, counted, did_
 from steptime.store.files import one_writer, prepare_folder
 
 if TYPE_CHECKING:
-    from steptime.hardware.fabric_profile import FabricProfile
-    from steptime.hardware.profile import Curve
+    from steptime.hardware.profiles import FabricProfile
+    from steptime.hardware.records import Curve
     from steptime.lab.calibrate.fit_left_out import Fitted
     from steptime.lab.calibrate.gemm import Truth
     from steptime.lab.calibrate.kernel_curves import Cell
@@ -126,7 +126,7 @@ def _known_sources(table: Table) -> bool:
 
 def _fit_kernels(table: Table, only: str | None, out: Path, written: dict[str, list[Curve]], fitted: Fitted) -> None:
     """Cells with enough shapes first; those with few lean on the curves of the other devices."""
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
     from steptime.hardware.profiles import saved_curves
     from steptime.lab.calibrate.gemm import gemm_curve
     from steptime.lab.calibrate.kernel_curves import borrowed
@@ -214,8 +214,8 @@ def _run(
 
 def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
     """Fits machine by machine and writes the profile of each; what cannot be fitted is said."""
-    from steptime.cli.progress import Progress
-    from steptime.hardware.fabric_profile import save_fabric_profile
+    from steptime.cli.output import Progress
+    from steptime.hardware.profiles import save_fabric_profile
     from steptime.lab.calibrate.collectives import calibrate, libraries, machine_rows, machines_of
     from steptime.report.text import printable
 

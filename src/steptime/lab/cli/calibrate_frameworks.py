@@ -29,7 +29,7 @@ def command(
     Bands come from runs whose source had no part in the fit that predicts them. A folder of STEPTIME_PATH that has
     the file makes every command use it. Takes a minute for a few thousand runs.
     """
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
     from steptime.lab.calibrate.framework_fitting import fit_runs
     from steptime.plan.framework_file import NAME, PACKAGED
     from steptime.report.text import printable
@@ -51,6 +51,6 @@ def command(
 
         print_json(document(file=str(target), **result.to_json()))
         return
-    from steptime.report.frameworks import print_frameworks
+    from steptime.report.catalogue import print_frameworks
 
     print_frameworks(result.to_json(), str(target))

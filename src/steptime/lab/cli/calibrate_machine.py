@@ -75,7 +75,7 @@ def machine(
 
 def measured(request: Request) -> Fitted | None:
     """The calibration, with a bar of its progress."""
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
     from steptime.lab.calibrate.machine.cluster_file import journal_path
     from steptime.lab.calibrate.machine.session import calibrate
 

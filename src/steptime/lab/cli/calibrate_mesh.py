@@ -11,7 +11,7 @@ from steptime.cli import options as o
 from steptime.errors import FieldError
 
 if TYPE_CHECKING:
-    from steptime.hardware.mesh import Mesh, MeshAxis, OddLink
+    from steptime.hardware.records import Mesh, MeshAxis, OddLink
 
 #: Odd links and notes that the report lists; ``--json`` has all of them.
 MOST_SHOWN = 10

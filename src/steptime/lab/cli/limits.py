@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from steptime.api.values import MAX_COUNT
+from steptime.api.request import MAX_COUNT
 from steptime.cli import options as o
 
 if TYPE_CHECKING:

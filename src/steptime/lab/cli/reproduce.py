@@ -57,7 +57,7 @@ def command(
 
 
 def _corrections(markdown: bool, json: bool) -> None:
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
     from steptime.lab.published.fixes import corrections
 
     with Progress("searches") as progress:
@@ -173,7 +173,7 @@ def _print_corrections(feasible: int, changes: Sequence[Change]) -> None:
 
 
 def _published(json: bool) -> None:
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
     from steptime.lab.published.check import check_all
 
     with Progress("figures") as progress:

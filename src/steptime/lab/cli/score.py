@@ -131,7 +131,7 @@ def _table(
 
 
 def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
     from steptime.lab.report.score_runs import print_run_score
     from steptime.lab.scoring import kernels as scoring
     from steptime.lab.scoring import runs as measured_scoring
@@ -157,7 +157,7 @@ def _stages(file: Path, out: Path | None, as_json: bool) -> None:
 
 
 def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | None, as_json: bool) -> None:
-    from steptime.cli.progress import Progress
+    from steptime.cli.output import Progress
     from steptime.lab.report.outcomes import print_outcomes, write_reliability
     from steptime.lab.scoring import outcomes as outcome_scoring
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from steptime.api.values import MAX_COUNT, number, text, whole
+from steptime.api.request import MAX_COUNT, number, text, whole
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.lab.limits.model import H100_SXM5, THREE_MONTHS_S, LimitDevice, LinearLayer, TrainingRun, limit_device
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from steptime.cost import limits, linear_layer, matmul_levels
+from steptime.cost import limits, matmul
 from steptime.errors import FieldError
 from steptime.hardware import load_cluster
 from steptime.num import Num
@@ -89,13 +89,13 @@ class LimitDevice:
         """Seconds of each resource for forward and backward over a micro-batch of `tokens`."""
         shape = (layer.d_in, layer.d_out, tokens, layer.tp_in, layer.tp_out, layer.dp)
         width = layer.width_bytes
-        flops = linear_layer.forward_backward_flops(*shape)
-        words = linear_layer.forward_backward_memory_words(*shape)
-        sent = linear_layer.forward_backward_network_words(*shape)
+        flops = limits.forward_backward_flops(*shape)
+        words = limits.forward_backward_memory_words(*shape)
+        sent = limits.forward_backward_network_words(*shape)
         return {
-            "flop": linear_layer.flops_s(flops, width, self.flops_per_s_8bit, self.utilization),
-            "memory": linear_layer.memory_s(words, width, self.memory_Bps, self.utilization),
-            "network": linear_layer.network_s(sent, width, self.network_Bps),
+            "flop": limits.flops_s(flops, width, self.flops_per_s_8bit, self.utilization),
+            "memory": limits.memory_s(words, width, self.memory_Bps, self.utilization),
+            "network": limits.network_s(sent, width, self.network_Bps),
         }
 
     def binding(self, layer: LinearLayer, tokens: float) -> str:
@@ -104,15 +104,15 @@ class LimitDevice:
         return max(seconds, key=lambda name: float(seconds[name]))
 
     def linear_layer_forward_backward_s(self, layer: LinearLayer, tokens: Num) -> Num:
-        """`steptime.cost.linear_layer.linear_layer_forward_backward_s` of this device."""
-        return linear_layer.linear_layer_forward_backward_s(
+        """`steptime.cost.limits.linear_layer_forward_backward_s` of this device."""
+        return limits.linear_layer_forward_backward_s(
             layer.d_in, layer.d_out, tokens, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
             self.flops_per_s_8bit, self.memory_Bps, self.network_Bps, self.utilization,
         )  # fmt: skip
 
     def linear_layer_end_of_batch_s(self, layer: LinearLayer) -> Num:
-        """`steptime.cost.linear_layer.linear_layer_end_of_batch_s` of this device."""
-        return linear_layer.linear_layer_end_of_batch_s(
+        """`steptime.cost.limits.linear_layer_end_of_batch_s` of this device."""
+        return limits.linear_layer_end_of_batch_s(
             layer.d_in, layer.d_out, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
             self.memory_Bps, self.network_Bps, self.utilization,
         )  # fmt: skip
@@ -221,7 +221,7 @@ def limit_device(name: str) -> LimitDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulDevice:
-    """A chip with three levels of memory, as `steptime.cost.matmul_levels` sees it (16-bit words).
+    """A chip with three levels of memory, as `steptime.cost.matmul` sees it (16-bit words).
 
     >>> device = load_matmul_devices()["a100-sxm"]
     >>> round(device.matmul_s(8192, 8192, 8192) * 1e6, 3)
@@ -267,8 +267,8 @@ class MatmulDevice:
         return float(limits.layer_latency_s(PRODUCTS, self.kernel_latency_s, self.network_latency_s[0]))
 
     def matmul_s(self, d1: Num, d2: Num, b: Num, *, weight_gradient: bool = False) -> Num:
-        """`steptime.cost.matmul_levels.three_level_matmul_s`; 3/4 of registers and L2 are usable."""
-        return matmul_levels.three_level_matmul_s(
+        """`steptime.cost.matmul.three_level_matmul_s`; 3/4 of registers and L2 are usable."""
+        return matmul.three_level_matmul_s(
             d1, d2, b, weight_gradient, 2, self.multiprocessors, 0.75 * 64 * 2**10, 0.75 * self.l2_bytes,
             self.memory_Bps, self.l2_Bps, self.shared_Bps, self.sustained_flops_per_s, self.kernel_latency_s,
             self.distributed_shared_memory,

@@ -13,9 +13,8 @@ from steptime.errors import UserError
 from steptime.lab.measured.read import TableRow
 from steptime.lab.measured.reasons import Flag, Reason, RowProblem
 from steptime.lab.measured.tables import framework_of, table
-from steptime.model.check import check_spec
 from steptime.model.library import hub_model, in_catalogue, load_catalogue_model
-from steptime.model.spec import Experts, ModelSpec
+from steptime.model.spec import Experts, ModelSpec, check_spec
 
 _PREFIX: Final = re.compile(r"^(maxtext|paxml|nemo|megatron|hf|meta)[-_ ]+", re.IGNORECASE)
 _FILES: Final = (".json", ".toml")

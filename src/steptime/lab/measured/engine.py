@@ -16,10 +16,10 @@ from steptime.lab.measured.candidate import Candidate
 from steptime.lab.measured.candidates import candidates
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.setting import job_of, plans_of, precision_of
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
 from steptime.plan.job import Job, Precision
 from steptime.plan.plans import Plans
+from steptime.plan.strategies import CORRECTED
 
 EAGER: Final = 2.5
 """Traffic of norms, activations, rotary embeddings and adapters operator by operator, over that of fused kernels: about

@@ -9,14 +9,14 @@ import numpy as np
 
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.memory_definitions import communicators, exceeding, memory_constants
-from steptime.estimate.planned import planned_job
+from steptime.estimate.result import planned_job
 from steptime.estimate.sizes import sizes_of
 from steptime.lab.measured.candidate import Candidate
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.setting import job_of, plans_of, precision_of
 from steptime.num import Array
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.plans import concatenate
+from steptime.plan.strategies import CORRECTED
 
 UNFIT_WEIGHT: Final = 0.002
 """Least weight: the estimate may be wrong, or the run less usual than it seems."""

@@ -16,9 +16,8 @@ from typing import Any, Final
 from steptime.errors import InputFileError, shorten
 from steptime.lab.measured.columns import near_misses, own_names
 from steptime.lab.measured.reasons import Reason, RowProblem
-from steptime.store.csv_lines import first_line, refuse_surplus, says_nothing
 from steptime.store.files import BROKEN, read_bytes, unreadable
-from steptime.store.tables import delimiter_of
+from steptime.store.tables import delimiter_of, first_line, refuse_surplus, says_nothing
 
 NEEDED: Final = ("model", "seq_len", "gpu", "n_gpus", "global_batch_sequences")
 """Columns that must be there, if only with empty cells; ``layers``, ``hidden`` and ``heads`` too unless the model is

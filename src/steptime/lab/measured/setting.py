@@ -11,8 +11,18 @@ from steptime.lab.measured.canonical import catalogue_device
 from steptime.lab.measured.meaning import SCHEDULE_OF, modelled_optimizer, precision_called, recomputed_parts
 from steptime.lab.measured.run import MeasuredRun
 from steptime.plan.framework import piped_stage
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
-from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
+from steptime.plan.job import (
+    OFFLOADS,
+    OPTIMIZERS,
+    QLORA_BYTES,
+    Adapter,
+    Job,
+    MemoryProfile,
+    Precision,
+    dispatched_by,
+    memory_profile_of,
+    with_habits,
+)
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 
 #: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.

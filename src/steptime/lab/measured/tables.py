@@ -10,8 +10,7 @@ from importlib import resources
 from typing import Any
 
 from steptime.lab.measured.read import TableRow
-from steptime.plan.framework_library import bare_name
-from steptime.plan.framework_names import framework_names, own_names, rule_with
+from steptime.plan.framework_file import bare_name, name_rules, own_names, rule_with
 
 
 @cache
@@ -32,7 +31,7 @@ def framework_of(row: TableRow) -> str:
     named = row.text("framework").lower()
     if named in own_names():
         return named
-    rules = framework_names()
+    rules = name_rules()
     if (near := rule_with(rules["nearest"], bare_name(named))) is not None:
         return str(near["framework"])
     source = row.text("source_key").lower()

@@ -19,12 +19,10 @@ from steptime.lab.published.defects import FIXES, NONE, Defects
 from steptime.lab.published.method import PUBLISHED, PublishedMethod
 from steptime.lab.published.space import PublishedSpace
 from steptime.model.library import load_catalogue_model
-from steptime.plan.corrected import CORRECTED
-from steptime.plan.corrected_space import CorrectedSpace
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.method import Method
 from steptime.plan.plans import RECOMPUTE_CODES
-from steptime.plan.space import Space
+from steptime.plan.space import CorrectedSpace, Space
+from steptime.plan.strategies import CORRECTED, Method
 from steptime.search.exhaustive import Found, Task, search
 
 MODELS: Final = ("gpt3_1T", "vit_era5")

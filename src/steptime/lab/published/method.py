@@ -7,11 +7,9 @@ from typing import ClassVar
 from steptime.lab.published.defects import Defects
 from steptime.lab.published.rows import Context2D, Summa2D, Tensor1D
 from steptime.num import Num, floor_div, where
-from steptime.plan.corrected import CORRECTED
 from steptime.plan.job import Job
-from steptime.plan.legality import Rule
-from steptime.plan.method import Method, StageSplit, Strategy
-from steptime.plan.plans import Plans
+from steptime.plan.plans import Plans, Rule
+from steptime.plan.strategies import CORRECTED, Method, StageSplit, Strategy
 
 
 class PublishedMethod(Method):

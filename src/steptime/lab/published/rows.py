@@ -15,7 +15,6 @@ from steptime.cost.attention import causal_pairs
 from steptime.lab.published.defects import Defects
 from steptime.num import Num, floor_div, where
 from steptime.plan.job import Job
-from steptime.plan.method import Strategy
 from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
 from steptime.plan.rows import (
     Block,
@@ -30,6 +29,7 @@ from steptime.plan.rows import (
     over,
     unfused_attention,
 )
+from steptime.plan.strategies import Strategy
 
 
 class _Shape:

@@ -11,11 +11,18 @@ import numpy as np
 
 from steptime.lab.published.defects import Defects
 from steptime.num import Array, divisors
-from steptime.plan.corrected_space import CorrectedSpace, micro_batch_choices
 from steptime.plan.job import Job, replica_sequences
-from steptime.plan.method import Strategy
 from steptime.plan.plans import Plans
-from steptime.plan.space import Space, dividing, expand, factorisations, panel_counts
+from steptime.plan.space import (
+    CorrectedSpace,
+    Space,
+    dividing,
+    expand,
+    factorisations,
+    micro_batch_choices,
+    panel_counts,
+)
+from steptime.plan.strategies import Strategy
 
 LEAST_WIDTH = 128
 """A shard of the hidden dimension, of 3 x hidden, or of the sequence is at least so wide."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import counted
-from steptime.hardware.fabric_profile import FabricProfile
-from steptime.hardware.profile import Curve
+from steptime.hardware.profiles import FabricProfile
+from steptime.hardware.records import Curve
 from steptime.lab.report.error_tables import error_table, print_doubts, print_groups, print_skipped
 from steptime.report.text import change, console, grid, heading, indented, percent, printable
 

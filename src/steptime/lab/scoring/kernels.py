@@ -19,8 +19,7 @@ import numpy as np
 
 from steptime.errors import FieldError, UserError
 from steptime.hardware.library import NO_DEVICE
-from steptime.hardware.profile import Curve
-from steptime.hardware.records import Device
+from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.family import KernelFamily, dtype_of, readable, shapes_of, timed, timer_of
 from steptime.lab.calibrate.gemm import BACKWARD, BYTES, FAMILY, OF_FRAMEWORKS, gemm_dtype
 from steptime.lab.calibrate.kernel_curves import ANY_DTYPE
@@ -104,7 +103,7 @@ def score_collectives(path: str | Path, given: Mapping[str, str | float] | None 
     Raises:
         InputFileError: the file is no table, lacks a column, or has no rows.
     """
-    from steptime.hardware.fabric_profile import load_fabric_profiles
+    from steptime.hardware.profiles import load_fabric_profiles
     from steptime.lab.calibrate.collectives import NO_FORMULA, predict_rows
 
     table = read_collectives(path, given or {})

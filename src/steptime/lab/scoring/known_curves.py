@@ -12,9 +12,8 @@ from typing import Final
 
 from steptime.errors import UserError
 from steptime.hardware.library import device_named
-from steptime.hardware.profile import ALIKE, Curve, Profile
 from steptime.hardware.profiles import TIMERS, load_profile, profile_names
-from steptime.hardware.records import Device
+from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.lab.calibrate.transfer import transferred_curve, widened
 
 #: Dtypes whose curves stand for each other: same width of operands, same units.

@@ -30,7 +30,7 @@ from steptime.lab.measured.recipes import with_recipe
 from steptime.lab.measured.run import MeasuredRun, run_of
 from steptime.lab.scoring.rows import REFUSED, Missing, counted, write_table
 from steptime.lab.scoring.runs import doubted, rows_of_parquet
-from steptime.plan.framework_library import load_framework
+from steptime.plan.framework_file import load_framework
 
 TIMES: Final = ("T_F", "T_B", "T_W", "T_comm")
 """Forward, gradient of inputs, gradients of weights, message to the next stage."""

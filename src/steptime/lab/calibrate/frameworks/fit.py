@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
-from steptime.estimate.stack import stacked
 from steptime.estimate.step import StepInputs, compose
-from steptime.estimate.work import PHASES, PhaseWork, phase_work
+from steptime.estimate.work import PHASES, PhaseWork, phase_work, stacked
 from steptime.lab.calibrate.frameworks.parameters import (
     DEVICE_SPREAD,
     PARAMETERS,
@@ -24,7 +23,7 @@ from steptime.lab.calibrate.frameworks.parameters import (
 )
 from steptime.num import Array
 from steptime.plan.framework import BUSY, HABITS, widening
-from steptime.plan.framework_library import GENERIC, SLOWED
+from steptime.plan.framework_file import GENERIC, SLOWED
 
 NOISE = 0.15
 """Spread of runs around a good model (logarithm of time)."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.estimate.measured import CONVOLVED
-from steptime.hardware.profile import Profile
 from steptime.hardware.profiles import profile_toml, read_profile
-from steptime.hardware.records import CPU, CUDA_MAKER
+from steptime.hardware.records import CPU, CUDA_MAKER, Profile
 from steptime.lab.calibrate import toml_file
 from steptime.lab.calibrate.machine.profile import Fitted, LevelFit
 from steptime.lab.calibrate.machine.runner import Measured

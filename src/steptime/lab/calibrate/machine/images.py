@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.cost import normalisation
+from steptime.cost import elementwise
 from steptime.cost.convolution import output_size
-from steptime.cost.movement import streamed_bytes
-from steptime.cost.pointwise import window_flops
+from steptime.cost.elementwise import window_flops
+from steptime.cost.memory_bound import streamed_bytes
 from steptime.estimate.measured import LOOPED, MAX_POOLS, NORMS
 from steptime.lab.calibrate.machine.draws import log_spaced, log_uniform
 
@@ -61,10 +61,10 @@ def counts_of(kind: str, shape: Shape, element_bytes: int) -> dict[str, float]:
     channels, elements = shape["channels"], shape["batch"] * shape["channels"] * shape["side"] ** 2
     image_bytes, backward = elements * element_bytes, kind.endswith("_backward")
     if kind in NORMS:
-        flops = normalisation.batch_norm_backward_flops if backward else normalisation.batch_norm_flops
+        flops = elementwise.batch_norm_backward_flops if backward else elementwise.batch_norm_flops
         sizes = (elements, channels, element_bytes)
         moved = (
-            normalisation.batch_norm_backward_bytes(*sizes) if backward else normalisation.batch_norm_bytes(*sizes, 1)
+            elementwise.batch_norm_backward_bytes(*sizes) if backward else elementwise.batch_norm_bytes(*sizes, 1)
         )  # fmt: skip
         return {"vector_flops": float(flops(elements)), "moved_bytes": float(moved), "result_bytes": float(image_bytes)}
     windows, place = loops_of(kind, shape)["loops"], INDEX_BYTES if kind in MAX_POOLS else 0

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.cost.regression import SENT
 from steptime.errors import UserError, counted
 from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS, POOLS
-from steptime.hardware.profile import Curve
+from steptime.hardware.records import Curve
 from steptime.lab.calibrate.machine.bandwidth import Bandwidth, bandwidth_of
 from steptime.lab.calibrate.machine.collectives import Mesh, Timed
 from steptime.lab.calibrate.machine.host import Host

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from steptime.errors import first_few, shorten
-from steptime.hardware.mesh import AxisKind, Mesh, MeshAxis
+from steptime.hardware.records import AxisKind, Mesh, MeshAxis
 from steptime.lab.calibrate.mesh.faults import LEAST_FACTOR, LEAST_SIGMA, Faults, find_faults
 from steptime.lab.calibrate.mesh.groups import LARGE, Tree, partition
 from steptime.lab.calibrate.mesh.hierarchy import LEAST_EVIDENCE, Chain, find_chain, least_gap

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime.hardware.mesh import OddLink
+from steptime.hardware.records import OddLink
 from steptime.lab.calibrate.mesh.layout import Fit, class_medians, residual
 from steptime.lab.calibrate.mesh.prepare import Prepared, noise_threshold
 from steptime.num import Array

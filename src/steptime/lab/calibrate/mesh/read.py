@@ -11,9 +11,8 @@ from steptime.lab.calibrate.mesh.cells import Rows, fail_header, role_and_unit
 from steptime.lab.calibrate.mesh.links import Links
 from steptime.lab.calibrate.mesh.read_matrix import read_matrix
 from steptime.lab.calibrate.mesh.read_pairs import columns_of, read_pairs
-from steptime.store.csv_lines import beginning, first_line, opened, refuse_surplus, says_nothing
 from steptime.store.files import BROKEN, is_file, refuse_endless, unreadable
-from steptime.store.tables import delimiter_of
+from steptime.store.tables import beginning, delimiter_of, first_line, opened, refuse_surplus, says_nothing
 from steptime.units import UNITS
 
 #: Larger files are refused unread.
