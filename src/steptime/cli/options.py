@@ -129,7 +129,8 @@ RecomputeEvery = Annotated[
     int | None, degree("recompute_every", "N", "Recompute every N-th layer in full; default 1: all.")
 ]
 Schedule = Annotated[
-    str | None, typer.Option("--schedule", help="1f1b, zb-h1, zb-h2, dualpipe; interleaved where vpp is more than 1.")
+    str | None,
+    typer.Option("--schedule", help="gpipe, 1f1b, zb-h1, zb-h2, dualpipe; interleaved where vpp is more than 1."),
 ]
 Overlap = Annotated[
     str | None,

@@ -142,9 +142,11 @@ def _in_flight(planned: PlannedJob, stage: str) -> Num:
         if stage == "first":
             return dual_pipe_in_flight_at_ends(plans.pp, micro_batches, _share_of_first(planned))
         return dual_pipe_in_flight(plans.pp, micro_batches)
-    depths = SCHEDULES[planned.job.schedule].depths
-    if depths:
-        return zero_bubble_in_flight(plans.pp, micro_batches, depths)
+    schedule = SCHEDULES[planned.job.schedule]
+    if schedule.holds_all:
+        return micro_batches
+    if schedule.depths:
+        return zero_bubble_in_flight(plans.pp, micro_batches, schedule.depths)
     return micro_batches_in_flight(plans.pp, micro_batches, plans.vpp, index)
 
 

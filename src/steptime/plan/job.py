@@ -36,21 +36,28 @@ class Schedule:
     """Passes for gradients of weights that fill the bubble, per stage but one; 0: backward passes are whole."""
     depths: float = 0.0
     """Every stage holds at most $d\\,p - (d - 1)$ micro-batches for $d$ of these; 0: fewer on later stages, as 1F1B."""
+    holds_all: bool = False
+    """Every stage holds all micro-batches: their forward passes come first, then their backward passes."""
     mirrored: bool = False
     """Half of the micro-batches run from the last rank to the first: rank $r$ of $p$ holds stages $r$ and $p-1-r$."""
 
 
 _ROWS = (
+    Schedule(name="gpipe", holds_all=True),
     Schedule(name="1f1b"),
     Schedule(name="interleaved"),
     Schedule(name="zb-h1", fills=1.0, depths=1.0),
     Schedule(name="zb-h2", fills=2.0, depths=2.0),
     Schedule(name="dualpipe", mirrored=True),
 )
-#: Schedule by name; 1F1B and interleaved: Narayanan et al., arXiv 2104.04473; ZB-H1 and ZB-H2: Qi et al., arXiv
-#: 2401.10241, table 1: bubbles of $(p-1)(T_F + T_B - T_W)$ and $(p-1)(T_F + T_B - 2 T_W)$, activations of $p$ and
-#: $2p - 1$ micro-batches; DualPipe: arXiv 2412.19437, section 3.2.1.
+#: Schedule by name; GPipe: Huang et al., arXiv 1811.06965, section 2.3 (its bubble is that of 1F1B, and messages are
+#: waited for as in 1F1B, at most two per stage too many); 1F1B and interleaved: Narayanan et al., arXiv 2104.04473;
+#: ZB-H1 and ZB-H2: Qi et al., arXiv 2401.10241, table 1: bubbles of $(p-1)(T_F + T_B - T_W)$ and
+#: $(p-1)(T_F + T_B - 2 T_W)$, activations of $p$ and $2p - 1$ micro-batches; DualPipe: arXiv 2412.19437,
+#: section 3.2.1.
 SCHEDULES: Mapping[str, Schedule] = {row.name: row for row in _ROWS}
+HOLDING_ALL = tuple(name for name, row in SCHEDULES.items() if row.holds_all)
+"""Schedules whose stages hold all micro-batches."""
 ZERO_BUBBLE = tuple(name for name, row in SCHEDULES.items() if row.fills)
 """Schedules that fill their bubble with gradients of weights."""
 SPLIT = tuple(name for name, row in SCHEDULES.items() if row.fills or row.mirrored)

@@ -13,6 +13,7 @@ import numpy as np
 
 from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, minimum, taken, where
 from steptime.plan.job import (
+    HOLDING_ALL,
     ZERO_BUBBLE,
     Job,
     equal_but_for_ends,
@@ -324,6 +325,8 @@ RULES: tuple[Rule, ...] = (
          broken=lambda job, p: p.dp % where(p.shard > 0, p.shard, 1) != 0),
     Rule(name="recompute_every", meaning="recomputing every so many-th layer needs full recomputation",
          broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE)),
+    Rule(name="gpipe", meaning="GPipe has no virtual stages",
+         broken=lambda job, p: (job.schedule in HOLDING_ALL) & (p.vpp > 1)),
     Rule(name="zero_bubble", meaning="a zero-bubble schedule without stages, or with virtual ones",
          broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2))),
     Rule(name="dualpipe",
