@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import steptime
-from steptime.api.models import captured_model
 
 JOB = {"gpus": 64, "global_batch": 256, "seq": 2048}
 PLANS = (
@@ -36,7 +35,9 @@ def main(dimensions: str) -> None:
     """Print the best plan of both, and the module's time and memory of each plan against the formula's."""
     with torch.device("meta"):
         module = Trained(gpt.GPT(32, 4096, 32, 50257, 2048))
-    captured = captured_model(module, lambda batch: (torch.zeros(batch, 2048, dtype=torch.int64),), dtype="bf16")
+    captured = steptime.captured_model(
+        module, lambda batch: (torch.zeros(batch, 2048, dtype=torch.int64),), dtype="bf16"
+    )
     job = {name: value for name, value in JOB.items() if name != "seq"}
     for name, best in (
         ("formula", steptime.api.plan(dimensions, "dgx-h100", top=1, **JOB).plans[0]),

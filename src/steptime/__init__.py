@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from steptime.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    import steptime.api as api
+    from steptime import api as api
     from steptime.api.models import load_model as load_model
     from steptime.captured.profiling import profile as profile
     from steptime.captured.record import capture as capture

@@ -23,22 +23,20 @@ def modules_after(code: str) -> set[str]:
     return set(ast.literal_eval(done.stderr.splitlines()[-1]))
 
 
-def typed_exports() -> dict[str, tuple[str, str]]:
-    """Name -> module and attribute that the block for type checkers imports."""
-    body = ast.parse(Path(steptime.__file__).read_text(encoding="utf-8")).body
+def typed_exports(package: types.ModuleType) -> dict[str, str]:
+    """Name -> place, as module:attribute, that the block for type checkers imports it from."""
+    body = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8")).body
     block = next(one for one in body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING")
     lines = [one for one in block.body if isinstance(one, ast.ImportFrom)]
     assert len(lines) == len(block.body)
-    return {name.asname or name.name: (str(one.module), name.name) for one in lines for name in one.names}
+    return {name.asname or name.name: f"{one.module}:{name.name}" for one in lines for name in one.names}
 
 
 def test_type_checkers_see_what_is_loaded():
-    loaded = {
-        name: (module, attribute) if attribute else tuple(module.rsplit(".", 1))
-        for name, (module, attribute) in steptime._EXPORTS.items()
-    }
-    assert typed_exports() == loaded
-    assert steptime.__all__ == ["__version__", *sorted(loaded)]
+    assert typed_exports(steptime) == {**steptime.PLACES, "api": "steptime:api"}
+    assert steptime.__all__ == ["__version__", "api", *sorted(steptime.PLACES)]
+    assert typed_exports(steptime.api) == steptime.api.PLACES
+    assert sorted(steptime.api.PLACES) == steptime.api.__all__
 
 
 def test_every_exported_name_exists():

@@ -39,7 +39,7 @@ def test_a_dtype_that_nobody_gave_for_a_module_is_named(net: str) -> None:
 
 
 def test_a_module_that_was_captured_keeps_its_dtype() -> None:
-    from steptime.api.models import captured_model
+    from steptime import captured_model
 
     module = captured_model(torch.nn.Linear(64, 64), lambda batch: torch.empty(batch, 64))
     e = api.estimate(module, "dgx-h100", **JOB, plan={"dp": 8})

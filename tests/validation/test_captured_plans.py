@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 import models  # noqa: E402
 import steptime  # noqa: E402
 from captured_modules import GPT, captured  # noqa: E402
-from steptime import api  # noqa: E402
-from steptime.api.models import captured_model  # noqa: E402
+from steptime import api, captured_model  # noqa: E402
 from steptime.cli.main import app  # noqa: E402
 from steptime.errors import PlanError  # noqa: E402
 
