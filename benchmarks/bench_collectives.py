@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 
 from steptime.cost.collective_algorithms import fabric_of  # noqa: E402
 from steptime.hardware.profiles import FABRIC_FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
-from steptime.hardware.schema import CATALOGUE  # noqa: E402
+from steptime.hardware.search_path import CATALOGUE  # noqa: E402
 from steptime.lab.calibrate import expert_exchange as exchange  # noqa: E402
 from steptime.lab.calibrate.collective_fit import fit, predict  # noqa: E402
 from steptime.lab.calibrate.collective_machines import MACHINES, Machine  # noqa: E402

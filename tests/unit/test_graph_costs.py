@@ -7,10 +7,11 @@ import pytest
 
 from steptime.captured.cost import Timer, cost_table, table_metrics
 from steptime.captured.cost.operators import work_of
+from steptime.captured.cost.timing import fitted
 from steptime.captured.graph import Call, Nodes, Program, TensorType
 from steptime.cost.host import issued_s
 from steptime.errors import UserError
-from steptime.estimate.further_kernels import fitted, machine_for
+from steptime.estimate.further_kernels import machine_for
 from steptime.estimate.kernels import memory_timed, timed
 from steptime.estimate.layer import FORWARD, phase_time
 from steptime.hardware.library import load_device

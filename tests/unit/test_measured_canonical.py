@@ -21,6 +21,7 @@ from steptime.lab.measured.degrees import legal_micro_batches, possible_degrees
 from steptime.lab.measured.flops import peak_flops_per_s, printed_peak_flops_per_s
 from steptime.lab.measured.read import TableRow
 from steptime.lab.measured.tables import framework_default, framework_of, table
+from steptime.plan.framework_file import name_rules as framework_names
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,8 @@ def test_frameworks():
 
 
 def test_defaults_are_weights_of_every_framework():
-    known = {*table("frameworks")["source_key"].values(), *(r["framework"] for r in table("frameworks")["pattern"])}
+    rules = framework_names()
+    known = {*rules["source_key"].values(), *(r["framework"] for r in rules["pattern"])}
     settings = {"recompute", "zero", "sp", "attention", "dtype"}
     for framework in (*known, "generic"):
         for setting in settings:

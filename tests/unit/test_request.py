@@ -90,7 +90,7 @@ def test_constraints():
 @pytest.mark.parametrize(
     "plan",
     [
-        {"tp": 0}, {"tp": "2"}, {"nonsense": 1}, {"zero": 4}, {"recompute": "some"}, {"schedule": "gpipe"}, {"ep": 0},
+        {"tp": 0}, {"tp": "2"}, {"nonsense": 1}, {"zero": 4}, {"recompute": "some"}, {"schedule": "pipe"}, {"ep": 0},
         {"schedule": "interleaved"}, {"schedule": "1f1b", "vpp": 2}, {"attention": "summa"}, {"placement": 3},
         {"placement": {"xp": 2}}, {"placement": {"tp": 0}}, {"recompute": "full+norm"}, {"recompute_every": 2},
         {"sp": 2}, {"sp": "perhaps"}, {"context": "rings"}, {"gradient_dtype": "fp8"}, {"expert_imbalance": 0.5},

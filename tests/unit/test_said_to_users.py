@@ -36,7 +36,7 @@ def bases(framework: str | None, **plan: Any) -> Mapping[str, str]:
 
 @pytest.mark.parametrize(
     ("function", "parameter"),
-    [("host.step_overhead_s", "step_s"), ("scaling.growth_s", "growth"), ("host.stage_issue_s", "stage_s"),
+    [("host.step_overhead_s", "step_s"), ("host.growth_s", "growth"), ("host.stage_issue_s", "stage_s"),
      ("host.issue_wait_s", "host_s"), ("host.router_wait_s", "router_s")],
 )  # fmt: skip
 def test_a_term_of_a_framework_says_which_parameter_it_rests_on(function: str, parameter: str) -> None:

@@ -19,7 +19,7 @@ from steptime.plan.plans import FOLDED_AXES, Plans
 
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
-ROTATED = "exchange.rotated_s"
+ROTATED = "experts.rotated_s"
 _FITTED_LEAF, _ROTATED_LEAF = "collective_s", "rotated_s"
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
 

@@ -148,7 +148,7 @@ def _overhead_lines(e: Evaluation) -> Iterator[Line]:
                recipe=known("host.step_overhead_s", {"step_s": framework.step_s}, fitted("step_s")))  # fmt: skip
     grown = {"work_s": step.work_s, "devices": step.devices, "growth": step.growth}
     yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s),
-               recipe=known("scaling.growth_s", grown, fitted("growth")))  # fmt: skip
+               recipe=known("host.growth_s", grown, fitted("growth")))  # fmt: skip
 
 
 def _copies_lines(e: Evaluation) -> Iterator[Line]:

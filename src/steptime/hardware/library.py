@@ -34,7 +34,7 @@ from steptime.hardware.load import (
 )
 from steptime.hardware.profiles import read_profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Profile, Source
-from steptime.hardware.schema import CATALOGUE, is_path, named_files
+from steptime.hardware.search_path import CATALOGUE, is_path, named_files
 
 MAKERS: Final = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "amd", "radeon", "instinct", "intel", "habana", "google", "cloud", "aws"}

@@ -17,7 +17,7 @@ from typing import Any, Final
 from steptime.errors import FieldError
 from steptime.hardware.load import read_toml
 from steptime.hardware.records import Curve, Device, Fitted, Profile
-from steptime.hardware.schema import (
+from steptime.hardware.search_path import (
     band_in,
     count_in,
     is_path,

@@ -123,18 +123,11 @@ def captured_of(job: Job) -> CapturedModel:
     return job.captured
 
 
-_COMMON = (
-    "stages", "batch", "micro_batch", "interleaving", "zero_pipeline", "shard", "recompute_every", "zero_bubble",
-    "dualpipe", "dualpipe_offload",
-)  # fmt: skip
-"""Rules of all jobs that mean something for captured modules."""
-
-
 class CapturedMethod(CorrectedMethod):
     """The corrected method on the rows of a captured module."""
 
     strategies: ClassVar[Mapping[str, Strategy]] = {"1d": Captured1D()}
-    rules: ClassVar[tuple[Rule, ...]] = (*(rule for rule in RULES if rule.name in _COMMON), *CAPTURED_RULES)
+    rules: ClassVar[tuple[Rule, ...]] = (*(rule for rule in RULES if rule.always), *CAPTURED_RULES)
 
 
 CAPTURED = CapturedMethod()

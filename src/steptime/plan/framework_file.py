@@ -23,7 +23,7 @@ from typing import Any, Final
 from steptime.errors import FieldError, InputFileError, UnknownNameError
 from steptime.hardware.library import architecture_of
 from steptime.hardware.load import read_toml
-from steptime.hardware.schema import refuse_unknown, user_roots
+from steptime.hardware.search_path import refuse_unknown, user_roots
 from steptime.plan.framework import (
     BUSY,
     IDEAL,

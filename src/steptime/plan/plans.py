@@ -248,6 +248,8 @@ class Rule:
     meaning: str
     broken: Broken
     """Whether a plan breaks the rule (boolean or array of booleans)."""
+    always: bool = False
+    """Whether it means something for captured modules too."""
 
 
 def _indivisible_kv(job: Job, p: Plans) -> Any:
@@ -300,18 +302,19 @@ RULES: tuple[Rule, ...] = (
     Rule(name="kv_heads", meaning="tp and the key-value heads do not divide each other", broken=_indivisible_kv),
     Rule(name="sequence", meaning="fewer tokens in a sequence than ranks that share it",
          broken=lambda job, p: job.seq_len < p.tp * p.tp2 * p.cp),
-    Rule(name="stages", meaning="more (virtual) stages than layers",
+    Rule(name="stages", always=True, meaning="more (virtual) stages than layers",
          broken=lambda job, p: p.pp * p.vpp > job.model.layers),
-    Rule(name="batch", meaning="more data-parallel replicas than sequences (or samples) in the global batch",
+    Rule(name="batch", always=True, meaning="more data-parallel replicas than sequences or samples in the global batch",
          broken=lambda job, p: p.dp > job.global_batch),
-    Rule(name="micro_batch", meaning="the micro-batch is larger than a replica's share of the batch",
+    Rule(name="micro_batch", always=True, meaning="the micro-batch is larger than a replica's share of the batch",
          broken=_beyond_replica),
-    Rule(name="interleaving",
+    Rule(name="interleaving", always=True,
          meaning="virtual stages are unequal within the ends, or pp does not divide the micro-batches",
          broken=_not_interleaved),
     Rule(name="panels", meaning="more SUMMA panels than columns of the hidden dimension",
          broken=lambda job, p: p.panels > job.model.hidden),
-    Rule(name="zero_pipeline", meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
+    Rule(name="zero_pipeline", always=True,
+         meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
          broken=lambda job, p: (p.zero >= 2) & (p.pp > 1)),
     Rule(name="experts", meaning="ep does not divide the experts, or there are none", broken=_wrong_experts),
     Rule(name="expert_width", meaning="etp does not divide the width of an expert", broken=_uneven_expert),
@@ -321,18 +324,18 @@ RULES: tuple[Rule, ...] = (
          broken=lambda job, p: (job.model.experts is not None) & (p.tp > 1) & (p.sp == 0)),
     Rule(name="summa_model", meaning="SUMMA is not modelled for experts and latent attention",
          broken=lambda job, p: (job.model.experts is not None or job.model.latent is not None) & (p.tp2 > 1)),
-    Rule(name="shard", meaning="the ranks that ZeRO shares out over do not divide dp",
+    Rule(name="shard", always=True, meaning="the ranks that ZeRO shares out over do not divide dp",
          broken=lambda job, p: p.dp % where(p.shard > 0, p.shard, 1) != 0),
-    Rule(name="recompute_every", meaning="recomputing every so many-th layer needs full recomputation",
+    Rule(name="recompute_every", always=True, meaning="recomputing every so many-th layer needs full recomputation",
          broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE)),
-    Rule(name="gpipe", meaning="GPipe has no virtual stages",
+    Rule(name="gpipe", always=True, meaning="GPipe has no virtual stages",
          broken=lambda job, p: (job.schedule in HOLDING_ALL) & (p.vpp > 1)),
-    Rule(name="zero_bubble", meaning="a zero-bubble schedule without stages, or with virtual ones",
+    Rule(name="zero_bubble", always=True, meaning="a zero-bubble schedule without stages, or with virtual ones",
          broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2))),
-    Rule(name="dualpipe",
+    Rule(name="dualpipe", always=True,
          meaning="DualPipe wants an even pp without virtual stages, and an even number of micro-batches, at least 2 pp",
          broken=_not_mirrored),
-    Rule(name="dualpipe_offload", meaning="DualPipe is not modelled with activations on the host",
+    Rule(name="dualpipe_offload", always=True, meaning="DualPipe is not modelled with activations on the host",
          broken=lambda job, p: job.stages_held > 1 and "activations" in job.offload),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Final
 from steptime.errors import UserError
 from steptime.hardware.library import device_named, load_device
 from steptime.hardware.records import Device
-from steptime.hardware.schema import is_path
+from steptime.hardware.search_path import is_path
 from steptime.plan.recompute import MODULES
 
 _VENDORS: Final = re.compile(r"\b(nvidia|amd|intel|google|habana|instinct|tesla|geforce|accelerators?|gpus?|cloud)\b")

@@ -9,7 +9,7 @@ from typing import Final
 from steptime.errors import InputFileError
 from steptime.hardware.library import load_device
 from steptime.hardware.records import AxisKind, Level, Mesh, MeshAxis
-from steptime.hardware.schema import is_path
+from steptime.hardware.search_path import is_path
 from steptime.lab.calibrate.toml_file import quantity_of, refuse_foreign, text_of
 from steptime.store.files import write_whole
 
