@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 import doctor_logs
 from steptime import api
-from steptime.surface.cli.main import app
+from steptime.cli.main import app
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent

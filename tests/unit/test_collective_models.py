@@ -9,17 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.cost.collective import (
-    Path as Route,
-)
-from steptime.cost.collective import (
-    bruck_path,
-    direct_path,
-    double_tree_path,
-    doubling_path,
-    hierarchical_path,
-    ring_path,
-)
 from steptime.cost.collective_algorithms import (
     ALGORITHMS,
     LIBRARY,
@@ -29,6 +18,15 @@ from steptime.cost.collective_algorithms import (
     collective_s,
     fabric_of,
     transfer_s,
+)
+from steptime.cost.collective_schedules import Path as Route
+from steptime.cost.collective_schedules import (
+    bruck_path,
+    direct_path,
+    double_tree_path,
+    doubling_path,
+    hierarchical_path,
+    ring_path,
 )
 from steptime.cost.data_parallel import push_pull_s
 from steptime.errors import FieldError

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.cost.collective import (
+from steptime.cost.collective_algorithms import Fabric, collective_s
+from steptime.cost.collective_schedules import (
     Path,
     bruck_all_to_all_path,
     doubling_path,
     hierarchical_all_to_all_path,
     hierarchical_path,
 )
-from steptime.cost.collective_algorithms import Fabric, collective_s
 from steptime.cost.regression import SENT
 
 Message = tuple[int, int, int]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from steptime.cost.collective import ring_all_gather_s, ring_broadcast_s, ring_transfer_s
-from steptime.cost.experts import all_to_all_s, ring_exchange_s
+from steptime.cost.collective import all_to_all_s, ring_all_gather_s, ring_broadcast_s, ring_exchange_s, ring_transfer_s
 from steptime.num import Num
 
 US = 1e-6

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.collective import (
+from steptime.cost.collective_schedules import (
     Path,
     binomial_path,
     binomial_scatter_path,
@@ -117,7 +117,7 @@ class Fabric:
     """Bandwidth of trees over that of rings."""
     short_chains: bool = False
     """Whether a tree's chain through a domain is no longer than pays
-    (:func:`steptime.cost.collective.short_chains`), or goes through all of its ranks."""
+    (:func:`steptime.cost.collective_schedules.short_chains`), or goes through all of its ranks."""
 
     @cached_property
     def _hash(self) -> int:

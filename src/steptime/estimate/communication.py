@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from steptime.cost.collective import point_to_point_s
+from steptime.cost.collective import point_to_point_s, rotated_s
 from steptime.cost.collective_algorithms import Fabric, collective_s, least_s
-from steptime.cost.experts import rotated_s
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import COLLECTIVES, Formula
@@ -19,7 +18,7 @@ from steptime.plan.plans import FOLDED_AXES, Plans
 
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
-ROTATED = "experts.rotated_s"
+ROTATED = "collective.rotated_s"
 _FITTED_LEAF, _ROTATED_LEAF = "collective_s", "rotated_s"
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
 

@@ -269,6 +269,6 @@ COLLECTIVES: Mapping[str, Formula] = {
     "all_reduce": Formula(collective.ring_all_reduce_s),
     "broadcast": Formula(collective.ring_broadcast_s),
     "reduce": Formula(collective.ring_reduce_s),
-    "all_to_all": Formula(experts.all_to_all_s),
-    "ring_exchange": Formula(experts.ring_exchange_s),
+    "all_to_all": Formula(collective.all_to_all_s),
+    "ring_exchange": Formula(collective.ring_exchange_s),
 }
