@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -15,7 +15,7 @@ from steptime.errors import UnknownNameError, UserError
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 #: A name of `OPTIMIZERS`, an optimiser of the module's parameters, a function from parameters to one, or none.
-Optimizers = str | torch.optim.Optimizer | Factory | None
+Optimizers: TypeAlias = str | torch.optim.Optimizer | Factory | None
 
 OPTIMIZERS: Mapping[str, Factory] = {
     "adamw": lambda p: torch.optim.AdamW(p, foreach=True),
