@@ -9,11 +9,13 @@ import pytest
 
 from steptime.estimate.further_kernels import CURVES
 from steptime.estimate.kernels import ROLES
+from steptime.hardware.profiles import load_profile, profile_names
 from steptime.lab.calibrate.fit_left_out import Fitted, kernels_left_out
 from steptime.lab.calibrate.gemm import FAMILY, truths
 from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells
 from steptime.lab.calibrate.table import Table
 from steptime.lab.calibrate.training_rows import NOT_LAUNCHED, RULES, launched
+from steptime.plan.job import PRECISIONS
 
 AIC, BF16, CACHE = "aiconfigurator_attention", "bfloat16", "fw=vllm;kv_dtype=fp8;window=0;step=0"
 SIZES = {
@@ -80,6 +82,14 @@ def read_by_estimates() -> set[str]:
     return by_shape | {family for curves in ROLES.values() for family, _ in curves} | {
         "gemm", "attention_fwd", "attention_bwd",
     }  # fmt: skip
+
+
+def test_the_catalogue_has_no_curve_that_no_estimate_reads() -> None:
+    read = read_by_estimates()
+    dtypes = {"any"} | {dtype for p in PRECISIONS.values() for dtype in (p.matrix_dtype, p.attention_dtype)}
+    curves = [(name, c) for name in profile_names() for c in load_profile(name).curves]  # type: ignore[union-attr]
+    assert len(curves) > 500
+    assert [(name, c.family, c.dtype) for name, c in curves if c.family not in read or c.dtype not in dtypes] == []
 
 
 def test_every_family_that_is_fitted_is_read_by_an_estimate() -> None:
