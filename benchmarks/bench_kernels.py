@@ -1,8 +1,8 @@
-"""How far the time models of attention, memory-bound and other kernels are off, on shapes that the fit did not see.
+"""How far the time models of attention, memory-bound and other kernels of training are off, on shapes not seen.
 
 Every cell (family, device, dtype, timer) is fitted three times on two thirds of its shapes and judged on the rest;
 all rows of a shape are on the same side. Cells with few shapes lean on the coefficients of other devices; what is
-left is predicted by those alone (column "borrowed").
+left is predicted by those alone (column "borrowed"). Rows that no training step launches are left out.
 
     python benchmarks/bench_kernels.py            prints the tables
     python benchmarks/bench_kernels.py --write    also writes them to benchmarks/kernels.md
@@ -31,13 +31,14 @@ from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells, kernel_c
 from steptime.lab.calibrate.score import errors_of  # noqa: E402
 from steptime.lab.calibrate.table import Table, read_table  # noqa: E402
 from steptime.lab.calibrate.training import lacking_curves  # noqa: E402
+from steptime.lab.calibrate.training_rows import launched  # noqa: E402
 from steptime.lab.data_root import require_data  # noqa: E402
 from steptime.num import Array  # noqa: E402
 
 FOLDS = 3
 OUT = Path(__file__).parent / "kernels.md"
 PROFILES = Path(__file__).parents[1] / "src" / "steptime" / "hardware" / "catalogue" / "profiles"
-MATRIX = ("gemm", "bmm", "gemm_bwd", "bmm_bwd")
+OPS = sorted(frozenset[str]().union(*(family.ops for family in FAMILIES)))
 NORMS = ("layernorm", "softmax", "elementwise", "activation", "rope", "embedding", "dropout")
 
 
@@ -99,36 +100,17 @@ def table_of(title: str, head: str, lines: Iterable[str], extra: str = "") -> li
 
 
 def coverage(table: Table, judged: Judged) -> list[str]:
-    """Share of the rows that get a prediction, by operator."""
-    mine = ~np.isin(table.text("op"), MATRIX)
-    has = np.isfinite(judged.seconds)
+    """Share of the rows of training that get a prediction, by operator."""
+    kept, has = launched(table), np.isfinite(judged.seconds)
+    mine = kept & np.isin(table.text("op"), OPS)
     measured = table.number("latency_us") * 1e-6
     lines = []
-    for group, ops in groups_of(table).items():
-        rows = np.isin(table.text("op"), list(ops))
-        if (rows & has).any():
-            extra = f" {100 * has[rows].mean():.0f} | {100 * (~judged.alone)[rows & has].mean():.0f} |"
-            lines.append(line(group, judged.seconds[rows & has], measured[rows & has], extra))
-        else:
-            lines.append(f"| {group} | {rows.sum()} | - | - | - | 0 | - |")
-    text = [
-        f"{100 * has[mine].mean():.1f} % of the {mine.sum()} rows that are not matrix products get a prediction.",
-        "",
-    ]
+    for op in OPS:
+        rows = kept & (table.text("op") == op)
+        extra = f" {100 * has[rows].mean():.0f} | {100 * (~judged.alone)[rows & has].mean():.0f} |"
+        lines.append(line(op, judged.seconds[rows & has], measured[rows & has], extra))
+    text = [f"{100 * has[mine].mean():.1f} % of these {mine.sum()} rows get a prediction.", ""]
     return table_of("All operators", "operator", lines, " covered % | borrowed % |") + text
-
-
-def groups_of(table: Table) -> dict[str, set[str]]:
-    """Operators of the table, the single benchmarks of two sources as one group each."""
-    single = {"liger_kernel": set(), "flagperf": set()}
-    out: dict[str, set[str]] = {}
-    for op, source in sorted(set(zip(table.text("op"), table.text("source"), strict=True))):
-        if op not in MATRIX:
-            known = out.setdefault(op, {op}) if source not in single else single[source]
-            known.add(op)
-    for source, ops in single.items():
-        out[f"others of {source}"] = ops - set(out)
-    return out
 
 
 def by_device(kept: list[tuple[Cell, Array]], families: Iterable[str]) -> list[str]:
@@ -161,9 +143,7 @@ def summary(table: Table, judged: Judged) -> list[str]:
     devices = {d: memory & (device == d) for d in sorted(set(device[memory])) if d}
     both = operators | {"NeuSight, all": eager, "all sources": memory} | devices
     return [
-        *pooled(
-            table, judged, "Attention forward, held-out shapes, each row by the model of its implementation", attention
-        ),
+        *pooled(table, judged, "Attention forward, held-out shapes", attention),
         *pooled(table, judged, "Norms, softmax, maps and activations", both),
     ]
 
@@ -199,14 +179,12 @@ def main() -> None:
     judged, kept, curves = judge(table)
     head = "family | device | dtype | timer | source"
     names = [family.name for family in FAMILIES]
-    core = [n for n in names if n.startswith("attention")] + [n for n in names if n.startswith(NORMS)]
-    frameworks = ("vllm", "sglang", "trtllm")
+    core = [n for n in names if n.startswith(("attention", *NORMS))]
     transfer = {
-        "attention forward": {f"attention_fwd_{f}" for f in frameworks},
-        "attention decode": {f"attention_decode_{f}" for f in frameworks},
+        "attention forward": {"attention_fwd"},
         "memory-bound": {n for n in core if not n.startswith("attention")},
     }
-    rest = [n for n in names if n not in core and not n.startswith("liger")]
+    rest = [n for n in names if n not in core]
     text = [
         "# Time models of kernels on shapes that they did not see", "", (__doc__ or "").split("\n\n")[1], "",
         *summary(table, judged), *coverage(table, judged),

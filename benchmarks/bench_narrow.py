@@ -1,33 +1,28 @@
-"""Products in formats below 16 bits: every serving framework by its own curve, and devices that nobody measured.
+"""Products in formats below 16 bits: devices that nobody measured, and frameworks that the curve was not fitted to.
 
     python benchmarks/bench_narrow.py            prints the tables (benchmarks/narrow.md)
-    python benchmarks/bench_narrow.py --save     also fits the curves and writes the profiles of the catalogue
 
 A layer of a serving framework converts its activations first, in a kernel of its own; rows of other sources are of the
-product alone. Frameworks differ by factors in both.
+product alone. Frameworks differ by factors in both; the curve is fitted to the one in the middle.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-import steptime.hardware
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.hardware.profiles import load_profile, profile_names, save_curves
+from steptime.hardware.profiles import load_profile, profile_names
 from steptime.hardware.records import Curve, Profile
-from steptime.lab.calibrate.gemm import FAMILY, NARROW, OF_FRAMEWORKS, Truth, framework_curves, truths
+from steptime.lab.calibrate.gemm import FAMILY, NARROW, Truth, truths
 from steptime.lab.calibrate.table import read_table
 from steptime.lab.calibrate.transfer import OTHER_IMPLEMENTATION, architecture, of_others, predict, transferred_curve
 from steptime.lab.data_root import require_data
 
-FOLDER = Path(steptime.hardware.__file__).parent / "catalogue" / "profiles"
 HEAD = "| curve | dtype | cells | mean % | bias % | in band % |\n|---|---|---:|---:|---:|---:|"
 Cells = dict[tuple[str, str], list[tuple[float, float, float]]]
 
@@ -36,12 +31,9 @@ def main() -> None:
     """Prints the tables."""
     table = read_table(require_data("kernels.parquet"))
     every = [t for t in truths(table.take(np.isin(table.text("op"), list(FAMILY.ops)))) if t.dtype in NARROW]
-    if "--save" in sys.argv:
-        for device, curve in framework_curves(every):
-            save_curves(device, [curve], FOLDER)
     profiles = {n: p for n in profile_names() if (p := load_profile(n)) is not None}
     print("# Products in formats below 16 bits\n\nPrinted by `python benchmarks/bench_narrow.py`; a cell is a device")
-    print("and a framework.\n\n## Devices left out\n\nCurves of other devices: of the product, and of the framework.")
+    print("and a framework.\n\n## Devices left out\n\nCurves of other devices.")
     for name, like in (("device", lambda t: t.device.name), ("architecture", lambda t: architecture(t.device))):
         print(f"\n### {name.capitalize()} left out\n\n{HEAD}")
         print_cells(left_out(every, profiles, like))
@@ -53,16 +45,13 @@ def left_out(every: Iterable[Truth], profiles: Mapping[str, Profile], like: Call
     """Errors by curves of devices that are not like that of a cell."""
     records, found = {name: load_device(name) for name in profiles}, defaultdict(list)
     for truth in every:
-        framework = truth.source.rpartition("/")[2]
-        for family in ("gemm", f"gemm_{framework}") if framework in OF_FRAMEWORKS else ():
-            others = {
-                name: curve for name, profile in profiles.items()
-                if (curve := profile.curve(family, truth.dtype)) is not None and curve.kind == "fitted"
-                and like(replace(truth, device=records[name])) != like(truth)
-            }  # fmt: skip
-            if others:
-                curve = transferred_curve(truth.device, others, records)
-                found[family if family == "gemm" else "gemm_FRAMEWORK", truth.dtype] += errors(truth, curve)
+        others = {
+            name: curve for name, profile in profiles.items()
+            if (curve := profile.curve("gemm", truth.dtype)) is not None and curve.kind == "fitted"
+            and like(replace(truth, device=records[name])) != like(truth)
+        }  # fmt: skip
+        if others and "/" in truth.source:
+            found["gemm", truth.dtype] += errors(truth, transferred_curve(truth.device, others, records))
     return found
 
 

@@ -16,8 +16,6 @@ from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import InputFileError
 from steptime.hardware import Kind, load_cluster, load_device
 from steptime.hardware.profiles import read_profile, save_curves
-from steptime.lab.calibrate.others import expert_blocks
-from steptime.lab.calibrate.table import read_table
 from steptime.lab.cli import calibrate_fit
 from steptime.store.files import one_writer
 from steptime.store.journal import Journal
@@ -378,14 +376,3 @@ def test_a_table_cannot_name_files(run: Run, softmaxes: Path, tmp_path: Path, gp
     done = run("calibrate", "fit", "--kernels", str(softmaxes), "--out", str(out), "--json")
     assert done.exit_code == 0, done.stderr
     assert list(json.loads(done.stdout)["profiles"]) == ["h100-sxm"]
-
-
-def test_experts_without_tokens_are_left_out_in_silence(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    lines = ["source,gpu,op,dtype,m,n,k,latency_us,method,notes"]
-    placed = "fw=vllm;topk=2;experts=8;tp=1;ep=1;dist=power_law"
-    lines += [f"mine,h100,moe,bf16,0,4096,4096,{90 + i},cuda_graph_mean,{placed}" for i in range(20)]
-    path = tmp_path / "experts.csv"
-    path.write_text("\n".join(lines) + "\n")
-    table = read_table(path)
-    assert all(rows != rows for rows in expert_blocks(table)["rows"])
-    assert not recwarn.list

@@ -31,7 +31,7 @@ def test_columns_are_listed(run: Run) -> None:
 def test_unknown_operators_are_answered_with_those_that_there_are(run: Run, tmp_path: Path) -> None:
     (tmp_path / "k.csv").write_text("gpu,op,dtype,rows,cols,latency_us\nh100,sort,bf16,4096,4096,40\n")
     text = " ".join(run("score", "--kernels", str(tmp_path / "k.csv")).stdout.split())
-    assert "1 skipped: no time model for this operator sort; operators are gemm, bmm, attention_fwd" in text
+    assert "1 skipped: no training step launches this kernel sort; scored are gemm, bmm, attention_fwd" in text
 
 
 def test_output_of_nccl_tests_with_options(run: Run, tmp_path: Path) -> None:

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.cost.attention_time import attention_decode_s, mixed_attention_s, tiled_attention_s
+from steptime.cost.attention_time import tiled_attention_s
 from steptime.cost.experts import Exchange, exchange_s
 from steptime.cost.memory_bound import memory_bound_s
-from steptime.cost.moe_time import grouped_products_s
 
 US = 1e-6
-DECODE = {
-    "batch": 2, "heads": 16, "kv_heads": 2, "keys": 1000, "window": 100, "width": 256, "kv_bytes": 1,
-    "matrix_flops_per_s": 1e10, "memory_Bps": 1e9, "l2_bytes": 1.0, "sm_count": 16, "launch_s": US, "efficiency": 0.5,
-    "cache_gain": 1.0, "fill_keys": 10, "window_keys": 28, "tail": 0.5, "pad_heads": 16, "matrix_efficiency": 0.25,
-    "overlap": 1, "group_limit": 4, "unshared": 0.25, "chunk_keys": 64,
-}  # fmt: skip
 TILED = {
     "batch": 3, "heads": 8, "kv_heads": 2, "queries": 24, "keys": 96, "causal": 0, "window": 0, "pair_flops": 512,
     "moved_bytes": 1e6, "matrix_flops_per_s": 1e12, "vector_flops_per_s": 1e11, "memory_Bps": 1e10, "sm_count": 4,
     "launch_s": US, "efficiency": 0.5, "softmax_flops": 20, "memory_efficiency": 0.5, "tail": 1.0, "overlap": 1,
     "fill_keys": 4, "window_keys": 0, "packing": 1, "serial_passes": 1, "tile_rows": 128,
 }  # fmt: skip
-
-
-def test_decode_in_a_window_with_groups_that_are_padded_and_read_again() -> None:
-    """4 readers see 100 + 28 keys in 2 chunks of 64: 8 blocks, half a round of 16, half of whose rest is lost."""
-    cache, queries, fill = 4 * 256 * 128, 2 * 2 * 16 * 256, 4 * 2 * 10 * 256
-    memory_s = (2.75 * (cache + queries) + fill) / 0.5e9  # a group of 8 reads 1 + 7 / 4 times
-    compute_s = 2 * 4 * 256 * 128 * 16 / 0.25e10  # padded from 8 heads to 16
-    assert attention_decode_s(**DECODE) == pytest.approx(US + 1.5 * (memory_s + compute_s))
-
-
-def test_decode_of_a_small_group_reads_once_and_splits_no_further_than_processors() -> None:
-    """1000 keys would be 15 chunks, but 16 processors leave each of 4 readers 4: one full round."""
-    plain = DECODE | {"window": 0, "kv_heads": 2, "heads": 8, "pad_heads": 2, "kv_bytes": 2}
-    moved, fill = 4 * 256 * 1000 * 2 + 2 * 2 * 8 * 256, 4 * 4 * 10 * 256 * 2
-    compute_s = 2 * 4 * 256 * 1000 * 4 / 0.25e10
-    assert attention_decode_s(**plain) == pytest.approx(US + (moved + fill) / 0.5e9 + compute_s)
 
 
 def test_few_queries_of_a_group_share_a_tile() -> None:
@@ -50,31 +27,12 @@ def test_few_queries_of_a_group_share_a_tile() -> None:
     assert tiled_attention_s(**TILED | {"packing": 0, "serial_passes": 0}) == pytest.approx(US + apart + memory_s)
 
 
-def test_decodes_beside_a_prefill_add_their_caches_once_per_pass() -> None:
-    caches_s = 2 * 16 * 2 * 256 * 1000 / 5e9
-    both = mixed_attention_s(**TILED, decodes=16, decode_keys=1000, width=256)
-    assert both - tiled_attention_s(**TILED) == pytest.approx(2 * caches_s)
-
-
 def test_an_operator_half_of_whose_bytes_are_in_the_cache() -> None:
     """Moved bytes as many as the cache's share holds: half at 0.8, half at 3 times the bandwidth."""
     moved = 4e6 + 100 * 1e3 + 2 * 5e5
     device_s = 5 * US + moved / (1e12 * (0.8 + 3.0) / 2) + 3 * 1e7 / 1e13
     seconds = memory_bound_s(4e6, 100, 5e5, 1e7, 1e12, 8e6, 1e13, 5 * US, 2 * US, 0.8, 3.0, 0.5, 1e3, 2, 3, 1e9)
     assert seconds == pytest.approx((device_s**4 + (2 * US) ** 4) ** 0.25)
-
-
-def test_skewed_groups_that_fill_a_quarter_of_the_processors() -> None:
-    """8 groups of 16 x 2 rows, padded to tiles of 128, by 256 columns: 16 tiles on 64 processors."""
-    rows = (32**4 + 64**4) ** 0.25
-    compute_s = 2 * 8 * rows * 256 * (500 + 12) / 0.5e12 * 4**0.5
-    memory_s = (3e6 + 2e6) / 0.25e10
-    seconds = grouped_products_s(
-        groups=8, rows=16, columns=256, depth=500, weight_bytes=3e6, activation_bytes=2e6, matrix_flops_per_s=1e12,
-        memory_Bps=1e10, sm_count=64, launch_s=US, efficiency=0.5, memory_efficiency=0.25, pad_rows=64, overlap=1,
-        start_depth=12, skew=0.5, spread=4,
-    )  # fmt: skip
-    assert seconds == pytest.approx(US + compute_s + memory_s)
 
 
 @pytest.mark.parametrize(("way", "messages"), [("dispatch", 2), ("combine", 100 * 4 / 64)])

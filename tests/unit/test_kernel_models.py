@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.cost.attention_time import attention_decode_s, keys_of_tiles, mixed_attention_s, tiled_attention_s
+from steptime.cost.attention_time import keys_of_tiles, tiled_attention_s
 from steptime.cost.convolution import convolution_s
 from steptime.cost.memory_bound import cached_Bps, memory_bound_s
-from steptime.cost.moe_time import grouped_products_s
 from steptime.cost.recurrent import recurrent_s
 from steptime.hardware import load_device
-from steptime.lab.calibrate.attention import implementation
 from steptime.lab.calibrate.family import Coefficient, KernelFamily, readable
 from steptime.lab.calibrate.fitting import fit
 from steptime.lab.calibrate.kernel_curves import Cell, borrowed, cells, curves_of, generic_curves, weak_priors
@@ -51,31 +49,6 @@ ATTENTION = {
     "serial_passes": 0.5,
     "tile_rows": 128,
 }
-DECODE = {
-    "batch": 64,
-    "heads": 32,
-    "kv_heads": 8,
-    "keys": 8192,
-    "window": 0,
-    "width": 256,
-    "kv_bytes": 2,
-    "matrix_flops_per_s": 989e12,
-    "memory_Bps": 3.35e12,
-    "l2_bytes": 5e7,
-    "sm_count": 132,
-    "launch_s": 1e-5,
-    "efficiency": 0.9,
-    "cache_gain": 1.0,
-    "fill_keys": 100.0,
-    "window_keys": 0.0,
-    "tail": 0.5,
-    "pad_heads": 16,
-    "matrix_efficiency": 0.3,
-    "overlap": 4.0,
-    "group_limit": 64,
-    "unshared": 0.5,
-    "chunk_keys": 128,
-}
 MEMORY = {
     "moved_bytes": 1e9,
     "rows": 1e4,
@@ -93,25 +66,6 @@ MEMORY = {
     "reread": 0.5,
     "vector_cost": 1.0,
     "most_rows": 1e9,
-}
-GROUPED = {
-    "groups": 8,
-    "rows": 1024,
-    "columns": 4096,
-    "depth": 4096,
-    "weight_bytes": 2.7e8,
-    "activation_bytes": 1.3e8,
-    "matrix_flops_per_s": 989e12,
-    "memory_Bps": 3.35e12,
-    "sm_count": 132,
-    "launch_s": 1e-5,
-    "efficiency": 0.7,
-    "memory_efficiency": 0.8,
-    "pad_rows": 64,
-    "overlap": 2.0,
-    "start_depth": 100.0,
-    "skew": 0.5,
-    "spread": 1.0,
 }
 CONVOLUTION = {
     "rows": 50176,
@@ -145,13 +99,9 @@ RECURRENT = {
     "weight_reuse": 2.0,
     "products": 1.0,
 }
-MIXED = ATTENTION | {"decodes": 16, "decode_keys": 4096, "width": 256}
 MODELS = [
     (tiled_attention_s, ATTENTION),
-    (attention_decode_s, DECODE),
-    (mixed_attention_s, MIXED),
     (memory_bound_s, MEMORY),
-    (grouped_products_s, GROUPED),
     (convolution_s, CONVOLUTION),
     (recurrent_s, RECURRENT),
 ]
@@ -180,7 +130,7 @@ def test_a_faster_device_is_never_slower(formula: Any, numbers: dict[str, float]
 
 
 @pytest.mark.parametrize(("formula", "numbers"), MODELS)
-@pytest.mark.parametrize("name", ["batch", "queries", "keys", "moved_bytes", "rows", "groups", "steps", "launch_s"])
+@pytest.mark.parametrize("name", ["batch", "queries", "keys", "moved_bytes", "rows", "steps", "launch_s"])
 def test_more_work_is_never_faster(formula: Any, numbers: dict[str, float], name: str) -> None:
     if name in numbers and not (name == "queries" and "keys" in numbers):
         assert formula(**numbers | {name: 2 * numbers[name]}) >= formula(**numbers)
@@ -227,17 +177,6 @@ def test_one_more_block_than_processors_costs_a_wave() -> None:
     assert tiled_attention_s(**full | {"heads": 133, "kv_heads": 133}) / tiled_attention_s(**full) == pytest.approx(2.0)
 
 
-def test_decode_of_long_caches_is_bound_by_the_bandwidth() -> None:
-    cache = 64 * 8 * 131072 * 256 * 2
-    seconds = attention_decode_s(**DECODE | {"keys": 131072})
-    assert seconds == pytest.approx(cache / (0.9 * 3.35e12), rel=0.1)
-    assert attention_decode_s(**DECODE | {"kv_bytes": 1}) < 0.65 * attention_decode_s(**DECODE)
-
-
-def test_shared_keys_cost_less_than_keys_of_every_head() -> None:
-    assert attention_decode_s(**DECODE) < 0.5 * attention_decode_s(**DECODE | {"kv_heads": 32})
-
-
 def test_memory_bound_limits() -> None:
     assert memory_bound_s(**MEMORY | {"moved_bytes": 0.0, "rows": 0, "vector_flops": 0}) == pytest.approx(
         (3e-6**4 + 4e-6**4) ** 0.25
@@ -255,50 +194,38 @@ def test_families_are_told_apart() -> None:
         assert all(c.low <= c.start <= c.high for c in family.coefficients), family.name
 
 
-@pytest.mark.parametrize(
-    ("row", "name"),
-    [
-        (("aiconfigurator_attention", "fa3", "fw=sglang;ver=1;kv_dtype=bfloat16;window=0", "bfloat16"), "sglang"),
-        (("aiconfigurator_attention", "torch_flow", "fw=trtllm;kv_dtype=fp8;window=0", "bfloat16"), "trtllm_kv8"),
-        (("aiconfigurator_attention", "torch_flow", "fw=trtllm;kv_dtype=fp8;window=0", "fp8"), "trtllm"),
-        (("aiconfigurator_attention", "vllm_triton_attn", "fw=vllm;kv_dtype=fp8;window=0", "fp8"), "triton"),
-        (("aiconfigurator_attention", "flash_attention_v4", "fw=sglang;non-causal(encoder)", "bf16"), "sglang_encoder"),
-        (("aiconfigurator_attention", "decode_attention", "fw=vllm;kv_dtype=fp8;step=0", "bfloat16"), "one_query_kv8"),
-        (("aiconfigurator_attention", "decode_attention", "fw=vllm;kv_dtype=fp8;step=8", "bfloat16"), "vllm_kv8"),
-        (("aiconfigurator_attention", "flashinfer", "fw=vllm;kv_dtype=bfloat16;step=0", "bfloat16"), "flashinfer"),
-        (("aiconfigurator_attention", "flash_attention_v4", "non-causal(encoder)", "bf16"), ""),
-        (("llmservingsim", "", "v1 engine", "bfloat16"), "served"),
-        (("llmservingsim", "", "v0 engine", "bfloat16"), "served_v0"),
-        (("cudnn_frontend", "cudnn", "mask=no_mask", "bfloat16"), "cudnn"),
-        (("someone", "", "", "bf16"), ""),
-    ],
-)
-def test_implementations(row: tuple[str, str, str, str], name: str) -> None:
-    assert implementation(*row) == name
-
-
 def test_rows_become_arguments() -> None:
     rows = table(
-        source=["neusight", "vidur", "liger_kernel", "llmservingsim"],
-        op=["softmax", "elementwise", "cross_entropy", "layernorm"],
-        dtype=["fp32", "fp16", "", "bf16"],
-        notes=[
-            "opname=softmax;split=train",
-            "vidur op=mlp_act;model=x;tp=1",
-            'mode=forward;V=4096;cfg={"B": 8, "T": 2048};liger=0.2.1;ts=1',
-            "layer=layernorm;model=Qwen/Qwen3-32B;tp=1",
-        ],
-        rows=[100, 10, np.nan, 7],
-        cols=[2048, 64, np.nan, np.nan],
-        numel=[204800, 640, np.nan, np.nan],
+        source=["neusight", "vidur", "deepbench"],
+        op=["softmax", "elementwise", "rnn_bwd_data"],
+        dtype=["fp32", "fp16", "fp32"],
+        notes=["opname=softmax;split=train", "vidur op=mlp_act;model=x;tp=1", "train;cell=LSTM;hidden=512;sheet=x"],
+        rows=[100, 10, np.nan],
+        cols=[2048, 64, np.nan],
+        numel=[204800, 640, np.nan],
+        b=[np.nan, np.nan, 16],
     )
     known = {f.name: f for f in FAMILIES}
     softmax = known["softmax"].shape(rows)
     assert softmax["moved_bytes"][0] == 2 * 204800 * 4 and softmax["reread_bytes"][0] == 204800 * 4
-    assert list(readable(softmax)) == [True, False, False, False]
+    assert list(readable(softmax)) == [True, False, False]
     assert known["activation"].shape(rows)["moved_bytes"][1] == 1.5 * 640 * 2
-    assert known["liger_cross_entropy"].shape(rows)["moved_bytes"][2] == 2 * 8 * 2048 * 4096 * 4
-    assert known["layernorm_served"].shape(rows)["moved_bytes"][3] == 2 * 7 * 5120 * 2
+    cell = {name: values[2] for name, values in known["rnn_bwd_data"].shape(rows).items()}
+    assert cell == {"batch": 16, "hidden": 512, "gates": 4, "steps": 25, "element_bytes": 4, "products": 1}
+
+
+def test_attention_becomes_arguments() -> None:
+    heads = {"b": [2, 2], "h_q": [8, 8], "h_kv": [2, 2], "s_q": [512, 512], "s_kv": [512, 512], "d_qk": [128, 128]}
+    rows = table(
+        op=["attention_fwd", "attention_bwd"], dtype=["bfloat16", "fp8"], d_v=[128, 128],
+        notes=["fw=vllm;kv_dtype=bfloat16;window=64", "mask=no_mask"], **heads,
+    )  # fmt: skip
+    known = {f.name: f for f in FAMILIES}
+    forward, backward = (known[op].shape(rows) for op in ("attention_fwd", "attention_bwd"))
+    assert (forward["causal"].tolist(), forward["window"].tolist()) == ([1.0, 0.0], [64.0, 0.0])
+    assert forward["moved_bytes"].tolist() == [2 * 256 * (8 + 2) * 512 * size for size in (2, 1)]
+    assert backward["moved_bytes"].tolist() == [2 * moved for moved in forward["moved_bytes"]]
+    assert (forward["pair_flops"][0], backward["pair_flops"][0]) == (512, 1280)
 
 
 def synthetic(device: str, rows: int = 60) -> Table:

@@ -84,7 +84,7 @@ def test_what_a_datasheet_lacks_changes_nothing() -> None:
     assert factors(power_W=None) == {}
     assert factors(clock_Hz=None, vector_flops_per_s={}) == {}
     assert factors(replace(CURVE, family="attention_fwd"), clock_Hz=2e9) == {}
-    assert factors(replace(CURVE, dtype="fp8_block"), clock_Hz=2e9, sm_count=50) == {
+    assert factors(replace(CURVE, dtype="fp8"), clock_Hz=2e9, sm_count=50) == {
         "latency_s": pytest.approx(0.5), "step_s": pytest.approx(0.5),
     }, "no peak of the dtype"  # fmt: skip
 

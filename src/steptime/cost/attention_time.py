@@ -1,4 +1,4 @@
-"""Time of fused attention kernels on one device: prefill and training, backward, decode.
+"""Time of fused attention kernels over whole sequences on one device, forward and backward.
 
 The work is counted in tiles, as the kernels do it: a block owns `tile_rows` queries of one head and walks over the
 keys that they may see. FLOPs per (query, key) pair are those of :mod:`steptime.cost.attention`.
@@ -8,7 +8,6 @@ Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
 from __future__ import annotations
 
 from steptime.cost.gemm import wave_factor
-from steptime.cost.memory_bound import cached_Bps
 from steptime.num import Num, ceil_div, floor_div, maximum, minimum, soft_maximum, where
 
 
@@ -183,132 +182,18 @@ def seen_keys(queries: Num, keys: Num, window: Num) -> Num:
 
 
 def attention_bytes(
-    batch: Num, heads: Num, kv_heads: Num, queries: Num, keys: Num, width: Num, element_bytes: Num, kv_bytes: Num
+    batch: Num, heads: Num, kv_heads: Num, queries: Num, keys: Num, width: Num, element_bytes: Num
 ) -> Num:
     r"""Traffic of attention forward: queries and outputs once, keys and values once.
 
-    $$M = b\,D\,(h\,s_q\,E + h_k\,s_k\,E_k)$$
+    $$M = b\,D\,E\,(h\,s_q + h_k\,s_k)$$
 
-    where $b$ = `batch`, $D$ = `width` = $d_{qk} + d_v$, $h$ = `heads`, $h_k$ = `kv_heads`, $E$ = `element_bytes` of
-    queries and outputs, $E_k$ = `kv_bytes` of keys and values, and $s_k$ = `keys` those of `seen_keys`.
+    where $b$ = `batch`, $D$ = `width` = $d_{qk} + d_v$, $E$ = `element_bytes`, $h$ = `heads`, $h_k$ = `kv_heads`,
+    $s_q$ = `queries` and $s_k$ = `keys` those of `seen_keys`.
 
     Source: as `steptime.cost.attention.fused_attention_bytes` without the statistics.
 
-    >>> attention_bytes(1, 2, 1, 10, 10, 256, 2, 2)
+    >>> attention_bytes(1, 2, 1, 10, 10, 256, 2)
     15360
     """
-    return batch * width * (heads * queries * element_bytes + kv_heads * keys * kv_bytes)
-
-
-def attention_decode_s(
-    batch: Num,
-    heads: Num,
-    kv_heads: Num,
-    keys: Num,
-    window: Num,
-    width: Num,
-    kv_bytes: Num,
-    matrix_flops_per_s: Num,
-    memory_Bps: Num,
-    l2_bytes: Num,
-    sm_count: Num,
-    launch_s: Num,
-    efficiency: Num,
-    cache_gain: Num,
-    fill_keys: Num,
-    window_keys: Num,
-    tail: Num,
-    pad_heads: Num,
-    matrix_efficiency: Num,
-    overlap: Num,
-    group_limit: Num,
-    unshared: Num,
-    chunk_keys: Num,
-) -> Num:
-    r"""Time of attention with one new query per sequence: the cache of keys and values is read once.
-
-    $$t = \tau + (t_c^{\,p} + t_m^{\,p})^{1/p}, \quad
-      t_m = \frac{\rho\,(U D E\,k + Q) + U D E\,n_s k_0}{\beta'}\,\omega, \quad
-      t_c = \frac{2\,U D\,k\,\max(g, g_0)}{\mu R_m}\,\omega$$
-
-    $U$ = batch x `kv_heads` readers see $k$ keys, with a window $w$ at most $w$ and `window_keys` of them, $D$ =
-    `width` = $d_{qk} + d_v$, $E$ = `kv_bytes`, $Q$ the queries and outputs (2 bytes). A reader is split over $n_s =
-    S/U$ blocks while a block keeps `chunk_keys` keys; a block costs $k_0$ = `fill_keys` more, and $\omega$ is
-    `wave_factor` of all blocks with `tail`. $\beta'$ is `cached_Bps` of $U D E\,k + Q$, $\tau$ = `launch_s`, $p$ =
-    `overlap`, $R_m$ = `matrix_flops_per_s` and $\mu$ = `matrix_efficiency`. A group of $g$ query heads is padded to
-    $g_0$ = `pad_heads`; beyond `group_limit` heads it is read $\rho = 1 + u\,(g - 1)$ times with $u$ = `unshared`.
-
-    Source: FlashDecoding (split over keys); definition of the traffic.
-
-    >>> t = attention_decode_s(64, 32, 8, 8192, 0, 256, 2, 989e12, 3.35e12, 5e7, 132,
-    ...     1e-5, 0.9, 1, 100, 0, 0.5, 16, 0.3, 4, 64, 0, 128)
-    >>> round(1e3 * t, 2), round(64 * 8 * 8192 * 512 / 3.35e12 * 1e3, 2)   # against the bandwidth alone
-    (0.74, 0.64)
-    """
-    group = heads / kv_heads
-    seen = minimum(keys, where(window > 0, window + window_keys, keys))
-    readers = batch * kv_heads
-    splits = minimum(maximum(sm_count / readers, 1), maximum(seen / chunk_keys, 1))
-    blocks = readers * splits
-    wave = wave_factor(blocks, sm_count, tail)
-    reads = where(group > group_limit, 1 + unshared * (group - 1), 1)
-    moved = readers * seen * width * kv_bytes + 2 * batch * heads * width
-    fill = readers * splits * fill_keys * width * kv_bytes
-    rate = cached_Bps(moved, memory_Bps, l2_bytes, efficiency, cache_gain, 1.0)
-    memory = (reads * moved + fill) / rate * wave
-    flops = 2 * readers * seen * width * maximum(group, pad_heads)
-    compute = flops / (matrix_efficiency * matrix_flops_per_s) * wave
-    return launch_s + soft_maximum(compute, memory, overlap)
-
-
-def mixed_attention_s(
-    batch: Num,
-    heads: Num,
-    kv_heads: Num,
-    queries: Num,
-    keys: Num,
-    causal: Num,
-    window: Num,
-    pair_flops: Num,
-    moved_bytes: Num,
-    decodes: Num,
-    decode_keys: Num,
-    width: Num,
-    matrix_flops_per_s: Num,
-    vector_flops_per_s: Num,
-    memory_Bps: Num,
-    sm_count: Num,
-    launch_s: Num,
-    efficiency: Num,
-    softmax_flops: Num,
-    memory_efficiency: Num,
-    tail: Num,
-    overlap: Num,
-    fill_keys: Num,
-    window_keys: Num,
-    packing: Num,
-    serial_passes: Num,
-    tile_rows: Num,
-) -> Num:
-    r"""Time of one launch for a prefill and some decodes: the prefill, and the caches of the decodes behind it.
-
-    $$t = t_\mathrm{prefill} + \frac{(1 + n_s)\,2\,n\,h_k D k}{\eta\beta}$$
-
-    where $n$ = `decodes` sequences of $k$ = `decode_keys` keys in 16 bits are read beside what `tiled_attention_s`
-    counts: of $h_k$ = `kv_heads` and $D$ = `width` = $d_{qk} + d_v$; $n_s$ = `serial_passes`, $\eta$ =
-    `memory_efficiency`, $\beta$ = `memory_Bps`, and the rest as in `tiled_attention_s`.
-
-    Source: sum of both kinds of blocks in one grid.
-
-    >>> t = mixed_attention_s(1, 32, 8, 512, 512, 1, 0, 512, 1e6, 16, 4096, 256, 989e12, 67e12, 3.35e12, 132,
-    ...     1e-5, 0.8, 20, 0.8, 0.5, 2, 100, 0, 1, 0, 128)
-    >>> round(1e6 * t)
-    120
-    """
-    prefill = tiled_attention_s(
-        batch, heads, kv_heads, queries, keys, causal, window, pair_flops, moved_bytes, matrix_flops_per_s,
-        vector_flops_per_s, memory_Bps, sm_count, launch_s, efficiency, softmax_flops, memory_efficiency, tail, overlap,
-        fill_keys, window_keys, packing, serial_passes, tile_rows,
-    )  # fmt: skip
-    caches = 2 * decodes * kv_heads * width * decode_keys / (memory_efficiency * memory_Bps)
-    return prefill + (1 + serial_passes) * caches
+    return batch * width * (heads * queries + kv_heads * keys) * element_bytes

@@ -116,7 +116,7 @@ DTYPES = {
     "bfloat16": "bf16", "bf16": "bf16", "bf16xbf16": "bf16", "fp16": "fp16", "fp16_tensorcore": "fp16",
     "fp16_in_fp32_math": "fp32", "fp32": "fp32", "f32xf32": "tf32", "tf32": "tf32", "fp8": "fp8", "fp8_block": "fp8",
     "mxfp8": "fp8", "f8e4m3fnxf8e4m3fn": "fp8", "f8e4m3fnxf8e5m2": "fp8", "f8e5m2xf8e4m3fn": "fp8",
-    "nvfp4": "fp4", "w4a8_mxfp4_mxfp8": "fp4", "int8": "int8",
+    "nvfp4": "fp4",
 }  # fmt: skip
 
 TIMERS = {

@@ -17,6 +17,7 @@ from steptime.lab.calibrate.fitting import Unexplained
 from steptime.lab.calibrate.gemm import FAMILY
 from steptime.lab.calibrate.kernel_families import FAMILIES
 from steptime.lab.calibrate.table import Table, is_suspect
+from steptime.lab.calibrate.training_rows import NOT_LAUNCHED, launched
 from steptime.lab.scoring.kernels import NO_SHAPE, NO_TIME, SUSPECT
 from steptime.num import Array
 
@@ -62,7 +63,8 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
     known = frozenset[str]().union(*(family.ops for family in asked))
     devices = {gpu: device_named(gpu) for gpu in set(table.text("gpu"))}
     legible, timed_rows = _legible(table, asked), timed(table.number("latency_us") * 1e-6)
-    columns = [table.text(name) for name in ("gpu", "op", "dtype", "notes")]
+    trained = launched(table)
+    columns, sources = [table.text(name) for name in ("gpu", "op", "dtype", "notes")], table.text("source")
     taken = {cell[:3] for cell in zip(*(column[fitted.rows] for column in columns), strict=True)}
     found: list[tuple[str, str]] = []
     for i in np.flatnonzero(~fitted.rows).tolist():
@@ -70,6 +72,8 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
         device = devices[gpu]
         if op not in known:
             found += [] if only else [(NO_MODEL, op)]
+        elif not trained[i]:
+            found.append((NOT_LAUNCHED, f"{op} of {sources[i]}"))
         elif device is None:
             found.append((NO_DEVICE, gpu))
         elif fitted.why[i]:

@@ -18,18 +18,11 @@ from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, r
 from steptime.lab.calibrate.fitting import Prior, fitted_curve, hashed
 from steptime.lab.calibrate.gemm_residual import fitted_residual, residual_of, residuals_of_gradients
 from steptime.lab.calibrate.table import Table
+from steptime.lab.calibrate.training_rows import launched
 from steptime.num import Array, Num
 
-#: Dtype of a curve to bytes per element of left operand, right operand and result.
-BYTES: Final = {
-    **OPERAND_BYTES, "fp8_block": (1.0, 1.0, 2.0), "int8": (1.0, 1.0, 2.0), "sq": (1.0, 1.0, 2.0),
-    "int8_wo": (2.0, 1.0, 2.0), "int4_wo": (2.0, 0.5, 2.0),
-}  # fmt: skip
-#: Dtype of a curve to the dtype of the peak, best first: weight-only kinds compute in 16 bits.
-PEAKS: Final = {
-    "fp8_block": ("fp8",), "int8_wo": ("bf16", "fp16"), "int4_wo": ("bf16", "fp16"), "sq": ("int8", "fp8"),
-    "int8": ("int8", "fp8"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32"),
-}  # fmt: skip
+#: Dtype of a curve to the dtypes of the peak, the best first; of others it is their own.
+PEAKS: Final = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32")}
 #: Formats of 16 bits.
 SIXTEEN: Final = ("bf16", "fp16")
 #: Dtypes that every framework leaves to the vendor's library.
@@ -39,7 +32,7 @@ SOURCES: Final = (
     "aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench",
 )  # fmt: skip
 #: Formats whose curves were fitted to linear layers of serving frameworks, which convert the left operand first.
-NARROW: Final = ("fp8", "fp8_block", "fp4")
+NARROW: Final = ("fp8", "fp4")
 #: A row whose notes name a serving framework is of such a layer; all others are of the product alone.
 _LAYER: Final = re.compile(r"fw=(\w+)")
 #: Timer of single kernels -> what its times have over those of kernels that are replayed one after the other (s): the
@@ -80,9 +73,9 @@ def gemm_dtype(name: str) -> str:
     """Dtype of a curve from that of a measured row; "" if unknown.
 
     >>> gemm_dtype("bfloat16"), gemm_dtype("fp8_block"), gemm_dtype("nvfp4"), gemm_dtype("int4_wo")
-    ('bf16', 'fp8_block', 'fp4', 'int4_wo')
+    ('bf16', 'fp8', 'fp4', '')
     """
-    return name if name in BYTES else dtype_of(name)
+    return name if name in OPERAND_BYTES else dtype_of(name)
 
 
 def gemm_shape(table: Table) -> Mapping[str, Array]:
@@ -96,7 +89,7 @@ def gemm_shape(table: Table) -> Mapping[str, Array]:
     dims["batch"] = np.where(np.isnan(batch), 1.0, batch)
     shape = {name: np.where(values > 0, values, np.nan) for name, values in dims.items()}
     unknown = (np.nan, np.nan, np.nan)
-    sizes = {name: BYTES.get(gemm_dtype(name), unknown) for name in set(table.text("dtype"))}
+    sizes = {name: OPERAND_BYTES.get(gemm_dtype(name), unknown) for name in set(table.text("dtype"))}
     per_row = np.array([sizes[name] for name in table.text("dtype")], np.float64).reshape(-1, 3)
     shape |= {name: per_row[:, i] for i, name in enumerate(("a_bytes", "b_bytes", "out_bytes"))}
     kinds = [gemm_dtype(name) for name in table.text("dtype")]
@@ -115,8 +108,6 @@ def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
     """
     rates, units = device.matrix_flops_per_s, device.sm_count or 0
     peak = next((rates[d] for d in PEAKS.get(dtype, (dtype,)) if d in rates), None)
-    if peak is None and dtype in ("int8", "sq") and "fp16" in rates:
-        peak = 2 * rates["fp16"]
     if peak is None:
         raise UserError(f"{device.name}: no peak rate for {dtype}", hint=f"it has {', '.join(rates)}")
     return {
@@ -191,25 +182,6 @@ BACKWARD: Final = KernelFamily(
 )
 
 
-def _layers_of(framework: str) -> Callable[[Table], Mapping[str, Array]]:
-    """Shapes of the narrow layers of a serving framework; NaN for all other rows."""
-
-    def shape(table: Table) -> Mapping[str, Array]:
-        pairs = zip(table.text("dtype"), table.text("notes"), strict=True)
-        named = [(gemm_dtype(dtype) in NARROW, _LAYER.match(notes)) for dtype, notes in pairs]
-        mine = np.array([narrow and found is not None and found[1] == framework for narrow, found in named])
-        return {name: np.where(mine, values, np.nan) for name, values in gemm_shape(table).items()}
-
-    return shape
-
-
-#: The same for narrow layers of each serving framework: they differ by factors, in their conversions above all.
-OF_FRAMEWORKS: Final = {
-    framework: replace(FAMILY, name=f"gemm_{framework}", ops=frozenset({"gemm"}), shape=_layers_of(framework))
-    for framework in ("vllm", "sglang", "trtllm")
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
     """Distinct shapes that one source measured on one device in one dtype."""
@@ -256,14 +228,14 @@ def implementation(source: str, dtype: str, notes: str) -> str:
 def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     """Measured shapes by source, device, dtype and timer; devices that the catalogue lacks are left out.
 
-    Rows that say of themselves that they are suspect are left out as well. Serving frameworks quantise in kernels
-    of their own, which differ by factors: quantised rows that name their framework are kept apart by it, and the
-    source then reads ``source/framework``.
+    So are rows that say of themselves that they are suspect, and those that no training step launches. Serving
+    frameworks quantise in kernels of their own, which differ by factors: quantised rows that name their framework are
+    kept apart by it, and the source then reads ``source/framework``.
     """
     shape = gemm_shape(table)
     seconds = table.number("latency_us") * 1e-6
     known = {name: device_named(name) for name in set(table.text("gpu"))}
-    usable = np.isin(table.text("op"), list(ops)) & readable(shape) & timed(seconds) & ~table.suspect
+    usable = np.isin(table.text("op"), list(ops)) & readable(shape) & timed(seconds) & ~table.suspect & launched(table)
     keys: dict[tuple[str, str, str, str], list[int]] = {}
     columns = (table.text(name) for name in ("source", "gpu", "dtype", "method", "notes"))
     for i, (source, gpu, dtype, method, notes) in enumerate(zip(*columns, strict=True)):
@@ -299,18 +271,6 @@ def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
         family_of(truth.dtype), truth.shape, truth.arguments, truth.measured_s, truth.groups,
         dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
     )  # fmt: skip
-
-
-def framework_curves(found: Iterable[Truth], folds: int = 2) -> Iterator[tuple[str, Curve]]:
-    """Device and curve of the narrow layers of every serving framework that has enough shapes."""
-    for truth in found:
-        family = OF_FRAMEWORKS.get(truth.source.rpartition("/")[2])
-        if family is None or truth.dtype not in NARROW or len(truth.measured_s) < LEAST_SHAPES or not _has_peak(truth):
-            continue
-        yield truth.device.name, fitted_curve(
-            family, truth.shape, truth.arguments, truth.measured_s, truth.groups,
-            dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
-        )  # fmt: skip
 
 
 def preferred(found: Iterable[Truth]) -> list[Truth]:

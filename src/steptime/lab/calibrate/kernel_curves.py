@@ -23,6 +23,7 @@ from steptime.lab.calibrate.family import (
 )
 from steptime.lab.calibrate.fitting import Prior, cross_validated, fit, fitted_curve, hashed
 from steptime.lab.calibrate.table import Table
+from steptime.lab.calibrate.training_rows import launched
 from steptime.num import Array
 
 ANY_DTYPE: Final = "any"
@@ -131,7 +132,7 @@ def devices_of(table: Table) -> dict[str, Device]:
 
 
 def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> Iterator[Cell]:
-    """Cells of the families; a row may be in several (of an implementation, and of all of them).
+    """Cells of the families, of the rows of kernels that a training step launches.
 
     Args:
         table: measured kernels.
@@ -140,6 +141,7 @@ def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> 
     """
     devices = devices_of(table)
     ops, times = table.text("op"), table.number("latency_us") * 1e-6
+    usable = timed(times) & launched(table)
     dtypes = {name: (dtype_of(name) or name) if by_dtype else ANY_DTYPE for name in set(table.text("dtype"))}
     timers = {name: timer_of(name) for name in set(table.text("method"))}
     names = {name: device.name for name, device in devices.items()}
@@ -148,13 +150,12 @@ def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> 
         for gpu, dtype, method in zip(table.text("gpu"), table.text("dtype"), table.text("method"), strict=True)
     ]
     for family in families:
-        place = np.flatnonzero(np.isin(ops, list(family.ops)) & timed(times))
+        place = np.flatnonzero(np.isin(ops, list(family.ops)) & usable)
         if not len(place):
             continue
         shape = shapes_of(family, table.take(place))
-        usable = readable(shape)
         where: dict[tuple[str, str, str], list[int]] = {}
-        for i in np.flatnonzero(usable):
+        for i in np.flatnonzero(readable(shape)):
             where.setdefault(label[place[i]], []).append(int(i))
         for (device, dtype, timer), index in sorted(where.items()):
             if device:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from steptime.hardware.records import Curve
-from steptime.lab.calibrate import attention, convolution, memory_bound, others
+from steptime.lab.calibrate import attention, convolution, memory_bound, recurrent
 from steptime.lab.calibrate.family import KernelFamily
 from steptime.lab.calibrate.kernel_curves import Cell, cells, curves_of
 from steptime.lab.calibrate.table import Table
 
-BY_DTYPE: Final[tuple[KernelFamily, ...]] = (*attention.FAMILIES, *convolution.FAMILIES, *others.FAMILIES)
+BY_DTYPE: Final[tuple[KernelFamily, ...]] = (*attention.FAMILIES, *convolution.FAMILIES, *recurrent.FAMILIES)
 """One curve per dtype."""
-BYTES_ONLY: Final[tuple[KernelFamily, ...]] = (*memory_bound.FAMILIES, *others.MEMORY_FAMILIES)
+BYTES_ONLY: Final[tuple[KernelFamily, ...]] = memory_bound.FAMILIES
 """One curve for all dtypes, kept as dtype ``any``: the shape arguments are in bytes."""
 FAMILIES: Final[tuple[KernelFamily, ...]] = (*BY_DTYPE, *BYTES_ONLY)
 """A row belongs to the first family whose shape arguments are finite for it (see ``family.readable``)."""

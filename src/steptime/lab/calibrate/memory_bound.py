@@ -14,7 +14,6 @@ from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.kernels import ONE_BLOCK, SOFTMAX_FLOPS, device_numbers
 from steptime.hardware.records import Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, rows_like
-from steptime.lab.calibrate.served import SERVED, served
 from steptime.lab.calibrate.table import Table
 from steptime.model.element_types import ELEMENT_BYTES
 from steptime.num import Array
@@ -47,11 +46,6 @@ BY_ROWS: Final = tuple(
 )
 """For kernels that take a row at a time: rows as narrow as a head cost as much as much wider ones. Where nothing but
 the launch can say so, it comes out as long as that of the narrowest rows, and all others too slow."""
-
-MERGED: Final = tuple(
-    Coefficient(name=c.name, start=1.0, low=0.1, high=1e4) if c.name == "efficiency" else c for c in GENERIC
-)
-"""For operators that a compiler merges with their neighbours: most of their traffic vanishes."""
 
 
 def device_arguments(device: Device, dtype: str) -> dict[str, float]:
@@ -87,11 +81,9 @@ def columns(moved: Array, rows: Array, reread: Array | float = 0.0, flops: Array
 Shape = Callable[[Table], dict[str, Array]]
 
 
-def only(
-    shape: Shape, source: str, notes: str = "", kernel: str = "", gpu: str = "^(?!TPU)"
-) -> Callable[[Table], Mapping[str, Array]]:
+def only(shape: Shape, source: str, notes: str = "", kernel: str = "") -> Callable[[Table], Mapping[str, Array]]:
     """The shape, unreadable (NaN) on rows that do not match the expressions."""
-    wanted = {"source": source, "notes": notes, "kernel": kernel, "gpu": gpu}
+    wanted = {"source": source, "notes": notes, "kernel": kernel}
 
     def masked(table: Table) -> dict[str, Array]:
         keep = rows_like(table, wanted)
@@ -112,13 +104,6 @@ def maps(table: Table) -> dict[str, Array]:
     names = (re.search(r"opname=(\w+?)u?;", n) for n in notes)
     costs = np.array([COSTLY.get(m[1], 1.0) if m else 1.0 for m in names])
     return columns(tensors * numel * size, rows, 0.0, costs * numel)
-
-
-def gradients_of_maps(table: Table) -> dict[str, Array]:
-    """Gradients of maps: a sum only passes its gradient on."""
-    rows, _, numel = elements(table)
-    passed = np.array(["function add>" in n or "function sub>" in n for n in table.text("notes")])
-    return columns(np.where(passed, 0.0, elementwise.map_backward_bytes(numel, element_bytes(table))), rows)
 
 
 def norms(table: Table) -> dict[str, Array]:
@@ -165,12 +150,6 @@ def lookups(table: Table) -> dict[str, Array]:
     return columns(2 * numel * size, rows, np.where(split, numel * size, 0.0))
 
 
-def quantisation(table: Table) -> dict[str, Array]:
-    """From 16 to 8 bits: read 2 bytes, write 1."""
-    rows, _, numel = elements(table)
-    return columns(3 * numel, rows)
-
-
 def gated(table: Table) -> dict[str, Array]:
     """Gated activation; `numel` counts what goes in, twice what comes out."""
     rows, _, numel = elements(table)
@@ -182,18 +161,6 @@ def rotary(table: Table) -> dict[str, Array]:
     rows, _, numel = elements(table)
     moved = elementwise.map_bytes(numel, element_bytes(table))
     return columns(np.asarray(moved), rows, 0.0, elementwise.rope_flops(numel))
-
-
-def of_a_model(tensors: Mapping[str, float]) -> Shape:
-    """Rows that name a layer of a known model; `tensors` counts passes over its elements."""
-
-    def shape(table: Table) -> dict[str, Array]:
-        rows = table.dim("rows")
-        width = served(table)
-        passes = np.array([next((v for k, v in tensors.items() if k in n), np.nan) for n in table.text("notes")])
-        return columns(passes * rows * width * element_bytes(table), rows)
-
-    return shape
 
 
 def family(
@@ -212,52 +179,19 @@ def family(
 TORCH: Final = "^neusight"
 BY_ROW: Final = "pytorch"
 """Norms that take a row at a time, among those of one source."""
-NEW: Final = "^layer="
-OLD: Final = "^v0 "
-COMPILED: Final = (
-    ("elementwise", "rope"), ("elementwise", "act_fn"), ("layernorm", "input_layernorm"),
-    ("layernorm", "post_layernorm"), ("layernorm", "final_layernorm"), ("embedding", "embedding"),
-)  # fmt: skip
-"""Layers that XLA merges with their neighbours, each in its own way, so that little of them remains."""
 FAMILIES: Final = (
     family("elementwise", "elementwise", only(maps, "^neusight|^vidur", r"^(?!.*(rope|mlp_act|function pow>))")),
-    family("scalar", "elementwise", only(maps, TORCH, "function pow>"), GENERIC),
     family("activation", "elementwise", only(gated, "^vidur", "op=mlp_act")),
     family("rope", "elementwise", only(rotary, "^vidur", "op=attn_rope")),
-    *(
-        family(f"quantise_{fw}{tag}", "elementwise", only(quantisation, "^aiconfigurator", f"fw={fw}.*{kind}"))
-        for fw, kind, tag in (
-            ("vllm", "scale_matrix", ""),
-            ("trtllm", "scale_matrix", ""),
-            ("trtllm", "computescale", "_computed"),
-            ("sglang", "scale_matrix", ""),
-        )
-    ),
-    family("activation_served", "elementwise", only(of_a_model({"act_fn": 3.0}), SERVED, f"{NEW}act_fn")),
-    family("rope_served", "elementwise", only(of_a_model({"rotary": 2.0}), SERVED, f"{NEW}rot")),
-    family("activation_eager", "elementwise", only(of_a_model({"act_fn": 3.0}), SERVED, f"{OLD}layer=act_fn")),
-    family("rope_eager", "elementwise", only(of_a_model({"rope": 2.0}), SERVED, f"{OLD}layer=rope")),
-    *(
-        family(f"xla_{layer}", op, only(of_a_model({layer: 2.0}), SERVED, layer, "", "^TPU"), MERGED)
-        for op, layer in COMPILED
-    ),
-    family("elementwise_bwd", "elementwise_bwd", only(gradients_of_maps, TORCH)),
     family("layernorm", "layernorm", only(norms, "^neusight|^vidur")),
     *(
         family(f"{op}_{kernel}", op, only(shape, "^cudnn", "", f"^{kernel}$"), BY_ROWS if kernel == BY_ROW else GENERIC)
         for op, shape in (("layernorm", norms), ("layernorm_bwd", gradients_of_norms))
-        for kernel in ("cudnn", "pytorch", "torch_compile")
+        for kernel in ("pytorch", "torch_compile")
     ),
-    family("layernorm_served", "layernorm", only(of_a_model({"norm": 2.0}), SERVED, NEW)),
-    family("layernorm_eager", "layernorm", only(of_a_model({"norm": 2.0}), SERVED, f"{OLD}(?!.*Phi)")),
-    family("layernorm_fused", "layernorm", only(of_a_model({"norm": 2.0}), SERVED, f"{OLD}.*Phi")),
     family("layernorm_bwd", "layernorm_bwd", only(gradients_of_norms, TORCH), GENERIC),
     family("softmax", "softmax", only(softmaxes, TORCH)),
     family("softmax_bwd", "softmax_bwd", only(gradients_of_softmax, TORCH), GENERIC),
     family("dropout", "dropout", only(dropouts, TORCH)),
-    family("dropout_bwd", "dropout_bwd", only(dropouts, TORCH), GENERIC),
     family("embedding", "embedding", only(lookups, "^neusight|^vidur")),
-    family("embedding_served", "embedding", only(of_a_model({"embedding": 2.0}), SERVED, NEW)),
-    family("embedding_eager", "embedding", only(of_a_model({"embedding": 2.0}), SERVED, OLD)),
-    family("embedding_bwd", "embedding_bwd", only(lookups, TORCH), GENERIC),
 )

@@ -8,9 +8,9 @@ from typing import Final
 
 from steptime.cost.gemm import LARGE, held_efficiency, share_of_peak
 from steptime.errors import UserError
-from steptime.estimate.kernels import FEW_UNITS
+from steptime.estimate.kernels import FEW_UNITS, OPERAND_BYTES
 from steptime.hardware.records import Curve, Device
-from steptime.lab.calibrate.gemm import BYTES, COEFFICIENTS, FAMILY, STRIDE, gemm_device
+from steptime.lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
 from steptime.num import weighted_quantiles
 
 #: Operations per clock of a multiprocessor with 128 lanes that multiply and add; those with half of them come next.
@@ -90,7 +90,7 @@ def large_share(values: Mapping[str, float], device: Device, dtype: str) -> floa
     Source: definition of an efficiency.
     """
     numbers = gemm_device(device, dtype)
-    sizes = dict(zip(("a_bytes", "b_bytes", "out_bytes"), BYTES[dtype], strict=True))
+    sizes = dict(zip(("a_bytes", "b_bytes", "out_bytes"), OPERAND_BYTES[dtype], strict=True))
     shape = {"m": LARGE, "n": LARGE, "k": LARGE, "batch": 1.0, **sizes}
     seconds = float(FAMILY.predict(shape, numbers, {**values, "quantise_s": 0.0}))
     return float(share_of_peak(LARGE, seconds, numbers["peak_flops_per_s"]))

@@ -43,10 +43,6 @@ OF_ONE_ARCHITECTURE: Final = frozenset(["attention_fwd", "attention_bwd"])
 #: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
 SCALED_ERROR: Final = 0.15
-#: The same of blockwise scaled products, whose frameworks have other kernels on every generation: where a device is
-#: left out, their bands then cover 91 % of its shapes (80 % with the error of all others), and 71 % where an
-#: architecture is (benchmarks/narrow.md).
-BLOCKWISE_ERROR: Final = 0.4
 #: Dtype of products to 5th and 95th percentile of the log of measured over transferred time, pooled over architectures
 #: that were left out, each with the same weight, and at least the usual error (benchmarks/gemm.md).
 TRANSFER_BANDS: Final = {
@@ -56,8 +52,8 @@ TRANSFER_BANDS: Final = {
 NARROW_BAND: Final = TRANSFER_BANDS["fp8"]
 #: Dtype of products to 5th and 95th percentile of the log of measured over modelled time where another implementation
 #: was measured than the curve was fitted to, pooled over devices and implementations; with each device left out in turn
-#: they cover 72 to 100 % of its rows in fp4, 79 to 100 % in fp8, 60 to 100 % in blockwise fp8 (benchmarks/narrow.md).
-OTHER_IMPLEMENTATION: Final = {"fp4": (-0.40, 0.59), "fp8": (-0.70, 0.78), "fp8_block": (-0.67, 3.46)}
+#: they cover 72 to 100 % of its rows in fp4 and 79 to 100 % in fp8 (benchmarks/narrow.md).
+OTHER_IMPLEMENTATION: Final = {"fp4": (-0.40, 0.59), "fp8": (-0.70, 0.78)}
 #: Factor on this where no device of the same vendor has a curve.
 OTHER_VENDOR: Final = 3.0
 #: Standard deviations of a 90 % band.
@@ -199,7 +195,7 @@ def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, D
 def _band(best: Curve, factor: float) -> tuple[float, float]:
     """90 % band of a transferred curve, never narrower than that of its nearest donor."""
     if best.family != FAMILY.name:
-        return widened(best.band, BLOCKWISE_ERROR if best.dtype == "fp8_block" else TRANSFER_ERROR)
+        return widened(best.band, TRANSFER_ERROR)
     pooled = TRANSFER_BANDS.get(best.dtype, NARROW_BAND)
     low, high = (round(math.exp(factor * log), 5) for log in pooled)
     return min(low, best.band[0]), max(high, best.band[1])

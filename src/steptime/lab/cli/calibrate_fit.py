@@ -163,7 +163,7 @@ def _as_read(table: Table) -> Table:
     """The table as families see it: one of sources that are all unknown is read like one of a plain framework."""
     from steptime.lab.scoring.kernels import standing_in
 
-    return table if _known_sources(table) else standing_in(table, "neusight", "")
+    return table if _known_sources(table) else standing_in(table, "neusight")
 
 
 def _alone(cell: Cell) -> Curve:

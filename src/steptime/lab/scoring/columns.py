@@ -88,9 +88,14 @@ def unknown_devices(names: Sequence[str], unknown: Sequence[bool]) -> str:
     return f"{first_few(told, LISTED)}; steptime devices lists those that there are" if told else ""
 
 
-def unknown_operators(ops: Iterable[str]) -> str:
-    """What to write instead of operators that have no time model."""
-    return f"{_listed(ops)}; operators are {', '.join(PLAIN)} (steptime score --columns)"
+def unknown_operators(ops: Iterable[str], scored: Iterable[str]) -> str:
+    """What to write instead of operators that are left out.
+
+    >>> unknown_operators(["moe", "gemm", "moe"], ["gemm", "rmsnorm"])
+    'gemm, moe; scored are gemm, rmsnorm, unless source, kernel, notes or dtype name an implementation of serving'
+    """
+    rest = "unless source, kernel, notes or dtype name an implementation of serving"
+    return f"{_listed(ops)}; scored are {', '.join(scored)}, {rest}"
 
 
 def unknown_collectives(names: Iterable[str]) -> str:

@@ -1,8 +1,10 @@
 """Predictions for every row of a table of measurements with the profiles of the catalogue, and their errors.
 
-A row that says which implementation it is takes the curve of its device, family, dtype and timer, or the next best
-(:mod:`steptime.lab.scoring.known_curves`). One that does not is timed as an estimate times the same operator
-(:mod:`steptime.lab.scoring.plain_kernels`); what neither knows is taken for an implementation that is common.
+Operators of training are scored; rows of kernels that no training step launches
+(:mod:`steptime.lab.calibrate.training_rows`) are counted and left out. A row that says which implementation it is
+takes the curve of its device, family, dtype and timer, or the next best (:mod:`steptime.lab.scoring.known_curves`).
+One that does not is timed as an estimate times the same operator (:mod:`steptime.lab.scoring.plain_kernels`); what
+neither knows is taken for an implementation that is common.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from steptime.errors import FieldError, UserError
 from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.family import KernelFamily, dtype_of, readable, shapes_of, timed, timer_of
-from steptime.lab.calibrate.gemm import BACKWARD, BYTES, FAMILY, OF_FRAMEWORKS, gemm_dtype
+from steptime.lab.calibrate.gemm import BACKWARD, FAMILY, gemm_dtype
 from steptime.lab.calibrate.kernel_curves import ANY_DTYPE
 from steptime.lab.calibrate.kernel_families import BYTES_ONLY, FAMILIES
 from steptime.lab.calibrate.score import Predicted, Score
 from steptime.lab.calibrate.table import Table
+from steptime.lab.calibrate.training_rows import NOT_LAUNCHED, launched
 from steptime.lab.calibrate.transfer import of_others, predict, widened
 from steptime.lab.scoring.columns import unknown_collectives, unknown_devices, unknown_operators, unread_shapes
 from steptime.lab.scoring.known_curves import Known, device_of
@@ -35,7 +38,6 @@ from steptime.num import Array
 from steptime.store.files import refuse_unwritable, write_whole
 
 NO_TIME: Final = "no positive measured time"
-NO_MODEL: Final = "no time model for this operator"
 NO_SHAPE: Final = "shape or dtype unknown"
 NO_CURVE: Final = "no curve for this kernel and dtype"
 NO_VALUE: Final = "the time model gives no positive time for this shape"
@@ -43,26 +45,19 @@ SUSPECT: Final = "marked as suspect in its notes"
 NAMELESS: Final = "unnamed"
 """Group of rows whose cell is empty."""
 
-#: Plain products first; grouped products have a model of their own, and that of plain ones as the last resort.
-ORDER: Final = (
-    *OF_FRAMEWORKS.values(),
-    replace(FAMILY, ops=FAMILY.ops - {"grouped_gemm"}),
-    BACKWARD,
-    *FAMILIES,
-    FAMILY,
-)
+ORDER: Final = (FAMILY, BACKWARD, *FAMILIES)
+"""Families in the order in which a row looks for its model."""
 OPS: Final = frozenset[str]().union(*(family.ops for family in ORDER))
+SCORED: Final = (*PLAIN, *sorted(OPS - PLAIN.keys()))
+"""Operators of training: those that an estimate times from their sizes alone, then those that only curves know."""
 #: Log error (standard deviation) that an implementation which a row does not name adds; choice of this program.
 STAND_IN_ERROR: Final = 0.3
 STAND_IN: Final = ", stand-in"
 """End of the origin of a row whose implementation is not known."""
-#: Sources whose implementations have curves of their own.
+#: Sources whose implementations the families and :data:`steptime.lab.calibrate.training_rows.RULES` tell apart.
 KNOWN_SOURCE: Final = re.compile("aiconfigurator|cudnn|flagperf|liger|llmservingsim|neusight|vidur")
-#: Source and kernel that a row is taken for where its own source is unknown or its kernel is not given.
-STAND_INS: Final = (
-    ("vidur", ""), ("neusight", ""), ("", "fused_moe_triton"), ("", "cutlass"), ("", "flashinfer"), ("", "marlin"),
-    ("cudnn", "pytorch"), ("aiconfigurator", ""), ("aiconfigurator", "fused_moe_triton"),
-)  # fmt: skip
+#: Sources that a row of an unknown source is taken for, the best first.
+STAND_INS: Final = ("vidur", "neusight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +85,7 @@ def score_kernels(path: str | Path) -> Scored:
     table = read_measurements(path, KERNEL_COLUMNS)
     predicted, origin = predict_kernels(table)
     found = _scored(table, table["latency_us"] * 1e-6, predicted, table["op"], {"by_curve": origin})
-    return replace(found, hints=_hints(found, {NO_MODEL: unknown_operators, NO_SHAPE: unread_shapes}))
+    return replace(found, hints=_hints(found, {NOT_LAUNCHED: _operators, NO_SHAPE: unread_shapes}))
 
 
 def score_collectives(path: str | Path, given: Mapping[str, str | float] | None = None) -> Scored:
@@ -126,6 +121,11 @@ def _hints(found: Scored, known: Mapping[str, Callable[[Iterable[str]], str]]) -
     return {why: text for why, text in made.items() if text}
 
 
+def _operators(ops: Iterable[str]) -> str:
+    """What to write instead of operators that are left out."""
+    return unknown_operators(ops, SCORED)
+
+
 def _scored(table: Table, measured: Array, predicted: Predicted, op: Array, more: Mapping[str, Array]) -> Scored:
     groups = {"by_source": table.text("source"), "by_gpu": table.text("gpu"), "by_op": op}
     named = {name: np.where(group == "", NAMELESS, group) for name, group in groups.items()}
@@ -148,15 +148,16 @@ def predict_kernels(table: Table) -> tuple[Predicted, Array]:
     state.plain(foreign & silent & _silent(table, "method"))
     state.run(known, table, "", 0.0)
     state.plain(foreign | silent)
-    for source, kernel in STAND_INS:
-        state.run(known, standing_in(table, source, kernel), STAND_IN, STAND_IN_ERROR)
+    for source in STAND_INS:
+        state.run(known, standing_in(table, source), STAND_IN, STAND_IN_ERROR)
+    state.without_curve()
     return Predicted(seconds=seconds, low_s=low, high_s=high, reason=reason), origin
 
 
 def usual_names(table: Table) -> Table:
     """The table with operators and dtypes under the names that the families know."""
     ops = {name: name if name in OPS else operator_named(name) for name in set(table.text("op"))}
-    known = {name: name in BYTES or bool(dtype_of(name)) for name in set(table.text("dtype"))}
+    known = {name: bool(gemm_dtype(name)) for name in set(table.text("dtype"))}
     dtypes = {name: name if known[name] else dtype_named(name) for name in known}
     named = {
         "op": np.array([ops[name] for name in table.text("op")], dtype=object),
@@ -177,11 +178,9 @@ def _silent(table: Table, *names: str) -> Array:
     return mask
 
 
-def standing_in(table: Table, source: str, kernel: str) -> Table:
-    """The table with an unknown source, or a kernel that is not given, replaced."""
-    sources, kernels = table.text("source"), table.text("kernel")
-    named = {"source": np.where(_foreign(table) & (source != ""), source, sources)}
-    return Table({**table.columns, **named, "kernel": np.where(kernels == "", kernel, kernels)})
+def standing_in(table: Table, source: str) -> Table:
+    """The table with unknown sources replaced."""
+    return Table({**table.columns, "source": np.where(_foreign(table), source, table.text("source"))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,13 +207,9 @@ class _State:
     def plain(self, wanted: Array) -> None:
         """Predicts open rows as an estimate does, with a wider band where implementations differ."""
         open_rows = np.isin(self.reason.astype(str), (NO_SHAPE, NO_CURVE)) & wanted
-        names = {column.partition("=")[0] for plain in PLAIN.values() for column in plain.columns}
-        columns = {name: self.table.number(name) for name in sorted(names)}
-        timer, texts = PlainTimer.fresh(), [self.table.text(name) for name in ("gpu", "op", "dtype")]
-        for row in np.flatnonzero(open_rows).tolist():
-            gpu, op, dtype = (column[row] for column in texts)
+        timer = PlainTimer.fresh()
+        for row, gpu, op, dtype, cells in self._cells_of(open_rows):
             device = self.devices[gpu]
-            cells = {name: float(column[row]) for name, column in columns.items()}
             cost = timer.cost(device, op, dtype_of(dtype) or dtype, cells) if device else None
             if cost is None or not cost.seconds > 0:
                 continue
@@ -224,6 +219,21 @@ class _State:
                 column[row] = value * cost.seconds
             self.origin[row] = _origin(cost.basis) + ("" if product else STAND_IN)
             self.reason[row] = ""
+
+    def without_curve(self) -> None:
+        """Says of rows that are still open, and whose operator, sizes and dtype are legible, that they lack a curve."""
+        for row, _, op, dtype, cells in self._cells_of(self.reason == NO_SHAPE):
+            if op in PLAIN and PLAIN[op].sizes(cells) is not None and gemm_dtype(dtype):
+                self.reason[row] = NO_CURVE
+
+    def _cells_of(self, rows: Array) -> Iterator[tuple[int, str, str, str, dict[str, float]]]:
+        """Place, GPU, operator, dtype and sizes of rows."""
+        names = {column.partition("=")[0] for plain in PLAIN.values() for column in plain.columns}
+        columns = {name: self.table.number(name) for name in sorted(names)}
+        texts = [self.table.text(name) for name in ("gpu", "op", "dtype")]
+        for row in np.flatnonzero(rows).tolist():
+            gpu, op, dtype = (column[row] for column in texts)
+            yield row, gpu, op, dtype, {name: float(column[row]) for name, column in columns.items()}
 
     def _family(self, known: Known, family: KernelFamily, table: Table, place: Array, label: str, error: float) -> None:
         shape = shapes_of(family, table)
@@ -252,8 +262,8 @@ class _State:
 def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
     """Why each row has no prediction before any was made."""
     known = np.array([devices[gpu] is not None for gpu in table.text("gpu")], bool)
-    known_op = OPS | PLAIN.keys()
-    reason = np.array([NO_SHAPE if name in known_op else NO_MODEL for name in table.text("op")], dtype=object)
+    trained = np.isin(table.text("op").astype(str), SCORED) & launched(table)
+    reason = np.where(trained, NO_SHAPE, NOT_LAUNCHED).astype(object)
     reason[~known] = NO_DEVICE
     reason[table.suspect] = SUSPECT
     reason[~timed(table.number("latency_us"))] = NO_TIME
@@ -283,7 +293,7 @@ def _cells(family: KernelFamily, table: Table) -> Iterator[tuple[tuple[str, str,
 
 
 def _dtype(family: KernelFamily, name: str) -> str:
-    if _curves_of(family) == FAMILY.name or family in OF_FRAMEWORKS.values():
+    if _curves_of(family) == FAMILY.name:
         return gemm_dtype(name)
     return ANY_DTYPE if family in BYTES_ONLY else dtype_of(name) or name
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from steptime.errors import UserError
 from steptime.hardware.library import device_named
@@ -16,8 +15,6 @@ from steptime.hardware.profiles import TIMERS, load_profile, profile_names
 from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.lab.calibrate.transfer import transferred_curve, widened
 
-#: Dtypes whose curves stand for each other: same width of operands, same units.
-SIBLINGS: Final = {**ALIKE, "fp8": "fp8_block", "fp8_block": "fp8"}
 #: Log error (standard deviation) that each step away from the right curve adds; choice of this program.
 SIBLING_ERROR, TIMER_ERROR, DTYPE_ERROR = 0.1, 0.5, 0.5
 
@@ -50,7 +47,7 @@ class Known:
 
     def _choices(self, family: str, dtype: str, timer: str) -> Iterator[tuple[str, str, str, float]]:
         """Place, dtype and timer of curves, the best first, and the log error that each adds."""
-        siblings = [SIBLINGS[dtype]] if dtype in SIBLINGS else []
+        siblings = [ALIKE[dtype]] if dtype in ALIKE else []
         for clock in (timer, *(t for t in TIMERS if t != timer)):
             late = 0.0 if clock == timer else TIMER_ERROR
             for place in ("own", "transferred"):
