@@ -16,7 +16,7 @@ from statistics import median
 from machine import report
 
 RUNS = 7
-STEPTIME = (sys.executable, "-c", "from steptime.cli.main import run; run()")
+STEPTIME = (sys.executable, "-c", "from steptime.__main__ import run; run()")
 JOB = ("gpt3_1T", "--cluster", "dgx-b200", "--gpus", "2048", "--global-batch", "4096")
 COMMANDS: Mapping[str, Sequence[str]] = {
     "python -c pass": (sys.executable, "-c", "pass"),

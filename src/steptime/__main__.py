@@ -8,9 +8,10 @@ import sys
 def run() -> None:
     """Run ``steptime`` and exit; Ctrl-C while it is being loaded ends it as Ctrl-C does later."""
     try:
-        from steptime.cli.main import run as run_command
+        from steptime.cli.main import app, prepare_streams
 
-        run_command()
+        prepare_streams()
+        app()
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)

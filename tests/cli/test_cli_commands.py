@@ -12,7 +12,7 @@ from fake_api import GIB, PLAN, FakeApi, Run, make_estimate, make_plan_result
 
 from steptime import __version__
 from steptime.cli import output
-from steptime.cli.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, guarded
+from steptime.cli.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, exit_code
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.terms import Terms
 
@@ -246,10 +246,7 @@ def test_interrupt_is_one_line_and_130(run: Run, api: FakeApi) -> None:
 
 
 def test_interrupt_outside_a_command_is_130_too() -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    assert guarded(interrupted) == EXIT_INTERRUPTED
+    assert exit_code(KeyboardInterrupt()) == EXIT_INTERRUPTED
 
 
 def test_broken_pipe_is_silent(run: Run, api: FakeApi) -> None:
@@ -259,7 +256,7 @@ def test_broken_pipe_is_silent(run: Run, api: FakeApi) -> None:
 
 
 def test_pipe_that_closes_early_is_silent() -> None:
-    steptime = [sys.executable, "-c", "from steptime.cli.main import run; run()", "devices", "--json"]
+    steptime = [sys.executable, "-c", "from steptime.__main__ import run; run()", "devices", "--json"]
     process = subprocess.Popen(steptime, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -270,7 +267,7 @@ def test_pipe_that_closes_early_is_silent() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_full_disk_is_reported() -> None:
-    steptime = [sys.executable, "-c", "from steptime.cli.main import run; run()", "--version"]
+    steptime = [sys.executable, "-c", "from steptime.__main__ import run; run()", "--version"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(steptime, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == EXIT_USER

@@ -12,9 +12,9 @@ from steptime import api
 from steptime.api.models import load_model
 from steptime.estimate import communication, explain, kernels
 from steptime.estimate.band import _bound_resources, _directions, _doubted, _passes, _resources, bracket_s
-from steptime.estimate.evaluate import Evaluation, evaluate, part_times, passes_of
+from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
 from steptime.estimate.kernels import Residual
-from steptime.estimate.layer import FORWARD, RECOMPUTE, phase_times
+from steptime.estimate.layer import FORWARD, RECOMPUTE, part_times
 from steptime.estimate.memory import fullest_bytes, memory_of, stage_terms
 from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting, estimate_plan
@@ -68,8 +68,8 @@ def test_rows_are_timed_in_the_phases_in_which_they_do_something(case: Any) -> N
     again = [time for time in times if time.phase == RECOMPUTE]
     assert bool(again) == bool(e.plans.recompute)
     assert all(time == forward[time.row.name]._replace(phase=RECOMPUTE) for time in again)
-    one_way = move("convert", "mlp", 8.0, 4.0, operator="move_forward")
-    assert [time.phase for time in phase_times([one_way], e.plans, e.machine)] == [FORWARD]
+    one_way = replace(e.block, layer=(move("convert", "mlp", 8.0, 4.0, operator="move_forward"),))
+    assert [time.phase for time in part_times(one_way, e.plans, e.machine)["layer"]] == [FORWARD]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -67,7 +67,7 @@ def test_import_is_cheap():
 def test_help_imports_no_numerics():
     code = """
 import sys
-from steptime.cli.main import run
+from steptime.__main__ import run
 sys.argv = ["steptime", "--help"]
 try:
     run()

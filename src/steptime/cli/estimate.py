@@ -104,28 +104,22 @@ def command(
 
     Without a cluster: parameters, FLOPs, bytes of the model. Options win over RUN.toml.
     """
-    _run({"model": model, "explain": explain, "show_all": show_all, "json": json, **job})
+    from steptime import api
+    from steptime.cli.job import job_from, ledger_of, needed
 
-
-def _run(given: Mapping[str, Any]) -> None:
-    """What :func:`command` does with the values of its parameters, by name."""
-    from steptime.cli.job import estimate_of, job_from, ledger_of
-
-    settings, written = settings_given(given), written_given(given)
-    plan = plan_given(given, written)
-    explain: str | None = given["explain"]
-    job = job_from(given["model"], given["cluster"], settings, plan)
-    if job.cluster is None:
+    settings, written = settings_given(job), written_given(job)
+    asked = job_from(model, job["cluster"], settings, plan_given(job, written))
+    if asked.cluster is None:
         if explain is not None:
             raise UserError(f"{_EXPLAIN}: a ledger has no terms to explain", hint="give --cluster")
-        _show_ledger(ledger_of(job), json=given["json"])
+        _show_ledger(ledger_of(asked), json=json)
         return
-    estimate = estimate_of(job)
-    if written is not None and (note := not_taken(given["plan"], written.workload, estimate.workload, settings)):
+    estimate = api.estimate(asked.model, needed(asked, "an estimate"), plan=asked.plan, **asked.settings)
+    if written is not None and (note := not_taken(job["plan"], written.workload, estimate.workload, settings)):
         estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
-    _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
+    _show_estimate(estimate, explain=explain is not None, show_all=show_all, json=json)
 
 
 def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import typer
@@ -112,10 +112,13 @@ class LazyGroup(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run, and turn whatever is raised into a message and an exit code."""
-        run_group = super().main
-        code = guarded(
-            lambda: run_group(args, prog_name or "steptime", complete_var, False, windows_expand_args, **extra)
-        )
+        try:
+            done = super().main(args, prog_name or "steptime", complete_var, False, windows_expand_args, **extra)
+            flush()
+            code = _fail("Interrupted.", EXIT_INTERRUPTED) if done == EXIT_INTERRUPTED else done
+        except (Exception, KeyboardInterrupt) as error:
+            code = exit_code(error)
+        code = code if isinstance(code, int) else 0
         if standalone_mode:
             sys.exit(code)
         return code
@@ -139,31 +142,22 @@ def flush() -> None:
         sys.stdout.flush()
 
 
-def guarded(call: Callable[[], Any]) -> int:
-    """Exit code of a call; every exception becomes one message on standard error."""
-    try:
-        code = call()
-        flush()
-    except UserError as error:
+def exit_code(error: BaseException) -> int:
+    """Exit code for what a command raised, after one message about it on standard error."""
+    if isinstance(error, UserError):
         return _fail(f"Error: {error}", EXIT_USER)
-    except typer.TyperException as error:
+    if isinstance(error, typer.TyperException):
         _show(error)
         return error.exit_code
-    except (_PipeClosed, BrokenPipeError):
-        _discard_output()
-        return EXIT_PIPE
-    except OSError as error:
-        _discard_output()
-        if error.errno not in _NO_ROOM:
-            return _defect(error)
-        return _fail(f"Error: the output cannot be written: {error.strerror}", EXIT_USER)
-    except (KeyboardInterrupt, typer.Abort):
-        code = EXIT_INTERRUPTED
-    except Exception as error:
-        return _defect(error)
-    if code == EXIT_INTERRUPTED:
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
         return _fail("Interrupted.", EXIT_INTERRUPTED)
-    return code if isinstance(code, int) else 0
+    if isinstance(error, _PipeClosed | OSError):
+        _discard_output()
+    if isinstance(error, _PipeClosed | BrokenPipeError):
+        return EXIT_PIPE
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return _fail(f"Error: the output cannot be written: {error.strerror}", EXIT_USER)
+    return _defect(error)
 
 
 def _show(error: typer.TyperException) -> None:
@@ -182,7 +176,7 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _defect(error: Exception) -> int:
+def _defect(error: BaseException) -> int:
     if os.environ.get("STEPTIME_DEBUG") == "1":
         import traceback
 
@@ -228,8 +222,8 @@ def root(
     """What a deep-learning training step will cost before you run it, why, and how to make it cheaper."""
 
 
-def run() -> None:
-    """Run ``steptime`` with the arguments of the process, and exit."""
+def prepare_streams() -> None:
+    """Standard streams that take whatever is printed: closed ones have a stand-in, what they cannot show is escaped."""
     if sys.stdout is None:
         sys.stdout = _Closed()
     if sys.stderr is None:  # print() and the console would write messages to standard output instead
@@ -237,4 +231,3 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    app()

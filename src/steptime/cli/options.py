@@ -235,13 +235,9 @@ def describes_job(after: str) -> Callable[[Callable[..., None]], Callable[..., N
         ]
         every = [*own[:at], *shared, *own[at:]]
 
-        def command(**given: Any) -> None:
-            function(**given)
-
-        command.__doc__, command.__module__ = function.__doc__, function.__module__
-        command.__annotations__ = {p.name: p.annotation for p in every}
-        command.__signature__ = Signature(every)  # type: ignore[attr-defined]
-        return command
+        function.__annotations__ = {p.name: p.annotation for p in every}
+        function.__signature__ = Signature(every)  # type: ignore[attr-defined]
+        return function
 
     return extended
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.cost.roofline import memory_s, roofline_compute_s
-from steptime.estimate.evaluate import PARTS, Evaluation, Works
-from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, links_busy_s
+from steptime.estimate.evaluate import Evaluation, Works
+from steptime.estimate.layer import BACKWARD, FORWARD, PARTS, RECOMPUTE, PhaseTime, factor_of, kind_of, links_busy_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
 from steptime.estimate.step import Passes, Step, compose, inputs_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from steptime.estimate.layer import PhaseTime, phase_times
+from steptime.estimate.layer import PARTS, PhaseTime, part_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.operators import OPERATORS
@@ -26,7 +26,6 @@ from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import CORRECTED, Method, Strategy
 
-PARTS = ("layer", "first", "last")
 Works = dict[str, dict[str, PhaseWork]]
 
 
@@ -50,11 +49,6 @@ class Evaluation(PlannedJob):
     def step_time_s(self) -> Num:
         """Time of one optimiser step."""
         return self.step.total_s
-
-
-def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:
-    """Times of the rows of each part for one micro-batch."""
-    return {part: tuple(phase_times(getattr(block, part), plans, machine)) for part in PARTS}
 
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) -> Works:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from steptime.estimate.evaluate import Evaluation, composed, part_times, passes_of, works_of
+from steptime.estimate.evaluate import Evaluation, composed, passes_of, works_of
+from steptime.estimate.layer import part_times
 from steptime.estimate.machine import Machine
 from steptime.terms import Terms
 

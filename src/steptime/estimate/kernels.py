@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -87,9 +87,9 @@ def _known_residual(residual: Residual, m: float, n: float, k: float, batch: flo
     return gemm_residual(m, n, k, batch, sm_count, residual.table)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class KernelModel:
-    """A formula with everything put in but the shape; equal to itself only, so that its values can be kept."""
+    """A formula with everything put in but the shape; models of the same numbers are equal and share kept values."""
 
     formula: Formula
     fixed: Mapping[str, float]
@@ -99,13 +99,25 @@ class KernelModel:
     stated: str = ""
     """What somebody stated over the numbers of the device that the curve belongs to."""
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.formula.function, tuple(self.fixed.values())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, KernelModel)
+            and self.formula.function is other.formula.function
+            and self.fixed == other.fixed
+        )
+
     def seconds(self, shape: Mapping[str, Num]) -> Num:
         """Time of one call."""
-        calls: Any = tuple(shape.items())
-        try:
-            return _known_seconds(self, calls)
-        except TypeError:  # an array among them has no hash
-            return self.formula.remembered({**self.fixed, **shape})
+        return Timed(self, (shape,)).seconds
 
     @property
     def basis(self) -> str:
@@ -127,8 +139,8 @@ class KernelModel:
 
 @lru_cache(maxsize=1 << 14)
 def _known_seconds(model: KernelModel, shape: tuple[tuple[str, float], ...]) -> Num:
-    """Other models of the same numbers share the value."""
-    return model.formula.remembered({**model.fixed, **dict(shape)})
+    """Time of one call whose shape is numbers, which is kept: some formulas try many alternatives."""
+    return model.formula.function(*model.formula.taken({**model.fixed, **dict(shape)}))
 
 
 Models = Mapping[str, KernelModel]
@@ -252,7 +264,11 @@ class Timed(NamedTuple):
         """Time of all calls."""
         total: Num = 0.0
         for shape in self.shapes:
-            total = total + self.model.seconds(shape)
+            numbers: Any = tuple(shape.items())
+            try:
+                total = total + _known_seconds(self.model, numbers)
+            except TypeError:  # an array has no hash; asking each number for its type costs more
+                total = total + self.model.formula({**self.model.fixed, **shape})
         return total * self.times
 
 

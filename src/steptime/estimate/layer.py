@@ -15,9 +15,11 @@ from steptime.num import Num, maximum, where
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.plans import Plans
 from steptime.plan.quantise import NARROW
-from steptime.plan.rows import Row, Transfer
+from steptime.plan.rows import Block, Row, Transfer
 
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
+PARTS = ("layer", "first", "last")
+"""Parts of a model: one of its equal layers, what comes before them, and what comes after."""
 
 
 class TransferTime(NamedTuple):
@@ -230,15 +232,20 @@ def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, mo
     return found or memory_timed(machine.models, operator, shape, backward=backward)
 
 
-def phase_times(rows: Iterable[Row], plans: Plans, machine: Machine) -> Iterator[PhaseTime]:
-    """Every row in the phases in which it does something: forward, backward, and forward again where recomputed."""
-    for row in rows:
-        operator, forward = OPERATORS[row.operator], None
-        if operator.forward.works or row.forward:
-            forward = phase_time(row, FORWARD, plans, machine)
-            yield _counted(forward, row.share, FORWARD)
-        if operator.backward.works or row.backward:
-            backward = phase_time(row, BACKWARD, plans, machine)
-            yield _counted(backward, row.share, BACKWARD)
-        if forward is not None and (not isinstance(row.recomputed, float) or row.recomputed):
-            yield _counted(_sent_again(forward), row.recomputed * row.share, RECOMPUTE)
+def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:
+    """Times of the rows of each part of the model for one micro-batch.
+
+    A row is there in every phase in which it does something: forward, backward, and forward again where recomputed.
+    """
+    times: dict[str, list[PhaseTime]] = {part: [] for part in PARTS}
+    for part, found in times.items():
+        for row in getattr(block, part):
+            operator, forward = OPERATORS[row.operator], None
+            if operator.forward.works or row.forward:
+                forward = phase_time(row, FORWARD, plans, machine)
+                found.append(_counted(forward, row.share, FORWARD))
+            if operator.backward.works or row.backward:
+                found.append(_counted(phase_time(row, BACKWARD, plans, machine), row.share, BACKWARD))
+            if forward is not None and (not isinstance(row.recomputed, float) or row.recomputed):
+                found.append(_counted(_sent_again(forward), row.recomputed * row.share, RECOMPUTE))
+    return {part: tuple(found) for part, found in times.items()}

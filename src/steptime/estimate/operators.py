@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -41,14 +41,6 @@ class Formula:
         """Value for a row's shape."""
         return self.function(*self.taken(shape))
 
-    def remembered(self, shape: Mapping[str, Num]) -> Num:
-        """As a call; the values of numbers are kept, which pays for formulas that try many alternatives."""
-        arguments = self.taken(shape)
-        try:
-            return _remembered(self.function, arguments)
-        except TypeError:  # an array has no hash; asking each argument for its type costs more
-            return self.function(*arguments)
-
     @cached_property
     def name(self) -> str:
         """Dotted name below ``steptime.cost``."""
@@ -57,11 +49,6 @@ class Formula:
 
 KINDS = ("matrix", "attention", "vector")
 """Kinds of work, which a framework slows down each by a factor of its own."""
-
-
-@lru_cache(maxsize=1 << 14)
-def _remembered(function: Callable[..., Num], arguments: tuple[Num, ...]) -> Num:
-    return function(*arguments)
 
 
 @dataclass(frozen=True, kw_only=True)

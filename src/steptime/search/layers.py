@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from steptime.estimate.evaluate import PARTS, Works, part_times, passes_of, works_of
+from steptime.estimate.evaluate import Works, passes_of, works_of
+from steptime.estimate.layer import PARTS, part_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Part, Sizes, sizes_of
 from steptime.estimate.step import Passes
