@@ -26,7 +26,7 @@ import numpy as np
 
 from steptime.captured.cost import Timer, cost_table
 from steptime.cost.roofline import memory_s
-from steptime.estimate.communication import collective_time_s
+from steptime.estimate.communication import collective_of
 from steptime.estimate.kernels import streamed
 from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.machine import Machine, machine_of
@@ -199,7 +199,7 @@ def step_estimate_s(machine: Machine, step: Step) -> float:
 
 def collective_estimate_s(machine: Machine, one: collectives.Timed) -> float:
     plans = Plans(tp=one.ranks, in_tp=one.ranks)
-    return float(collective_time_s(one.kind, plans, machine, ("tp",), one.size_bytes))
+    return float(collective_of(one.kind, plans, machine, ("tp",), one.size_bytes).seconds)
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float, float, float, int]:

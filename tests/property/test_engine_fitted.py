@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.estimate.band import bracket_s
-from steptime.estimate.communication import collective_time_s
+from steptime.estimate.communication import collective_of
 from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.step_terms import Line, exposed_terms, lines_of
@@ -126,7 +126,7 @@ def test_nearer_is_faster_where_the_machine_says_so(name, kind):
     size = np.logspace(2, 10, 60)
     for ranks in (2, 4, 6, 8, 24, 72, 512, 576):
         times = [
-            collective_time_s(kind, Plans(tp=ranks, in_tp=inside), machine, ("tp",), size)
+            collective_of(kind, Plans(tp=ranks, in_tp=inside), machine, ("tp",), size).seconds
             for inside in (1, 2, 4, 8, 24, 72) if ranks % inside == 0 and inside <= machine.fast_domain
         ]  # fmt: skip
         for far, near in pairwise(times):

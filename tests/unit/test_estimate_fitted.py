@@ -7,7 +7,7 @@ import pytest
 
 from steptime.cost.collective_algorithms import candidate_s
 from steptime.cost.memory_bound import memory_bound_s
-from steptime.estimate.communication import TEXTBOOK, collective_call, collective_time_s, message_time_s
+from steptime.estimate.communication import TEXTBOOK, collective_of, message_time_s
 from steptime.estimate.fabrics import fabric_model
 from steptime.estimate.kernels import USES, memory_models, memory_timed, streamed
 from steptime.estimate.machine import Machine, curve_constants, machine_of
@@ -40,8 +40,8 @@ def test_the_fastest_legal_algorithm_is_taken_and_named(kind: str) -> None:
     for size in (1e4, 1e6, 1e9):
         names, times = candidate_s(kind, size, 8, 8, h100.fabric.fabric)
         best = min(range(len(times)), key=times.__getitem__)
-        assert collective_time_s(kind, EIGHT, h100, ("tp",), size) == times[best]
-        call = collective_call(kind, EIGHT, h100, ("tp",), size)
+        assert collective_of(kind, EIGHT, h100, ("tp",), size).seconds == times[best]
+        call = collective_of(kind, EIGHT, h100, ("tp",), size).call()
         algorithm, protocol = names[best]
         assert call.basis.startswith(f"{algorithm}, protocol {protocol}: the fastest; nvlink: fitted fabric h100-sxm")
         assert "median error" in call.basis and call.leaf == f"{kind}/collective_s"
@@ -49,10 +49,10 @@ def test_the_fastest_legal_algorithm_is_taken_and_named(kind: str) -> None:
 
 def test_a_group_between_nodes_says_what_was_carried_over() -> None:
     h100 = machine("dgx-h100")
-    call = collective_call("all_gather", TWO_NODES, h100, ("tp",), 1e8)
+    call = collective_of("all_gather", TWO_NODES, h100, ("tp",), 1e8).call()
     assert "nvlink: fitted fabric h100-sxm-nccl" in call.basis
     assert "network: carried over from fabric perlmutter-nccl" in call.basis
-    lone = collective_call("all_gather", Plans(dp=8), h100, ("dp",), 1e8)
+    lone = collective_of("all_gather", Plans(dp=8), h100, ("dp",), 1e8).call()
     assert "nvlink" not in lone.basis, "no rank of it shares a node"
     kinds = {c.name: str(c.source.kind) for c in curve_constants(h100)}
     assert kinds["nvlink.h100-sxm-nccl.median_error"] == "fitted"
@@ -74,7 +74,7 @@ def test_a_network_of_twice_the_bandwidth_sends_a_large_tensor_in_half_the_time(
         # 7/8 of 100 GB by a NIC of which one rank both ways reaches 0.7
         times.append((7 / 8 * 1e11 / (0.7 * nic_Bps), cluster))
     for expected, cluster in times:
-        assert collective_time_s("all_gather", Plans(dp=8), cluster, ("dp",), 1e11) == pytest.approx(
+        assert collective_of("all_gather", Plans(dp=8), cluster, ("dp",), 1e11).seconds == pytest.approx(
             expected, rel=0.001
         )
 
@@ -86,7 +86,7 @@ def test_links_that_nothing_alike_was_measured_on_keep_the_textbook(cluster: str
 
 
 def test_pcie_says_textbook() -> None:
-    call = collective_call("all_gather", EIGHT, machine("l40s-8", 8), ("tp",), 1e8)
+    call = collective_of("all_gather", EIGHT, machine("l40s-8", 8), ("tp",), 1e8).call()
     assert call.basis == TEXTBOOK and call.function == "collective.ring_all_gather_s"
 
 

@@ -13,7 +13,7 @@ import pytest
 from steptime import api
 from steptime.errors import FieldError, UserError
 from steptime.estimate.band import band_of as step_band
-from steptime.estimate.communication import boundary_times_s, collective_over_s, message_time_s
+from steptime.estimate.communication import boundary_times_s, collective_over, message_time_s
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import models_of, of_device
 from steptime.hardware import load_device
@@ -299,7 +299,7 @@ def test_messages_between_stages_are_scattered_without_sequence_shards(settings:
     s = next(s for s in settings if s.machine.fabric is not None and s.machine.fast_domain >= 8)
     plans, size = replace(s.plans, tp=8, in_tp=8, sp=0), 64e6
     whole, parts = (replace(s.job, scattered_messages=scattered) for scattered in (False, True))
-    gather_s = collective_over_s("all_gather", s.machine, size, 8, 8)
+    gather_s = collective_over("all_gather", s.machine, size, 8, 8).seconds
     near_s, far_s = message_time_s(s.machine, size / 8)
     assert boundary_times_s(whole, s.machine, plans, size) == message_time_s(s.machine, size)
     assert boundary_times_s(parts, s.machine, plans, size) == pytest.approx((near_s + gather_s, far_s + gather_s))

@@ -93,25 +93,21 @@ def test_stages_in_the_middle_have_no_loss():
 )
 def test_bytes_per_parameter(software, each):
     """Weights, gradients and states: fp32 shards are their own master copy; bf16 throughout has bf16 moments."""
-    assert tuple(size for size, _ in state_bytes(job_of(software)).values()) == each
+    assert tuple(state_bytes(job_of(software)).values()) == each
 
 
 def test_fp16_has_no_second_gradient_and_fp32_no_master():
     half = job_of("megatron-deepspeed", precision=PRECISIONS["fp16"])
-    assert tuple(size for size, _ in state_bytes(half).values()) == (2, 2, 12)
+    assert tuple(state_bytes(half).values()) == (2, 2, 12)
     full = job_of("torchtitan", precision=PRECISIONS["fp32"])
-    assert tuple(size for size, _ in state_bytes(full).values()) == (4, 4, 8)
-    assert tuple(size for size, _ in state_bytes(job_of("torchtune", precision=PRECISIONS["fp32"])).values()) == (
-        4,
-        4,
-        8,
-    )
+    assert tuple(state_bytes(full).values()) == (4, 4, 8)
+    assert tuple(state_bytes(job_of("torchtune", precision=PRECISIONS["fp32"])).values()) == (4, 4, 8)
 
 
 def test_offloaded_states_and_activations():
     states = frozenset({"optimizer"})
-    assert tuple(size for size, _ in state_bytes(job_of(offload=states)).values()) == (2, 2, 0)
-    assert tuple(size for size, _ in state_bytes(job_of("deepspeed", offload=states)).values()) == (2, 0, 0)
+    assert tuple(state_bytes(job_of(offload=states)).values()) == (2, 2, 0)
+    assert tuple(state_bytes(job_of("deepspeed", offload=states)).values()) == (2, 0, 0)
     found = terms(job_of(offload=frozenset({"activations"})), Plans(recompute=2))
     assert found["activations/layers/activation_bytes"] == 2 * 2 * S * H, "the inputs of two layers"
 

@@ -14,7 +14,7 @@ from itertools import product
 
 import pytest
 
-from steptime.estimate.communication import collective_over_s
+from steptime.estimate.communication import collective_over
 from steptime.estimate.kernels import timed
 from steptime.estimate.machine import Machine, machine_of
 from steptime.hardware import device_names, load_cluster, load_device
@@ -154,7 +154,7 @@ def joined(device: str, gpus: int) -> Machine:
 def seconds(device: str, kind: str, size_bytes: float, ranks: int) -> float:
     machine = joined(device, ranks)
     inside = math.gcd(ranks, machine.fast_domain)
-    return float(collective_over_s(kind, machine, size_bytes, float(ranks), float(inside)))
+    return float(collective_over(kind, machine, size_bytes, float(ranks), float(inside)).seconds)
 
 
 @pytest.mark.parametrize(("one", "other"), RELATIVES)

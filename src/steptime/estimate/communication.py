@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeAlias
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.cost.collective import point_to_point_s, rotated_s
 from steptime.cost.collective_algorithms import Fabric, collective_s, least_s
@@ -78,29 +78,68 @@ def _shared(model: FabricModel, inside: Num) -> dict[str, Num]:
     return {"groups": model.fabric.domain / inside, "oversubscription": model.oversubscription}
 
 
-def collective_time_s(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Num:
-    """Time of a collective over the product of some mesh axes."""
-    return collective_over_s(kind, machine, size_bytes, *group_of(plans, axes))
+class Collective(NamedTuple):
+    """Time of a collective, and how it was computed."""
+
+    seconds: Num
+    call: Callable[[], TransferCall]
+    """Formula, arguments and basis for one plan; made when somebody asks."""
 
 
-def collective_over_s(
+def collective_over(
     kind: str, machine: Machine, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None = None
-) -> Num:
-    """Time of a collective over so many ranks, ``inside`` of them in each fast domain.
+) -> Collective:
+    """A collective over so many ranks, ``inside`` of them in each fast domain.
 
-    ``senders``: ranks of a domain whose NICs carry what leaves it; None: all of them.
+    Args:
+        kind: name in :data:`~steptime.estimate.operators.COLLECTIVES`.
+        machine: its links.
+        size_bytes: whole tensor.
+        ranks: ranks of the group.
+        inside: those of them in each fast domain.
+        senders: ranks of a domain whose NICs carry what leaves it; None: all of them.
     """
     model = machine.fabric
     if model is None:
-        ring_s = COLLECTIVES[kind](_ring(machine, size_bytes, ranks, inside, senders))
-        if machine.groups is None:
-            return ring_s
-        return machine.groups.seconds(kind, size_bytes, ranks, inside, ring_s)
+        return _textbook(kind, machine, _ring(machine, size_bytes, ranks, inside, senders))
     if kind == RING_EXCHANGE:
-        near_s, far_s = message_time_s(machine, size_bytes)
-        return rotated_s(ranks, inside, near_s, far_s)
+        return _rotated(machine, model, size_bytes, ranks, inside)
     shared = _shared(model, inside if senders is None else senders)
-    return _least_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
+    least = _least_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
+    return Collective(least, partial(_fitted_call, kind, model, size_bytes, ranks, inside, shared))
+
+
+def collective_of(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Collective:
+    """A collective over the product of some mesh axes."""
+    return collective_over(kind, machine, size_bytes, *group_of(plans, axes))
+
+
+def _textbook(kind: str, machine: Machine, ring: Mapping[str, Num]) -> Collective:
+    """A ring on the datasheet's links, or where the group was measured its own curve."""
+    formula, groups = COLLECTIVES[kind], machine.groups
+    size_bytes, ranks, inside = ring["size_bytes"], ring["ranks"], ring["inside"]
+
+    def call() -> TransferCall:
+        own = groups and groups.find(kind, float(ranks), float(inside))
+        if own:
+            how: How = lambda: (own.formula.named(own.arguments(size_bytes)), own.text)  # noqa: E731
+            return TransferCall(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}", how=how)
+        return TransferCall(function=formula.name, leaf=_leaf(formula), how=lambda: (ring, TEXTBOOK))
+
+    ring_s = formula(ring)
+    return Collective(ring_s if groups is None else groups.seconds(kind, size_bytes, ranks, inside, ring_s), call)
+
+
+def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num) -> Collective:
+    """An exchange with the next rank of a ring, as often as there are other ranks."""
+    near_s, far_s = message_time_s(machine, size_bytes)
+    arguments = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
+
+    def how() -> tuple[Mapping[str, Given], str]:
+        return arguments, _bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside))
+
+    call = TransferCall(function=ROTATED, leaf=_ROTATED_LEAF, how=how)
+    return Collective(rotated_s(ranks, inside, near_s, far_s), lambda: call)
 
 
 def _least_s(kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, **shared: Num) -> Num:
@@ -119,48 +158,19 @@ def _known_least_s(
     return least_s(kind, size_bytes, ranks, inside, fabric, **dict(shared))
 
 
-def collective_call(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> TransferCall:
-    """How :func:`collective_time_s` computes the time for one plan."""
-    return collective_over_call(kind, machine, size_bytes, lambda: group_of(plans, axes))
-
-
-def collective_over_call(
-    kind: str, machine: Machine, size_bytes: Num, group: Callable[[], tuple[Num, Num]], senders: Num | None = None
+def _fitted_call(
+    kind: str, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num, shared: Mapping[str, Num]
 ) -> TransferCall:
-    """How :func:`collective_over_s` computes the time for one plan; ``group``: its ranks, and how many are inside."""
-    model = machine.fabric
-    if model is None:
-        formula, (ranks, inside) = COLLECTIVES[kind], group()
-        own = machine.groups and machine.groups.find(kind, float(ranks), float(inside))
-        if own:
-            return TransferCall(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}",
-                                how=lambda: (own.formula.named(own.arguments(size_bytes)), own.text))  # fmt: skip
-        return TransferCall(function=formula.name, leaf=_leaf(formula),
-                            how=lambda: (_ring(machine, size_bytes, ranks, inside, senders), TEXTBOOK))  # fmt: skip
-    if kind == RING_EXCHANGE:
-        return TransferCall(function=ROTATED, leaf=_ROTATED_LEAF,
-                            how=lambda: _rotated_how(machine, model, size_bytes, *group()))  # fmt: skip
-    return TransferCall(function=FITTED, leaf=f"{kind}/{_FITTED_LEAF}",
-                        how=lambda: _fitted_how(kind, model, size_bytes, *group(), senders))  # fmt: skip
+    def how() -> tuple[Mapping[str, Given], str]:
+        group = float(ranks), float(inside)
+        numbers = tuple((name, float(value)) for name, value in shared.items())
+        algorithm, protocol = _chosen(kind, float(size_bytes), *group, model.fabric, numbers)
+        bases = _bases(model, inside=group[1] > 1, between=group[0] > group[1])
+        given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
+        basis = f"{algorithm}, protocol {protocol}: the fastest; {bases}"
+        return {"kind": kind, "fabric": model.fabric, **given}, basis
 
-
-def _rotated_how(
-    machine: Machine, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num
-) -> tuple[Mapping[str, Given], str]:
-    near_s, far_s = message_time_s(machine, size_bytes)
-    rotated = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
-    return rotated, _bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside))
-
-
-def _fitted_how(
-    kind: str, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None
-) -> tuple[Mapping[str, Given], str]:
-    ranks, inside = float(ranks), float(inside)
-    shared = _shared(model, inside if senders is None else senders)
-    algorithm, protocol = _chosen(kind, float(size_bytes), ranks, inside, model.fabric, tuple(shared.items()))
-    basis = f"{algorithm}, protocol {protocol}: the fastest; {_bases(model, inside=inside > 1, between=ranks > inside)}"
-    numbers = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
-    return {"kind": kind, "fabric": model.fabric, **numbers}, basis
+    return TransferCall(function=FITTED, leaf=f"{kind}/{_FITTED_LEAF}", how=how)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -205,7 +215,7 @@ def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) 
     if not job.scattered_messages:
         return message_time_s(machine, size_bytes)
     parts = where(plans.sp > 0, 1, plans.tp)
-    gather_s = collective_over_s("all_gather", machine, size_bytes, parts, minimum(parts, plans.in_tp))
+    gather_s = collective_over("all_gather", machine, size_bytes, parts, minimum(parts, plans.in_tp)).seconds
     near_s, far_s = message_time_s(machine, size_bytes / parts)
     return near_s + gather_s, far_s + gather_s
 

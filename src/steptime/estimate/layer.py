@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
-from steptime.estimate.communication import collective_time_s
+from steptime.estimate.communication import Collective, collective_of
 from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import OPERATORS
@@ -30,7 +30,7 @@ class TransferTime(NamedTuple):
     """Time on the links."""
     covered_s: Num
     """Part of it that runs beside the row's own work, and shows only as far as it takes longer."""
-    one_s: Num
+    one: Collective
     """One call of its collective: all of it, or where a product is blocked that for one panel."""
 
 
@@ -122,12 +122,13 @@ def _transfer_times(
     for transfer in transfers:
         if plans.is_alone(transfer.axis):
             continue
-        one_s = collective_time_s(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / panels)
+        one = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / panels)
+        one_s = one.seconds
         covered_s = one_s * panels if hides(row, phase) else 0.0
         if row.overlaps_near:
             anywhere = row.overlaps_backward if phase == BACKWARD else 0.0
             covered_s = where(plans.is_near(transfer.axis) | (anywhere > 0), covered_s, 0.0)
-        yield TransferTime(transfer, one_s if row.panels is None else one_s * (panels + 1), covered_s, one_s)
+        yield TransferTime(transfer, one_s if row.panels is None else one_s * (panels + 1), covered_s, one)
 
 
 def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
@@ -137,8 +138,8 @@ def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
     total: Num = 0.0
     for each in time.transfers:
         transfer = each.transfer
-        one_s = collective_time_s(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / parts)
-        total = total + one_s * passes
+        one = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / parts)
+        total = total + one.seconds * passes
     return total * time.times
 
 
@@ -193,7 +194,7 @@ def _launches(row: Row, machine: Machine) -> float:
 
 def _repeated(time: PhaseTime, times: Num) -> tuple[TransferTime, ...]:
     """The transfers of a row, so many times."""
-    return tuple([TransferTime(t.transfer, t.busy_s * times, t.covered_s * times, t.one_s) for t in time.transfers])
+    return tuple([TransferTime(t.transfer, t.busy_s * times, t.covered_s * times, t.one) for t in time.transfers])
 
 
 def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:

@@ -173,7 +173,7 @@ class MemoryCall:
 
 
 Calls = dict[str, MemoryCall]
-States = dict[str, tuple[float, int]]
+States = dict[str, float]
 PARAMETERS, ACTIVATIONS = Formula(parameter_bytes), Formula(activation_bytes)
 TEMPORARY, GATHERED = Formula(largest_temporary_bytes), Formula(gathered_weights_bytes)
 HELD = Formula(held_buffers_bytes)
@@ -182,13 +182,12 @@ HELD = Formula(held_buffers_bytes)
 def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """What a stage holds throughout: weights, gradients, states, buffers."""
     plans, weights = planned.plans, on_stage(planned, "weights", stage)
-    ranks = plans.sharing_ranks(planned.gradient_ranks)
     each = state_bytes(planned.job)
 
     def states(name: str) -> MemoryCall:
-        size, zero = each[name]
+        size = each[name]
         stored = weights - _narrowed(planned, stage, size) if name == "weights" else weights
-        return _parameters(stored, size, where(plans.zero >= zero, ranks, 1))
+        return _parameters(stored, size, plans.shards(name, planned.gradient_ranks))
 
     return {
         **{f"{name}/parameter_bytes": states(name) for name in each},
@@ -199,7 +198,7 @@ def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
 
 
 def state_bytes(job: Job) -> States:
-    """Bytes per trained parameter of weights, gradients and states, and the ZeRO stage from which they are sharded."""
+    """Bytes per trained parameter of weights, gradients and states of the optimiser, before they are shared out."""
     memory, precision = job.memory, job.precision
     weight = precision.element_bytes if memory.weight_bytes is None else memory.weight_bytes
     states = job.optimizer.bytes_per_parameter(precision)
@@ -216,7 +215,7 @@ def state_bytes(job: Job) -> States:
     if "optimizer" in job.offload:
         states, gradient = 0.0, 0.0 if memory.offloads_gradients else gradient
         weight = 0.0 if memory.offloads_weights else weight
-    return {"weights": (weight, 3), "gradients": (gradient, 2), "optimizer": (states, 1)}
+    return {"weights": weight, "gradients": gradient, "optimizer": states}
 
 
 def _narrowed(planned: PlannedJob, stage: Stage, weight_bytes: float) -> Num:
@@ -267,11 +266,10 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
 def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """Temporaries of the optimiser's step, over the parameters that a rank updates."""
     plans = planned.plans
-    shards = where(plans.zero >= 1, plans.sharing_ranks(planned.gradient_ranks), 1)
-    trained = on_stage(planned, "weights", stage) / shards
+    trained = on_stage(planned, "weights", stage) / plans.shards("optimizer", planned.gradient_ranks)
     if planned.sizes.has("expert_weights"):
-        ranks = where(plans.zero >= 1, plans.sharing_ranks(planned.expert_ranks), 1)
-        trained = trained + on_stage(planned, "expert_weights", stage) / ranks
+        shards = plans.shards("optimizer", planned.expert_ranks)
+        trained = trained + on_stage(planned, "expert_weights", stage) / shards
     temporary = {"temporary_bytes": trained * planned.job.memory.update_bytes, "recomputed_bytes": 0.0 * trained}
     return {f"working/{UPDATE}/largest_temporary_bytes": MemoryCall(TEMPORARY, temporary)}
 
@@ -307,7 +305,7 @@ def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> MemoryCall:
 def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
     plans, sizes, job = planned.plans, planned.sizes, planned.job
-    sharded, layer, each = (plans.zero >= 3) & (stage.layers > 0), sizes.layer, job.precision.element_bytes
+    sharded, layer, each = plans.shares("weights") & (stage.layers > 0), sizes.layer, job.precision.element_bytes
     dense = where(sharded & (plans.sharing_ranks(planned.gradient_ranks) > 1), 1.0, 0.0)
     parameters, trained = (layer.weights + layer.frozen_bytes / each) * dense, layer.weights * dense
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
@@ -332,10 +330,9 @@ def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
     if not planned.sizes.has("expert_weights"):
         return {}
     plans, parameters = planned.plans, on_stage(planned, "expert_weights", stage)
-    ranks = plans.sharing_ranks(planned.expert_ranks)
     return {
-        f"expert_{name}/parameter_bytes": _parameters(parameters, size, where(plans.zero >= zero, ranks, 1))
-        for name, (size, zero) in states.items()
+        f"expert_{name}/parameter_bytes": _parameters(parameters, size, plans.shards(name, planned.expert_ranks))
+        for name, size in states.items()
     }
 
 
@@ -349,7 +346,7 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
     for pool, own, ranks in (("frozen", "frozen_bytes", dense), ("frozen_experts", "frozen_expert_bytes", experts)):
         if not sizes.has(pool):
             continue
-        shards = where(plans.zero >= 3, plans.sharing_ranks(ranks), 1)
+        shards = plans.shards("weights", ranks)
         parameters, stored = on_stage(planned, pool, stage), on_stage(planned, own, stage)
         mean_bytes = stored / where(parameters > 0, parameters, 1)
         out[f"{pool}_weights/parameter_bytes"] = _parameters(parameters, mean_bytes, shards)

@@ -496,7 +496,7 @@ def _data_parallel(
     """Traffic over the data-parallel group, exposed and busy, beside what passes of a layer and of the head leave."""
     traffic, links = inputs.traffic, framework.data_links
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
-    sharded = where(traffic.zero >= 3, 1.0, 0.0)
+    sharded = where(traffic.by_unit, 1.0, 0.0)
     reduce, gather = traffic.reduce.times(links), traffic.gather.times(links)
     layers, again_s = inputs.layout.first * inputs.layout.held, sharded * gather.one_layer_s
     replicas_s = traffic.replicas_s * links

@@ -14,7 +14,7 @@ from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import issue_wait_s, router_wait_s
 from steptime.cost.pipeline import waited_messages
 from steptime.cost.roofline import held_to_peak_s
-from steptime.estimate.communication import Given, TransferCall, collective_call, collective_over_call, message_basis
+from steptime.estimate.communication import Collective, Given, message_basis
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.hiding import LayerwiseTraffic
 from steptime.estimate.kernels import MEMORY_BOUND, Timed, streamed
@@ -211,13 +211,13 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
     if shared.replicas:
         yield _part_line(e, "gradients/replicas", shared.replicas, traffic.replicas_s * links, links)
     replicated = replicated_of(e)
-    yield Line(path=f"dp_comm/replicated_weights/{_sent_call(e, replicated).leaf}",
+    yield Line(path=f"dp_comm/replicated_weights/{replicated.on(e.machine).call().leaf}",
                exposed_s=float(e.step.replicated_s), recipe=lambda: _sent_recipe(e, [replicated]))  # fmt: skip
 
 
 def _part_line(e: Evaluation, name: str, sent: list[Sent], seconds: Num, links: Num) -> Line:
     """Collectives of a layer or an end, from which the exposed time follows."""
-    return Line(path=f"dp_comm/{name}/{_sent_call(e, sent[0]).leaf}", part_s=float(seconds),
+    return Line(path=f"dp_comm/{name}/{sent[0].on(e.machine).call().leaf}", part_s=float(seconds),
                 recipe=lambda: _sent_recipe(e, sent, framework_factor=links))  # fmt: skip
 
 
@@ -232,17 +232,13 @@ def _layerwise_recipe(traffic: LayerwiseTraffic, part: Num) -> Made:
     ], ""  # fmt: skip
 
 
-def _sent_call(e: Evaluation, one: Sent) -> TransferCall:
-    return collective_over_call(one.kind, e.machine, one.size_bytes, lambda: one.group, one.senders)
-
-
 def _sent_recipe(e: Evaluation, sent: list[Sent], **factors: Num) -> Made:
     """Collectives one after the other; those that send nothing are left out."""
     calls: list[FormulaCall] = []
     bases: dict[str, None] = {}
     for one in sent:
         if one.times and one.size_bytes and one.group[0] > 1:
-            call = _sent_call(e, one)
+            call = one.on(e.machine).call()
             arguments, basis = call.how()
             calls.append(called(call.function, arguments, **factors, passes=one.times))
             bases[basis] = None
@@ -332,24 +328,20 @@ def _traffic_recipe(time: PhaseTime, machine: Machine, count: float, factor: flo
 
 
 def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation, shown: float) -> Iterator[Line]:
-    panels = 1 if time.row.panels is None else time.row.panels
     for each, exposed_s in zip(time.transfers, shown_s(time, e.job.framework), strict=True):
-        axis, kind = each.transfer.axis, each.transfer.collective
+        axis = each.transfer.axis
         factor = float(e.job.framework.links(axis))
         share = shown if axis == EXPERT_AXIS else 1.0
         total_s, hidden_s = exposed_s * count, (each.busy_s * factor - exposed_s) * count
-        calls = float(total_s / (each.one_s * factor or 1.0))
-        call = collective_call(kind, e.plans, e.machine, (axis,), each.transfer.size_bytes / panels)
+        calls = float(total_s / (each.one.seconds * factor or 1.0))
         yield Line(
-            path=f"{axis}_comm/{name}/{call.leaf}", exposed_s=float(total_s * share),
+            path=f"{axis}_comm/{name}/{each.one.call().leaf}", exposed_s=float(total_s * share),
             hidden_s=float(hidden_s + total_s * (1.0 - share)),
-            recipe=partial(_transfer_recipe, time, call, calls, count, factor, share),
+            recipe=partial(_transfer_recipe, time, each.one, calls, count, factor, share),
         )  # fmt: skip
 
 
-def _transfer_recipe(
-    time: PhaseTime, call: TransferCall, calls: float, count: float, factor: float, share: float
-) -> Made:
+def _transfer_recipe(time: PhaseTime, one: Collective, calls: float, count: float, factor: float, share: float) -> Made:
     """Exposed calls of a collective: part of one, or of a blocked product those for so many panels.
 
     ``calls``: how often it shows in a step, each time as long as the framework makes it.
@@ -357,6 +349,7 @@ def _transfer_recipe(
     name = "exposed_share" if time.row.panels is None else "exposed_panels"
     times = float(count * time.times)
     exposed = round(calls / times, 12) if times else 0.0
+    call = one.call()
     arguments, basis = call.how()
     return [called(call.function, arguments, times_per_step=times, framework_factor=factor, shown_share=share,
                    **{name: exposed})], basis  # fmt: skip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
 from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
-from steptime.estimate.communication import collective_over_s, group_of
+from steptime.estimate.communication import Collective, collective_over, group_of
 from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
@@ -55,8 +55,8 @@ class Traffic:
     """Sum of the shards of a layer over their replicas."""
     gather: Sums
     """Gathering of weights (0 where every rank keeps them whole)."""
-    zero: Num
-    """ZeRO stage."""
+    by_unit: Any
+    """Whether each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
     chunks: Num
     """Virtual stages of a device."""
     reductions: Num
@@ -70,7 +70,7 @@ def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
     passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
     return Traffic(
         reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
-        gather=_sums(machine, shared.gather, shared.gather_ends), zero=plans.zero,
+        gather=_sums(machine, shared.gather, shared.gather_ends), by_unit=plans.shares("weights"),
         chunks=plans.vpp if planned.method.calibrated else 1,
         reductions=plans.reductions(passes), gathers=plans.gathers(passes),
     )  # fmt: skip
@@ -97,6 +97,10 @@ class Sent(NamedTuple):
     layers: Num = 1.0
     """Layers whose parts it carries."""
 
+    def on(self, machine: Machine) -> Collective:
+        """The collective on a machine's links."""
+        return collective_over(self.kind, machine, self.size_bytes, *self.group, self.senders)
+
 
 class Ends(NamedTuple):
     """Collectives of embedding and head: of what nothing is left to hide, and of what is ready before the layers."""
@@ -120,7 +124,7 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
     """Time of some collectives, one after the other."""
     total: Num = 0.0
     for one in sent:
-        total = total + one.times * collective_over_s(one.kind, machine, one.size_bytes, *one.group, one.senders)
+        total = total + one.times * one.on(machine).seconds
     return total
 
 
@@ -173,7 +177,7 @@ def _ends_together(planned: PlannedJob) -> Num:
     """1 where embedding and head are one message, with nothing to hide behind."""
     if not planned.method.calibrated:
         return 1.0
-    return where(planned.plans.zero >= 3, 1.0, 0.0) if planned.job.root_unit else 0.0
+    return where(planned.plans.shares("weights"), 1.0, 0.0) if planned.job.root_unit else 0.0
 
 
 class Pool(NamedTuple):
@@ -193,7 +197,7 @@ Sender = Callable[[Job, Plans, Pool, Size], list[Sent]]
 def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: StageParts) -> list[Sent]:
     """A layer's part of messages of several layers."""
     layers = layers_per_bucket(size(pool.weights), pool.group[0], stage.layers)
-    layers = where(plans.zero >= 3, 1.0, layers)
+    layers = where(plans.shares("weights"), 1.0, layers)
     return [one._replace(size_bytes=one.size_bytes * layers, times=one.times / layers, layers=layers) for one in sent]
 
 
@@ -213,7 +217,7 @@ def _over_replicas(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]
 
 def _reduced(plans: Plans, size_bytes: Num, group: Group, senders: Num | None = None) -> list[Sent]:
     """Each rank ends with its shard of the sums, and without ZeRO with all of them."""
-    sharded = where(plans.zero >= 1, 1.0, 0.0)
+    sharded = where(plans.shares("optimizer"), 1.0, 0.0)
     found = (
         Sent("reduce_scatter", size_bytes, group, senders, times=sharded),
         Sent("all_reduce", size_bytes, group, times=1.0 - sharded),
@@ -223,15 +227,15 @@ def _reduced(plans: Plans, size_bytes: Num, group: Group, senders: Num | None = 
 
 def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
     """Gathering of weights that are shared out; frozen ones only under ZeRO-3."""
-    group, gathered = _sharing(plans, pool.group), where(plans.zero >= 1, 1.0, 0.0)
+    group, gathered = _sharing(plans, pool.group), where(plans.shares("optimizer"), 1.0, 0.0)
     size_bytes = size(pool.weights) * job.precision.element_bytes
-    size_bytes = size_bytes + size(pool.frozen) * where(plans.zero >= 3, 1.0, 0.0)
+    size_bytes = size_bytes + size(pool.frozen) * where(plans.shares("weights"), 1.0, 0.0)
     return [Sent("all_gather", size_bytes, group, _senders(job, plans, group), gathered)]
 
 
 def _senders(job: Job, plans: Plans, group: Group) -> Num | None:
     """Ranks of a domain whose NICs carry the traffic of ZeRO; None: all."""
-    return where(plans.zero >= 3, 1, group[1]) if job.single_ring else None
+    return where(plans.shares("weights"), 1, group[1]) if job.single_ring else None
 
 
 def _sharing(plans: Plans, group: Group) -> Group:
@@ -315,13 +319,9 @@ def owned_parameters(planned: PlannedJob) -> Num:
     most: Num = 0.0
     for name in STAGES:
         parts = stage_parts(planned, name)
-        owned = _owned(plans, on_stage(planned, "weights", parts), planned.gradient_ranks)
+        owned = on_stage(planned, "weights", parts) / plans.shards("optimizer", planned.gradient_ranks)
         if sizes.has("expert_weights"):
-            owned = owned + _owned(plans, on_stage(planned, "expert_weights", parts), planned.expert_ranks)
+            shards = plans.shards("optimizer", planned.expert_ranks)
+            owned = owned + on_stage(planned, "expert_weights", parts) / shards
         most = maximum(most, owned)
     return most
-
-
-def _owned(plans: Plans, weights: Num, ranks: Num) -> Num:
-    """Parameters whose states one rank has."""
-    return weights / where(plans.zero >= 1, plans.sharing_ranks(ranks), 1)

@@ -71,6 +71,10 @@ def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int) -> dict[st
     return {axis: each if isinstance(each, np.ndarray) else int(each) for axis, each in inside.items()}
 
 
+SHARED_FROM: Mapping[str, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""What ZeRO shares out -> the stage from which it does (Rajbhandari et al., arXiv 1910.02054, section 5)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
     """Degrees, micro-batch and placement; every column one number or one array of equal length."""
@@ -162,11 +166,11 @@ class Plans:
 
     def gathers(self, micro_batches: Num) -> Num:
         """How often a step gathers weights: with ZeRO-3 for each of so many micro-batches, else once."""
-        return where(self.zero >= 3, micro_batches, 1.0)
+        return where(self.shares("weights"), micro_batches, 1.0)
 
     def reductions(self, micro_batches: Num) -> Num:
         """How often a step reduces gradients: from ZeRO-2 on after each of so many micro-batches, else once."""
-        return where(self.zero >= 2, micro_batches, 1.0)
+        return where(self.shares("gradients"), micro_batches, 1.0)
 
     @property
     def recomputed(self) -> Num:
@@ -181,6 +185,22 @@ class Plans:
     def has_shards(self) -> bool:
         """Whether any of the plans may share out over fewer ranks than a group has; single plans without have 0."""
         return isinstance(self.shard, np.ndarray) or bool(self.shard)
+
+    def shares(self, what: str) -> Any:
+        """Whether ZeRO shares out ``optimizer`` states, ``gradients`` or ``weights``, plan by plan.
+
+        >>> [Plans(zero=stage).shares("gradients") for stage in range(4)]
+        [False, False, True, True]
+        """
+        return self.zero >= SHARED_FROM[what]
+
+    def shards(self, what: str, ranks: Num) -> Num:
+        """Shards of ``optimizer`` states, ``gradients`` or ``weights`` that so many ranks hold: 1 where each has all.
+
+        >>> Plans(zero=1, dp=8).shards("optimizer", 8), Plans(zero=1, dp=8).shards("weights", 8)
+        (8, 1)
+        """
+        return where(self.shares(what), self.sharing_ranks(ranks), 1)
 
     def sharing_ranks(self, ranks: Num) -> Num:
         """Ranks of a group of so many that ZeRO shares out over: all, or those of one replica of the shards.
@@ -316,7 +336,7 @@ RULES: tuple[Rule, ...] = (
          broken=lambda job, p: p.panels > job.model.hidden),
     Rule(name="zero_pipeline", always=True,
          meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
-         broken=lambda job, p: (p.zero >= 2) & (p.pp > 1)),
+         broken=lambda job, p: p.shares("gradients") & (p.pp > 1)),
     Rule(name="experts", meaning="ep does not divide the experts, or there are none", broken=_wrong_experts),
     Rule(name="expert_width", meaning="etp does not divide the width of an expert", broken=_uneven_expert),
     Rule(name="expert_mesh", meaning="ep x etp does not divide tp x cp x dp",

@@ -95,7 +95,7 @@ class _Quantiser:
 
     def _weights(self, row: Row) -> list[Row]:
         """With the first micro-batch of a step; after each gathering of ZeRO-3, one copy for each pass."""
-        gathered = where(self.plans.zero >= 3, 1.0, 0.0) * self.plans.shared_out(experts=row.expert)
+        gathered = where(self.plans.shares("weights"), 1.0, 0.0) * self.plans.shared_out(experts=row.expert)
         forwards = self.micro_batches * (1 + self.plans.recomputed)
         narrow_bytes = row.weights * self.narrow_bytes
         once = move(f"{row.name}_quantise_weights", row.block, row.weights * self._read_bytes,

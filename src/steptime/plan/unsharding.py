@@ -34,14 +34,14 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
     frozen_bytes: Num = sum(weights * row.weight_bytes for row, weights in shared if not row.trained)
     whole = trained * element + frozen_bytes
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
-    sharded = where((plans.zero >= 1) & (whole > 0), 1.0, 0.0)
+    sharded = where(plans.shares("optimizer") & (whole > 0), 1.0, 0.0)
     recomputed = 0.0 if end else plans.recomputed
     name = f"{end}_copy" if end else "copy"
     made = [
         move(f"{name}_out", BLOCK, whole, whole, operator="move_forward",
-             share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * (1.0 + recomputed)))),
+             share=sharded * where(plans.shares("weights"), 1.0, 1.0 / (micro_batches * (1.0 + recomputed)))),
         move(f"{name}_out_again", BLOCK, whole, whole, operator="move_backward",
-             share=where(plans.zero >= 3, sharded * (1.0 - recomputed), 0.0)),
+             share=where(plans.shares("weights"), sharded * (1.0 - recomputed), 0.0)),
         move(f"{name}_in", BLOCK, trained * element, trained * job.gradient_bytes, operator="move_backward",
              share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0)),
     ]  # fmt: skip

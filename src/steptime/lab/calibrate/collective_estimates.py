@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.estimate.communication import collective_over_s, message_time_s
+from steptime.estimate.communication import collective_over, message_time_s
 from steptime.estimate.fabrics import FabricModel, fabric_model
 from steptime.estimate.machine import Machine, machine_of, slow_level
 from steptime.hardware.profiles import FabricProfile
@@ -43,7 +43,7 @@ class Textbook:
                 near, far = message_time_s(self.machine, size)
                 out[own] = np.where(ranks > inside, far, near)
             else:
-                out[own] = collective_over_s(ROOTED.get(kind, kind), self.machine, size, ranks, inside)
+                out[own] = collective_over(ROOTED.get(kind, kind), self.machine, size, ranks, inside).seconds
         return out
 
 
