@@ -18,7 +18,7 @@ from steptime.errors import PlanError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.memory import LAYERS_TERM
 from steptime.estimate.single import Setting
-from steptime.estimate.step import hidden_exchanges
+from steptime.estimate.step import overlapped_exchanges
 from steptime.estimate.traffic import shared_of
 from steptime.hardware import load_cluster
 from steptime.plan.captured import CAPTURED
@@ -209,7 +209,9 @@ def test_the_bubble_has_pairs_that_hide_all_they_can() -> None:
     """Of the pairs that fill and drain the pipeline each hides what one in its middle does."""
     e = evaluated("dualpipe", Plans(pp=4, dp=8, ep=8), model="mixtral-8x7b", batch=512)
     layer, ends = e.passes.layer, (e.passes.first, e.passes.last)
-    hidden_s = sum(map(float, hidden_exchanges(replace(e.inputs.layout, paired=1.0), layer)))
+    hidden_s = sum(
+        float(call.value) for call in overlapped_exchanges(replace(e.inputs.layout, paired=1.0), layer).values()
+    )
     mean_s, backward_s, weights_s = (
         (32 * float(of_layer) + sum(map(float, of_ends))) / 4
         for of_layer, of_ends in (

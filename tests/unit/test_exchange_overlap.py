@@ -17,7 +17,7 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import step_time_on
 from steptime.estimate.machine import machine_of
 from steptime.estimate.single import Setting
-from steptime.estimate.step import hidden_exchanges
+from steptime.estimate.step import overlapped_exchanges
 from steptime.estimate.step_terms import exposed_terms, lines_of
 from steptime.hardware.library import load_cluster
 from steptime.plan.framework import IDEAL
@@ -87,7 +87,7 @@ def test_what_hides_is_no_longer_than_the_opposite_pass() -> None:
     plain, hidden = made(framework=SLOW), made(framework=SLOW, overlap=BOTH)
     layer, share = plain.passes.layer, paired_share(16, 2, 4)
     assert hidden.passes.layer == layer and hidden.inputs.layout.paired == share
-    forward, backward = hidden_exchanges(hidden.inputs.layout, layer)
+    forward, backward = (call.value for call in overlapped_exchanges(hidden.inputs.layout, layer).values())
     sent = [SLOW.expert_links * links_s(plain, phase) for phase in ("forward", "backward")]
     assert forward == pytest.approx(share * min(sent[0], layer.backward_s - sent[1]))
     assert backward == pytest.approx(share * min(sent[1], layer.forward_s - sent[0]))

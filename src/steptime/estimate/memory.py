@@ -25,7 +25,7 @@ from steptime.cost.pipeline import (
     micro_batches_in_flight,
     zero_bubble_in_flight,
 )
-from steptime.estimate.operators import Formula
+from steptime.estimate.operators import Call, Formula
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
@@ -159,20 +159,7 @@ so that it only counts where software has temporaries in it."""
 LAYERS_TERM = "activations/layers/activation_bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCall:
-    """A formula and what it is called with."""
-
-    formula: Formula
-    arguments: Mapping[str, Num]
-
-    @property
-    def value(self) -> Num:
-        """Result."""
-        return self.formula(self.arguments)
-
-
-Calls = dict[str, MemoryCall]
+Calls = dict[str, Call]
 States = dict[str, float]
 PARAMETERS, ACTIVATIONS = Formula(parameter_bytes), Formula(activation_bytes)
 TEMPORARY, GATHERED = Formula(largest_temporary_bytes), Formula(gathered_weights_bytes)
@@ -184,7 +171,7 @@ def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     plans, weights = planned.plans, on_stage(planned, "weights", stage)
     each = state_bytes(planned.job)
 
-    def states(name: str) -> MemoryCall:
+    def states(name: str) -> Call:
         size = each[name]
         stored = weights - _narrowed(planned, stage, size) if name == "weights" else weights
         return _parameters(stored, size, plans.shards(name, planned.gradient_ranks))
@@ -232,7 +219,7 @@ def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:
     if not (memory.placeholder_bytes or memory.workspace_bytes or memory.bucket_bytes):
         return {}
     has_layers = where(stage.layers > 0, 1.0, 0.0)
-    return {"buffers/held_buffers_bytes": MemoryCall(HELD, {
+    return {"buffers/held_buffers_bytes": Call(HELD, {
         "parameters": planned.sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
         "bucket_bytes": memory.bucket_bytes * stage.exists, "workspace_bytes": memory.workspace_bytes * stage.exists,
     })}  # fmt: skip
@@ -256,7 +243,7 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
     return {
         LAYERS_TERM: _activations(kept, *_on_device(planned.job, stage)),
         "activations/ends/activation_bytes": _activations(ends, 1, 1),
-        f"working/{phase}/largest_temporary_bytes": MemoryCall(
+        f"working/{phase}/largest_temporary_bytes": Call(
             TEMPORARY, {"temporary_bytes": temporary, "recomputed_bytes": recomputed}
         ),
         f"working/{phase}/gathered_weights_bytes": _gathered(planned, stage, phase),
@@ -271,7 +258,7 @@ def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:
         shards = plans.shards("optimizer", planned.expert_ranks)
         trained = trained + on_stage(planned, "expert_weights", stage) / shards
     temporary = {"temporary_bytes": trained * planned.job.memory.update_bytes, "recomputed_bytes": 0.0 * trained}
-    return {f"working/{UPDATE}/largest_temporary_bytes": MemoryCall(TEMPORARY, temporary)}
+    return {f"working/{UPDATE}/largest_temporary_bytes": Call(TEMPORARY, temporary)}
 
 
 def _kept_bytes(planned: PlannedJob, stage: Stage) -> Num:
@@ -298,11 +285,11 @@ def kept_of_layer(whole: Num, boundary_bytes: Num, plans: Plans) -> Num:
     return kept
 
 
-def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> MemoryCall:
-    return MemoryCall(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
+def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> Call:
+    return Call(ACTIVATIONS, {"kept_bytes_per_layer": bytes_each, "layers": layers, "in_flight": in_flight})
 
 
-def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
+def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> Call:
     """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
     plans, sizes, job = planned.plans, planned.sizes, planned.job
     sharded, layer, each = plans.shares("weights") & (stage.layers > 0), sizes.layer, job.precision.element_bytes
@@ -314,15 +301,15 @@ def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> MemoryCall:
         trained = trained + layer.expert_weights * experts
     first, last = (end.weights + end.frozen_bytes / each for end in (sizes.first, sizes.last))
     ends = (first * stage.first + last * stage.last) * dense
-    return MemoryCall(GATHERED, {
+    return Call(GATHERED, {
         "parameters": parameters, "ends_parameters": ends, "bytes_each": each,
         "layers_at_once": minimum(2.0, stage.layers), "trained": trained,
         "gradient_bytes": job.memory.layer_gradient_bytes if phase == "backward" else 0.0,
     })  # fmt: skip
 
 
-def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> MemoryCall:
-    return MemoryCall(PARAMETERS, {"parameters": parameters, "bytes_each": bytes_each, "shards": shards})
+def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> Call:
+    return Call(PARAMETERS, {"parameters": parameters, "bytes_each": bytes_each, "shards": shards})
 
 
 def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
@@ -388,7 +375,7 @@ def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES
     return StageMemory(held=held, phases=beside, totals=totals)
 
 
-def total_bytes(calls: Mapping[str, MemoryCall], beside: Num = 0.0) -> Num:
+def total_bytes(calls: Mapping[str, Call], beside: Num = 0.0) -> Num:
     """Sum of some calls, and of what is there beside."""
     total = beside
     for call in calls.values():

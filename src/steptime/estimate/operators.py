@@ -47,6 +47,19 @@ class Formula:
         return f"{self.function.__module__.removeprefix('steptime.cost.')}.{self.function.__name__}"
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A formula and what it is called with."""
+
+    formula: Formula
+    arguments: Mapping[str, Num]
+
+    @property
+    def value(self) -> Num:
+        """Result."""
+        return self.formula(self.arguments)
+
+
 KINDS = ("matrix", "attention", "vector")
 """Kinds of work, which a framework slows down each by a factor of its own."""
 

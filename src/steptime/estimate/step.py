@@ -24,6 +24,7 @@ from steptime.cost.pipeline import (
     dual_pipe_bubble_s,
     filling_passes,
     mean_stage_link_s,
+    pipeline_bubble_s,
     waited_messages,
     zero_bubble_s,
 )
@@ -31,6 +32,7 @@ from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.hiding import DataParallel, Hiding, behind, ends, layerwise, shared_out
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.machine import Machine
+from steptime.estimate.operators import Call, Formula
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.traffic import (
     Sums,
@@ -47,6 +49,9 @@ from steptime.plan.framework import Framework
 from steptime.plan.job import SCHEDULES
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.plan.strategies import StageSplit
+
+BUBBLE, ZERO_BUBBLE = Formula(pipeline_bubble_s), Formula(zero_bubble_s)
+DUAL_PIPE, COPIES, HIDDEN = Formula(dual_pipe_bubble_s), Formula(exposed_copies_s), Formula(hidden_exchange_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,31 +128,27 @@ def _paired(planned: PlannedJob) -> Num:
     return paired_share(planned.micro_batches, plans.vpp, plans.pp)
 
 
-def exchanges_of(layout: Layout, layer: Pass) -> dict[str, dict[str, Num]]:
-    """Arguments of :func:`steptime.cost.experts.hidden_exchange_s` for a layer's forward and backward pass."""
-    forward_s, backward_s = layer.forward_exchange_s, layer.backward_exchange_s
-    return {
-        FORWARD: {
-            "exchange_s": forward_s, "behind_s": layer.backward_s - backward_s, "share": layout.paired,
-        },
-        BACKWARD: {
-            "exchange_s": backward_s, "behind_s": layer.forward_s - forward_s, "share": layout.paired,
-        },
-    }  # fmt: skip
+def overlapped_exchanges(layout: Layout, layer: Pass) -> dict[str, Call]:
+    """Overlapped time of the exchange of experts in a layer's forward and backward pass; empty where no pass is paired.
 
-
-def hidden_exchanges(layout: Layout, layer: Pass) -> tuple[Num, Num]:
-    """Time of the exchange of experts that hides in a layer's forward and in its backward pass."""
-    each = exchanges_of(layout, layer)
-    return hidden_exchange_s(**each[FORWARD]), hidden_exchange_s(**each[BACKWARD])
-
-
-def exposed_pass(layout: Layout, layer: Pass) -> Pass:
-    """A layer's pass without what hides of it."""
+    Each runs behind the rest of the opposite pass of another micro-batch.
+    """
     if not isinstance(layout.paired, np.ndarray) and not layout.paired:
+        return {}
+    forward_s, backward_s = layer.forward_exchange_s, layer.backward_exchange_s
+    behind_s = {FORWARD: layer.backward_s - backward_s, BACKWARD: layer.forward_s - forward_s}
+    return {
+        phase: Call(HIDDEN, {"exchange_s": exchange_s, "behind_s": behind_s[phase], "share": layout.paired})
+        for phase, exchange_s in ((FORWARD, forward_s), (BACKWARD, backward_s))
+    }
+
+
+def exposed_pass(layer: Pass, overlapped: Mapping[str, Call]) -> Pass:
+    """A layer's pass without the exchanges that are overlapped."""
+    if not overlapped:
         return layer
-    forward, backward = hidden_exchanges(layout, layer)
-    return replace(layer, forward_s=layer.forward_s - forward, backward_s=layer.backward_s - backward)
+    forward_s, backward_s = (overlapped[phase].value for phase in (FORWARD, BACKWARD))
+    return replace(layer, forward_s=layer.forward_s - forward_s, backward_s=layer.backward_s - backward_s)
 
 
 class Copies(NamedTuple):
@@ -229,14 +230,14 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, filling: Num,
     )  # fmt: skip
 
 
-def mirrored_bubble(layout: Layout, passes: Passes, stage: CriticalStage) -> dict[str, Num]:
-    """Arguments of :func:`steptime.cost.pipeline.dual_pipe_bubble_s`."""
+def _mirrored_bubble(layout: Layout, passes: Passes, stage: CriticalStage) -> Call:
+    """Bubble of DualPipe, whose pairs of passes overlap all of their exchanges."""
     layer, ends, again = passes.layer, (passes.first, passes.last), layout.recomputed
-    beside = exposed_pass(replace(layout, paired=where(layout.paired > 0, 1.0, 0.0)), layer)
-    together_s = layout.whole * (beside.forward_s + beside.backward_with_s(again)) + sum(end.both_s for end in ends)
+    pair = exposed_pass(layer, overlapped_exchanges(replace(layout, paired=where(layout.paired > 0, 1.0, 0.0)), layer))
+    together_s = layout.whole * (pair.forward_s + pair.backward_with_s(again)) + sum(end.both_s for end in ends)
     backward_s = layout.whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
     stages = layout.stages
-    return {
+    arguments = {
         "stages": stages,
         "together_s": together_s / stages,
         "backward_s": backward_s / stages,
@@ -244,6 +245,7 @@ def mirrored_bubble(layout: Layout, passes: Passes, stage: CriticalStage) -> dic
         "slowest_s": stage.slowest_s,
         "mean_s": stage.all_stages_s / stages,
     }
+    return Call(DUAL_PIPE, arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +310,12 @@ class Step:
     optimizer_s: Num
     owned: Num
     """Parameters that a rank of the stage with most of them updates."""
+    bubble: Call
+    """How :attr:`idle_s` was computed."""
+    copies: tuple[tuple[Call, Num], ...]
+    """How :attr:`copies_s` was computed: the sum of these calls, each so many times."""
+    exchanges: Mapping[str, Call]
+    """Overlapped exchange of experts of a layer, by direction."""
     copies_s: Num
     """Waits for activations on their way to the host and back, filling and draining of the pipeline included."""
     copies_busy_s: Num
@@ -376,13 +384,16 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
 def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     """One optimiser step from the times of its parts."""
     layout = inputs.layout
-    layer = exposed_pass(layout, passes.layer)
-    copies = layer_copies(inputs, layer)
+    exchanges = overlapped_exchanges(layout, passes.layer)
+    layer = exposed_pass(passes.layer, exchanges)
+    copies = _layer_copies(inputs, layer)
     stage = critical_stage(layout, replace(passes, layer=layer), copies, inputs.filling, inputs.micro_batches)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
     waited, filling = _waited_messages(inputs), 2 * (stages - 1)
     backward_s = layer.backward_with_s(layout.recomputed)
+    idle_s, bubble = _bubble(inputs, passes, stage)
+    waits = _copies(inputs, layer, stage, copies)
     return Step(
         stage=stage,
         micro_batches=inputs.micro_batches,
@@ -391,14 +402,15 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         waited_messages=waited,
         pipeline_comm_s=waited * link_s,
         filling_messages=filling,
-        idle_s=_idle_s(inputs, passes, stage),
+        idle_s=idle_s,
+        bubble=bubble, copies=waits, exchanges=exchanges,
         bubble_links_s=filling * link_s,
         stage_host_s=stage_issue_s(inputs.host_starts, chunks, stages, framework.stage_s),
         replicated_s=inputs.replicated_s,
         owned=inputs.owned,
         optimizer_s=inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s,
         overhead_s=step_overhead_s(framework.step_s),
-        copies_s=copies_s(inputs, stage, copies),
+        copies_s=sum((call.value * times for call, times in waits), start=0.0),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
         devices=inputs.devices,
         growth=framework.growth,
@@ -420,13 +432,17 @@ def _waited_messages(inputs: StepInputs) -> Num:
     return where(layout.held > 1, 2 * count * (1.0 - hides), single)
 
 
-def _idle_s(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> Num:
-    """Bubble of the schedule; ``passes`` with what hides of them."""
-    layout = inputs.layout
-    single_s = where(layout.stages > 1, zero_bubble_s(**bubble_arguments(inputs, stage)), 0.0)
+def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[Num, Call]:
+    """Bubble of the schedule in seconds, and how it was computed; of columns with and without mirrored stages mirrored.
+
+    ``passes``: with the exchanges that are overlapped.
+    """
+    layout, single = inputs.layout, _single_bubble(inputs, stage)
+    piped = layout.stages > 1
     if np.all(layout.held == 1):
-        return single_s
-    return where(layout.held > 1, dual_pipe_bubble_s(**mirrored_bubble(layout, passes, stage)), single_s)
+        return where(piped, single.value, 0.0), single
+    mirrored = _mirrored_bubble(layout, passes, stage)
+    return where(piped, where(layout.held > 1, mirrored.value, single.value), 0.0), mirrored
 
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
@@ -442,52 +458,62 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
     return forward, backward
 
 
-def bubble_arguments(inputs: StepInputs, stage: CriticalStage) -> dict[str, Num]:
-    """Arguments of :func:`steptime.cost.pipeline.zero_bubble_s`."""
-    return {
-        "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s, "all_weights_s": stage.all_weights_s,
-        "slowest_weights_s": stage.slowest_weights_s, "first_weights_s": stage.first_weights_s,
-        "filling": inputs.filling, "virtual_stages": inputs.layout.virtual_stages,
+def _single_bubble(inputs: StepInputs, stage: CriticalStage) -> Call:
+    """Bubble of a pipeline that runs one way; gradients of weights that are apart fill some of it."""
+    arguments = {
+        "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s,
+        "virtual_stages": inputs.layout.virtual_stages,
     }  # fmt: skip
+    if isinstance(stage.all_weights_s, float) and not stage.all_weights_s:
+        return Call(BUBBLE, arguments)
+    apart = {
+        "all_weights_s": stage.all_weights_s, "slowest_weights_s": stage.slowest_weights_s,
+        "first_weights_s": stage.first_weights_s, "filling": inputs.filling,
+    }  # fmt: skip
+    return Call(ZERO_BUBBLE, arguments | apart)
 
 
-def layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
+def _layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
     """Waits of a layer for copies of its activations, for one micro-batch."""
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
         return Copies(0.0, 0.0)
-    wait_s = exposed_copies_s(**copy_arguments(inputs, layer))
+    wait_s = _copy_wait(inputs, layer).value
     if not isinstance(layer.weights_s, np.ndarray) and not layer.weights_s:
         return Copies(wait_s, 0.0)
     of_inputs = replace(layer, backward_s=layer.backward_s - layer.weights_s)
-    return Copies(wait_s, exposed_copies_s(**copy_arguments(inputs, of_inputs)) - wait_s)
+    return Copies(wait_s, _copy_wait(inputs, of_inputs).value - wait_s)
 
 
-def copies_s(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> Num:
-    """Waits for copied activations: of all micro-batches on the critical stage, and in the filling and draining."""
-    if isinstance(copies.wait_s, float) and not copies.wait_s:
-        return 0.0
-    lasting = zero_bubble_s(**lasting_bubble(inputs, stage, copies)) - zero_bubble_s(**bubble_arguments(inputs, stage))
-    return inputs.micro_batches * stage.layers * copies.wait_s + where(inputs.layout.stages > 1, lasting, 0.0)
-
-
-def copy_arguments(inputs: StepInputs, layer: Pass) -> dict[str, Num]:
-    """Arguments of :func:`steptime.cost.offload.exposed_copies_s`."""
+def _copy_wait(inputs: StepInputs, layer: Pass) -> Call:
+    """Wait of a layer for copies of its activations, for one micro-batch."""
     backward_s = layer.backward_with_s(inputs.layout.recomputed)
-    return {
+    return Call(COPIES, {
         "copy_s": inputs.copy_s, "forward_s": layer.forward_s, "backward_s": backward_s, "hides": inputs.hides_copies,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
-def lasting_bubble(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> dict[str, Num]:
-    """As :func:`bubble_arguments`, where every pass lasts until its copies are done."""
-    whole, layers, first = inputs.layout.whole, stage.layers, inputs.layout.first
-    return bubble_arguments(inputs, stage) | {
-        "all_stages_s": stage.all_stages_s + whole * copies.wait_s,
-        "slowest_stage_s": stage.slowest_s + layers * copies.wait_s,
-        "all_weights_s": stage.all_weights_s - whole * copies.more_s,
-        "slowest_weights_s": stage.slowest_weights_s - layers * copies.more_s,
-        "first_weights_s": stage.first_weights_s - first * copies.more_s,
-    }
+def _copies(
+    inputs: StepInputs, layer: Pass, stage: CriticalStage, copies: Copies
+) -> tuple[tuple[Call, Num], ...]:  # fmt: skip
+    """Waits for copied activations: of all micro-batches on the critical stage, and what they add to the bubble."""
+    if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
+        return ()
+    waits = _copy_wait(inputs, layer), inputs.micro_batches * stage.layers
+    if isinstance(copies.wait_s, float) and not copies.wait_s:
+        return (waits,)
+    layout, layers, piped = inputs.layout, stage.layers, where(inputs.layout.stages > 1, 1.0, 0.0)
+    lasting = replace(
+        stage, all_stages_s=stage.all_stages_s + layout.whole * copies.wait_s,
+        slowest_s=stage.slowest_s + layers * copies.wait_s,
+        all_weights_s=stage.all_weights_s - layout.whole * copies.more_s,
+        slowest_weights_s=stage.slowest_weights_s - layers * copies.more_s,
+        first_weights_s=stage.first_weights_s - layout.first * copies.more_s,
+    )  # fmt: skip
+    return (
+        waits,
+        (_single_bubble(inputs, lasting), piped),
+        (_single_bubble(inputs, stage), -piped),
+    )
 
 
 def _data_parallel(

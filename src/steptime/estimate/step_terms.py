@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from steptime.cost.collective_algorithms import Fabric
-from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import issue_wait_s, router_wait_s
 from steptime.cost.pipeline import waited_messages
 from steptime.cost.roofline import held_to_peak_s
@@ -29,18 +28,9 @@ from steptime.estimate.layer import (
     shown_s,
 )
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import LAYERS_TERM, MemoryCall
+from steptime.estimate.memory import LAYERS_TERM
+from steptime.estimate.operators import Call
 from steptime.estimate.result import Argument, Detail, FormulaCall
-from steptime.estimate.step import (
-    bubble_arguments,
-    copy_arguments,
-    exchanges_of,
-    exposed_pass,
-    hidden_exchanges,
-    lasting_bubble,
-    layer_copies,
-    mirrored_bubble,
-)
 from steptime.estimate.traffic import (
     Sent,
     layer_copy_arguments,
@@ -164,13 +154,7 @@ def _copies_lines(e: Evaluation) -> Iterator[Line]:
 
 
 def _copies_recipe(e: Evaluation) -> Made:
-    step, inputs = e.step, e.inputs
-    layer = exposed_pass(inputs.layout, e.passes.layer)
-    bubbles = lasting_bubble(inputs, step.stage, layer_copies(inputs, layer)), bubble_arguments(inputs, step.stage)
-    times = step.micro_batches * step.stage.layers
-    calls = [called("offload.exposed_copies_s", copy_arguments(inputs, layer), times_per_step=times)]
-    for bubble, sign in zip(bubbles, (1.0, -1.0), strict=True):
-        calls.append(called(*_bubble(e, bubble), times_per_step=sign))
+    calls = [called(c.formula.name, c.arguments, times_per_step=times) for c, times in e.step.copies if times]
     return calls, e.machine.host_basis
 
 
@@ -245,15 +229,6 @@ def _sent_recipe(e: Evaluation, sent: list[Sent], **factors: Num) -> Made:
     return calls, "; ".join(bases)
 
 
-def _bubble(e: Evaluation, arguments: Mapping[str, Num]) -> tuple[str, dict[str, Num]]:
-    """Formula of the bubble of a schedule that is not mirrored, and what it is called with."""
-    if e.job.splits_backward:
-        return "pipeline.zero_bubble_s", dict(arguments)
-    return "pipeline.pipeline_bubble_s", {
-        each: arguments[each] for each in ("all_stages_s", "slowest_stage_s", "virtual_stages")
-    }
-
-
 def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
     step, plans, inputs = e.step, e.plans, e.inputs
     messages = waited_messages(plans.pp, step.micro_batches, plans.vpp, 0.0)
@@ -264,10 +239,9 @@ def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
         hidden_s=float(messages * step.stage_link_s - step.pipeline_comm_s),
         recipe=known(STAGE_LINK, link, basis, times_per_step=step.waited_messages, framework_factor=factor),
     )  # fmt: skip
-    bubble, arguments = _bubble(e, bubble_arguments(inputs, step.stage))
-    if e.job.stages_held > 1:
-        bubble, arguments = "pipeline.dual_pipe_bubble_s", mirrored_bubble(inputs.layout, e.passes, step.stage)
-    yield Line(path=f"bubble/{leaf(bubble)}", exposed_s=float(step.idle_s), recipe=known(bubble, arguments))
+    bubble = step.bubble.formula.name
+    yield Line(path=f"bubble/{leaf(bubble)}", exposed_s=float(step.idle_s),
+               recipe=known(bubble, step.bubble.arguments))  # fmt: skip
     yield Line(path=f"bubble/{leaf(STAGE_LINK)}", exposed_s=float(step.bubble_links_s),
                recipe=known(STAGE_LINK, link, basis, times_per_step=step.filling_messages,
                             framework_factor=factor))  # fmt: skip
@@ -277,7 +251,6 @@ COMPUTE = "roofline.roofline_compute_s"
 EXPOSED_MEMORY = "roofline.roofline_exposed_memory_s"
 ISSUE = "host.issue_wait_s"
 ROUTER = "host.router_wait_s"
-HIDDEN = "experts.hidden_exchange_s"
 PEAK = "roofline.held_to_peak_s"
 KEPT = "kept_bytes_per_layer"
 
@@ -378,19 +351,20 @@ def _part_lines(e: Evaluation) -> Iterator[Line]:
 
 
 def _shown_exchange(e: Evaluation) -> dict[str, float]:
-    """Share of the exchange of experts that shows, by direction; empty where nothing hides."""
-    hidden = dict(zip((FORWARD, BACKWARD), hidden_exchanges(e.inputs.layout, e.passes.layer), strict=True))
+    """Share of the exchange of experts that is exposed, by direction; empty where nothing of it is overlapped."""
     factor, works = e.job.framework.links(EXPERT_AXIS), e.works["layer"]
+    hidden = {phase: call.value for phase, call in e.step.exchanges.items()}
     sent = {phase: works[phase].links_s.get(EXPERT_AXIS, 0.0) * factor for phase in hidden}
     return {phase: float(1.0 - hidden[phase] / sent[phase]) for phase in hidden if hidden[phase]}
 
 
 def _hidden_lines(e: Evaluation, count: float) -> Iterator[Line]:
-    """What hides of the exchange of experts behind the opposite pass: no part of the step's time, but of its terms."""
-    for phase, how in exchanges_of(e.inputs.layout, e.passes.layer).items():
-        yield Line(path=f"{EXPERT_AXIS}_comm/{phase}/layer/{leaf(HIDDEN)}", exposed_s=0.0,
-                   part_s=float(hidden_exchange_s(**how) * count),
-                   recipe=known(HIDDEN, how, times_per_step=count))  # fmt: skip
+    """Overlapped exchange of experts: no part of the step's time, but of its terms."""
+    for phase, call in e.step.exchanges.items():
+        name = call.formula.name
+        yield Line(path=f"{EXPERT_AXIS}_comm/{phase}/layer/{leaf(name)}", exposed_s=0.0,
+                   part_s=float(call.value * count),
+                   recipe=known(name, call.arguments, times_per_step=count))  # fmt: skip
 
 
 def _peak_line(e: Evaluation, part: str, phase: str, count: float) -> Line:
@@ -466,14 +440,14 @@ def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
     return tuple(_memory_detail(*each) for each in _memory_shares(e, stage) if each[1])
 
 
-def _memory_detail(path: str, value: float, call: MemoryCall, share: float) -> Detail:
+def _memory_detail(path: str, value: float, call: Call, share: float) -> Detail:
     """A call, or of the activations of layers the share of a row."""
     arguments = call.arguments if share == 1.0 else {**call.arguments, KEPT: share * call.arguments[KEPT]}
     one = called(call.formula.name, arguments)
     return Detail(path=path, function=one.function, value=value, arguments=one.arguments)
 
 
-def _memory_shares(e: Evaluation, stage: str) -> Iterator[tuple[str, float, MemoryCall, float]]:
+def _memory_shares(e: Evaluation, stage: str) -> Iterator[tuple[str, float, Call, float]]:
     """Path, bytes, and the call with the share of it that they are: of the activations of layers that of a row."""
     for path, call in e.memory[stage].calls().items():
         value = float(call.value)
