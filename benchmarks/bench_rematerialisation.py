@@ -24,7 +24,7 @@ from statistics import median  # noqa: E402
 import numpy as np  # noqa: E402
 from machine import report  # noqa: E402
 
-from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all  # noqa: E402
+from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all, simulate  # noqa: E402
 from steptime.captured.rematerialisation.periodic import (  # noqa: E402
     Block,
     BlockSolution,
@@ -34,7 +34,6 @@ from steptime.captured.rematerialisation.periodic import (  # noqa: E402
     every_sqrt,
 )
 from steptime.captured.rematerialisation.rotor import SLOTS, Solution, fill, solve  # noqa: E402
-from steptime.captured.rematerialisation.simulate import simulate  # noqa: E402
 
 COUNTS = (24, 50, 100, 128)
 SHARE = 0.3

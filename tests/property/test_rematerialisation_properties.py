@@ -10,14 +10,27 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, keep_all
+from steptime.captured.rematerialisation.chain import (
+    Action,
+    Chain,
+    Kind,
+    Schedule,
+    Segment,
+    keep_all,
+    pareto,
+    simulate,
+    solution,
+)
 from steptime.captured.rematerialisation.periodic import Block, chain_of, choose_blocks, every_k, every_sqrt
-from steptime.captured.rematerialisation.rotor import Infeasible, Solution, fill, front, solve
-from steptime.captured.rematerialisation.rotor_table import walk
-from steptime.captured.rematerialisation.simulate import simulate
-from steptime.captured.rematerialisation.solution import pareto, solution
-from steptime.captured.rematerialisation.swap import SwapSolution, choose_places, least_bytes, weigh_places
-from steptime.captured.rematerialisation.swap_timeline import HostLink, Place
+from steptime.captured.rematerialisation.rotor import Infeasible, Solution, fill, front, solve, walk
+from steptime.captured.rematerialisation.swap import (
+    HostLink,
+    Place,
+    SwapSolution,
+    choose_places,
+    least_bytes,
+    weigh_places,
+)
 
 times = st.floats(0.01, 10)
 

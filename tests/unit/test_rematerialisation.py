@@ -9,7 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, described, keep_all
+from steptime.captured.rematerialisation.chain import (
+    Action,
+    Chain,
+    Kind,
+    Schedule,
+    ScheduleError,
+    Segment,
+    described,
+    keep_all,
+    simulate,
+)
 from steptime.captured.rematerialisation.periodic import (
     Block,
     Choice,
@@ -24,7 +34,6 @@ from steptime.captured.rematerialisation.periodic import (
     weigh,
 )
 from steptime.captured.rematerialisation.rotor import SLOTS, Infeasible, Solution, fill, front, solve
-from steptime.captured.rematerialisation.simulate import ScheduleError, simulate
 from steptime.errors import FieldError, UserError
 
 ONE = Segment(

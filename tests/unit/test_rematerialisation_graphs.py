@@ -10,11 +10,10 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from steptime.captured.rematerialisation.chain import Chain, Kind, Schedule, Segment
+from steptime.captured.rematerialisation.chain import Chain, Kind, Schedule, ScheduleError, Segment
 from steptime.captured.rematerialisation.checkmate import NoSchedule, ProvedOptimal, TimeLimit, solve_dag
 from steptime.captured.rematerialisation.dag import Dag, DagStage, Node, dag_of, simulate_dag
 from steptime.captured.rematerialisation.rotor import Infeasible, Solution, fill, front
-from steptime.captured.rematerialisation.simulate import ScheduleError
 from steptime.errors import FieldError, UserError
 
 # a -> b -> c -> d, and d reads a again: keeping a costs 8 bytes, making it again 3 s.

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all
+from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all, simulate
 from steptime.captured.rematerialisation.periodic import Block, Choice, weigh
 from steptime.captured.rematerialisation.rotor import Infeasible
-from steptime.captured.rematerialisation.simulate import simulate
 from steptime.captured.rematerialisation.swap import (
+    HostLink,
+    Place,
     SwapSolution,
     bound_s,
     choose_places,
@@ -19,7 +20,6 @@ from steptime.captured.rematerialisation.swap import (
     try_all,
     weigh_places,
 )
-from steptime.captured.rematerialisation.swap_timeline import HostLink, Place
 from steptime.errors import FieldError
 
 K, R, S, I = Place.KEEP, Place.RECOMPUTE, Place.SWAP, Place.SWAP_INPUT  # noqa: E741

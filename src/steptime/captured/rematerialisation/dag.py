@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steptime.captured.rematerialisation.chain import Chain, check_number
-from steptime.captured.rematerialisation.simulate import ScheduleError
+from steptime.captured.rematerialisation.chain import Chain, ScheduleError, check_number
 from steptime.errors import FieldError
 
 
@@ -95,7 +94,7 @@ class DagSimulation:
 def simulate_dag(dag: Dag, schedule: Sequence[DagStage]) -> DagSimulation:
     """Execute a schedule.
 
-    Raises :class:`~steptime.captured.rematerialisation.simulate.ScheduleError` at the first stage that is not legal.
+    Raises :class:`~steptime.captured.rematerialisation.chain.ScheduleError` at the first stage that is not legal.
 
     >>> two = Dag(nodes=(Node(time_s=1, result_bytes=4), Node(time_s=2, result_bytes=3, reads=(0,))))
     >>> simulate_dag(two, (DagStage(runs=(0,)), DagStage(runs=(1,), kept=frozenset({0})))).peak_bytes

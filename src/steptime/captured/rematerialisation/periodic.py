@@ -13,9 +13,21 @@ from enum import StrEnum
 
 import numpy as np
 
-from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, check_limit, dropped
-from steptime.captured.rematerialisation.simulate import simulate
-from steptime.captured.rematerialisation.solution import Infeasible, Ran, Solution, pareto, solution
+from steptime.captured.rematerialisation.chain import (
+    Action,
+    Chain,
+    Infeasible,
+    Kind,
+    Ran,
+    Schedule,
+    Segment,
+    Solution,
+    check_limit,
+    dropped,
+    pareto,
+    simulate,
+    solution,
+)
 from steptime.errors import FieldError
 from steptime.num import Array
 
