@@ -333,7 +333,7 @@ def least_bytes(chain: Chain) -> float:
 def _check(limit_bytes: float, allowed: Sequence[Place]) -> None:
     check_limit(limit_bytes)
     if Place.SWAP not in allowed:
-        raise FieldError("swap", "allowed", "has no swap", hint="choose_blocks chooses between keep and recompute")
+        raise FieldError("swap", "allowed", "has no swap", hint="rotor.solve chooses without a host")
 
 
 def _divisions(count: int, allowed: tuple[Place, ...]) -> Iterable[tuple[Place, ...]]:
