@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.captured.formats.snapshot_reader import UNKNOWN
 from steptime.captured.formats.traces import Clock, write_bytes
 from steptime.captured.graph import BEFORE, Program
 from steptime.captured.graph.allocator import AllocatorSettings, Event, PlacedBlock, Segment
@@ -22,6 +21,8 @@ from steptime.num import round_up
 
 PROTOCOL: Final = 4
 """The highest one that the viewer's own unpickler reads (2 to 4)."""
+UNKNOWN: Final = "unknown"
+"""Category of a block when nothing says what it holds."""
 
 Frames = list[dict[str, Any]]
 

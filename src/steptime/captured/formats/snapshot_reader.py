@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.captured.formats.memory_snapshot import memory_snapshot
+from steptime.captured.formats.memory_snapshot import UNKNOWN, memory_snapshot
 from steptime.captured.formats.plain_pickle import PickleProblem, loads
 from steptime.captured.graph.allocator import round_size
 from steptime.captured.graph.placement import Placement
@@ -22,7 +22,6 @@ from steptime.store.files import read_bytes
 MAX_BYTES: Final = 512 * 2**20
 MAX_ENTRIES: Final = 20_000_000
 """Blocks and events; a file can name one list many times."""
-UNKNOWN: Final = "unknown"
 NOT_RECORDED: Final = "(not recorded)"
 _GAIN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
