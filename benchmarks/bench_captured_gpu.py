@@ -69,7 +69,7 @@ def measured(name: str) -> tuple[float, float]:
     """Peak of the reserved memory in bytes, and seconds of a step."""
     import torch
 
-    from steptime.captured.record.optimizers import OPTIMIZERS
+    from steptime.captured.record.training import OPTIMIZERS
 
     module, inputs, loss = built(name, "cuda")
     torch.cuda.empty_cache()

@@ -123,7 +123,7 @@ class Net:
     def call(self) -> Callable[[int], object]:
         """A step of it."""
         import models
-        from steptime.captured.record.optimizers import OPTIMIZERS
+        from steptime.captured.record.training import OPTIMIZERS
 
         module, inputs = self.built()
         optimizer = OPTIMIZERS["sgd"](module.parameters())

@@ -17,6 +17,7 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
+import math  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from statistics import median  # noqa: E402
@@ -24,17 +25,10 @@ from statistics import median  # noqa: E402
 import numpy as np  # noqa: E402
 from machine import report  # noqa: E402
 
-from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all  # noqa: E402
-from steptime.captured.rematerialisation.periodic import (  # noqa: E402
-    Block,
-    BlockSolution,
-    Choice,
-    choose_blocks,
-    every_k,
-    every_sqrt,
-)
+from steptime.captured.fit.layout import schedule_of  # noqa: E402
+from steptime.captured.graph.segments import Checkpoint, Tree, grouped  # noqa: E402
+from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all, simulate, solution  # noqa: E402
 from steptime.captured.rematerialisation.rotor import SLOTS, Solution, fill, solve  # noqa: E402
-from steptime.captured.rematerialisation.simulate import simulate  # noqa: E402
 
 COUNTS = (24, 50, 100, 128)
 SHARE = 0.3
@@ -94,15 +88,28 @@ def row(count: int) -> str:
     )
 
 
+def every(k: int) -> Tree:
+    """A checkpoint around every k layers; the last k are saved at once."""
+    groups = grouped(LAYERS, k)
+    last = groups[-1]
+    return (*groups[:-1], *(last.items if isinstance(last, Checkpoint) else (last,)))
+
+
+def twice(count: int) -> Tree:
+    """The first layers run twice, each in a checkpoint of its own; the rest is saved."""
+    return (*(Checkpoint((layer,)) for layer in range(count)), *range(count, LAYERS))
+
+
 def gains() -> list[str]:
     chain = transformer(LAYERS)
     most = simulate(chain, keep_all(LAYERS)).peak_bytes
-    recipes: dict[str, Solution | BlockSolution] = {f"every {k}": every_k(chain, k) for k in (1, 2, 4)}
-    recipes["every sqrt(N)"] = every_sqrt(chain)
+    trees: dict[str, Tree] = {f"every {k}": every(k) for k in (1, 2, 4)}
+    trees["every sqrt(N)"] = every(math.isqrt(LAYERS - 1) + 1)
+    recipes = {name: solution(chain, schedule_of(tree)) for name, tree in trees.items()}
+    halves = [solution(chain, schedule_of(twice(count))) for count in range(LAYERS + 1)]
     for share in (0.25, 0.5, 0.75):
-        found = choose_blocks([Block(whole=one) for one in chain.segments], share * most, **ENDS)
-        assert isinstance(found, BlockSolution)
-        recipes[f"{found.counts[Choice.FULL]} layers twice, the rest kept"] = found
+        count = next(n for n, found in enumerate(halves) if found.peak_bytes <= share * most)
+        recipes[f"{count} layers twice, the rest kept"] = halves[count]
     lines = []
     for name, recipe in recipes.items():
         ours = solve(chain, recipe.peak_bytes)

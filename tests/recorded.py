@@ -10,7 +10,7 @@ from steptime.captured.graph import Call, Node, Phase, Program
 from steptime.num import Num
 
 if TYPE_CHECKING:
-    from steptime.captured.onnx.model import OnnxModel
+    from steptime.captured.onnx.step import OnnxModel
 
 CAUSAL = ("is_causal", "custom_mask_type")
 """Attributes by which attention is told that its mask is causal."""

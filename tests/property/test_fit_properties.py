@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from steptime.captured.fit.bench import Bench
+from steptime.captured.fit.bench import Bench, accumulating, with_states
 from steptime.captured.fit.captured import Captured
 from steptime.captured.fit.choice import Choice, Point, front_of, thinned
 from steptime.captured.fit.driver import Found, search
-from steptime.captured.fit.programs import accumulating, with_states
 from steptime.captured.fitting import fit
 from steptime.captured.graph.liveness import Liveness
 from steptime.hardware import load_device

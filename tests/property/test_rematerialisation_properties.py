@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
@@ -10,14 +11,28 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, keep_all
-from steptime.captured.rematerialisation.periodic import Block, chain_of, choose_blocks, every_k, every_sqrt
-from steptime.captured.rematerialisation.rotor import Infeasible, Solution, fill, front, solve
-from steptime.captured.rematerialisation.rotor_table import walk
-from steptime.captured.rematerialisation.simulate import simulate
-from steptime.captured.rematerialisation.solution import pareto, solution
-from steptime.captured.rematerialisation.swap import SwapSolution, choose_places, least_bytes, weigh_places
-from steptime.captured.rematerialisation.swap_timeline import HostLink, Place
+from steptime.captured.fit.layout import schedule_of
+from steptime.captured.graph.segments import every, grouped
+from steptime.captured.rematerialisation.chain import (
+    Action,
+    Chain,
+    Kind,
+    Schedule,
+    Segment,
+    keep_all,
+    pareto,
+    simulate,
+    solution,
+)
+from steptime.captured.rematerialisation.rotor import Infeasible, Solution, fill, front, solve, walk
+from steptime.captured.rematerialisation.swap import (
+    HostLink,
+    Place,
+    SwapSolution,
+    choose_places,
+    least_bytes,
+    weigh_places,
+)
 
 times = st.floats(0.01, 10)
 
@@ -101,8 +116,10 @@ def test_unlimited_memory_recomputes_nothing(chain: Chain) -> None:
 
 @given(chains(whole), st.integers(1, 12))
 @settings(max_examples=150, deadline=None)
-def test_the_solver_is_never_slower_than_a_period_at_its_memory(chain: Chain, k: int) -> None:
-    for recipe in (every_k(chain, min(k, len(chain))), every_sqrt(chain)):
+def test_the_solver_is_never_slower_than_a_recipe_at_its_memory(chain: Chain, k: int) -> None:
+    count = len(chain)
+    for tree in (grouped(count, min(k, count)), every(count, 2)):
+        recipe = solution(chain, schedule_of(tree))
         found = solve(chain, recipe.peak_bytes)
         assert isinstance(found, Solution)
         assert found.time_s <= recipe.time_s * (1 + 1e-12)
@@ -111,7 +128,7 @@ def test_the_solver_is_never_slower_than_a_period_at_its_memory(chain: Chain, k:
 @given(chains(real, longest=20))
 @settings(max_examples=60, deadline=None)
 def test_rounding_gives_a_period_at_most_one_slot_per_boundary(chain: Chain) -> None:
-    recipe = every_sqrt(chain)
+    recipe = solution(chain, schedule_of(grouped(len(chain), math.isqrt(len(chain) - 1) + 1)))
     found = solve(chain, recipe.peak_bytes * (1 + 3 * len(chain) / 400))
     assert isinstance(found, Solution)
     assert found.time_s <= recipe.time_s * (1 + 1e-9)
@@ -185,25 +202,6 @@ def test_units_do_not_matter(chain: Chain, bytes_by: float, seconds_by: float, s
         again = simulate(scaled, one.schedule)
         assert again.peak_bytes == pytest.approx(one.peak_bytes * bytes_by)
         assert again.time_s == pytest.approx(one.time_s * seconds_by)
-
-
-@given(any_chain, shares)
-@settings(max_examples=80, deadline=None)
-def test_a_choice_per_block_is_never_faster_than_the_solver_and_fits(chain: Chain, share: float) -> None:
-    least, most = ends(chain)
-    blocks = [Block(whole=one) for one in chain.segments]
-    last = {"output_bytes": chain.output_bytes, "output_gradient_bytes": chain.output_gradient_bytes}
-    assert chain_of(blocks, **last) == chain
-    found = choose_blocks(blocks, share * most, **last)
-    if isinstance(found, Infeasible):
-        assert found.least_bytes >= least * (1 - 1e-12)
-    else:
-        assert found.peak_bytes <= share * most * (1 + 1e-12)
-        assert found.extra_s >= -1e-9
-        best = solve(chain, found.peak_bytes)
-        assert isinstance(best, Solution)
-        if fill(chain).exact:
-            assert best.time_s <= found.time_s * (1 + 1e-9)
 
 
 @given(chains(whole, longest=8), shares, st.floats(0.5, 20), st.floats(0.5, 20))

@@ -74,7 +74,7 @@ def run(row: Any, program: Any, options: dict[str, Any]) -> dict[str, Any]:
     from recorded import excess_of_grouped_weights, full_flops
     from steptime.captured.graph.liveness import Liveness
     from steptime.captured.record import capture
-    from steptime.captured.record.optimizers import OPTIMIZERS
+    from steptime.captured.record.training import OPTIMIZERS
 
     torch.manual_seed(0)
     module, inputs = row.small()

@@ -158,7 +158,7 @@ SHORT = {"num_hidden_layers": 2}
 
 def loss_of(output: Any) -> torch.Tensor:
     """The loss that a model returns, else the mean square of its main output, whose gradient is dense."""
-    from steptime.captured.record.loss import given_loss, main_output
+    from steptime.captured.record.training import given_loss, main_output
 
     if isinstance(output, Mapping) and not isinstance(given_loss(output), torch.Tensor) and "logits" not in output:
         losses = [value for value in output.values() if isinstance(value, torch.Tensor) and value.numel() == 1]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.captured.graph import Call, Nodes, Program, Storage, TensorType
-from steptime.captured.graph.arena import arena_of
+from steptime.captured.graph.placement import arena_of
 
 NODE = Nodes().source("input", "x", TensorType((1,), "fp32")).node
 

@@ -9,7 +9,7 @@ import pytest
 
 import steptime
 from steptime import api
-from steptime.captured.fit.result import FitResult
+from steptime.captured.fit.driver import FitResult
 from steptime.errors import FieldError
 
 JOB: dict[str, Any] = {"gpus": 8, "global_batch": 8}

@@ -11,7 +11,7 @@ from steptime.captured.aten import (  # noqa: E402
     maths,
     views,
 )
-from steptime.captured.aten.layout import is_contiguous, tensor_type, view_strides  # noqa: E402
+from steptime.captured.aten.views import is_contiguous, tensor_type, view_strides  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
 
 

@@ -16,11 +16,11 @@ from torch import nn  # noqa: E402
 import models  # noqa: E402
 from recorded import calls_of  # noqa: E402
 from steptime.captured.graph import PHASES, Program  # noqa: E402
-from steptime.captured.profile_settings import NotedLoss  # noqa: E402
+from steptime.captured.profiling import NotedLoss  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
-from steptime.captured.record.exported import as_module  # noqa: E402
-from steptime.captured.record.optimizers import OPTIMIZERS  # noqa: E402
 from steptime.captured.record.problems import CaptureError  # noqa: E402
+from steptime.captured.record.step import as_module  # noqa: E402
+from steptime.captured.record.training import OPTIMIZERS  # noqa: E402
 from steptime.errors import UnknownNameError, UserError  # noqa: E402
 
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import captured_modules  # noqa: E402
 from captured_modules import GPT, LLAMA, captured  # noqa: E402
 from steptime.captured.cut.cutting import cutting_of  # noqa: E402
-from steptime.captured.cut.layouts import reshaped  # noqa: E402
+from steptime.captured.cut.rules import reshaped  # noqa: E402
 from steptime.captured.cut.sections import Sections, sections_of  # noqa: E402
 from steptime.captured.record.step import capture  # noqa: E402
 from steptime.captured.workload import captured_model  # noqa: E402

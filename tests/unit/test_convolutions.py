@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from steptime.captured.cost import Timer
-from steptime.captured.cost.operators import work_of
+from steptime.captured.cost.timing import work_of
 from steptime.captured.graph import Nodes, TensorType
 from steptime.cost.convolution import (
     channelwise,

@@ -14,12 +14,11 @@ pytest.importorskip("torch")
 import itertools
 
 import steptime
-from steptime.captured.fit.bench import Bench
+from steptime.captured.fit.bench import Bench, gradient_bytes, state_bytes
 from steptime.captured.fit.captured import Captured
 from steptime.captured.fit.choice import Checkpoints, Choice, Point, front_of, thinned
 from steptime.captured.fit.driver import cheapest_of
 from steptime.captured.fit.estimated import Estimated
-from steptime.captured.fit.programs import gradient_bytes, state_bytes
 from steptime.captured.fit.techniques import TECHNIQUES, Change, Step
 from steptime.captured.fitting import fit
 from steptime.captured.report.fit import SHOWN, print_fit, telling

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from steptime.captured.fit.bench import Bench
-from steptime.captured.fit.layout import layout_of
-from steptime.captured.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
-from steptime.captured.fit.trees import schedule_of, tree_of
-from steptime.captured.graph.checkpoints import Checkpoint, Tree, every, grouped, leaves, plain, text
+from steptime.captured.fit.bench import Bench, accumulating, gradient_bytes, state_bytes, with_states
+from steptime.captured.fit.layout import layout_of, schedule_of, tree_of
 from steptime.captured.graph.liveness import Liveness
+from steptime.captured.graph.segments import Checkpoint, Tree, every, grouped, leaves, plain, text
 from steptime.captured.rematerialisation.chain import described, keep_all
 from steptime.hardware import load_device
 

@@ -261,7 +261,7 @@ def test_a_loss_by_name_takes_the_place_of_the_factorys(path: Path) -> None:
 
 
 def test_every_optimiser_that_can_be_captured_is_accepted() -> None:
-    from steptime.captured.record.optimizers import OPTIMIZERS
+    from steptime.captured.record.training import OPTIMIZERS
 
     assert set(CAPTURED_OPTIMIZERS) == set(OPTIMIZERS)
     assert {captured_optimizer(name, load_device("rtx-3090")) for name in (*CAPTURED_OPTIMIZERS, "momentum")} == set(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from steptime.captured.cost import Timer, cost_table, table_metrics
-from steptime.captured.cost.operators import work_of
-from steptime.captured.cost.timing import fitted
+from steptime.captured.cost.timing import fitted, work_of
 from steptime.captured.graph import Call, Nodes, Program, TensorType
 from steptime.cost.host import issued_s
 from steptime.errors import UserError

@@ -137,7 +137,7 @@ def test_basis_line_names_curves(table):
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_roofline_has_roofs_points_and_labels(table, tmp_path, suffix):
     pytest.importorskip("matplotlib")
-    from steptime.captured.report.roofline import write_roofline
+    from steptime.captured.report.profile import write_roofline
 
     path = write_roofline(table, tmp_path / f"roof.{suffix}")
     assert path.stat().st_size > 1000
@@ -151,7 +151,7 @@ def test_roofline_has_roofs_points_and_labels(table, tmp_path, suffix):
 
 
 def test_roofline_refuses_other_suffixes(table, tmp_path):
-    from steptime.captured.report.roofline import write_roofline
+    from steptime.captured.report.profile import write_roofline
 
     with pytest.raises(UserError, match=r"roof\.xyz: a plot is not written as '\.xyz'"):
         write_roofline(table, tmp_path / "roof.xyz")

@@ -11,8 +11,7 @@ import pytest
 
 from hand_programs import MIB, small_step, step_of
 from steptime.captured.formats.memory_snapshot import memory_snapshot, write_memory_snapshot
-from steptime.captured.formats.snapshot_compare import compare_snapshot
-from steptime.captured.formats.snapshot_reader import DeviceMemory, parse_snapshot, read_snapshot
+from steptime.captured.formats.snapshot_reader import DeviceMemory, compare_snapshot, parse_snapshot, read_snapshot
 from steptime.captured.graph.allocator import AllocatorSettings
 from steptime.captured.graph.placement import place
 from steptime.errors import InputFileError, UserError

@@ -1,4 +1,4 @@
-"""A schedule's bytes and seconds are those counted by hand; the chain solver equals closed forms; recipes are right."""
+"""A schedule's bytes and seconds are those counted by hand; the chain solver equals closed forms."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Schedule, Segment, described, keep_all
-from steptime.captured.rematerialisation.periodic import (
-    Block,
-    Choice,
-    chain_of,
-    choose_blocks,
-    chosen,
-    equal_blocks_front,
-    every_k,
-    every_k_schedule,
-    every_sqrt,
-    periodic_front,
-    weigh,
+from steptime.captured.rematerialisation.chain import (
+    Action,
+    Chain,
+    Kind,
+    Schedule,
+    ScheduleError,
+    Segment,
+    keep_all,
+    simulate,
 )
 from steptime.captured.rematerialisation.rotor import SLOTS, Infeasible, Solution, fill, front, solve
-from steptime.captured.rematerialisation.simulate import ScheduleError, simulate
 from steptime.errors import FieldError, UserError
 
 ONE = Segment(
@@ -147,20 +142,12 @@ def test_a_limit_that_is_no_limit_is_refused(limit):
     for solver in (solve, lambda chain, given: fill(chain, limit_bytes=given), lambda c, given: fill(c).best(given)):
         with pytest.raises(FieldError, match="limit_bytes"):
             solver(THREE, limit)
-    with pytest.raises(FieldError, match="limit_bytes"):
-        choose_blocks([Block(whole=ONE)], limit)
 
 
 @pytest.mark.parametrize("slots", [9, 50.0, True])
 def test_slots_that_are_no_count_are_refused(slots):
     with pytest.raises(FieldError, match="slots"):
         solve(THREE, 99, slots=slots)
-
-
-@pytest.mark.parametrize("k", [0, 4, 1.5, True])
-def test_a_period_out_of_range_is_refused(k):
-    with pytest.raises(FieldError, match="from 1 to 3"):
-        every_k(THREE, k)
 
 
 # ---- the chain solver ----
@@ -245,87 +232,3 @@ def test_further_tables_refine_the_low_end_of_the_front():
 def test_a_long_chain_does_not_recurse_too_deep():
     chain = Chain(segments=(Segment(forward_s=1, backward_s=2, input_bytes=1, saved_bytes=3),) * 1200)
     assert simulate(chain, keep_all(1200)).peak_bytes == 1200 * 4
-
-
-# ---- recipes ----
-
-
-def test_the_period_of_the_square_root():
-    chain = Chain(segments=(ONE,) * 9)
-    assert every_sqrt(chain) == every_k(chain, 3)
-    assert described(every_sqrt(chain).schedule).startswith("Fck0 Fn1 Fn2 Fck3 Fn4 Fn5 Fall6 Fall7 Fall8 B8")
-    assert sum(every_sqrt(chain).run.forward_runs) == 9 + 6
-    assert sum(every_k(chain, 3, last_kept=False).run.forward_runs) == 18
-
-
-def test_the_front_of_periods_holds_no_point_that_another_beats():
-    points = [(one.peak_bytes, one.time_s) for one in periodic_front(unequal(20))]
-    assert points == sorted(points)
-    assert [t for _, t in points] == sorted((t for _, t in points), reverse=True)
-    assert described(every_k_schedule(3, 3)) == described(keep_all(3))
-
-
-SELECTIVE = replace(ONE, saved_bytes=18, backward_s=2.3)
-BLOCK = Block(whole=ONE, selective=SELECTIVE)
-ENDS = {"output_bytes": 6.0, "output_gradient_bytes": 3.0}
-
-
-def test_choices_become_segments_and_a_schedule():
-    chain, schedule = chosen(THREE, [BLOCK] * 3, [Choice.FULL, Choice.SELECTIVE, Choice.NONE])
-    assert chain.segments == (ONE, SELECTIVE, ONE)
-    assert described(schedule) == "Fck0 Fall1 Fall2 B2 B1 Fall0 B0"
-    found = weigh([BLOCK] * 3, [Choice.FULL, Choice.SELECTIVE, Choice.NONE], THREE)
-    assert found.extra_s == pytest.approx(1.3)
-    assert found.counts == {Choice.NONE: 1, Choice.SELECTIVE: 1, Choice.FULL: 1}
-
-
-def test_a_block_without_a_selective_variant_cannot_choose_it():
-    with pytest.raises(FieldError, match="no selective variant"):
-        weigh([Block(whole=ONE)], [Choice.SELECTIVE], Chain(segments=(ONE,)))
-
-
-def brute_force(blocks: list[Block], limit: float) -> float:
-    chain = chain_of(blocks, **ENDS)
-    every = (weigh(blocks, choices, chain) for choices in itertools.product(*(block.choices for block in blocks)))
-    return min((one.extra_s for one in every if one.peak_bytes <= limit), default=math.inf)
-
-
-def test_counts_of_equal_blocks_are_as_good_as_any_order():
-    points = equal_blocks_front(BLOCK, 5, **ENDS)
-    assert len(points) > 5
-    for one in points:
-        assert brute_force([BLOCK] * 5, one.peak_bytes) == pytest.approx(one.extra_s)
-        assert brute_force([BLOCK] * 5, one.peak_bytes - 0.1) > one.extra_s + 1e-9
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_choices_of_unequal_blocks_are_the_best_of_all(seed):
-    draw = np.random.default_rng(seed).integers
-    blocks = []
-    for segment in unequal(6, seed).segments:
-        cheap = replace(segment, saved_bytes=segment.saved_bytes * 0.6, backward_s=segment.backward_s + 0.3)
-        blocks.append(Block(whole=replace(segment, output_in_backward=bool(draw(2))), selective=cheap))
-    chain = chain_of(blocks, **ENDS)
-    everything = simulate(chain, keep_all(6)).peak_bytes
-    for limit in np.linspace(0.3, 1.001, 12) * everything:
-        found = choose_blocks(blocks, float(limit), **ENDS)
-        best = brute_force(blocks, float(limit))
-        if isinstance(found, Infeasible):
-            assert best == math.inf
-            assert brute_force(blocks, found.least_bytes * (1 + 1e-12)) < math.inf
-            assert brute_force(blocks, found.least_bytes * (1 - 1e-9)) == math.inf
-        else:
-            assert found.peak_bytes <= limit
-            assert found.extra_s == pytest.approx(best)
-
-
-def test_thinned_choices_still_fit(monkeypatch):
-    blocks = [Block(whole=segment) for segment in unequal(14).segments]
-    limit = 0.5 * simulate(chain_of(blocks), keep_all(14)).peak_bytes
-    exact = choose_blocks(blocks, limit)
-    monkeypatch.setattr("steptime.captured.rematerialisation.periodic.MOST_LABELS", 40)
-    thin = choose_blocks(blocks, limit)
-    assert not isinstance(exact, Infeasible)
-    assert not isinstance(thin, Infeasible)
-    assert thin.peak_bytes <= limit
-    assert exact.extra_s <= thin.extra_s <= 1.2 * exact.extra_s

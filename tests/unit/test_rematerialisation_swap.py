@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all
-from steptime.captured.rematerialisation.periodic import Block, Choice, weigh
+from steptime.captured.fit.layout import schedule_of
+from steptime.captured.graph.segments import Checkpoint
+from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all, simulate
 from steptime.captured.rematerialisation.rotor import Infeasible
-from steptime.captured.rematerialisation.simulate import simulate
 from steptime.captured.rematerialisation.swap import (
+    HostLink,
+    Place,
     SwapSolution,
     bound_s,
     choose_places,
@@ -19,7 +21,6 @@ from steptime.captured.rematerialisation.swap import (
     try_all,
     weigh_places,
 )
-from steptime.captured.rematerialisation.swap_timeline import HostLink, Place
 from steptime.errors import FieldError
 
 K, R, S, I = Place.KEEP, Place.RECOMPUTE, Place.SWAP, Place.SWAP_INPUT  # noqa: E741
@@ -90,9 +91,9 @@ def test_an_input_can_leave_where_the_segment_runs_again():
 def test_without_transfers_the_bytes_and_seconds_are_those_of_the_simulator(seed):
     chain = uneven(5, seed)
     again = np.random.default_rng(seed).integers(2, size=5).astype(bool)
-    blocks = [Block(whole=segment) for segment in chain.segments]
     ours = weigh_places(chain, [R if one else K for one in again], HostLink(out_Bps=1, in_Bps=1))
-    theirs = weigh(blocks, [Choice.FULL if one else Choice.NONE for one in again], chain)
+    tree = tuple(Checkpoint((i,)) if one else i for i, one in enumerate(again))
+    theirs = simulate(chain, schedule_of(tree))
     assert (ours.peak_bytes, ours.time_s) == (theirs.peak_bytes, theirs.time_s)
     assert ours.stall_s == 0
 

@@ -9,8 +9,9 @@ torch = pytest.importorskip("torch")
 from rematerialisation_executor import chain_of_layers, execute, layers  # noqa: E402
 from torch import nn  # noqa: E402
 
-from steptime.captured.rematerialisation.chain import keep_all  # noqa: E402
-from steptime.captured.rematerialisation.periodic import every_sqrt  # noqa: E402
+from steptime.captured.fit.layout import schedule_of  # noqa: E402
+from steptime.captured.graph.segments import grouped  # noqa: E402
+from steptime.captured.rematerialisation.chain import keep_all, solution  # noqa: E402
 from steptime.captured.rematerialisation.rotor import front  # noqa: E402
 
 WIDTHS = (96, 160, 64, 256, 128, 96, 32, 200, 64)
@@ -32,7 +33,7 @@ def test_predicted_bytes_runs_and_gradients_are_the_real_ones(name):
     plain = [parameter.grad for parameter in model.parameters()]
     points = front(chain)
     assert points[0].peak_bytes < 0.8 * points[-1].peak_bytes
-    for one in (*points[:: max(1, len(points) // 3)], points[-1], every_sqrt(chain)):
+    for one in (*points[:: max(1, len(points) // 3)], points[-1], solution(chain, schedule_of(grouped(8, 3)))):
         done = execute(model, chain, data, one.schedule)
         assert max(done.action_bytes) + data.nbytes == pytest.approx(one.peak_bytes, rel=0.01)
         real = [peak + data.nbytes for peak in done.action_bytes]

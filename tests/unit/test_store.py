@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.captured.formats.binary import write_bytes
+from steptime.captured.formats.traces import write_bytes
 from steptime.errors import InputFileError, UserError
 from steptime.lab.calibrate.table import read_table
 from steptime.store.files import prepare_folder, refuse_unwritable, write_whole

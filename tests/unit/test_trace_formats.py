@@ -15,9 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_programs import MIB, small_step, step_of
-from steptime.captured.formats.chrome_trace import chrome_trace, write_chrome_trace
-from steptime.captured.formats.perfetto import perfetto, varint, write_perfetto
-from steptime.captured.formats.timeline import Clock, memory_by_kind, spans
+from steptime.captured.formats.traces import (
+    Clock,
+    chrome_trace,
+    memory_by_kind,
+    perfetto,
+    spans,
+    varint,
+    write_chrome_trace,
+    write_perfetto,
+)
 from steptime.captured.graph import Program
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.placement import place

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from steptime.captured.fit.bench import Bench
 from steptime.captured.record.factory import load_target
 from steptime.captured.record.problems import CaptureError
-from steptime.captured.target import captured_target
+from steptime.captured.workload import captured_target
 from steptime.hardware import load_device
 
 CODE = """

@@ -15,7 +15,7 @@ import models  # noqa: E402
 from measured_memory import peak_bytes  # noqa: E402
 from steptime.captured.graph.liveness import Liveness  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
-from steptime.captured.record.optimizers import OPTIMIZERS  # noqa: E402
+from steptime.captured.record.training import OPTIMIZERS  # noqa: E402
 
 TOLERANCE, ABSOLUTE = 1e-3, 64 * 1024
 

@@ -148,7 +148,7 @@ def load_workload(given: str | CapturedModel, *, dtype: str, seq: int | None) ->
     if isinstance(given, CapturedModel):
         return summary_of(given), given
     if is_target(given) and not in_catalogue(given):
-        captured: CapturedModel = loaded("steptime.captured.target:captured_target")(given, dtype, seq)
+        captured: CapturedModel = loaded("steptime.captured.workload:captured_target")(given, dtype, seq)
         return summary_of(captured), captured
     return load_model(given), None
 

@@ -15,9 +15,8 @@ from steptime.api.jobs import (
 )
 from steptime.api.models import import_notes, load_model
 from steptime.api.request import NameOrPath, choice, name_or_path, number, text, whole
-from steptime.captured.fit.driver import Found, search
+from steptime.captured.fit.driver import FitResult, Found, search
 from steptime.captured.fit.estimated import OFFLOADS, Estimated, Kind
-from steptime.captured.fit.result import FitResult
 from steptime.captured.fit.techniques import Change
 from steptime.captured.record.inputs import InputSpec, parse_inputs
 from steptime.errors import FieldError, first_few

@@ -1,22 +1,29 @@
-"""A module becomes a workload: recorded at three micro-batches, cut over tensor ranks, costed operator by operator."""
+"""A module becomes a workload: recorded at three micro-batches, cut over tensor ranks, costed operator by operator.
+
+Costs are lines over the micro-batch, on every number of tensor ranks. The module can be made by a factory of the
+user's own code.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
 
+from steptime.api.models import CAPTURED_DTYPES
 from steptime.captured.cost import Work, work_of
-from steptime.captured.cut.cutting import Exchange, cutting_of
+from steptime.captured.cut.cutting import Cutting, Exchange, cutting_of, weights_of
 from steptime.captured.cut.levels import Levels, levels_of
+from steptime.captured.cut.rules import MAPS
 from steptime.captured.cut.sections import Sections, sections_of
-from steptime.captured.cut.weights import weights_of
 from steptime.captured.graph import Call, Node, Program, TensorType, Value
-from steptime.captured.workload_costs import TOLERANCE, Costed, Costs
-from steptime.errors import UserError, counted
+from steptime.captured.record import require_torch
+from steptime.captured.record.factory import Target
+from steptime.errors import UnknownNameError, UserError, counted
 from steptime.model.captured import (
     NOTHING,
     CapturedModel,
@@ -25,7 +32,188 @@ from steptime.model.captured import (
     Line,
     Operator,
     Reduction,
+    Way,
+    line,
 )
+
+TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def named(module: Any) -> str:
+    """Name of a module: that of its class."""
+    return type(module).__name__
+
+
+def converted(module: Any, dtype: str | None) -> tuple[Any, Callable[[Any], Any]]:
+    """A copy of the module in that element type, and a function that converts the floating-point inputs.
+
+    Raises:
+        UnknownNameError: no such element type.
+    """
+    if dtype is None:
+        return module, lambda inputs: inputs
+    if dtype not in TYPES:
+        raise UnknownNameError("element type", dtype, TYPES)
+    import copy
+
+    import torch
+
+    wanted = getattr(torch, TYPES[dtype])
+    if any(t.is_floating_point() and t.dtype != wanted for t in (*module.parameters(), *module.buffers())):
+        module = copy.deepcopy(module).to(device="meta", dtype=wanted)
+
+    def cast(inputs: Any) -> Any:
+        def one(tensor: Any) -> Any:
+            return tensor.to(wanted) if tensor.is_floating_point() else tensor
+
+        return torch.utils._pytree.tree_map_only(torch.Tensor, one, inputs)
+
+    return module, cast
+
+
+TOLERANCE: Final = 1e-6
+PADDING: Final = 0.01
+"""Share by which bytes may miss the line: workspaces are rounded up."""
+_NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
+_BY_TOKEN = MAPS | frozenset((*_NORMS, "sum", "mean"))
+"""Operators that work on single tokens, if they do not touch the dim of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costed:
+    """One call: its work by way at two micro-batches."""
+
+    node: Node
+    works: tuple[tuple[Work, Work], ...]
+    by_token: bool
+
+
+class Costs:
+    """Costs of the calls of one module, which was recorded at three micro-batches."""
+
+    def __init__(self, recorded: Sequence[Sections], batches: tuple[int, ...], cutting: Cutting) -> None:
+        self.sections, self.batches, self.cutting = recorded[0], batches, cutting
+        self.program = recorded[0].program
+        self.nodes = [[call.node for call in each.program.calls] for each in recorded]
+        self.shares = self.shares_tokens()
+        self.ways: tuple[Way, ...] = (
+            (1, 0), *((n, s) for n in cutting.ranks if n > 1 for s in ((0, 1) if self.shares else (0,)))
+        )  # fmt: skip
+        self.unknown: Counter[str] = Counter()
+        self._costs: dict[Node, Costed] = {}
+
+    # -- lines --------------------------------------------------------------------------------------------------------
+
+    def through(self, low: Sequence[float], high: Sequence[float]) -> Line:
+        """The line through sizes at the first two micro-batches, by way."""
+        b0, b1 = self.batches[:2]
+        slopes = [(h - v) / (b1 - b0) for v, h in zip(low, high, strict=True)]
+        return line([v - s * b0 for v, s in zip(low, slopes, strict=True)], slopes)
+
+    def _shared(self, at: Line, by_token: bool) -> Line:
+        """Work on single tokens is shared out where the ranks share the tokens."""
+        if not by_token or not self.shares:
+            return at
+        parts = [tp if sp else 1 for tp, sp in self.ways]
+        return line(
+            (at.constant[w % len(at.constant)] for w in range(len(parts))),
+            (at.slope[w % len(at.slope)] / parts[w] for w in range(len(parts))),
+        )
+
+    def size(self, costed: Costed, value: Callable[[Work], float]) -> Line:
+        """A size of an operator on one rank."""
+        pairs = [(float(value(low)), float(value(high))) for low, high in costed.works]
+        return self._shared(self.through(*zip(*pairs, strict=True)), costed.by_token)
+
+    # -- how operators are cut ----------------------------------------------------------------------------------------
+
+    def by_token(self, node: Node) -> bool:
+        """Whether a node works on whole activations token by token."""
+        cutting = self.cutting
+        touched = [cutting.of(value) for value in node.inputs] + list(cutting.layouts.get(node, []))
+        if any(each.dim is not None for each in touched) or node.op not in _BY_TOKEN or not node.inputs:
+            return False
+        if node.op in ("sum", "mean"):
+            rank = len(node.inputs[0].type.shape)
+            over = node.attribute("dim")
+            return isinstance(over, tuple) and all(
+                isinstance(d, int) and (d % rank == rank - 1 or len(node.outputs[0].shape) <= 2) for d in over
+            )
+        return True
+
+    def shares_tokens(self) -> bool:
+        """Whether in a block everything that is not cut works on single tokens."""
+        if len(self.cutting.ranks) < 2:
+            return False
+        numbers = self.sections.each[self.sections.typical] if self.sections.each else self.sections.head
+        for number in numbers:
+            call = self.program.calls[number]
+            node, larger = call.node, self.nodes[1][number]
+            grows = any(a.elements != b.elements for a, b in zip(node.outputs, larger.outputs, strict=True))
+            whole = all(self.cutting.of(v).dim is None for v in node.inputs)
+            made = all(each.dim is None for each in self.cutting.layouts.get(node, []))
+            if not call.view and grows and whole and made and not self.by_token(node) and work_of(node).moved_bytes:
+                return False
+        return True
+
+    def _local(self, value: Value, large: Value, tp: int) -> TensorType:
+        """Type of a value on one of so many ranks; ``large`` is the same value at another micro-batch."""
+        dim, type = self.cutting.of(value).dim, large.type
+        if dim is None or tp == 1:
+            return type
+        shape = (*type.shape[:dim], ceil(type.shape[dim] / tp), *type.shape[dim + 1 :])
+        return TensorType(shape, type.dtype, type.strides)
+
+    def _local_node(self, number: int, recording: int, tp: int) -> Node:
+        node, large = self.nodes[0][number], self.nodes[recording][number]
+        if tp == 1:
+            return large
+        stand_ins: dict[Value, Value] = {}
+        for value, other in zip(node.inputs, large.inputs, strict=True):
+            if other not in stand_ins:
+                type = self._local(value, other, tp)
+                stand_ins[other] = Node("constant", (), (), (), (type,), 0).value()
+        outputs = tuple(
+            self._local(Value(node, n), Value(large, n), tp) for n in range(len(large.outputs))
+        )  # fmt: skip
+        inputs = tuple(stand_ins[other] for other in large.inputs)
+        return Node(large.op, inputs, large.names, large.attributes, outputs, 0)
+
+    # -- costs --------------------------------------------------------------------------------------------------------
+
+    def costed(self, number: int, call: Call) -> Costed:
+        """Cost of a call; calls of one node cost the same.
+
+        Raises:
+            UserError: a size is not affine in the micro-batch.
+        """
+        node = call.node
+        if node not in self._costs:
+            by_rank = {
+                tp: tuple(work_of(self._local_node(number, r, tp), inplace=call.inplace) for r in (0, 1))
+                for tp in self.cutting.ranks
+            }
+            works = tuple((by_rank[tp][0], by_rank[tp][1]) for tp, _ in self.ways)
+            self._costs[node] = Costed(node, works, self.by_token(node))
+            self._check(number, call, works[0])
+        return self._costs[node]
+
+    def _check(self, number: int, call: Call, works: tuple[Work, Work]) -> None:
+        """The third recording lies on the line."""
+        third = work_of(self.nodes[2][number], inplace=call.inplace)
+        for name in ("matrix_flops", "vector_flops", "moved_bytes"):
+            low, high, found = (float(getattr(work, name)) for work in (*works, third))
+            expected = float(self.through([low], [high]).at(0, self.batches[2]))
+            allowed = PADDING if name == "moved_bytes" else TOLERANCE
+            if abs(expected - found) > allowed * max(found, 1.0):
+                raise UserError(
+                    f"{self.program.name}: {name} of {call.node.op} in {call.module or '(top)'} are not affine in the "
+                    f"samples: {low:g}, {high:g}, {found:g} for {', '.join(map(str, self.batches))}",
+                    hint="inputs_of_batch must change the number of samples only",
+                )  # fmt: skip
+        if works[0].family == "unknown":
+            self.unknown[call.node.op] += 1
+
 
 BATCHES: Final = (2, 3, 5)
 """Micro-batches that are recorded: two give a line, the third checks it."""
@@ -54,7 +242,7 @@ def captured_model(
         UserError: its sizes are not affine in the samples, or it does not run the same operators for all of them.
         CaptureError: it cannot be captured.
     """
-    from steptime.captured.cut.torch_inputs import converted
+    from steptime.captured.workload import converted
 
     module, cast = converted(module, dtype)
 
@@ -78,8 +266,8 @@ def captured_steps(
     Raises:
         UserError: as :func:`captured_model`.
     """
-    from steptime.captured.cut.torch_inputs import converted, named
     from steptime.captured.record import capture
+    from steptime.captured.workload import converted, named
 
     programs = []
     for batch in batches:
@@ -123,7 +311,7 @@ class _Builder:
         self.levels: Levels = levels_of(recorded, batches, self._classes(), self.costs.ways)
 
     def _classes(self) -> dict[int, int]:
-        """Storage -> class of `steptime.captured.cut.memory.CLASSES`."""
+        """Storage -> class of `steptime.captured.cut.levels.CLASSES`."""
         out: dict[int, int] = {}
         for call in self.program.calls:
             layouts = self.cutting.layouts.get(call.node)
@@ -329,3 +517,55 @@ def _numbered(operators: Sequence[Operator]) -> tuple[Operator, ...]:
         name = one.name if seen[one.name] == 1 else f"{one.name}.{seen[one.name]}"
         out.append(replace(one, name=name, times=counts[key]))
     return tuple(out)
+
+
+def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
+    """The module that a factory makes, as a workload.
+
+    The factory is called for each of three batches where it takes one, and its module, inputs and loss are taken; else
+    the leading dim of its inputs is the batch, unless something speaks against that.
+
+    Args:
+        target: ``pkg.module:factory`` or ``file.py:factory``.
+        dtype: training recipe; the module is captured in the element type of its activations.
+        seq: tokens of a sample, for a factory that takes them.
+
+    Raises:
+        UserError: PyTorch is missing, the factory fails, its module cannot be captured, or its batch is not known.
+    """
+    require_torch()
+    from steptime.captured.record.factory import load_target
+    from steptime.captured.record.variants import batch_parameter
+
+    element = CAPTURED_DTYPES.get(dtype)
+    more = {} if seq is None else {"seq": seq}
+    takes = batch_parameter(target) is not None
+
+    def made(batch: int) -> Any:
+        sizes = {"batch": batch, **more} if takes else more
+        return load_target(target, sizes=sizes, dtype=element, inputs=())
+
+    first = made(BATCHES[0])
+    if not takes:
+        return _of_one_batch(target, first, element)
+
+    def step(batch: int) -> tuple[Any, Any, Any]:
+        one = first if batch == BATCHES[0] else made(batch)
+        return one.module, one.inputs, one.loss
+
+    return captured_steps(step, name=first.name, dtype=element)
+
+
+def _of_one_batch(target: str, made: Target, element: str | None) -> CapturedModel:
+    """The module of a factory that does not take a batch: its inputs are given others."""
+    from steptime.captured.record.problems import CaptureError
+    from steptime.captured.record.variants import TAKE_BATCH, leading_batch, resized
+
+    given = leading_batch(target, made.module, made.inputs)
+    try:
+        return captured_model(
+            made.module, lambda batch: resized(made.inputs, batch, given), name=made.name, dtype=element, loss=made.loss
+        )
+    except CaptureError as error:
+        sizes = ", ".join(map(str, BATCHES))
+        raise CaptureError(f"{error}\n  recorded with {sizes} samples; it makes {given}", hint=TAKE_BATCH) from None

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime.captured.aten.layout import like, tensor_type
 from steptime.captured.aten.maths import reduced_shape
-from steptime.captured.aten.views import wrap
-from steptime.captured.graph.node import Attribute, Nodes, Value
-from steptime.captured.graph.types import TensorType
+from steptime.captured.aten.views import like, tensor_type, wrap
+from steptime.captured.graph.program import Attribute, Nodes, TensorType, Value
 
 
 def spatial(values: Sequence[int], rank: int) -> tuple[int, ...]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from steptime.captured.aten.layout import fresh, like, tensor_type
-from steptime.captured.aten.views import expand, reshape, unsqueeze, wrap
-from steptime.captured.graph.node import Attribute, Nodes, Value
-from steptime.captured.graph.types import TensorType
+from steptime.captured.aten.views import expand, fresh, like, reshape, tensor_type, unsqueeze, wrap
+from steptime.captured.graph.program import Attribute, Nodes, TensorType, Value
 from steptime.model.element_types import FLOATS
 
 Operand = Value | float | int | bool

@@ -2,7 +2,6 @@
 
 from steptime.captured.autodiff.backwards import Gradients, gradients
 from steptime.captured.autodiff.forwards import pushforward
-from steptime.captured.autodiff.storage import root, storages
-from steptime.captured.autodiff.table import Step, elementwise, forward, reverse
+from steptime.captured.autodiff.table import Step, elementwise, forward, reverse, root, storages
 
 __all__ = ["Gradients", "Step", "elementwise", "forward", "gradients", "pushforward", "reverse", "root", "storages"]

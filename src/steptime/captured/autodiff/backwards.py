@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from steptime.captured.aten.maths import add, full, sum_to
-from steptime.captured.autodiff import layers, maps, products, reductions, views  # noqa: F401  (they fill the tables)
-from steptime.captured.autodiff.storage import storages
-from steptime.captured.autodiff.table import CONSTANT, MAPS, REVERSE, Pulled, Step
-from steptime.captured.graph.node import SOURCES, Graph, Node, Nodes, Value, topological
+from steptime.captured.autodiff import elementwise, layers, reductions, views  # noqa: F401  (they fill the tables)
+from steptime.captured.autodiff.table import CONSTANT, MAPS, REVERSE, Pulled, Step, storages
+from steptime.captured.graph.program import SOURCES, Graph, Node, Nodes, Value, topological
 from steptime.errors import InternalError, UserError
 from steptime.model.element_types import FLOATS
 
@@ -66,7 +65,7 @@ def gradients(
     Raises:
         UserError: the gradient of an operator on the way is not known.
 
-    >>> from steptime.captured.graph.types import TensorType
+    >>> from steptime.captured.graph.program import TensorType
     >>> nodes = Nodes()
     >>> x = nodes.source("input", "x", TensorType((8, 3), "fp32"))
     >>> w = nodes.source("parameter", "w", TensorType((3, 4), "fp32"))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from steptime.captured.aten.layout import like
 from steptime.captured.aten.maths import add, full, mul, reduce, sub, unary
-from steptime.captured.aten.views import expand, reshape
+from steptime.captured.aten.views import expand, like, reshape
 from steptime.captured.autodiff.backwards import pull, unknown
 from steptime.captured.autodiff.table import BILINEAR, CONSTANT, FORWARD, LINEAR, MAPS, SYMMETRIC, Step, forward
-from steptime.captured.graph.node import SOURCES, Graph, Node, Nodes, Value
+from steptime.captured.graph.program import SOURCES, Graph, Node, Nodes, Value
 from steptime.model.element_types import FLOATS
 
 Tangents = Sequence[Value | None]

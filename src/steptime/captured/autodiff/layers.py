@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from steptime.captured.aten.layout import like, tensor_type
 from steptime.captured.aten.maths import div, mul, sub, unary
+from steptime.captured.aten.views import like, tensor_type
 from steptime.captured.autodiff.table import SYMMETRIC, Pulled, Step, reverse
-from steptime.captured.graph.node import Attribute, Value
-from steptime.captured.graph.types import TensorType
+from steptime.captured.graph.program import Attribute, TensorType, Value
 
 SYMMETRIC.update({"_softmax"})
 

@@ -1,11 +1,12 @@
-"""What a rule sees, and the tables of rules."""
+"""What a rule of differentiation sees, the tables of rules, and which values share a storage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from steptime.captured.graph.node import Attribute, Node, Nodes, Value
+from steptime.captured.aten.views import VIEWS
+from steptime.captured.graph.program import Attribute, Node, Nodes, Value
 from steptime.errors import InternalError
 
 #: Gradients by argument name; a list for an argument that is a list of tensors.
@@ -133,3 +134,15 @@ def forward(*names: str) -> Callable[[Forward], Forward]:
 def linear(op: str, *arguments: str) -> None:
     """Say that an operator is linear in its arguments of those names."""
     LINEAR[op] = arguments
+
+
+def root(value: Value) -> Value:
+    """The value whose storage this one shares; itself where it has its own."""
+    while value.node.op in VIEWS and value.node.inputs:
+        value = value.node.inputs[0]
+    return value
+
+
+def storages(values: Iterable[Value]) -> tuple[Value, ...]:
+    """The values that own the storages of these, each once, in order."""
+    return tuple(dict.fromkeys(root(value) for value in values))

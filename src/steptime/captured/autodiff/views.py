@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from steptime.captured.aten import maths
-from steptime.captured.aten.layout import like, tensor_type
-from steptime.captured.aten.views import cat, permute, reshape, select, slice, squeeze, t, transpose, unsqueeze, wrap
+from steptime.captured.aten.views import (
+    cat,
+    like,
+    permute,
+    reshape,
+    select,
+    slice,
+    squeeze,
+    t,
+    tensor_type,
+    transpose,
+    unsqueeze,
+    wrap,
+)
 from steptime.captured.autodiff.table import Pulled, Step, linear, reverse
-from steptime.captured.graph.node import Attribute, Nodes, Value
-from steptime.captured.graph.types import TensorType
+from steptime.captured.graph.program import Attribute, Nodes, TensorType, Value
 
 for _name in (
     "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "expand", "slice", "select", "squeeze",

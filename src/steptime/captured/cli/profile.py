@@ -98,8 +98,7 @@ def command(
     use it on code that you trust. Weights are never allocated, no GPU is needed.
     """
     from steptime.api.jobs import CAPTURED_DEFAULT
-    from steptime.captured.profile_settings import check_onnx
-    from steptime.captured.profiling import profile
+    from steptime.captured.profiling import check_onnx, profile
 
     files = Files(snapshot=snapshot, trace=trace, roofline=roofline)
     _check(files)
@@ -123,13 +122,12 @@ def command(
 
         print_json(document(**found.to_json(depth), **({"measured": compared} if compared else {})))
         return
-    from steptime.captured.report.captured_memory import print_captured_memory
-    from steptime.captured.report.profile import print_profile, settings_lines
+    from steptime.captured.report.profile import print_captured_memory, print_profile, settings_lines
 
     print_profile(found.table, head=settings_lines(found), depth=depth, show_all=show_all)
     print_captured_memory(found)
     if compared:
-        from steptime.captured.report.captured_memory import print_measured
+        from steptime.captured.report.profile import print_measured
 
         print_measured(compared)
 
@@ -168,7 +166,7 @@ def _check(files: Files) -> None:
         if not special:  # a device or a pipe is written to directly
             refuse_unwritable(path)
     if files.roofline is not None:
-        from steptime.captured.report.roofline import require_matplotlib
+        from steptime.captured.report.profile import require_matplotlib
 
         require_matplotlib()
 
@@ -186,13 +184,12 @@ def _write(found: Any, files: Files) -> None:
                 workspaces=found.workspaces,
             )  # fmt: skip
     if files.trace is not None:
-        from steptime.captured.formats.chrome_trace import write_chrome_trace
-        from steptime.captured.formats.perfetto import write_perfetto
+        from steptime.captured.formats.traces import write_chrome_trace, write_perfetto
 
         writer = write_chrome_trace if files.trace.suffix == ".json" else write_perfetto
         writer(found.program, files.trace, seconds=seconds)
     if files.roofline is not None:
-        from steptime.captured.report.roofline import write_roofline
+        from steptime.captured.report.profile import write_roofline
 
         write_roofline(found.table, files.roofline)
 
@@ -214,7 +211,7 @@ def _compared(found: Any, measured: DeviceMemory | None) -> dict[str, Any] | Non
     out = {"peak_bytes": peak, "predicted_bytes": predicted, "error": predicted / peak - 1 if peak else None}
     if found.placement is None:
         return out
-    from steptime.captured.formats.snapshot_compare import compare_snapshot
+    from steptime.captured.formats.snapshot_reader import compare_snapshot
     from steptime.captured.profiling import countable_sizes
 
     with countable_sizes():

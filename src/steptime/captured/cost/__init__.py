@@ -1,9 +1,7 @@
 """What a captured graph costs: operators, their times on a device, sums, metrics."""
 
-from steptime.captured.cost.metrics import Metrics, table_metrics
-from steptime.captured.cost.operators import FAMILIES, ROWS, work_of
-from steptime.captured.cost.table import CostTable, Coverage, Group, Totals, Unknown, cost_table
-from steptime.captured.cost.timing import OperatorCost, Timer
+from steptime.captured.cost.table import CostTable, Coverage, Group, Metrics, Totals, Unknown, cost_table, table_metrics
+from steptime.captured.cost.timing import FAMILIES, ROWS, OperatorCost, Timer, work_of
 from steptime.captured.cost.work import KernelCall, OperatorRow, Work
 
 __all__ = [

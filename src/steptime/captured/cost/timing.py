@@ -1,4 +1,7 @@
-"""Time of one operator on one device: a fitted model where there is one, else the roofline."""
+"""Every operator of a graph: its work on any device, and its time on one.
+
+Time of one operator on one device: a fitted model where there is one, else the roofline.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
-from steptime.captured.cost.operators import NOTHING, work_of
+from steptime.captured.cost import elementwise, movements, products
+from steptime.captured.cost.movements import VIEWS
 from steptime.captured.cost.products import left_turned
-from steptime.captured.cost.work import STREAM, KernelCall, Work
+from steptime.captured.cost.work import STREAM, KernelCall, OperatorRow, Work, evaluate, moved
 from steptime.captured.graph import Node
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
@@ -18,6 +22,44 @@ from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
 from steptime.estimate.machine import Machine, issue_sharpness
 from steptime.hardware.records import Device
 from steptime.num import Num
+
+#: Family -> its table; an operator is in one of them.
+FAMILIES: Final[Mapping[str, Mapping[str, OperatorRow]]] = {
+    "product": products.PRODUCTS,
+    "attention": products.ATTENTION,
+    "convolution": products.CONVOLUTIONS,
+    "recurrent": products.RECURRENT,
+    "norm": elementwise.NORMALISATIONS,
+    "optimiser": elementwise.OPTIMISERS,
+    "map": elementwise.ELEMENTWISE,
+    "move": movements.TABLE,
+}
+
+ROWS: Final[Mapping[str, tuple[str, OperatorRow]]] = {
+    name: (family, row) for family, table in FAMILIES.items() for name, row in table.items()
+}
+"""Operator -> family and row."""
+
+VIEW, UNKNOWN = "view", "unknown"
+NOTHING: Final = Work(family=VIEW)
+_UNKNOWN_ROW: Final = OperatorRow(kernels=moved)
+
+
+def work_of(node: Node, *, inplace: bool = False) -> Work:
+    """What a node costs on any device.
+
+    A look at memory costs nothing. An operator that is in no table moves its inputs and outputs once, computes nothing
+    that is known, and has the family ``unknown``.
+
+    Args:
+        node: the operator with its inputs.
+        inplace: its output is written over an input.
+    """
+    if node.op in VIEWS:
+        return NOTHING
+    family, row = ROWS.get(node.op, (UNKNOWN, _UNKNOWN_ROW))
+    return evaluate(row, node, family, inplace)
+
 
 Bound = Literal["matrix", "vector", "memory", "launch", "none"]
 BOUNDS: Final[tuple[Bound, ...]] = ("matrix", "vector", "memory", "launch", "none")

@@ -1,4 +1,4 @@
-"""How tensor ranks can cut a module: pairs of products with weights, found by following what is cut.
+"""How tensor ranks can cut a module: pairs of products with weights, and what of each weight one rank holds.
 
 Every product of a whole activation with a weight is taken to be cut by columns, one of a cut activation by rows (its
 output is then a sum over the ranks). Where an operator needs all of something that is cut, the weights to blame are
@@ -8,15 +8,27 @@ is what comes out for a transformer block).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import ceil, gcd
 from typing import Final
 
-from steptime.captured.cut.layouts import FEW, WHOLE, Layout, Uncut, of_view, turned
-from steptime.captured.cut.rules import ADDITIONS, PRODUCTS, RULES, origins_of, parameter_of
+from steptime.captured.cut.rules import (
+    ADDITIONS,
+    FEW,
+    PRODUCTS,
+    RULES,
+    WHOLE,
+    Layout,
+    Uncut,
+    of_view,
+    origins_of,
+    parameter_of,
+    turned,
+)
 from steptime.captured.cut.sections import Blocks, Sections
-from steptime.captured.graph import Call, Node, Value
+from steptime.captured.graph import Call, Node, Parameter, Value
+from steptime.model.captured import NOTHING, Line, Way, line
 from steptime.num import divisors
 
 MOST_RANKS: Final = 1024
@@ -284,3 +296,86 @@ def _chain(value: Value) -> Iterator[Node]:
     while node.op not in _SOURCES:
         yield node
         node = node.inputs[0].node
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parameters of one operator, by way."""
+
+    trained: Line
+    replicated: Line
+    frozen: Line
+    tied: bool
+    """They belong to another part too, which counts them on the same stage."""
+
+
+def weights_of(
+    sections: Sections, cutting: Cutting, ways: Sequence[Way], part: int, calls: Sequence[int]
+) -> dict[int, Held]:
+    """Parameters of a part by the first of its calls that reads them.
+
+    A block has the parameters below its own path. Others belong to the head, but to the tail where only that reads
+    them; those that both read are in both, the second time as tied. What no call reads is given to the first one.
+    """
+    program = sections.program
+    read = [_first_reads(sections, calls)]
+    if sections.blocks is not None:
+        read += [_first_reads(sections, each) for each in (sections.head, sections.tail)]
+    groups: dict[tuple[int, bool], list[Parameter]] = {}
+    for parameter in _once(program.parameters):
+        place = _place(sections, parameter, part, read)
+        if place is not None:
+            groups.setdefault((read[0].get(parameter.storage, calls[0]), place), []).append(parameter)
+    out: dict[int, Held] = {}
+    for (call, tied), members in groups.items():
+        # A call that reads a tied and another weight counts both as its own.
+        earlier = out.get(call)
+        found = _held(members, sections, cutting, ways, tied)
+        out[call] = found if earlier is None else Held(
+            earlier.trained.plus(found.trained), earlier.replicated.plus(found.replicated),
+            earlier.frozen.plus(found.frozen), False,
+        )  # fmt: skip
+    return out
+
+
+def _once(parameters: Iterable[Parameter]) -> list[Parameter]:
+    return list({parameter.storage: parameter for parameter in parameters}.values())
+
+
+def _first_reads(sections: Sections, calls: Sequence[int]) -> dict[int, int]:
+    """Storage -> first call that computes with it."""
+    out: dict[int, int] = {}
+    for number in sorted(calls):
+        call = sections.program.calls[number]
+        for storage in () if call.view else call.reads:
+            out.setdefault(storage, number)
+    return out
+
+
+def _place(sections: Sections, parameter: Parameter, part: int, read: list[dict[int, int]]) -> bool | None:
+    """Whether a parameter of the part is tied; None where it is of another part."""
+    if sections.blocks is None:
+        return False
+    owner = sections.blocks.index_of(parameter.name)
+    if owner is not None or 0 <= part < len(sections.each):
+        return False if owner == part else None
+    in_head, in_tail = parameter.storage in read[1], parameter.storage in read[2]
+    if part == -1:
+        return False if in_head or not in_tail else None
+    return in_head if in_tail else None
+
+
+def _held(members: Sequence[Parameter], sections: Sections, cutting: Cutting, ways: Sequence[Way], tied: bool) -> Held:
+    sums = [[0.0] * len(ways) for _ in range(3)]
+    cut = {family(name, sections.blocks) for name in cutting.weights}
+    for parameter in members:
+        whole = family(parameter.name, sections.blocks) not in cut
+        for index, (tp, _) in enumerate(ways):
+            # Only a vocabulary need not be a multiple of the ranks; a whole number of elements is near enough.
+            local = float(parameter.elements if whole else ceil(parameter.elements / tp))
+            sums[0 if parameter.trained else 2][index] += local
+            if parameter.trained and whole:
+                sums[1][index] += local
+    zero = [0.0] * len(ways)
+    trained, replicated, frozen = (line(each, zero) if any(each) else NOTHING for each in sums)
+    return Held(trained, replicated, frozen, tied)

@@ -2,30 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from steptime.captured.cost import KernelCall, Work
-from steptime.captured.fit.arrangements import Arranged, arrangements
-from steptime.captured.fit.bench import Bench, Footprint, Issued, Run
+from steptime.captured.fit.bench import (
+    Bench,
+    Footprint,
+    Issued,
+    Run,
+    accumulating,
+    gradient_bytes,
+    state_bytes,
+    with_states,
+)
 from steptime.captured.fit.choice import Batched, Checkpoints, Choice, Point
-from steptime.captured.fit.layout import Layout
-from steptime.captured.fit.programs import accumulating, gradient_bytes, state_bytes, with_states
+from steptime.captured.fit.layout import Layout, tree_of
 from steptime.captured.fit.techniques import TECHNIQUES, Change
 from steptime.captured.graph.allocator import AllocatorSettings
-from steptime.captured.graph.checkpoints import plain
 from steptime.captured.graph.placement import place
-from steptime.captured.rematerialisation.chain import keep_all
-from steptime.captured.rematerialisation.solution import Infeasible
-from steptime.captured.rematerialisation.swap import choose_places
-from steptime.captured.rematerialisation.swap_timeline import HostLink, Place
+from steptime.captured.graph.segments import Saves, Tree, every, grouped, leaves, plain, text
+from steptime.captured.rematerialisation import rotor
+from steptime.captured.rematerialisation.chain import Infeasible, keep_all
+from steptime.captured.rematerialisation.swap import HostLink, Place, choose_places
 from steptime.cost.data_parallel import adam_flops
 from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s
 from steptime.errors import UserError
 from steptime.estimate.machine import host_ranks
 from steptime.estimate.memory_definitions import MemoryConstants, exceeding, memory_constants
+
+OPTIMAL: Final = 6
+"""Schedules of the optimal chain that are proposed."""
+
+
+class Arranged(NamedTuple):
+    """Checkpoints as they are captured."""
+
+    tree: Tree
+    saves: Saves
+
+
+def arrangements(count: int, layout: Layout | None, *, groups: bool, narrow: bool) -> dict[Checkpoints, Arranged]:
+    """All that are tried, the simple ones first.
+
+    Args:
+        count: blocks.
+        layout: their chain, if they form one.
+        groups: whether a checkpoint may hold several blocks: they stand in one list.
+        narrow: whether saved activations may have fewer bits.
+    """
+    return dict(_arrangements(count, layout, groups=groups, narrow=narrow))
+
+
+def _arrangements(
+    count: int, layout: Layout | None, *, groups: bool, narrow: bool
+) -> Iterator[tuple[Checkpoints, Arranged]]:
+    yield Checkpoints(), Arranged(plain(count), "all")
+    if not count:
+        return
+    if narrow:
+        yield _named("8bit-activations", "saved activations in 8 bits"), Arranged(plain(count), "8bit")
+    yield _named("selective", "selective"), Arranged(grouped(count, 1), "products")
+    if count > 2:
+        yield _named("every", "every 2nd block", k="2"), Arranged(every(count, 2), "all")
+    yield _named("all", "all blocks"), Arranged(grouped(count, 1), "all")
+    if not groups:
+        return
+    for size in _sizes(count):
+        words = {"k": str(size), "segments": str(-(-count // size))}
+        yield _named("groups", f"groups of {size}", **words), Arranged(grouped(count, size), "all")
+    seen = {text(grouped(count, size)) for size in (1, *_sizes(count))} | {text(plain(count)), text(every(count, 2))}
+    for tree in _optimal(layout) if layout is not None else ():
+        if text(tree) not in seen:
+            name = f"optimal, {_again(tree)} of {count} blocks again"
+            yield _named("optimal", f"{name}: {text(tree)}", tree=text(tree)), Arranged(tree, "all")
+
+
+def _named(key: str, name: str, **values: str) -> Checkpoints:
+    return Checkpoints(key=key, name=name, values=tuple(values.items()))
+
+
+def _sizes(count: int) -> tuple[int, ...]:
+    """Sizes of groups around the square root of the number of blocks."""
+    root = max(round(count**0.5), 2)
+    return tuple(sorted({size for size in (root // 2, root, 2 * root) if 1 < size < count}))
+
+
+def _again(tree: Tree) -> int:
+    """Blocks that run again."""
+    return sum(1 for item in tree if not isinstance(item, int) for _ in leaves((item,)))
+
+
+def _optimal(layout: Layout) -> Iterable[Tree]:
+    """Some schedules of the front of memory and time, evenly spread."""
+    front = rotor.front(layout.chain)
+    step = max(len(front) / OPTIMAL, 1.0)
+    for number in range(min(OPTIMAL, len(front))):
+        tree = tree_of(front[int(number * step)].schedule)
+        if tree and tree[-1] == layout.blocks:
+            yield tree[:-1]
+
 
 SWAPS: Final = (0.25, 0.5, 0.75)
 """Shares of the activations above the least possible that are swapped."""
@@ -259,7 +337,7 @@ class Captured(Batched):
         )  # fmt: skip
 
     def _swap_range(self, layout: Layout) -> tuple[float, float]:
-        from steptime.captured.rematerialisation.simulate import simulate
+        from steptime.captured.rematerialisation.chain import simulate
         from steptime.captured.rematerialisation.swap import least_bytes
 
         chain = layout.chain

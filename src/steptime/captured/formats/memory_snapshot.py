@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.captured.formats.binary import write_bytes
-from steptime.captured.formats.snapshot_reader import UNKNOWN
-from steptime.captured.formats.timeline import Clock
+from steptime.captured.formats.traces import Clock, write_bytes
 from steptime.captured.graph import BEFORE, Program
 from steptime.captured.graph.allocator import AllocatorSettings, Event, PlacedBlock, Segment
 from steptime.captured.graph.placement import Placement, call_of_workspace, place
@@ -23,6 +21,8 @@ from steptime.num import round_up
 
 PROTOCOL: Final = 4
 """The highest one that the viewer's own unpickler reads (2 to 4)."""
+UNKNOWN: Final = "unknown"
+"""Category of a block when nothing says what it holds."""
 
 Frames = list[dict[str, Any]]
 

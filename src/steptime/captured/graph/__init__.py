@@ -1,8 +1,23 @@
 """The graph IR: typed values, interned nodes, recorded programs, and how long each storage lives."""
 
-from steptime.captured.graph.node import Attribute, Graph, Node, Nodes, Value, topological
-from steptime.captured.graph.program import BEFORE, PHASES, Call, Category, Parameter, Phase, Program, Storage
-from steptime.captured.graph.types import TensorType, contiguous_strides
+from steptime.captured.graph.program import (
+    BEFORE,
+    PHASES,
+    Attribute,
+    Call,
+    Category,
+    Graph,
+    Node,
+    Nodes,
+    Parameter,
+    Phase,
+    Program,
+    Storage,
+    TensorType,
+    Value,
+    contiguous_strides,
+    topological,
+)
 from steptime.model.element_types import ELEMENT_BYTES, FLOATS
 
 __all__ = [

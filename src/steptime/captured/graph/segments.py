@@ -1,16 +1,97 @@
-"""Where in a program the blocks of a run of equal blocks are: by time, one segment a block and stretch.
+"""The blocks of a module: which run again in the backward pass, and where in a program each of them is.
 
-A run is a list of equal blocks of which only `KEPT` periods were recorded. Blocks 1 and 2 are interior: what they do is
-what any further block does, and comparing them says whether that is so.
+A nest of checkpoints over the numbers of the blocks says which run again. A tree is a sequence of blocks and
+checkpoints in forward order. A block that stands in no checkpoint saves what its backward reads. A checkpoint keeps
+only its input; before its backward, what is in it runs again, with the checkpoints inside it as they stand there.
+
+A program has one segment a block and stretch of time. A run is a list of equal blocks of which only `KEPT` periods were
+recorded. Blocks 1 and 2 are interior: what they do is what any further block does, and comparing them says whether that
+is so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from steptime.captured.graph.program import BEFORE, Call, Program
+
+Saves = Literal["all", "products", "8bit"]
+"""What a block saves: all that autograd asks for; in a checkpoint, results of products and attention only; or all, but
+activations in 8 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Blocks, and further checkpoints, of which only the first input is kept."""
+
+    items: tuple[int | Checkpoint, ...]
+
+
+Tree = tuple[int | Checkpoint, ...]
+
+
+def leaves(tree: Tree) -> Iterator[int]:
+    """Numbers of the blocks of a tree, in order.
+
+    >>> list(leaves((Checkpoint((0, Checkpoint((1, 2)))), 3)))
+    [0, 1, 2, 3]
+    """
+    for item in tree:
+        if isinstance(item, Checkpoint):
+            yield from leaves(item.items)
+        else:
+            yield item
+
+
+def checkpoints(tree: Tree) -> Iterator[Checkpoint]:
+    """All checkpoints of a tree, outer ones first.
+
+    >>> len(list(checkpoints((Checkpoint((0, Checkpoint((1, 2)))), 3))))
+    2
+    """
+    for item in tree:
+        if isinstance(item, Checkpoint):
+            yield item
+            yield from checkpoints(item.items)
+
+
+def plain(count: int) -> Tree:
+    """No checkpoint.
+
+    >>> plain(2)
+    (0, 1)
+    """
+    return tuple(range(count))
+
+
+def grouped(count: int, size: int) -> Tree:
+    """A checkpoint around every group of so many blocks.
+
+    >>> [list(leaves(one.items)) for one in grouped(5, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    return tuple(Checkpoint(tuple(range(i, min(i + size, count)))) for i in range(0, count, size))
+
+
+def every(count: int, step: int) -> Tree:
+    """A checkpoint around one block of so many; the others save.
+
+    >>> text(every(4, 2))
+    '[0] 1 [2] 3'
+    """
+    return tuple(Checkpoint((i,)) if i % step == 0 else i for i in range(count))
+
+
+def text(tree: Tree) -> str:
+    """A tree in one line, with brackets around checkpoints.
+
+    >>> text((Checkpoint((0, Checkpoint((1, 2)))), 3))
+    '[0 [1 2]] 3'
+    """
+    return " ".join(f"[{text(item.items)}]" if isinstance(item, Checkpoint) else str(item) for item in tree)
+
 
 KEPT: Final = 4
 """Periods of a run that are recorded: both ends, and two in between that must be alike."""

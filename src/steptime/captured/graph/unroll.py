@@ -1,15 +1,290 @@
-"""Unrolling: a program in which a few blocks of a run were recorded becomes the program of all of them."""
+"""Unrolling: a program in which a few blocks of a run were recorded becomes the program of all of them.
+
+The template of a run is what an interior block does, with every storage by its place relative to the block. Two
+interior blocks are compared call by call. A storage that both name is shared by all blocks; any other is the same place
+(which segment, how many blocks away, the how-manieth) for both, or the run is no repetition.
+
+Operators of an optimiser that work on lists have one element for each parameter, more when there are more blocks.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from steptime.captured.graph.program import BEFORE, OUTSIDE, Call, Parameter, Program, Storage
-from steptime.captured.graph.segments import KEPT, Run, below, is_wide, stretches
-from steptime.captured.graph.template import Place, Reference, Template, Unlike, template_of
-from steptime.captured.graph.wide import Lists
+from steptime.captured.graph.program import BEFORE, OUTSIDE, Call, Node, Parameter, Program, Storage
+from steptime.captured.graph.segments import KEPT, Run, Stretch, below, is_wide, stretches
+
+
+class Unlike(Exception):
+    """The interior blocks of a run differ: it cannot be unrolled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A storage, or a call, relative to a block: `group` is a stretch or `BEFORE` (what was there before the step)."""
+
+    group: int
+    offset: int
+    """Periods away: -1 the block before, 0 the block itself, 1 the next."""
+    local: int
+    """Position among those of its group and period."""
+
+
+Reference = Place | int
+"""A place, or the number of a storage (a call) that all blocks share."""
+
+
+References = tuple[tuple[Reference, ...], tuple[Reference, ...]]
+"""What a call reads and what it writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a storage was born, or a call runs."""
+
+    group: int
+    period: int
+    local: int
+
+
+@dataclass(slots=True)
+class Template:
+    """Everything that is needed to make one more block."""
+
+    run: Run
+    stretches: list[Stretch]
+    storages: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """(group, period) -> storages born there, in order."""
+    home: dict[int, Home] = field(default_factory=dict)
+    """Storage -> where it was born, for those of the run."""
+    calls: list[list[References]] = field(default_factory=list)
+    """By stretch and call: what it reads and writes."""
+    ends: dict[tuple[int, int], Reference | None] = field(default_factory=dict)
+    """(group, local) -> the call during which that storage of a block is freed; None: it lives on."""
+
+
+def template_of(program: Program, run: Run, stretches: list[Stretch]) -> Template:
+    """The template of the interior blocks.
+
+    Raises:
+        Unlike: they are not alike.
+    """
+    template = Template(run, stretches)
+    _find_homes(program, template)
+    for stretch in stretches:
+        pairs = zip(stretch.segment(1), stretch.segment(2), strict=True)
+        template.calls.append([_same_call(program, template, a, b) for a, b in pairs])
+    groups = (BEFORE, *range(len(stretches)))
+    for group in groups:
+        one, two = template.storages.get((group, 1), []), template.storages.get((group, 2), [])
+        if len(one) != len(two):
+            raise Unlike
+        for local, (a, b) in enumerate(zip(one, two, strict=True)):
+            template.ends[group, local] = _same_end(program, template, a, b)
+    return template
+
+
+def _find_homes(program: Program, template: Template) -> None:
+    where: dict[int, tuple[int, int]] = {}
+    for group, stretch in enumerate(template.stretches):
+        for period in range(KEPT):
+            where.update(dict.fromkeys(stretch.segment(period), (group, period)))
+    single = _read_by_one_period(program, where)
+    for number, storage in enumerate(program.storages):
+        key = where.get(storage.born)
+        if storage.born == BEFORE:
+            inside = single[number] if storage.name.startswith(OUTSIDE) else template.run.period_of(storage.name)
+            key = None if inside is None else (BEFORE, inside)
+        if key is not None:
+            members = template.storages.setdefault(key, [])
+            template.home[number] = Home(*key, len(members))
+            members.append(number)
+
+
+def _read_by_one_period(program: Program, where: dict[int, tuple[int, int]]) -> list[int | None]:
+    """Of each storage the one period whose calls touch it, else None: a block's own constants and empty caches."""
+    periods: list[set[int | None]] = [set() for _ in program.storages]
+    for number, call in enumerate(program.calls):
+        period = where[number][1] if number in where else None
+        for storage in (*call.reads, *call.writes):
+            periods[storage].add(period)
+    return [next(iter(each)) if len(each) == 1 else None for each in periods]
+
+
+def _same_call(program: Program, template: Template, first: int, second: int) -> References:
+    one, two = program.calls[first], program.calls[second]
+    if not _alike(one, two, template.run):
+        raise Unlike
+    reads = tuple(_reference(template, a, b) for a, b in zip(one.reads, two.reads, strict=True))
+    writes = tuple(_reference(template, a, b) for a, b in zip(one.writes, two.writes, strict=True))
+    return reads, writes
+
+
+def _alike(one: Call, two: Call, run: Run) -> bool:
+    a, b = one.node, two.node
+    attributes = [tuple((name, _kind(node.op, value)) for name, value in node.attributes if name != "draw")
+                  for node in (a, b)]  # fmt: skip
+    return (
+        a.op == b.op and a.outputs == b.outputs and a.names == b.names and attributes[0] == attributes[1]
+        and len(one.writes) == len(two.writes) and run.moved(one.module, 1) == two.module
+        and (one.view, one.inplace, one.recomputed, one.scratch_bytes)
+        == (two.view, two.inplace, two.recomputed, two.scratch_bytes)
+    )  # fmt: skip
+
+
+def _kind(op: str, value: object) -> object:
+    """A factor or a rate (a float, but for an exponent) may be another one in every block: only zero is special."""
+    return bool(value) if isinstance(value, float) and op != "pow" else value
+
+
+def _reference(template: Template, first: int, second: int) -> Reference:
+    if first == second:
+        return first
+    one, two = template.home.get(first), template.home.get(second)
+    if one is None or two is None:
+        raise Unlike
+    return _place(one, two)
+
+
+def _place(one: Home, two: Home) -> Place:
+    """The place that both mean; an end block may count otherwise, so the interior neighbour is asked."""
+    offset = one.period - 1
+    if one.group != two.group or offset != two.period - 2 or abs(offset) > 1:
+        raise Unlike
+    if offset == 0 and one.local != two.local:
+        raise Unlike
+    return Place(one.group, offset, two.local if offset < 0 else one.local)
+
+
+def _same_end(program: Program, template: Template, first: int, second: int) -> Reference | None:
+    a, b = program.storages[first], program.storages[second]
+    if (a.size_bytes, a.category) != (b.size_bytes, b.category):
+        raise Unlike
+    if a.freed is None or b.freed is None:
+        if a.freed is not b.freed:
+            raise Unlike
+        return None
+    if a.freed == b.freed:
+        return a.freed
+    one, two = _call_home(template, a.freed), _call_home(template, b.freed)
+    if one is None or two is None:
+        raise Unlike
+    return _place(one, two)
+
+
+def _call_home(template: Template, number: int) -> Home | None:
+    for group, stretch in enumerate(template.stretches):
+        for period in range(KEPT):
+            segment = stretch.segment(period)
+            if number in segment:
+                return Home(group, period, number - segment.start)
+    return None
+
+
+class Lists:
+    """Makes longer lists.
+
+    An element belongs to the parameter that the storage in it is or was made from, and so to a block. Elements of
+    copies follow the last one of period 1; results of one list operator are elements of the next, so their storages
+    get copies too.
+    """
+
+    def __init__(
+        self, program: Program, template: Template, copied: dict[tuple[int, int, int], int], copies: range
+    ) -> None:
+        self._program = program
+        self._copied = copied
+        self._copies = copies
+        self._home = template.home
+        self._template = template
+        self._next = max(copied.values(), default=len(program.storages) - 1) + 1
+        self._register()
+
+    def _register(self) -> None:
+        """Give the results of list operators a home: as many copies of theirs as of the parameter they stem from."""
+        for group, call in enumerate(self._program.calls):
+            if not is_wide(call):
+                continue
+            fresh = [s for s in call.writes if self._program.storages[s].born == group]
+            if not fresh:
+                continue
+            aligned = next((names for names in _groups(call) if len(names) == len(call.writes)), None)
+            if aligned is None:
+                if len(fresh) > 1:
+                    raise Unlike
+                continue
+            self._adopt(-2 - group, call.writes, [self._home.get(s) for s in aligned])
+
+    def _adopt(self, group: int, writes: tuple[int, ...], homes: list[Home | None]) -> None:
+        counts: dict[int, int] = {}
+        for storage, home in zip(writes, homes, strict=True):
+            if home is None or storage in self._home:
+                continue
+            local = counts.get(home.period, 0)
+            counts[home.period] = local + 1
+            self._home[storage] = Home(group, home.period, local)
+            self._template.storages.setdefault((group, home.period), []).append(storage)
+            if home.period == 1:
+                self._template.ends[group, local] = self._program.storages[storage].freed
+                for new in self._copies:
+                    self._copied[group, new, local] = self._next
+                    self._next += 1
+
+    def longer(self, call: Call) -> Call:
+        """The same call on the longer lists."""
+        reads: list[int] = []
+        names: list[str] = []
+        picked: list[int] = []
+        position = 0
+        for name, group in _named_groups(call):
+            order = self._order(group)
+            for offset, storage in order:
+                reads.append(storage)
+                names.append(name)
+                picked.append(position + offset)
+            position += len(group)
+        out = self._order(call.writes)
+        node = call.node
+        longer = Node(
+            node.op, tuple(node.inputs[n] for n in picked), tuple(names), node.attributes,
+            tuple(node.outputs[n] for n, _ in out), node.number,
+        )  # fmt: skip
+        return replace(call, node=longer, reads=tuple(reads), writes=tuple(storage for _, storage in out))
+
+    def _order(self, storages: tuple[int, ...]) -> list[tuple[int, int]]:
+        """(position of the recorded element that it copies, storage), copies behind the elements of period 1."""
+        ones = {n for n, s in enumerate(storages) if s in self._home and self._home[s].period == 1}
+        if not ones or len(storages) < 2:
+            return list(enumerate(storages))
+        out: list[tuple[int, int]] = []
+        group: list[int] = []
+        for n, storage in enumerate(storages):
+            out.append((n, storage))
+            if n not in ones:
+                continue
+            group.append(n)
+            if n + 1 not in ones:
+                out += [(each, self._copy(storages[each], new)) for new in self._copies for each in group]
+                group = []
+        return out
+
+    def _copy(self, storage: int, new: int) -> int:
+        home = self._home[storage]
+        return self._copied[home.group, new, home.local]
+
+
+def _named_groups(call: Call) -> list[tuple[str, tuple[int, ...]]]:
+    """Arguments with their storages, in order."""
+    groups: dict[str, list[int]] = {}
+    for name, storage in zip(call.node.names, call.reads, strict=True):
+        groups.setdefault(name, []).append(storage)
+    return [(name, tuple(members)) for name, members in groups.items()]
+
+
+def _groups(call: Call) -> list[tuple[int, ...]]:
+    return [members for _, members in _named_groups(call)]
 
 
 def unroll(program: Program, run: Run) -> Program | None:

@@ -1,7 +1,11 @@
-"""Reading an ONNX file that may be hostile: size, syntax, external data, functions; weights are never loaded."""
+"""Reading an ONNX file that may be hostile: size, syntax, external data, functions; weights are never loaded.
+
+Small numbers (shapes, indices) are also read where a file keeps them in another file of its folder.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -9,12 +13,51 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from steptime.captured.onnx.external import fetch
+from steptime.captured.onnx.tensor import DTYPES, GENERATED
 from steptime.errors import InputFileError, UserError, shorten
+from steptime.model.element_types import ELEMENT_BYTES, FLOATS
 from steptime.store.files import refuse_endless, unreadable
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+
+MAX_ELEMENTS = 65536
+"""Elements of the largest tensor that is fetched."""
+
+
+def fetch(model: Path, tensor: TensorProto) -> None:
+    """Put the data of a small tensor that is no weight into the tensor; a file that is missing is left missing.
+
+    Raises:
+        InputFileError: the file is, through a link, outside the folder of the model, or does not have the data.
+    """
+    elements = math.prod(tensor.dims)
+    dtype = DTYPES.get(tensor.data_type)
+    if not tensor.external_data or dtype is None or not 0 <= elements <= MAX_ELEMENTS:
+        return
+    if dtype in FLOATS and tensor.dims and GENERATED.fullmatch(tensor.name) is None:
+        return
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    folder = model.parent.resolve()
+    place = (folder / entries.get("location", "")).resolve()
+    if not place.is_relative_to(folder):
+        raise InputFileError(str(model), f"the data of {shorten(tensor.name)!r} are outside its folder, through a link")
+    if not place.is_file():
+        return
+    size = elements * ELEMENT_BYTES[dtype]
+    try:
+        with place.open("rb") as file:
+            file.seek(int(entries.get("offset", "0")))
+            data = file.read(size)
+    except (OSError, ValueError, OverflowError):
+        data = b""
+    if len(data) != size:
+        raise InputFileError(str(model), f"the data of {shorten(tensor.name)!r} are not in {shorten(place.name)!r}")
+    del tensor.external_data[:]
+    tensor.data_location = tensor.DEFAULT
+    tensor.raw_data = data
+
 
 MAX_FILE_BYTES = 2**31 - 1
 """The most that a protobuf message can have."""

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from steptime.captured.graph import Program
-from steptime.captured.record.optional import require_torch
+from steptime.errors import UserError
 
-__all__ = ["capture"]
+__all__ = ["capture", "require_torch"]
+
+
+def require_torch() -> None:
+    """Say how to install PyTorch where it is missing.
+
+    Raises:
+        UserError: PyTorch is not installed.
+    """
+    if find_spec("torch") is None:
+        raise UserError("capturing a module needs PyTorch", hint="pip install 'steptime[torch]'")
 
 
 def capture(module: Any, inputs: Sequence[Any] | Mapping[str, Any], **options: Any) -> Program:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from steptime.captured.record import require_torch
 from steptime.captured.record.inputs import InputSpec
-from steptime.captured.record.optional import require_torch
 from steptime.errors import InputFileError, UserError, did_you_mean, nearest, shorten
 from steptime.model.captured import TARGET
 from steptime.store.files import unreadable
@@ -154,7 +154,7 @@ def _called(factory: Any, sizes: Mapping[str, int], dtype: str | None) -> Any:
 
 
 def _torch_dtype(name: str) -> Any:
-    from steptime.captured.record.signature import TORCH_DTYPES
+    from steptime.captured.record.values import TORCH_DTYPES
 
     if name not in WEIGHT_DTYPES:
         raise UserError(f"weights of type {name!r} cannot be captured", hint=f"one of {', '.join(WEIGHT_DTYPES)}")
@@ -186,8 +186,8 @@ def _accepted(factory: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str
 def _target(given: Any, text: str, specs: tuple[InputSpec, ...], dtype: str | None) -> Target:
     import torch
 
-    from steptime.captured.record.exported import as_module
     from steptime.captured.record.inputs import made
+    from steptime.captured.record.step import as_module
 
     module, inputs, loss = as_module(given), None, None
     if isinstance(given, (tuple, list)) and len(given) > 3:

@@ -1,15 +1,30 @@
-"""Runs of equal blocks in a module: found by structure, shortened while the module is recorded."""
+"""Runs of equal blocks in a module: found by structure, checked to do equal things, shortened while it is recorded.
+
+Recording four blocks cannot see what the others do (attention of another kind in every sixth, an exit after the tenth).
+So the whole module and the shortened one are each run forward once, and at every block is noted: which, how many nodes
+autograd made since the note before, what ran since then (:class:`Watch`), the shapes that go in
+or out, and whether gradients, automatic mixed precision or hooks for saved tensors (recomputation) are on. Without the
+blocks in between, the notes must be the same. The backward pass follows from the forward pass but for functions of the
+user's own, whose settings are noted, and hooks on gradients, which are noted where they are set.
+"""
 
 from __future__ import annotations
 
+import gc
+import weakref
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
+from torch.autograd import _get_sequence_nr as sequence_number  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.captured.graph.segments import KEPT, Run
+from steptime.captured.record.environment import capturing
 
 LEAST_SAVED = 2
 """Periods that folding must save to be worth it."""
@@ -140,3 +155,271 @@ def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
         for container, held in undo:
             container._modules.clear()
             container._modules.update(held)
+
+
+Spot = tuple[int, int, str]
+"""Number of the run, index of the block, ``in`` or ``out``: after which note of a block."""
+START: Spot = (-1, 0, "in")
+Origin = tuple[Spot, int]
+"""Where a storage was first seen, and the how-manieth it was there: of those made there, as -1, -2 of those met."""
+
+
+class _End(NamedTuple):
+    """End of a storage that a run made."""
+
+    place: Origin
+    """Where it was made, its block counted within the period."""
+    period: int
+    name: int
+
+
+class Watch(TorchDispatchMode):
+    """Notes of every operator: which, its arguments, where its tensors come from, and which storages end.
+
+    A tensor of another block is named by how many periods away that block is, one of the first period or from outside
+    the run by its place: with the blocks in between left out, what they would have done keeps its name.
+    """
+
+    def __init__(self, found: Sequence[Run], blocks: Sequence[int]) -> None:
+        super().__init__()
+        self.found = found
+        self.periods = [run.count // run.period if count >= run.first + run.count else KEPT
+                        for run, count in zip(found, blocks, strict=True)]  # fmt: skip
+        self.ran: list[Any] = []
+        self.start = sequence_number()
+        self.here = START
+        self._origin: dict[int, Origin] = {}
+        self._seen: Counter[tuple[Spot, bool]] = Counter()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Watch a forward pass; storages in cycles of references are not collected meanwhile, at any block's time."""
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with ExitStack() as stack:
+                for name in ("register_hook", "register_post_accumulate_grad_hook"):
+                    noting = self._noting(getattr(torch.Tensor, name))
+                    stack.enter_context(mock.patch.object(torch.Tensor, name, noting))
+                stack.enter_context(self)
+                yield
+        finally:
+            self._origin.clear()
+            if collecting:
+                gc.enable()
+
+    def _noting(self, register: Any) -> Any:
+        def noted(tensor: Any, hook: Any) -> Any:
+            self.ran.append(hash((register.__name__, self._tensor(tensor), setting("hook", hook))))
+            return register(tensor, hook)
+
+        return noted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        exact = func._schema.name == "aten::pow"
+        given = [self._argument(leaf, exact) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))]
+        self.ran.append(hash((func, *given, *flags(), sequence_number() - self.start)))
+        output = func(*args, **kwargs)
+        for leaf in (output,) if isinstance(output, torch.Tensor) else torch.utils._pytree.tree_leaves(output):
+            if isinstance(leaf, torch.Tensor):
+                self._known(leaf, made=True)
+        return output
+
+    def taken(self) -> tuple[Any, ...]:
+        """What ran since this was asked before; where storages of all inner periods end, that counts once."""
+        ends: dict[Origin, set[int]] = {}
+        for each in self.ran:
+            if isinstance(each, _End):
+                ends.setdefault(each.place, set()).add(each.period)
+        together = {place: seen for place, seen in ends.items()
+                    if seen >= set(range(1, self.periods[place[0][0]] - 1))}  # fmt: skip
+        kept = [each.name if isinstance(each, _End) else each for each in self.ran
+                if not (isinstance(each, _End) and each.place in together)]  # fmt: skip
+        all_ended = [(place, 0 in seen, self.periods[place[0][0]] - 1 in seen)
+                     for place, seen in sorted(together.items())]  # fmt: skip
+        self.ran, self.start = [], sequence_number()
+        return (*kept, *all_ended)
+
+    # -- where tensors come from --------------------------------------------------------------------------------------
+
+    def _argument(self, leaf: Any, exact: bool) -> Any:
+        """A factor or a rate only counts as zero or not: nothing that is recorded of a block follows from it."""
+        if isinstance(leaf, torch.Tensor):
+            return self._tensor(leaf)
+        return bool(leaf) if isinstance(leaf, float) and not exact else str(leaf)
+
+    def _tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, self._named(self._known(tensor))
+
+    def _known(self, tensor: torch.Tensor, made: bool = False) -> Origin:
+        """Where its storage was first seen: here, if it is new, as a result or as something that was there before."""
+        storage = tensor.untyped_storage()
+        origin = self._origin.get(storage._cdata)
+        if origin is None:
+            self._seen[self.here, made] += 1
+            local = self._seen[self.here, made] * (1 if made else -1)
+            origin = self._origin[storage._cdata] = (self.here, local)
+            weakref.finalize(storage, self._ended, storage._cdata).atexit = False
+        return origin
+
+    def _ended(self, address: int) -> None:
+        origin = self._origin.pop(address, None)
+        if origin is None:
+            return
+        (run, block, way), local = origin
+        period = self._period(run, block)
+        name = hash(("end", self._named(origin)))
+        self.ran.append(name if period is None else _End(((run, self._within(run, block), way), local), period, name))
+
+    def _period(self, run: int, block: int) -> int | None:
+        if run < 0:
+            return None
+        index = block - self.found[run].first
+        return index // self.found[run].period if 0 <= index < self.periods[run] * self.found[run].period else None
+
+    def _within(self, run: int, block: int) -> int:
+        return (block - self.found[run].first) % self.found[run].period
+
+    def _named(self, origin: Origin) -> tuple[Any, ...]:
+        """A place by what does not change when the periods in between are left out."""
+        (run, block, way), local = origin
+        period = self._period(run, block)
+        if period is not None:
+            at = self._period(run, self.here[1]) if run == self.here[0] else None
+            if at is not None and not (period == 0 and at > 1):
+                return "away", at - period, self._within(run, block), way, local
+        late = run >= 0 and block >= self.found[run].first + (self.periods[run] - 2) * self.found[run].period
+        left_out = (self.periods[run] - KEPT) * self.found[run].period if late else 0
+        between = period is not None and period > 1 and not late
+        return "at", run, block - left_out, way, local, between
+
+
+def flags() -> tuple[bool, ...]:
+    """Gradients, automatic mixed precision, hooks for saved tensors (recomputation): whether each is on."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), hooks
+
+
+def own_functions(output: Any, starts: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """Functions of the user's own in the graph behind an output, with their settings, by the note after each.
+
+    Args:
+        output: what a forward pass returned.
+        starts: number of autograd's next node when watching began and at every note.
+    """
+    found: dict[int, list[tuple[int, str]]] = {}
+    leaves = torch.utils._pytree.tree_leaves(output)
+    todo = [leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        node: Any = todo.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            number = node._sequence_nr()
+            held = sorted((name, setting(name, value)) for name, value in vars(node).items() if name != "to_save")
+            text = f"{type(node).__qualname__} {held} saves {len(node._raw_saved_tensors)}"
+            found.setdefault(bisect_left(starts, number + 1) - 1, []).append((number, text))
+        fresh = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= fresh
+        todo.extend(fresh)
+    return {number: tuple(text for _, text in sorted(each)) for number, each in found.items()}
+
+
+Note = tuple[int, int, str, int, tuple[Any, ...]]
+"""Number of the run, index of the block, ``in`` or ``out``, nodes made since the note before, what else is seen."""
+
+
+def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str, training: bool) -> str | None:
+    """Why leaving out the blocks between would not leave everything else as it is; None: it would."""
+    problem = ""
+    for meta in (True, False):
+        try:
+            with capturing(module, inputs, name=name, training=training, meta=meta) as (arguments, _):
+                whole = _notes(module, arguments, found, training)
+                with shortened(module, found):
+                    short = _notes(module, arguments, found, training)
+        except Exception as error:
+            problem = f"a forward pass with fewer blocks fails ({type(error).__name__})"
+            continue
+        if not _interior_alike(whole, found):
+            return "blocks of equal structure run different operators"
+        same = _without_copies(whole, found) == short
+        return None if same else "what runs outside the blocks changes with their number"
+    return problem
+
+
+def _notes(module: torch.nn.Module, arguments: Any, found: list[Run], training: bool) -> list[Note]:
+    notes: list[Note] = []
+    starts = [sequence_number()]
+    watch = Watch(found, [len(module.get_submodule(run.container)._modules) for run in found])
+
+    def note(run: int, block: int, way: str, tensors: Any) -> None:
+        now = sequence_number()
+        notes.append((run, block, way, now - starts[-1], (*flags(), *_shapes(tensors), watch.taken())))
+        starts.append(now)
+        watch.here = (run, block, way)
+
+    with _watching(module, found, note), torch.set_grad_enabled(training), watch.on():
+        output = module(**arguments) if isinstance(arguments, dict) else module(*arguments)
+        note(-1, 0, "end", output)
+        functions = own_functions(output, starts)
+    return [(*each[:-1], (each[-1], functions.get(number, ()))) for number, each in enumerate(notes)]
+
+
+@contextmanager
+def _watching(module: torch.nn.Module, found: list[Run], note: Any) -> Iterator[None]:
+    handles = []
+    for number, run in enumerate(found):
+        for index, block in enumerate(module.get_submodule(run.container).children()):
+            handles.append(
+                block.register_forward_pre_hook(
+                    lambda _m, args, kwargs, n=number, i=index: note(n, i, "in", (args, kwargs)), with_kwargs=True
+                )
+            )
+            handles.append(block.register_forward_hook(
+                lambda _m, _args, output, n=number, i=index: note(n, i, "out", output)))  # fmt: skip
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _shapes(tensors: Any) -> tuple[Any, ...]:
+    leaves = torch.utils._pytree.tree_leaves(tensors)
+    return tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in leaves if isinstance(t, torch.Tensor))
+
+
+def _period(note: Note, run: Run) -> int | None:
+    index = note[1] - run.first
+    return index // run.period if 0 <= index < run.count else None
+
+
+def _interior_alike(notes: list[Note], found: list[Run]) -> bool:
+    """Whether the periods from the third to the last but one are equal; the second is compared where it is recorded."""
+    for number, run in enumerate(found):
+        seen: dict[int, list[tuple[Any, ...]]] = {}
+        for each in notes:
+            period = _period(each, run) if each[0] == number else None
+            if period is not None:
+                seen.setdefault(period, []).append(((each[1] - run.first) % run.period, *each[2:]))
+        periods = run.count // run.period
+        if len(seen) != periods or any(seen[period] != seen[2] for period in range(3, periods - 1)):
+            return False
+    return True
+
+
+def _without_copies(notes: list[Note], found: list[Run]) -> list[Note]:
+    """The notes as if only the recorded periods were there."""
+    out = []
+    for each in notes:
+        if each[0] < 0:
+            out.append(each)
+            continue
+        run = found[each[0]]
+        period = _period(each, run)
+        if period is not None and 2 <= period < 2 + run.missing:
+            continue
+        late = each[1] >= run.first + (2 + run.missing) * run.period
+        out.append((each[0], each[1] - late * run.missing * run.period, *each[2:]))
+    return out

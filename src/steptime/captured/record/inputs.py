@@ -70,7 +70,7 @@ def made(specs: tuple[InputSpec, ...], dtype: str | None) -> Any:
     """
     import torch
 
-    from steptime.captured.record.signature import TORCH_DTYPES
+    from steptime.captured.record.values import TORCH_DTYPES
 
     named = [spec for spec in specs if spec.name is not None]
     if named and len(named) != len(specs):

@@ -1,16 +1,20 @@
-"""What Python may read of fake tensors: contents that inputs, constants and shapes determine, and what is assumed.
+"""Schemas of ATen operators, and the contents of fake tensors that Python may read.
 
-Contents are kept by storage, so that views and operators in place need no care: beside the fake storage lies a real
+Known contents are the ones that inputs, constants and shapes determine; others are assumed.
+
+Contents are kept by storage, so that views and operators in place need no care: next to the fake storage lies a real
 one, and every operator whose tensors all have contents runs on these too.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,8 +22,73 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.captured.graph import Attribute
 from steptime.captured.record.problems import is_of_user
-from steptime.captured.record.signature import signature
+from steptime.errors import UserError
+
+DTYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8", torch.float8_e5m2: "fp8_e5m2",
+    torch.float8_e5m2fnuz: "fp8_e5m2", torch.complex64: "complex64", torch.complex128: "complex128",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
+    torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "uint64", torch.bool: "bool",
+}  # fmt: skip
+
+TORCH_DTYPES = {name: kind for kind, name in reversed(DTYPES.items())}
+"""Our name -> PyTorch's type: of two with one name, the first."""
+
+RANDOM = re.compile(r"dropout|bernoulli|rand|normal|uniform|exponential|multinomial|geometric|cauchy")
+"""Names of operators that give something else at every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An overload: its plain name, the names of its arguments, which of them it writes."""
+
+    name: str
+    arguments: tuple[str, ...]
+    written: tuple[str, ...]
+    random: bool
+
+
+@cache
+def signature(overload: Any) -> Signature:
+    """Signature of an overload, read once.
+
+    The name has no namespace unless that is another than ``aten``, and no trailing underscore.
+    """
+    schema = overload._schema
+    space, _, name = schema.name.partition("::")
+    plain = name.removesuffix("_") if not name.startswith("__") else name
+    written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    return Signature(
+        plain if space in ("aten", "steptime_cuda") else f"{space}::{plain}",
+        tuple(a.name for a in schema.arguments), written,
+        RANDOM.search(name) is not None and "backward" not in name,
+    )  # fmt: skip
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Our name of an element type.
+
+    Raises:
+        UserError: the type has none (quantised and packed types).
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"tensors of {dtype} cannot be captured", hint="use a plain floating-point or integer type")
+    return DTYPES[dtype]
+
+
+def attribute(given: Any) -> Attribute:
+    """A scalar argument as an attribute; what has no plain form becomes its text."""
+    if given is None or isinstance(given, (bool, int, float, str)):
+        return given
+    if isinstance(given, torch.dtype):
+        return dtype_name(given)
+    if isinstance(given, (list, tuple)):
+        return tuple(attribute(item) for item in given)
+    return str(given)
+
 
 LARGEST = 2**22
 """Elements up to which integers and truth values are computed."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch.utils import checkpoint as recompute
 
-from steptime.captured.graph.checkpoints import Checkpoint, Saves, Tree, leaves
+from steptime.captured.graph.segments import Checkpoint, Saves, Tree, leaves
 from steptime.captured.record.factory import SIZES, found_factory
 from steptime.errors import UserError
 from steptime.model.captured import TARGET

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from steptime.captured.fit.choice import Point
-from steptime.captured.fit.result import FitResult, GuideStep
+from steptime.captured.fit.driver import FitResult, GuideStep
 from steptime.captured.fit.techniques import TECHNIQUES, Change
 from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS

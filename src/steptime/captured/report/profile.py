@@ -1,13 +1,20 @@
-"""The report of a recorded program on one device: where the time goes by module, operator and phase."""
+"""The report of a recorded program on one device: time by module, operator and phase; memory; the roofline plot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from steptime.captured.cost import CostTable, Group
-from steptime.errors import counted
+from steptime.captured.profiling import Profile
+from steptime.cost.matmul import attainable_flops_per_s
+from steptime.errors import UserError, counted
 from steptime.report import text as t
 from steptime.report.text import FOLD, short_operator, short_path
 from steptime.units import format_si
@@ -16,7 +23,181 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from steptime.captured.profiling import Profile
+
+SIZE: Final = (7.2, 4.8)
+NAMED: Final = 12
+APART: Final = 0.3
+"""Least difference of the logarithms of the rates of two names on the same side."""
+AREA: Final = 1200.0
+"""Area in square points of an operator that takes the whole time."""
+SUFFIXES: Final = (".svg", ".png")
+COLOURS: Final = {
+    "product": "#2b6cb0", "attention": "#c05621", "convolution": "#2f855a", "recurrent": "#6b46c1", "norm": "#b7791f",
+    "optimiser": "#718096", "map": "#319795", "move": "#a0aec0", "unknown": "#c53030",
+}  # fmt: skip
+MARGIN: Final = 4.0
+"""Factor by which the axes go beyond the points."""
+
+
+def write_roofline(table: CostTable, path: Path) -> Path:
+    """Draw the roofs of the device and one point per operator, its area by its time.
+
+    Args:
+        table: costs of the program.
+        path: file to write, ``.svg`` or ``.png``.
+
+    Raises:
+        UserError: another suffix, or matplotlib is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path}: a plot is not written as {path.suffix or 'a file without suffix'!r}",
+                        hint=f"give a name that ends in {' or '.join(SUFFIXES)}")  # fmt: skip
+    require_matplotlib()
+    settings = {"svg.hashsalt": "steptime", "svg.fonttype": "none", "font.size": 9, "savefig.dpi": 140}
+    with import_module("matplotlib").rc_context(settings):
+        figure = import_module("matplotlib.figure").Figure(figsize=SIZE, layout="constrained")
+        draw(figure.add_subplot(), table)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return path
+
+
+def require_matplotlib() -> None:
+    """Raises UserError where there is nothing to draw with."""
+    if find_spec("matplotlib") is None:
+        raise UserError("figures need matplotlib", hint="pip install 'steptime[calibrate]'")
+
+
+def draw(axes: Any, table: CostTable) -> None:
+    """Roofs, points and labels on log-log axes."""
+    groups = [group for group in table.by_operator() if group.flops + group.vector_flops and group.seconds]
+    rates = [(group.flops + group.vector_flops) / group.seconds for group in groups]
+    used = {cost.work.family for cost in table.kinds if cost.work.family not in ("", "view")}
+    _roofs(axes, table, [group.intensity for group in groups])
+    _points(axes, table, groups, rates)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    if rates:
+        axes.set_ylim(bottom=min(rates) / MARGIN)
+    axes.set_xlabel("operations per byte of memory traffic")
+    axes.set_ylabel("operations per second")
+    for family, colour in COLOURS.items():
+        if family in used:
+            axes.scatter([], [], s=30, color=colour, label=family)
+    axes.legend(loc="lower right", fontsize=7, frameon=False)
+    axes.set_title(f"{t.printable(table.program.name)} on {table.timer.device.title}: area is time", fontsize=9)
+
+
+def _roofs(axes: Any, table: CostTable, intensities: list[float]) -> None:
+    """Peak of each element type that products run in, and of the vector units, behind the slope of the memory."""
+    device = table.timer.device
+    used = dict.fromkeys(cost.dtype for cost in table.kinds if cost.work.matrix_flops)
+    peaks = {f"{dtype} matrix": device.matrix_flops_per_s[dtype] for dtype in used}
+    peaks["vector"] = device.peak_vector_flops_per_s
+    ridge = max(peaks.values()) / device.memory_Bps
+    low = min([*intensities, 1.0]) / MARGIN
+    high = max([*intensities, ridge]) * MARGIN
+    x = np.geomspace(low, high, 200)
+    for name, peak in peaks.items():
+        axes.plot(x, attainable_flops_per_s(x, peak, device.memory_Bps), color="black", lw=0.9,
+                  ls="-" if name != "vector" else "--")  # fmt: skip
+        axes.annotate(name, (high, peak), ha="right", va="bottom", fontsize=7)
+
+
+def _points(axes: Any, table: CostTable, groups: list[Group], rates: list[float]) -> None:
+    """One point per operator; the longest are named, each unless its name would cover another."""
+    family = {cost.op: cost.work.family for cost in table.kinds}
+    whole_s = table.totals.device_s
+    middle = np.sqrt(min((g.intensity for g in groups), default=1.0) * max((g.intensity for g in groups), default=1.0))
+    named: list[tuple[bool, float]] = []
+    for group, rate in zip(groups, rates, strict=True):
+        colour = COLOURS.get(family.get(group.name, ""), COLOURS["unknown"])
+        area = max(AREA * group.seconds / whole_s, 6.0)
+        axes.scatter([group.intensity], [rate], s=area, color=colour, alpha=0.6, linewidths=0)
+        left = bool(group.intensity > middle)
+        free = all(side != left or abs(np.log(rate / other)) > APART for side, other in named)
+        if free and len(named) < NAMED:
+            named.append((left, rate))
+            label = f"{short_operator(group.name)} {t.share(group.seconds, whole_s)}"
+            away = 3 + np.sqrt(area) / 2
+            axes.annotate(label, (group.intensity, rate), (-away if left else away, -2), textcoords="offset points",
+                          fontsize=6, ha="right" if left else "left")  # fmt: skip
+
+
+LISTED: Final = 6
+MOST_CATEGORIES: Final = 16
+"""Most sizes of a measured snapshot that are listed; it may name its own."""
+
+
+def print_captured_memory(profile: Profile) -> None:
+    """Write the memory part of a profile to standard output."""
+    out = t.console()
+    out.print()
+    out.print("memory", style="bold")
+    for line in memory_lines(profile):
+        t.indented(out, line, 2)
+    _print_peaks(out, profile)
+    _print_tensors(out, profile)
+
+
+def print_measured(compared: Mapping[str, Any]) -> None:
+    """Write a measured snapshot beside the prediction: its peak, and of a CUDA device every size."""
+    out = t.console()
+    peak, predicted = compared["peak_bytes"], compared["predicted_bytes"]
+    out.print(f"measured peak {t.memory(peak)}, predicted {t.memory(predicted)}")
+    for name, title in (("totals", "beside the snapshot"), ("by_category", "requested at the peak by")):
+        if rows := compared.get(name):
+            table = t.grid([title, "predicted", "measured", "difference"])
+            for row in rows[:MOST_CATEGORIES]:
+                error = "-" if row["relative"] is None else t.change(row["relative"])
+                table.add_row(
+                    t.number(row["name"]), t.memory(row["predicted_bytes"]), t.memory(row["measured_bytes"]), error
+                )
+            out.print()
+            out.print(table)
+
+
+def memory_lines(profile: Profile) -> list[str]:
+    """Peak by definition, what the device has, and the chance that it does not suffice."""
+    m = profile.memory
+    parts = [f"{t.memory(m['allocated'])} allocated"]
+    if "device" in m:
+        parts[0] += f" ({t.memory(m['workspace'])} of it cuBLAS workspace)"
+        parts += [f"{t.memory(m['reserved'])} reserved", f"{t.memory(m['device'])} of the device with its context"]
+    capacity = profile.device.memory_bytes
+    fits = "fits" if profile.needed_bytes <= capacity else "does not fit"
+    planned = profile.arena_bytes
+    arena = [f"activations in a static plan (buffers used again): {t.memory(planned)}"] if planned is not None else []
+    return [
+        f"peak {', '.join(parts)}",
+        f"{fits} in {t.memory(capacity)} ({t.share(profile.needed_bytes, capacity)}); "
+        f"chance of running out {t.percent(profile.oom_probability)}",
+        *arena,
+    ]
+
+
+def _print_peaks(out: Console, profile: Profile) -> None:
+    peaks = profile.live.peaks()
+    kinds = list(dict.fromkeys(kind for peak in peaks.values() for kind in peak.by_category))
+    table = t.grid(("in use at the peak of", *peaks))
+    table.add_row("all", *(t.memory(peak.size_bytes) for peak in peaks.values()))
+    for kind in kinds:
+        table.add_row(f"  {kind}", *(t.memory(peak.by_category.get(kind, 0)) for peak in peaks.values()))
+    out.print()
+    out.print(table)
+    for phase, peak in peaks.items():
+        place = f"{peak.module}: {peak.operator}" if peak.module else peak.operator or "its start"
+        t.indented(out, t.printable(f"{phase}: at {place}"), 2)
+
+
+def _print_tensors(out: Console, profile: Profile) -> None:
+    peak = profile.live.peak()
+    table = t.grid((f"largest at the peak ({peak.phase})", "size", "holds"), left=(0, 2))
+    for held in profile.largest(peak, LISTED):
+        table.add_row(t.printable(held.made_by), t.memory(held.storage.size_bytes), held.storage.category)
+    out.print()
+    out.print(table)
+
 
 #: Operators that are listed by name unless all are wanted.
 SHOWN: Final = 12

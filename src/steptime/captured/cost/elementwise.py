@@ -1,9 +1,11 @@
-"""Norms, softmax, dropout, losses and embeddings."""
+"""Work of operators that memory bounds: on every element, reductions, norms, losses, embeddings, optimiser steps."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Final
 
 from steptime.captured.cost.work import (
@@ -18,13 +20,93 @@ from steptime.captured.cost.work import (
     moved,
     stored_bytes,
 )
-from steptime.captured.graph import Node
+from steptime.captured.graph import Node, Value
 from steptime.cost import elementwise
 from steptime.cost.attention import softmax_backward_flops, softmax_flops
-from steptime.cost.elementwise import pointwise_flops
+from steptime.cost.data_parallel import TENSORS_PER_LAUNCH, adam_flops, list_launches
+from steptime.cost.elementwise import pointwise_flops, residual_bytes
 from steptime.cost.memory_bound import labelled_bytes, streamed_bytes, zero_and_add_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
+
+#: Vector operations per element -> maps that take so many. Functions of the library count as their polynomials do.
+MAPS: Final[Mapping[int, str]] = {
+    0: "bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not logical_xor eq ne lt le gt ge"
+       " where masked_fill isnan isinf isfinite sign sgn bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__"
+       " __lshift__ __rshift__ signbit nan_to_num",
+    1: "add sub rsub mul neg abs relu threshold threshold_backward clamp clamp_min clamp_max maximum minimum floor ceil"
+       " round trunc fmod remainder hardtanh hardtanh_backward leaky_relu leaky_relu_backward lerp square"
+       " floor_divide fmax fmin conj real imag prelu _prelu_kernel _prelu_kernel_backward relu6 frac heaviside",
+    2: "addcmul hardswish hardsigmoid hardsigmoid_backward glu _add_relu",
+    3: "addcdiv hardswish_backward",
+    4: "div reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sigmoid sigmoid_backward tanh_backward"
+       " true_divide",
+    6: "silu softplus softplus_backward elu elu_backward celu selu logit log_sigmoid_forward xlogy",
+    8: "gelu tanh erf erfc erfinv pow sin cos tan asin acos atan atan2 sinh cosh mish silu_backward glu_backward"
+       " log_sigmoid_backward logaddexp float_power hypot polar lgamma digamma sinc",
+    13: "gelu_backward mish_backward logit_backward",
+}  # fmt: skip
+
+#: Vector operations per input element -> reductions and scans.
+REDUCTIONS: Final[Mapping[int, str]] = {
+    0: "any all count_nonzero equal _is_all_true _is_any_true",
+    1: "sum mean amax amin max min argmax argmin prod cumsum cumprod nansum trace cummax cummin aminmax diff"
+       " bincount histc logcumsumexp _cummax_helper sum_to_size nanmean",
+    3: "norm linalg_vector_norm std var var_mean std_mean _linalg_svd dist _weight_norm_interface"
+       " _weight_norm_interface_backward",
+    5: "logsumexp renorm cdist _cdist_forward _cdist_backward",
+}  # fmt: skip
+
+#: Random numbers: vector operations per element of the generator (Philox, Salmon et al. 2011: ten rounds for four).
+RANDOM: Final[Mapping[int, str]] = {
+    10: "bernoulli rand rand_like uniform random randint randint_like exponential geometric cauchy",
+    20: "normal randn randn_like log_normal normal_functional multinomial",
+}
+
+
+ACTIVATION: Final = 6
+"""Maps of at least so many operations per element are timed as an activation; lighter ones as what they move."""
+
+
+def _light(node: Node, s: Shape) -> tuple[KernelCall, ...]:
+    """Two whole tensors in and one out is what was measured as an addition."""
+    whole = s["moved_bytes"] == residual_bytes(s["elements"], s["element_bytes"])
+    return as_operator("residual")(node, s) if whole else moved(node, s)
+
+
+def _heavy(node: Node, s: Shape) -> tuple[KernelCall, ...]:
+    return as_operator("activation", backward=node.op.endswith("_backward"))(node, s)
+
+
+def _outputs(operations: int) -> OperatorRow:
+    sizes: Mapping[str, Num] = {"operations": operations}
+    return OperatorRow(
+        sizes=lambda node: sizes, vector_flops=Formula(pointwise_flops),
+        kernels=_heavy if operations >= ACTIVATION else _light,
+    )  # fmt: skip
+
+
+def _inputs(operations: int) -> OperatorRow:
+    def sizes(node: Node) -> dict[str, Num]:
+        return {"operations": operations, "elements": max((v.type.elements for v in node.inputs), default=0)}
+
+    return OperatorRow(sizes=sizes, vector_flops=Formula(pointwise_flops), kernels=moved)
+
+
+def _drawn(operations: int) -> OperatorRow:
+    sizes: Mapping[str, Num] = {"operations": operations}
+    return OperatorRow(
+        sizes=lambda node: sizes, vector_flops=Formula(pointwise_flops), moved_bytes=lambda s: s["written_bytes"],
+        kernels=moved,
+    )  # fmt: skip
+
+
+ELEMENTWISE: Final[Mapping[str, OperatorRow]] = {
+    **{name: _outputs(count) for count, names in MAPS.items() for name in names.split()},
+    **{name: _inputs(count) for count, names in REDUCTIONS.items() for name in names.split()},
+    **{name: _drawn(count) for count, names in RANDOM.items() for name in names.split()},
+}
+
 
 _E = _N = elementwise
 
@@ -174,7 +256,7 @@ _BATCH_NORMS_BACKWARD = (
     "batch_norm_backward",
 )
 
-TABLE: Final[Mapping[str, OperatorRow]] = {
+NORMALISATIONS: Final[Mapping[str, OperatorRow]] = {
     "native_layer_norm": _LAYER, "layer_norm": _LAYER, "native_layer_norm_backward": _LAYER_BACKWARD,
     "_fused_rms_norm": _RMS, "rms_norm": _RMS, "_fused_rms_norm_backward": _RMS_BACKWARD,
     "native_group_norm": _GROUP, "native_group_norm_backward": _GROUP_BACKWARD,
@@ -192,4 +274,79 @@ TABLE: Final[Mapping[str, OperatorRow]] = {
     "_embedding_bag": _BAG, "_embedding_bag_forward_only": _BAG,
     "_embedding_bag_backward": _LOOK_UP_BACKWARD, "_embedding_bag_dense_backward": _LOOK_UP_BACKWARD,
     "embedding": _LOOK_UP, "embedding_dense_backward": _LOOK_UP_BACKWARD,
+}  # fmt: skip
+
+
+FUSED: Final = ("adam", "adamw", "sgd", "adagrad")
+_LISTS = """
+abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lerp lgamma
+log log10 log1p log2 max maximum minimum mul neg norm pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh
+trunc
+"""
+LISTS: Final = frozenset(_LISTS.split())
+"""Maps and reductions that PyTorch has over lists of tensors too."""
+
+
+def _read_bytes(node: Node) -> int:
+    """Bytes of the lists; a tensor that stands at one place of two of them is read once.
+
+    Parameters of equal blocks that were recorded once are one value at many places, and other tensors at each.
+    """
+    lists: dict[str, list[Value]] = {}
+    for name, value in zip(node.names, node.inputs, strict=True):
+        lists.setdefault(name, []).append(value)
+    places = zip_longest(*lists.values())
+    return sum(stored_bytes(value.type) for place in places for value in {*place} if value is not None)
+
+
+def _lists(node: Node) -> dict[str, Num]:
+    """Tensors and elements of the first list, and how many lists a launch walks over."""
+    counts = Counter(node.names)
+    first = node.names[0] if node.names else "self"
+    members = [value.type for name, value in zip(node.names, node.inputs, strict=True) if name == first]
+    lists = sum(count == len(members) for count in counts.values())
+    return {
+        "tensors": len(members), "elements": sum(member.elements for member in members), "operations": 1,
+        "lists": max(lists, 1), "read_bytes": _read_bytes(node),
+    }  # fmt: skip
+
+
+def _launches(s: Shape) -> Num:
+    """A result that is not written over a list is one more list."""
+    lists = min(int(s["lists"] + 1 - s["inplace"]), max(TENSORS_PER_LAUNCH))
+    return list_launches(s["tensors"], s["elements"], TENSORS_PER_LAUNCH[lists])
+
+
+def _list_row(operations: int) -> OperatorRow:
+    return OperatorRow(
+        sizes=lambda node: {**_lists(node), "operations": operations}, vector_flops=Formula(pointwise_flops),
+        launches=_launches, kernels=moved,
+    )  # fmt: skip
+
+
+_UNWRITTEN: Final = frozenset({"grads", "state_steps", "lr", "grad_scale", "found_inf"})
+"""Arguments of fused optimisers that they only read."""
+
+
+def _fused(node: Node) -> dict[str, Num]:
+    """Weights and states are written; gradients only where they are unscaled on the way."""
+    unwritten = _UNWRITTEN if node.input("grad_scale") is None else _UNWRITTEN - {"grads"}
+    pairs = zip(node.names, node.inputs, strict=True)
+    written = sum(stored_bytes(value.type) for name, value in pairs if name not in unwritten)
+    return {**_lists(node), "written_bytes": written}
+
+
+_FUSED = OperatorRow(sizes=_fused, vector_flops=Formula(adam_flops), launches=_launches, kernels=moved)
+_MOVES = _list_row(0)
+
+OPTIMISERS: Final[Mapping[str, OperatorRow]] = {
+    **{
+        f"_foreach_{name}": _list_row(count)
+        for table in (MAPS, REDUCTIONS) for count, names in table.items() for name in names.split() if name in LISTS
+    },
+    "_foreach_powsum": _list_row(3), "_foreach_copy": _MOVES, "_foreach_clone": _MOVES, "_foreach_zero": OperatorRow(
+        sizes=_lists, moved_bytes=lambda s: s["written_bytes"], launches=_launches, kernels=moved
+    ),
+    **{f"_fused_{name}": _FUSED for name in FUSED},
+    "_amp_foreach_non_finite_check_and_unscale": _list_row(1), "_amp_update_scale": _list_row(1),
 }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from steptime.captured.aten.layout import like
 from steptime.captured.aten.maths import (
     Operand,
     add,
@@ -20,8 +19,9 @@ from steptime.captured.aten.maths import (
     unary,
     where,
 )  # fmt: skip
+from steptime.captured.aten.views import like
 from steptime.captured.autodiff.table import Pulled, Step, elementwise
-from steptime.captured.graph.node import Attribute, Nodes, Value
+from steptime.captured.graph.program import Attribute, Nodes, Value
 
 #: Operators of one tensor with a fused backward: name of it, what it reads besides the gradient, arguments it repeats.
 FUSED: dict[str, tuple[str, str, str, tuple[str, ...]]] = {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from steptime.captured.aten import layers, maths, views
-from steptime.captured.graph.node import Attribute, Nodes, Value
+from steptime.captured.graph.program import Attribute, Nodes, Value
 from steptime.captured.onnx.call import OnnxCall, Result, row
 from steptime.captured.onnx.shapes import pad
 
