@@ -165,7 +165,7 @@ def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, A
     """What the user gave of the plan, over the plan of a file."""
     plan = o.given(**{name: given[name] for name in KEYS})
     if given["placement"] is not None:
-        from steptime.cli.constraints import parse_placement
+        from steptime.cli.job import parse_placement
 
         plan["placement"] = parse_placement(given["placement"])
     return plan if written is None else over_plan(written.plan, plan)

@@ -44,10 +44,10 @@ COMMANDS: Final = {
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
     "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
     "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),
-    "devices": ("steptime.cli.devices", "List devices, or show one with the source of every number."),
-    "clusters": ("steptime.cli.clusters", "List clusters, or show one with the source of every number."),
-    "models": ("steptime.cli.models", "List models, or show one."),
-    "frameworks": ("steptime.cli.frameworks", "List training frameworks, or show one with its fitted overheads."),
+    "devices": ("steptime.cli.catalogue", "List devices, or show one with the source of every number."),
+    "clusters": ("steptime.cli.catalogue", "List clusters, or show one with the source of every number."),
+    "models": ("steptime.cli.catalogue", "List models, or show one."),
+    "frameworks": ("steptime.cli.catalogue", "List training frameworks, or show one with its fitted overheads."),
 }
 
 

@@ -55,8 +55,7 @@ def command(
     plan fits; what is nearest is printed all the same.
     """
     from steptime import api
-    from steptime.cli.constraints import parse_fix, parse_limits
-    from steptime.cli.job import job_from, needed, plan_not_kept
+    from steptime.cli.job import job_from, needed, parse_fix, parse_limits, plan_not_kept
     from steptime.cli.output import Progress
 
     settings = o.given(

@@ -1,15 +1,10 @@
-r"""Time of ring collectives over a group that lies in one or several fast domains.
+r"""Time of ring collectives and of all-to-all exchanges over a group that lies in one or several fast domains.
 
 A group of $n$ = `ranks` has $r$ = `inside` of its members in each fast domain, hence $n / r$ domains. Inside a
 domain every rank sends at $\beta_f$ = `fast_Bps` (bytes/s, one direction, sustained); between domains $r$ rings run in
 parallel, one per member, each at $\beta_s$ = `slow_Bps` per rank. $\alpha_f$ = `fast_latency_s` and
 $\alpha_s$ = `slow_latency_s` are paid per hop. $S$ = `size_bytes` is always the whole tensor: gathered, to be
 scattered, to be reduced or to be broadcast. An empty tensor or a group of one costs nothing.
-
-Time of exchanges among ranks in which every rank has something else for, or from, each of the others.
-
-The symbols are those of :mod:`steptime.cost.collective`: $n$ = `ranks`, of which $r$ = `inside` in each fast domain,
-$\beta_f$ = `fast_Bps`, $\beta_s$ = `slow_Bps` per rank, $\alpha_f$ = `fast_latency_s`, $\alpha_s$ = `slow_latency_s`.
 """
 
 from __future__ import annotations

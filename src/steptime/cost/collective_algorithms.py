@@ -1,10 +1,8 @@
 r"""The fastest legal algorithm and protocol of a collective on a fabric, and its time.
 
 A communication library has several algorithms for one collective, and runs each under several protocols, which trade
-latency for bandwidth. The time is taken as the minimum over all of them. Symbols as in
-:mod:`steptime.cost.collective`; an empty tensor or a group of one costs nothing.
-
-Coefficients of a fabric, and the time of one path over it under one protocol.
+latency for bandwidth. The time is the minimum over all of them. Symbols as in :mod:`steptime.cost.collective`; an empty
+tensor or a group of one costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""What each collective algorithm makes the busiest rank and domain do: hops in sequence, and bytes through a port.
+r"""Paths of collective algorithms: hops in sequence, and bytes through the ports of the busiest rank and domain.
 
 A group of $n$ = `ranks` has $t$ = `inside` members in each of $N = n/t$ domains (nodes, NVLink domains, pairs behind
 one PCIe switch). $S$ = `size_bytes` is always the whole tensor: gathered, to be scattered, to be reduced or to be
@@ -7,11 +7,6 @@ broadcast; for an all-to-all what one rank sends in all, its own part included. 
 
 $\kappa$ = `own_steps` is the work on the rank's own part (the copy from the input to the output buffer), in units of
 one step of the ring; 0 in the textbook formulas.
-
-Paths of collectives that work level by level, or in the switches.
-
-Symbols: $S$ = `size_bytes` of the whole tensor; $n$ = `ranks`, of which $t$ = `inside` are in each of $N = n/t$
-domains, as in `collective_schedules`.
 """
 
 from __future__ import annotations

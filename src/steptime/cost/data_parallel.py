@@ -1,12 +1,8 @@
-r"""Exposed time of the gradient and weight traffic of data parallelism.
+r"""Data parallelism: exposed time of its traffic, parameter servers, and the optimiser step over lists of tensors.
 
-Gradients through parameter servers: what workers and servers send, and how long a push and a pull take.
-
-$S$ = `size_bytes` is one copy of what is exchanged, spread over $s$ = `servers`; $w$ = `workers` each have a NIC of
-$\beta_w$ = `worker_Bps`, each server one of $\beta_s$ = `server_Bps` (bytes/s, one direction). $\alpha$ = `latency_s`;
-$o$ = `own_share` is the share that stays on the machine.
-
-Work and launches of an optimiser step over lists of tensors.
+Symbols of parameter servers: $S$ = `size_bytes` is one copy of what is exchanged, spread over $s$ = `servers`; $w$ =
+`workers` each have a NIC of $\beta_w$ = `worker_Bps`, each server one of $\beta_s$ = `server_Bps` (bytes/s, one
+direction). $\alpha$ = `latency_s`; $o$ = `own_share` is the share that stays on the machine.
 """
 
 from __future__ import annotations

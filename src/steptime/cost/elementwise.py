@@ -1,14 +1,8 @@
-"""Work and traffic of operators that touch each element a few times.
+"""Work and traffic of operators that touch each element a few times: maps, norms, reductions.
 
-Symbols: $x$ = `elements` of the local activation, in $r$ = `rows` of $w$ = `width`, $E$ = `element_bytes`, $M$ =
-`mask_bytes` of one dropout flag.
+Symbols: $x$ = `elements` of the local activation, in $r$ = `rows` of $w$ = `width` or in $c$ = `channels`, $E$ =
+`element_bytes`, $M$ = `mask_bytes` of one dropout flag.
 FLOP counts are vector operations; they matter only where the vector rate, not the memory, is the limit.
-
-Work of operators that do the same to every element, and of reductions.
-
-Work and traffic of norms over a batch.
-
-Symbols: $x$ = `elements` of the activation, $c$ = `channels`, $E$ = `element_bytes`.
 """
 
 from __future__ import annotations

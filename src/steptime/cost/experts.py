@@ -1,13 +1,12 @@
-r"""Work and traffic of a mixture of experts, and of weights that are not trained or not stored as they are used.
+r"""Mixtures of experts: work and traffic of grouped products and of stored weights, time of the exchange of tokens.
 
-Symbols: $m$ = `m` rows over all local experts, $g$ = `groups` local experts, $n$ = `n` and $k$ = `k` the widths of the
-result and of the input, $E$ = `element_bytes`.
+Symbols of products: $m$ = `m` rows over all local experts, $g$ = `groups` local experts, $n$ = `n` and $k$ = `k` the
+widths of the result and of the input, $E$ = `element_bytes`.
 
-Time of the exchange of tokens between experts: dispatch to the experts and combination of their results.
-
-A kernel of the library moves each chosen copy of a token once, straight to the rank of its expert; it does not use the
-collectives. Symbols: $T$ = `tokens` of one rank, $k$ = `top_k`, $E$ = `experts` in all, $n$ = `ranks`, $t$ = `inside`
-ranks of one NVLink domain, $b$ = `row_bytes` of one token on the wire.
+Exchange (dispatch to the experts and combination of their results): a kernel of the library moves each chosen copy of a
+token once, straight to the rank of its expert; it does not use the collectives. Symbols: $T$ = `tokens` of one rank,
+$k$ = `top_k`, $E$ = `experts` in all, $n$ = `ranks`, $t$ = `inside` ranks of one NVLink domain, $b$ = `row_bytes` of a
+token on the wire.
 """
 
 from __future__ import annotations

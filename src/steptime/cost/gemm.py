@@ -2,20 +2,17 @@ r"""Time of one matrix product on one device, with the library's choice of tile 
 
 A library cuts the result into tiles, one per multiprocessor at a time, and takes the tile and the split of $k$
 that finish first. Operands cross the memory once while the multiprocessors compute, and the slower of the two
-sets the time, softly. What is left over is a small table (:mod:`steptime.cost.gemm`). All coefficients are
-fitted to measurements (:mod:`steptime.lab.calibrate.gemm`); all but the latencies are in units of the datasheet, so
-that they carry over to devices that nobody measured.
+sets the time, softly. All coefficients are fitted to measurements (:mod:`steptime.lab.calibrate.gemm`); all but the
+latencies are in units of the datasheet, so that they carry over to devices that nobody measured. Only plain arithmetic
+and a loop over a fixed table of tiles: a million shapes cost about a second.
 
-Only plain arithmetic and a loop over a fixed table of tiles: a million shapes cost about a second.
-
-What the model of matrix products leaves over, as a small table: libraries choose kernels by rules of their own.
-
-The table has a value for each knot of a coarse grid over three logs: the length of the sum, the tiles per
+The residual (:func:`gemm_residual`) is what this model leaves over, because libraries choose kernels by rules of their
+own. It is a table with a value for each knot of a coarse grid over three logs: the length of the sum, the tiles per
 multiprocessor and the aspect of the result. Between knots it is linear, and beyond the outermost knots it falls to
 0 within one step of the grid, so that it neither grows nor matters where nobody measured. It holds only what
 measurements near a knot agree on (:mod:`steptime.lab.calibrate.gemm_residual`), and at most :data:`LIMIT`.
 
-Rounds in which the blocks of a kernel pass over the processors of a device.
+A wave (:func:`wave_factor`) is a round in which the blocks of a kernel pass over the processors of a device.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Time of operators that the memory bounds: norms, softmax, maps, look-ups; small ones by launch and cache.
+"""Operators that the memory bounds: their time, and the traffic of look-ups, scatters, fills and sorts.
 
-What an operator moves and computes is counted in :mod:`steptime.cost.elementwise`; here is how long that takes.
-Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
-
-Traffic of operators that move tensors: look-ups, scatters, fills, sorts.
+Norms, softmax and maps are counted in :mod:`steptime.cost.elementwise`. Coefficients of the time (`launch_s`,
+`efficiency`, ...) come from a profile of the device; small operators are bound by launch and cache.
 
 Symbols: $M_r$ = `read_bytes`, $M_w$ = `written_bytes`, $M_i$ = `index_bytes`.
 """

@@ -1,11 +1,7 @@
-"""Time of one operator on one device: the roofline.
+"""Time of one operator on one device by the roofline; what a given efficiency or latency does to fitted coefficients.
 
-What a stated number makes of a fitted one: nothing where it is the number that was known, and never the wrong way.
-
-Fitted coefficients know more of a machine than one efficiency and one latency, which the catalogue has beside them.
-Where somebody states another efficiency or latency, the fitted ones move as far as the stated one does.
-
-Work that was counted operator by operator beforehand: what a recorded graph does.
+Fitted coefficients know more of a machine than the one efficiency and the one latency that the catalogue has.
+Where a user gives another efficiency or latency, the fitted coefficients move as far as the given number does.
 """
 
 from __future__ import annotations

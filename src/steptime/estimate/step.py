@@ -18,8 +18,7 @@ from steptime.cost.data_parallel import (
     free_links_s,
 )
 from steptime.cost.experts import dual_paired_share, hidden_exchange_s, paired_share
-from steptime.cost.host import growth_s, stage_issue_s, step_overhead_s
-from steptime.cost.offload import exposed_copies_s, lasting_s
+from steptime.cost.host import exposed_copies_s, growth_s, lasting_s, stage_issue_s, step_overhead_s
 from steptime.cost.pipeline import (
     dual_pipe_bubble_s,
     filling_passes,
@@ -471,7 +470,7 @@ def copies_s(inputs: StepInputs, stage: CriticalStage, copies: Copies) -> Num:
 
 
 def copy_arguments(inputs: StepInputs, layer: Pass) -> dict[str, Num]:
-    """Arguments of :func:`steptime.cost.offload.exposed_copies_s`."""
+    """Arguments of :func:`steptime.cost.host.exposed_copies_s`."""
     backward_s = layer.backward_with_s(inputs.layout.recomputed)
     return {
         "copy_s": inputs.copy_s, "forward_s": layer.forward_s, "backward_s": backward_s, "hides": inputs.hides_copies,

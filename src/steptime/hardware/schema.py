@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
 from steptime.hardware.load import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
-from steptime.store.schema import keys_at
+from steptime.store.files import keys_at
 
 SHOWN: Final = 10
 _Definitions = dict[str, Any]

@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import FieldError, UnknownNameError, did_you_mean, shorten, shown
 from steptime.model.spec import Experts, LatentAttention, ModelSpec, Norm, Position, Vision, check_spec
-from steptime.store.files import parse_toml, read_text
-from steptime.store.schema import keys_at
+from steptime.store.files import keys_at, parse_toml, read_text
 
 MAX_FILE_BYTES: Final = 16 * 2**20
 """Larger files are no descriptions of a model."""

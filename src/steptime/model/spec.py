@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Final, Literal
 
 from steptime.errors import FieldError
 
@@ -250,3 +250,13 @@ def _expert_contradictions(spec: ModelSpec, experts: Experts) -> Iterator[tuple[
         )  # fmt: skip
     if experts.shared_gate and not experts.shared_ffn_hidden:
         yield "experts.shared_gate", "is true without a shared expert", "give shared_ffn_hidden"
+
+
+#: Element type -> bytes of one element. Complex numbers are pairs; ``bool`` takes a byte, as in PyTorch.
+ELEMENT_BYTES: Final = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_e5m2": 1, "complex64": 8, "complex128": 16,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
+}  # fmt: skip
+
+FLOATS: Final = frozenset({"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_e5m2"})
+"""Element types that a gradient can have."""

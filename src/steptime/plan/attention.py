@@ -31,13 +31,12 @@ from dataclasses import replace
 from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pairs
 from steptime.cost.collective import ring_behind_share
 from steptime.cost.experts import once_share
-from steptime.model.element_types import ELEMENT_BYTES
-from steptime.model.spec import Experts, LatentAttention
+from steptime.model.spec import ELEMENT_BYTES, Experts, LatentAttention
 from steptime.num import Num, ceil_div, maximum, where
+from steptime.plan.copies import NARROW
 from steptime.plan.framework import COPIES
 from steptime.plan.job import ATTENTION_DTYPES, Adapter, Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
-from steptime.plan.quantise import NARROW
 from steptime.plan.rows import (
     Row,
     Shape,

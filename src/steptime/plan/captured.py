@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from steptime.model.captured import NOTHING, CapturedModel, Line, Operator, Reduction
-from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Num, maximum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import CAPTURED_RULES, RULES, Plans, Rule

@@ -385,7 +385,7 @@ or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp, and 
 1, `data_parallel_shard_degree` -1 in its config), as do PyTorch's FSDP (FULL_SHARD) and DeepSpeed. PyTorch's DDP keeps
 a whole copy on every rank. What is in no wrapped block stays with FSDP1's root unit (`FullyShardedDataParallel`, as
 fms-fsdp and Composer use it), gathered first and reduced last; FSDP2's users (torchtitan, torchtune, NeMo Automodel)
-wrap embedding and head too, and each parameter is copied (:mod:`steptime.plan.unsharding`). torchtune has
+wrap embedding and head too, and each parameter is copied (:mod:`steptime.plan.overlap`). torchtune has
 `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over `ici_fsdp_parallelism` (-1, the rest of the
 devices, by default), or the states alone (`shard_optimizer_over_data`); paxml likewise over its data axis. Megatron-LM
 of 2021 had neither its distributed optimiser nor context and expert ranks; later `--use-distributed-optimizer` is

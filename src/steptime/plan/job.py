@@ -20,8 +20,7 @@ from steptime.cost.quantisation import (
 )
 from steptime.hardware.records import Device
 from steptime.model.captured import CapturedModel
-from steptime.model.element_types import ELEMENT_BYTES
-from steptime.model.spec import ModelSpec
+from steptime.model.spec import ELEMENT_BYTES, ModelSpec
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.registry import Registry

@@ -1,6 +1,7 @@
-"""Products of a layer beside which their own transfers over ``tp`` run, piece by piece or whole.
+"""Overlap of communication and computation: the rows of a layer whose transfers over ``tp`` overlap, and the rules.
 
-What runs beside what: for each kind of traffic its stream, what hides it, what it shares, and the formula.
+:data:`RULES` has one row for each kind of traffic that can overlap: its stream, the computation that it overlaps with,
+what it needs, what it shares, and the formula.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ RULES: Final = (
         word="offload", traffic="activations to the host and back", stream="copies, one each way",
         beside="one layer's pass", wants="offload activations",
         shares="nothing; what shows of it gives data-parallel traffic more time (lasting_s)",
-        formula="offload.exposed_copies_s",
+        formula="host.exposed_copies_s",
     ),
     OverlapRule(
         word="", traffic="panels of a product over tp and tp2", stream="that product's",

@@ -21,10 +21,10 @@ from steptime.errors import UnknownNameError
 from steptime.model.spec import Experts
 from steptime.num import Num, ceil_div, floor_div, minimum, where
 from steptime.plan.attention import adapted, attention_rows, expert_rows, latent_rows, shared_gate
+from steptime.plan.copies import quantised, unsharded, wide
 from steptime.plan.job import Job, equal_but_for_ends, replica_micro_batches, virtual_stage
 from steptime.plan.overlap import beside_transfers
 from steptime.plan.plans import RULES, Plans, Rule
-from steptime.plan.quantise import quantised, wide
 from steptime.plan.recompute import (
     kept_by_operators,
     layer_elements,
@@ -47,7 +47,6 @@ from steptime.plan.rows import (
     residual,
     rope,
 )
-from steptime.plan.unsharding import unsharded
 from steptime.registry import Registry
 
 

@@ -12,7 +12,7 @@ from steptime.captured.aten.layout import fresh, like, tensor_type
 from steptime.captured.aten.views import expand, reshape, unsqueeze, wrap
 from steptime.captured.graph.node import Attribute, Nodes, Value
 from steptime.captured.graph.types import TensorType
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 Operand = Value | float | int | bool
 """A tensor or a number."""

@@ -11,7 +11,7 @@ from steptime.captured.autodiff.storage import storages
 from steptime.captured.autodiff.table import CONSTANT, MAPS, REVERSE, Pulled, Step
 from steptime.captured.graph.node import SOURCES, Graph, Node, Nodes, Value, topological
 from steptime.errors import InternalError, UserError
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

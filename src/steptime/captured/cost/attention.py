@@ -8,6 +8,8 @@ from typing import Final
 from steptime.captured.cost.work import OperatorRow, Shape, as_operator, input_type, integer
 from steptime.captured.graph import Node
 from steptime.cost.attention import (
+    attention_backward_pair_flops,
+    attention_pair_flops,
     causal_pairs,
     fused_attention_backward_bytes,
     fused_attention_backward_vector_flops,
@@ -15,7 +17,6 @@ from steptime.cost.attention import (
     fused_attention_vector_flops,
     scores_flops,
 )
-from steptime.cost.attention_time import attention_backward_pair_flops, attention_pair_flops
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 

@@ -3,7 +3,7 @@
 from steptime.captured.graph.node import Attribute, Graph, Node, Nodes, Value, topological
 from steptime.captured.graph.program import BEFORE, PHASES, Call, Category, Parameter, Phase, Program, Storage
 from steptime.captured.graph.types import TensorType, contiguous_strides
-from steptime.model.element_types import ELEMENT_BYTES, FLOATS
+from steptime.model.spec import ELEMENT_BYTES, FLOATS
 
 __all__ = [
     "BEFORE", "ELEMENT_BYTES", "FLOATS", "PHASES", "Attribute", "Call", "Category", "Graph", "Node", "Nodes",

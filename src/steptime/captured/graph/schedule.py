@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from steptime.captured.aten.layout import VIEWS
 from steptime.captured.graph.node import SOURCES, Graph, Node, Value
 from steptime.captured.graph.program import BEFORE, Call, Category, Parameter, Phase, Program, Storage
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 _CATEGORIES: Mapping[str, Category] = {
     "parameter": "parameter", "buffer": "buffer", "input": "input", "state": "state", "constant": "buffer",

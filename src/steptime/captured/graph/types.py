@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from steptime.errors import UserError
-from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ELEMENT_BYTES
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

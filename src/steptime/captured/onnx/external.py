@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from steptime.captured.onnx.tensor import DTYPES, GENERATED
 from steptime.errors import InputFileError, shorten
-from steptime.model.element_types import ELEMENT_BYTES, FLOATS
+from steptime.model.spec import ELEMENT_BYTES, FLOATS
 
 if TYPE_CHECKING:
     from onnx import TensorProto

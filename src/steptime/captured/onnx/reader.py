@@ -29,7 +29,7 @@ from steptime.captured.onnx.opaque import captured, opaque
 from steptime.captured.onnx.tensor import FOLDED, GENERATED, Tensor, read_array
 from steptime.captured.onnx.weights import written
 from steptime.errors import InputFileError, UserError, shorten
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from steptime.captured.graph.program import Program
 from steptime.captured.graph.schedule import program_of
 from steptime.captured.onnx.model import OnnxModel, read_onnx
 from steptime.errors import InputFileError
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 
 def program_of_file(path: Path | str, *, dims: Mapping[str, int] | None = None, training: bool = True) -> Program:

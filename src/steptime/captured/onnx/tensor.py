@@ -14,7 +14,7 @@ from steptime.captured.graph.node import Nodes, Value
 from steptime.captured.graph.types import TensorType
 from steptime.captured.onnx.limits import MAX_FOLDED_ELEMENTS
 from steptime.errors import UserError, shorten
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

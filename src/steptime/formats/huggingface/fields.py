@@ -1,8 +1,7 @@
-"""Typed access to one configuration: aliases, defaults of the family, a note of what was used.
+"""Fields of one ``config.json``: typed access with aliases and defaults, and a record of which keys were used.
 
-Why a key of a configuration is not used, and model types that are known but not supported.
-
-What many families share: dimensions of a decoder, windows, context length, quantisation.
+Also here: the reason why a key is not used, the model types that are known but not supported, and what many families
+share (dimensions of a decoder, windows, context length, quantisation).
 """
 
 from __future__ import annotations
@@ -461,3 +460,17 @@ QWEN = LLAMA | {
     "max_window_layers": 28,
     "sliding_window": 4096,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """What a file said that was not used, and what it did not say that was assumed."""
+
+    source: str
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Key (with its path, ``vision_config``) -> why it was not used."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """Key that the file lacks -> the value taken, and why."""
+    telling: frozenset[str] = frozenset()
+    """Those of both that whoever uses the model's numbers has to know: parts left out, keys that are not known, choices
+    between several readings. Not: keys without a cost, defaults of the family."""

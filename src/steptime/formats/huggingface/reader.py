@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten, shown
-from steptime.formats.huggingface.dense import DENSE
+from steptime.formats.huggingface.dense import DENSE, PARALLEL, VISION
 from steptime.formats.huggingface.experts import EXPERTS
 from steptime.formats.huggingface.fields import (
     CAPTURE,
@@ -22,10 +22,8 @@ from steptime.formats.huggingface.fields import (
     WITHOUT_COST,
     Family,
     Fields,
+    ImportReport,
 )
-from steptime.formats.huggingface.parallel import PARALLEL
-from steptime.formats.huggingface.vision import VISION
-from steptime.formats.record import ImportReport
 from steptime.model.library import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text

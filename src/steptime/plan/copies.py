@@ -1,4 +1,6 @@
-"""Products whose operands have a narrow format of their own: quantisation passes, and narrow inputs that are kept.
+"""Rows that copy: operands into a narrow format, and weights and gradients that ZeRO and FSDP gather and scatter.
+
+Quantisation, where the operands of a product have a narrow format:
 
 * A product's input is quantised before it; in backward so is the gradient of its output. Where the product that makes
   the gradient of trained weights takes a transposed copy of both, the pass writes two copies.
@@ -150,3 +152,35 @@ def _gathering(transfers: Iterable[Transfer], factor: float) -> tuple[Transfer, 
 
 def _is_tensor_gather(transfer: Transfer) -> bool:
     return transfer.collective == "all_gather" and transfer.axis == "tp"
+
+
+COPIES = "fsdp"
+
+
+def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> list[Row]:
+    """The rows of a layer, or of an ``end`` of the model, with the copies of their weights and of their gradients.
+
+    With ZeRO-3 each pass gathers and each micro-batch reduces, with ZeRO-2 each micro-batch reduces, else a step does
+    either once. A forward pass that runs again in full finds its weights gathered for the backward pass.
+    """
+    out = list(rows)
+    if not job.copied_parameters:
+        return out
+    element = job.precision.element_bytes
+    shared = [(row, row.weights * row.share * plans.shared_out(experts=row.expert)) for row in out]
+    trained: Num = sum(weights for row, weights in shared if row.trained)
+    frozen_bytes: Num = sum(weights * row.weight_bytes for row, weights in shared if not row.trained)
+    whole = trained * element + frozen_bytes
+    micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
+    sharded = where((plans.zero >= 1) & (whole > 0), 1.0, 0.0)
+    recomputed = 0.0 if end else plans.recomputed
+    name = f"{end}_copy" if end else "copy"
+    made = [
+        move(f"{name}_out", COPIES, whole, whole, operator="move_forward",
+             share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * (1.0 + recomputed)))),
+        move(f"{name}_out_again", COPIES, whole, whole, operator="move_backward",
+             share=where(plans.zero >= 3, sharded * (1.0 - recomputed), 0.0)),
+        move(f"{name}_in", COPIES, trained * element, trained * job.gradient_bytes, operator="move_backward",
+             share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0)),
+    ]  # fmt: skip
+    return [*out, *(row for row in made if np.any(row.share))]
