@@ -90,10 +90,14 @@ class Search:
     def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
         space, asked = chosen.space.fixed(fixed_values(constraints)), text("strategy", self.strategy)
         return scope_of(
-            setting.job.framework.name, space, chosen.searched(asked), constraints, asked,
+            setting.job.framework.name,
+            space,
+            chosen.searched(asked),
+            constraints,
+            asked,
             within=shards_within_node(self.gpus, node_devices(setting.cluster)),
             experts=setting.job.model.experts is not None,
-        )  # fmt: skip
+        )
 
 
 def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
@@ -167,11 +171,23 @@ _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard
 
 
 def plan(
-    model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int, global_batch: int, seq: int | None = None,
-    dtype: str | None = None, optimizer: str = "adam", strategy: str = "auto", mode: str = "corrected",
-    framework: str | None = None, lora: Mapping[str, Any] | None = None, fix: Mapping[str, Any] | None = None,
-    limit: Sequence[str] = (), top: int = 10, progress: Callable[[int, int], None] | None = None,
-) -> PlanResult:  # fmt: skip
+    model: NameOrPath | CapturedModel,
+    cluster: NameOrPath,
+    *,
+    gpus: int,
+    global_batch: int,
+    seq: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adam",
+    strategy: str = "auto",
+    mode: str = "corrected",
+    framework: str | None = None,
+    lora: Mapping[str, Any] | None = None,
+    fix: Mapping[str, Any] | None = None,
+    limit: Sequence[str] = (),
+    top: int = 10,
+    progress: Callable[[int, int], None] | None = None,
+) -> PlanResult:
     """Ranks every parallel plan of a model on so many devices.
 
     Args:
@@ -203,10 +219,25 @@ def plan(
     """
     model, chosen = model_given(model), MODES[text("mode", mode)]
     choices, columns = job_choices(_table("fix", fix))
-    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype_taken(model, dtype), optimizer=optimizer,
-                      mode=chosen, framework=framework, lora=lora)  # fmt: skip
-    search = Search(request=request, gpus=gpus, global_batch=global_batch, choices=choices, columns=columns,
-                    limit=[limit] if isinstance(limit, str) else limit, strategy=strategy)  # fmt: skip
+    request = Request(
+        model=model,
+        cluster=cluster,
+        seq=seq,
+        dtype=dtype_taken(model, dtype),
+        optimizer=optimizer,
+        mode=chosen,
+        framework=framework,
+        lora=lora,
+    )
+    search = Search(
+        request=request,
+        gpus=gpus,
+        global_batch=global_batch,
+        choices=choices,
+        columns=columns,
+        limit=[limit] if isinstance(limit, str) else limit,
+        strategy=strategy,
+    )
     setting, scope = search.prepared()
     whole("top", top, 1, 10**5)
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
@@ -230,11 +261,20 @@ def _table(field: str, value: Any) -> dict[str, Any]:
 
 
 def estimate(
-    model: NameOrPath | CapturedModel, cluster: NameOrPath, *, gpus: int | None = None, global_batch: int | None = None,
-    seq: int | None = None, dtype: str | None = None, optimizer: str = "adam", strategy: str = "auto",
-    mode: str = "corrected", framework: str | None = None, lora: Mapping[str, Any] | None = None,
+    model: NameOrPath | CapturedModel,
+    cluster: NameOrPath,
+    *,
+    gpus: int | None = None,
+    global_batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adam",
+    strategy: str = "auto",
+    mode: str = "corrected",
+    framework: str | None = None,
+    lora: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
-) -> Estimate:  # fmt: skip
+) -> Estimate:
     """Explains one plan.
 
     Args:
@@ -265,8 +305,16 @@ def estimate(
     devices = gpus or int(np.prod(list(degrees.values())))
     micro_batch = checked.get("micro_batch", 1)
     batch = degrees["dp"] * degrees["pp"] * micro_batch if global_batch is None else global_batch
-    request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype_taken(model, dtype), optimizer=optimizer,
-                      mode=chosen, framework=framework, lora=lora)  # fmt: skip
+    request = Request(
+        model=model,
+        cluster=cluster,
+        seq=seq,
+        dtype=dtype_taken(model, dtype),
+        optimizer=optimizer,
+        mode=chosen,
+        framework=framework,
+        lora=lora,
+    )
     setting = request.setting(devices, batch, {key: checked[key] for key in JOB_KEYS if key in checked})
     chosen = mode_of(setting, chosen)
     check_strategy(setting, name)
@@ -368,9 +416,18 @@ def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement
 
 
 HEADLINE = (
-    "step_time_s", "step_time_bracket_s", "step_time_band_s", "mfu", "hfu", "tokens_per_s_per_gpu", "samples_per_s",
-    "peak_memory_bytes", "memory_capacity_bytes", "feasible", "bottleneck",
-)  # fmt: skip
+    "step_time_s",
+    "step_time_bracket_s",
+    "step_time_band_s",
+    "mfu",
+    "hfu",
+    "tokens_per_s_per_gpu",
+    "samples_per_s",
+    "peak_memory_bytes",
+    "memory_capacity_bytes",
+    "feasible",
+    "bottleneck",
+)
 
 OF_JOB = ("model", "cluster", "mode")
 """What an estimate says of its job beside the workload."""
@@ -396,9 +453,12 @@ class Difference:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         return {
-            "schema_version": SCHEMA_VERSION, "headline": dict(self.headline), "plan": dict(self.plan),
-            "time": dict(self.time), "memory": dict(self.memory),
-        }  # fmt: skip
+            "schema_version": SCHEMA_VERSION,
+            "headline": dict(self.headline),
+            "plan": dict(self.plan),
+            "time": dict(self.time),
+            "memory": dict(self.memory),
+        }
 
 
 def diff(a: Estimate, b: Estimate) -> Difference:
@@ -414,8 +474,10 @@ def diff(a: Estimate, b: Estimate) -> Difference:
     differing = {key: pair for key, pair in _pairs(said[0], said[1], None).items() if pair[0] != pair[1]}
     return Difference(
         headline={name: [getattr(a, name), getattr(b, name)] for name in HEADLINE},
-        plan=differing, time=_pairs(a.time, b.time, 0.0), memory=_pairs(a.memory, b.memory, 0.0),
-    )  # fmt: skip
+        plan=differing,
+        time=_pairs(a.time, b.time, 0.0),
+        memory=_pairs(a.memory, b.memory, 0.0),
+    )
 
 
 def _pairs(first: Mapping[str, Any], second: Mapping[str, Any], default: Any) -> dict[str, list[Any]]:
@@ -442,11 +504,17 @@ class Ledger:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         return {
-            "schema_version": SCHEMA_VERSION, "name": self.name, "family": self.family, "source": self.source,
-            "parameters": dict(self.parameters), "parameters_total": self.parameters.total,
-            "flops_per_sequence_forward": dict(self.flops), "bytes": dict(self.bytes),
-            "flops_convention": FLOPS_CONVENTION, "notes": list(self.notes),
-        }  # fmt: skip
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "family": self.family,
+            "source": self.source,
+            "parameters": dict(self.parameters),
+            "parameters_total": self.parameters.total,
+            "flops_per_sequence_forward": dict(self.flops),
+            "bytes": dict(self.bytes),
+            "flops_convention": FLOPS_CONVENTION,
+            "notes": list(self.notes),
+        }
 
 
 def ledger(model: NameOrPath, *, seq: int | None = None, dtype: str = "bf16") -> Ledger:
@@ -469,13 +537,18 @@ def ledger(model: NameOrPath, *, seq: int | None = None, dtype: str = "bf16") ->
     job = Job(model=spec, gpus=1, global_batch=1, seq_len=length, precision=precision, optimizer=adam)
     states, count = adam.bytes_per_parameter(precision), parameters.total
     return Ledger(
-        name=spec.name, family=spec.family, source=spec.source, parameters=parameters,
+        name=spec.name,
+        family=spec.family,
+        source=spec.source,
+        parameters=parameters,
         flops=Terms(forward_flops_per_sequence(job)),
-        bytes=Terms({
-            "weights/parameter_bytes": count * precision.element_bytes,
-            "gradients/parameter_bytes": count * precision.gradient_bytes,
-            "adam_states/parameter_bytes": count * states,
-        }),
+        bytes=Terms(
+            {
+                "weights/parameter_bytes": count * precision.element_bytes,
+                "gradients/parameter_bytes": count * precision.gradient_bytes,
+                "adam_states/parameter_bytes": count * states,
+            }
+        ),
         sample=job.sample,
         notes=(f"{job.sample} of {counted(length, 'token')}, {dtype}", *notes, *import_notes(model, seq=seq)),
-    )  # fmt: skip
+    )

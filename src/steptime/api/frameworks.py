@@ -139,9 +139,14 @@ def shards_within_node(ranks: int, node: int) -> int:
 
 
 def scope_of(
-    framework: str, space: Space, strategies: Strategies, constraints: Sequence[Constraint], asked: str,
-    within: int = 0, experts: bool = False,
-) -> Scope:  # fmt: skip
+    framework: str,
+    space: Space,
+    strategies: Strategies,
+    constraints: Sequence[Constraint],
+    asked: str,
+    within: int = 0,
+    experts: bool = False,
+) -> Scope:
     """The plans of a search that a framework has, and those that the user asks for all the same.
 
     Args:
@@ -168,9 +173,11 @@ def scope_of(
     alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
     others = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
     return Scope(
-        space=narrowed, strategies={name: strategies[name] for name in names}, constraints=(*constraints, *alone),
+        space=narrowed,
+        strategies={name: strategies[name] for name in names},
+        constraints=(*constraints, *alone),
         notes=(*(others if left_out else ()), *notes),
-    )  # fmt: skip
+    )
 
 
 def _accustomed(
@@ -233,8 +240,15 @@ class FrameworkRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         parameters = {name: {"value": value, "doubt": self.doubts.get(name)} for name, value in self.parameters.items()}
-        return {"name": self.name, "title": self.title, "runs": self.runs, "source": self.source,
-                "habits": self.shown_habits, "parameters": parameters, "notes": list(self.notes)}  # fmt: skip
+        return {
+            "name": self.name,
+            "title": self.title,
+            "runs": self.runs,
+            "source": self.source,
+            "habits": self.shown_habits,
+            "parameters": parameters,
+            "notes": list(self.notes),
+        }
 
 
 def framework_record(name: str) -> FrameworkRecord:
@@ -256,8 +270,16 @@ def framework_record(name: str) -> FrameworkRecord:
         values = {p: float((own or table["common"])[p]) for p in PARAMETERS}
         doubts = {p: float((own.get("doubts") or table["doubts"])[p]) for p in PARAMETERS}
         runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
-    return FrameworkRecord(name=name, title=TITLES.get(name, ""), runs=runs, parameters=values, doubts=doubts,
-                           habits=habits_of(name), source=source, notes=notes)  # fmt: skip
+    return FrameworkRecord(
+        name=name,
+        title=TITLES.get(name, ""),
+        runs=runs,
+        parameters=values,
+        doubts=doubts,
+        habits=habits_of(name),
+        source=source,
+        notes=notes,
+    )
 
 
 def overlap_records(name: str | None = None) -> list[dict[str, Any]]:
@@ -281,5 +303,4 @@ def _follows(habits: Habits, rule: OverlapRule) -> bool:
 def framework_file_record() -> dict[str, Any]:
     """Where the frameworks in use come from: file, source, runs, bands."""
     table = framework_table()
-    return {"file": framework_path().name, **table["provenance"], "bands": table["band"],
-            "devices": table["device"]}  # fmt: skip
+    return {"file": framework_path().name, **table["provenance"], "bands": table["band"], "devices": table["device"]}

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from steptime.formats.run_toml import Written
 
 _EXPLAIN: Final = "--explain"
-#: Parameters of the command that say what the job is; those of :data:`KEYS` say how it is parallelised.
-SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
 
 #: What a written estimate records of its job -> the option for it.
 _JOB_OPTIONS: Final = {
-    "gpus": "--gpus", "global_batch": "--global-batch", "seq_len": "--seq", "dtype": "--dtype",
-    "optimizer": "--optimizer", "framework": "--framework", "lora": "--lora-rank",
-}  # fmt: skip
+    "gpus": "--gpus",
+    "global_batch": "--global-batch",
+    "seq_len": "--seq",
+    "dtype": "--dtype",
+    "optimizer": "--optimizer",
+    "framework": "--framework",
+    "lora": "--lora-rank",
+}
 
 
 class ExplainCommand(TyperCommand):
@@ -111,7 +114,7 @@ def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
     from steptime.cli.job import estimate_of, job_from, ledger_of
 
-    settings, written = settings_given(given), written_given(given)
+    settings, written = o.settings_given(given), written_given(given)
     plan = plan_given(given, written)
     explain: str | None = given["explain"]
     job = job_from(given["model"], given["cluster"], settings, plan)
@@ -126,12 +129,6 @@ def _run(given: Mapping[str, Any]) -> None:
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
     _show_estimate(estimate, explain=explain is not None, show_all=given["show_all"], json=given["json"])
-
-
-def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user gave of the job beside its plan."""
-    lora = o.lora_of(given["lora_rank"], given["lora_targets"], given["qlora"])
-    return o.given(**{name: given[name] for name in SETTINGS}) | lora
 
 
 def written_given(given: Mapping[str, Any]) -> Written | None:

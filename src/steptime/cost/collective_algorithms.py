@@ -309,9 +309,17 @@ def collective_s(
     Source: the choice of NCCL by its own cost model (tuning.cc) is idealised as the true minimum.
     """
     names, times = candidate_s(
-        kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
-        element_bytes=element_bytes, algorithms=algorithms,
-    )  # fmt: skip
+        kind,
+        size_bytes,
+        ranks,
+        inside,
+        fabric,
+        groups=groups,
+        oversubscription=oversubscription,
+        nics=nics,
+        element_bytes=element_bytes,
+        algorithms=algorithms,
+    )
     return _least(names, times, size_bytes, ranks)
 
 
@@ -334,9 +342,16 @@ def least_s(
     1.750008
     """
     _, times = candidate_s(
-        kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
+        kind,
+        size_bytes,
+        ranks,
+        inside,
+        fabric,
+        groups=groups,
+        oversubscription=oversubscription,
+        nics=nics,
         element_bytes=element_bytes,
-    )  # fmt: skip
+    )
     return where((size_bytes > 0) & (ranks > 1), reduce(minimum, times), 0.0)
 
 
@@ -395,17 +410,30 @@ def _paired(path: Path, message_bytes: Num, p: int, fabric: Fabric) -> Path:
 
 
 def _two_phases(
-    size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, groups: Num, oversubscription: Num,
-    nics: Num | None, element_bytes: Num,
-) -> Num:  # fmt: skip
+    size_bytes: Num,
+    ranks: Num,
+    inside: Num,
+    fabric: Fabric,
+    groups: Num,
+    oversubscription: Num,
+    nics: Num | None,
+    element_bytes: Num,
+) -> Num:
     """Time of a reduce-scatter and an all-gather."""
     first, second = (
         least_s(
-            kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
+            kind,
+            size_bytes,
+            ranks,
+            inside,
+            fabric,
+            groups=groups,
+            oversubscription=oversubscription,
+            nics=nics,
             element_bytes=element_bytes,
         )
         for kind in ("reduce_scatter", "all_gather")
-    )  # fmt: skip
+    )
     return first + second
 
 

@@ -31,9 +31,15 @@ def free_links_s(pass_s: Num, busy_s: Num) -> Num:
 
 
 def exposed_buckets_s(
-    one_layer_s: Num, layers: Num, behind_s: Num, bucket: Num, chunks: Num, stages: Num, shown_end_s: Num,
+    one_layer_s: Num,
+    layers: Num,
+    behind_s: Num,
+    bucket: Num,
+    chunks: Num,
+    stages: Num,
+    shown_end_s: Num,
     hidden_end_s: Num,
-) -> Num:  # fmt: skip
+) -> Num:
     r"""Exposed part of what travels once per step, each bucket of layers behind the passes of the others.
 
     $$t = T_s + \max\Big(b T + \big[(\tfrac{L}{v} - b)(T - t_l) + [T_h - b\,t_l]_+\big]_+,\
@@ -79,9 +85,15 @@ def exposed_gather_s(one_layer_s: Num, layers: Num, behind_s: Num, shown_end_s: 
 
 
 def exposed_sharded_s(
-    reduce_s: Num, gather_s: Num, replicas_s: Num, layers: Num, behind_s: Num, head_s: Num, shown_end_s: Num,
+    reduce_s: Num,
+    gather_s: Num,
+    replicas_s: Num,
+    layers: Num,
+    behind_s: Num,
+    head_s: Num,
+    shown_end_s: Num,
     hidden_end_s: Num,
-) -> Num:  # fmt: skip
+) -> Num:
     r"""Exposed part of a backward pass that gathers weights again and reduces gradients by layers (ZeRO-3, HSDP).
 
     $$t = R_s + \max\big(W + R + X,\ R + L X - (L-1)\,t_l\big)$$

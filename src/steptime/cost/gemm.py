@@ -289,15 +289,37 @@ def gemm_s(
     >>> round(t * 1e14 / (2 * 1280 * 1280 * 1024), 6)
     1.0
     """
+    shape = (m, n, k, batch)
     whole_s, split_compute_s = _fastest_tiles_s(
-        m, n, k, batch, (a_bytes + b_bytes) / 2, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency,
-        fill_k, step_s, operand_speed, quantisation, odd_tile, large_tile, batched_tile,
-        epilogue, split_traffic, stride,
-    )  # fmt: skip
+        *shape,
+        (a_bytes + b_bytes) / 2,
+        peak_flops_per_s,
+        memory_Bps,
+        sm_count,
+        compute_efficiency,
+        fill_k,
+        step_s,
+        operand_speed,
+        quantisation,
+        odd_tile,
+        large_tile,
+        batched_tile,
+        epilogue,
+        split_traffic,
+        stride,
+    )
     traffic_s = gemm_memory_s(
-        m, n, k, batch, a_bytes, b_bytes, out_bytes, memory_Bps, l2_bytes,
-        memory_efficiency, output_cost, cached_cost, cache_copies,
-    )  # fmt: skip
+        *shape,
+        a_bytes,
+        b_bytes,
+        out_bytes,
+        memory_Bps,
+        l2_bytes,
+        memory_efficiency,
+        output_cost,
+        cached_cost,
+        cache_copies,
+    )
     whole = knee_s(whole_s, traffic_s, overlap, overlap_per_s)
     split = knee_s(split_compute_s, traffic_s, overlap, overlap_per_s) + split_s
     busy = minimum(whole, split)
@@ -394,9 +416,17 @@ def held_efficiency(efficiency: float, share_with: Callable[[float], float], mos
 
 
 def gemm_backward_s(
-    m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num,
-    input_residual: Num, weight_residual: Num, **rest: Num,
-) -> Num:  # fmt: skip
+    m: Num,
+    n: Num,
+    k: Num,
+    batch: Num,
+    a_bytes: Num,
+    b_bytes: Num,
+    out_bytes: Num,
+    input_residual: Num,
+    weight_residual: Num,
+    **rest: Num,
+) -> Num:
     r"""Time of both gradients of a product: $dX = dY\,W^T$ ($m \times k$) and $dW = X^T dY$ ($k \times n$).
 
     $$t = t(m, k, n) + t(k, n, m)$$

@@ -101,9 +101,7 @@ def gather_bytes(written_bytes: Num, index_bytes: Num) -> Num:
     return 2 * written_bytes + index_bytes
 
 
-def scatter_bytes(
-    value_bytes: Num, index_bytes: Num, whole_bytes: Num, accumulate: Num, inplace: Num
-) -> Num:  # fmt: skip
+def scatter_bytes(value_bytes: Num, index_bytes: Num, whole_bytes: Num, accumulate: Num, inplace: Num) -> Num:
     r"""Elements put into chosen places: $M = (2 + a) M_v + M_i + 2 (1 - p) M_t$.
 
     where $M_v$ = `value_bytes` are read and written, read again at their place if they are added ($a$ = `accumulate`

@@ -81,8 +81,11 @@ def spelling_of(name: str) -> Spelling:
     rest = _MEMORY.sub(" ", plain, count=1) if memory else plain
     words = {re.sub(r"^sxm\d$", "sxm", word) for word in _BOUNDARY.sub(r"\1 ", rest).split()}
     words = {word for word in words if not re.fullmatch(r"hbm\d\w?|gddr\d\w?|gen\d", word)} - MAKERS - NOISE
-    return Spelling(words=frozenset(words - FORMS), forms=frozenset(words & FORMS) - RACKS,
-                    memory_gb=float(memory[1]) if memory else None)  # fmt: skip
+    return Spelling(
+        words=frozenset(words - FORMS),
+        forms=frozenset(words & FORMS) - RACKS,
+        memory_gb=float(memory[1]) if memory else None,
+    )
 
 
 def is_memory(stated_gb: float, memory_bytes: float) -> bool:
@@ -186,9 +189,10 @@ def _spelled(given: Spelling) -> Device | None:
     if not given.words:
         return None
     of_chip = {
-        name: own for name in (*_files("device"), *_aliases("device"))
+        name: own
+        for name in (*_files("device"), *_aliases("device"))
         if (own := spelling_of(name)).words == given.words
-    }  # fmt: skip
+    }
     forms = {form for own in of_chip.values() for form in own.forms}
     wanted = given.forms if forms else frozenset()  # a name may state any form of a chip that has one form only
     fitting = {name: own.memory_gb for name, own in of_chip.items() if own.forms == wanted}

@@ -308,9 +308,11 @@ def companion(given: str, beside: Path, where: str, field: str) -> Path:
         raise FieldError(where, field, f"{shown(given)} leads out of the folder of this file", hint=hint)
     if missing:
         raise FieldError(
-            where, field, f"there is no file {shown(given)} beside this one",
+            where,
+            field,
+            f"there is no file {shown(given)} beside this one",
             hint="keep both files together; without this line the estimate uses the numbers of this file alone",
-        )  # fmt: skip
+        )
     return path
 
 

@@ -124,8 +124,9 @@ def read_model_toml(path: str | os.PathLike[str]) -> ModelSpec:
     where = os.fspath(path)
     table = parse_toml(read_text(path, MAX_FILE_BYTES, "a model file"), where)
     if "layers" not in table and {"levels", "device", "memory", "matrix"} & set(table):
-        raise FieldError(where, "layers", "this file describes a cluster or a device, not a model",
-                         hint="give it with --cluster")  # fmt: skip
+        raise FieldError(
+            where, "layers", "this file describes a cluster or a device, not a model", hint="give it with --cluster"
+        )
     return spec_from_table(table, where=where, name=Path(path).stem, source=f"file {where}")
 
 

@@ -245,9 +245,10 @@ def _expert_contradictions(spec: ModelSpec, experts: Experts) -> Iterator[tuple[
         yield "experts.groups", f"is {experts.groups}, with {experts.experts} experts", "give a divisor of them"
     if experts.groups_per_token > experts.groups:
         yield (
-            "experts.groups_per_token", f"is {experts.groups_per_token}, with {experts.groups} groups",
+            "experts.groups_per_token",
+            f"is {experts.groups_per_token}, with {experts.groups} groups",
             f"at most {experts.groups}",
-        )  # fmt: skip
+        )
     if experts.shared_gate and not experts.shared_ffn_hidden:
         yield "experts.shared_gate", "is true without a shared expert", "give shared_ffn_hidden"
 

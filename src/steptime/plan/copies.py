@@ -87,12 +87,28 @@ class _Quantiser:
             transposed_later = where(shards > 1, 1.0, 0.0)
             copies = copies - transposed_later
         each = elements / shards
-        made = [move(f"{row.name}_{name}", row.block, each * self._read_bytes, each * self.narrow_bytes * copies,
-                     operator="move_backward", share=row.share)]  # fmt: skip
+        made = [
+            move(
+                f"{row.name}_{name}",
+                row.block,
+                each * self._read_bytes,
+                each * self.narrow_bytes * copies,
+                operator="move_backward",
+                share=row.share,
+            )
+        ]
         if np.any(transposed_later):
             whole_bytes = elements * self.narrow_bytes
-            made.append(move(f"{row.name}_{name}_transpose", row.block, whole_bytes, whole_bytes,
-                             operator="move_backward", share=row.share * transposed_later))  # fmt: skip
+            made.append(
+                move(
+                    f"{row.name}_{name}_transpose",
+                    row.block,
+                    whole_bytes,
+                    whole_bytes,
+                    operator="move_backward",
+                    share=row.share * transposed_later,
+                )
+            )
         return made
 
     def _weights(self, row: Row) -> list[Row]:
@@ -100,11 +116,21 @@ class _Quantiser:
         gathered = where(self.plans.zero >= 3, 1.0, 0.0) * self.plans.shared_out(experts=row.expert)
         forwards = self.micro_batches * (1 + self.plans.recomputed)
         narrow_bytes = row.weights * self.narrow_bytes
-        once = move(f"{row.name}_quantise_weights", row.block, row.weights * self._read_bytes,
-                    narrow_bytes * self._copies(row), operator="move_forward",
-                    share=row.share * (1 - gathered) / forwards)  # fmt: skip
-        each = move(f"{row.name}_quantise_gathered", row.block, row.weights * self.precision.element_bytes,
-                    narrow_bytes, share=row.share * gathered)  # fmt: skip
+        once = move(
+            f"{row.name}_quantise_weights",
+            row.block,
+            row.weights * self._read_bytes,
+            narrow_bytes * self._copies(row),
+            operator="move_forward",
+            share=row.share * (1 - gathered) / forwards,
+        )
+        each = move(
+            f"{row.name}_quantise_gathered",
+            row.block,
+            row.weights * self.precision.element_bytes,
+            narrow_bytes,
+            share=row.share * gathered,
+        )
         return [made for made in (once, each) if np.any(made.share)]
 
     def _narrowed(self, row: Row) -> Row:
@@ -112,9 +138,11 @@ class _Quantiser:
         ratio = self.narrow_bytes / self.precision.element_bytes
         both = _gathers_output_gradient(row) and self.precision.block_scaled
         return replace(
-            row, kept_bytes=row.kept_bytes * ratio, forward=_gathering(row.forward, ratio),
+            row,
+            kept_bytes=row.kept_bytes * ratio,
+            forward=_gathering(row.forward, ratio),
             backward=_gathering(row.backward, ratio * (self._copies(row) if both else 1)),
-        )  # fmt: skip
+        )
 
     @property
     def _read_bytes(self) -> float:
@@ -176,11 +204,29 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
     recomputed = 0.0 if end else plans.recomputed
     name = f"{end}_copy" if end else "copy"
     made = [
-        move(f"{name}_out", COPIES, whole, whole, operator="move_forward",
-             share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * (1.0 + recomputed)))),
-        move(f"{name}_out_again", COPIES, whole, whole, operator="move_backward",
-             share=where(plans.zero >= 3, sharded * (1.0 - recomputed), 0.0)),
-        move(f"{name}_in", COPIES, trained * element, trained * job.gradient_bytes, operator="move_backward",
-             share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0)),
-    ]  # fmt: skip
+        move(
+            f"{name}_out",
+            COPIES,
+            whole,
+            whole,
+            operator="move_forward",
+            share=sharded * where(plans.zero >= 3, 1.0, 1.0 / (micro_batches * (1.0 + recomputed))),
+        ),
+        move(
+            f"{name}_out_again",
+            COPIES,
+            whole,
+            whole,
+            operator="move_backward",
+            share=where(plans.zero >= 3, sharded * (1.0 - recomputed), 0.0),
+        ),
+        move(
+            f"{name}_in",
+            COPIES,
+            trained * element,
+            trained * job.gradient_bytes,
+            operator="move_backward",
+            share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0),
+        ),
+    ]
     return [*out, *(row for row in made if np.any(row.share))]

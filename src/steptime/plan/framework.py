@@ -114,8 +114,12 @@ class Framework:
 
 
 AXIS_LINKS = {
-    "tp": "tensor_links", "tp2": "tensor_links", "etp": "tensor_links", "cp": "context_links", "ep": "expert_links",
-}  # fmt: skip
+    "tp": "tensor_links",
+    "tp2": "tensor_links",
+    "etp": "tensor_links",
+    "cp": "context_links",
+    "ep": "expert_links",
+}
 LINKS = (*dict.fromkeys(AXIS_LINKS.values()), "data_links", "stage_links")
 """Parameters that are factors on transfers."""
 PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "issue_sharpness", "spread"))
@@ -302,11 +306,20 @@ _CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, o
 _LOCAL: Mapping[str, Any] = {"fused_copies": _ALL, "unfused_copies": _CONTEXT, "triangular_softmax": True}
 _MEGATRON = replace(_CORE, asynchronous_tp=True, **_LOCAL)
 _DEEPSPEED_2021 = Habits(
-    kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}), **_LOCAL,
-)  # fmt: skip
+    kernel="flash2",
+    overlap=frozenset(),
+    single_ring=True,
+    zero=3,
+    axes=frozenset({"tp", "pp", "ep"}),
+    **_LOCAL,
+)
 _FULLY_SHARDED = Habits(
-    kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}), stops_early=True, unfused_copies=_ALL,
-)  # fmt: skip
+    kernel="flash2",
+    zero=3,
+    zero_stages=frozenset({0, 2, 3}),
+    stops_early=True,
+    unfused_copies=_ALL,
+)
 _PER_PARAMETER = replace(_FULLY_SHARDED, copied_parameters=True)
 _BY_OPERATOR = "norm+activation+outputs"
 _OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
@@ -315,23 +328,42 @@ _DATA_ONLY: frozenset[str] = frozenset()
 HABITS: Mapping[str, Habits] = {
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
-        _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
-        one_pass_norms=False, asynchronous_tp=False,
+        _MEGATRON,
+        overlap=frozenset(),
+        zero=0,
+        zero_stages=frozenset({0}),
+        axes=frozenset({"tp", "pp"}),
+        one_pass_norms=False,
+        asynchronous_tp=False,
     ),
-    "megatron-core": replace(_CORE, exchange_once=True, overlap=frozenset({"dp", "tp", "ep"}),
-                             parts="mlp", expert_parts="norm+activation+up_projection"),
+    "megatron-core": replace(
+        _CORE,
+        exchange_once=True,
+        overlap=frozenset({"dp", "tp", "ep"}),
+        parts="mlp",
+        expert_parts="norm+activation+up_projection",
+    ),
     "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True, **_LOCAL),
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
     "megascale": Habits(
-        scattered_messages=True, overlap=frozenset({"dp", "tp"}), zero_stages=frozenset({0, 1, 2}),
+        scattered_messages=True,
+        overlap=frozenset({"dp", "tp"}),
+        zero_stages=frozenset({0, 1, 2}),
         one_pass_norms=True,
     ),
     "torchtitan": replace(_TORCHAO, gradient_dtype="fp32", complex_rope=True),
     "torchtune": replace(
-        _PER_PARAMETER, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
+        _PER_PARAMETER,
+        zero_stages=frozenset({2, 3}),
+        axes=frozenset({"tp", "cp"}),
+        **_OPERATORS,
     ),
     "fms-fsdp": replace(
-        _FULLY_SHARDED, within_node=True, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY, selective="full",
+        _FULLY_SHARDED,
+        within_node=True,
+        zero_stages=frozenset({0, 3}),
+        axes=_DATA_ONLY,
+        selective="full",
         root_unit=True,
     ),
     "automodel": replace(_TORCHAO, exchange_once=True),
@@ -339,12 +371,16 @@ HABITS: Mapping[str, Habits] = {
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
     "ddp": Habits(
-        separate_kernels=True, zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY, unfused_copies=_CONTEXT,
+        separate_kernels=True,
+        zero=0,
+        zero_stages=frozenset({0}),
+        axes=_DATA_ONLY,
+        unfused_copies=_CONTEXT,
     ),
     "llm.c": Habits(zero_stages=frozenset({0, 1}), axes=_DATA_ONLY),
     "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3}), stops_early=True, parts="norm+attention_out+mlp"),
     "paxml": Habits(zero=3, zero_stages=frozenset({0, 3}), stops_early=True),
-}  # fmt: skip
+}
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
 fp32, and rotates by complex numbers (its `apply_rotary_emb`; pytorch/torchtitan issue 15 for what the compiler makes of
 that). Megatron-LM passes keys and values round a ring, torchtitan gathers them (`context_parallel_rotate_method`

@@ -23,24 +23,62 @@ from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
 from steptime.plan.framework import habits_of
-from steptime.plan.job import MemoryProfile
+from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import WEIGHT_PRODUCTS, Row, Shape, over, tensor_shares
 
 #: Rows that run again as a whole; below products of which a gated MLP makes the half again.
-AGAIN: Final = frozenset({
-    "attention_norm", "mlp_norm", "qk_norm", "q_norm", "kv_norm", "post_attention_norm", "rope", "q", "q_up", "kv_up",
-    "attention_out", "attention_dropout", "attention_residual", "activation", "expert_activation", "shared_activation",
-    "mlp_inner_dropout", "q_down_bias", "kv_down_bias", "qkv_bias", "attention_out_bias", "mlp_in_bias",
-    "expert_in", "expert_in_bias", "attention_inputs_copy", "attention_quantise", "attention_context_copy",
-})  # fmt: skip
+AGAIN: Final = frozenset(
+    {
+        "attention_norm",
+        "mlp_norm",
+        "qk_norm",
+        "q_norm",
+        "kv_norm",
+        "post_attention_norm",
+        "rope",
+        "q",
+        "q_up",
+        "kv_up",
+        "attention_out",
+        "attention_dropout",
+        "attention_residual",
+        "activation",
+        "expert_activation",
+        "shared_activation",
+        "mlp_inner_dropout",
+        "q_down_bias",
+        "kv_down_bias",
+        "qkv_bias",
+        "attention_out_bias",
+        "mlp_in_bias",
+        "expert_in",
+        "expert_in_bias",
+        "attention_inputs_copy",
+        "attention_quantise",
+        "attention_context_copy",
+    }
+)
 INTO: Final = ("mlp_in", "shared_in")
 OUT_OF: Final = ("mlp_out", "shared_out")
 #: Rows whose input is made again; ``post_mlp_norm`` and ``shared_scale`` read what a product out of a gated MLP keeps.
-DROPPED: Final = frozenset({
-    "q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "qk_norm", "post_attention_norm", "mlp_in", "router", *OUT_OF,
-    "expert_activation", "expert_out",
-})  # fmt: skip
+DROPPED: Final = frozenset(
+    {
+        "q",
+        "q_down",
+        "q_up",
+        "kv_down",
+        "kv_up",
+        "qkv",
+        "qk_norm",
+        "post_attention_norm",
+        "mlp_in",
+        "router",
+        *OUT_OF,
+        "expert_activation",
+        "expert_out",
+    }
+)
 ATTEND: Final = ("attend", "unaligned_attend")
 CORE: Final = ("fused_attention", "scores", "unaligned_scores", *ATTEND)
 READS_DOWN: Final = ("post_mlp_norm", "shared_scale")
@@ -68,8 +106,14 @@ def by_outputs(row: Row, chosen: Any, model: ModelSpec, plans: Plans) -> Iterato
     yield row.keeping(kept, recomputed=again, sent_again=sent)
     if row.name in OUT_OF and model.gated_mlp:
         output = row.shape["m"] * row.shape["n"] * row.shape["element_bytes"]
-        yield Row(name=f"{row.name}_output", block=row.block, operator="nothing", shape={}, share=row.share,
-                  kept_bytes=where(chosen, output, 0.0 * output))  # fmt: skip
+        yield Row(
+            name=f"{row.name}_output",
+            block=row.block,
+            operator="nothing",
+            shape={},
+            share=row.share,
+            kept_bytes=where(chosen, output, 0.0 * output),
+        )
 
 
 def share_again(row: Row, model: ModelSpec) -> float:
@@ -168,8 +212,11 @@ def recomputed(rows: Iterable[Row], codes: Num, model: ModelSpec, plans: Plans) 
     out = list(rows)
     partly = ~is_set(codes, FULL_RECOMPUTE)
     names = [name for name in PARTS if name != UP_PROJECTION or model.latent is not None]
-    parts = [(PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly) for name in names
-             if _any_set(codes, RECOMPUTE_CODES[name])]  # fmt: skip
+    parts = [
+        (PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly)
+        for name in names
+        if _any_set(codes, RECOMPUTE_CODES[name])
+    ]
     if parts:
         out = [_marked(row, parts, model) for row in out]
     if _any_set(codes, RECOMPUTE_CODES[OUTPUTS]):
@@ -216,9 +263,13 @@ def stopped_early(rows: Iterable[Row]) -> list[Row]:
 
 
 MODULES: Final = {
-    "core_attn": "attention", "layernorm": "norm", "mla_up_proj": "up_projection", "moe_act": "activation",
-    "moe": "experts", "mlp": "mlp",
-}  # fmt: skip
+    "core_attn": "attention",
+    "layernorm": "norm",
+    "mla_up_proj": "up_projection",
+    "moe_act": "activation",
+    "moe": "experts",
+    "mlp": "mlp",
+}
 """Modules of Megatron-Core (``--recompute-modules``) -> name of the bit."""
 OTHER_WORDS: Final = {word: name for word, name in MODULES.items() if word != name} | {"off": "none"}
 """Other words than a bit's own -> its name."""
@@ -374,8 +425,11 @@ def _with_copies(row: Row, profile: MemoryProfile, plans: Plans) -> Row:
         return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.gate_bytes)
     if row.operator == "softmax":
         scores = row.shape["elements"] * profile.score_bytes
-        return replace(row, kept_bytes=row.kept_bytes + (1.0 - row.recomputed) * scores,
-                       remade_bytes=row.remade_bytes + row.recomputed * scores)  # fmt: skip
+        return replace(
+            row,
+            kept_bytes=row.kept_bytes + (1.0 - row.recomputed) * scores,
+            remade_bytes=row.remade_bytes + row.recomputed * scores,
+        )
     gathers = any(each.collective == "all_gather" and each.axis == "tp" for each in row.forward)
     if profile.gathered_inputs and gathers and row.operator == "matmul":
         return replace(row, kept_bytes=row.kept_bytes * tensor_shares(plans))
@@ -406,9 +460,14 @@ def loss_row(s: Shape, predicted: Num) -> Row:
     logits, profile = predicted * s.vocab, s.job.memory
     turned = profile.loss_conversion_bytes if s.element_bytes < LOGIT_BYTES else 0.0
     return Row(
-        name="cross_entropy", block="head", operator="cross_entropy",
-        shape={"elements": logits, "forward_bytes": profile.loss_forward_bytes + turned,
-               "backward_bytes": profile.loss_backward_bytes + turned},
+        name="cross_entropy",
+        block="head",
+        operator="cross_entropy",
+        shape={
+            "elements": logits,
+            "forward_bytes": profile.loss_forward_bytes + turned,
+            "backward_bytes": profile.loss_backward_bytes + turned,
+        },
         kept_bytes=predicted * held_vocab(s) * kept_per_logit(s),
         forward=(over("tp", "all_reduce", 3 * predicted * LOGIT_BYTES),),
-    )  # fmt: skip
+    )

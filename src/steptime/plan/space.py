@@ -27,8 +27,12 @@ from steptime.plan.plans import NAMES, RECOMPUTE_CODES, Plans, Rule, broken_rule
 from steptime.plan.strategies import Strategy
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
-}  # fmt: skip
+    "=": operator.eq,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +119,15 @@ class Space(ABC):
         """
 
     def list(
-        self, job: Job, strategy: Strategy, fast_domain: int, rules: Sequence[Rule],
-        constraints: Sequence[Constraint] = (), *, nearer_is_faster: bool = True,
-    ) -> Listing:  # fmt: skip
+        self,
+        job: Job,
+        strategy: Strategy,
+        fast_domain: int,
+        rules: Sequence[Rule],
+        constraints: Sequence[Constraint] = (),
+        *,
+        nearer_is_faster: bool = True,
+    ) -> Listing:
         """All candidates that the constraints admit; those that break a rule are counted, not listed."""
         on_plan = [c for c in constraints if not c.column.startswith("in_")]
         on_placement = [c for c in constraints if c.column.startswith("in_")]
@@ -139,10 +149,14 @@ class Space(ABC):
         placed, placements = placed[picked], placements.take(picked)
         count = np.bincount(placed, minlength=rows_of(meshes))
         return Listing(
-            configurations=configurations, mesh_of=mesh_of, placements=placements,
-            placement_start=np.cumsum(count) - count, placement_count=count,
-            rejected=rejected, rejected_rows=rejected_here,
-        )  # fmt: skip
+            configurations=configurations,
+            mesh_of=mesh_of,
+            placements=placements,
+            placement_start=np.cumsum(count) - count,
+            placement_count=count,
+            rejected=rejected,
+            rejected_rows=rejected_here,
+        )
 
 
 def _admitted(plans: Plans, rows: int, constraints: Sequence[Constraint]) -> Array:

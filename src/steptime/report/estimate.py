@@ -101,8 +101,10 @@ def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
 
 def failings(e: Estimate) -> list[str]:
     """One line on each reason why a plan is not feasible; on memory with what to try."""
-    return [_short(e) if name == MEMORY else f"not feasible: {name}: {MEANING.get(name, '')}".rstrip(": ")
-            for name in e.reasons]  # fmt: skip
+    return [
+        _short(e) if name == MEMORY else f"not feasible: {name}: {MEANING.get(name, '')}".rstrip(": ")
+        for name in e.reasons
+    ]
 
 
 def _short(e: Estimate) -> str:

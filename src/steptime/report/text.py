@@ -32,27 +32,51 @@ _ALWAYS: Final = ("dp", "micro_batch")
 #: Choices that follow the degrees, with the value of each that needs no word; whatever else a plan records
 #: (micro-batches, schedule, stage layers, domains) follows from the degrees.
 _USUAL: Final[Mapping[str, object]] = {
-    "panels": 1, "zero": 1, "shard": 0, "recompute": "none", "recompute_every": 1, "attention": "fused",
-    "attention_dtype": None, "document_length": None, "overlap": ["dp"], "offload": [], "graphs": "none",
-    "dispatcher": "all_to_all", "idle_devices": 0,
-}  # fmt: skip
+    "panels": 1,
+    "zero": 1,
+    "shard": 0,
+    "recompute": "none",
+    "recompute_every": 1,
+    "attention": "fused",
+    "attention_dtype": None,
+    "document_length": None,
+    "overlap": ["dp"],
+    "offload": [],
+    "graphs": "none",
+    "dispatcher": "all_to_all",
+    "idle_devices": 0,
+}
 #: What a band may rest on, in words; what dominates it is named in a report, so many at most.
 BAND_WORDS: Final = {
-    "matrix": "matrix products", "attention": "attention", "vector": "memory-bound operators",
+    "matrix": "matrix products",
+    "attention": "attention",
+    "vector": "memory-bound operators",
     "host_s": "host launches",
-    "router_s": "waits at routers", "captured_wait": "routers in graphs",
-    "tensor_links": "tensor traffic", "context_links": "context traffic",
-    "expert_links": "expert traffic", "data_links": "gradient traffic", "data_exposed": "gradient overlap",
-    "stage_links": "stage messages", "stage_s": "stage overhead", "optimizer": "optimiser", "step_s": "fixed time",
-    "growth": "scale", "device": "device", "noise": "noise of runs", "settings": "unknown settings",
-}  # fmt: skip
+    "router_s": "waits at routers",
+    "captured_wait": "routers in graphs",
+    "tensor_links": "tensor traffic",
+    "context_links": "context traffic",
+    "expert_links": "expert traffic",
+    "data_links": "gradient traffic",
+    "data_exposed": "gradient overlap",
+    "stage_links": "stage messages",
+    "stage_s": "stage overhead",
+    "optimizer": "optimiser",
+    "step_s": "fixed time",
+    "growth": "scale",
+    "device": "device",
+    "noise": "noise of runs",
+    "settings": "unknown settings",
+}
 SHOWN_SHARES: Final = 3
 WIDEST: Final = 1e7
 """Percent from which on a column shows an exponent."""
 _CHOICE: Final = {
-    "recompute_every": "every", "idle_devices": "idle", "attention_dtype": "attention in",
+    "recompute_every": "every",
+    "idle_devices": "idle",
+    "attention_dtype": "attention in",
     "document_length": "documents of",
-}  # fmt: skip
+}
 
 
 def console() -> Console:

@@ -191,9 +191,10 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._file.truncate(before)
             raise InputFileError(
-                str(self.path), f"cannot be written: {error.strerror or error}",
+                str(self.path),
+                f"cannot be written: {error.strerror or error}",
                 hint=f"it keeps {kept}: make room and resume" if self._records else None,
-            ) from None  # fmt: skip
+            ) from None
 
     def close(self) -> None:
         """Releases the file."""

@@ -64,8 +64,9 @@ def _dbrx(f: Fields) -> Values:
     f.force("num_key_value_heads", heads.count("kv_n_heads"), "attn_config.kv_n_heads")
     f.force("intermediate_size", mlp.count("ffn_hidden_size"), "ffn_config.ffn_hidden_size")
     values = dimensions(f)
-    function = Fields(mlp.table("ffn_act_fn") or {}, where=f.where, prefix=f"{mlp.prefix}ffn_act_fn.",
-                      defaults={"name": "silu"})  # fmt: skip
+    function = Fields(
+        mlp.table("ffn_act_fn") or {}, where=f.where, prefix=f"{mlp.prefix}ffn_act_fn.", defaults={"name": "silu"}
+    )
     experts = Experts(
         experts=mlp.count("moe_num_experts"),
         experts_per_token=mlp.count("moe_top_k"),
