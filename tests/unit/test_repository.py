@@ -125,6 +125,27 @@ def test_signature_check_counts_unformatted_lines(tmp_path):
     assert list(signatures.unformatted(tmp_path, {"room": 2})) == []
 
 
+def test_word_check_reads_text_and_leaves_code_alone(tmp_path, monkeypatch):
+    words = script("words")
+    (tmp_path / "room").mkdir()
+    (tmp_path / "page.md").write_text("a row beside\n`beside`\n```\nbeside\n```\n")
+    (tmp_path / "room" / "a.py").write_text(
+        '"""A row beside another.\n\n``beside`` is code.\n\n>>> beside = 1\n"""\nbeside = {"beside": 1}  # Beside\n'
+    )
+    monkeypatch.setattr(words, "PACKAGE", tmp_path)
+    monkeypatch.setattr(words, "PAGES", tmp_path)
+    found = words.occurrences(["beside"])
+    assert [line.split(":")[1] for line in found["room"]] == ["1", "7"]
+    assert [line.split(":")[1] for line in found[f"{tmp_path}/page.md"]] == ["1"]
+
+
+def test_word_check_reads_the_table_of_the_vocabulary():
+    words = script("words")
+    listed = words.words_to_avoid((ROOT / "docs/vocabulary.md").read_text())
+    assert {"likewise", "beside", "besides", "no such"} <= set(listed)
+    assert "not" not in listed and "---" not in listed
+
+
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "docs", "bench"])
 def test_make_has_the_targets_that_documents_name(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)

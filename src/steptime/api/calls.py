@@ -167,7 +167,7 @@ def _best_s(search: Search) -> float | None:
 
 
 _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard", "sp", "ep", "etp")
-"""Columns of a plan beside its mesh, with the engine's own defaults."""
+"""Columns of a plan other than its mesh, with the engine's own defaults."""
 
 
 def plan(
@@ -188,7 +188,7 @@ def plan(
     top: int = 10,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
-    """Ranks every parallel plan of a model on so many devices.
+    """Ranks every parallel plan of a model on a number of devices.
 
     Args:
         model: catalogue name, ``config.json``, TOML file, ``pkg.module:factory`` of a torch module, or a module that
@@ -356,7 +356,7 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
-    """Ranks that share out where nobody said how many."""
+    """Ranks that share optimiser states where the user gave no number."""
     return 0 if "shard" in given else int(found.plan["shard"])
 
 
@@ -430,7 +430,7 @@ HEADLINE = (
 )
 
 OF_JOB = ("model", "cluster", "mode")
-"""What an estimate says of its job beside the workload."""
+"""What an estimate says of its job in addition to the workload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

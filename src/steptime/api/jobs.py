@@ -2,7 +2,7 @@
 
 Names of optimisers: one list for modules that are captured and for models that are known by their dimensions.
 
-A captured module runs PyTorch's optimiser of that name; a model by its dimensions has the states of
+A captured module runs PyTorch's optimiser of the same name; a model by its dimensions has the states of
 :data:`steptime.plan.job.OPTIMIZERS`. Two names of the same thing are accepted by every command.
 """
 
@@ -77,7 +77,7 @@ def captured_optimizer(name: str, device: Device) -> str:
     """What captures call an optimiser: on the host itself its loop, which PyTorch takes there by default.
 
     Raises:
-        UserError: there is none of that name, or it cannot be captured.
+        UserError: the name is unknown, or it cannot be captured.
 
     >>> from dataclasses import replace
     >>> from steptime.hardware import load_device
@@ -100,7 +100,7 @@ def estimated_optimizer(name: str) -> Optimizer:
     """States of an optimiser in the estimate of a model by its dimensions.
 
     Raises:
-        UserError: there is none of that name, or it is for modules that are captured.
+        UserError: the name is unknown, or it is for modules that are captured.
 
     >>> estimated_optimizer("sgd-momentum").name, estimated_optimizer("adamw").state_bytes
     ('momentum', 8.0)
@@ -183,11 +183,11 @@ class Request:
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     """The job with the habits of its framework, but where the user chose otherwise.
 
-    Where the framework hides transfers and ``overlap`` none is chosen all shows, the share that its fitted factors hide
-    included; factors of a framework that hides nothing of its own accord hold no such share.
+    Where the framework overlaps transfers and ``overlap`` none is chosen, all is exposed, with the share that its
+    fitted factors hold included; factors of a framework that overlaps nothing by default hold no share.
 
     Raises:
-        UserError: the exchange of experts shall hide, and the model has none.
+        UserError: the exchange of experts is to overlap, and the model has no experts.
     """
     if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
         raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
@@ -201,12 +201,12 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         expert_imbalance=chosen.get("expert_imbalance", 1.0),
         expert_capacity=chosen.get("expert_capacity"),
     )
-    accustomed = with_habits(job, job.framework.name)
+    default = with_habits(job, job.framework.name)
     if habitual_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
-        accustomed = replace(accustomed, framework=without_hiding(job.framework))
+        default = replace(default, framework=without_hiding(job.framework))
     if "dispatcher" in chosen:
-        accustomed = dispatched_by(accustomed, chosen["dispatcher"])
-    return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
+        default = dispatched_by(default, chosen["dispatcher"])
+    return replace(default, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
 
 def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
@@ -220,7 +220,7 @@ def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
         return precision
     if chosen.get("attention", "fused") != "fused":
         raise PlanError(
-            f"attention_dtype {dtype}: attention {chosen['attention']} has no such kernel",
+            f"attention_dtype {dtype}: attention {chosen['attention']} has no kernel for it",
             hint="drop it, or give --attention fused",
         )
     if precision.element_bytes > 2:
@@ -232,18 +232,18 @@ def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
 
 
 def _asked_overlap(job: Job, chosen: Mapping[str, Any]) -> frozenset[str]:
-    """What the user wants hidden, where it is not what the framework hides anyway."""
+    """What the user chose to overlap, where it is not what the framework overlaps anyway."""
     given: frozenset[str] = chosen.get("overlap", frozenset())
     return frozenset() if given == with_habits(job, job.framework.name).overlap else given
 
 
 def framework_of(name: str | None, mode: Mode, device: Device, precision: Precision) -> Framework:
-    """The framework of that name; without one the common values, in a mode that reproduces a paper the ideal one.
+    """The framework of a name; without one the common values, in a mode that reproduces a paper the ideal one.
 
     A name that tables of measured runs may have for it, such as NeMo, is as good.
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: the name is unknown.
         PlanError: the mode has none but the ideal one.
     """
     if not mode.method.calibrated:

@@ -30,7 +30,7 @@ CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32
 USUAL_DTYPE = "bf16"
 """Training recipe where none is given."""
 CONVERTED = (
-    f"dtype was not given: {USUAL_DTYPE} was taken, with fp32 weights beside for the optimiser; steptime profile and "
+    f"dtype was not given: {USUAL_DTYPE} was taken, with fp32 weights for the optimiser; steptime profile and "
     "steptime fit take the module as it is made"
 )
 """What a factory's module is planned in: most make it in fp32."""
@@ -92,7 +92,7 @@ def check_captured(model: CapturedModel, precision: Precision, *, seq: int | Non
     if seq not in (None, model.seq_len):
         raise PlanError(
             f"{model.name} was captured with {counted(model.seq_len, 'token')} a sample, not {seq}",
-            hint="capture it with inputs of that length",
+            hint="capture it with inputs of this length",
         )
     wanted = CAPTURED_DTYPES.get(precision.name)
     if wanted is None:
@@ -142,7 +142,7 @@ OF_MODULE: Final = (
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> ModelSpec:
-    """The model of that name or file; see :func:`read_model`."""
+    """The model of a name or file; see :func:`read_model`."""
     return read_model(name_or_path)[0]
 
 

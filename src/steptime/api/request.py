@@ -198,7 +198,7 @@ SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
 MAX_DIGITS = 30
 _CHANCE = re.compile(rf"\s*{CHANCE}\b")
 DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
-"""What the record of a plan says beside: it follows from the rest, so that a record may be given as a plan."""
+"""What the record of a plan also has: it follows from the rest, so that a record may be given as a plan."""
 
 
 def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> dict[str, Any]:
@@ -252,7 +252,7 @@ def graphs_of(value: Any) -> str:
 
     Raises:
         FieldError: it is no text, or ``none`` or ``step`` with others.
-        UnknownNameError: no such part.
+        UnknownNameError: a part is unknown.
     """
     if (given := text("graphs", value)) in GRAPHS:
         return given
@@ -269,7 +269,7 @@ def recompute_of(value: Any, framework: str = "") -> int:
 
     Raises:
         FieldError: it is no text.
-        UnknownNameError: no such part.
+        UnknownNameError: a part is unknown.
         PlanError: ``full`` together with parts.
     """
     code = recompute_code(text("recompute", value), framework)
@@ -412,7 +412,7 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None, cluster: Nam
 
 
 def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath, so: str = "") -> PlanError:
-    """Degrees that do not make so many devices, and what would."""
+    """Degrees that do not multiply to the number of devices, and degrees that would."""
     noun, below, above = cluster_noun(cluster), gpus // inner * inner, round_up(gpus, inner)
     counts = f"{below} or {above} {noun}s" if below else counted(above, noun)
     fits = f"dp {gpus // inner} would make {gpus}" if below == gpus else f"with these degrees {counts} would work"
@@ -450,7 +450,7 @@ def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
 
     Raises:
         FieldError: it is bounded from below, or not by a share between 0 and 1.
-        PlanError: the mode has no such chance.
+        PlanError: the mode has no chance of running out of memory.
     """
     chances = [_chance(bound) for bound in limit if _CHANCE.match(text("limit", bound))]
     if chances and not mode.method.calibrated:

@@ -89,13 +89,13 @@ def models(
 def frameworks(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of a framework.")] = None,
     overlap: Annotated[
-        bool, typer.Option("--overlap", help="List what hides behind what, what it needs and shares.")
+        bool, typer.Option("--overlap", help="List what overlaps with what, what it needs and shares.")
     ] = False,
     json: o.Json = False,
 ) -> None:
     """List the frameworks that --framework takes, or show one with every parameter and its doubt.
 
-    With --overlap: what traffic hides behind what; of a framework the rules that it follows unless told otherwise.
+    With --overlap: which traffic overlaps with what; for a framework the rules that it follows by default.
     """
     from steptime.api.frameworks import framework_file_record, framework_record, overlap_records
     from steptime.cli.output import document, print_json

@@ -169,7 +169,8 @@ def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, A
 
 
 def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A written plan with what the user gives beside; another mesh has another placement and leaves other replicas.
+    """A written plan with what the user gives in addition; another mesh has another placement and leaves other
+    replicas.
 
     >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
     {'tp': 4}

@@ -31,7 +31,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBA
 
 #: Command -> its module, which is imported when the command runs, and what it does, in one line.
 COMMANDS: Final = {
-    "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on so many devices."),
+    "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on a number of devices."),
     "estimate": ("steptime.cli.estimate", "Explain one plan: step time, MFU, memory; or a model's ledger."),
     "profile": (
         "steptime.captured.cli.profile",

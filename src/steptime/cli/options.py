@@ -109,9 +109,7 @@ Etp = Annotated[int | None, degree("etp", "N", "Tensor ranks of one expert.")]
 Sp = Annotated[
     str | None, typer.Option("--sp", metavar="on|off", help="Sequence parallelism between products; default on.")
 ]
-Shard = Annotated[
-    int | None, degree("shard", "RANKS", "Ranks that ZeRO shares out over (HSDP); 0, the default: all dp.")
-]
+Shard = Annotated[int | None, degree("shard", "RANKS", "Ranks over which ZeRO shards (HSDP); 0, the default: all dp.")]
 MicroBatch = Annotated[int | None, degree("micro_batch", "N", "Sequences per micro-batch.")]
 Zero = Annotated[int | None, degree("zero", "N", "ZeRO stage, 0 to 3; default the framework's, of generic 1.")]
 Panels = Annotated[int | None, degree("panels", "N", "Panels of a SUMMA product.")]
@@ -170,7 +168,7 @@ AttentionDtype = Annotated[
 ]
 DocumentLength = Annotated[
     float | None,
-    real("--document-length", "TOKENS", "Sequences are packed documents of so many tokens; default one document."),
+    real("--document-length", "TOKENS", "Sequences are packed documents of this many tokens; default one document."),
 ]
 ExpertImbalance = Annotated[
     float | None,

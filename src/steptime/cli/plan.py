@@ -1,4 +1,4 @@
-"""``steptime plan``: rank every parallel plan of a model on so many devices."""
+"""``steptime plan``: rank every parallel plan of a model on a number of devices."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def command(
     top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
     json: o.Json = False,
 ) -> None:
-    """Rank every parallel plan of a model on so many devices, and say why the first is the best.
+    """Rank every parallel plan of a model on a number of devices, and say why the first is the best.
 
     Cluster, devices and batch are needed. Options win over RUN.toml, whose own plan is not kept. Exits with 3 when no
-    plan fits; what is nearest is printed all the same.
+    plan fits; the nearest plan is printed nevertheless.
     """
     _run(locals())
 

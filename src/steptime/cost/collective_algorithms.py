@@ -70,7 +70,7 @@ class Fabric:
     ramp_bytes: float = 1.0
     """Bytes per rank at which half of `ramp_s` is lost."""
     overlap: float = 1.0
-    """How much of the latency of the hops a long pipelined transfer hides (protocol Simple): 1 nothing; 2 as the
+    """How much of the latency of the hops a long pipelined transfer overlaps (protocol Simple): 1 nothing; 2 as the
     hypotenuse of latency and transfer; infinity all."""
     byte_reduction: float = 1.0
     """Time of reducing 8-bit numbers over time of reducing 16- and 32-bit ones."""
@@ -97,7 +97,7 @@ class Fabric:
     switch_start_s: float = 0.0
     """Launch of an all-reduce in the switch."""
     switch_Bps: float = 0.0
-    """What one rank sends to a switch that reduces; 0: no such switch."""
+    """What one rank sends to a switch that reduces; 0: the switches do not reduce."""
     outer_start_s: Three = (0.0, 0.0, 0.0)
     """What a group that spans several domains costs on top of `start_s`."""
     outer_hop_s: Three = (0.0, 0.0, 0.0)
@@ -506,7 +506,7 @@ def _hops(name: str, p: int, spans: Num, ranks: Num, fabric: Fabric) -> tuple[Nu
 
 
 def _overlap(spans: Num, fabric: Fabric) -> Num:
-    """How much of the latency a long transfer hides, in a group inside one domain or over several."""
+    """How much of the latency a long transfer overlaps, in a group inside one domain or over several."""
     return where(spans > 0, fabric.outer_overlap, fabric.overlap) if fabric.outer_overlap else fabric.overlap
 
 

@@ -230,7 +230,7 @@ def bruck_all_to_all_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
 
 
 def _far_rounds(rounds: Num, moved: Num, domains: Num, inside: Num) -> Path:
-    """So many rounds in which every rank sends, all within one domain or, of several, all out of it."""
+    """Rounds in which every rank sends, all within one domain or, of several, all out of it."""
     zero = 0.0 * moved
     return Path(
         where(domains > 1, 0 * rounds, rounds),
@@ -310,7 +310,7 @@ def in_network_all_reduce_path(size_bytes: Num, ranks: Num, inside: Num) -> Path
       V_1 = 2 S \frac{N-1}{N}$$
 
     Every rank reads $S/t$ that the switch has added up, and writes it back for the switch to multicast: its own $S$
-    goes out once, $S$ come in, and its share passes once more. The sums of the domains go along a tree meanwhile.
+    goes out once, $S$ come in, and its share passes again. The sums of the domains go along a tree meanwhile.
 
     Source: Klenk et al. 2020 (in-network reduction in an NVLink switch); the NVLSTree of NCCL 2.18.
 

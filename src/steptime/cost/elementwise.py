@@ -178,7 +178,7 @@ def residual_flops(elements: Num) -> Num:
 
 
 def residual_bytes(elements: Num, element_bytes: Num) -> Num:
-    r"""Traffic of a residual addition: $M = 3xE$ (two reads, one write); backward adds gradients alike.
+    r"""Traffic of a residual addition: $M = 3xE$ (two reads, one write); backward adds gradients with the same traffic.
 
     Source: definition.
 
@@ -360,7 +360,7 @@ def embedding_bytes(tokens: Num, width: Num, element_bytes: Num) -> Num:
 
 
 def cross_entropy_flops(elements: Num) -> Num:
-    r"""Softmax cross-entropy over $x$ = tokens times local vocabulary: $F = 4x$ forward, and backward alike.
+    r"""Softmax cross-entropy over $x$ = tokens times local vocabulary: $F = 4x$ forward, and the same backward.
 
     Source: count of operations (maximum, subtract, exponentiate, sum).
 

@@ -80,7 +80,7 @@ WIDE_BYTES: Final = 2
 
 #: Elements of $k$ that one step of the inner loop takes, of up to `WIDE_BYTES` bytes and of more.
 STEP_K: Final = (32, 8)
-#: A split of $k$ leaves at least so many elements to each part.
+#: A split of $k$ leaves at least this many elements to each part.
 LEAST_K: Final = 128
 #: Distance between rows (bytes) that `stride` counts in.
 PAGE_BYTES: Final = 65536
@@ -164,7 +164,7 @@ def gemm_memory_s(
 
 
 def knee_s(compute_s: Num, memory_s: Num, overlap: Num, overlap_per_s: Num) -> Num:
-    r"""Larger of the two times, rounded off where they are alike.
+    r"""Larger of the two times, rounded off where they are nearly equal.
 
     $$t = (t_c^p + t_m^p)^{1/p}, \quad p = p_0 + p_1 t_m$$
 
@@ -275,7 +275,7 @@ def gemm_s(
             bytes, in a kernel of its own before the product (0 for wider operands).
         quantise_row: $k_r$, cost of a row of this conversion in elements.
         stride: $\zeta$, what it costs that rows of $k$ elements lie 64 KiB apart: each is on pages of its own, and
-            their addresses are translated anew.
+            their addresses are translated again.
         residual: $\rho$, see :func:`steptime.cost.gemm.gemm_residual`.
 
     Source: this model; fitted, see the profiles of the catalogue.

@@ -16,8 +16,8 @@ def issued_s(device_s: Num, operators: Num, host_s: Num, sharpness: Num = SHARPN
     $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p}$$
 
     a soft maximum of $t_d$ = `device_s` (s), the time of the device, and $n\,\tau$: $n$ = `operators` issued at
-    $\tau$ = `host_s` (s) each. $p$ = `sharpness`: 8 where the host works beside the device, which then waits for some
-    operators and not for others where both are nearly equal; 1 on a processor that issues its own work
+    $\tau$ = `host_s` (s) each. $p$ = `sharpness`: 8 where the host works while the device does, which then waits for
+    some operators and not for others where both are nearly equal; 1 on a processor that issues its own work
     (:data:`IN_TURN`).
 
     Source: own; a queue that the host fills and the device empties.
@@ -107,7 +107,7 @@ def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:
 
     $$t = T\, g \log_2 \max(n / 8, 1)$$
 
-    where $T$ = `work_s` is the time with all devices alike, $n$ = `devices` and $g$ = `growth` per doubling.
+    where $T$ = `work_s` is the time with all devices equal, $n$ = `devices` and $g$ = `growth` per doubling.
 
     Source: own; the expected maximum of $n$ similar times grows with $\log n$.
 
@@ -142,7 +142,7 @@ def host_copy_s(kept_bytes: Num, host_Bps: Num) -> Num:
 
 
 def _waited_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
-    """What a copy takes beyond the pass that it hides behind."""
+    """What a copy takes beyond the pass that it overlaps with."""
     return maximum(copy_s - hides * pass_s, 0.0)
 
 
@@ -152,7 +152,7 @@ def lasting_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
     $$t = t_p + \max(t_c - h\,t_p,\ 0)$$
 
     where the pass computes for $t_p$ = `pass_s`, copies for $t_c$ = `copy_s` (s), and $h$ = `hides` is 1 where both run
-    at once, so that the longer of them counts, else 0. What hides behind a layer's pass hides behind all of it.
+    at once, so that the longer of them counts, else 0. What overlaps with a layer's pass overlaps with all of it.
 
     Source: definition.
 

@@ -60,7 +60,7 @@ def memory_bound_s(
       + \frac{\min(r, r_1)\, m_0}{\beta'(M_1)} + \frac{a F}{R}\big)^4 + t_0^4\Big)^{1/4}$$
 
     where $M$ = `moved_bytes`, $r$ = `rows` that each cost $m_0$ = `row_bytes` more (narrow rows do not fill the
-    lines and threads) up to the $r_1$ = `most_rows` that were measured (with more of them others hide that, and the
+    lines and threads) up to the $r_1$ = `most_rows` that were measured (with more of them others overlap that, and the
     time tends to that of the bytes), $M_r$ = `reread_bytes` is read $q$ = `reread` more times where a row is too long
     for one block, $\beta'$ is `cached_Bps`, $M_1 = M \min(r_1 / r, 1)$ what the measured rows move, $F$ =
     `vector_flops` at $R/a$ (peak `vector_flops_per_s`, $a$ = `vector_cost`),

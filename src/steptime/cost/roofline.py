@@ -44,7 +44,7 @@ def memory_s(moved_bytes: Num, memory_Bps: Num) -> Num:
 
 
 def roofline_exposed_memory_s(moved_bytes: Num, memory_Bps: Num, compute_s: Num) -> Num:
-    r"""Memory time that the arithmetic does not hide.
+    r"""Memory time that the arithmetic does not overlap.
 
     $$t = \max\left(\frac{M}{\beta} - t_\mathrm{compute},\ 0\right)$$
 
@@ -76,7 +76,7 @@ def held_to_peak_s(timed_s: Num, peak_s: Num) -> Num:
 
 
 def stated_share_factor(stated: float, known: float, reached: float) -> float:
-    r"""Factor on a fitted rate where an efficiency is stated: in proportion below the known one, above it to the peak.
+    r"""Factor on a fitted rate where an efficiency is given: in proportion below the known one, above it to the peak.
 
     $$f = \begin{cases} s / k & s \le k \\ \big(r + (1 - r) \frac{s - k}{1 - k}\big) / r & s > k \end{cases}, \quad
       r = \min(1, \rho)$$
@@ -99,7 +99,7 @@ def stated_share_factor(stated: float, known: float, reached: float) -> float:
 
 
 def stated_latency_s(fitted_s: float, stated_s: float, known_s: float) -> float:
-    r"""A fitted latency where one is stated: in proportion below the known one, later by the difference above it.
+    r"""A fitted latency where another is given: in proportion below the known one, later by the difference above it.
 
     $$t = \begin{cases} \tau\, s / k & s < k \\ \tau + (s - k) & s \ge k \end{cases}$$
 

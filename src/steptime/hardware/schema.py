@@ -135,7 +135,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
     path = [str(part) for part in detail["loc"]]
     field = ".".join(shorten(part.replace(": ", ":"), 40) for part in path)
     if detail["type"] == "extra_forbidden":
-        return f"{field}: there is no such key ({did_you_mean(path[-1], keys_at(model, path[:-1]))})"
+        return f"{field}: the key is unknown ({did_you_mean(path[-1], keys_at(model, path[:-1]))})"
     if detail["type"] == "given":
         context = detail["ctx"]
         return f"{field}: {context['problem']}" + (f" ({context['hint']})" if context["hint"] else "")

@@ -99,7 +99,7 @@ def load_catalogue_model(name: str) -> ModelSpec:
     """A model of the catalogue; neither case nor ``-`` against ``_`` matters, nor a hyphen before a number.
 
     Raises:
-        UnknownNameError: there is none of that name; the message has the nearest ones.
+        UnknownNameError: the name is unknown; the message has the nearest names.
 
     >>> load_catalogue_model("GPT3_1T").hidden
     25600

@@ -41,7 +41,7 @@ class Experts:
     moe_layers: int
     """Layers that have experts; the others keep the dense MLP."""
     router_bias: bool = False
-    """One learnt or balancing bias per expert beside the router's weights."""
+    """One learnt or balancing bias per expert in addition to the router's weights."""
     shared_gate: bool = False
     """A hidden -> 1 gate on the shared expert (Qwen2-MoE)."""
     expert_bias: bool = False
@@ -117,7 +117,7 @@ class ModelSpec:
     head_bias: bool = False
     """Bias on the language-model head (GPT-J)."""
     attention_sinks: bool = False
-    """One learnt score per head beside those of the keys (gpt-oss)."""
+    """One learnt score per head in addition to the scores of the keys (gpt-oss)."""
     parallel_block: bool = False
     """Attention and MLP read the same input and their outputs are added (GPT-J, GPT-NeoX, Falcon)."""
     embedding_norm: bool = False

@@ -7,16 +7,16 @@ Rows of a mixture of experts in place of the MLP.
 
 Tokens of a rank's sequence shard choose experts; their copies go to the ranks of ``ep`` that have them (and are
 gathered over ``etp`` where ranks share an expert), pass through two grouped products, and come back. The axes of the
-experts divide the ranks of ``tp``, ``cp`` and ``dp`` anew (parallel folding, arXiv 2504.14960). Ranks have equal
-numbers of experts; the fullest one has ``Shape.expert_load`` times the mean of the rows. The probabilities weigh the
-activation, so that the combination is a plain sum and keeps nothing.
+experts divide the ranks of ``tp``, ``cp`` and ``dp`` in another way (parallel folding, arXiv 2504.14960). Ranks have
+equal numbers of experts; the fullest one has ``Shape.expert_load`` times the mean of the rows. The probabilities weigh
+the activation, so that the combination is a plain sum and keeps nothing.
 
 Rows of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) under tensor parallelism.
 
 The down projections work on the sequence shard with whole weights on every rank; the narrow latents, not the hidden
 state, are gathered for the up projections, whose columns (heads) are cut. Keys and values are expanded for training.
 
-Low-rank adapters (LoRA, arXiv 2106.09685): the weights are frozen, two narrow products beside each are trained.
+Low-rank adapters (LoRA, arXiv 2106.09685): the weights are frozen, two narrow products added to each are trained.
 
 A product of m x k by k x n gets m x k by k x r and m x r by r x n for every projection that it joins (queries, keys
 and values; gate and up). Frozen products have no gradient of their weights; their input is kept where an adapter
@@ -88,7 +88,7 @@ class Heads:
         return self.rows * self.key_dim + self.kv_local * (self.key_dim + self.value_dim)
 
     def core(self, s: Shape, pairs: Num) -> Core:
-        """Size of the attention core for so many (query, key) pairs."""
+        """Size of the attention core for a number of (query, key) pairs."""
         return Core(
             pairs=pairs,
             rows=self.rows,
@@ -111,7 +111,7 @@ def attention_pairs(s: Shape, rows: Num) -> Num:
 
 
 def windowed_share(s: Shape) -> float:
-    """Share of the layers in which a window hides keys."""
+    """Share of the layers in which a window masks keys."""
     model = s.model
     if not model.causal or model.window is None or model.window >= s.attended:
         return 0.0
@@ -292,7 +292,7 @@ def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
 def _moves(s: Shape, experts: Experts) -> tuple[list[Row], list[Row]]:
     """The ways to the experts and back: what one sends forward, the other sends backward.
 
-    Copies in the order of their experts; after the exchange once more, where a rank has several experts. ``whole``:
+    Copies in the order of their experts; after the exchange again, where a rank has several experts. ``whole``:
     bytes of the rows of all ranks that share an expert.
     """
     one, sent, whole = (rows * s.hidden * s.element_bytes for rows in (s.sharded_tokens, s.sent_rows, s.expert_rows))
@@ -431,7 +431,7 @@ PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")
 
 
 def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
-    """The rows with frozen weights; in a ``layer``, with adapters beside the products."""
+    """The rows with frozen weights; in a ``layer``, with adapters added to the products."""
     adapter = job.adapter
     if adapter is None:
         return list(rows)
@@ -479,7 +479,7 @@ def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
     cut = row.name in ROW_PARALLEL
     narrow = Product(m=m, n=projections * rank, k=k, element_bytes=element)
     down = matmul(f"{row.name}_adapter_down", row.block, narrow, kept_elements=row.kept_bytes / element, weights=first)
-    # The second product adds to the frozen one's result, which is read and written once more.
+    # The second product adds to the frozen one's result, which is read and written again.
     wide = Product(m=m, n=n, k=rank, element_bytes=element, output_passes=2)
     up = matmul(f"{row.name}_adapter_up", row.block, wide, kept_elements=m * projections * rank, weights=second)
     return [

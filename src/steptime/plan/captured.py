@@ -66,7 +66,7 @@ class _Rows:
         return first
 
     def gathered(self, model: CapturedModel) -> Num:
-        """Where tokens are shared out, a product needs all of them, and so does the gradient of its input."""
+        """Where tokens are sharded, a product needs all of them, and so does the gradient of its input."""
         sizes = [each.size_bytes for one in model.block for each in one.reductions if each.tokens]
         if not sizes or not model.sequence_parallel:
             return 0.0
@@ -122,7 +122,7 @@ class _Rows:
         )
 
     def _transfers(self, reduction: Reduction, backward: bool) -> Iterator[Transfer]:
-        """A sum over the ranks; of tokens that are shared out it is scattered, and gathered before the next product."""
+        """A sum over the ranks; of sharded tokens it is scattered, and gathered before the next product."""
         size = self.at(reduction.size_bytes)
         shared = self.shared if reduction.tokens else 0.0
         if not isinstance(shared, float) or shared < 1.0:

@@ -4,11 +4,11 @@ Quantisation, where the operands of a product have a narrow format:
 
 * A product's input is quantised before it; in backward so is the gradient of its output. Where the product that makes
   the gradient of trained weights takes a transposed copy of both, the pass writes two copies.
-* What tensor ranks gather, each quantises its shard of before, and it travels in the narrow format. The transposed
-  copy of a tensor with one scale is then made of the whole; formats with a scale per block are quantised along rows and
-  along columns, and of the gradient of an output both travel.
+* What tensor ranks gather, each quantises its shard before gathering, and it travels in the narrow format. The
+  transposed copy of a tensor with one scale is then made of the whole; formats with a scale per block are quantised
+  along rows and along columns, and of the gradient of an output both travel.
 * An input that is not kept, or whose product runs again, is quantised again in the backward pass.
-* Trained weights are quantised once per step, but each time that ZeRO-3 gathers them; frozen ones are so for good.
+* Trained weights are quantised once per step, but each time that ZeRO-3 gathers them; frozen weights stay quantised.
 * The head and the router stay in the dtype in which weights and activations are stored.
 
 Source: Transformer Engine, `gather_along_first_dim` (`pytorch/distributed.py`) and `pytorch/module/linear.py`; torchao,
@@ -36,7 +36,7 @@ NARROW_DTYPES = frozenset({"fp8", "fp4"})
 
 
 def quantised(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer with quantisation beside each product."""
+    """The rows of a layer with the quantisation passes of each product."""
     precision = job.precision
     if precision.quantised_bytes is None:
         return list(rows)
@@ -54,7 +54,7 @@ def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Quantiser:
-    """What a recipe does beside the products of plans."""
+    """What a recipe does in addition to the products of plans."""
 
     precision: Precision
     narrow_bytes: float
@@ -79,7 +79,7 @@ class _Quantiser:
         return self._operand(row, "quantise_gradient", elements, gathered=_gathers_output_gradient(row))
 
     def _operand(self, row: Row, name: str, elements: Num, *, gathered: bool) -> list[Row]:
-        """Passes in backward over an operand of so many elements, of which each tensor rank has a shard if gathered."""
+        """Passes in backward over an operand of ``elements``, of which each tensor rank has a shard if gathered."""
         shards = where(self.plans.sp > 0, self.plans.tp, 1) if gathered else 1
         copies: Num = self._copies(row)
         transposed_later: Num = 0.0
@@ -172,7 +172,7 @@ def _gathers_output_gradient(row: Row) -> bool:
 
 
 def _gathering(transfers: Iterable[Transfer], factor: float) -> tuple[Transfer, ...]:
-    """The transfers where tensor ranks gather so many times the bytes."""
+    """The transfers where tensor ranks gather ``ratio`` times the bytes."""
     return tuple(
         replace(each, size_bytes=each.size_bytes * factor) if _is_tensor_gather(each) else each for each in transfers
     )

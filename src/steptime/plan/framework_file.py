@@ -228,7 +228,7 @@ def framework_names() -> list[str]:
 
 
 def bare_name(name: str) -> str:
-    """A name without case and without what joins its words: names alike in that mean one framework.
+    """A name without case and without what joins its words: names that are equal then mean one framework.
 
     >>> bare_name("Megatron_Core"), bare_name("megatron-core")
     ('megatroncore', 'megatroncore')
@@ -262,7 +262,7 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
             without runs and without them less is known.
 
     Raises:
-        UnknownNameError: no such framework.
+        UnknownNameError: the framework is unknown.
     """
     if name == IDEAL.name:
         return IDEAL

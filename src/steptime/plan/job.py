@@ -81,7 +81,7 @@ def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, N
 
 
 def equal_but_for_ends(each: Num, lacking: Num) -> Any:
-    """Whether virtual stages of so many layers are equal but for the first and the last, which lack all that does.
+    """Whether virtual stages of ``each`` layers are equal but for the first and the last, which lack all that does.
 
     >>> equal_but_for_ends(4, 3), equal_but_for_ends(1, 3)
     (True, False)
@@ -235,14 +235,14 @@ GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
 OFFLOADS = ("optimizer", "activations")
-#: What of a step the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
+#: Part of a step that the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
 GRAPHS = ("none", "step")
 GRAPH_PARTS = ("attention", "router", "preprocess")
 """Parts of a layer that may be one graph: attention with its norm, the router, and what it prepares for sending."""
 ALL_TO_ALL = "all_to_all"
 #: What sends tokens to their experts: permutations around all-to-alls of the collective library, or one kernel.
 DISPATCHERS = (ALL_TO_ALL, "deepep", "hybridep")
-#: Formats that attention may compute in beside that of what it reads and returns.
+#: Formats that attention may compute in, other than the dtype that it reads and returns.
 ATTENTION_DTYPES = ("fp8",)
 
 
@@ -265,7 +265,8 @@ def replica_sequences(global_batch: int, replicas: Num) -> Num:
 
 
 def replica_micro_batches(global_batch: int, replicas: Num, micro_batch: Num) -> Num:
-    r"""Micro-batches of that replica: $\lceil \lceil B / d \rceil / m \rceil$ of $m$ = `micro_batch` sequences each.
+    r"""Micro-batches of the replica that has most: $\lceil \lceil B / d \rceil / m \rceil$ of $m$ = `micro_batch`
+    sequences each.
 
     >>> replica_micro_batches(100, 32, 3)
     2
@@ -275,7 +276,7 @@ def replica_micro_batches(global_batch: int, replicas: Num, micro_batch: Num) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training job on so many devices."""
+    """One training job on a number of devices."""
 
     model: ModelSpec
     gpus: int
@@ -315,7 +316,7 @@ class Job:
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces over the data-parallel ranks leaves a node by one NIC; else by those of all."""
     root_unit: bool = False
-    """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each beside the layers."""
+    """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each with the layers."""
     copied_parameters: bool = False
     """Parameters are copied out of the buffer that is gathered, and their gradients into that which is reduced."""
     stops_early: bool = False
@@ -323,7 +324,7 @@ class Job:
     fused_copies: frozenset[str] = frozenset()
     """What fused attention copies from one layout into another, of :data:`~steptime.plan.framework.COPIES`."""
     unfused_copies: frozenset[str] = frozenset()
-    """Likewise where attention is not fused."""
+    """What unfused attention copies from one layout into another."""
     complex_rope: bool = False
     """Rotary embeddings multiply complex numbers, three kernels; else one kernel rotates."""
     separate_kernels: bool = False
@@ -333,7 +334,7 @@ class Job:
     """The softmax of unfused causal attention reads half of the scores; else all."""
     asynchronous_tp: bool = False
     """Backward, what a product gathers again of its input and the sum of its input's gradient over ``tp`` each run
-    beside one of its two products; else they show."""
+    with one of its two products; else they are exposed."""
     one_pass_norms: bool = False
     """The backward pass of a LayerNorm reads its input and its gradient once; else once for each of its results."""
     plain_norms: bool = False
@@ -407,18 +408,18 @@ def with_habits(job: Job, framework: str) -> Job:
 def dispatched_by(job: Job, dispatcher: str) -> Job:
     """The job with another dispatcher: all but the all-to-all send a token once over the same links.
 
-    Source: DeepEP's README (normal kernels forward over NVLink what arrives over RDMA); HybridEP likewise.
+    Source: DeepEP's README (normal kernels forward over NVLink what arrives over RDMA); HybridEP does the same.
     """
     return replace(job, dispatcher=dispatcher, exchange_once=dispatcher != ALL_TO_ALL)
 
 
 def habitual_overlap(job: Job, framework: str) -> frozenset[str]:
-    """Traffic that a framework hides in a job, whatever its schedule."""
+    """Traffic that a framework overlaps in a job, whatever its schedule."""
     return habits_of(framework).overlap_with(job.offload, experts=job.model.experts is not None)
 
 
 def _hidden_by_schedule(job: Job) -> frozenset[str]:
-    """Traffic that runs beside the opposite pass in any framework: DualPipe is made of such pairs."""
+    """Traffic that overlaps with the opposite pass in any framework: DualPipe is made of pairs of passes."""
     if job.stages_held == 1:
         return frozenset()
     return frozenset({"pp"} if job.model.experts is None else {"pp", "ep"})

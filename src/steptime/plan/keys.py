@@ -12,7 +12,7 @@ MAX_DEVICES: Final = 10**7
 MAX_GLOBAL_BATCH: Final = 10**9
 MAX_SEQ: Final = 10**8
 MAX_FIT_BATCH: Final = 10**6
-"""Samples of a step on one device, for ``fit``; likewise the tokens of one."""
+"""Samples of a step on one device, for ``fit``."""
 MAX_FIT_SEQ: Final = 10**7
 
 
@@ -66,7 +66,7 @@ RATIOS: Final = {name: key for name, key in KEYS.items() if isinstance(key, Rati
 SHOWN: Final[Mapping[str, str]] = {"mbs": "micro_batch", "p(oom)": "oom_probability"}
 """What a report writes for a key -> the key."""
 CHANCE: Final = "oom_probability"
-"""What a search can bound beside degrees: the chance of running out of memory."""
+"""What a search can bound in addition to degrees: the chance of running out of memory."""
 WORDS: Final = ("sp", "recompute")
 """Keys in words of which each candidate of a search has its own value; they have no order."""
 SEVERAL: Final = ("overlap", "offload")

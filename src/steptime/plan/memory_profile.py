@@ -22,21 +22,21 @@ class MemoryProfile:
     optimiser has none (FSDP2 with mixed precision: sharded fp32, gathered in the dtype of the run)."""
     placeholder_bytes: float = 0.0
     """Per parameter of one product of each shape: gradients handed to autograd where the real ones went into the
-    buffer of all gradients. Transformer Engine keeps one such tensor per shape for good."""
+    buffer of all gradients. Transformer Engine keeps one placeholder per shape permanently."""
     layer_gradient_bytes: float = 0.0
     """Per parameter of a layer in its backward pass under ZeRO-3: whole gradients before they are scattered."""
     head_gradient_bytes: float = 0.0
-    """Likewise of the head, with any sharding."""
+    """Per parameter of the head in its backward pass, with any sharding: whole gradients."""
     logit_kept_bytes: float | None = None
     """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
     logit_peak_bytes: float | None = None
     """Per logit at the worst moment of the loss; None: what is kept."""
     evaluated_logit_bytes: float = 0.0
-    """Per logit of a mean sequence, beside that: logits of evaluated sequences that stay on the device."""
+    """Per logit of a mean sequence, in addition: logits of evaluated sequences that stay on the device."""
     loss_forward_bytes: float = 8.0
     """Traffic per logit of all kernels of the loss, forward: read and write once in fp32."""
     loss_backward_bytes: float = 8.0
-    """Likewise backward."""
+    """Traffic per logit of all kernels of the loss, backward."""
     loss_conversion_bytes: float = 0.0
     """Each way, where logits are no fp32: to turn them into that, and their gradient back."""
     fused_head: bool = False
@@ -62,13 +62,14 @@ class MemoryProfile:
     score_bytes: float = 0.0
     """Kept per score of unfused attention beyond the probabilities in the dtype of the run: those in fp32."""
     bf16_gradient_bytes: float = 0.0
-    """Beside the gradients in the dtype of the run, where that is bf16: those accumulated in fp32."""
+    """Per parameter, in addition to gradients in the dtype of the run where it is bf16: gradients accumulated in
+    fp32."""
     pure: bool = False
     """Weights, gradients and states all have the dtype of the run; there are no master weights."""
     narrow_frozen: bool = False
     """Frozen weights of a run with narrow products are stored in the narrow format."""
     narrow_weights: bool = False
-    """Likewise trained weights of products of layers; without it they are stored in the dtype of the run."""
+    """Trained weights of products of layers too; without it they are stored in the dtype of the run."""
     updates_in_backward: bool = False
     """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
     offloads_weights: bool = False
@@ -191,18 +192,18 @@ PROFILES: Mapping[str, MemoryProfile] = {
     ),
 }
 """Sources. Megatron Core with Transformer Engine: its linear layers return a placeholder of the weight's shape and
-dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made anew; the
-fused cross entropy overwrites the logits with their gradient; cuBLAS and Transformer Engine take 32 MiB of workspace
-each on Hopper and later. Megatron: the vocabulary-parallel cross entropy keeps fp32 probabilities and turns their
-gradient to the dtype of the run. Its kernels turn logits to fp32 (6 bytes of traffic), look for the maximum (4),
+dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made each
+time; the fused cross entropy overwrites the logits with their gradient; cuBLAS and Transformer Engine take 32 MiB of
+workspace each on Hopper and later. Megatron: the vocabulary-parallel cross entropy keeps fp32 probabilities and turns
+their gradient to the dtype of the run. Its kernels turn logits to fp32 (6 bytes of traffic), look for the maximum (4),
 subtract it (8), exponentiate (8), add up (4), divide (8), and backward multiply (8) and turn to the dtype of the run
 (6); the fused one reads twice and writes (6), and backward scales (4). PyTorch's own: to fp32 (6), a softmax that reads
 three times (16); backward the gradient of the choice (4), of the softmax (16), to the dtype of the run (6). torchtitan:
 fp32 shards, gathered in bf16, reduced in fp32 (arXiv 2410.06511); ``cross_entropy`` of fp32 logits holds the bf16
 logits, the log-probabilities, the gradient of those and of the logits. DeepSpeed ZeRO-3: up to 1e9 live parameters and
 two reduction buckets of 5e8 (`stage3_max_live_parameters`, `reduce_bucket_size`, `overlap_comm`); with the optimiser on
-the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 beside
-those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
+the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 next
+to those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
 time to fp32. MPT under Composer has a fused cross entropy (`loss_fn: fused_crossentropy`), which reads twice forward,
 and reads and writes backward; that of Liger makes gradients forward. MaxText keeps weights in fp32 (`weight_dtype`,
 base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient.
@@ -217,7 +218,7 @@ normalised 2).
 Hugging Face's Trainer, with a checkpoint in bf16 that is trained as it is: ``AdamW`` of PyTorch works on all tensors at
 once (``foreach``, whose temporaries have the size of the parameters); models turn logits to fp32 (4), shift them (4),
 and cross entropy has log-probabilities (4) and gradients of both (8); norms copy to fp32 (4) and back (2); embeddings
-and head beside a quantised base are in fp32, the head also in bf16 under autocast (`prepare_model_for_kbit_training` of
+and head of a quantised base are in fp32, the head also in bf16 under autocast (`prepare_model_for_kbit_training` of
 peft); evaluation keeps its logits on the device unless `eval_accumulation_steps` says otherwise, fitted as those of
 five sequences in fp32."""
 

@@ -23,7 +23,8 @@ DENSE_BLOCKS = frozenset({"attention", "mlp"})
 
 
 def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer, where ``tp`` overlaps with products that hide what their input or output travels.
+    """The rows of a layer, where ``tp`` overlaps with products: transfers of their input or output overlap with the
+    product.
 
     An input that is gathered, or an output that is scattered, goes round the ring of the ``tp`` ranks one shard of the
     sequence at a time (:func:`~steptime.cost.collective.ring_behind_share`), which takes sequence parallelism; without
@@ -42,10 +43,10 @@ def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
 
 
 def beside_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer, where a product's backward transfers run beside the two products of its gradients.
+    """The rows of a layer, where a product's backward transfers overlap with the two products of its gradients.
 
-    Its input, that sequence parallelism gathers again for the gradient of the weights, travels beside the product that
-    makes the gradient of the input; that gradient is summed, scattered or not, beside the product that makes the
+    Its input, that sequence parallelism gathers again for the gradient of the weights, travels during the product that
+    makes the gradient of the input; that gradient is summed, scattered or not, during the product that makes the
     gradient of the weights. Each of the two products is half of the work. A backward pass in two parts has no other
     product at hand, and frozen weights have none.
 
@@ -69,15 +70,15 @@ def _waits(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapRule:
-    """One kind of traffic that hides behind computation."""
+    """One kind of traffic that overlaps with computation."""
 
     word: str
-    """Word of ``overlap`` without which all of it shows; empty: it always hides."""
+    """Word of ``overlap`` without which all of it is exposed; empty: it always overlaps."""
     traffic: str
     stream: str
     """What carries it; transfers of one stream follow each other."""
     beside: str
-    """Computation beside which it runs."""
+    """Computation that it overlaps with."""
     wants: str
     """What a plan needs for that."""
     shares: str
@@ -87,14 +88,15 @@ class OverlapRule:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that have this traffic."""
     axis: str = ""
-    """Axis beside ``dp`` that it runs over; empty: none."""
+    """Axis other than ``dp`` that it runs over; empty: none."""
     habit: str = ""
     """Habit of a framework (:class:`steptime.plan.framework.Habits`) without which all of it shows."""
 
 
 _DATA: Final = (
     "links: of a layer's pass the time that its own transfers over tp, cp and ep keep the same links busy is not there "
-    "for it (free_links_s); units, links and host: the share data_exposed of what could hide shows (partly_hidden_s)"
+    "for it (free_links_s); units, links and host: the share data_exposed of what could overlap is exposed "
+    "(partly_hidden_s)"
 )
 
 RULES: Final = (
@@ -143,7 +145,7 @@ RULES: Final = (
         word="",
         traffic="backward: an input that a product gathers again over tp, and the sum of its gradient",
         stream="tensor parallel",
-        beside="the products of the gradients, each transfer beside one of them",
+        beside="the products of the gradients, each transfer with one of them",
         wants="a framework with asynchronous_tp, tp above 1, attention or a dense MLP, strategy 1d or context, a model "
         "by dimensions, trained weights, no zero-bubble schedule",
         shares="what its kernels take of the products is in the factors of a framework",
@@ -167,7 +169,7 @@ RULES: Final = (
         stream="expert parallel",
         beside="the opposite pass of another micro-batch, but for its exchange",
         wants="ep above 1; vpp above 1 or schedule dualpipe; no full recomputation",
-        shares="links: the exchange of that pass waits for it",
+        shares="links: the exchange of the opposite pass waits for it",
         formula="experts.hidden_exchange_s",
         axis="ep",
     ),
@@ -201,7 +203,7 @@ RULES: Final = (
         axis="tp",
     ),
 )
-"""Every kind of traffic that may hide; what is not here shows."""
+"""Every kind of traffic that may overlap; what is not here is exposed."""
 
 OVERLAPS: Final = tuple(dict.fromkeys(rule.word for rule in RULES if rule.word))
 """Words of ``overlap``."""

@@ -102,11 +102,11 @@ class Plans:
     recompute: Num = 0
     """Sum of :data:`RECOMPUTE_CODES`."""
     recompute_every: Num = 1
-    """Full recomputation of every so many-th layer."""
+    """Full recomputation of every n-th layer."""
     zero: Num = 1
-    """ZeRO stage: what the data-parallel ranks share out (1: optimiser states)."""
+    """ZeRO stage: what the data-parallel ranks shard (1: optimiser states)."""
     shard: Num = 0
-    """Ranks among which ZeRO shares out; the groups of so many ranks are replicas. 0: all data-parallel ranks."""
+    """Ranks over which ZeRO shards; groups of this many ranks are replicas. 0: all data-parallel ranks."""
     sp: Num = 1
     """1: between products the ranks of ``tp`` share the sequence out (sequence parallelism); 0: each has all of it."""
     ep: Num = 1
@@ -114,7 +114,7 @@ class Plans:
     etp: Num = 1
     """Tensor-parallel ranks of one expert."""
     in_tp: Num = 1
-    """Ranks of a tensor-parallel group that share a fast domain; likewise below."""
+    """Ranks of a tensor-parallel group that share a fast domain."""
     in_tp2: Num = 1
     in_cp: Num = 1
     in_dp: Num = 1
@@ -139,7 +139,7 @@ class Plans:
         return not isinstance(ranks, np.ndarray) and ranks == 1
 
     def inside(self, axis: str) -> Num:
-        """Ranks of that axis that share a fast domain; a folded axis takes the room that those inside it leave."""
+        """Ranks of an axis that share a fast domain; a folded axis takes the room that those inside it leave."""
         if axis in FOLDED_AXES:
             return self._folded_inside(axis)
         column: Num = getattr(self, f"in_{axis}")
@@ -169,11 +169,11 @@ class Plans:
         return self.with_columns({f"in_{axis}": ranks for axis, ranks in inside.items()})
 
     def gathers(self, micro_batches: Num) -> Num:
-        """How often a step gathers weights: with ZeRO-3 for each of so many micro-batches, else once."""
+        """How often a step gathers weights: with ZeRO-3 for each of ``micro_batches``, else once."""
         return where(self.zero >= 3, micro_batches, 1.0)
 
     def reductions(self, micro_batches: Num) -> Num:
-        """How often a step reduces gradients: from ZeRO-2 on after each of so many micro-batches, else once."""
+        """How often a step reduces gradients: from ZeRO-2 on after each of ``micro_batches``, else once."""
         return where(self.zero >= 2, micro_batches, 1.0)
 
     @property
@@ -187,11 +187,11 @@ class Plans:
 
     @property
     def has_shards(self) -> bool:
-        """Whether any of the plans may share out over fewer ranks than a group has; single plans without have 0."""
+        """Whether any of the plans may shard over fewer ranks than a group has; single plans without have 0."""
         return isinstance(self.shard, np.ndarray) or bool(self.shard)
 
     def sharing_ranks(self, ranks: Num) -> Num:
-        """Ranks of a group of so many that ZeRO shares out over: all, or those of one replica of the shards.
+        """Ranks of a group of ``ranks`` over which ZeRO shards: all, or those of one replica of the shards.
 
         >>> Plans(dp=64).sharing_ranks(64), Plans(dp=64, shard=8).sharing_ranks(64)
         (64, 8)
@@ -201,7 +201,7 @@ class Plans:
         return where(self.shard > 0, minimum(self.shard, ranks), ranks)
 
     def shared_out(self, *, experts: bool) -> Num:
-        """1 where ZeRO shares weights out over several ranks, those of routed experts or all others; else 0."""
+        """1 where ZeRO shards weights over several ranks, those of routed experts or all others; else 0."""
         ranks = self.sharing_ranks(self.edp if experts else self.dp * self.cp)
         return where(ranks > 1, 1.0, 0.0)
 
@@ -302,7 +302,7 @@ def _beyond_replica(job: Job, p: Plans) -> Any:
 MEMORY = "memory"
 """The reason that is found by the estimate, not by a rule."""
 RISK = "oom_probability"
-"""The reason of plans that fit, and that a search leaves out because they may run out of memory all the same."""
+"""The reason of plans that fit, and that a search leaves out because they may nevertheless run out of memory."""
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -371,13 +371,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="shard",
         always=True,
-        meaning="the ranks that ZeRO shares out over do not divide dp",
+        meaning="the ranks over which ZeRO shards do not divide dp",
         broken=lambda job, p: p.dp % where(p.shard > 0, p.shard, 1) != 0,
     ),
     Rule(
         name="recompute_every",
         always=True,
-        meaning="recomputing every so many-th layer needs full recomputation",
+        meaning="recomputing every n-th layer needs full recomputation",
         broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE),
     ),
     Rule(
@@ -395,7 +395,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="dualpipe",
         always=True,
-        meaning="DualPipe wants an even pp without virtual stages, and an even number of micro-batches, at least 2 pp",
+        meaning="DualPipe needs an even pp without virtual stages, and an even number of micro-batches, at least 2 pp",
         broken=_not_mirrored,
     ),
     Rule(

@@ -138,7 +138,7 @@ def kept_bytes(row: Row, model: ModelSpec, plans: Plans) -> Num:
 
 
 def without_inputs(row: Row, model: ModelSpec) -> Num:
-    """Bytes that a row of :data:`CORE` keeps beside queries, keys and values that are made again."""
+    """Bytes that a row of :data:`CORE` keeps in addition to queries, keys and values that are made again."""
     return maximum(row.kept_bytes - _remade_elements(row, model) * row.shape["element_bytes"], 0.0)
 
 
@@ -167,11 +167,11 @@ class Part:
     """What one bit recomputes."""
 
     again: Callable[[Row], bool]
-    """Rows whose forward runs once more."""
+    """Rows whose forward pass runs again."""
     dropped: Callable[[Row], bool]
     """Rows whose kept bytes are the output of those."""
     left: Callable[[Row, ModelSpec], Num] = lambda row, model: 0.0
-    """What such a row keeps all the same."""
+    """What a dropped row nevertheless keeps."""
 
 
 def _named(*names: str) -> Callable[[Row], bool]:
@@ -307,7 +307,7 @@ def recompute_code(text: str, framework: str = "") -> int:
         framework: its name; empty: none is named, and ``selective`` is attention, as in Megatron-LM.
 
     Raises:
-        UnknownNameError: no such part.
+        UnknownNameError: a part is unknown.
 
     >>> recompute_code("attention+norm"), recompute_code("selective+layernorm"), recompute_code("none")
     (5, 5, 0)
@@ -371,7 +371,7 @@ def _inner(s: Shape, local: Num) -> Num:
 
 
 def _mlp_elements(s: Shape, local: Num) -> Num:
-    """Largest temporary in the backward pass of an MLP, beside the gradient of the residual stream."""
+    """Largest temporary in the backward pass of an MLP, in addition to the gradient of the residual stream."""
     hidden, gathers = s.model.hidden, where(s.plans.tp > 1, 1.0, 0.0)
     out = s.tokens * (gathers * hidden + local)
     into = s.tokens * ((1.0 + gathers) * hidden - local)
@@ -392,7 +392,7 @@ def _freed_elements(s: Shape) -> Num:
 
 
 def loss_bytes(s: Shape) -> Num:
-    """Largest temporary from the loss to the backward pass of the head, beside what their rows keep.
+    """Largest temporary from the loss to the backward pass of the head, in addition to what their rows keep.
 
     Moments: the loss; the head's backward product (gradients of its input, gathered and scattered, and of its weight).
     """
@@ -437,7 +437,7 @@ def _with_copies(row: Row, profile: MemoryProfile, plans: Plans) -> Row:
 
 
 def leading_dense(model: ModelSpec) -> int:
-    """First layers without experts. So few as these stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
+    """First layers without experts. At most three stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
     dense = 0 if model.experts is None else model.layers - model.experts.moe_layers
     return dense if dense <= MOST_LEADING and model.experts is not None and model.experts.moe_layers else 0
 
@@ -456,7 +456,7 @@ def kept_per_logit(s: Shape) -> float:
 
 
 def loss_row(s: Shape, predicted: Num) -> Row:
-    """Row of the loss over the logits of so many tokens; what its kernels move is a fact of the framework."""
+    """Row of the loss over the logits of ``predicted`` tokens; what its kernels move is a fact of the framework."""
     logits, profile = predicted * s.vocab, s.job.memory
     turned = profile.loss_conversion_bytes if s.element_bytes < LOGIT_BYTES else 0.0
     return Row(

@@ -114,11 +114,11 @@ class Row:
     panels: Num | None = None
     """Panels of a blocked product whose transfers overlap it; None: transfers are serial."""
     recomputed: Num = 0.0
-    """1 where its forward runs once more in the backward pass, or the share of it that does."""
+    """1 where its forward pass runs again in the backward pass, or the share of it that does."""
     sent_again: Num = 1.0
     """Share of its forward transfers that run with it."""
     runs_again: bool = True
-    """Whether its forward pass runs once more where its layer is recomputed in full."""
+    """Whether its forward pass runs again where its layer is recomputed in full."""
     overlaps: Num = 0.0
     """Part of its own time behind which its transfers run; what they take longer is exposed."""
     overlaps_near: bool = False
@@ -140,7 +140,7 @@ class Row:
     """Operators that the host issues for it in each direction in which it works."""
 
     def keeping(self, kept_bytes: Num, *, recomputed: Num, sent_again: Num | None = None) -> Row:
-        """The row where it keeps less, makes the rest again, and runs again so often."""
+        """The row where it keeps ``kept_bytes``, makes the rest again, and runs again ``recomputed`` times."""
         return replace(
             self,
             kept_bytes=kept_bytes,
@@ -162,9 +162,9 @@ class Block:
     boundary_bytes: Num = field(default=0.0)
     """Activation that one micro-batch hands from stage to stage, per device."""
     working_bytes: Num = field(default=0.0)
-    """Largest temporary that is alive beside the kept activations."""
+    """Largest temporary that is alive in addition to the kept activations."""
     loss_bytes: Num = field(default=0.0)
-    """Likewise at the loss and in the backward pass of the head."""
+    """Largest temporary at the loss and in the backward pass of the head."""
     leading_dense: int = 0
     """First layers that have a dense MLP where all later ones have experts."""
 
@@ -266,7 +266,7 @@ def bias(name: str, block: str, tokens: Num, width: Num, *, element_bytes: float
 
 
 def activation(name: str, block: str, elements: Num, *, element_bytes: float, gated: bool = False) -> Row:
-    """Row of an activation function with so many outputs; a gated one has twice as many inputs."""
+    """Row of an activation function with ``elements`` outputs; a gated one has twice as many inputs."""
     return Row(
         name=name,
         block=block,
@@ -296,7 +296,7 @@ def residual(name: str, block: str, elements: Num, *, element_bytes: float) -> R
 
 
 def rope(block: str, elements: Num, *, element_bytes: float, by_complex: bool) -> Row:
-    """Row of the rotary embedding of so many elements of queries and keys, perhaps by complex numbers (fp32: alike)."""
+    """Row of the rotary embedding of ``elements`` of queries and keys, perhaps by complex numbers (not in fp32)."""
     shape = {"elements": elements, "element_bytes": element_bytes}
     by_complex = by_complex and element_bytes < 4
     return Row(name="rope", block=block, operator="complex_rope" if by_complex else "rope", shape=shape)
@@ -494,7 +494,7 @@ class Shape:
         return self._sequence(size_bytes, ("all_gather",), ())
 
     def gather_again(self, size_bytes: Num) -> tuple[Transfer, ...]:
-        """Backward of a column-parallel product: its input once more, and the gradient of the input."""
+        """Backward of a column-parallel product: its input again, and the gradient of the input."""
         return self._sequence(size_bytes, ("all_gather", "reduce_scatter"), ("all_reduce",))
 
     def scatter(self, size_bytes: Num) -> tuple[Transfer, ...]:

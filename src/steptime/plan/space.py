@@ -1,6 +1,6 @@
 """Spaces of plans: which meshes, which micro-batches, which placements; each a block of columns.
 
-A candidate is a mesh (degrees), a configuration of that mesh (micro-batch, panels, recomputation, ZeRO stage)
+A candidate is a mesh (degrees), a configuration of the mesh (micro-batch, panels, recomputation, ZeRO stage)
 and a placement of the mesh on the fast domains. Memory does not depend on the placement, so the three are listed
 apart and multiplied only where a configuration fits.
 
@@ -275,7 +275,7 @@ class CorrectedSpace(Space):
     ep: tuple[int, ...] = ()
     """Expert ranks that are tried where there are experts; empty: all powers of two that divide them."""
     etp: tuple[int, ...] = (1,)
-    """Tensor ranks of an expert that are tried; likewise what follows."""
+    """Tensor ranks of an expert that are tried."""
     sp: tuple[int, ...] = (1,)
     shard: tuple[int, ...] = (0,)
     recompute_every: tuple[int, ...] = (1,)
@@ -325,9 +325,9 @@ class CorrectedSpace(Space):
     def _without_copies(
         self, job: Job, strategy: Strategy, mesh_of: Array, configurations: Plans
     ) -> tuple[Array, Plans]:
-        """Leaves one of the configurations that differ in a ZeRO stage alone where it shares nothing out.
+        """Leaves one of the configurations that differ in a ZeRO stage alone where it shards nothing.
 
-        Without experts no such configurations were made; with them it depends on their own ranks.
+        Without experts these configurations were not made; with them it depends on their own ranks.
         """
         if job.model.experts is None or len({*self.zero, *self._piped_zero}) == 1:
             return mesh_of, configurations

@@ -59,7 +59,7 @@ class Strategy(ABC):
     tensor_axes: ClassVar[tuple[str, ...]]
     """Axes that cut tensors inside a layer."""
     gradient_axes: ClassVar[tuple[str, ...]]
-    """Axes over which gradients are reduced and optimiser states shared out."""
+    """Axes over which gradients are reduced and optimiser states sharded."""
     replicated_axis: ClassVar[str] = "tp"
     """Axis whose ranks all hold the weights that a row calls replicated."""
 
@@ -101,7 +101,7 @@ class Method(ABC):
     """Whether gradients of weights that tensor-parallel ranks replicate are reduced over them."""
 
     def strategy(self, name: str) -> Strategy:
-        """The strategy of that name.
+        """The strategy of a name.
 
         Raises:
             UnknownNameError: there is none; the message has the nearest names.

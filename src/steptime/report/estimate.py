@@ -56,7 +56,7 @@ def _holders(e: Estimate) -> list[str]:
 
 
 def warning(e: Estimate, *, searched: bool = False) -> str | None:
-    """One line on a plan that counts as feasible and may run out all the same; None for any other.
+    """One line on a plan that counts as feasible and may nevertheless run out; None for any other.
 
     Args:
         e: the plan.
@@ -113,7 +113,7 @@ def _short(e: Estimate) -> str:
 
 
 def _enough(e: Estimate, lacking: float) -> str:
-    """The options that may save so many bytes: one of them, or else the fewest together, the host's memory last."""
+    """The options that may save enough bytes: one of them, or else the fewest together, the host's memory last."""
     saved = _savings(e)
     alone = [option for option, size in saved.items() if size >= lacking]
     if alone:
@@ -128,7 +128,7 @@ def _enough(e: Estimate, lacking: float) -> str:
 
 
 def _left(e: Estimate, option: str, before: Sequence[str]) -> float:
-    """The share of what an option saves alone that is left to it beside those before."""
+    """The share of what an option saves alone that is left to it after the options before it."""
     if option.startswith("--micro-batch") and "--recompute full" in before:
         return 1 - RECOMPUTED
     if option.startswith("--offload") and "--zero 3" in before and not e.plan.get("zero", 1):
@@ -279,7 +279,7 @@ def memory_line(e: Estimate) -> str:
 
 
 def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
-    """Where the time and the memory go, and what hides behind something else."""
+    """Where the time and the memory go, and what is overlapped."""
     out.print()
     out.print(term_table(e.time, t.seconds, title="time, exposed, per step", show_all=show_all))
     out.print()

@@ -46,7 +46,7 @@ _USUAL: Final[Mapping[str, object]] = {
     "dispatcher": "all_to_all",
     "idle_devices": 0,
 }
-#: What a band may rest on, in words; what dominates it is named in a report, so many at most.
+#: What a band may rest on, in words; what dominates it is named in a report, at most this many.
 BAND_WORDS: Final = {
     "matrix": "matrix products",
     "attention": "attention",
@@ -211,7 +211,7 @@ def plan_label(plan: Mapping[str, Any]) -> str:
 
 
 def _unusual(plan: Mapping[str, Any]) -> list[str]:
-    """Choices that mean something only beside certain degrees."""
+    """Choices that mean something only with certain degrees."""
     out = ["sp off"] if plan.get("tp", 1) != 1 and not plan.get("sp", 1) else []
     schedule, context = plan.get("schedule", "1f1b"), plan.get("context", "all_gather")
     out += [str(schedule)] if schedule not in ("1f1b", "interleaved") else []
@@ -247,7 +247,7 @@ def _degree(name: str, value: Any) -> str:
 
 
 def main_loss(time: Mapping[str, float]) -> str:
-    """The group that costs most beside computing, with its share of the step."""
+    """The group that costs most after computing, with its share of the step."""
     groups: dict[str, float] = {}
     for path, value in time.items():
         head = path.split("/")[0]

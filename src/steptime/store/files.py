@@ -54,7 +54,7 @@ def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError
     """What a failed attempt to open or read a file means, in words."""
     where = os.fspath(path)
     if isinstance(error, FileNotFoundError):
-        return InputFileError(where, "there is no such file", hint=_neighbour(Path(path)))
+        return InputFileError(where, "the file does not exist", hint=_neighbour(Path(path)))
     if isinstance(error, IsADirectoryError):
         return InputFileError(where, FOLDER)
     if isinstance(error, ValueError):
@@ -63,7 +63,7 @@ def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError
 
 
 def _neighbour(path: Path) -> str | None:
-    """A file beside the missing one whose name is nearly the same."""
+    """A file next to the missing one whose name is nearly the same."""
     try:
         close = nearest(path.name, (p.name for p in path.parent.glob(f"*{path.suffix}")), count=1)
     except (OSError, ValueError):
@@ -243,13 +243,13 @@ def lock(handle: int) -> bool:
     """Locks an open file or folder until it is closed; False where another process holds it."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:  # this system has no file locks
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no such locks on this file system
+    except OSError:  # this file system has no locks
         return True
     return True
 

@@ -465,7 +465,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 2**20
 
 
-#: What a configuration of the Llama family means where it says nothing; likewise of the Qwen family.
+#: What a configuration of the Llama family means where it says nothing, and one of the Qwen family.
 LLAMA = {"hidden_act": "silu", "tie_word_embeddings": False}
 QWEN = LLAMA | {
     "vocab_size": 151936,

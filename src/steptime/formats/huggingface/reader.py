@@ -32,7 +32,7 @@ FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION
 
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
 _INNER = ("text_config", "vision_config")
-#: Keys that stand beside a nested configuration but belong to it.
+#: Keys that stand next to a nested configuration but belong to it.
 _INHERITED = ("quantization_config", "tie_word_embeddings")
 
 
