@@ -58,7 +58,7 @@ LISTED: Final[Mapping[str, str]] = {
 class UnknownNameError(UserError):
     """A name that is not in a catalogue, with the nearest names that are.
 
-    Where none is near, ``otherwise`` says what to do, else the command that lists the names of that kind. ``always``
+    Where none is near, ``otherwise`` says what to do, else the command that lists the names of the kind. ``always``
     stands below the nearest names too.
     """
 

@@ -60,7 +60,8 @@ def where(condition: Any, yes: Num, no: Num) -> Num:
 
 
 def soft_maximum(a: Num, b: Num, sharpness: Num) -> Num:
-    r"""Larger of two positive numbers, rounded off where they are alike: $(a^p + b^p)^{1/p}$ with $p$ = `sharpness`.
+    r"""Larger of two positive numbers, rounded off where they are nearly equal: $(a^p + b^p)^{1/p}$ with $p$ =
+    `sharpness`.
 
     $p = 1$ adds them, $p = 2$ is the hypotenuse, and the larger $p$, the nearer it comes to the maximum.
 
@@ -177,7 +178,7 @@ def taken(value: Any, index: Any) -> Any:
 
 
 def evenly_spread(rows: Sequence[T], most: int) -> list[T]:
-    """At most so many of the rows, two or more, evenly spread from the first to the last.
+    """At most ``count`` of the rows, two or more, evenly spread from the first to the last.
 
     >>> evenly_spread(range(11), 3), evenly_spread("ab", 3)
     ([0, 5, 10], ['a', 'b'])

@@ -92,7 +92,7 @@ class Registry(Mapping[str, P]):
         return name in self._plugins or name in self._later
 
     def __getitem__(self, name: str) -> P:
-        """The plug-in of that name.
+        """The plug-in of a name.
 
         Raises:
             UnknownNameError: there is none; the message has the nearest names.

@@ -91,8 +91,14 @@ def parse(text: str, dimension: str) -> float:
 
 
 _EXAMPLES: Final = {
-    "bytes": "GB", "Bps": "GB/s", "flops": "TFLOP", "flops_per_s": "TFLOP/s", "s": "us", "Hz": "MHz", "W": "W",
-}  # fmt: skip
+    "bytes": "GB",
+    "Bps": "GB/s",
+    "flops": "TFLOP",
+    "flops_per_s": "TFLOP/s",
+    "s": "us",
+    "Hz": "MHz",
+    "W": "W",
+}
 
 
 _BASE: Final = {"bytes": "B", "Bps": "B/s", "flops": "FLOP", "flops_per_s": "FLOP/s", "s": "s", "Hz": "Hz", "W": "W"}

@@ -12,7 +12,7 @@ from fake_api import FakeApi, Run, make_estimate
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from steptime.cli.constraints import parse_fix, parse_limits, parse_placement
+from steptime.cli.job import parse_fix, parse_limits, parse_placement
 from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import UserError
 from steptime.formats.run_toml import RunSpec, parse_estimate, parse_run

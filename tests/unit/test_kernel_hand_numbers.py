@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.cost.attention_time import tiled_attention_s
+from steptime.cost.attention import tiled_attention_s
 from steptime.cost.experts import Exchange, exchange_s
 from steptime.cost.memory_bound import memory_bound_s
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.cost.attention_time import keys_of_tiles, tiled_attention_s
+from steptime.cost.attention import keys_of_tiles, tiled_attention_s
 from steptime.cost.convolution import convolution_s
 from steptime.cost.memory_bound import cached_Bps, memory_bound_s
 from steptime.cost.recurrent import recurrent_s

@@ -95,7 +95,7 @@ def seconds(row: rows.Row, phase: str, of: Machine) -> float:
 def test_products_take_the_curve_of_their_dtype(cluster: Cluster, dtype: str) -> None:
     """Files of before say nothing of transposed operands, as this one of fp32."""
     values = PRODUCT | {"fp32": {"flops_per_s": 1e11} | UNTURNED, "bf16": {"flops_per_s": 4e11} | TURNED}[dtype]
-    row = rows.matmul("p", "b", 100, 200, 300, element_bytes=4.0, kept_elements=0)
+    row = rows.matmul("p", "b", rows.Product(m=100, n=200, k=300, element_bytes=4.0), kept_elements=0)
     forward = half_size_matmul_s(100, 200, 300, 0, **values)
     assert seconds(row, FORWARD, machine(cluster, dtype)) == forward
     of_data, of_weights = half_size_matmul_s(100, 300, 200, 0, **values), half_size_matmul_s(300, 200, 100, 1, **values)
@@ -187,7 +187,7 @@ def test_an_explanation_names_the_curve(cluster: Cluster) -> None:
 
 def test_faster_parts_make_every_curve_faster(cluster: Cluster) -> None:
     mine = machine(cluster)
-    row = rows.matmul("p", "b", 4096, 4096, 4096, element_bytes=4.0, kept_elements=0)
+    row = rows.matmul("p", "b", rows.Product(m=4096, n=4096, k=4096, element_bytes=4.0), kept_elements=0)
     gelu = rows.activation("g", "b", 1e8, element_bytes=4.0)
     fast = mine.faster(matrix_flops_per_s=2.0, memory_Bps=2.0, fast_Bps=2.0)
     assert seconds(row, FORWARD, fast) == pytest.approx(seconds(row, FORWARD, mine) / 2, rel=1e-3)

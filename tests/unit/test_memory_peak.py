@@ -18,7 +18,8 @@ from steptime.estimate.memory import (
 )
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, PROFILES, Adapter, Job, memory_profile_of
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
+from steptime.plan.memory_profile import PROFILES, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Row
 from steptime.plan.strategies import CORRECTED

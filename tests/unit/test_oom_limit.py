@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steptime import api
-from steptime.cli.constraints import parse_limits
+from steptime.cli.job import parse_limits
 from steptime.errors import FieldError, PlanError, UnknownNameError
 from steptime.estimate.memory_definitions import exceeding, likely_fits, memory_constants
 from steptime.plan.plans import Plans

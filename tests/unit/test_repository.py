@@ -28,9 +28,9 @@ def repository_files() -> list[Path]:
     return out
 
 
-def size_script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("size_script", str(ROOT / "scripts/size"))
-    spec = importlib.util.spec_from_loader("size_script", loader)
+def script(name: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(f"{name}_script", str(ROOT / "scripts" / name))
+    spec = importlib.util.spec_from_loader(f"{name}_script", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
@@ -74,7 +74,7 @@ def _normal(name: str) -> str:
 
 
 def test_size_check_finds_long_files_and_functions(tmp_path):
-    size = size_script()
+    size = script("size")
     body = "    x = 1\n" * 41
     doc = "    doc\n" * 50
     (tmp_path / "a.py").write_text(f'def long():\n    """{doc}"""\n{body}\n')
@@ -93,13 +93,57 @@ def test_size_check_finds_long_files_and_functions(tmp_path):
 
 
 def test_size_check_holds_the_budgets_of_rooms(tmp_path):
-    size = size_script()
+    size = script("size")
     for room, lines in (("small", 3), ("large", 4), ("unknown", 1)):
         (tmp_path / room).mkdir()
         (tmp_path / room / "a.py").write_text("x = 1\n" * lines)
     house = "| `small` | a room | 3 |\n| `large` | a room | 3 |\n"
     found = [line.split(": ")[1] for line in size.room_excesses(tmp_path, house)]
     assert found == ["4 lines; at most 3 (docs/house.md)", "a room that docs/house.md does not have"]
+
+
+def test_signature_check_finds_long_ones_and_exceptions_without_need(tmp_path):
+    signatures = script("signatures")
+    many = "def many(a, b, c, d, e, f, g, h, i): ...\n"
+    (tmp_path / "room" / "cli").mkdir(parents=True)
+    (tmp_path / "room" / "a.py").write_text(f"{many}class A:\n    def few(self, a, b, c, d, e, f, g, *, h): ...\n")
+    (tmp_path / "room" / "cli" / "b.py").write_text(many)
+    excepted = {"room/a.py gone"}
+    found = [line.split(": ", 1)[1] for line in signatures.long_signatures(tmp_path, excepted)]
+    assert found == [
+        "many has 9 parameters, not at most 8",
+        "room/a.py gone needs no exception; take it out of LONG_SIGNATURES",
+    ]
+    assert list(signatures.long_signatures(tmp_path, {"room/a.py many"})) == []
+
+
+def test_signature_check_counts_unformatted_lines(tmp_path):
+    signatures = script("signatures")
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "a.py").write_text(f"x = (1,2)  {signatures.SKIPS_FORMATTING}\n" * 2)
+    assert len(list(signatures.unformatted(tmp_path, {"room": 1}))) == 1
+    assert list(signatures.unformatted(tmp_path, {"room": 2})) == []
+
+
+def test_word_check_reads_text_and_leaves_code_alone(tmp_path, monkeypatch):
+    words = script("words")
+    (tmp_path / "room").mkdir()
+    (tmp_path / "page.md").write_text("a row beside\n`beside`\n```\nbeside\n```\n")
+    (tmp_path / "room" / "a.py").write_text(
+        '"""A row beside another.\n\n``beside`` is code.\n\n>>> beside = 1\n"""\nbeside = {"beside": 1}  # Beside\n'
+    )
+    monkeypatch.setattr(words, "PACKAGE", tmp_path)
+    monkeypatch.setattr(words, "PAGES", tmp_path)
+    found = words.occurrences(["beside"])
+    assert [line.split(":")[1] for line in found["room"]] == ["1", "7"]
+    assert [line.split(":")[1] for line in found[f"{tmp_path}/page.md"]] == ["1"]
+
+
+def test_word_check_reads_the_table_of_the_vocabulary():
+    words = script("words")
+    listed = words.words_to_avoid((ROOT / "docs/vocabulary.md").read_text())
+    assert {"likewise", "beside", "besides", "no such"} <= set(listed)
+    assert "not" not in listed and "---" not in listed
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "docs", "bench"])

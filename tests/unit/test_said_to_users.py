@@ -12,7 +12,7 @@ from steptime import api
 from steptime.api.frameworks import framework_record
 from steptime.api.models import load_model
 from steptime.captured.profiling import profile
-from steptime.cli.constraints import parse_fix, parse_limits
+from steptime.cli.job import parse_fix, parse_limits
 from steptime.errors import FieldError, InputFileError, UnknownNameError, nearest
 from steptime.formats.huggingface import read_huggingface
 from steptime.hardware import load_cluster, load_device

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime import api
-from steptime.report.diff import print_difference
-from steptime.report.estimate import print_estimate
+from steptime.report.estimate import print_difference, print_estimate
 from steptime.report.plan import print_plan_result
 from steptime.search.exhaustive import pareto_front, telling_points
 

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any, Final
 from steptime.registry import loaded
 
 if TYPE_CHECKING:
+    from steptime.api.calls import Difference as Difference
+    from steptime.api.calls import Ledger as Ledger
+    from steptime.api.calls import diff as diff
     from steptime.api.calls import estimate as estimate
+    from steptime.api.calls import ledger as ledger
     from steptime.api.calls import plan as plan
-    from steptime.api.difference import Difference as Difference
-    from steptime.api.difference import diff as diff
-    from steptime.api.model_ledger import Ledger as Ledger
-    from steptime.api.model_ledger import ledger as ledger
     from steptime.captured.fitting import fit as fit
     from steptime.lab.limits.calls import Limits as Limits
     from steptime.lab.limits.calls import limits as limits
 
 #: Public name -> where it is defined.
 PLACES: Final = {
-    "Difference": "steptime.api.difference:Difference",
-    "Ledger": "steptime.api.model_ledger:Ledger",
+    "Difference": "steptime.api.calls:Difference",
+    "Ledger": "steptime.api.calls:Ledger",
     "Limits": "steptime.lab.limits.calls:Limits",
-    "diff": "steptime.api.difference:diff",
+    "diff": "steptime.api.calls:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
-    "ledger": "steptime.api.model_ledger:ledger",
+    "ledger": "steptime.api.calls:ledger",
     "limits": "steptime.lab.limits.calls:limits",
     "plan": "steptime.api.calls:plan",
 }

@@ -95,7 +95,7 @@ def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
     """The ZeRO stage of a framework on a mesh; without replicas no higher than that of a framework without habits.
 
     Where there are no replicas all stages are one, but for experts, which tensor ranks may replicate: what does not
-    share out the states of two replicas does not share out theirs.
+    shard the states of two replicas do not shard their own.
 
     >>> stage_unless_given("torchtitan", {"dp": 8, "pp": 1}), stage_unless_given("torchtitan", {"dp": 1, "tp": 8})
     (3, 1)
@@ -109,7 +109,7 @@ def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
 
 
 def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: int) -> int:
-    """Ranks among which a framework shares out where neither they nor a ZeRO stage are given; 0: all.
+    """Ranks over which a framework shards where neither ``shard`` nor a ZeRO stage is given; 0: all.
 
     PyTorch's own FSDP, which a framework's name may stand for, shards over all.
 
@@ -130,7 +130,7 @@ def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: 
 
 
 def shards_within_node(ranks: int, node: int) -> int:
-    """Ranks among which one node shares out, where the ranks are several whole nodes of so many; 0: all.
+    """Ranks of one node, over which it shards where the ranks are several whole nodes; 0: all.
 
     >>> shards_within_node(64, 8), shards_within_node(8, 8), shards_within_node(12, 8)
     (8, 0, 0)
@@ -139,10 +139,15 @@ def shards_within_node(ranks: int, node: int) -> int:
 
 
 def scope_of(
-    framework: str, space: Space, strategies: Strategies, constraints: Sequence[Constraint], asked: str,
-    within: int = 0, experts: bool = False,
-) -> Scope:  # fmt: skip
-    """The plans of a search that a framework has, and those that the user asks for all the same.
+    framework: str,
+    space: Space,
+    strategies: Strategies,
+    constraints: Sequence[Constraint],
+    asked: str,
+    within: int = 0,
+    experts: bool = False,
+) -> Scope:
+    """The plans of a search that a framework has, and the plans that the user asks for explicitly.
 
     Args:
         framework: its name.
@@ -168,9 +173,11 @@ def scope_of(
     alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
     others = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
     return Scope(
-        space=narrowed, strategies={name: strategies[name] for name in names}, constraints=(*constraints, *alone),
+        space=narrowed,
+        strategies={name: strategies[name] for name in names},
+        constraints=(*constraints, *alone),
         notes=(*(others if left_out else ()), *notes),
-    )  # fmt: skip
+    )
 
 
 def _accustomed(
@@ -233,15 +240,22 @@ class FrameworkRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         parameters = {name: {"value": value, "doubt": self.doubts.get(name)} for name, value in self.parameters.items()}
-        return {"name": self.name, "title": self.title, "runs": self.runs, "source": self.source,
-                "habits": self.shown_habits, "parameters": parameters, "notes": list(self.notes)}  # fmt: skip
+        return {
+            "name": self.name,
+            "title": self.title,
+            "runs": self.runs,
+            "source": self.source,
+            "habits": self.shown_habits,
+            "parameters": parameters,
+            "notes": list(self.notes),
+        }
 
 
 def framework_record(name: str) -> FrameworkRecord:
     """One framework of those in use.
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: the name is unknown.
         UserError: the user's own file of frameworks cannot be used.
     """
     notes = renamed(name)
@@ -256,15 +270,23 @@ def framework_record(name: str) -> FrameworkRecord:
         values = {p: float((own or table["common"])[p]) for p in PARAMETERS}
         doubts = {p: float((own.get("doubts") or table["doubts"])[p]) for p in PARAMETERS}
         runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
-    return FrameworkRecord(name=name, title=TITLES.get(name, ""), runs=runs, parameters=values, doubts=doubts,
-                           habits=habits_of(name), source=source, notes=notes)  # fmt: skip
+    return FrameworkRecord(
+        name=name,
+        title=TITLES.get(name, ""),
+        runs=runs,
+        parameters=values,
+        doubts=doubts,
+        habits=habits_of(name),
+        source=source,
+        notes=notes,
+    )
 
 
 def overlap_records(name: str | None = None) -> list[dict[str, Any]]:
-    """What hides behind what, as plain data; of one framework the rules that it follows unless told otherwise.
+    """Rules of overlap as plain data; for one framework the rules that it follows by default.
 
     Raises:
-        UnknownNameError: there is no framework of that name.
+        UnknownNameError: the framework is unknown.
         UserError: the user's own file of frameworks cannot be used.
     """
     habits = None if name is None else framework_record(name).habits
@@ -272,7 +294,7 @@ def overlap_records(name: str | None = None) -> list[dict[str, Any]]:
 
 
 def _follows(habits: Habits, rule: OverlapRule) -> bool:
-    """Whether software with these habits has the traffic of a rule, and hides it."""
+    """Whether software with these habits has the traffic of a rule, and overlaps it."""
     has = bool(habits.zero_stages & set(rule.zero)) and (not rule.axis or rule.axis in habits.axes)
     hides = (not rule.word or rule.word in habits.overlap) and (not rule.habit or bool(getattr(habits, rule.habit)))
     return has and hides
@@ -281,5 +303,4 @@ def _follows(habits: Habits, rule: OverlapRule) -> bool:
 def framework_file_record() -> dict[str, Any]:
     """Where the frameworks in use come from: file, source, runs, bands."""
     table = framework_table()
-    return {"file": framework_path().name, **table["provenance"], "bands": table["band"],
-            "devices": table["device"]}  # fmt: skip
+    return {"file": framework_path().name, **table["provenance"], "bands": table["band"], "devices": table["device"]}

@@ -2,7 +2,7 @@
 
 Names of optimisers: one list for modules that are captured and for models that are known by their dimensions.
 
-A captured module runs PyTorch's optimiser of that name; a model by its dimensions has the states of
+A captured module runs PyTorch's optimiser of the same name; a model by its dimensions has the states of
 :data:`steptime.plan.job.OPTIMIZERS`. Two names of the same thing are accepted by every command.
 """
 
@@ -46,12 +46,27 @@ CAPTURED_DEFAULT: Final = "adamw"
 """Of a captured module; a model by its dimensions costs the same with ``adam`` and ``adamw``."""
 #: Name -> what captures call it; None: it cannot be captured.
 _CAPTURED: Final[Mapping[str, str | None]] = {
-    **{name: name for name in (
-        "adamw", "adamw-loop", "adamw-fused", "adam", "adam-loop", "adam-fused", "sgd", "sgd-loop", "sgd-momentum",
-        "sgd-momentum-loop", "adagrad", "rmsprop", "adafactor",
-    )},
-    "momentum": "sgd-momentum", "adam8bit": None,
-}  # fmt: skip
+    **{
+        name: name
+        for name in (
+            "adamw",
+            "adamw-loop",
+            "adamw-fused",
+            "adam",
+            "adam-loop",
+            "adam-fused",
+            "sgd",
+            "sgd-loop",
+            "sgd-momentum",
+            "sgd-momentum-loop",
+            "adagrad",
+            "rmsprop",
+            "adafactor",
+        )
+    },
+    "momentum": "sgd-momentum",
+    "adam8bit": None,
+}
 CAPTURED_OPTIMIZERS: Final = tuple(name for name, own in _CAPTURED.items() if own == name)
 """Optimisers that can be captured, each by its first name."""
 #: Name -> what the estimate calls it, where that differs.
@@ -62,7 +77,7 @@ def captured_optimizer(name: str, device: Device) -> str:
     """What captures call an optimiser: on the host itself its loop, which PyTorch takes there by default.
 
     Raises:
-        UserError: there is none of that name, or it cannot be captured.
+        UserError: the name is unknown, or it cannot be captured.
 
     >>> from dataclasses import replace
     >>> from steptime.hardware import load_device
@@ -85,7 +100,7 @@ def estimated_optimizer(name: str) -> Optimizer:
     """States of an optimiser in the estimate of a model by its dimensions.
 
     Raises:
-        UserError: there is none of that name, or it is for modules that are captured.
+        UserError: the name is unknown, or it is for modules that are captured.
 
     >>> estimated_optimizer("sgd-momentum").name, estimated_optimizer("adamw").state_bytes
     ('momentum', 8.0)
@@ -136,12 +151,16 @@ class Request:
             check_captured(captured, precision, seq=self.seq, adapter=adapter, mode=self.mode)
             check_captured_choices(captured, chosen)
         job = Job(
-            model=spec, gpus=whole("gpus", gpus, 1, MAX_DEVICES),
+            model=spec,
+            gpus=whole("gpus", gpus, 1, MAX_DEVICES),
             global_batch=whole("global_batch", global_batch, 1, MAX_GLOBAL_BATCH),
             seq_len=spec.seq_len if self.seq is None else whole("seq", self.seq, 1, MAX_SEQ),
-            precision=precision.on(cluster.device), optimizer=estimated_optimizer(self.optimizer), adapter=adapter,
-            framework=framework, captured=captured,
-        )  # fmt: skip
+            precision=precision.on(cluster.device),
+            optimizer=estimated_optimizer(self.optimizer),
+            adapter=adapter,
+            framework=framework,
+            captured=captured,
+        )
         job = with_choices(job, chosen)
         _check_offload(job, cluster.device)
         outermost = cluster.levels[-1]
@@ -152,33 +171,42 @@ class Request:
                 hint="add a level without devices that joins any number, or ask for fewer devices",
             )
         method = self.mode.method if captured is None else CAPTURED
-        return Setting(method=method, job=job, cluster=cluster, statistics=self.mode.statistics,
-                       asked_overlap=_asked_overlap(job, chosen))  # fmt: skip
+        return Setting(
+            method=method,
+            job=job,
+            cluster=cluster,
+            statistics=self.mode.statistics,
+            asked_overlap=_asked_overlap(job, chosen),
+        )
 
 
 def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     """The job with the habits of its framework, but where the user chose otherwise.
 
-    Where the framework hides transfers and ``overlap`` none is chosen all shows, the share that its fitted factors hide
-    included; factors of a framework that hides nothing of its own accord hold no such share.
+    Where the framework overlaps transfers and ``overlap`` none is chosen, all is exposed, with the share that its
+    fitted factors hold included; factors of a framework that overlaps nothing by default hold no share.
 
     Raises:
-        UserError: the exchange of experts shall hide, and the model has none.
+        UserError: the exchange of experts is to overlap, and the model has no experts.
     """
     if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
         raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
     job = replace(
-        job, attention=chosen.get("attention", "fused"), schedule=chosen.get("schedule", "1f1b"),
-        graphs=chosen.get("graphs", "none"), document_length=chosen.get("document_length"),
+        job,
+        attention=chosen.get("attention", "fused"),
+        schedule=chosen.get("schedule", "1f1b"),
+        graphs=chosen.get("graphs", "none"),
+        document_length=chosen.get("document_length"),
         offload=chosen.get("offload", frozenset()),
-        expert_imbalance=chosen.get("expert_imbalance", 1.0), expert_capacity=chosen.get("expert_capacity"),
-    )  # fmt: skip
-    accustomed = with_habits(job, job.framework.name)
+        expert_imbalance=chosen.get("expert_imbalance", 1.0),
+        expert_capacity=chosen.get("expert_capacity"),
+    )
+    default = with_habits(job, job.framework.name)
     if habitual_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
-        accustomed = replace(accustomed, framework=without_hiding(job.framework))
+        default = replace(default, framework=without_hiding(job.framework))
     if "dispatcher" in chosen:
-        accustomed = dispatched_by(accustomed, chosen["dispatcher"])
-    return replace(accustomed, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
+        default = dispatched_by(default, chosen["dispatcher"])
+    return replace(default, **{key: chosen[key] for key in OF_FRAMEWORK if key in chosen})
 
 
 def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
@@ -191,33 +219,39 @@ def attending(precision: Precision, chosen: Mapping[str, Any]) -> Precision:
     if dtype is None:
         return precision
     if chosen.get("attention", "fused") != "fused":
-        raise PlanError(f"attention_dtype {dtype}: attention {chosen['attention']} has no such kernel",
-                        hint="drop it, or give --attention fused")  # fmt: skip
+        raise PlanError(
+            f"attention_dtype {dtype}: attention {chosen['attention']} has no kernel for it",
+            hint="drop it, or give --attention fused",
+        )
     if precision.element_bytes > 2:
-        raise PlanError(f"attention_dtype {dtype}: dtype {precision.name} has inputs of more than 16 bits",
-                        hint="drop it, or give a --dtype of 16 bits or fewer")  # fmt: skip
+        raise PlanError(
+            f"attention_dtype {dtype}: dtype {precision.name} has inputs of more than 16 bits",
+            hint="drop it, or give a --dtype of 16 bits or fewer",
+        )
     return precision.attending_in(dtype)
 
 
 def _asked_overlap(job: Job, chosen: Mapping[str, Any]) -> frozenset[str]:
-    """What the user wants hidden, where it is not what the framework hides anyway."""
+    """What the user chose to overlap, where it is not what the framework overlaps anyway."""
     given: frozenset[str] = chosen.get("overlap", frozenset())
     return frozenset() if given == with_habits(job, job.framework.name).overlap else given
 
 
 def framework_of(name: str | None, mode: Mode, device: Device, precision: Precision) -> Framework:
-    """The framework of that name; without one the common values, in a mode that reproduces a paper the ideal one.
+    """The framework of a name; without one the common values, in a mode that reproduces a paper the ideal one.
 
     A name that tables of measured runs may have for it, such as NeMo, is as good.
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: the name is unknown.
         PlanError: the mode has none but the ideal one.
     """
     if not mode.method.calibrated:
         if name not in (None, IDEAL.name):
-            raise PlanError(f"framework {name}: mode {mode.method.name} knows the ideal framework only",
-                            hint="drop --framework, or use --mode corrected")  # fmt: skip
+            raise PlanError(
+                f"framework {name}: mode {mode.method.name} knows the ideal framework only",
+                hint="drop --framework, or use --mode corrected",
+            )
         return IDEAL
     given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
     if given not in framework_names():
@@ -244,8 +278,11 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
     if lora.get("rank") is None:
         raise FieldError("", "lora.rank", "missing: the adapters need a rank", hint="for example 16 (--lora-rank 16)")
     weight_bytes = QLORA_BYTES if switch("lora.qlora", lora.get("qlora", False)) else None
-    return Adapter(rank=whole("lora.rank", lora["rank"], 1, 10**5), weight_bytes=weight_bytes,
-                   targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS))  # fmt: skip
+    return Adapter(
+        rank=whole("lora.rank", lora["rank"], 1, 10**5),
+        weight_bytes=weight_bytes,
+        targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS),
+    )
 
 
 def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | None, mode: Mode) -> None:
@@ -253,9 +290,11 @@ def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | No
     if mode.method.calibrated:
         return
     absent = {
-        f"experts, which {spec.name} has": spec.experts, f"latent attention, which {spec.name} has": spec.latent,
-        "adapters": adapter, f"quantisation, as dtype {precision.name} has": precision.quantised_bytes,
-    }  # fmt: skip
+        f"experts, which {spec.name} has": spec.experts,
+        f"latent attention, which {spec.name} has": spec.latent,
+        "adapters": adapter,
+        f"quantisation, as dtype {precision.name} has": precision.quantised_bytes,
+    }
     for what, given in absent.items():
         if given is not None:
             raise PlanError(f"the published model has no {what}", hint="use --mode corrected")
@@ -264,8 +303,10 @@ def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | No
 def _check_offload(job: Job, device: Device) -> None:
     """Refuses to move anything to the host from a device that is the host."""
     if job.offload and device.is_host:
-        raise PlanError(f"offload {','.join(sorted(job.offload))}: {device.name} is a CPU, whose memory is the host's",
-                        hint="drop offload")  # fmt: skip
+        raise PlanError(
+            f"offload {','.join(sorted(job.offload))}: {device.name} is a CPU, whose memory is the host's",
+            hint="drop offload",
+        )
 
 
 def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> None:
@@ -276,8 +317,10 @@ def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> Non
     """
     what = "experts" if spec.experts else "latent attention" if spec.latent else None
     if strategy == "2d" and what:
-        raise PlanError(f"strategy 2d: SUMMA is not modelled for {what}, which {spec.name} has",
-                        hint="give --strategy 1d or --strategy context")  # fmt: skip
+        raise PlanError(
+            f"strategy 2d: SUMMA is not modelled for {what}, which {spec.name} has",
+            hint="give --strategy 1d or --strategy context",
+        )
     if spec.experts is None:
         for key in EXPERT_KEYS:
             if given.get(key, 1) not in (1, None):

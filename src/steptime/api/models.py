@@ -13,7 +13,7 @@ from typing import Any, Final
 from steptime.api.request import name_or_path as checked_name
 from steptime.errors import InputFileError, PlanError, UnknownNameError, UserError, counted, first_few, shorten
 from steptime.estimate.single import Setting
-from steptime.formats.record import ImportReport
+from steptime.formats.huggingface.fields import ImportReport
 from steptime.model.captured import CapturedModel, is_target
 from steptime.model.library import catalogue_names, hub_model, in_catalogue, load_catalogue_model, read_model_toml
 from steptime.model.spec import ModelSpec
@@ -30,7 +30,7 @@ CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32
 USUAL_DTYPE = "bf16"
 """Training recipe where none is given."""
 CONVERTED = (
-    f"dtype was not given: {USUAL_DTYPE} was taken, with fp32 weights beside for the optimiser; steptime profile and "
+    f"dtype was not given: {USUAL_DTYPE} was taken, with fp32 weights for the optimiser; steptime profile and "
     "steptime fit take the module as it is made"
 )
 """What a factory's module is planned in: most make it in fp32."""
@@ -47,11 +47,24 @@ def dtype_taken(model: str | CapturedModel, dtype: str | None) -> str:
 def summary_of(model: CapturedModel) -> ModelSpec:
     """The few facts of a specification that the rest of a job asks for; the operators are in the captured model."""
     return ModelSpec(
-        name=model.name, family="captured", source=model.source, layers=model.layers, hidden=1, heads=max(model.ranks),
-        kv_heads=max(model.ranks), head_dim=1, ffn_hidden=1, gated_mlp=False, activation="captured", norm="layernorm",
-        causal=True, seq_len=model.seq_len, vocab=0, position="none",
+        name=model.name,
+        family="captured",
+        source=model.source,
+        layers=model.layers,
+        hidden=1,
+        heads=max(model.ranks),
+        kv_heads=max(model.ranks),
+        head_dim=1,
+        ffn_hidden=1,
+        gated_mlp=False,
+        activation="captured",
+        norm="layernorm",
+        causal=True,
+        seq_len=model.seq_len,
+        vocab=0,
+        position="none",
         tied_embeddings=any(one.tied for one in (*model.head, *model.tail)),
-    )  # fmt: skip
+    )
 
 
 def mode_of(setting: Setting, mode: Mode) -> Mode:
@@ -77,15 +90,20 @@ def check_captured(model: CapturedModel, precision: Precision, *, seq: int | Non
     if adapter is not None:
         raise PlanError(f"{model.name} is captured as it is", hint="put the adapters into the module, and drop --lora")
     if seq not in (None, model.seq_len):
-        raise PlanError(f"{model.name} was captured with {counted(model.seq_len, 'token')} a sample, not {seq}",
-                        hint="capture it with inputs of that length")  # fmt: skip
+        raise PlanError(
+            f"{model.name} was captured with {counted(model.seq_len, 'token')} a sample, not {seq}",
+            hint="capture it with inputs of this length",
+        )
     wanted = CAPTURED_DTYPES.get(precision.name)
     if wanted is None:
-        raise PlanError(f"dtype {precision.name} is not modelled for captured modules",
-                        hint=f"one of {', '.join(CAPTURED_DTYPES)}")  # fmt: skip
+        raise PlanError(
+            f"dtype {precision.name} is not modelled for captured modules", hint=f"one of {', '.join(CAPTURED_DTYPES)}"
+        )
     if model.dtype != wanted:
-        raise PlanError(f"{model.name} was captured in {model.dtype}, dtype {precision.name} needs {wanted}",
-                        hint=f"captured_model(..., dtype={wanted!r}), or another --dtype")  # fmt: skip
+        raise PlanError(
+            f"{model.name} was captured in {model.dtype}, dtype {precision.name} needs {wanted}",
+            hint=f"captured_model(..., dtype={wanted!r}), or another --dtype",
+        )
 
 
 def check_captured_choices(model: CapturedModel, chosen: Mapping[str, Any]) -> None:
@@ -96,8 +114,9 @@ def check_captured_choices(model: CapturedModel, chosen: Mapping[str, Any]) -> N
     """
     for name in ("attention_dtype", "document_length"):
         if name in chosen:
-            raise PlanError(f"{name} {chosen[name]}: {model.name} is captured with an attention of its own",
-                            hint="drop it")  # fmt: skip
+            raise PlanError(
+                f"{name} {chosen[name]}: {model.name} is captured with an attention of its own", hint="drop it"
+            )
 
 
 def check_strategy(setting: Setting, strategy: str) -> None:
@@ -107,8 +126,10 @@ def check_strategy(setting: Setting, strategy: str) -> None:
         PlanError: it is not 1d.
     """
     if setting.job.captured is not None and strategy not in ("auto", "1d"):
-        raise PlanError(f"strategy {strategy}: a captured module has data, pipeline and 1D tensor parallelism only",
-                        hint="give --strategy 1d")  # fmt: skip
+        raise PlanError(
+            f"strategy {strategy}: a captured module has data, pipeline and 1D tensor parallelism only",
+            hint="give --strategy 1d",
+        )
 
 
 KEYS: Final = 6
@@ -121,7 +142,7 @@ OF_MODULE: Final = (
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> ModelSpec:
-    """The model of that name or file; see :func:`read_model`."""
+    """The model of a name or file; see :func:`read_model`."""
     return read_model(name_or_path)[0]
 
 
@@ -180,8 +201,11 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
 
         return read_huggingface(given)
     if ending == "file" and given.lower().endswith(".onnx"):
-        raise InputFileError(given, "an ONNX file is recorded by steptime profile only",
-                             hint="to plan or fit it, write its PyTorch module as file.py:factory")  # fmt: skip
+        raise InputFileError(
+            given,
+            "an ONNX file is recorded by steptime profile only",
+            hint="to plan or fit it, write its PyTorch module as file.py:factory",
+        )
     if ending == "file" and given.lower().endswith(".py"):
         raise InputFileError(given, "does not say which module of it", hint=which_of(given))
     if ending == "file":

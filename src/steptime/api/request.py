@@ -186,15 +186,19 @@ def _noun(is_gpu: bool) -> str:
 
 
 CHOICES = {
-    "schedule": tuple(SCHEDULES), "attention": ATTENTIONS, "attention_dtype": ATTENTION_DTYPES, "context": CONTEXTS,
-    "gradient_dtype": tuple(GRADIENT_BYTES), "dispatcher": DISPATCHERS,
-}  # fmt: skip
+    "schedule": tuple(SCHEDULES),
+    "attention": ATTENTIONS,
+    "attention_dtype": ATTENTION_DTYPES,
+    "context": CONTEXTS,
+    "gradient_dtype": tuple(GRADIENT_BYTES),
+    "dispatcher": DISPATCHERS,
+}
 SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
 """Choices of which several may hold."""
 MAX_DIGITS = 30
 _CHANCE = re.compile(rf"\s*{CHANCE}\b")
 DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
-"""What the record of a plan says beside: it follows from the rest, so that a record may be given as a plan."""
+"""What the record of a plan also has: it follows from the rest, so that a record may be given as a plan."""
 
 
 def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> dict[str, Any]:
@@ -208,8 +212,10 @@ def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> di
     check_mode(out, mode)
     _check_schedule(out)
     if out.get("recompute_every", 1) > 1 and not out.get("recompute", 0) & FULL_RECOMPUTE:
-        raise PlanError(f"recompute_every {out['recompute_every']} counts layers that are recomputed in full",
-                        hint="give --recompute full, or drop it")  # fmt: skip
+        raise PlanError(
+            f"recompute_every {out['recompute_every']} counts layers that are recomputed in full",
+            hint="give --recompute full, or drop it",
+        )
     return out
 
 
@@ -246,7 +252,7 @@ def graphs_of(value: Any) -> str:
 
     Raises:
         FieldError: it is no text, or ``none`` or ``step`` with others.
-        UnknownNameError: no such part.
+        UnknownNameError: a part is unknown.
     """
     if (given := text("graphs", value)) in GRAPHS:
         return given
@@ -263,7 +269,7 @@ def recompute_of(value: Any, framework: str = "") -> int:
 
     Raises:
         FieldError: it is no text.
-        UnknownNameError: no such part.
+        UnknownNameError: a part is unknown.
         PlanError: ``full`` together with parts.
     """
     code = recompute_code(text("recompute", value), framework)
@@ -297,10 +303,25 @@ def _check_schedule(out: Mapping[str, Any]) -> None:
         )
 
 
-_NEUTRAL = {"vpp": 1, "zero": 1, "ep": 1, "etp": 1, "sp": 1, "shard": 0, "recompute_every": 1, "context": "all_gather",
-            "gradient_dtype": None, "attention_dtype": None, "graphs": "none", "document_length": None,
-            "dispatcher": "all_to_all", "schedule": "1f1b", "expert_imbalance": 1.0, "expert_capacity": None,
-            "offload": frozenset()}  # fmt: skip
+_NEUTRAL = {
+    "vpp": 1,
+    "zero": 1,
+    "ep": 1,
+    "etp": 1,
+    "sp": 1,
+    "shard": 0,
+    "recompute_every": 1,
+    "context": "all_gather",
+    "gradient_dtype": None,
+    "attention_dtype": None,
+    "graphs": "none",
+    "document_length": None,
+    "dispatcher": "all_to_all",
+    "schedule": "1f1b",
+    "expert_imbalance": 1.0,
+    "expert_capacity": None,
+    "offload": frozenset(),
+}
 
 
 def _check_published(out: Mapping[str, Any]) -> None:
@@ -391,7 +412,7 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None, cluster: Nam
 
 
 def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath, so: str = "") -> PlanError:
-    """Degrees that do not make so many devices, and what would."""
+    """Degrees that do not multiply to the number of devices, and degrees that would."""
     noun, below, above = cluster_noun(cluster), gpus // inner * inner, round_up(gpus, inner)
     counts = f"{below} or {above} {noun}s" if below else counted(above, noun)
     fits = f"dp {gpus // inner} would make {gpus}" if below == gpus else f"with these degrees {counts} would work"
@@ -429,12 +450,14 @@ def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
 
     Raises:
         FieldError: it is bounded from below, or not by a share between 0 and 1.
-        PlanError: the mode has no such chance.
+        PlanError: the mode has no chance of running out of memory.
     """
     chances = [_chance(bound) for bound in limit if _CHANCE.match(text("limit", bound))]
     if chances and not mode.method.calibrated:
-        raise PlanError(f"mode {mode.method.name} has no chance of running out of memory: a plan fits or does not",
-                        hint=f"drop the limit of {CHANCE}, or use --mode corrected")  # fmt: skip
+        raise PlanError(
+            f"mode {mode.method.name} has no chance of running out of memory: a plan fits or does not",
+            hint=f"drop the limit of {CHANCE}, or use --mode corrected",
+        )
     return min(chances, default=None)
 
 
@@ -442,8 +465,9 @@ def _chance(bound: str) -> float:
     found = re.fullmatch(rf"\s*{CHANCE}\s*<=?\s*(\d*\.?\d+(?:e-\d+)?)\s*", bound)
     chance = float(found[1]) if found and len(found[1]) < MAX_DIGITS else 0.0
     if not 0 < chance < 1:
-        raise FieldError("", "limit", f"{shorten(bound)!r} is no upper bound between 0 and 1",
-                         hint=f"for example {CHANCE}<=0.1")  # fmt: skip
+        raise FieldError(
+            "", "limit", f"{shorten(bound)!r} is no upper bound between 0 and 1", hint=f"for example {CHANCE}<=0.1"
+        )
     return chance
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steptime.cli import options as o
+from steptime.errors import UserError
+
+if TYPE_CHECKING:
+    from steptime.estimate.result import Estimate
 
 
 def command(
@@ -19,7 +23,6 @@ def command(
 ) -> None:
     """Compare two estimates: what differs in the plan, and which terms of time and memory follow."""
     from steptime import api
-    from steptime.cli.job import estimate_or_file
 
     difference = api.diff(estimate_or_file(a), estimate_or_file(b))
     if json:
@@ -27,6 +30,27 @@ def command(
 
         print_json(difference.to_json())
         return
-    from steptime.report.diff import print_difference
+    from steptime.report.estimate import print_difference
 
     print_difference(difference, a, b, show_all=show_all)
+
+
+def estimate_or_file(path: str) -> Estimate:
+    """The estimate in a JSON file, or of the run in a RUN.toml.
+
+    Raises:
+        UserError: the file is neither.
+    """
+    from steptime.cli.job import estimate_of
+    from steptime.formats.run_toml import is_run_document, parse_run, read_description
+    from steptime.store.files import parse_toml
+
+    text = read_description(path)
+    if text.lstrip()[:1] in ("{", "[") and not path.lower().endswith(".toml"):
+        from steptime.formats.run_toml import parse_estimate
+
+        return parse_estimate(text, path)
+    document = parse_toml(text, path)
+    if not is_run_document(document):
+        raise UserError(f"{path}: neither a RUN.toml nor an estimate in JSON", hint="a RUN.toml has a key `model`")
+    return estimate_of(parse_run(document, path), path)

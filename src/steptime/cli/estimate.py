@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from steptime.formats.run_toml import Written
 
 _EXPLAIN: Final = "--explain"
-#: Parameters of the command that say what the job is; those of :data:`KEYS` say how it is parallelised.
-SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
 
 #: What a written estimate records of its job -> the option for it.
 _JOB_OPTIONS: Final = {
-    "gpus": "--gpus", "global_batch": "--global-batch", "seq_len": "--seq", "dtype": "--dtype",
-    "optimizer": "--optimizer", "framework": "--framework", "lora": "--lora-rank",
-}  # fmt: skip
+    "gpus": "--gpus",
+    "global_batch": "--global-batch",
+    "seq_len": "--seq",
+    "dtype": "--dtype",
+    "optimizer": "--optimizer",
+    "framework": "--framework",
+    "lora": "--lora-rank",
+}
 
 
 class ExplainCommand(TyperCommand):
@@ -107,7 +110,7 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed
 
-    settings, written = settings_given(job), written_given(job)
+    settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))
     if asked.cluster is None:
         if explain is not None:
@@ -120,12 +123,6 @@ def command(
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
     _show_estimate(estimate, explain=explain is not None, show_all=show_all, json=json)
-
-
-def settings_given(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user gave of the job beside its plan."""
-    lora = o.lora_of(given["lora_rank"], given["lora_targets"], given["qlora"])
-    return o.given(**{name: given[name] for name in SETTINGS}) | lora
 
 
 def written_given(given: Mapping[str, Any]) -> Written | None:
@@ -159,14 +156,15 @@ def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, A
     """What the user gave of the plan, over the plan of a file."""
     plan = o.given(**{name: given[name] for name in KEYS})
     if given["placement"] is not None:
-        from steptime.cli.constraints import parse_placement
+        from steptime.cli.job import parse_placement
 
         plan["placement"] = parse_placement(given["placement"])
     return plan if written is None else over_plan(written.plan, plan)
 
 
 def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A written plan with what the user gives beside; another mesh has another placement and leaves other replicas.
+    """A written plan with what the user gives in addition; another mesh has another placement and leaves other
+    replicas.
 
     >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
     {'tp': 4}

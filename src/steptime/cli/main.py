@@ -31,7 +31,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBA
 
 #: Command -> its module, which is imported when the command runs, and what it does, in one line.
 COMMANDS: Final = {
-    "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on so many devices."),
+    "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on a number of devices."),
     "estimate": ("steptime.cli.estimate", "Explain one plan: step time, MFU, memory; or a model's ledger."),
     "profile": (
         "steptime.captured.cli.profile",
@@ -44,10 +44,10 @@ COMMANDS: Final = {
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
     "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
     "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),
-    "devices": ("steptime.cli.devices", "List devices, or show one with the source of every number."),
-    "clusters": ("steptime.cli.clusters", "List clusters, or show one with the source of every number."),
-    "models": ("steptime.cli.models", "List models, or show one."),
-    "frameworks": ("steptime.cli.frameworks", "List training frameworks, or show one with its fitted overheads."),
+    "devices": ("steptime.cli.catalogue", "List devices, or show one with the source of every number."),
+    "clusters": ("steptime.cli.catalogue", "List clusters, or show one with the source of every number."),
+    "models": ("steptime.cli.catalogue", "List models, or show one."),
+    "frameworks": ("steptime.cli.catalogue", "List training frameworks, or show one with its fitted overheads."),
 }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -109,9 +109,7 @@ Etp = Annotated[int | None, degree("etp", "N", "Tensor ranks of one expert.")]
 Sp = Annotated[
     str | None, typer.Option("--sp", metavar="on|off", help="Sequence parallelism between products; default on.")
 ]
-Shard = Annotated[
-    int | None, degree("shard", "RANKS", "Ranks that ZeRO shares out over (HSDP); 0, the default: all dp.")
-]
+Shard = Annotated[int | None, degree("shard", "RANKS", "Ranks over which ZeRO shards (HSDP); 0, the default: all dp.")]
 MicroBatch = Annotated[int | None, degree("micro_batch", "N", "Sequences per micro-batch.")]
 Zero = Annotated[int | None, degree("zero", "N", "ZeRO stage, 0 to 3; default the framework's, of generic 1.")]
 Panels = Annotated[int | None, degree("panels", "N", "Panels of a SUMMA product.")]
@@ -170,7 +168,7 @@ AttentionDtype = Annotated[
 ]
 DocumentLength = Annotated[
     float | None,
-    real("--document-length", "TOKENS", "Sequences are packed documents of so many tokens; default one document."),
+    real("--document-length", "TOKENS", "Sequences are packed documents of this many tokens; default one document."),
 ]
 ExpertImbalance = Annotated[
     float | None,
@@ -211,16 +209,48 @@ PlanFile = Annotated[
 ]
 #: What describes a job, by parameter: where it runs, how it is parallelised, with which software.
 JOB: dict[str, Any] = {
-    "cluster": Cluster, "gpus": Gpus, "global_batch": GlobalBatch, "seq": Seq, "dtype": Dtype, "optimizer": Optimizer,
-    "strategy": StrategyOption, "mode": ModeOption,
-    "dp": Dp, "tp": Tp, "tp2": Tp2, "cp": Cp, "pp": Pp, "vpp": Vpp, "ep": Ep, "etp": Etp, "sp": Sp,
-    "micro_batch": MicroBatch, "recompute": Recompute, "recompute_every": RecomputeEvery, "zero": Zero, "shard": Shard,
-    "schedule": Schedule, "overlap": Overlap, "offload": Offload, "attention": Attention, "context": Context,
-    "gradient_dtype": GradientDtype, "graphs": Graphs, "dispatcher": Dispatcher, "attention_dtype": AttentionDtype,
-    "document_length": DocumentLength, "expert_imbalance": ExpertImbalance, "expert_capacity": ExpertCapacity,
-    "panels": Panels, "placement": Placement, "framework": Framework, "lora_rank": LoraRank,
-    "lora_targets": LoraTargets, "qlora": Qlora, "plan": PlanFile,
-}  # fmt: skip
+    "cluster": Cluster,
+    "gpus": Gpus,
+    "global_batch": GlobalBatch,
+    "seq": Seq,
+    "dtype": Dtype,
+    "optimizer": Optimizer,
+    "strategy": StrategyOption,
+    "mode": ModeOption,
+    "dp": Dp,
+    "tp": Tp,
+    "tp2": Tp2,
+    "cp": Cp,
+    "pp": Pp,
+    "vpp": Vpp,
+    "ep": Ep,
+    "etp": Etp,
+    "sp": Sp,
+    "micro_batch": MicroBatch,
+    "recompute": Recompute,
+    "recompute_every": RecomputeEvery,
+    "zero": Zero,
+    "shard": Shard,
+    "schedule": Schedule,
+    "overlap": Overlap,
+    "offload": Offload,
+    "attention": Attention,
+    "context": Context,
+    "gradient_dtype": GradientDtype,
+    "graphs": Graphs,
+    "dispatcher": Dispatcher,
+    "attention_dtype": AttentionDtype,
+    "document_length": DocumentLength,
+    "expert_imbalance": ExpertImbalance,
+    "expert_capacity": ExpertCapacity,
+    "panels": Panels,
+    "placement": Placement,
+    "framework": Framework,
+    "lora_rank": LoraRank,
+    "lora_targets": LoraTargets,
+    "qlora": Qlora,
+    "plan": PlanFile,
+}
 
 
 def describes_job(after: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -240,6 +270,16 @@ def describes_job(after: str) -> Callable[[Callable[..., None]], Callable[..., N
         return function
 
     return extended
+
+
+#: Parameters of a command that say what the job is; the parallel plan has :data:`~steptime.plan.keys.KEYS`.
+SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
+
+
+def settings_given(given_options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user gave of the job except its plan: the settings of an API call, from the parameters of a command."""
+    lora = lora_of(given_options["lora_rank"], given_options["lora_targets"], given_options["qlora"])
+    return given(**{name: given_options[name] for name in SETTINGS}) | lora
 
 
 def lora_of(rank: int | None, targets: str | None, qlora: bool | None) -> dict[str, Any]:

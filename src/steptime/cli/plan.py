@@ -1,8 +1,9 @@
-"""``steptime plan``: rank every parallel plan of a model on so many devices."""
+"""``steptime plan``: rank every parallel plan of a model on a number of devices."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,6 +11,17 @@ import typer
 from steptime.cli import options as o
 
 EXIT_NOTHING_FITS: Final = 3
+#: Options whose value is the same for all candidates.
+FOR_ALL: Final = (
+    "context",
+    "gradient_dtype",
+    "graphs",
+    "dispatcher",
+    "attention_dtype",
+    "document_length",
+    "expert_imbalance",
+    "expert_capacity",
+)
 
 
 def command(
@@ -49,42 +61,39 @@ def command(
     top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
     json: o.Json = False,
 ) -> None:
-    """Rank every parallel plan of a model on so many devices, and say why the first is the best.
+    """Rank every parallel plan of a model on a number of devices, and say why the first is the best.
 
     Cluster, devices and batch are needed. Options win over RUN.toml, whose own plan is not kept. Exits with 3 when no
-    plan fits; what is nearest is printed all the same.
+    plan fits; the nearest plan is printed nevertheless.
     """
+    _run(locals())
+
+
+def _run(given: Mapping[str, Any]) -> None:
+    """Run :func:`command` with the values of its parameters, by name."""
     from steptime import api
-    from steptime.cli.constraints import parse_fix, parse_limits
-    from steptime.cli.job import job_from, needed, plan_not_kept
+    from steptime.cli.job import job_from, needed, parse_fix, parse_limits, plan_not_kept
     from steptime.cli.output import Progress
 
-    settings = o.given(
-        gpus=gpus, global_batch=global_batch, seq=seq, dtype=dtype, optimizer=optimizer, strategy=strategy, mode=mode,
-        framework=framework,
-    )  # fmt: skip
-    job = job_from(model, cluster, settings | o.lora_of(lora_rank, lora_targets, qlora), {})
-    for_all = o.given(
-        context=context, gradient_dtype=gradient_dtype, graphs=graphs, dispatcher=dispatcher,
-        attention_dtype=attention_dtype,
-        document_length=document_length, expert_imbalance=expert_imbalance, expert_capacity=expert_capacity,
-    )  # fmt: skip
+    model, fix, limit = given["model"], given["fix"] or (), given["limit"] or ()
+    job = job_from(model, given["cluster"], o.settings_given(given), {})
+    for_all = o.given(**{name: given[name] for name in FOR_ALL})
     options: dict[str, Any] = {
-        "fix": {**parse_fix(fix or ()), **for_all},
-        "limit": parse_limits(limit or ()),
-        "top": top,
+        "fix": {**parse_fix(fix), **for_all},
+        "limit": parse_limits(limit),
+        "top": given["top"],
     }
     with Progress("plans") as progress:
         result = api.plan(job.model, needed(job, "a search"), **job.settings, **options, progress=progress)
     result = dataclasses.replace(result, notes=(*plan_not_kept(model, job), *result.notes))
-    if json:
+    if given["json"]:
         from steptime.cli.output import print_json
 
         print_json(result.to_json())
     else:
         from steptime.report.plan import print_plan_result
 
-        words = [*(f"--fix {text}" for text in fix or ()), *(f"--limit {text}" for text in limit or ())]
+        words = [*(f"--fix {text}" for text in fix), *(f"--limit {text}" for text in limit)]
         asked = {"model": job.model, "cluster": job.cluster, "mode": None, **job.settings}
         print_plan_result(result, {**asked, "constraints": words})
     if not result.feasible:

@@ -1,15 +1,10 @@
-r"""Time of ring collectives over a group that lies in one or several fast domains.
+r"""Time of ring collectives and of all-to-all exchanges over a group that lies in one or several fast domains.
 
 A group of $n$ = `ranks` has $r$ = `inside` of its members in each fast domain, hence $n / r$ domains. Inside a
 domain every rank sends at $\beta_f$ = `fast_Bps` (bytes/s, one direction, sustained); between domains $r$ rings run in
 parallel, one per member, each at $\beta_s$ = `slow_Bps` per rank. $\alpha_f$ = `fast_latency_s` and
 $\alpha_s$ = `slow_latency_s` are paid per hop. $S$ = `size_bytes` is always the whole tensor: gathered, to be
 scattered, to be reduced or to be broadcast. An empty tensor or a group of one costs nothing.
-
-Time of exchanges among ranks in which every rank has something else for, or from, each of the others.
-
-The symbols are those of :mod:`steptime.cost.collective`: $n$ = `ranks`, of which $r$ = `inside` in each fast domain,
-$\beta_f$ = `fast_Bps`, $\beta_s$ = `slow_Bps` per rank, $\alpha_f$ = `fast_latency_s`, $\alpha_s$ = `slow_latency_s`.
 """
 
 from __future__ import annotations
@@ -150,7 +145,7 @@ def ring_behind_share(ranks: Num) -> Num:
 
     $$s = \frac{n-1}{n}$$
 
-    where $n$ = `ranks`: the operator works on one of $n$ pieces while the next one travels, and beside one of them, the
+    where $n$ = `ranks`: the operator works on one of $n$ pieces while the next one travels, and with one of them, the
     rank's own, nothing does. With $T$ for the operator and $C$ for the $n-1$ steps of the ring together, the last of
     them ends after $T/n + (n-1)\max(C/(n-1), T/n) = T + \max(C - sT, 0)$.
 
@@ -164,13 +159,13 @@ def ring_behind_share(ranks: Num) -> Num:
 
 
 def shown_beside_s(sent_s: Num, work_s: Num) -> Num:
-    r"""What shows of transfers that run beside the work that needs them or makes what they carry.
+    r"""Exposed time of transfers that overlap with the work that needs them or makes what they carry.
 
     $$t = \max(T - t_\mathrm{busy},\ 0)$$
 
-    where $T$ = `sent_s` is the time of the transfers and $t_\mathrm{busy}$ = `work_s` that of the work beside which
+    where $T$ = `sent_s` is the time of the transfers and $t_\mathrm{busy}$ = `work_s` that of the work with which
     they may run: of a product over a ring the part of :func:`ring_behind_share`; of a product in $n_b$ panels all of
-    it, beside $T = n_b T_1$, while the transfers $T_1$ of the first panel always show.
+    it, next to $T = n_b T_1$, while the transfers $T_1$ of the first panel always show.
 
     Source: SUMMA, van de Geijn and Watts 1997; overlap as in arXiv 2410.00273.
 

@@ -1,10 +1,8 @@
 r"""The fastest legal algorithm and protocol of a collective on a fabric, and its time.
 
 A communication library has several algorithms for one collective, and runs each under several protocols, which trade
-latency for bandwidth. The time is taken as the minimum over all of them. Symbols as in
-:mod:`steptime.cost.collective`; an empty tensor or a group of one costs nothing.
-
-Coefficients of a fabric, and the time of one path over it under one protocol.
+latency for bandwidth. The time is the minimum over all of them. Symbols as in :mod:`steptime.cost.collective`; an empty
+tensor or a group of one costs nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ class Fabric:
     ramp_bytes: float = 1.0
     """Bytes per rank at which half of `ramp_s` is lost."""
     overlap: float = 1.0
-    """How much of the latency of the hops a long pipelined transfer hides (protocol Simple): 1 nothing; 2 as the
+    """How much of the latency of the hops a long pipelined transfer overlaps (protocol Simple): 1 nothing; 2 as the
     hypotenuse of latency and transfer; infinity all."""
     byte_reduction: float = 1.0
     """Time of reducing 8-bit numbers over time of reducing 16- and 32-bit ones."""
@@ -99,7 +97,7 @@ class Fabric:
     switch_start_s: float = 0.0
     """Launch of an all-reduce in the switch."""
     switch_Bps: float = 0.0
-    """What one rank sends to a switch that reduces; 0: no such switch."""
+    """What one rank sends to a switch that reduces; 0: the switches do not reduce."""
     outer_start_s: Three = (0.0, 0.0, 0.0)
     """What a group that spans several domains costs on top of `start_s`."""
     outer_hop_s: Three = (0.0, 0.0, 0.0)
@@ -311,9 +309,17 @@ def collective_s(
     Source: the choice of NCCL by its own cost model (tuning.cc) is idealised as the true minimum.
     """
     names, times = candidate_s(
-        kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
-        element_bytes=element_bytes, algorithms=algorithms,
-    )  # fmt: skip
+        kind,
+        size_bytes,
+        ranks,
+        inside,
+        fabric,
+        groups=groups,
+        oversubscription=oversubscription,
+        nics=nics,
+        element_bytes=element_bytes,
+        algorithms=algorithms,
+    )
     return _least(names, times, size_bytes, ranks)
 
 
@@ -336,9 +342,16 @@ def least_s(
     1.750008
     """
     _, times = candidate_s(
-        kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
+        kind,
+        size_bytes,
+        ranks,
+        inside,
+        fabric,
+        groups=groups,
+        oversubscription=oversubscription,
+        nics=nics,
         element_bytes=element_bytes,
-    )  # fmt: skip
+    )
     return where((size_bytes > 0) & (ranks > 1), reduce(minimum, times), 0.0)
 
 
@@ -397,17 +410,30 @@ def _paired(path: Path, message_bytes: Num, p: int, fabric: Fabric) -> Path:
 
 
 def _two_phases(
-    size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, groups: Num, oversubscription: Num,
-    nics: Num | None, element_bytes: Num,
-) -> Num:  # fmt: skip
+    size_bytes: Num,
+    ranks: Num,
+    inside: Num,
+    fabric: Fabric,
+    groups: Num,
+    oversubscription: Num,
+    nics: Num | None,
+    element_bytes: Num,
+) -> Num:
     """Time of a reduce-scatter and an all-gather."""
     first, second = (
         least_s(
-            kind, size_bytes, ranks, inside, fabric, groups=groups, oversubscription=oversubscription, nics=nics,
+            kind,
+            size_bytes,
+            ranks,
+            inside,
+            fabric,
+            groups=groups,
+            oversubscription=oversubscription,
+            nics=nics,
             element_bytes=element_bytes,
         )
         for kind in ("reduce_scatter", "all_gather")
-    )  # fmt: skip
+    )
     return first + second
 
 
@@ -480,7 +506,7 @@ def _hops(name: str, p: int, spans: Num, ranks: Num, fabric: Fabric) -> tuple[Nu
 
 
 def _overlap(spans: Num, fabric: Fabric) -> Num:
-    """How much of the latency a long transfer hides, in a group inside one domain or over several."""
+    """How much of the latency a long transfer overlaps, in a group inside one domain or over several."""
     return where(spans > 0, fabric.outer_overlap, fabric.overlap) if fabric.outer_overlap else fabric.overlap
 
 

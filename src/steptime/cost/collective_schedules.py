@@ -1,4 +1,4 @@
-r"""What each collective algorithm makes the busiest rank and domain do: hops in sequence, and bytes through a port.
+r"""Paths of collective algorithms: hops in sequence, and bytes through the ports of the busiest rank and domain.
 
 A group of $n$ = `ranks` has $t$ = `inside` members in each of $N = n/t$ domains (nodes, NVLink domains, pairs behind
 one PCIe switch). $S$ = `size_bytes` is always the whole tensor: gathered, to be scattered, to be reduced or to be
@@ -7,11 +7,6 @@ broadcast; for an all-to-all what one rank sends in all, its own part included. 
 
 $\kappa$ = `own_steps` is the work on the rank's own part (the copy from the input to the output buffer), in units of
 one step of the ring; 0 in the textbook formulas.
-
-Paths of collectives that work level by level, or in the switches.
-
-Symbols: $S$ = `size_bytes` of the whole tensor; $n$ = `ranks`, of which $t$ = `inside` are in each of $N = n/t$
-domains, as in `collective_schedules`.
 """
 
 from __future__ import annotations
@@ -235,7 +230,7 @@ def bruck_all_to_all_path(size_bytes: Num, ranks: Num, inside: Num) -> Path:
 
 
 def _far_rounds(rounds: Num, moved: Num, domains: Num, inside: Num) -> Path:
-    """So many rounds in which every rank sends, all within one domain or, of several, all out of it."""
+    """Rounds in which every rank sends, all within one domain or, of several, all out of it."""
     zero = 0.0 * moved
     return Path(
         where(domains > 1, 0 * rounds, rounds),
@@ -315,7 +310,7 @@ def in_network_all_reduce_path(size_bytes: Num, ranks: Num, inside: Num) -> Path
       V_1 = 2 S \frac{N-1}{N}$$
 
     Every rank reads $S/t$ that the switch has added up, and writes it back for the switch to multicast: its own $S$
-    goes out once, $S$ come in, and its share passes once more. The sums of the domains go along a tree meanwhile.
+    goes out once, $S$ come in, and its share passes again. The sums of the domains go along a tree meanwhile.
 
     Source: Klenk et al. 2020 (in-network reduction in an NVLink switch); the NVLSTree of NCCL 2.18.
 

@@ -38,7 +38,7 @@ def implicit_product(pixels: Num, inward: Num, outward: Num, taps: Num, groups: 
 
     $p$ = `pixels` of all images (of the output), $t$ = `taps`; $c_i$ = `inward` and $c_o$ = `outward`, the channels of
     a group that are summed over and that are made: of the input and of the output, forward and for the gradient of the
-    weights (whose blocks share out the pixels), and the other way round for the gradient of the data. The $g$ =
+    weights (whose blocks divide the pixels), and the other way round for the gradient of the data. The $g$ =
     `groups` stand below one another.
 
     Source: implicit product, cuDNN, arXiv 1410.0759.
@@ -89,7 +89,7 @@ def convolution_s(
     `wave_factor` of the tiles on `sm_count` processors with `tail`, and $w$ = `winograd` where `winograd_taps` is 1
     (three by three, stride one), else 1. $M$ = `moved_bytes`, $R$ = `matrix_flops_per_s`, $\beta$ = `memory_Bps`,
     $\varepsilon$ = `efficiency`, $\eta$ = `memory_efficiency` and $\tau$ = `launch_s`. Rows are the pixels of all
-    images; forward and for the gradient of the weights (whose blocks share out the pixels) $n = c_o$, $k = c_i t$, for
+    images; forward and for the gradient of the weights (whose blocks divide the pixels) $n = c_o$, $k = c_i t$, for
     the gradient of the data $n = c_i$, $k = c_o t$, with $c_i, c_o, t$ of `convolution_flops`.
 
     Source: implicit product, cuDNN, arXiv 1410.0759; Winograd, arXiv 1509.09308 (at most 2.25 fewer operations).

@@ -1,12 +1,8 @@
-r"""Exposed time of the gradient and weight traffic of data parallelism.
+r"""Data parallelism: exposed time of its traffic, parameter servers, and the optimiser step over lists of tensors.
 
-Gradients through parameter servers: what workers and servers send, and how long a push and a pull take.
-
-$S$ = `size_bytes` is one copy of what is exchanged, spread over $s$ = `servers`; $w$ = `workers` each have a NIC of
-$\beta_w$ = `worker_Bps`, each server one of $\beta_s$ = `server_Bps` (bytes/s, one direction). $\alpha$ = `latency_s`;
-$o$ = `own_share` is the share that stays on the machine.
-
-Work and launches of an optimiser step over lists of tensors.
+Symbols of parameter servers: $S$ = `size_bytes` is one copy of what is exchanged, spread over $s$ = `servers`; $w$ =
+`workers` each have a NIC of $\beta_w$ = `worker_Bps`, each server one of $\beta_s$ = `server_Bps` (bytes/s, one
+direction). $\alpha$ = `latency_s`; $o$ = `own_share` is the share that stays on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK = 4e7, 1e6
 
 
 def free_links_s(pass_s: Num, busy_s: Num) -> Num:
-    r"""Part of a pass beside which other traffic over the same links can run.
+    r"""Part of a pass with which other traffic over the same links can overlap.
 
     $$t_l = \max(t - t_x,\ 0)$$
 
@@ -35,9 +31,15 @@ def free_links_s(pass_s: Num, busy_s: Num) -> Num:
 
 
 def exposed_buckets_s(
-    one_layer_s: Num, layers: Num, behind_s: Num, bucket: Num, chunks: Num, stages: Num, shown_end_s: Num,
+    one_layer_s: Num,
+    layers: Num,
+    behind_s: Num,
+    bucket: Num,
+    chunks: Num,
+    stages: Num,
+    shown_end_s: Num,
     hidden_end_s: Num,
-) -> Num:  # fmt: skip
+) -> Num:
     r"""Exposed part of what travels once per step, each bucket of layers behind the passes of the others.
 
     $$t = T_s + \max\Big(b T + \big[(\tfrac{L}{v} - b)(T - t_l) + [T_h - b\,t_l]_+\big]_+,\
@@ -45,9 +47,9 @@ def exposed_buckets_s(
 
     where $T$ = `one_layer_s` is one layer's part, $L$ = `layers` of the device in $v$ = `chunks` of an interleaved
     pipeline of $p$ = `stages`, $b$ = `bucket` layers travel as one message, and $t_l$ = `behind_s` is what the pass
-    of one layer for one micro-batch leaves to hide it (:func:`free_links_s`). Nothing is left to hide the last
+    of one layer for one micro-batch leaves to overlap it (:func:`free_links_s`). Nothing is left to overlap the last
     bucket and $T_s$ = `shown_end_s`, that of the embedding; $T_h$ = `hidden_end_s`, that of the head, is ready
-    first. A chunk but the first has $p$ passes more of each chunk after it to hide behind, and is one bucket.
+    first. A chunk but the first has $p$ passes more of each chunk after it to overlap with, and is one bucket.
     Gathered weights are the same seen from the end.
 
     Source: longest path of compute and links; with $b = v = 1$ and $T_h = 0$ data parallelism of arXiv 2410.00273.
@@ -70,7 +72,7 @@ def exposed_gather_s(one_layer_s: Num, layers: Num, behind_s: Num, shown_end_s: 
     $$t = G_s + G + (L-1)\,[G - t_l]_+ + [G_h - t_l]_+$$
 
     where $G$ = `one_layer_s` of $L$ = `layers` is gathered behind the pass of the layer before, of which $t_l$ =
-    `behind_s` can hide it (:func:`free_links_s`); $G_s$ = `shown_end_s`, that of the embedding, behind nothing, and
+    `behind_s` can overlap it (:func:`free_links_s`); $G_s$ = `shown_end_s`, that of the embedding, behind nothing, and
     $G_h$ = `hidden_end_s`, that of the head, behind the last layer.
 
     Source: longest path of compute and links; PyTorch FSDP2 prefetches one unit.
@@ -83,9 +85,15 @@ def exposed_gather_s(one_layer_s: Num, layers: Num, behind_s: Num, shown_end_s: 
 
 
 def exposed_sharded_s(
-    reduce_s: Num, gather_s: Num, replicas_s: Num, layers: Num, behind_s: Num, head_s: Num, shown_end_s: Num,
+    reduce_s: Num,
+    gather_s: Num,
+    replicas_s: Num,
+    layers: Num,
+    behind_s: Num,
+    head_s: Num,
+    shown_end_s: Num,
     hidden_end_s: Num,
-) -> Num:  # fmt: skip
+) -> Num:
     r"""Exposed part of a backward pass that gathers weights again and reduces gradients by layers (ZeRO-3, HSDP).
 
     $$t = R_s + \max\big(W + R + X,\ R + L X - (L-1)\,t_l\big)$$
@@ -93,8 +101,8 @@ def exposed_sharded_s(
       W = [G - t_h]_+ + [R_h - t_l]_+ \ \text{for } L = 1$$
 
     where $R$ = `reduce_s` reduces the gradients of one of $L$ = `layers` over the ranks that share its weights and
-    $G$ = `gather_s` gathers them, both beside the pass of another layer, of which $t_l$ = `behind_s` can hide them
-    (:func:`free_links_s`); the weights of the last layer are gathered beside that of the head, $t_h$ = `head_s`. $X$ =
+    $G$ = `gather_s` gathers them, both during the pass of another layer, of which $t_l$ = `behind_s` can overlap them
+    (:func:`free_links_s`); the weights of the last layer are gathered during that of the head, $t_h$ = `head_s`. $X$ =
     `replicas_s` sums the shard over its replicas, on links and a stream of its own. $R_h$ = `hidden_end_s` and $R_s$ =
     `shown_end_s` reduce what comes before and after the layers: the head and the embedding.
 
@@ -133,12 +141,12 @@ def layers_per_bucket(parameters: Num, ranks: Num, layers: Num) -> Num:
 
 
 def partly_hidden_s(hidden_s: Num, shown_s: Num, share: Num) -> Num:
-    r"""Exposed part of traffic of which only a part hides behind computation.
+    r"""Exposed part of traffic of which only a part overlaps with computation.
 
     $$t = T_h + s\,(T_s - T_h)$$
 
-    where $T_h$ = `hidden_s` is exposed when all that can hide does, $T_s$ = `shown_s` when nothing hides, and $s$ =
-    `share` of the difference is exposed after all: streams share units, links and the host.
+    where $T_h$ = `hidden_s` is exposed when all that can overlap does, $T_s$ = `shown_s` when nothing overlaps, and
+    $s$ = `share` of the difference is exposed after all: streams share units, links and the host.
 
     Source: interpolation between the two limits.
 

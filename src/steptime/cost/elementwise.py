@@ -1,14 +1,8 @@
-"""Work and traffic of operators that touch each element a few times.
+"""Work and traffic of operators that touch each element a few times: maps, norms, reductions.
 
-Symbols: $x$ = `elements` of the local activation, in $r$ = `rows` of $w$ = `width`, $E$ = `element_bytes`, $M$ =
-`mask_bytes` of one dropout flag.
+Symbols: $x$ = `elements` of the local activation, in $r$ = `rows` of $w$ = `width` or in $c$ = `channels`, $E$ =
+`element_bytes`, $M$ = `mask_bytes` of one dropout flag.
 FLOP counts are vector operations; they matter only where the vector rate, not the memory, is the limit.
-
-Work of operators that do the same to every element, and of reductions.
-
-Work and traffic of norms over a batch.
-
-Symbols: $x$ = `elements` of the activation, $c$ = `channels`, $E$ = `element_bytes`.
 """
 
 from __future__ import annotations
@@ -184,7 +178,7 @@ def residual_flops(elements: Num) -> Num:
 
 
 def residual_bytes(elements: Num, element_bytes: Num) -> Num:
-    r"""Traffic of a residual addition: $M = 3xE$ (two reads, one write); backward adds gradients alike.
+    r"""Traffic of a residual addition: $M = 3xE$ (two reads, one write); backward adds gradients with the same traffic.
 
     Source: definition.
 
@@ -366,7 +360,7 @@ def embedding_bytes(tokens: Num, width: Num, element_bytes: Num) -> Num:
 
 
 def cross_entropy_flops(elements: Num) -> Num:
-    r"""Softmax cross-entropy over $x$ = tokens times local vocabulary: $F = 4x$ forward, and backward alike.
+    r"""Softmax cross-entropy over $x$ = tokens times local vocabulary: $F = 4x$ forward, and the same backward.
 
     Source: count of operations (maximum, subtract, exponentiate, sum).
 

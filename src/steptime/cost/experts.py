@@ -1,13 +1,12 @@
-r"""Work and traffic of a mixture of experts, and of weights that are not trained or not stored as they are used.
+r"""Mixtures of experts: work and traffic of grouped products and of stored weights, time of the exchange of tokens.
 
-Symbols: $m$ = `m` rows over all local experts, $g$ = `groups` local experts, $n$ = `n` and $k$ = `k` the widths of the
-result and of the input, $E$ = `element_bytes`.
+Symbols of products: $m$ = `m` rows over all local experts, $g$ = `groups` local experts, $n$ = `n` and $k$ = `k` the
+widths of the result and of the input, $E$ = `element_bytes`.
 
-Time of the exchange of tokens between experts: dispatch to the experts and combination of their results.
-
-A kernel of the library moves each chosen copy of a token once, straight to the rank of its expert; it does not use the
-collectives. Symbols: $T$ = `tokens` of one rank, $k$ = `top_k`, $E$ = `experts` in all, $n$ = `ranks`, $t$ = `inside`
-ranks of one NVLink domain, $b$ = `row_bytes` of one token on the wire.
+Exchange (dispatch to the experts and combination of their results): a kernel of the library moves each chosen copy of a
+token once, straight to the rank of its expert; it does not use the collectives. Symbols: $T$ = `tokens` of one rank,
+$k$ = `top_k`, $E$ = `experts` in all, $n$ = `ranks`, $t$ = `inside` ranks of one NVLink domain, $b$ = `row_bytes` of a
+token on the wire.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def once_share(choices: int, ranks: Num, inside: Num, experts: Num, groups: Num 
 
 
 def paired_share(micro_batches: Num, virtual_stages: Num, stages: Num) -> Num:
-    r"""Share of the passes of an interleaved pipeline that have the opposite pass of another micro-batch beside them.
+    r"""Share of the passes of an interleaved pipeline that overlap with the opposite pass of another micro-batch.
 
     $$s = \max\Big(1 - \frac{(v - 1)\,p + p - 1}{v\,n},\ 0\Big)\Big|_{v>1} \qquad s = 0\big|_{v=1}$$
 
@@ -141,7 +140,7 @@ def paired_share(micro_batches: Num, virtual_stages: Num, stages: Num) -> Num:
     stands for all. Without virtual stages there is no schedule that pairs them.
 
     Source: warm-up of the interleaved schedule, arXiv 2104.04473, section 2.2; Megatron-Core,
-    `--overlap-moe-expert-parallel-comm`, which wants virtual stages.
+    `--overlap-moe-expert-parallel-comm`, which needs virtual stages.
 
     >>> paired_share(32, 2, 8), paired_share(4, 4, 4) < 0.1, paired_share(64, 1, 4)   # 15 of 64 passes are alone
     (0.765625, True, 0.0)
@@ -151,12 +150,12 @@ def paired_share(micro_batches: Num, virtual_stages: Num, stages: Num) -> Num:
 
 
 def hidden_exchange_s(exchange_s: Num, behind_s: Num, share: Num) -> Num:
-    r"""Hidden time of the exchange of one pass that runs beside the opposite pass of another micro-batch.
+    r"""Overlapped time of the exchange of one pass that runs during the opposite pass of another micro-batch.
 
     $$t = s\,\min(t_x,\ t_c)$$
 
     where $t_x$ = `exchange_s` is the exchange of a layer in one direction, $t_c$ = `behind_s` what the same layer takes
-    in the other direction without its exchange, and $s$ = `share` of the passes have one beside them.
+    in the other direction without its exchange, and $s$ = `share` of the passes overlap with one.
 
     Source: arXiv 2412.19437, section 3.2.1.
 
@@ -167,11 +166,11 @@ def hidden_exchange_s(exchange_s: Num, behind_s: Num, share: Num) -> Num:
 
 
 def dual_paired_share(micro_batches: Num, stages: Num) -> Num:
-    r"""Share of the passes under DualPipe that have the opposite pass of another micro-batch beside them.
+    r"""Share of the passes under DualPipe that overlap with the opposite pass of another micro-batch.
 
     $$s = \max\Big(1 - \frac{p + 1}{n},\ 0\Big)$$
 
-    where of the $n$ = `micro_batches` all but $p + 1$, $p$ = `stages`, shorten a step by running forward beside
+    where of the $n$ = `micro_batches` all but $p + 1$, $p$ = `stages`, shorten a step by running forward with
     another's backward pass; the others fill and drain the pipeline.
 
     Source: longest path of the schedule of arXiv 2412.19437, figure 5.

@@ -2,20 +2,17 @@ r"""Time of one matrix product on one device, with the library's choice of tile 
 
 A library cuts the result into tiles, one per multiprocessor at a time, and takes the tile and the split of $k$
 that finish first. Operands cross the memory once while the multiprocessors compute, and the slower of the two
-sets the time, softly. What is left over is a small table (:mod:`steptime.cost.gemm`). All coefficients are
-fitted to measurements (:mod:`steptime.lab.calibrate.gemm`); all but the latencies are in units of the datasheet, so
-that they carry over to devices that nobody measured.
+sets the time, softly. All coefficients are fitted to measurements (:mod:`steptime.lab.calibrate.gemm`); all but the
+latencies are in units of the datasheet, so that they carry over to devices that nobody measured. Only plain arithmetic
+and a loop over a fixed table of tiles: a million shapes cost about a second.
 
-Only plain arithmetic and a loop over a fixed table of tiles: a million shapes cost about a second.
-
-What the model of matrix products leaves over, as a small table: libraries choose kernels by rules of their own.
-
-The table has a value for each knot of a coarse grid over three logs: the length of the sum, the tiles per
+The residual (:func:`gemm_residual`) is what this model leaves over, because libraries choose kernels by rules of their
+own. It is a table with a value for each knot of a coarse grid over three logs: the length of the sum, the tiles per
 multiprocessor and the aspect of the result. Between knots it is linear, and beyond the outermost knots it falls to
 0 within one step of the grid, so that it neither grows nor matters where nobody measured. It holds only what
 measurements near a knot agree on (:mod:`steptime.lab.calibrate.gemm_residual`), and at most :data:`LIMIT`.
 
-Rounds in which the blocks of a kernel pass over the processors of a device.
+A wave (:func:`wave_factor`) is a round in which the blocks of a kernel pass over the processors of a device.
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ WIDE_BYTES: Final = 2
 
 #: Elements of $k$ that one step of the inner loop takes, of up to `WIDE_BYTES` bytes and of more.
 STEP_K: Final = (32, 8)
-#: A split of $k$ leaves at least so many elements to each part.
+#: A split of $k$ leaves at least this many elements to each part.
 LEAST_K: Final = 128
 #: Distance between rows (bytes) that `stride` counts in.
 PAGE_BYTES: Final = 65536
@@ -167,7 +164,7 @@ def gemm_memory_s(
 
 
 def knee_s(compute_s: Num, memory_s: Num, overlap: Num, overlap_per_s: Num) -> Num:
-    r"""Larger of the two times, rounded off where they are alike.
+    r"""Larger of the two times, rounded off where they are nearly equal.
 
     $$t = (t_c^p + t_m^p)^{1/p}, \quad p = p_0 + p_1 t_m$$
 
@@ -278,7 +275,7 @@ def gemm_s(
             bytes, in a kernel of its own before the product (0 for wider operands).
         quantise_row: $k_r$, cost of a row of this conversion in elements.
         stride: $\zeta$, what it costs that rows of $k$ elements lie 64 KiB apart: each is on pages of its own, and
-            their addresses are translated anew.
+            their addresses are translated again.
         residual: $\rho$, see :func:`steptime.cost.gemm.gemm_residual`.
 
     Source: this model; fitted, see the profiles of the catalogue.
@@ -292,15 +289,37 @@ def gemm_s(
     >>> round(t * 1e14 / (2 * 1280 * 1280 * 1024), 6)
     1.0
     """
+    shape = (m, n, k, batch)
     whole_s, split_compute_s = _fastest_tiles_s(
-        m, n, k, batch, (a_bytes + b_bytes) / 2, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency,
-        fill_k, step_s, operand_speed, quantisation, odd_tile, large_tile, batched_tile,
-        epilogue, split_traffic, stride,
-    )  # fmt: skip
+        *shape,
+        (a_bytes + b_bytes) / 2,
+        peak_flops_per_s,
+        memory_Bps,
+        sm_count,
+        compute_efficiency,
+        fill_k,
+        step_s,
+        operand_speed,
+        quantisation,
+        odd_tile,
+        large_tile,
+        batched_tile,
+        epilogue,
+        split_traffic,
+        stride,
+    )
     traffic_s = gemm_memory_s(
-        m, n, k, batch, a_bytes, b_bytes, out_bytes, memory_Bps, l2_bytes,
-        memory_efficiency, output_cost, cached_cost, cache_copies,
-    )  # fmt: skip
+        *shape,
+        a_bytes,
+        b_bytes,
+        out_bytes,
+        memory_Bps,
+        l2_bytes,
+        memory_efficiency,
+        output_cost,
+        cached_cost,
+        cache_copies,
+    )
     whole = knee_s(whole_s, traffic_s, overlap, overlap_per_s)
     split = knee_s(split_compute_s, traffic_s, overlap, overlap_per_s) + split_s
     busy = minimum(whole, split)
@@ -397,9 +416,17 @@ def held_efficiency(efficiency: float, share_with: Callable[[float], float], mos
 
 
 def gemm_backward_s(
-    m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num,
-    input_residual: Num, weight_residual: Num, **rest: Num,
-) -> Num:  # fmt: skip
+    m: Num,
+    n: Num,
+    k: Num,
+    batch: Num,
+    a_bytes: Num,
+    b_bytes: Num,
+    out_bytes: Num,
+    input_residual: Num,
+    weight_residual: Num,
+    **rest: Num,
+) -> Num:
     r"""Time of both gradients of a product: $dX = dY\,W^T$ ($m \times k$) and $dW = X^T dY$ ($k \times n$).
 
     $$t = t(m, k, n) + t(k, n, m)$$

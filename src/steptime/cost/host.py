@@ -1,7 +1,4 @@
-"""Time that the host needs to issue the work of a device.
-
-What many devices cost beyond their work.
-"""
+"""Work of the host: issuing operators, overheads that grow with the job, copies to host memory, Adam on the host."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ def issued_s(device_s: Num, operators: Num, host_s: Num, sharpness: Num = SHARPN
     $$t = \left(t_d^{\,p} + (n\,\tau)^{p}\right)^{1/p}$$
 
     a soft maximum of $t_d$ = `device_s` (s), the time of the device, and $n\,\tau$: $n$ = `operators` issued at
-    $\tau$ = `host_s` (s) each. $p$ = `sharpness`: 8 where the host works beside the device, which then waits for some
-    operators and not for others where both are nearly equal; 1 on a processor that issues its own work
+    $\tau$ = `host_s` (s) each. $p$ = `sharpness`: 8 where the host works while the device does, which then waits for
+    some operators and not for others where both are nearly equal; 1 on a processor that issues its own work
     (:data:`IN_TURN`).
 
     Source: own; a queue that the host fills and the device empties.
@@ -110,7 +107,7 @@ def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:
 
     $$t = T\, g \log_2 \max(n / 8, 1)$$
 
-    where $T$ = `work_s` is the time with all devices alike, $n$ = `devices` and $g$ = `growth` per doubling.
+    where $T$ = `work_s` is the time with all devices equal, $n$ = `devices` and $g$ = `growth` per doubling.
 
     Source: own; the expected maximum of $n$ similar times grows with $\log n$.
 
@@ -118,3 +115,82 @@ def growth_s(work_s: Num, devices: Num, growth: Num) -> Num:
     (0.06, 0.0)
     """
     return work_s * growth * log2(maximum(devices, NODE) / NODE)
+
+
+HOST_ADAM_PER_S = 3.9e9
+"""Parameters per second that vectorised Adam updates on a host of two sockets (ZeRO-Offload, arXiv 2101.06840, table 4:
+10 billion in about 2.6 s)."""
+SOCKETS = 2
+"""Processors of the host that :data:`HOST_ADAM_PER_S` is of."""
+HELD_LAYERS = 2
+"""Layers whose activations are on the device when all go to the host: one computes while the other is on its way."""
+
+
+def host_copy_s(kept_bytes: Num, host_Bps: Num) -> Num:
+    r"""Copy of activations between a device and its host, in one direction.
+
+    $$t = A / \beta_h$$
+
+    where $A$ = `kept_bytes` (bytes) and $\beta_h$ = `host_Bps` (bytes/s) is what the link sustains one way.
+
+    Source: count of bytes.
+
+    >>> host_copy_s(4e9, 20e9)
+    0.2
+    """
+    return kept_bytes / host_Bps
+
+
+def _waited_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
+    """What a copy takes beyond the pass that it overlaps with."""
+    return maximum(copy_s - hides * pass_s, 0.0)
+
+
+def lasting_s(pass_s: Num, copy_s: Num, hides: Num) -> Num:
+    r"""How long a layer's pass lasts with its copy to the host or back.
+
+    $$t = t_p + \max(t_c - h\,t_p,\ 0)$$
+
+    where the pass computes for $t_p$ = `pass_s`, copies for $t_c$ = `copy_s` (s), and $h$ = `hides` is 1 where both run
+    at once, so that the longer of them counts, else 0. What overlaps with a layer's pass overlaps with all of it.
+
+    Source: definition.
+
+    >>> lasting_s(1.0, 3.0, 1.0), lasting_s(4.0, 3.0, 1.0), lasting_s(1.0, 3.0, 0.0)
+    (3.0, 4.0, 4.0)
+    """
+    return pass_s + _waited_s(pass_s, copy_s, hides)
+
+
+def exposed_copies_s(copy_s: Num, forward_s: Num, backward_s: Num, hides: Num) -> Num:
+    r"""Time that a layer waits for its activations to go to the host and to come back, for one micro-batch.
+
+    $$t = \max(t_c - h\,t_f,\ 0) + \max(t_c - h\,t_b,\ 0)$$
+
+    where $t_c$ = `copy_s` (s) is the copy in one direction, which runs behind the forward pass $t_f$ = `forward_s` of
+    the next layer on its way to the host and behind the backward pass $t_b$ = `backward_s` on its way back; $h$ =
+    `hides` is 1 where copies and computation overlap, else 0.
+
+    Source: vDNN, Rhu et al., arXiv 1602.08124, section 3: offloading and prefetching behind a neighbour's computation.
+
+    >>> exposed_copies_s(3.0, 1.0, 2.0, 1.0), exposed_copies_s(3.0, 1.0, 2.0, 0.0)
+    (3.0, 6.0)
+    """
+    return _waited_s(forward_s, copy_s, hides) + _waited_s(backward_s, copy_s, hides)
+
+
+def host_adam_s(parameters: Num, ranks: Num, moved_bytes: Num, updates_per_s: Num, host_Bps: Num) -> Num:
+    r"""Optimiser step on the host.
+
+    $$t = \frac{r\,P}{R_h} + \frac{M}{\beta_h}$$
+
+    where each of $r$ = `ranks` devices that share a host owns $P$ = `parameters`, the host updates $R_h$ =
+    `updates_per_s` parameters per second (of two sockets :data:`HOST_ADAM_PER_S`), and $M$ = `moved_bytes` (gradients
+    down, weights up) cross the link of a device at $\beta_h$ = `host_Bps` (bytes/s).
+
+    Source: ZeRO-Offload, Ren et al., arXiv 2101.06840.
+
+    >>> round(host_adam_s(1e9, 8, 4e9, 3.9e9, 20e9), 2)
+    2.25
+    """
+    return ranks * parameters / updates_per_s + moved_bytes / host_Bps

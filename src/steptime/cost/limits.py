@@ -1,17 +1,11 @@
-r"""Closed forms for the largest training run that latency allows, and for compute-optimal runs.
+r"""Limits of scale: the largest training run that latency allows, and data movement of a split linear layer.
 
-A run of $C$ FLOPs has $D/B$ steps, and each step passes $L$ blocks one after the other.
-No number of devices makes a block faster than its latency $t$, so the run lasts at least
-$(D/B) L t$. More devices do not help beyond that: it is a wall, at any utilisation.
+Latency: a run of $C$ FLOPs has $D/B$ steps, and each step passes $L$ blocks one after the other. No number of devices
+makes a block faster than its latency $t$, so the run lasts at least $(D/B) L t$, at any utilisation.
 
-Source: E. Erdil and D. Schneider-Joseph, "Data movement limits to frontier model training",
-arXiv 2411.01137; Epoch, report on scaling until 2030 (August 2024), latency figures.
-
-Data movement and time of one linear layer that is split over two tensor axes and a data axis.
-
-The layer multiplies a weight of $d_\text{in} \times d_\text{out}$ with $b$ tokens. Its input
-dim is cut into `tp_in` parts, its output dim into `tp_out`, its tokens into `dp`. The model is
-optimistic on purpose, so what it says cannot be done cannot be done:
+Data movement: one linear layer is split over two tensor axes and a data axis. It multiplies a weight of
+$d_\text{in} \times d_\text{out}$ with $b$ tokens. Its input dim is cut into `tp_in` parts, its output dim into
+`tp_out`, its tokens into `dp`. The model is optimistic on purpose, so what it calls impossible is impossible:
 
 * compute and every kind of data movement overlap fully, so the slowest resource sets the time;
 * pipeline transfers, attention, pointwise operators, the optimiser step and every latency are free;
@@ -20,7 +14,8 @@ optimistic on purpose, so what it says cannot be done cannot be done:
 * the multicast of an all-reduce is free to send, and degrees need not divide the dims.
 
 Source: E. Erdil and D. Schneider-Joseph, "Data movement limits to frontier model training",
-arXiv 2411.01137, and the authors' notebook (class `Device`).
+arXiv 2411.01137, and the authors' notebook (class `Device`); Epoch, report on scaling until 2030 (August 2024),
+latency figures.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
-r"""Work and traffic of matrix products.
+r"""Work and traffic of matrix products, their time on a chip with three levels of memory, and arithmetic intensity.
 
-Time of one matrix product on a chip with three levels of memory.
-
-Weights of $d_1 \times d_2$ meet activations of $d_2 \times b$. At each boundary (device memory to
-L2, L2 to multiprocessor, shared memory to registers) the weight matrix is cut into tiles that fit the lower
-level, as square as possible; weights then cross once, activations once per row or column of tiles.
-Computing and all traffic overlap, so the slowest resource sets the time. The product of a weight gradient
-($d_1 \times b$ by $b \times d_2$) is tiled in the same way: `weight_gradient` tells them apart.
-
-The model is optimistic: large products come out at 97 to 100 % of the sustained peak.
+In the model of three levels (:func:`three_level_matmul_s`) weights of $d_1 \times d_2$ meet activations of
+$d_2 \times b$. At each boundary (device memory to L2, L2 to multiprocessor, shared memory to registers) the weight
+matrix is cut into tiles that fit the lower level, as square as possible; weights then cross once, activations once per
+row or column of tiles. Computing and all traffic overlap, so the slowest resource sets the time. The product of a
+weight gradient ($d_1 \times b$ by $b \times d_2$) is tiled in the same way: `weight_gradient` selects it. The model is
+optimistic: large products come out at 97 to 100 % of the sustained peak.
 
 Source: E. Erdil and D. Schneider-Joseph, "Data movement limits to frontier model training", arXiv 2411.01137,
 and the authors' device module.
-
-Arithmetic intensity and what a roofline allows.
 """
 
 from __future__ import annotations

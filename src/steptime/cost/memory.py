@@ -38,7 +38,7 @@ def activation_bytes(kept_bytes_per_layer: Num, layers: Num, in_flight: Num) -> 
 
 
 def largest_temporary_bytes(temporary_bytes: Num, recomputed_bytes: Num) -> Num:
-    r"""What is alive beside the kept activations at the peak.
+    r"""Memory alive at the peak in addition to the kept activations.
 
     $$M = M_t + M_r$$
 
@@ -62,8 +62,8 @@ def gathered_weights_bytes(
 
     where $P$ = `parameters` of a layer, $k$ = `layers_at_once`, $P_e$ = `ends_parameters` of embedding and head, which
     stay gathered for the whole step, $E$ = `bytes_each`, and $P_t$ = `trained` parameters of the layer whose whole
-    gradients of $E_g$ = `gradient_bytes` wait for their reduction. Weights of another format count as so many more
-    or fewer parameters.
+    gradients of $E_g$ = `gradient_bytes` wait for their reduction. Weights of another format count as correspondingly
+    more or fewer parameters.
 
     Source: FSDP, Zhao et al., arXiv 2304.11277, section 4.
 

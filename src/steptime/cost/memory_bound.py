@@ -1,9 +1,7 @@
-"""Time of operators that the memory bounds: norms, softmax, maps, look-ups; small ones by launch and cache.
+"""Operators that the memory bounds: their time, and the traffic of look-ups, scatters, fills and sorts.
 
-What an operator moves and computes is counted in :mod:`steptime.cost.elementwise`; here is how long that takes.
-Coefficients (`launch_s`, `efficiency`, ...) come from a profile of the device.
-
-Traffic of operators that move tensors: look-ups, scatters, fills, sorts.
+Norms, softmax and maps are counted in :mod:`steptime.cost.elementwise`. Coefficients of the time (`launch_s`,
+`efficiency`, ...) come from a profile of the device; small operators are bound by launch and cache.
 
 Symbols: $M_r$ = `read_bytes`, $M_w$ = `written_bytes`, $M_i$ = `index_bytes`.
 """
@@ -62,7 +60,7 @@ def memory_bound_s(
       + \frac{\min(r, r_1)\, m_0}{\beta'(M_1)} + \frac{a F}{R}\big)^4 + t_0^4\Big)^{1/4}$$
 
     where $M$ = `moved_bytes`, $r$ = `rows` that each cost $m_0$ = `row_bytes` more (narrow rows do not fill the
-    lines and threads) up to the $r_1$ = `most_rows` that were measured (with more of them others hide that, and the
+    lines and threads) up to the $r_1$ = `most_rows` that were measured (with more of them others overlap that, and the
     time tends to that of the bytes), $M_r$ = `reread_bytes` is read $q$ = `reread` more times where a row is too long
     for one block, $\beta'$ is `cached_Bps`, $M_1 = M \min(r_1 / r, 1)$ what the measured rows move, $F$ =
     `vector_flops` at $R/a$ (peak `vector_flops_per_s`, $a$ = `vector_cost`),
@@ -103,9 +101,7 @@ def gather_bytes(written_bytes: Num, index_bytes: Num) -> Num:
     return 2 * written_bytes + index_bytes
 
 
-def scatter_bytes(
-    value_bytes: Num, index_bytes: Num, whole_bytes: Num, accumulate: Num, inplace: Num
-) -> Num:  # fmt: skip
+def scatter_bytes(value_bytes: Num, index_bytes: Num, whole_bytes: Num, accumulate: Num, inplace: Num) -> Num:
     r"""Elements put into chosen places: $M = (2 + a) M_v + M_i + 2 (1 - p) M_t$.
 
     where $M_v$ = `value_bytes` are read and written, read again at their place if they are added ($a$ = `accumulate`

@@ -1,8 +1,8 @@
 r"""Bytes of tensors in narrow formats: elements, and the scales and zero points that belong to them.
 
 A tensor is cut into groups that share one scale (symmetric) or one scale and one zero point (affine): the whole tensor,
-one channel, or so many elements in a row. A finer group follows outliers better and costs more bytes. The scales may be
-quantised again in groups of their own (double quantisation).
+one channel, or a number of elements in a row. A finer group follows outliers better and costs more bytes. The scales
+may be quantised again in groups of their own (double quantisation).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def doubly_quantised_element_bytes(
     where $b$ = `bits` of an element, $g$ = `group`, $b_s$ = `scale_bits` of a scale, $g_s$ = `scale_group` of scales
     that share a second scale of $E_s$ = `scale_bytes`.
 
-    Source: QLoRA, Dettmers et al., arXiv 2305.14314, section 3: 0.127 bits per parameter beside the 4 of NF4.
+    Source: QLoRA, Dettmers et al., arXiv 2305.14314, section 3: 0.127 bits per parameter in addition to the 4 of NF4.
 
     >>> 8 * doubly_quantised_element_bytes(4, 64, 8, 256)
     4.126953125

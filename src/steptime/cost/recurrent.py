@@ -1,7 +1,4 @@
-"""Time of recurrent layers: many small products, one after the other.
-
-Work of recurrent layers and cells.
-"""
+"""Work and time of recurrent layers and cells: many small products, one after the other."""
 
 from __future__ import annotations
 

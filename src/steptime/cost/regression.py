@@ -77,10 +77,10 @@ def half_size_matmul_s(
       + u\left(\frac{2mnk}{R_u} + \frac{mk}{P_u}\right)$$
 
     where $\tau$ = `latency_s`, $R$ = `flops_per_s` is reached by large products and $m_{1/2}$ = `m_half` is the `m` at
-    which, the other dims being large, half of it is left; $n_{1/2}$ = `n_half` and $k_{1/2}$ = `k_half` likewise:
-    packing of operands and edges of tiles. $u$ = `turned` is 1 where the left operand lies in memory as its transpose,
-    as in the gradient of weights, and 0 elsewhere: matrix units that want rows have it rearranged, once per element
-    ($P_u$ = `turned_per_s`) and again for every block of columns ($R_u$ = `turned_flops_per_s`).
+    which, the other dims being large, half of it is left; $n_{1/2}$ = `n_half` and $k_{1/2}$ = `k_half` in the same
+    way: packing of operands and edges of tiles. $u$ = `turned` is 1 where the left operand lies in memory as its
+    transpose, as in the gradient of weights, and 0 elsewhere: matrix units that want rows have it rearranged, once per
+    element ($P_u$ = `turned_per_s`) and again for every block of columns ($R_u$ = `turned_flops_per_s`).
 
     Source: half-performance length, Hockney and Jesshope 1981; one per dim and the transposed operand are ours.
 

@@ -1,11 +1,7 @@
-"""Time of one operator on one device: the roofline.
+"""Time of one operator on one device by the roofline; what a given efficiency or latency does to fitted coefficients.
 
-What a stated number makes of a fitted one: nothing where it is the number that was known, and never the wrong way.
-
-Fitted coefficients know more of a machine than one efficiency and one latency, which the catalogue has beside them.
-Where somebody states another efficiency or latency, the fitted ones move as far as the stated one does.
-
-Work that was counted operator by operator beforehand: what a recorded graph does.
+Fitted coefficients know more of a machine than the one efficiency and the one latency that the catalogue has.
+Where a user gives another efficiency or latency, the fitted coefficients move as far as the given number does.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ def memory_s(moved_bytes: Num, memory_Bps: Num) -> Num:
 
 
 def roofline_exposed_memory_s(moved_bytes: Num, memory_Bps: Num, compute_s: Num) -> Num:
-    r"""Memory time that the arithmetic does not hide.
+    r"""Memory time that the arithmetic does not overlap.
 
     $$t = \max\left(\frac{M}{\beta} - t_\mathrm{compute},\ 0\right)$$
 
@@ -80,7 +76,7 @@ def held_to_peak_s(timed_s: Num, peak_s: Num) -> Num:
 
 
 def stated_share_factor(stated: float, known: float, reached: float) -> float:
-    r"""Factor on a fitted rate where an efficiency is stated: in proportion below the known one, above it to the peak.
+    r"""Factor on a fitted rate where an efficiency is given: in proportion below the known one, above it to the peak.
 
     $$f = \begin{cases} s / k & s \le k \\ \big(r + (1 - r) \frac{s - k}{1 - k}\big) / r & s > k \end{cases}, \quad
       r = \min(1, \rho)$$
@@ -103,7 +99,7 @@ def stated_share_factor(stated: float, known: float, reached: float) -> float:
 
 
 def stated_latency_s(fitted_s: float, stated_s: float, known_s: float) -> float:
-    r"""A fitted latency where one is stated: in proportion below the known one, later by the difference above it.
+    r"""A fitted latency where another is given: in proportion below the known one, later by the difference above it.
 
     $$t = \begin{cases} \tau\, s / k & s < k \\ \tau + (s - k) & s \ge k \end{cases}$$
 

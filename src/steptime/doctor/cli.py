@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from steptime.cli import options as o
-from steptime.cli.estimate import plan_given, settings_given, written_given
+from steptime.cli.estimate import plan_given, written_given
 
 if TYPE_CHECKING:
     from steptime.doctor import Diagnosis, Log, Stated, StatedJob, Variant
@@ -65,7 +65,7 @@ def command(
 
 def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
-    settings, plan = settings_given(given), plan_given(given, written_given(given))
+    settings, plan = o.settings_given(given), plan_given(given, written_given(given))
     diagnosis = diagnose(given["file"], given["model"], given["cluster"], settings, plan, given["steps"])
     if given["json"]:
         from steptime.cli.output import document, print_json

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from steptime.cost import elementwise, memory_bound
-from steptime.cost.attention_time import (
+from steptime.cost.attention import (
     attention_backward_bytes,
     attention_backward_pair_flops,
     attention_pair_flops,

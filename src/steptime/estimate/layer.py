@@ -12,9 +12,9 @@ from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import OPERATORS
 from steptime.num import Num, maximum, where
+from steptime.plan.copies import NARROW
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.plans import Plans
-from steptime.plan.quantise import NARROW
 from steptime.plan.rows import Block, Row, Transfer
 
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from steptime.cost.host import IN_TURN, NODE, SHARPNESS
-from steptime.cost.offload import SOCKETS
+from steptime.cost.host import IN_TURN, NODE, SHARPNESS, SOCKETS
 from steptime.errors import UserError
 from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
 from steptime.estimate.kernels import Models, memory_models, models_of, profile_of
@@ -15,9 +14,9 @@ from steptime.estimate.stated_device import as_measured, restated
 from steptime.hardware.library import architecture_of
 from steptime.hardware.records import HOST_LINK, Cluster, Curve, Device, Kind, Level, Source
 from steptime.num import Num, where
+from steptime.plan.copies import NARROW_DTYPES
 from steptime.plan.framework import habits_of, kernel_factor
 from steptime.plan.job import Precision
-from steptime.plan.quantise import NARROW_DTYPES
 
 UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
 

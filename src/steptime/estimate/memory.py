@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.cost.host import HELD_LAYERS
 from steptime.cost.memory import (
     activation_bytes,
     gathered_weights_bytes,
@@ -18,7 +19,6 @@ from steptime.cost.memory import (
     largest_temporary_bytes,
     parameter_bytes,
 )
-from steptime.cost.offload import HELD_LAYERS
 from steptime.cost.pipeline import (
     dual_pipe_in_flight,
     dual_pipe_in_flight_at_ends,

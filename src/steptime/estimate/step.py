@@ -18,8 +18,7 @@ from steptime.cost.data_parallel import (
     free_links_s,
 )
 from steptime.cost.experts import dual_paired_share, hidden_exchange_s, paired_share
-from steptime.cost.host import growth_s, stage_issue_s, step_overhead_s
-from steptime.cost.offload import exposed_copies_s, lasting_s
+from steptime.cost.host import exposed_copies_s, growth_s, lasting_s, stage_issue_s, step_overhead_s
 from steptime.cost.pipeline import (
     dual_pipe_bubble_s,
     filling_passes,

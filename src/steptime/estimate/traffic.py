@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
-from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s, host_copy_s
+from steptime.cost.host import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import Collective, collective_over, group_of
 from steptime.estimate.kernels import streamed

@@ -38,8 +38,7 @@ from steptime.cost.collective_algorithms import fabric_of
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten, shown
 from steptime.estimate.result import SCHEMA_VERSION, Argument, Detail, Estimate, FormulaCall, Provenance
 from steptime.plan.keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, SEVERAL, Count, Ratio
-from steptime.store.files import read_text
-from steptime.store.schema import keys_at
+from steptime.store.files import keys_at, read_text
 from steptime.terms import Terms
 
 #: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.

@@ -51,7 +51,7 @@ RACKS: Final = frozenset({"nvl72", "nvl36"})
 LONGEST: Final = 200
 """Letters of a name that are read."""
 MEMORY_TOLERANCE: Final = 0.075
-"""Relative difference up to which a memory is that of a datasheet: GB or GiB, and what of it is in use."""
+"""Relative difference up to which a memory is that of a datasheet: GB or GiB, in all or in use."""
 _MEMORY: Final = re.compile(r"\b(\d{1,4}) ?gi?b?\b")
 _BOUNDARY: Final = re.compile(r"^(rtx|gtx)(?=\d)")
 
@@ -81,12 +81,15 @@ def spelling_of(name: str) -> Spelling:
     rest = _MEMORY.sub(" ", plain, count=1) if memory else plain
     words = {re.sub(r"^sxm\d$", "sxm", word) for word in _BOUNDARY.sub(r"\1 ", rest).split()}
     words = {word for word in words if not re.fullmatch(r"hbm\d\w?|gddr\d\w?|gen\d", word)} - MAKERS - NOISE
-    return Spelling(words=frozenset(words - FORMS), forms=frozenset(words & FORMS) - RACKS,
-                    memory_gb=float(memory[1]) if memory else None)  # fmt: skip
+    return Spelling(
+        words=frozenset(words - FORMS),
+        forms=frozenset(words & FORMS) - RACKS,
+        memory_gb=float(memory[1]) if memory else None,
+    )
 
 
 def is_memory(stated_gb: float, memory_bytes: float) -> bool:
-    """Whether a stated memory, in GB or GiB, is that of a device (bytes).
+    """Whether a given memory, in GB or GiB, is the memory of a device (bytes).
 
     >>> is_memory(80, 80 * 2**30), is_memory(141, 141e9), is_memory(40, 80e9)
     (True, True, False)
@@ -100,10 +103,10 @@ _FOLDERS: Final = {"device": "devices", "cluster": "clusters", "link": "links"}
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """The device of that name, alias or file.
+    """The device of a name, alias or file.
 
     Raises:
-        UnknownNameError: no such name; carries the nearest ones.
+        UnknownNameError: the name is unknown; carries the nearest names.
         InputFileError: the file cannot be read or is not TOML.
         FieldError: a field of the file is unknown, missing or not allowed.
 
@@ -114,7 +117,7 @@ def load_device(name_or_path: str | Path) -> Device:
 
 
 def device_within(name_or_path: str | Path) -> Device:
-    """The device of that name, alias or file; of the name or file of a cluster, the device that it is made of.
+    """The device of a name, alias or file; for the name or file of a cluster, the device that it is made of.
 
     Raises:
         UserError: as of :func:`load_device` and :func:`load_cluster`; an unknown name gets the nearest devices.
@@ -132,10 +135,10 @@ def device_within(name_or_path: str | Path) -> Device:
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """The cluster of that name, alias or file; the name of a device stands for its common node.
+    """The cluster of a name, alias or file; the name of a device stands for its common node.
 
     Raises:
-        UnknownNameError: no such cluster and no such device.
+        UnknownNameError: neither a cluster nor a device has the name.
         InputFileError: the file cannot be read or is not TOML.
         FieldError: a field of the file is unknown, missing or not allowed.
 
@@ -166,7 +169,7 @@ def device_named(name: str) -> Device | None:
     """The device of the catalogue that a table of measurements or a driver names, None where there is none.
 
     A table cannot name files. Names that the catalogue does not have are read word by word: maker, memory and form of
-    the module may stand anywhere. A memory that the device does not have, a form that the catalogue has not of that
+    the module may stand anywhere. A memory that the device does not have, a form that the catalogue has not of the
     chip where it has another, or a word that nobody knows (`Laptop`, `Max-Q`, `MIG`) makes it another device.
 
     >>> device_named("h100-sxm") == load_device("h100-sxm"), device_named("no-such-gpu"), device_named("A100/80GB")
@@ -186,9 +189,10 @@ def _spelled(given: Spelling) -> Device | None:
     if not given.words:
         return None
     of_chip = {
-        name: own for name in (*_files("device"), *_aliases("device"))
+        name: own
+        for name in (*_files("device"), *_aliases("device"))
         if (own := spelling_of(name)).words == given.words
-    }  # fmt: skip
+    }
     forms = {form for own in of_chip.values() for form in own.forms}
     wanted = given.forms if forms else frozenset()  # a name may state any form of a chip that has one form only
     fitting = {name: own.memory_gb for name, own in of_chip.items() if own.forms == wanted}
@@ -226,20 +230,20 @@ def _aliases(kind: str) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def architecture_of(device: str) -> str | None:
-    """Design of the chip of a device of the catalogue; None where there is none of that name, or it does not say."""
+    """Design of the chip of a device of the catalogue; None where the name is unknown, or the device does not say."""
     path = _resolve(device, "device")
     return None if path is None else _device(read(path, "device", trusted=CATALOGUE in path.parents)).architecture
 
 
-def _find(name: str, kind: str, *, beside: Document | None = None, field: str = "") -> Document:
+def _find(name: str, kind: str, *, near: Document | None = None, field: str = "") -> Document:
     """The document of a name or path; a path inside a file is relative to that file."""
     if is_path(name):
         path = Path(name).expanduser() if name.startswith("~") else Path(name)
-        path = beside.path.parent / path if beside is not None else path
+        path = near.path.parent / path if near is not None else path
     else:
         found = _resolve(name, kind)
         if found is None:
-            where, known = f"{beside.where}: {field}" if beside is not None else "", sorted(_files(kind))
+            where, known = f"{near.where}: {field}" if near is not None else "", sorted(_files(kind))
             every = f"valid: {', '.join(known)}" if kind == "link" else ""  # no command lists them
             called = device_named(name) if kind == "device" else None
             every = f"did you mean {called.name}?" if called is not None else every
@@ -260,7 +264,7 @@ def _chain(document: Document, kind: str) -> list[Document]:
     """
     chain = [document]
     while (base := chain[-1].table.get("base")) is not None:
-        following = _find(base, kind, beside=chain[-1], field="base")
+        following = _find(base, kind, near=chain[-1], field="base")
         if any(following.path.resolve() == seen.path.resolve() for seen in chain):
             raise FieldError(document.where, "base", f"{base!r} leads back to this file")
         chain.append(following)
@@ -329,7 +333,7 @@ def _node_of(document: Document) -> Cluster:
             f'name one in {document.where}: cluster = "dgx-h100", or write a cluster file with device = "{device.name}"'
         )
         raise FieldError(device.name, "cluster", "this device has no cluster of its own", hint=hint)
-    cluster = _cluster(_find(named, "cluster", beside=document, field="cluster"))
+    cluster = _cluster(_find(named, "cluster", near=document, field="cluster"))
     if cluster.device.name == device.name:
         return cluster
     title = f"{device.title}, wired as {cluster.name}"
@@ -363,7 +367,7 @@ def _cluster_device(chain: list[Document]) -> Device:
         own = of_catalogue(own) if document.trusted else own
         of_cluster = "base" not in table and stack is None
         if "base" in table:
-            base = _find(table["base"], "device", beside=document, field="device.base")
+            base = _find(table["base"], "device", near=document, field="device.base")
             stack = _layers(_chain(base, "device"), "device", _defaults("device"))
             name = _name(base)
         elif stack is None:
@@ -397,7 +401,7 @@ def _levels(chain: list[Document]) -> list[Level]:
 
 
 def _table(document: Document, key: str) -> Mapping[str, Any]:
-    """A table of a file, empty where there is none of that key or it is a name."""
+    """A table of a file, empty where the key is missing or its value is a name."""
     given = document.table.get(key)
     return given if isinstance(given, Mapping) else {}
 
@@ -408,6 +412,6 @@ def _of_cluster(own: Layer) -> Layer:
     return own if own.numbers.keys().isdisjoint(TUNED) else replace(own, texts={**own.texts, UNLIKE: "others"})
 
 
-def _link(name: str, beside: Document, level: str, bottom: Layer) -> Layer:
-    document = _find(name, "link", beside=beside, field=f"levels.{level}.link")
+def _link(name: str, near: Document, level: str, bottom: Layer) -> Layer:
+    document = _find(name, "link", near=near, field=f"levels.{level}.link")
     return _layers(_chain(document, "link"), "link", bottom)

@@ -42,7 +42,7 @@ def _share(record: str) -> Field:
     return Field(record=record, low=1e-4, high=1.0, example="0.7")
 
 
-#: Keys of a device file (besides the tables ``matrix`` and ``vector``).
+#: Keys of a device file (apart from the tables ``matrix`` and ``vector``).
 DEVICE: Final[Mapping[str, Field]] = {
     "memory": Field(record="memory_bytes", dimension="bytes", low=1e6, high=1e15, example="80 GB"),
     "memory_bandwidth": Field(record="memory_Bps", dimension="Bps", low=1e6, high=1e17, example="3.35 TB/s"),
@@ -164,7 +164,7 @@ CLOCK: Final = "clock"
 LIKE: Final = "like"
 """Text of a layer that no file has: the name of the catalogue's file that it was read from."""
 UNLIKE: Final = "unlike"
-"""Likewise of a level of the catalogue that says itself how well its links work: no fit to others belongs to it."""
+"""Keys of a level of the catalogue that says itself how well its links work: no fit to others belongs to it."""
 
 
 #: Numbers that no measured time depends on: they may be changed over a measured machine.
@@ -293,7 +293,7 @@ def companion(given: str, beside: Path, where: str, field: str) -> Path:
     """The file of curves that a hardware file names, as a full path: it lies in the same folder or below.
 
     Raises:
-        FieldError: it is not a relative path to a TOML file, leads out of the folder, or there is no such file.
+        FieldError: it is not a relative path to a TOML file, leads out of the folder, or the file does not exist.
     """
     folder = beside.parent.resolve()
     hint = 'for example curves = "machine.curves.toml"'
@@ -308,9 +308,11 @@ def companion(given: str, beside: Path, where: str, field: str) -> Path:
         raise FieldError(where, field, f"{shown(given)} leads out of the folder of this file", hint=hint)
     if missing:
         raise FieldError(
-            where, field, f"there is no file {shown(given)} beside this one",
+            where,
+            field,
+            f"there is no file {shown(given)} next to this one",
             hint="keep both files together; without this line the estimate uses the numbers of this file alone",
-        )  # fmt: skip
+        )
     return path
 
 
@@ -378,7 +380,7 @@ def _maker(given: str) -> str:
 
 
 def _clocked(stack: Layer) -> Layer:
-    """Peak rates follow a clock that is stated, but for those that are stated too; memory has a clock of its own."""
+    """Peak rates follow a given clock, except given rates; memory has a clock of its own."""
     known = stack.catalogue.get(CLOCK)
     if known is None or CLOCK not in stack.stated or stack.numbers[CLOCK] == known:
         return stack
@@ -392,7 +394,7 @@ def _clocked(stack: Layer) -> Layer:
 
 
 def _by_clock(source: Source, factor: float) -> Source:
-    return Source(text=f"{source.text}; times {factor:.4g}, the stated clock over the catalogue's", kind=Kind.ASSUMED)
+    return Source(text=f"{source.text}; times {factor:.4g}, the given clock over the catalogue's", kind=Kind.ASSUMED)
 
 
 def _record_key(key: str, fields: Mapping[str, Field]) -> str:

@@ -241,9 +241,18 @@ Value = float | tuple[float, ...]
 #: Coefficients that are lists (:class:`steptime.cost.collective_algorithms.Fabric`); the rest are single numbers.
 _LISTS: Final = ("links_by_group",)
 _TRIPLES: Final = (
-    "Bps", "start_s", "hop_s", "direct_start_s", "direct_hop_s", "direct_share", "direct_pair_Bps", "outer_start_s",
-    "outer_hop_s", "outer_Bps", "tree_hop_s",
-)  # fmt: skip
+    "Bps",
+    "start_s",
+    "hop_s",
+    "direct_start_s",
+    "direct_hop_s",
+    "direct_share",
+    "direct_pair_Bps",
+    "outer_start_s",
+    "outer_hop_s",
+    "outer_Bps",
+    "tree_hop_s",
+)
 _POSITIVE: Final = ("nics", "dispatch_Bps", "combine_Bps", "dispatch_message_Bps", "combine_message_Bps")
 #: Coefficients that no formula can do without: of collectives, and of each direction of the exchange of experts.
 _OF_FABRIC: Final = ("start_s", "hop_s", "Bps")

@@ -59,7 +59,7 @@ class Profile:
     curves: tuple[Curve, ...]
 
     def curve(self, family: str, dtype: str, timer: str = "kernel") -> Curve | None:
-        """The curve of that family, or None."""
+        """The curve of a family, or None."""
         for curve in self.curves:
             if (curve.family, curve.dtype, curve.timer) == (family, dtype, timer):
                 return curve
@@ -140,7 +140,7 @@ class Device:
     memory_efficiency: float
     """Share of the memory bandwidth that a large streaming operator sustains."""
     kernel_latency_s: float
-    """Time that every operator costs besides its work."""
+    """Time that every operator costs in addition to its work."""
     issue_s: float | None = None
     """Time of its host to issue one operator of a training step, framework and gradients included; None: unknown."""
     curves: Profile | None = None
@@ -249,7 +249,7 @@ class Level:
     """Numbers by field as the catalogue has them for such links, where a file of the user's may have changed some:
     fitted collectives belong to these. Empty: the level's own numbers are all there is."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Likewise as the file has them that names the curves of a measured machine, whose collectives belong to these.
+    """The same as in the file that names the curves of a measured machine, whose collectives belong to these.
     Empty: none were measured."""
     sources: Mapping[str, Source] = field(default_factory=dict)
 
@@ -284,12 +284,12 @@ class Cluster:
         return max(devices, self.fast_domain + 1)
 
     def crossed_levels(self, devices: int) -> tuple[Level, ...]:
-        """The levels that a job of so many devices spans beyond the innermost, inner ones first."""
+        """The levels that a job of some number of devices spans beyond the innermost, inner ones first."""
         pairs = zip(self.levels, self.levels[1:], strict=False)
         return tuple(level for inner, level in pairs if inner.devices is not None and devices > inner.devices)
 
     def outer_level(self, devices: int) -> Level:
-        """The slowest level that a job of so many devices spans beyond the innermost.
+        """The slowest level that a job of some number of devices spans beyond the innermost.
 
         Returns the innermost level for a job that fits in it.
         """

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
 from steptime.hardware.load import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
-from steptime.store.schema import keys_at
+from steptime.store.files import keys_at
 
 SHOWN: Final = 10
 _Definitions = dict[str, Any]
@@ -135,7 +135,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
     path = [str(part) for part in detail["loc"]]
     field = ".".join(shorten(part.replace(": ", ":"), 40) for part in path)
     if detail["type"] == "extra_forbidden":
-        return f"{field}: there is no such key ({did_you_mean(path[-1], keys_at(model, path[:-1]))})"
+        return f"{field}: the key is unknown ({did_you_mean(path[-1], keys_at(model, path[:-1]))})"
     if detail["type"] == "given":
         context = detail["ctx"]
         return f"{field}: {context['problem']}" + (f" ({context['hint']})" if context["hint"] else "")

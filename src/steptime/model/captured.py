@@ -101,7 +101,7 @@ class Operator:
     moved_bytes: Line = NOTHING
     kernel: Kernel | None = None
     issued: float = 1.0
-    """Operators that the host issues for it: of one that is shared out over its kernels a share."""
+    """Operators that the host issues for it: of an operator that is divided over its kernels a share."""
     kept_bytes: Line = NOTHING
     """Storages that it makes and that live into the backward pass."""
     weights: Line = NOTHING
@@ -120,7 +120,7 @@ class CapturedModel:
     name: str
     source: str
     layers: int
-    """Equal blocks; without such a run the slices into which everything is shared out."""
+    """Equal blocks; without them the slices into which everything is divided."""
     repeats: bool
     """Whether there is a run of equal blocks."""
     ways: tuple[Way, ...]
@@ -134,7 +134,8 @@ class CapturedModel:
     boundary_bytes: Line
     """What one block hands to the next."""
     working_bytes: tuple[Line, ...]
-    """Candidates for the largest temporary in the backward pass of a block, and at the loss, beside what is kept."""
+    """Candidates for the largest temporary in the backward pass of a block, and at the loss, in addition to what is
+    kept."""
     loss_bytes: tuple[Line, ...]
     model_flops: Line
     """Matrix operations of a step of a micro-batch, none of them repeated."""

@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import FieldError, UnknownNameError, did_you_mean, shorten, shown
 from steptime.model.spec import Experts, LatentAttention, ModelSpec, Norm, Position, Vision, check_spec
-from steptime.store.files import parse_toml, read_text
-from steptime.store.schema import keys_at
+from steptime.store.files import keys_at, parse_toml, read_text
 
 MAX_FILE_BYTES: Final = 16 * 2**20
 """Larger files are no descriptions of a model."""
@@ -100,7 +99,7 @@ def load_catalogue_model(name: str) -> ModelSpec:
     """A model of the catalogue; neither case nor ``-`` against ``_`` matters, nor a hyphen before a number.
 
     Raises:
-        UnknownNameError: there is none of that name; the message has the nearest ones.
+        UnknownNameError: the name is unknown; the message has the nearest names.
 
     >>> load_catalogue_model("GPT3_1T").hidden
     25600
@@ -125,8 +124,9 @@ def read_model_toml(path: str | os.PathLike[str]) -> ModelSpec:
     where = os.fspath(path)
     table = parse_toml(read_text(path, MAX_FILE_BYTES, "a model file"), where)
     if "layers" not in table and {"levels", "device", "memory", "matrix"} & set(table):
-        raise FieldError(where, "layers", "this file describes a cluster or a device, not a model",
-                         hint="give it with --cluster")  # fmt: skip
+        raise FieldError(
+            where, "layers", "this file describes a cluster or a device, not a model", hint="give it with --cluster"
+        )
     return spec_from_table(table, where=where, name=Path(path).stem, source=f"file {where}")
 
 

@@ -100,11 +100,15 @@ def _latent_attention(spec: ModelSpec, latent: LatentAttention) -> dict[str, int
     kv_down = latent.kv_lora_rank + latent.qk_rope_head_dim
     kv_up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     rank = latent.q_lora_rank
-    terms = {"layers/attention/q": layers * query * hidden} if rank is None else {
-        "layers/attention/q_down": layers * rank * (hidden + spec.qkv_bias),
-        "layers/attention/q_norm": layers * rank,
-        "layers/attention/q_up": layers * query * rank,
-    }  # fmt: skip
+    terms = (
+        {"layers/attention/q": layers * query * hidden}
+        if rank is None
+        else {
+            "layers/attention/q_down": layers * rank * (hidden + spec.qkv_bias),
+            "layers/attention/q_norm": layers * rank,
+            "layers/attention/q_up": layers * query * rank,
+        }
+    )
     return terms | {
         "layers/attention/kv_down": layers * kv_down * (hidden + spec.qkv_bias),
         "layers/attention/kv_norm": layers * latent.kv_lora_rank,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Final, Literal
 
 from steptime.errors import FieldError
 
@@ -41,7 +41,7 @@ class Experts:
     moe_layers: int
     """Layers that have experts; the others keep the dense MLP."""
     router_bias: bool = False
-    """One learnt or balancing bias per expert beside the router's weights."""
+    """One learnt or balancing bias per expert in addition to the router's weights."""
     shared_gate: bool = False
     """A hidden -> 1 gate on the shared expert (Qwen2-MoE)."""
     expert_bias: bool = False
@@ -117,7 +117,7 @@ class ModelSpec:
     head_bias: bool = False
     """Bias on the language-model head (GPT-J)."""
     attention_sinks: bool = False
-    """One learnt score per head beside those of the keys (gpt-oss)."""
+    """One learnt score per head in addition to the scores of the keys (gpt-oss)."""
     parallel_block: bool = False
     """Attention and MLP read the same input and their outputs are added (GPT-J, GPT-NeoX, Falcon)."""
     embedding_norm: bool = False
@@ -245,8 +245,19 @@ def _expert_contradictions(spec: ModelSpec, experts: Experts) -> Iterator[tuple[
         yield "experts.groups", f"is {experts.groups}, with {experts.experts} experts", "give a divisor of them"
     if experts.groups_per_token > experts.groups:
         yield (
-            "experts.groups_per_token", f"is {experts.groups_per_token}, with {experts.groups} groups",
+            "experts.groups_per_token",
+            f"is {experts.groups_per_token}, with {experts.groups} groups",
             f"at most {experts.groups}",
-        )  # fmt: skip
+        )
     if experts.shared_gate and not experts.shared_ffn_hidden:
         yield "experts.shared_gate", "is true without a shared expert", "give shared_ffn_hidden"
+
+
+#: Element type -> bytes of one element. Complex numbers are pairs; ``bool`` takes a byte, as in PyTorch.
+ELEMENT_BYTES: Final = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_e5m2": 1, "complex64": 8, "complex128": 16,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
+}  # fmt: skip
+
+FLOATS: Final = frozenset({"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_e5m2"})
+"""Element types that a gradient can have."""

@@ -7,16 +7,16 @@ Rows of a mixture of experts in place of the MLP.
 
 Tokens of a rank's sequence shard choose experts; their copies go to the ranks of ``ep`` that have them (and are
 gathered over ``etp`` where ranks share an expert), pass through two grouped products, and come back. The axes of the
-experts divide the ranks of ``tp``, ``cp`` and ``dp`` anew (parallel folding, arXiv 2504.14960). Ranks have equal
-numbers of experts; the fullest one has ``Shape.expert_load`` times the mean of the rows. The probabilities weigh the
-activation, so that the combination is a plain sum and keeps nothing.
+experts divide the ranks of ``tp``, ``cp`` and ``dp`` in another way (parallel folding, arXiv 2504.14960). Ranks have
+equal numbers of experts; the fullest one has ``Shape.expert_load`` times the mean of the rows. The probabilities weigh
+the activation, so that the combination is a plain sum and keeps nothing.
 
 Rows of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) under tensor parallelism.
 
 The down projections work on the sequence shard with whole weights on every rank; the narrow latents, not the hidden
 state, are gathered for the up projections, whose columns (heads) are cut. Keys and values are expanded for training.
 
-Low-rank adapters (LoRA, arXiv 2106.09685): the weights are frozen, two narrow products beside each are trained.
+Low-rank adapters (LoRA, arXiv 2106.09685): the weights are frozen, two narrow products added to each are trained.
 
 A product of m x k by k x n gets m x k by k x r and m x r by r x n for every projection that it joins (queries, keys
 and values; gate and up). Frozen products have no gradient of their weights; their input is kept where an adapter
@@ -31,16 +31,19 @@ from dataclasses import replace
 from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pairs
 from steptime.cost.collective import ring_behind_share
 from steptime.cost.experts import once_share
-from steptime.model.element_types import ELEMENT_BYTES
-from steptime.model.spec import Experts, LatentAttention
+from steptime.model.spec import ELEMENT_BYTES, Experts, LatentAttention
 from steptime.num import Num, ceil_div, maximum, where
+from steptime.plan.copies import NARROW
 from steptime.plan.framework import COPIES
 from steptime.plan.job import ATTENTION_DTYPES, Adapter, Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
-from steptime.plan.quantise import NARROW
 from steptime.plan.rows import (
+    SILENT,
+    Core,
+    Product,
     Row,
     Shape,
+    Traffic,
     Transfer,
     activation,
     bias,
@@ -84,6 +87,18 @@ class Heads:
             return (self.rows + 2 * self.kv_local) * self.key_dim
         return self.rows * self.key_dim + self.kv_local * (self.key_dim + self.value_dim)
 
+    def core(self, s: Shape, pairs: Num) -> Core:
+        """Size of the attention core for a number of (query, key) pairs."""
+        return Core(
+            pairs=pairs,
+            rows=self.rows,
+            keys=self.keys,
+            kv_rows=self.kv_rows,
+            head_dim=self.head_dim,
+            element_bytes=s.element_bytes,
+            dropout=s.model.dropout,
+        )
+
     @property
     def ring_elements(self) -> Num:
         """Outputs that a ring keeps in its own order, apart from the input of the next product."""
@@ -96,7 +111,7 @@ def attention_pairs(s: Shape, rows: Num) -> Num:
 
 
 def windowed_share(s: Shape) -> float:
-    """Share of the layers in which a window hides keys."""
+    """Share of the layers in which a window masks keys."""
     model = s.model
     if not model.causal or model.window is None or model.window >= s.attended:
         return 0.0
@@ -132,9 +147,8 @@ def _quantised(s: Shape, heads: Heads) -> tuple[Row, ...]:
     inputs, gradient = heads.kept_elements, heads.rows * heads.value_dim
     return (
         move("attention_quantise", "attention", inputs * read, inputs * written, operator="move_forward"),
-        move("attention_quantise_gradient", "attention", gradient * read, gradient * written,
-             operator="move_backward"),
-    )  # fmt: skip
+        move("attention_quantise_gradient", "attention", gradient * read, gradient * written, operator="move_backward"),
+    )
 
 
 def _copy(name: str, size: Num) -> Row:
@@ -156,13 +170,14 @@ def _cores(s: Shape, heads: Heads) -> tuple[Row, ...]:
 
 
 def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) -> Row:
-    forward, backward = _transfers(s, heads, 2 * heads.kv_rows * heads.head_dim * s.element_bytes)
     row = fused_attention(
-        name, "attention", pairs=pairs, rows=heads.rows, keys=heads.keys, kv_rows=heads.kv_rows,
-        kv_rows_read=heads.kv_rows, head_dim=heads.head_dim, dropout=int(s.model.dropout), accumulate=1,
-        element_bytes=s.element_bytes, kept_elements=heads.kept_elements + 2 * heads.rows,
-        tiles=_tiles(s, heads, pairs, window), forward=forward, backward=backward,
-    )  # fmt: skip
+        name,
+        "attention",
+        heads.core(s, pairs),
+        kept_elements=heads.kept_elements + 2 * heads.rows,
+        tiles=_tiles(s, heads, pairs, window),
+        traffic=_traffic(s, heads, 2 * heads.kv_rows * heads.head_dim * s.element_bytes),
+    )
     if s.model.attention_sinks:
         row = replace(row, weights=s.heads)
     if s.axis == "cp" and s.job.context == "ring":
@@ -173,15 +188,17 @@ def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) ->
 
 def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
     """Kernels of their own; scaling is undone in the backward pass, a mask that is added needs none."""
-    forward, backward = _transfers(s, heads, heads.kv_rows * heads.head_dim * s.element_bytes)
     pairs, again = heads.rows * s.seq_len, where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0)
     scores, *rest = unfused_attention(
-        ("scores", "softmax", "probability_dropout", "attend"), "attention", pairs=pairs,
-        rows=heads.rows, keys=heads.keys, kv_rows=heads.kv_rows, head_dim=heads.head_dim, dropout=s.model.dropout,
-        accumulate=1, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
-        kept_scores=(heads.rows + heads.kv_local) * heads.key_dim, kept_attend=heads.kv_local * heads.value_dim,
-        recomputed=again, forward=forward, backward=backward,
-    )  # fmt: skip
+        ("scores", "softmax", "probability_dropout", "attend"),
+        "attention",
+        heads.core(s, pairs),
+        mask_bytes=s.mask_bytes,
+        kept_scores=(heads.rows + heads.kv_local) * heads.key_dim,
+        kept_attend=heads.kv_local * heads.value_dim,
+        recomputed=again,
+        traffic=_traffic(s, heads, heads.kv_rows * heads.head_dim * s.element_bytes),
+    )
     if s.job.triangular_softmax and s.model.causal:
         rest = [replace(row, operator="triangular_softmax") if row.operator == "softmax" else row for row in rest]
     if not fits_matrix_units(heads.head_dim, s.element_bytes):
@@ -189,25 +206,27 @@ def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
     if not s.job.separate_kernels:
         return (scores, *rest)
     size = pairs * s.element_bytes
-    masking = (move("score_scale", "attention", size, size),
-               move("score_mask", "attention", size, size, operator="move_forward"))  # fmt: skip
+    masking = (
+        move("score_scale", "attention", size, size),
+        move("score_mask", "attention", size, size, operator="move_forward"),
+    )
     return (scores, *[replace(row, recomputed=again) for row in masking], *rest)
 
 
-def _transfers(s: Shape, heads: Heads, gathered: Num) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-    """Forward and backward; ``gathered`` are the bytes of all keys and values that a kernel sees."""
+def _traffic(s: Shape, heads: Heads, gathered: Num) -> Traffic:
+    """What context ranks exchange; ``gathered`` are the bytes of all keys and values that a kernel sees."""
     if not s.axis:
-        return (), ()
+        return SILENT
     if heads.exchanged:
         queries = heads.rows * s.element_bytes
         there = queries * heads.key_dim + gathered
         both = (over(s.axis, "all_to_all", there), over(s.axis, "all_to_all", queries * heads.value_dim))
-        return both, both
+        return Traffic(both, both)
     if s.axis == "cp" and s.job.context == "ring":
         block = gathered / heads.ranks
-        return (over(s.axis, "ring_exchange", block),), (over(s.axis, "ring_exchange", 2 * block),)
+        return Traffic((over(s.axis, "ring_exchange", block),), (over(s.axis, "ring_exchange", 2 * block),))
     gather = over(s.axis, "all_gather", gathered)
-    return (gather,), (gather, over(s.axis, "reduce_scatter", gathered))
+    return Traffic((gather,), (gather, over(s.axis, "reduce_scatter", gathered)))
 
 
 def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, Num]:
@@ -217,11 +236,14 @@ def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, 
     causal = where((heads.ranks <= 1) | heads.exchanged, float(alike), 0.0)
     documents = where(causal > 0, s.seq_len / s.attended, 1.0)
     return {
-        "batch": heads.batch * documents, "heads": heads.heads, "kv_heads": heads.kv_heads,
-        "queries": heads.queries / documents, "seen_keys": where(causal > 0, s.attended, pairs / heads.rows),
+        "batch": heads.batch * documents,
+        "heads": heads.heads,
+        "kv_heads": heads.kv_heads,
+        "queries": heads.queries / documents,
+        "seen_keys": where(causal > 0, s.attended, pairs / heads.rows),
         "causal": causal,
         "window": float(window or 0) * float(reaches) * causal,
-    }  # fmt: skip
+    }
 
 
 EXPERT_BLOCK = "experts"
@@ -238,14 +260,16 @@ def expert_rows(s: Shape, experts: Experts) -> list[Row]:
 def _router(s: Shape, experts: Experts) -> list[Row]:
     tokens, count = s.sharded_tokens, experts.experts
     weights = count * (s.hidden + int(experts.router_bias))
-    product = matmul(
-        "router", EXPERT_BLOCK, tokens, count, s.hidden, element_bytes=ROUTER_BYTES, kept_elements=0, weights=weights,
-    )  # fmt: skip
+    size = Product(m=tokens, n=count, k=s.hidden, element_bytes=ROUTER_BYTES)
+    product = matmul("router", EXPERT_BLOCK, size, kept_elements=0, weights=weights)
     scores = tokens * count * ROUTER_BYTES
     choice = Row(
-        name="router_top_k", block=EXPERT_BLOCK, operator="top_k",
-        shape={"elements": tokens * count, "read_bytes": scores, "written_bytes": scores}, kept_bytes=scores,
-    )  # fmt: skip
+        name="router_top_k",
+        block=EXPERT_BLOCK,
+        operator="top_k",
+        shape={"elements": tokens * count, "read_bytes": scores, "written_bytes": scores},
+        kept_bytes=scores,
+    )
     kept = tokens * s.hidden * s.element_bytes
     return [replace(product, operator="wide_matmul", kept_bytes=kept, replicated=weights), choice]
 
@@ -255,28 +279,32 @@ def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
     size = s.sent_rows * s.expert_load * s.hidden * s.element_bytes
     if s.job.exchange_once:
         size = size * once_share(
-            s.choices, s.plans.ep, s.plans.inside("ep"), experts.experts, experts.groups,
+            s.choices,
+            s.plans.ep,
+            s.plans.inside("ep"),
+            experts.experts,
+            experts.groups,
             experts.groups_per_token,
-        )  # fmt: skip
+        )
     return (over("ep", "all_to_all", size),)
 
 
 def _moves(s: Shape, experts: Experts) -> tuple[list[Row], list[Row]]:
     """The ways to the experts and back: what one sends forward, the other sends backward.
 
-    Copies in the order of their experts; after the exchange once more, where a rank has several experts. ``whole``:
+    Copies in the order of their experts; after the exchange again, where a rank has several experts. ``whole``:
     bytes of the rows of all ranks that share an expert.
     """
     one, sent, whole = (rows * s.hidden * s.element_bytes for rows in (s.sharded_tokens, s.sent_rows, s.expert_rows))
-    exchanged = _exchange(s, experts)
+    exchanged = Traffic(_exchange(s, experts), _exchange(s, experts))
     gathered, scattered = (over("etp", "all_gather", whole),), (over("etp", "reduce_scatter", whole),)
     dispatch = [
-        move("permute", EXPERT_BLOCK, one, sent, forward=exchanged, backward=exchanged),
-        move("sort_by_expert", EXPERT_BLOCK, whole, whole, forward=gathered, backward=scattered),
+        move("permute", EXPERT_BLOCK, one, sent, traffic=exchanged),
+        move("sort_by_expert", EXPERT_BLOCK, whole, whole, traffic=Traffic(gathered, scattered)),
     ]
     combine = [
-        move("sort_back", EXPERT_BLOCK, whole, whole, forward=scattered, backward=gathered),
-        move("unpermute", EXPERT_BLOCK, sent, one, forward=exchanged, backward=exchanged),
+        move("sort_back", EXPERT_BLOCK, whole, whole, traffic=Traffic(scattered, gathered)),
+        move("unpermute", EXPERT_BLOCK, sent, one, traffic=exchanged),
     ]
     return dispatch, combine
 
@@ -285,9 +313,15 @@ def _products(s: Shape, experts: Experts) -> list[Row]:
     rows, local = s.expert_rows, experts.experts / s.plans.ep
     into, width = s.expert_in, s.expert_width
     out = [
-        grouped_matmul("expert_in", EXPERT_BLOCK, rows, into, s.hidden, local, element_bytes=s.element_bytes,
-                       kept_elements=rows * s.hidden, weights=local * s.hidden * into),
-    ]  # fmt: skip
+        grouped_matmul(
+            "expert_in",
+            EXPERT_BLOCK,
+            s.product(rows, into, s.hidden),
+            local,
+            kept_elements=rows * s.hidden,
+            weights=local * s.hidden * into,
+        ),
+    ]
     if experts.expert_bias:
         out.append(_bias(s, "expert_in_bias", rows, into, local))
     gate = activation(
@@ -295,9 +329,15 @@ def _products(s: Shape, experts: Experts) -> list[Row]:
     )
     out += [
         gate,
-        grouped_matmul("expert_out", EXPERT_BLOCK, rows, s.hidden, width, local, element_bytes=s.element_bytes,
-                       kept_elements=rows * width, weights=local * width * s.hidden),
-    ]  # fmt: skip
+        grouped_matmul(
+            "expert_out",
+            EXPERT_BLOCK,
+            s.product(rows, s.hidden, width),
+            local,
+            kept_elements=rows * width,
+            weights=local * width * s.hidden,
+        ),
+    ]
     if experts.expert_bias:
         out.append(_bias(s, "expert_out_bias", rows, s.hidden, local))
     return out
@@ -312,7 +352,7 @@ def _bias(s: Shape, name: str, rows: Num, width: Num, local: Num) -> Row:
 def shared_gate(s: Shape) -> list[Row]:
     """One sigmoid per token on the shared expert's output."""
     tokens = s.sharded_tokens
-    product = matmul("shared_gate", EXPERT_BLOCK, tokens, 1, s.hidden, element_bytes=s.element_bytes, kept_elements=0)
+    product = matmul("shared_gate", EXPERT_BLOCK, s.product(tokens, 1, s.hidden), kept_elements=0)
     scaled = residual("shared_scale", EXPERT_BLOCK, tokens * s.hidden, element_bytes=s.element_bytes)
     kept = tokens * s.hidden * s.element_bytes
     return [replace(product, operator="wide_matmul", replicated=product.weights), replace(scaled, kept_bytes=kept)]
@@ -326,8 +366,11 @@ def latent_rows(s: Shape, latent: LatentAttention, direct_query: Row) -> list[Ro
     head, rank = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.q_lora_rank
     rows: list[Row] = [direct_query]
     if rank is not None:
-        rows = [*_down(s, "q_down", rank, kept=1), _latent_norm(s, "q_norm", rank),
-                _up(s, "q_up", rank, s.heads * head, rank)]  # fmt: skip
+        rows = [
+            *_down(s, "q_down", rank, kept=1),
+            _latent_norm(s, "q_norm", rank),
+            _up(s, "q_up", rank, s.heads * head, rank),
+        ]
     wide = latent.kv_lora_rank + latent.qk_rope_head_dim
     rows += [*_down(s, "kv_down", wide, kept=0), _latent_norm(s, "kv_norm", latent.kv_lora_rank)]
     columns = s.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
@@ -341,29 +384,36 @@ def latent_rows(s: Shape, latent: LatentAttention, direct_query: Row) -> list[Ro
 
 def _down(s: Shape, name: str, width: Num, kept: int) -> list[Row]:
     """Whole weights on the sequence shard; both down projections keep the same input, counted once."""
-    row = matmul(name, LATENT_BLOCK, s.sharded_tokens, width, s.hidden, element_bytes=s.element_bytes,
-                 kept_elements=kept * s.sharded_tokens * s.hidden, replicated=s.hidden * width)  # fmt: skip
+    row = matmul(
+        name,
+        LATENT_BLOCK,
+        s.product(s.sharded_tokens, width, s.hidden),
+        kept_elements=kept * s.sharded_tokens * s.hidden,
+        replicated=s.hidden * width,
+    )
     rows = [row]
     if s.model.qkv_bias:
-        rows.append(bias(f"{name}_bias", LATENT_BLOCK, s.sharded_tokens, width, element_bytes=s.element_bytes,
-                         replicated=True))  # fmt: skip
+        rows.append(
+            bias(f"{name}_bias", LATENT_BLOCK, s.sharded_tokens, width, element_bytes=s.element_bytes, replicated=True)
+        )
     return rows
 
 
 def _latent_norm(s: Shape, name: str, width: Num) -> Row:
-    return norm(
-        name, LATENT_BLOCK, s.sharded_tokens, width, element_bytes=s.element_bytes, kind="rms_norm", weights=width,
-        replicated=width,
-    )  # fmt: skip
+    tokens = s.sharded_tokens
+    return norm(name, LATENT_BLOCK, tokens, width, element_bytes=s.element_bytes, kind="rms_norm", weights=width)
 
 
 def _up(s: Shape, name: str, rank: Num, columns: Num, gathered: Num) -> Row:
     """Columns cut over ``tp``; ``gathered`` is the width that is gathered: keys carry the rotary part along."""
     size = s.tokens * gathered * s.element_bytes
     return matmul(
-        name, LATENT_BLOCK, s.tokens, columns, rank, element_bytes=s.element_bytes,
-        kept_elements=s.sharded_tokens * rank, forward=s.gather(size), backward=s.gather_again(size),
-    )  # fmt: skip
+        name,
+        LATENT_BLOCK,
+        s.product(s.tokens, columns, rank),
+        kept_elements=s.sharded_tokens * rank,
+        traffic=Traffic(s.gather(size), s.gather_again(size)),
+    )
 
 
 #: Products that join several projections, each with an adapter of its own.
@@ -371,14 +421,17 @@ PROJECTIONS = {"qkv": 3}
 #: Products whose columns are whole and whose rows are cut over the tensor ranks: their second matrix is whole.
 ROW_PARALLEL = ("attention_out", "mlp_out", "shared_out")
 FROZEN = {
-    "matmul": "frozen_matmul", "wide_matmul": "frozen_wide_matmul", "grouped_matmul": "frozen_grouped_matmul",
-    "bias": "frozen_bias", "embedding": "frozen_embedding",
-}  # fmt: skip
+    "matmul": "frozen_matmul",
+    "wide_matmul": "frozen_wide_matmul",
+    "grouped_matmul": "frozen_grouped_matmul",
+    "bias": "frozen_bias",
+    "embedding": "frozen_embedding",
+}
 PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")
 
 
 def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
-    """The rows with frozen weights; in a ``layer``, with adapters beside the products."""
+    """The rows with frozen weights; in a ``layer``, with adapters added to the products."""
     adapter = job.adapter
     if adapter is None:
         return list(rows)
@@ -404,9 +457,13 @@ def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list
     if layer and weight_bytes is None and job.memory.narrow_frozen and narrow is not None and row.operator in NARROW:
         stored = narrow
     frozen = replace(
-        row, operator=FROZEN.get(row.operator, row.operator), trained=False, kept_bytes=kept,
-        replicated=0.0, weight_bytes=stored,
-    )  # fmt: skip
+        row,
+        operator=FROZEN.get(row.operator, row.operator),
+        trained=False,
+        kept_bytes=kept,
+        replicated=0.0,
+        weight_bytes=stored,
+    )
     if weight_bytes is None:
         return [frozen]
     expanded = move(f"{row.name}_dequantise", row.block, row.weights * weight_bytes, row.weights * element)
@@ -420,11 +477,11 @@ def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
     first: Num = projections * rank * k
     second: Num = rank * n
     cut = row.name in ROW_PARALLEL
-    down = matmul(f"{row.name}_adapter_down", row.block, m, projections * rank, k, element_bytes=element,
-                  kept_elements=row.kept_bytes / element, weights=first)  # fmt: skip
-    # The second product adds to the frozen one's result, which is read and written once more.
-    up = matmul(f"{row.name}_adapter_up", row.block, m, n, rank, element_bytes=element,
-                kept_elements=m * projections * rank, weights=second, output_passes=2)  # fmt: skip
+    narrow = Product(m=m, n=projections * rank, k=k, element_bytes=element)
+    down = matmul(f"{row.name}_adapter_down", row.block, narrow, kept_elements=row.kept_bytes / element, weights=first)
+    # The second product adds to the frozen one's result, which is read and written again.
+    wide = Product(m=m, n=n, k=rank, element_bytes=element, output_passes=2)
+    up = matmul(f"{row.name}_adapter_up", row.block, wide, kept_elements=m * projections * rank, weights=second)
     return [
         replace(down, share=row.share, replicated=0.0 if cut else first),
         replace(up, share=row.share, replicated=second if cut else 0.0),

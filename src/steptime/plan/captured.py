@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from steptime.model.captured import NOTHING, CapturedModel, Line, Operator, Reduction
-from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Num, maximum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import CAPTURED_RULES, RULES, Plans, Rule
@@ -36,11 +36,13 @@ class Captured1D(Strategy):
         if not model.repeats:
             layer = tuple(replace(row, share=row.share / model.layers) for row in layer)
         return Block(
-            layer=layer, first=tuple(rows.of(model.head)), last=tuple(rows.of(model.tail)),
+            layer=layer,
+            first=tuple(rows.of(model.head)),
+            last=tuple(rows.of(model.tail)),
             boundary_bytes=rows.at(model.boundary_bytes),
             working_bytes=rows.largest(model.working_bytes) + rows.gathered(model),
             loss_bytes=rows.largest(model.loss_bytes),
-        )  # fmt: skip
+        )
 
 
 class _Rows:
@@ -64,7 +66,7 @@ class _Rows:
         return first
 
     def gathered(self, model: CapturedModel) -> Num:
-        """Where tokens are shared out, a product needs all of them, and so does the gradient of its input."""
+        """Where tokens are sharded, a product needs all of them, and so does the gradient of its input."""
         sizes = [each.size_bytes for one in model.block for each in one.reductions if each.tokens]
         if not sizes or not model.sequence_parallel:
             return 0.0
@@ -76,9 +78,15 @@ class _Rows:
             yield self._row(one)
             if one.frozen is not NOTHING:
                 yield Row(
-                    name=f"{one.name}.frozen", block="captured", operator="nothing", shape={}, trained=False,
-                    weights=self.at(one.frozen), weight_bytes=self.dtype_bytes, share=float(one.times),
-                )  # fmt: skip
+                    name=f"{one.name}.frozen",
+                    block="captured",
+                    operator="nothing",
+                    shape={},
+                    trained=False,
+                    weights=self.at(one.frozen),
+                    weight_bytes=self.dtype_bytes,
+                    share=float(one.times),
+                )
 
     def _row(self, one: Operator) -> Row:
         direction = DIRECTIONS[one.backward]
@@ -86,23 +94,35 @@ class _Rows:
         own = where(self.plans.pp > 1, 1.0, 0.0) if one.tied else 1.0
         kernel = one.kernel
         return Row(
-            name=f"{one.name}", block="captured", share=float(one.times),
+            name=f"{one.name}",
+            block="captured",
+            share=float(one.times),
             operator="nothing" if one.group == "nothing" else f"captured_{one.group}_{direction}",
-            shape={} if one.group == "nothing" else {
-                "matrix_flops": self.at(one.matrix_flops), "vector_flops": self.at(one.vector_flops),
+            shape={}
+            if one.group == "nothing"
+            else {
+                "matrix_flops": self.at(one.matrix_flops),
+                "vector_flops": self.at(one.vector_flops),
                 "moved_bytes": self.at(one.moved_bytes),
             },
-            timing=None if kernel is None else Timing(
-                operator=kernel.operator, backward=kernel.backward,
-                shape={name: self.at(size) for name, size in kernel.shape.items()}, launches=kernel.launches,
+            timing=None
+            if kernel is None
+            else Timing(
+                operator=kernel.operator,
+                backward=kernel.backward,
+                shape={name: self.at(size) for name, size in kernel.shape.items()},
+                launches=kernel.launches,
             ),
-            issued=one.issued, kept_bytes=self.at(one.kept_bytes), weights=self.at(one.weights) * own,
+            issued=one.issued,
+            kept_bytes=self.at(one.kept_bytes),
+            weights=self.at(one.weights) * own,
             replicated=self.at(one.replicated) * own,
-            forward=() if one.backward else transfers, backward=transfers if one.backward else (),
-        )  # fmt: skip
+            forward=() if one.backward else transfers,
+            backward=transfers if one.backward else (),
+        )
 
     def _transfers(self, reduction: Reduction, backward: bool) -> Iterator[Transfer]:
-        """A sum over the ranks; of tokens that are shared out it is scattered, and gathered before the next product."""
+        """A sum over the ranks; of sharded tokens it is scattered, and gathered before the next product."""
         size = self.at(reduction.size_bytes)
         shared = self.shared if reduction.tokens else 0.0
         if not isinstance(shared, float) or shared < 1.0:

@@ -35,11 +35,11 @@ class Spread:
 NORMAL_95 = 1.6449
 """95 % quantile of the normal distribution."""
 PRIOR_SOURCES = 2
-"""What is believed of a device before any source measured it counts as much as so many sources."""
+"""What is believed of a device before any source measured it counts as much as this many sources."""
 
 
 def widening(sources: float) -> float:
-    r"""How much wider a band is for a device that only so many sources have measured.
+    r"""How much wider a band is for a device that only a few sources have measured.
 
     $$w = \frac{t_\nu}{z}, \qquad t_\nu = z + \frac{z^3+z}{4\nu} + \frac{5z^5+16z^3+3z}{96\nu^2} +
       \frac{3z^7+19z^5+17z^3-15z}{384\nu^3}, \qquad \nu = n + n_0$$
@@ -73,21 +73,21 @@ class Framework:
     """Time of products in formats narrower than 16 bits over what :attr:`matrix` makes of them: scales, casts and
     layouts that a measurement of the product alone leaves out."""
     attention: Num = 1.0
-    """Likewise, as :attr:`matrix`, of the attention core."""
+    """Factor as :attr:`matrix`, of the attention core."""
     vector: Num = 1.0
-    """Likewise of operators bound by memory: what is not fused costs more than once."""
+    """Factor as :attr:`matrix`, of operators bound by memory: what is not fused costs more than once."""
     host_s: Num = 0.0
     """Time of the host to issue one operator of the model; below it the device waits."""
     tensor_links: Num = 1.0
     """Time of transfers over ``tp`` (and ``tp2``), hidden or not, over their time on free links."""
     context_links: Num = 1.0
-    """Likewise over ``cp``."""
+    """The same over ``cp``."""
     expert_links: Num = 1.0
-    """Likewise over ``ep``."""
+    """The same over ``ep``."""
     data_links: Num = 1.0
     """Time of gradient and weight traffic over its time on free links."""
     data_exposed: Num = 0.0
-    """Share of the traffic that could hide behind computation but does not."""
+    """Share of the traffic that could overlap with computation but does not."""
     stage_links: Num = 1.0
     """Time of messages between stages over their time on free links."""
     router_s: Num = 0.0
@@ -114,8 +114,12 @@ class Framework:
 
 
 AXIS_LINKS = {
-    "tp": "tensor_links", "tp2": "tensor_links", "etp": "tensor_links", "cp": "context_links", "ep": "expert_links",
-}  # fmt: skip
+    "tp": "tensor_links",
+    "tp2": "tensor_links",
+    "etp": "tensor_links",
+    "cp": "context_links",
+    "ep": "expert_links",
+}
 LINKS = (*dict.fromkeys(AXIS_LINKS.values()), "data_links", "stage_links")
 """Parameters that are factors on transfers."""
 PARAMETERS = tuple(f.name for f in fields(Framework) if f.name not in ("name", "issue_sharpness", "spread"))
@@ -124,7 +128,7 @@ FACTORS = tuple(name for name in PARAMETERS if getattr(Framework(), name) == 1.0
 SHARES = frozenset({"data_exposed"})
 """Parameters between 0 and 1; all others are positive (or above :data:`LEAST`)."""
 LEAST = {"data_links": 1.0, "stage_links": 1.0}
-"""Least values: what travels as a whole takes no less than on free links; what hides of it is another parameter."""
+"""Least values: what travels as a whole takes no less than on free links; what overlaps is another parameter."""
 TINY = 1e-9
 """What stands for nothing above a least value."""
 BUSY = ("matrix", "narrow", "attention")
@@ -132,9 +136,9 @@ BUSY = ("matrix", "narrow", "attention")
 
 
 def without_hiding(framework: Framework) -> Framework:
-    """The framework where nothing of a transfer hides: its factors on links are at least 1.
+    """The framework where no transfer overlaps: its factors on links are at least 1.
 
-    A factor below 1 was fitted to runs that hide more than the model does.
+    A factor below 1 was fitted to runs that overlap more than the model does.
     """
     whole: dict[str, Any] = {name: maximum(getattr(framework, name), 1.0) for name in LINKS}
     return replace(framework, **whole)
@@ -160,11 +164,11 @@ IDEAL = Framework()
 
 
 MODEL_AXES = ("tp", "cp", "pp", "ep")
-"""Axes of common frameworks beside ``dp``."""
+"""Axes of common frameworks other than ``dp``."""
 
 
 def piped_stage(zero: int, stages: int) -> int:
-    """The ZeRO stage that a stage amounts to with so many pipeline stages.
+    """The ZeRO stage that a stage amounts to with a number of pipeline stages.
 
     A pipeline keeps the weights gathered and reduces gradients once per step, so that what shards all of both runs as
     ZeRO-1 there (torchtitan: `fsdp_reshard_after_forward`, by default off with a pipeline).
@@ -207,16 +211,16 @@ class Habits:
     """What fused attention copies from one layout of batch, sequence and heads into another, of :data:`COPIES`."""
 
     unfused_copies: frozenset[str] = frozenset()
-    """Likewise where attention is not fused."""
+    """What unfused attention copies from one layout into another."""
 
     complex_rope: bool = False
     """Rotary embeddings multiply complex numbers in fp32, which the compiler of PyTorch fuses with nothing."""
 
     triangular_softmax: bool = False
-    """The softmax of unfused causal attention reads half of the scores, those that no mask hides, and each once."""
+    """The softmax of unfused causal attention reads half of the scores, the unmasked scores, and each once."""
 
     asynchronous_tp: bool = False
-    """Backward, traffic over ``tp`` of a product that gathers its input runs beside its two products, each beside one
+    """Backward, traffic over ``tp`` of a product that gathers its input overlaps with its two products, each with one
     (:func:`steptime.plan.overlap.beside_gradients`)."""
 
     one_pass_norms: bool = False
@@ -233,25 +237,25 @@ class Habits:
     """What it recomputes when asked to do so selectively, in the words of a plan."""
 
     parts: str = ""
-    """What it can recompute of a layer, beside all of it, for least time per byte; empty: nothing that is tried."""
+    """What it can recompute of a layer, other than all of it, for least time per byte; empty: nothing that is tried."""
 
     expert_parts: str = ""
-    """Likewise of models with experts."""
+    """The same of models with experts."""
 
     zero: int = 1
     """ZeRO stage that it runs unless told otherwise, without a pipeline."""
 
     within_node: bool = False
-    """Unless told otherwise the devices of a node share out among them, and the nodes hold copies (HSDP)."""
+    """By default the devices of a node shard the states, and the nodes hold copies (HSDP)."""
 
     zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """ZeRO stages that it has, without a pipeline."""
 
     axes: frozenset[str] = frozenset(MODEL_AXES)
-    """Axes that it has beside ``dp``."""
+    """Axes that it has other than ``dp``."""
 
     def zero_with(self, stages: int) -> int:
-        """ZeRO stage unless told otherwise, with so many pipeline stages (:func:`piped_stage`).
+        """ZeRO stage by default, with a number of pipeline stages (:func:`piped_stage`).
 
         >>> habits_of("torchtitan").zero_with(1), habits_of("torchtitan").zero_with(4), habits_of("ddp").zero_with(4)
         (3, 1, 0)
@@ -259,7 +263,7 @@ class Habits:
         return piped_stage(self.zero, stages)
 
     def stages_with(self, stages: int) -> frozenset[int]:
-        """ZeRO stages that it has with so many pipeline stages.
+        """ZeRO stages that it has with a number of pipeline stages.
 
         >>> sorted(habits_of("torchtitan").stages_with(1)), sorted(habits_of("torchtitan").stages_with(2))
         ([0, 2, 3], [0, 1])
@@ -267,7 +271,8 @@ class Habits:
         return frozenset(piped_stage(stage, stages) for stage in self.zero_stages)
 
     def overlap_with(self, offload: frozenset[str], *, experts: bool) -> frozenset[str]:
-        """What hides where so much is kept on the host, copied while the device computes; without experts no ``ep``."""
+        """What overlaps where ``offload`` is kept on the host, copied while the device computes; without experts no
+        ``ep``."""
         own = self.overlap if experts else self.overlap - {"ep"}
         return own | ({"offload"} if "activations" in offload else set())
 
@@ -302,11 +307,20 @@ _CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, o
 _LOCAL: Mapping[str, Any] = {"fused_copies": _ALL, "unfused_copies": _CONTEXT, "triangular_softmax": True}
 _MEGATRON = replace(_CORE, asynchronous_tp=True, **_LOCAL)
 _DEEPSPEED_2021 = Habits(
-    kernel="flash2", overlap=frozenset(), single_ring=True, zero=3, axes=frozenset({"tp", "pp", "ep"}), **_LOCAL,
-)  # fmt: skip
+    kernel="flash2",
+    overlap=frozenset(),
+    single_ring=True,
+    zero=3,
+    axes=frozenset({"tp", "pp", "ep"}),
+    **_LOCAL,
+)
 _FULLY_SHARDED = Habits(
-    kernel="flash2", zero=3, zero_stages=frozenset({0, 2, 3}), stops_early=True, unfused_copies=_ALL,
-)  # fmt: skip
+    kernel="flash2",
+    zero=3,
+    zero_stages=frozenset({0, 2, 3}),
+    stops_early=True,
+    unfused_copies=_ALL,
+)
 _PER_PARAMETER = replace(_FULLY_SHARDED, copied_parameters=True)
 _BY_OPERATOR = "norm+activation+outputs"
 _OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
@@ -315,23 +329,42 @@ _DATA_ONLY: frozenset[str] = frozenset()
 HABITS: Mapping[str, Habits] = {
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
-        _MEGATRON, overlap=frozenset(), zero=0, zero_stages=frozenset({0}), axes=frozenset({"tp", "pp"}),
-        one_pass_norms=False, asynchronous_tp=False,
+        _MEGATRON,
+        overlap=frozenset(),
+        zero=0,
+        zero_stages=frozenset({0}),
+        axes=frozenset({"tp", "pp"}),
+        one_pass_norms=False,
+        asynchronous_tp=False,
     ),
-    "megatron-core": replace(_CORE, exchange_once=True, overlap=frozenset({"dp", "tp", "ep"}),
-                             parts="mlp", expert_parts="norm+activation+up_projection"),
+    "megatron-core": replace(
+        _CORE,
+        exchange_once=True,
+        overlap=frozenset({"dp", "tp", "ep"}),
+        parts="mlp",
+        expert_parts="norm+activation+up_projection",
+    ),
     "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True, **_LOCAL),
     "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
     "megascale": Habits(
-        scattered_messages=True, overlap=frozenset({"dp", "tp"}), zero_stages=frozenset({0, 1, 2}),
+        scattered_messages=True,
+        overlap=frozenset({"dp", "tp"}),
+        zero_stages=frozenset({0, 1, 2}),
         one_pass_norms=True,
     ),
     "torchtitan": replace(_TORCHAO, gradient_dtype="fp32", complex_rope=True),
     "torchtune": replace(
-        _PER_PARAMETER, zero_stages=frozenset({2, 3}), axes=frozenset({"tp", "cp"}), **_OPERATORS,
+        _PER_PARAMETER,
+        zero_stages=frozenset({2, 3}),
+        axes=frozenset({"tp", "cp"}),
+        **_OPERATORS,
     ),
     "fms-fsdp": replace(
-        _FULLY_SHARDED, within_node=True, zero_stages=frozenset({0, 3}), axes=_DATA_ONLY, selective="full",
+        _FULLY_SHARDED,
+        within_node=True,
+        zero_stages=frozenset({0, 3}),
+        axes=_DATA_ONLY,
+        selective="full",
         root_unit=True,
     ),
     "automodel": replace(_TORCHAO, exchange_once=True),
@@ -339,12 +372,16 @@ HABITS: Mapping[str, Habits] = {
     **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
     "deepspeed-2021": _DEEPSPEED_2021,
     "ddp": Habits(
-        separate_kernels=True, zero=0, zero_stages=frozenset({0}), axes=_DATA_ONLY, unfused_copies=_CONTEXT,
+        separate_kernels=True,
+        zero=0,
+        zero_stages=frozenset({0}),
+        axes=_DATA_ONLY,
+        unfused_copies=_CONTEXT,
     ),
     "llm.c": Habits(zero_stages=frozenset({0, 1}), axes=_DATA_ONLY),
     "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3}), stops_early=True, parts="norm+attention_out+mlp"),
     "paxml": Habits(zero=3, zero_stages=frozenset({0, 3}), stops_early=True),
-}  # fmt: skip
+}
 """Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
 fp32, and rotates by complex numbers (its `apply_rotary_emb`; pytorch/torchtitan issue 15 for what the compiler makes of
 that). Megatron-LM passes keys and values round a ring, torchtitan gathers them (`context_parallel_rotate_method`
@@ -353,11 +390,11 @@ allgather, its default). NeMo's recipes run transfers over tp behind products (`
 kernel of the first. Megatron-LM scatters messages between stages over the tensor-parallel ranks and gathers them on the
 fast links (arXiv 2104.04473, section 4.1), as does DeepSpeed's pipeline (`pipe_partitioned`). The recipes of
 Megatron-Core and NeMo Automodel for models with experts dispatch by DeepEP or HybridEP; that a pipeline with virtual
-stages also runs the exchange beside another micro-batch (`overlap_moe_expert_parallel_comm`, in some of the recipes) is
-assumed. Megatron-LM of 2021 reduced gradients after the last backward pass, and so does DeepSpeed unless `overlap_comm`
-is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs that arXiv
-2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of attention in
-Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
+stages also overlaps the exchange with another micro-batch (`overlap_moe_expert_parallel_comm`, in some of the recipes)
+is assumed. Megatron-LM of 2021 reduced gradients after the last backward pass, and so does DeepSpeed unless
+`overlap_comm` is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs
+that arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of
+attention in Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
 `activation_checkpoint.selective_ac_option = "op"`); fms-fsdp takes whole blocks, by default all
 (`selective_checkpointing` 1). Megatron-Core recomputes modules (`--recompute-modules`): mlp of dense layers; of experts
 the activation, with the norms and the projections of latent attention (moe_act, layernorm, mla_up_proj), which drop
@@ -373,10 +410,10 @@ attention of Megatron-LM without Transformer Engine, and of its forks, makes wha
 FlashAttention its queries, keys and values too (`FlashSelfAttention`), whose result is so already where a micro-batch
 is one sequence. BERT of DeepLearningExamples multiplies views and copies what it returns; without fusion the 4-D
 products of PyTorch copy what they read. What `scaled_dot_product_attention` returns has the layout of its queries.
-Megatron-LM's fused softmax of causal attention reads once what no mask hides (`scaled_upper_triang_masked_softmax`).
+Megatron-LM's fused softmax of causal attention reads the unmasked scores once (`scaled_upper_triang_masked_softmax`).
 Its norms are Apex's FastLayerNorm since the end of 2021 (`--no-persist-layer-norm` undoes it), of MegaScale assumed.
-Since then sums of gradients run beside products, in the order of launches that `CUDA_DEVICE_MAX_CONNECTIONS` 1 keeps;
-Megatron-Core, which asks for none of that on Blackwell, is taken to hide what `tp_comm_overlap` does and no more.
+Since then sums of gradients overlap with products, in the order of launches that `CUDA_DEVICE_MAX_CONNECTIONS` 1 keeps;
+Megatron-Core, which does not ask for it on Blackwell, is taken to overlap what `tp_comm_overlap` does and no more.
 
 ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
 (`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only
@@ -385,14 +422,14 @@ or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp, and 
 1, `data_parallel_shard_degree` -1 in its config), as do PyTorch's FSDP (FULL_SHARD) and DeepSpeed. PyTorch's DDP keeps
 a whole copy on every rank. What is in no wrapped block stays with FSDP1's root unit (`FullyShardedDataParallel`, as
 fms-fsdp and Composer use it), gathered first and reduced last; FSDP2's users (torchtitan, torchtune, NeMo Automodel)
-wrap embedding and head too, and each parameter is copied (:mod:`steptime.plan.unsharding`). torchtune has
+wrap embedding and head too, and each parameter is copied (:mod:`steptime.plan.copies`). torchtune has
 `tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over `ici_fsdp_parallelism` (-1, the rest of the
-devices, by default), or the states alone (`shard_optimizer_over_data`); paxml likewise over its data axis. Megatron-LM
-of 2021 had neither its distributed optimiser nor context and expert ranks; later `--use-distributed-optimizer` is
-ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim, optim_grads and optim_grads_params of its FSDP
-(`--use-megatron-fsdp`), beside tp, cp and ep but no pipeline. llm.c has `-z` 0 and 1 and data parallelism alone.
-DeepSpeed has all stages, and Ulysses since 2023 (arXiv 2309.14509); what its users take is assumed, as of others
-without one default of their own."""
+devices, by default), or the states alone (`shard_optimizer_over_data`); paxml in the same way over its data axis.
+Megatron-LM of 2021 had neither its distributed optimiser nor context and expert ranks; later
+`--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim, optim_grads
+and optim_grads_params of its FSDP (`--use-megatron-fsdp`), with tp, cp and ep but without pipeline. llm.c has `-z` 0
+and 1 and data parallelism alone. DeepSpeed has all stages, and Ulysses since 2023 (arXiv 2309.14509); what its users
+take is assumed, as of others without one default of their own."""
 
 
 def habits_of(name: str) -> Habits:

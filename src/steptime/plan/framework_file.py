@@ -199,8 +199,9 @@ def _table(tables: Mapping[str, Any], path: str, where: str, before: str = "") -
     for part in path.split(".") if path.startswith("band.") else (path,):
         found = found.get(part) if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping):
-        raise FieldError(where, before + path, "is missing or no table",
-                         hint="steptime calibrate frameworks writes the file")  # fmt: skip
+        raise FieldError(
+            where, before + path, "is missing or no table", hint="steptime calibrate frameworks writes the file"
+        )
     return found
 
 
@@ -227,7 +228,7 @@ def framework_names() -> list[str]:
 
 
 def bare_name(name: str) -> str:
-    """A name without case and without what joins its words: names alike in that mean one framework.
+    """A name without case and without what joins its words: names that are equal then mean one framework.
 
     >>> bare_name("Megatron_Core"), bare_name("megatron-core")
     ('megatroncore', 'megatroncore')
@@ -261,7 +262,7 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
             without runs and without them less is known.
 
     Raises:
-        UnknownNameError: no such framework.
+        UnknownNameError: the framework is unknown.
     """
     if name == IDEAL.name:
         return IDEAL
@@ -284,10 +285,14 @@ def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[st
     unknown = model["unknown_device" if measured else "unmeasured_device"]
     return Spread(
         doubts={p: float(doubts[p]) for p in PARAMETERS},
-        device_doubt=float(device.get("doubt", unknown)), noise=float(model["noise"]),
-        low=float(band["low"]), high=float(band["high"]), source=str(table["provenance"]["source"]),
-        experts=float(model["experts"]), widening=widening(float(device.get("sources", model["unknown_sources"]))),
-    )  # fmt: skip
+        device_doubt=float(device.get("doubt", unknown)),
+        noise=float(model["noise"]),
+        low=float(band["low"]),
+        high=float(band["high"]),
+        source=str(table["provenance"]["source"]),
+        experts=float(model["experts"]),
+        widening=widening(float(device.get("sources", model["unknown_sources"]))),
+    )
 
 
 @cache

@@ -1,8 +1,6 @@
-"""What is to be trained and how: everything that is the same for all candidate plans.
+"""The job: what is trained and how, everything that is the same for all candidate plans.
 
-Pipeline schedules as a table: what each takes out of the bubble, and what it holds.
-
-What training software makes of memory: formats it keeps, what loss and buffers hold and move, its allocator.
+Its choices are tables: pipeline schedules (:data:`SCHEDULES`), precisions, optimisers.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from steptime.cost.quantisation import (
 )
 from steptime.hardware.records import Device
 from steptime.model.captured import CapturedModel
-from steptime.model.element_types import ELEMENT_BYTES
-from steptime.model.spec import ModelSpec
+from steptime.model.spec import ELEMENT_BYTES, ModelSpec
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
+from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
 from steptime.registry import Registry
 
 
@@ -83,173 +81,12 @@ def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, N
 
 
 def equal_but_for_ends(each: Num, lacking: Num) -> Any:
-    """Whether virtual stages of so many layers are equal but for the first and the last, which lack all that does.
+    """Whether virtual stages of ``each`` layers are equal but for the first and the last, which lack all that does.
 
     >>> equal_but_for_ends(4, 3), equal_but_for_ends(1, 3)
     (True, False)
     """
     return lacking <= 2 * each
-
-
-MIB = 2.0**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryProfile:
-    """Facts of one framework's memory; the plain one adds nothing to what the rows keep."""
-
-    name: str = "plain"
-    weight_bytes: float | None = None
-    """Bytes of a trained weight at rest; None: those of the dtype. 4: the fp32 weight is the master copy, so that the
-    optimiser has none (FSDP2 with mixed precision: sharded fp32, gathered in the dtype of the run)."""
-    placeholder_bytes: float = 0.0
-    """Per parameter of one product of each shape: gradients handed to autograd where the real ones went into the
-    buffer of all gradients. Transformer Engine keeps one such tensor per shape for good."""
-    layer_gradient_bytes: float = 0.0
-    """Per parameter of a layer in its backward pass under ZeRO-3: whole gradients before they are scattered."""
-    head_gradient_bytes: float = 0.0
-    """Likewise of the head, with any sharding."""
-    logit_kept_bytes: float | None = None
-    """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
-    logit_peak_bytes: float | None = None
-    """Per logit at the worst moment of the loss; None: what is kept."""
-    evaluated_logit_bytes: float = 0.0
-    """Per logit of a mean sequence, beside that: logits of evaluated sequences that stay on the device."""
-    loss_forward_bytes: float = 8.0
-    """Traffic per logit of all kernels of the loss, forward: read and write once in fp32."""
-    loss_backward_bytes: float = 8.0
-    """Likewise backward."""
-    loss_conversion_bytes: float = 0.0
-    """Each way, where logits are no fp32: to turn them into that, and their gradient back."""
-    fused_head: bool = False
-    """Head and loss are computed together in pieces (Liger): no logits are kept, both gradients are made forward."""
-    workspace_bytes: float = 0.0
-    """Workspaces of the matrix libraries, which the allocator counts."""
-    bucket_bytes: float = 0.0
-    """Buffers of traffic that are held throughout."""
-    update_bytes: float = 0.0
-    """Per trained parameter of a rank while the optimiser steps: temporaries of one that works on all tensors at once
-    (``foreach``), when no activations are left."""
-    quantised_ends_bytes: float | None = None
-    """Of a weight of embedding and head where those of the layers are quantised; None: those of the dtype."""
-    gathered_logits: bool = False
-    """Tensor-parallel ranks gather the logits before the loss, so that each holds those of the whole vocabulary."""
-    gathered_inputs: bool = False
-    """Inputs that tensor-parallel ranks gather from sequence shards are kept whole; else gathered again backward."""
-    norm_bytes: float = 0.0
-    """Kept per element of a norm beyond its input, where operators make the norm: its copy in fp32 and what the weight
-    multiplies."""
-    gate_bytes: float = 0.0
-    """Kept per output of a gated activation beyond its inputs, where operators make it: the activated gate."""
-    score_bytes: float = 0.0
-    """Kept per score of unfused attention beyond the probabilities in the dtype of the run: those in fp32."""
-    bf16_gradient_bytes: float = 0.0
-    """Beside the gradients in the dtype of the run, where that is bf16: those accumulated in fp32."""
-    pure: bool = False
-    """Weights, gradients and states all have the dtype of the run; there are no master weights."""
-    narrow_frozen: bool = False
-    """Frozen weights of a run with narrow products are stored in the narrow format."""
-    narrow_weights: bool = False
-    """Likewise trained weights of products of layers; without it they are stored in the dtype of the run."""
-    updates_in_backward: bool = False
-    """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
-    offloads_weights: bool = False
-    """With the optimiser's states on the host, sharded weights are there too."""
-    offloads_gradients: bool = False
-    """With the optimiser's states on the host, its gradients are there too."""
-
-
-PLAIN = MemoryProfile()
-_CORE = MemoryProfile(
-    name="megatron-core", placeholder_bytes=2.0, head_gradient_bytes=2.0, logit_kept_bytes=2.0, logit_peak_bytes=2.0,
-    loss_forward_bytes=6.0, loss_backward_bytes=4.0, workspace_bytes=64 * MIB, narrow_frozen=True,
-)  # fmt: skip
-_MEGATRON = MemoryProfile(
-    name="megatron", head_gradient_bytes=2.0, logit_kept_bytes=4.0, logit_peak_bytes=6.0, loss_forward_bytes=32.0,
-    loss_backward_bytes=8.0, loss_conversion_bytes=6.0, workspace_bytes=8 * MIB,
-)  # fmt: skip
-_MEGATRON_DEEPSPEED = replace(_MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, bf16_gradient_bytes=4.0)
-_EAGER: Mapping[str, Any] = {
-    "loss_forward_bytes": 16.0, "loss_backward_bytes": 20.0, "loss_conversion_bytes": 6.0
-}  # fmt: skip
-_FSDP2 = MemoryProfile(
-    name="torchtitan", weight_bytes=4.0, layer_gradient_bytes=6.0, head_gradient_bytes=6.0, logit_kept_bytes=6.0,
-    logit_peak_bytes=14.0, workspace_bytes=32 * MIB, **_EAGER,
-)  # fmt: skip
-_DEEPSPEED = MemoryProfile(
-    name="deepspeed", layer_gradient_bytes=2.0, head_gradient_bytes=2.0, fused_head=True, workspace_bytes=32 * MIB,
-    bucket_bytes=2e9 + 2e9, offloads_gradients=True, loss_forward_bytes=6.0, loss_backward_bytes=0.0,
-)  # fmt: skip
-SCALING = MemoryProfile(
-    name="scaling", gathered_logits=True, logit_kept_bytes=6.0, logit_peak_bytes=18.0, gathered_inputs=True,
-    norm_bytes=6.0, gate_bytes=2.0, score_bytes=4.0, workspace_bytes=8 * MIB, **_EAGER,
-)  # fmt: skip
-_TRAINER = MemoryProfile(
-    name="hf-trainer", pure=True, update_bytes=2.0, quantised_ends_bytes=5.0, logit_kept_bytes=12.0,
-    logit_peak_bytes=20.0, evaluated_logit_bytes=20.0, norm_bytes=6.0, gate_bytes=2.0, score_bytes=4.0,
-    workspace_bytes=8 * MIB, **_EAGER,
-)  # fmt: skip
-PROFILES: Mapping[str, MemoryProfile] = {
-    "hf-trainer": _TRAINER,
-    "scaling": SCALING,
-    "megatron-core": _CORE, "megatron": _MEGATRON, "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
-    "megatron-deepspeed": _MEGATRON_DEEPSPEED,
-    "megatron-deepspeed-2021": replace(_MEGATRON_DEEPSPEED, name="megatron-deepspeed-2021"),
-    "torchtune": MemoryProfile(
-        name="torchtune", pure=True, logit_kept_bytes=2.0, logit_peak_bytes=3.0, layer_gradient_bytes=2.0,
-        head_gradient_bytes=2.0, workspace_bytes=8 * MIB, **_EAGER,
-    ),
-    "ddp": MemoryProfile(name="ddp", **_EAGER),
-    "torchtitan": _FSDP2, "fms-fsdp": replace(_FSDP2, name="fms-fsdp"),
-    "composer-fsdp": replace(_FSDP2, name="composer-fsdp", logit_kept_bytes=2.0, logit_peak_bytes=4.0,
-                             loss_forward_bytes=4.0, loss_backward_bytes=4.0, loss_conversion_bytes=0.0),
-    "automodel": replace(_FSDP2, name="automodel"),
-    "maxtext": MemoryProfile(name="maxtext", weight_bytes=4.0, logit_kept_bytes=2.0, logit_peak_bytes=4.0),
-    "deepspeed": _DEEPSPEED,
-    "deepspeed-2021": replace(
-        _DEEPSPEED, name="deepspeed-2021", fused_head=False, loss_forward_bytes=_MEGATRON.loss_forward_bytes,
-        loss_backward_bytes=_MEGATRON.loss_backward_bytes, loss_conversion_bytes=_MEGATRON.loss_conversion_bytes,
-    ),
-}  # fmt: skip
-"""Sources. Megatron Core with Transformer Engine: its linear layers return a placeholder of the weight's shape and
-dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made anew; the
-fused cross entropy overwrites the logits with their gradient; cuBLAS and Transformer Engine take 32 MiB of workspace
-each on Hopper and later. Megatron: the vocabulary-parallel cross entropy keeps fp32 probabilities and turns their
-gradient to the dtype of the run. Its kernels turn logits to fp32 (6 bytes of traffic), look for the maximum (4),
-subtract it (8), exponentiate (8), add up (4), divide (8), and backward multiply (8) and turn to the dtype of the run
-(6); the fused one reads twice and writes (6), and backward scales (4). PyTorch's own: to fp32 (6), a softmax that reads
-three times (16); backward the gradient of the choice (4), of the softmax (16), to the dtype of the run (6). torchtitan:
-fp32 shards, gathered in bf16, reduced in fp32 (arXiv 2410.06511); ``cross_entropy`` of fp32 logits holds the bf16
-logits, the log-probabilities, the gradient of those and of the logits. DeepSpeed ZeRO-3: up to 1e9 live parameters and
-two reduction buckets of 5e8 (`stage3_max_live_parameters`, `reduce_bucket_size`, `overlap_comm`); with the optimiser on
-the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 beside
-those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
-time to fp32. MPT under Composer has a fused cross entropy (`loss_fn: fused_crossentropy`), which reads twice forward,
-and reads and writes backward; that of Liger makes gradients forward. MaxText keeps weights in fp32 (`weight_dtype`,
-base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient.
-
-Aleph Alpha's scaling (src/scaling of Aleph-Alpha/scaling): the head gathers the logits of all tensor ranks
-(`ColumnParallelLinear`, `parallel_output=False`) and `CrossEntropyLoss` turns them to fp32; a norm gathers the sequence
-before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32. Assumed: that nothing of
-the loss is free before its backward pass is done (logits 2, in fp32 4, log-probabilities 4, gradients of both 8; where
-ranks gather, their parts 2 and joined 2), and that a norm of 2023 that no kernel fuses computes in fp32 (copy 4,
-normalised 2).
-
-Hugging Face's Trainer, with a checkpoint in bf16 that is trained as it is: ``AdamW`` of PyTorch works on all tensors at
-once (``foreach``, whose temporaries have the size of the parameters); models turn logits to fp32 (4), shift them (4),
-and cross entropy has log-probabilities (4) and gradients of both (8); norms copy to fp32 (4) and back (2); embeddings
-and head beside a quantised base are in fp32, the head also in bf16 under autocast (`prepare_model_for_kbit_training` of
-peft); evaluation keeps its logits on the device unless `eval_accumulation_steps` says otherwise, fitted as those of
-five sequences in fp32."""
-
-
-def memory_profile_of(framework: str) -> MemoryProfile:
-    """Profile of a framework; of one without an entry the plain one.
-
-    >>> memory_profile_of("torchtitan").weight_bytes, memory_profile_of("ideal").name
-    (4.0, 'plain')
-    """
-    return PROFILES.get(framework, PLAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,40 +142,53 @@ class Precision:
         return replace(self, transposed_copy=False)
 
 
+def _unscaled(name: str, element_bytes: int, vector_dtype: str | None = None) -> Precision:
+    """All operators in one dtype; with fp32 master weights where an element has fewer than 4 bytes."""
+    return Precision(
+        name=name,
+        matrix_dtype=name,
+        attention_dtype=name,
+        vector_dtype=vector_dtype or name,
+        element_bytes=element_bytes,
+        gradient_bytes=element_bytes,
+        master_weights=element_bytes < 4,
+    )
+
+
 _FP8 = Precision(
-    name="fp8", matrix_dtype="fp8", attention_dtype="bf16", vector_dtype="bf16",
-    element_bytes=2, gradient_bytes=2, master_weights=True,
-)  # fmt: skip
+    name="fp8",
+    matrix_dtype="fp8",
+    attention_dtype="bf16",
+    vector_dtype="bf16",
+    element_bytes=2,
+    gradient_bytes=2,
+    master_weights=True,
+)
 _FP8_TE = replace(_FP8, name="fp8-te", quantised_bytes=1.0, transposed_copy=True)
 PRECISIONS: Registry[Precision] = Registry("dtype", "steptime.precisions")
 for _precision in (
-        Precision(
-            name="fp32", matrix_dtype="fp32", attention_dtype="fp32", vector_dtype="fp32",
-            element_bytes=4, gradient_bytes=4, master_weights=False,
-        ),
-        Precision(
-            name="tf32", matrix_dtype="tf32", attention_dtype="tf32", vector_dtype="fp32",
-            element_bytes=4, gradient_bytes=4, master_weights=False,
-        ),
-        Precision(
-            name="fp16", matrix_dtype="fp16", attention_dtype="fp16", vector_dtype="fp16",
-            element_bytes=2, gradient_bytes=2, master_weights=True,
-        ),
-        Precision(
-            name="bf16", matrix_dtype="bf16", attention_dtype="bf16", vector_dtype="bf16",
-            element_bytes=2, gradient_bytes=2, master_weights=True,
-        ),
-        _FP8,
+    _unscaled("fp32", 4),
+    _unscaled("tf32", 4, vector_dtype="fp32"),
+    _unscaled("fp16", 2),
+    _unscaled("bf16", 2),
+    _FP8,
+    _FP8_TE,
+    replace(_FP8_TE, name="fp8-tensorwise", scaled_now=True),
+    replace(
         _FP8_TE,
-        replace(_FP8_TE, name="fp8-tensorwise", scaled_now=True),
-        replace(
-            _FP8_TE, name="fp8-blockwise", quantised_bytes=float(element_bytes(8, BLOCKWISE_GROUP)), block_scaled=True,
-        ),
-        replace(_FP8_TE, name="mxfp8", quantised_bytes=float(element_bytes(8, 32, 1.0)), block_scaled=True),
-        replace(
-            _FP8_TE, name="nvfp4", matrix_dtype="fp4", quantised_bytes=nvfp4_element_bytes(), block_scaled=True,
-        ),
-    ):  # fmt: skip
+        name="fp8-blockwise",
+        quantised_bytes=float(element_bytes(8, BLOCKWISE_GROUP)),
+        block_scaled=True,
+    ),
+    replace(_FP8_TE, name="mxfp8", quantised_bytes=float(element_bytes(8, 32, 1.0)), block_scaled=True),
+    replace(
+        _FP8_TE,
+        name="nvfp4",
+        matrix_dtype="fp4",
+        quantised_bytes=nvfp4_element_bytes(),
+        block_scaled=True,
+    ),
+):
     PRECISIONS.add(_precision.name, _precision)
 
 
@@ -385,14 +235,14 @@ GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
 OFFLOADS = ("optimizer", "activations")
-#: What of a step the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
+#: Part of a step that the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
 GRAPHS = ("none", "step")
 GRAPH_PARTS = ("attention", "router", "preprocess")
 """Parts of a layer that may be one graph: attention with its norm, the router, and what it prepares for sending."""
 ALL_TO_ALL = "all_to_all"
 #: What sends tokens to their experts: permutations around all-to-alls of the collective library, or one kernel.
 DISPATCHERS = (ALL_TO_ALL, "deepep", "hybridep")
-#: Formats that attention may compute in beside that of what it reads and returns.
+#: Formats that attention may compute in, other than the dtype that it reads and returns.
 ATTENTION_DTYPES = ("fp8",)
 
 
@@ -415,7 +265,8 @@ def replica_sequences(global_batch: int, replicas: Num) -> Num:
 
 
 def replica_micro_batches(global_batch: int, replicas: Num, micro_batch: Num) -> Num:
-    r"""Micro-batches of that replica: $\lceil \lceil B / d \rceil / m \rceil$ of $m$ = `micro_batch` sequences each.
+    r"""Micro-batches of the replica that has most: $\lceil \lceil B / d \rceil / m \rceil$ of $m$ = `micro_batch`
+    sequences each.
 
     >>> replica_micro_batches(100, 32, 3)
     2
@@ -425,7 +276,7 @@ def replica_micro_batches(global_batch: int, replicas: Num, micro_batch: Num) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training job on so many devices."""
+    """One training job on a number of devices."""
 
     model: ModelSpec
     gpus: int
@@ -465,7 +316,7 @@ class Job:
     single_ring: bool = False
     """What ZeRO-3 gathers and reduces over the data-parallel ranks leaves a node by one NIC; else by those of all."""
     root_unit: bool = False
-    """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each beside the layers."""
+    """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each with the layers."""
     copied_parameters: bool = False
     """Parameters are copied out of the buffer that is gathered, and their gradients into that which is reduced."""
     stops_early: bool = False
@@ -473,7 +324,7 @@ class Job:
     fused_copies: frozenset[str] = frozenset()
     """What fused attention copies from one layout into another, of :data:`~steptime.plan.framework.COPIES`."""
     unfused_copies: frozenset[str] = frozenset()
-    """Likewise where attention is not fused."""
+    """What unfused attention copies from one layout into another."""
     complex_rope: bool = False
     """Rotary embeddings multiply complex numbers, three kernels; else one kernel rotates."""
     separate_kernels: bool = False
@@ -483,7 +334,7 @@ class Job:
     """The softmax of unfused causal attention reads half of the scores; else all."""
     asynchronous_tp: bool = False
     """Backward, what a product gathers again of its input and the sum of its input's gradient over ``tp`` each run
-    beside one of its two products; else they show."""
+    with one of its two products; else they are exposed."""
     one_pass_norms: bool = False
     """The backward pass of a LayerNorm reads its input and its gradient once; else once for each of its results."""
     plain_norms: bool = False
@@ -532,33 +383,43 @@ def with_habits(job: Job, framework: str) -> Job:
     """The job as a framework does it unless it is told otherwise (:class:`~steptime.plan.framework.Habits`)."""
     habits = habits_of(framework)
     return replace(
-        job, context=habits.context, scattered_messages=habits.scattered_messages, exchange_once=habits.exchange_once,
-        single_ring=habits.single_ring, root_unit=habits.root_unit, separate_kernels=habits.separate_kernels,
-        copied_parameters=habits.copied_parameters, stops_early=habits.stops_early, complex_rope=habits.complex_rope,
-        fused_copies=habits.fused_copies, unfused_copies=habits.unfused_copies,
-        triangular_softmax=habits.triangular_softmax, one_pass_norms=habits.one_pass_norms,
-        asynchronous_tp=habits.asynchronous_tp, dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
+        job,
+        context=habits.context,
+        scattered_messages=habits.scattered_messages,
+        exchange_once=habits.exchange_once,
+        single_ring=habits.single_ring,
+        root_unit=habits.root_unit,
+        separate_kernels=habits.separate_kernels,
+        copied_parameters=habits.copied_parameters,
+        stops_early=habits.stops_early,
+        complex_rope=habits.complex_rope,
+        fused_copies=habits.fused_copies,
+        unfused_copies=habits.unfused_copies,
+        triangular_softmax=habits.triangular_softmax,
+        one_pass_norms=habits.one_pass_norms,
+        asynchronous_tp=habits.asynchronous_tp,
+        dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
         memory=memory_profile_of(framework),
         overlap=habitual_overlap(job, framework) | _hidden_by_schedule(job),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
-    )  # fmt: skip
+    )
 
 
 def dispatched_by(job: Job, dispatcher: str) -> Job:
     """The job with another dispatcher: all but the all-to-all send a token once over the same links.
 
-    Source: DeepEP's README (normal kernels forward over NVLink what arrives over RDMA); HybridEP likewise.
+    Source: DeepEP's README (normal kernels forward over NVLink what arrives over RDMA); HybridEP does the same.
     """
     return replace(job, dispatcher=dispatcher, exchange_once=dispatcher != ALL_TO_ALL)
 
 
 def habitual_overlap(job: Job, framework: str) -> frozenset[str]:
-    """Traffic that a framework hides in a job, whatever its schedule."""
+    """Traffic that a framework overlaps in a job, whatever its schedule."""
     return habits_of(framework).overlap_with(job.offload, experts=job.model.experts is not None)
 
 
 def _hidden_by_schedule(job: Job) -> frozenset[str]:
-    """Traffic that runs beside the opposite pass in any framework: DualPipe is made of such pairs."""
+    """Traffic that overlaps with the opposite pass in any framework: DualPipe is made of pairs of passes."""
     if job.stages_held == 1:
         return frozenset()
     return frozenset({"pp"} if job.model.experts is None else {"pp", "ep"})

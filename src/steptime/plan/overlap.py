@@ -1,6 +1,7 @@
-"""Products of a layer beside which their own transfers over ``tp`` run, piece by piece or whole.
+"""Overlap of communication and computation: the rows of a layer whose transfers over ``tp`` overlap, and the rules.
 
-What runs beside what: for each kind of traffic its stream, what hides it, what it shares, and the formula.
+:data:`RULES` has one row for each kind of traffic that can overlap: its stream, the computation that it overlaps with,
+what it needs, what it shares, and the formula.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ DENSE_BLOCKS = frozenset({"attention", "mlp"})
 
 
 def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer, where ``tp`` overlaps with products that hide what their input or output travels.
+    """The rows of a layer, where ``tp`` overlaps with products: transfers of their input or output overlap with the
+    product.
 
     An input that is gathered, or an output that is scattered, goes round the ring of the ``tp`` ranks one shard of the
     sequence at a time (:func:`~steptime.cost.collective.ring_behind_share`), which takes sequence parallelism; without
@@ -41,10 +43,10 @@ def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
 
 
 def beside_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer, where a product's backward transfers run beside the two products of its gradients.
+    """The rows of a layer, where a product's backward transfers overlap with the two products of its gradients.
 
-    Its input, that sequence parallelism gathers again for the gradient of the weights, travels beside the product that
-    makes the gradient of the input; that gradient is summed, scattered or not, beside the product that makes the
+    Its input, that sequence parallelism gathers again for the gradient of the weights, travels during the product that
+    makes the gradient of the input; that gradient is summed, scattered or not, during the product that makes the
     gradient of the weights. Each of the two products is half of the work. A backward pass in two parts has no other
     product at hand, and frozen weights have none.
 
@@ -68,15 +70,15 @@ def _waits(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapRule:
-    """One kind of traffic that hides behind computation."""
+    """One kind of traffic that overlaps with computation."""
 
     word: str
-    """Word of ``overlap`` without which all of it shows; empty: it always hides."""
+    """Word of ``overlap`` without which all of it is exposed; empty: it always overlaps."""
     traffic: str
     stream: str
     """What carries it; transfers of one stream follow each other."""
     beside: str
-    """Computation beside which it runs."""
+    """Computation that it overlaps with."""
     wants: str
     """What a plan needs for that."""
     shares: str
@@ -86,79 +88,122 @@ class OverlapRule:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that have this traffic."""
     axis: str = ""
-    """Axis beside ``dp`` that it runs over; empty: none."""
+    """Axis other than ``dp`` that it runs over; empty: none."""
     habit: str = ""
     """Habit of a framework (:class:`steptime.plan.framework.Habits`) without which all of it shows."""
 
 
 _DATA: Final = (
     "links: of a layer's pass the time that its own transfers over tp, cp and ep keep the same links busy is not there "
-    "for it (free_links_s); units, links and host: the share data_exposed of what could hide shows (partly_hidden_s)"
+    "for it (free_links_s); units, links and host: the share data_exposed of what could overlap is exposed "
+    "(partly_hidden_s)"
 )
 
 RULES: Final = (
     OverlapRule(
-        word="dp", traffic="gradients, and weights after the update (ZeRO 0 to 2)", stream="data parallel",
+        word="dp",
+        traffic="gradients, and weights after the update (ZeRO 0 to 2)",
+        stream="data parallel",
         beside="passes of other layers (backward of the last micro-batch, of ZeRO-2 each; forward of the first)",
-        wants="dp or cp above 1, more layers than one bucket holds", shares=_DATA,
-        formula="data_parallel.exposed_buckets_s", zero=(0, 1, 2),
+        wants="dp or cp above 1, more layers than one bucket holds",
+        shares=_DATA,
+        formula="data_parallel.exposed_buckets_s",
+        zero=(0, 1, 2),
     ),
     OverlapRule(
-        word="dp", traffic="weights gathered for the forward pass (ZeRO-3)", stream="data parallel",
-        beside="the forward pass of the layer before", wants="dp or cp above 1", shares=_DATA,
-        formula="data_parallel.exposed_gather_s", zero=(3,),
+        word="dp",
+        traffic="weights gathered for the forward pass (ZeRO-3)",
+        stream="data parallel",
+        beside="the forward pass of the layer before",
+        wants="dp or cp above 1",
+        shares=_DATA,
+        formula="data_parallel.exposed_gather_s",
+        zero=(3,),
     ),
     OverlapRule(
-        word="dp", traffic="weights gathered again, gradients (ZeRO-3); shards summed over replicas (HSDP)",
-        stream="data parallel; replicas on one of their own", beside="the backward passes of other layers",
-        wants="dp or cp above 1", shares=_DATA, formula="data_parallel.exposed_sharded_s", zero=(3,),
+        word="dp",
+        traffic="weights gathered again, gradients (ZeRO-3); shards summed over replicas (HSDP)",
+        stream="data parallel; replicas on one of their own",
+        beside="the backward passes of other layers",
+        wants="dp or cp above 1",
+        shares=_DATA,
+        formula="data_parallel.exposed_sharded_s",
+        zero=(3,),
     ),
     OverlapRule(
-        word="tp", traffic="what a product gathers or scatters over tp", stream="that product's",
+        word="tp",
+        traffic="what a product gathers or scatters over tp",
+        stream="that product's",
         beside="the product itself, a shard of the sequence at a time, but for its own shard",
         wants="tp above 1 in one fast domain, sp on, attention or a dense MLP, strategy 1d or context, a model by "
         "dimensions, not mode published",
         shares="what its copies take of the product is in the factors of a framework",
-        formula="collective.shown_beside_s", axis="tp",
+        formula="collective.shown_beside_s",
+        axis="tp",
     ),
     OverlapRule(
-        word="", traffic="backward: an input that a product gathers again over tp, and the sum of its gradient",
-        stream="tensor parallel", beside="the products of the gradients, each transfer beside one of them",
+        word="",
+        traffic="backward: an input that a product gathers again over tp, and the sum of its gradient",
+        stream="tensor parallel",
+        beside="the products of the gradients, each transfer with one of them",
         wants="a framework with asynchronous_tp, tp above 1, attention or a dense MLP, strategy 1d or context, a model "
         "by dimensions, trained weights, no zero-bubble schedule",
         shares="what its kernels take of the products is in the factors of a framework",
-        formula="collective.shown_beside_s", axis="tp", habit="asynchronous_tp",
+        formula="collective.shown_beside_s",
+        axis="tp",
+        habit="asynchronous_tp",
     ),
     OverlapRule(
-        word="", traffic="keys and values that go round the ring of cp", stream="that of attention",
-        beside="attention on the block before, but for the rank's own", wants="context ring", shares="nothing",
-        formula="collective.shown_beside_s", axis="cp",
+        word="",
+        traffic="keys and values that go round the ring of cp",
+        stream="that of attention",
+        beside="attention on the block before, but for the rank's own",
+        wants="context ring",
+        shares="nothing",
+        formula="collective.shown_beside_s",
+        axis="cp",
     ),
     OverlapRule(
-        word="ep", traffic="exchange of experts", stream="expert parallel",
+        word="ep",
+        traffic="exchange of experts",
+        stream="expert parallel",
         beside="the opposite pass of another micro-batch, but for its exchange",
         wants="ep above 1; vpp above 1 or schedule dualpipe; no full recomputation",
-        shares="links: the exchange of that pass waits for it",
-        formula="experts.hidden_exchange_s", axis="ep",
+        shares="links: the exchange of the opposite pass waits for it",
+        formula="experts.hidden_exchange_s",
+        axis="ep",
     ),
     OverlapRule(
-        word="pp", traffic="messages between stages", stream="pipeline", beside="passes of other micro-batches",
-        wants="pp above 1", shares="nothing; the crossing that fills and drains the pipeline shows",
-        formula="pipeline.waited_messages", axis="pp",
+        word="pp",
+        traffic="messages between stages",
+        stream="pipeline",
+        beside="passes of other micro-batches",
+        wants="pp above 1",
+        shares="nothing; the crossing that fills and drains the pipeline shows",
+        formula="pipeline.waited_messages",
+        axis="pp",
     ),
     OverlapRule(
-        word="offload", traffic="activations to the host and back", stream="copies, one each way",
-        beside="one layer's pass", wants="offload activations",
+        word="offload",
+        traffic="activations to the host and back",
+        stream="copies, one each way",
+        beside="one layer's pass",
+        wants="offload activations",
         shares="nothing; what shows of it gives data-parallel traffic more time (lasting_s)",
-        formula="offload.exposed_copies_s",
+        formula="host.exposed_copies_s",
     ),
     OverlapRule(
-        word="", traffic="panels of a product over tp and tp2", stream="that product's",
-        beside="the product of the panel before", wants="strategy 2d", shares="nothing; the first panel shows",
-        formula="collective.shown_beside_s", axis="tp",
+        word="",
+        traffic="panels of a product over tp and tp2",
+        stream="that product's",
+        beside="the product of the panel before",
+        wants="strategy 2d",
+        shares="nothing; the first panel shows",
+        formula="collective.shown_beside_s",
+        axis="tp",
     ),
-)  # fmt: skip
-"""Every kind of traffic that may hide; what is not here shows."""
+)
+"""Every kind of traffic that may overlap; what is not here is exposed."""
 
 OVERLAPS: Final = tuple(dict.fromkeys(rule.word for rule in RULES if rule.word))
 """Words of ``overlap``."""

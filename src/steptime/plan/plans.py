@@ -23,9 +23,17 @@ from steptime.plan.job import (
 )
 
 RECOMPUTE_CODES = {
-    "none": 0, "attention": 1, "full": 2, "norm": 4, "activation": 8, "up_projection": 16, "mlp": 32, "experts": 64,
-    "outputs": 128, "attention_out": 256,
-}  # fmt: skip
+    "none": 0,
+    "attention": 1,
+    "full": 2,
+    "norm": 4,
+    "activation": 8,
+    "up_projection": 16,
+    "mlp": 32,
+    "experts": 64,
+    "outputs": 128,
+    "attention_out": 256,
+}
 """Bits of the column ``recompute``: whole layers, or parts of them (see :mod:`steptime.plan.recompute`)."""
 ATTENTION_RECOMPUTE, FULL_RECOMPUTE = RECOMPUTE_CODES["attention"], RECOMPUTE_CODES["full"]
 AXES = ("tp", "tp2", "cp", "dp", "pp")
@@ -98,11 +106,11 @@ class Plans:
     recompute: Num = 0
     """Sum of :data:`RECOMPUTE_CODES`."""
     recompute_every: Num = 1
-    """Full recomputation of every so many-th layer."""
+    """Full recomputation of every n-th layer."""
     zero: Num = 1
-    """ZeRO stage: what the data-parallel ranks share out (1: optimiser states)."""
+    """ZeRO stage: what the data-parallel ranks shard (1: optimiser states)."""
     shard: Num = 0
-    """Ranks among which ZeRO shares out; the groups of so many ranks are replicas. 0: all data-parallel ranks."""
+    """Ranks over which ZeRO shards; groups of this many ranks are replicas. 0: all data-parallel ranks."""
     sp: Num = 1
     """1: between products the ranks of ``tp`` share the sequence out (sequence parallelism); 0: each has all of it."""
     ep: Num = 1
@@ -110,7 +118,7 @@ class Plans:
     etp: Num = 1
     """Tensor-parallel ranks of one expert."""
     in_tp: Num = 1
-    """Ranks of a tensor-parallel group that share a fast domain; likewise below."""
+    """Ranks of a tensor-parallel group that share a fast domain."""
     in_tp2: Num = 1
     in_cp: Num = 1
     in_dp: Num = 1
@@ -135,7 +143,7 @@ class Plans:
         return not isinstance(ranks, np.ndarray) and ranks == 1
 
     def inside(self, axis: str) -> Num:
-        """Ranks of that axis that share a fast domain; a folded axis takes the room that those inside it leave."""
+        """Ranks of an axis that share a fast domain; a folded axis takes the room that those inside it leave."""
         if axis in FOLDED_AXES:
             return self._folded_inside(axis)
         column: Num = getattr(self, f"in_{axis}")
@@ -183,7 +191,7 @@ class Plans:
 
     @property
     def has_shards(self) -> bool:
-        """Whether any of the plans may share out over fewer ranks than a group has; single plans without have 0."""
+        """Whether any of the plans may shard over fewer ranks than a group has; single plans without have 0."""
         return isinstance(self.shard, np.ndarray) or bool(self.shard)
 
     def shares(self, what: str) -> Any:
@@ -203,7 +211,7 @@ class Plans:
         return where(self.shares(what), self.sharing_ranks(ranks), 1)
 
     def sharing_ranks(self, ranks: Num) -> Num:
-        """Ranks of a group of so many that ZeRO shares out over: all, or those of one replica of the shards.
+        """Ranks of a group of ``ranks`` over which ZeRO shards: all, or those of one replica of the shards.
 
         >>> Plans(dp=64).sharing_ranks(64), Plans(dp=64, shard=8).sharing_ranks(64)
         (64, 8)
@@ -213,7 +221,7 @@ class Plans:
         return where(self.shard > 0, minimum(self.shard, ranks), ranks)
 
     def shared_out(self, *, experts: bool) -> Num:
-        """1 where ZeRO shares weights out over several ranks, those of routed experts or all others; else 0."""
+        """1 where ZeRO shards weights over several ranks, those of routed experts or all others; else 0."""
         ranks = self.sharing_ranks(self.edp if experts else self.dp * self.cp)
         return where(ranks > 1, 1.0, 0.0)
 
@@ -314,51 +322,109 @@ def _beyond_replica(job: Job, p: Plans) -> Any:
 MEMORY = "memory"
 """The reason that is found by the estimate, not by a rule."""
 RISK = "oom_probability"
-"""The reason of plans that fit, and that a search leaves out because they may run out of memory all the same."""
+"""The reason of plans that fit, and that a search leaves out because they may nevertheless run out of memory."""
 
 RULES: tuple[Rule, ...] = (
-    Rule(name="heads", meaning="tp (with Ulysses tp x cp) does not divide the attention heads",
-         broken=lambda job, p: job.model.heads % _tensor_ranks(job, p) != 0),
+    Rule(
+        name="heads",
+        meaning="tp (with Ulysses tp x cp) does not divide the attention heads",
+        broken=lambda job, p: job.model.heads % _tensor_ranks(job, p) != 0,
+    ),
     Rule(name="kv_heads", meaning="tp and the key-value heads do not divide each other", broken=_indivisible_kv),
-    Rule(name="sequence", meaning="fewer tokens in a sequence than ranks that share it",
-         broken=lambda job, p: job.seq_len < p.tp * p.tp2 * p.cp),
-    Rule(name="stages", always=True, meaning="more (virtual) stages than layers",
-         broken=lambda job, p: p.pp * p.vpp > job.model.layers),
-    Rule(name="batch", always=True,
-         meaning="more data-parallel replicas than sequences (or samples) in the global batch",
-         broken=lambda job, p: p.dp > job.global_batch),
-    Rule(name="micro_batch", always=True, meaning="the micro-batch is larger than a replica's share of the batch",
-         broken=_beyond_replica),
-    Rule(name="interleaving", always=True,
-         meaning="virtual stages are unequal within the ends, or pp does not divide the micro-batches",
-         broken=_not_interleaved),
-    Rule(name="panels", meaning="more SUMMA panels than columns of the hidden dimension",
-         broken=lambda job, p: p.panels > job.model.hidden),
-    Rule(name="zero_pipeline", always=True,
-         meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
-         broken=lambda job, p: p.shares("gradients") & (p.pp > 1)),
+    Rule(
+        name="sequence",
+        meaning="fewer tokens in a sequence than ranks that share it",
+        broken=lambda job, p: job.seq_len < p.tp * p.tp2 * p.cp,
+    ),
+    Rule(
+        name="stages",
+        always=True,
+        meaning="more (virtual) stages than layers",
+        broken=lambda job, p: p.pp * p.vpp > job.model.layers,
+    ),
+    Rule(
+        name="batch",
+        always=True,
+        meaning="more data-parallel replicas than sequences (or samples) in the global batch",
+        broken=lambda job, p: p.dp > job.global_batch,
+    ),
+    Rule(
+        name="micro_batch",
+        always=True,
+        meaning="the micro-batch is larger than a replica's share of the batch",
+        broken=_beyond_replica,
+    ),
+    Rule(
+        name="interleaving",
+        always=True,
+        meaning="virtual stages are unequal within the ends, or pp does not divide the micro-batches",
+        broken=_not_interleaved,
+    ),
+    Rule(
+        name="panels",
+        meaning="more SUMMA panels than columns of the hidden dimension",
+        broken=lambda job, p: p.panels > job.model.hidden,
+    ),
+    Rule(
+        name="zero_pipeline",
+        always=True,
+        meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
+        broken=lambda job, p: p.shares("gradients") & (p.pp > 1),
+    ),
     Rule(name="experts", meaning="ep does not divide the experts, or there are none", broken=_wrong_experts),
     Rule(name="expert_width", meaning="etp does not divide the width of an expert", broken=_uneven_expert),
-    Rule(name="expert_mesh", meaning="ep x etp does not divide tp x cp x dp",
-         broken=lambda job, p: (p.tp * p.cp * p.dp) % (p.ep * p.etp) != 0),
-    Rule(name="expert_sequence", meaning="experts with tp need sequence parallelism",
-         broken=lambda job, p: (job.model.experts is not None) & (p.tp > 1) & (p.sp == 0)),
-    Rule(name="summa_model", meaning="SUMMA is not modelled for experts and latent attention",
-         broken=lambda job, p: (job.model.experts is not None or job.model.latent is not None) & (p.tp2 > 1)),
-    Rule(name="shard", always=True, meaning="the ranks that ZeRO shares out over do not divide dp",
-         broken=lambda job, p: p.dp % where(p.shard > 0, p.shard, 1) != 0),
-    Rule(name="recompute_every", always=True, meaning="recomputing every so many-th layer needs full recomputation",
-         broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE)),
-    Rule(name="gpipe", always=True, meaning="GPipe has no virtual stages",
-         broken=lambda job, p: (job.schedule in HOLDING_ALL) & (p.vpp > 1)),
-    Rule(name="zero_bubble", always=True, meaning="a zero-bubble schedule without stages, or with virtual ones",
-         broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2))),
-    Rule(name="dualpipe", always=True,
-         meaning="DualPipe wants an even pp without virtual stages, and an even number of micro-batches, at least 2 pp",
-         broken=_not_mirrored),
-    Rule(name="dualpipe_offload", always=True, meaning="DualPipe is not modelled with activations on the host",
-         broken=lambda job, p: job.stages_held > 1 and "activations" in job.offload),
-)  # fmt: skip
+    Rule(
+        name="expert_mesh",
+        meaning="ep x etp does not divide tp x cp x dp",
+        broken=lambda job, p: (p.tp * p.cp * p.dp) % (p.ep * p.etp) != 0,
+    ),
+    Rule(
+        name="expert_sequence",
+        meaning="experts with tp need sequence parallelism",
+        broken=lambda job, p: (job.model.experts is not None) & (p.tp > 1) & (p.sp == 0),
+    ),
+    Rule(
+        name="summa_model",
+        meaning="SUMMA is not modelled for experts and latent attention",
+        broken=lambda job, p: (job.model.experts is not None or job.model.latent is not None) & (p.tp2 > 1),
+    ),
+    Rule(
+        name="shard",
+        always=True,
+        meaning="the ranks over which ZeRO shards do not divide dp",
+        broken=lambda job, p: p.dp % where(p.shard > 0, p.shard, 1) != 0,
+    ),
+    Rule(
+        name="recompute_every",
+        always=True,
+        meaning="recomputing every n-th layer needs full recomputation",
+        broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE),
+    ),
+    Rule(
+        name="gpipe",
+        always=True,
+        meaning="GPipe has no virtual stages",
+        broken=lambda job, p: (job.schedule in HOLDING_ALL) & (p.vpp > 1),
+    ),
+    Rule(
+        name="zero_bubble",
+        always=True,
+        meaning="a zero-bubble schedule without stages, or with virtual ones",
+        broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2)),
+    ),
+    Rule(
+        name="dualpipe",
+        always=True,
+        meaning="DualPipe needs an even pp without virtual stages, and an even number of micro-batches, at least 2 pp",
+        broken=_not_mirrored,
+    ),
+    Rule(
+        name="dualpipe_offload",
+        always=True,
+        meaning="DualPipe is not modelled with activations on the host",
+        broken=lambda job, p: job.stages_held > 1 and "activations" in job.offload,
+    ),
+)
 
 
 def _whole(job: Job) -> bool:
@@ -376,19 +442,38 @@ def _uncut(job: Job, p: Plans) -> Any:
 
 
 CAPTURED_RULES: tuple[Rule, ...] = (
-    Rule(name="no_blocks", meaning="a pipeline needs a run of equal blocks, which the module has not",
-         broken=lambda job, p: (p.pp > 1) & _whole(job)),
-    Rule(name="no_pairs", meaning="tensor ranks need pairs of products with weights, which the module has not",
-         broken=_pairless),
+    Rule(
+        name="no_blocks",
+        meaning="a pipeline needs a run of equal blocks, which the module has not",
+        broken=lambda job, p: (p.pp > 1) & _whole(job),
+    ),
+    Rule(
+        name="no_pairs",
+        meaning="tensor ranks need pairs of products with weights, which the module has not",
+        broken=_pairless,
+    ),
     Rule(name="tensor_width", meaning="tp does not divide the heads or widths that tensor ranks cut", broken=_uncut),
-    Rule(name="token_shares", meaning="fewer tokens in a sequence than tensor ranks that share it",
-         broken=lambda job, p: (p.tp > 1) & (p.sp > 0) & (p.micro_batch * job.seq_len < p.tp)
-         & (job.captured is not None and job.captured.sequence_parallel and job.seq_len > 1)),
-    Rule(name="recompute_blocks", meaning="recomputing layers needs a run of equal blocks, which the module has not",
-         broken=lambda job, p: is_set(p.recompute, FULL_RECOMPUTE) & _whole(job)),
-    Rule(name="uncaptured_axes", meaning="context, second tensor and expert axes are unknown to a captured module",
-         broken=lambda job, p: p.cp * p.tp2 * p.ep * p.etp > 1),
-)  # fmt: skip
+    Rule(
+        name="token_shares",
+        meaning="fewer tokens in a sequence than tensor ranks that share it",
+        broken=lambda job, p: (
+            (p.tp > 1)
+            & (p.sp > 0)
+            & (p.micro_batch * job.seq_len < p.tp)
+            & (job.captured is not None and job.captured.sequence_parallel and job.seq_len > 1)
+        ),
+    ),
+    Rule(
+        name="recompute_blocks",
+        meaning="recomputing layers needs a run of equal blocks, which the module has not",
+        broken=lambda job, p: is_set(p.recompute, FULL_RECOMPUTE) & _whole(job),
+    ),
+    Rule(
+        name="uncaptured_axes",
+        meaning="context, second tensor and expert axes are unknown to a captured module",
+        broken=lambda job, p: p.cp * p.tp2 * p.ep * p.etp > 1,
+    ),
+)
 """Further rules for captured modules."""
 
 NAMES: tuple[str, ...] = (MEMORY, *(rule.name for rule in (*RULES, *CAPTURED_RULES)))

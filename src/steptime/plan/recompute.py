@@ -1,20 +1,18 @@
 """Recomputation of parts of a layer: which rows run again in the backward pass, and what is then not kept.
 
 Each bit of the column ``recompute`` names a part whose output is dropped after forward and made again from what the
-part's first row keeps. Whole layers (``full``) are not marked here: the step repeats their forward pass. What
-``outputs`` keeps and makes again is in :mod:`steptime.plan.alternate`.
+part's first row keeps. Whole layers (``full``) are not marked here: the step repeats their forward pass.
 
-What is alive for a moment beside the kept activations (in the backward pass of a layer, and at the loss), and copies
-that are kept where operators do what one kernel could.
-
-Each is the largest sum over the moments named below of what is made, less what was kept and is freed by then. Symbols:
-$t$ tokens of a rank, $h$ hidden, $f$ and $f_i$ local width of the MLP and of its first product, $g$ = 1 where tensor
-ranks gather the sequence.
+Temporaries: what is alive for a moment in addition to the kept activations (in the backward pass of a layer, and at the
+loss), and copies that are kept where several operators do what one kernel could. Each is the largest sum, over the
+moments that the function names, of what is made, less what was kept and is already free. Symbols: $t$ tokens of a rank,
+$h$ hidden, $f$ and $f_i$ local width of the MLP and of its first product, $g$ = 1 where tensor ranks gather the
+sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,12 +21,139 @@ import numpy as np
 from steptime.errors import UnknownNameError
 from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
-from steptime.plan.alternate import CORE, by_outputs, without_inputs
 from steptime.plan.attention import Heads
 from steptime.plan.framework import habits_of
-from steptime.plan.job import MemoryProfile
+from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import WEIGHT_PRODUCTS, Row, Shape, over, tensor_shares
+
+#: Rows that run again as a whole; below products of which a gated MLP makes the half again.
+AGAIN: Final = frozenset(
+    {
+        "attention_norm",
+        "mlp_norm",
+        "qk_norm",
+        "q_norm",
+        "kv_norm",
+        "post_attention_norm",
+        "rope",
+        "q",
+        "q_up",
+        "kv_up",
+        "attention_out",
+        "attention_dropout",
+        "attention_residual",
+        "activation",
+        "expert_activation",
+        "shared_activation",
+        "mlp_inner_dropout",
+        "q_down_bias",
+        "kv_down_bias",
+        "qkv_bias",
+        "attention_out_bias",
+        "mlp_in_bias",
+        "expert_in",
+        "expert_in_bias",
+        "attention_inputs_copy",
+        "attention_quantise",
+        "attention_context_copy",
+    }
+)
+INTO: Final = ("mlp_in", "shared_in")
+OUT_OF: Final = ("mlp_out", "shared_out")
+#: Rows whose input is made again; ``post_mlp_norm`` and ``shared_scale`` read what a product out of a gated MLP keeps.
+DROPPED: Final = frozenset(
+    {
+        "q",
+        "q_down",
+        "q_up",
+        "kv_down",
+        "kv_up",
+        "qkv",
+        "qk_norm",
+        "post_attention_norm",
+        "mlp_in",
+        "router",
+        *OUT_OF,
+        "expert_activation",
+        "expert_out",
+    }
+)
+ATTEND: Final = ("attend", "unaligned_attend")
+CORE: Final = ("fused_attention", "scores", "unaligned_scores", *ATTEND)
+READS_DOWN: Final = ("post_mlp_norm", "shared_scale")
+
+
+def by_outputs(row: Row, chosen: Any, model: ModelSpec, plans: Plans) -> Iterator[Row]:
+    """The row as ``outputs`` has it in the ``chosen`` plans; after a product out of an MLP also its kept output.
+
+    Recomputation ``outputs`` is selective checkpointing by operator: it keeps the output of every second product. A
+    layer keeps its input and the outputs of attention and of every second product: in the order query, key, value, out,
+    gate, up, down these are query, value, gate and down; without a gate query, value and the first product of the MLP.
+    Everything else that backward reads is made again: norms, rotations, keys, the stream after attention, the other
+    half of the MLP's first product and the activation. Latent attention keeps the compressed forms and makes queries,
+    keys and values again. Routed experts keep what was dispatched to them and run all of their products but the last
+    again: the policy does not count grouped products. What tensor ranks scatter is kept as it arrives, and the inputs
+    of products are gathered again in any backward pass, so that no transfer is repeated.
+
+    Source: torchtitan, policy of selective activation checkpointing (``op``), which counts the products of a layer.
+    """
+    share = share_again(row, model)
+    kept = where(chosen, kept_bytes(row, model, plans), row.kept_bytes)
+    again, sent = row.recomputed, row.sent_again
+    if share:
+        again, sent = where(chosen, maximum(again, share), again), where(chosen, 0.0, sent)
+    yield row.keeping(kept, recomputed=again, sent_again=sent)
+    if row.name in OUT_OF and model.gated_mlp:
+        output = row.shape["m"] * row.shape["n"] * row.shape["element_bytes"]
+        yield Row(
+            name=f"{row.name}_output",
+            block=row.block,
+            operator="nothing",
+            shape={},
+            share=row.share,
+            kept_bytes=where(chosen, output, 0.0 * output),
+        )
+
+
+def share_again(row: Row, model: ModelSpec) -> float:
+    """Share of a row's forward pass that backward repeats: of query, key and value together the columns of keys."""
+    if row.name == "qkv":
+        return model.kv_heads / (model.heads + 2 * model.kv_heads)
+    if row.name in INTO:
+        return 0.5 if model.gated_mlp else 0.0
+    return 1.0 if row.name in AGAIN else 0.0
+
+
+def kept_bytes(row: Row, model: ModelSpec, plans: Plans) -> Num:
+    """Bytes that a row keeps, at most as many as without this kind; a norm behind experts keeps what they give."""
+    reads_kept = row.name in READS_DOWN and model.gated_mlp and (model.experts is None or row.name == "shared_scale")
+    if row.name in DROPPED or reads_kept:
+        return 0.0 * row.kept_bytes
+    if row.name == "mlp_norm":
+        return where(plans.tp > 1, row.kept_bytes, 0.0 * row.kept_bytes)
+    if row.operator == "gated_activation":
+        return minimum(row.kept_bytes, row.shape["elements"] * row.shape["element_bytes"])
+    return without_inputs(row, model) if row.operator in CORE else row.kept_bytes
+
+
+def without_inputs(row: Row, model: ModelSpec) -> Num:
+    """Bytes that a row of :data:`CORE` keeps in addition to queries, keys and values that are made again."""
+    return maximum(row.kept_bytes - _remade_elements(row, model) * row.shape["element_bytes"], 0.0)
+
+
+def _remade_elements(row: Row, model: ModelSpec) -> Num:
+    """Elements of a rank's own queries, keys and values that attention keeps otherwise and that are made again."""
+    shape, latent = row.shape, model.latent
+    queries, local = shape["rows"], shape["kv_rows"] * shape["rows"] / shape["keys"]
+    keys = local * model.head_dim
+    if row.operator in ATTEND:
+        return 0.0 * local if latent is None else local * latent.v_head_dim
+    if latent is None:
+        return keys
+    values = local * latent.v_head_dim if row.operator == "fused_attention" else 0.0
+    return queries * model.head_dim + keys + values
+
 
 ACTIVATIONS = ("activation", "gated_activation")
 OUTER_NORMS = ("attention_norm", "mlp_norm")
@@ -42,11 +167,11 @@ class Part:
     """What one bit recomputes."""
 
     again: Callable[[Row], bool]
-    """Rows whose forward runs once more."""
+    """Rows whose forward pass runs again."""
     dropped: Callable[[Row], bool]
     """Rows whose kept bytes are the output of those."""
     left: Callable[[Row, ModelSpec], Num] = lambda row, model: 0.0
-    """What such a row keeps all the same."""
+    """What a dropped row nevertheless keeps."""
 
 
 def _named(*names: str) -> Callable[[Row], bool]:
@@ -87,8 +212,11 @@ def recomputed(rows: Iterable[Row], codes: Num, model: ModelSpec, plans: Plans) 
     out = list(rows)
     partly = ~is_set(codes, FULL_RECOMPUTE)
     names = [name for name in PARTS if name != UP_PROJECTION or model.latent is not None]
-    parts = [(PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly) for name in names
-             if _any_set(codes, RECOMPUTE_CODES[name])]  # fmt: skip
+    parts = [
+        (PARTS[name], is_set(codes, RECOMPUTE_CODES[name]) & partly)
+        for name in names
+        if _any_set(codes, RECOMPUTE_CODES[name])
+    ]
     if parts:
         out = [_marked(row, parts, model) for row in out]
     if _any_set(codes, RECOMPUTE_CODES[OUTPUTS]):
@@ -135,9 +263,13 @@ def stopped_early(rows: Iterable[Row]) -> list[Row]:
 
 
 MODULES: Final = {
-    "core_attn": "attention", "layernorm": "norm", "mla_up_proj": "up_projection", "moe_act": "activation",
-    "moe": "experts", "mlp": "mlp",
-}  # fmt: skip
+    "core_attn": "attention",
+    "layernorm": "norm",
+    "mla_up_proj": "up_projection",
+    "moe_act": "activation",
+    "moe": "experts",
+    "mlp": "mlp",
+}
 """Modules of Megatron-Core (``--recompute-modules``) -> name of the bit."""
 OTHER_WORDS: Final = {word: name for word, name in MODULES.items() if word != name} | {"off": "none"}
 """Other words than a bit's own -> its name."""
@@ -175,7 +307,7 @@ def recompute_code(text: str, framework: str = "") -> int:
         framework: its name; empty: none is named, and ``selective`` is attention, as in Megatron-LM.
 
     Raises:
-        UnknownNameError: no such part.
+        UnknownNameError: a part is unknown.
 
     >>> recompute_code("attention+norm"), recompute_code("selective+layernorm"), recompute_code("none")
     (5, 5, 0)
@@ -239,7 +371,7 @@ def _inner(s: Shape, local: Num) -> Num:
 
 
 def _mlp_elements(s: Shape, local: Num) -> Num:
-    """Largest temporary in the backward pass of an MLP, beside the gradient of the residual stream."""
+    """Largest temporary in the backward pass of an MLP, in addition to the gradient of the residual stream."""
     hidden, gathers = s.model.hidden, where(s.plans.tp > 1, 1.0, 0.0)
     out = s.tokens * (gathers * hidden + local)
     into = s.tokens * ((1.0 + gathers) * hidden - local)
@@ -260,7 +392,7 @@ def _freed_elements(s: Shape) -> Num:
 
 
 def loss_bytes(s: Shape) -> Num:
-    """Largest temporary from the loss to the backward pass of the head, beside what their rows keep.
+    """Largest temporary from the loss to the backward pass of the head, in addition to what their rows keep.
 
     Moments: the loss; the head's backward product (gradients of its input, gathered and scattered, and of its weight).
     """
@@ -293,8 +425,11 @@ def _with_copies(row: Row, profile: MemoryProfile, plans: Plans) -> Row:
         return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.gate_bytes)
     if row.operator == "softmax":
         scores = row.shape["elements"] * profile.score_bytes
-        return replace(row, kept_bytes=row.kept_bytes + (1.0 - row.recomputed) * scores,
-                       remade_bytes=row.remade_bytes + row.recomputed * scores)  # fmt: skip
+        return replace(
+            row,
+            kept_bytes=row.kept_bytes + (1.0 - row.recomputed) * scores,
+            remade_bytes=row.remade_bytes + row.recomputed * scores,
+        )
     gathers = any(each.collective == "all_gather" and each.axis == "tp" for each in row.forward)
     if profile.gathered_inputs and gathers and row.operator == "matmul":
         return replace(row, kept_bytes=row.kept_bytes * tensor_shares(plans))
@@ -302,7 +437,7 @@ def _with_copies(row: Row, profile: MemoryProfile, plans: Plans) -> Row:
 
 
 def leading_dense(model: ModelSpec) -> int:
-    """First layers without experts. So few as these stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
+    """First layers without experts. At most three stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
     dense = 0 if model.experts is None else model.layers - model.experts.moe_layers
     return dense if dense <= MOST_LEADING and model.experts is not None and model.experts.moe_layers else 0
 
@@ -321,13 +456,18 @@ def kept_per_logit(s: Shape) -> float:
 
 
 def loss_row(s: Shape, predicted: Num) -> Row:
-    """Row of the loss over the logits of so many tokens; what its kernels move is a fact of the framework."""
+    """Row of the loss over the logits of ``predicted`` tokens; what its kernels move is a fact of the framework."""
     logits, profile = predicted * s.vocab, s.job.memory
     turned = profile.loss_conversion_bytes if s.element_bytes < LOGIT_BYTES else 0.0
     return Row(
-        name="cross_entropy", block="head", operator="cross_entropy",
-        shape={"elements": logits, "forward_bytes": profile.loss_forward_bytes + turned,
-               "backward_bytes": profile.loss_backward_bytes + turned},
+        name="cross_entropy",
+        block="head",
+        operator="cross_entropy",
+        shape={
+            "elements": logits,
+            "forward_bytes": profile.loss_forward_bytes + turned,
+            "backward_bytes": profile.loss_backward_bytes + turned,
+        },
         kept_bytes=predicted * held_vocab(s) * kept_per_logit(s),
         forward=(over("tp", "all_reduce", 3 * predicted * LOGIT_BYTES),),
-    )  # fmt: skip
+    )

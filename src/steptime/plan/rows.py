@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,50 @@ class Transfer:
     size_bytes: Num
     """Whole tensor: gathered, to be scattered, reduced or broadcast; of an ``all_to_all`` what one rank holds, of a
     ``ring_exchange`` one rank's block."""
+
+
+class Traffic(NamedTuple):
+    """Transfers of a row in its forward and in its backward pass."""
+
+    forward: tuple[Transfer, ...] = ()
+    backward: tuple[Transfer, ...] = ()
+
+
+SILENT: Final = Traffic()
+"""No transfers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Local sizes of the product of an activation (m x k) with a weight (k x n)."""
+
+    m: Num
+    n: Num
+    k: Num
+    element_bytes: float
+    accumulate: int = 1
+    """1 where the FLOPs of a sum count 2k, 0 where they count 2k - 1."""
+    output_passes: Num = 1
+    """How often the result is written."""
+    panels: Num | None = None
+    """Panels of a blocked product; None: the product is not blocked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """Local sizes of the attention core; symbols as in :mod:`steptime.cost.attention`."""
+
+    pairs: Num
+    rows: Num
+    keys: Num
+    kv_rows: Num
+    head_dim: Num
+    element_bytes: float
+    dropout: bool
+    accumulate: int = 1
+    """1 where the FLOPs of a sum count 2k, 0 where they count 2k - 1."""
+    kv_rows_read: Num | None = None
+    """Key rows that the fused kernel reads; None: ``kv_rows``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +114,11 @@ class Row:
     panels: Num | None = None
     """Panels of a blocked product whose transfers overlap it; None: transfers are serial."""
     recomputed: Num = 0.0
-    """1 where its forward runs once more in the backward pass, or the share of it that does."""
+    """1 where its forward pass runs again in the backward pass, or the share of it that does."""
     sent_again: Num = 1.0
     """Share of its forward transfers that run with it."""
     runs_again: bool = True
-    """Whether its forward pass runs once more where its layer is recomputed in full."""
+    """Whether its forward pass runs again where its layer is recomputed in full."""
     overlaps: Num = 0.0
     """Part of its own time behind which its transfers run; what they take longer is exposed."""
     overlaps_near: bool = False
@@ -95,11 +140,14 @@ class Row:
     """Operators that the host issues for it in each direction in which it works."""
 
     def keeping(self, kept_bytes: Num, *, recomputed: Num, sent_again: Num | None = None) -> Row:
-        """The row where it keeps less, makes the rest again, and runs again so often."""
+        """The row where it keeps ``kept_bytes``, makes the rest again, and runs again ``recomputed`` times."""
         return replace(
-            self, kept_bytes=kept_bytes, remade_bytes=self.remade_bytes + self.kept_bytes - kept_bytes,
-            recomputed=recomputed, sent_again=self.sent_again if sent_again is None else sent_again,
-        )  # fmt: skip
+            self,
+            kept_bytes=kept_bytes,
+            remade_bytes=self.remade_bytes + self.kept_bytes - kept_bytes,
+            recomputed=recomputed,
+            sent_again=self.sent_again if sent_again is None else sent_again,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,70 +162,118 @@ class Block:
     boundary_bytes: Num = field(default=0.0)
     """Activation that one micro-batch hands from stage to stage, per device."""
     working_bytes: Num = field(default=0.0)
-    """Largest temporary that is alive beside the kept activations."""
+    """Largest temporary that is alive in addition to the kept activations."""
     loss_bytes: Num = field(default=0.0)
-    """Likewise at the loss and in the backward pass of the head."""
+    """Largest temporary at the loss and in the backward pass of the head."""
     leading_dense: int = 0
     """First layers that have a dense MLP where all later ones have experts."""
 
 
 def matmul(
-    name: str, block: str, m: Num, n: Num, k: Num, *, element_bytes: float, kept_elements: Num, accumulate: int = 1,
-    weights: Num | None = None, replicated: Num = 0.0, output_passes: Num = 1, panels: Num | None = None,
-    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
-) -> Row:  # fmt: skip
-    """Row of a product of an activation (m x k) with a weight (k x n)."""
+    name: str,
+    block: str,
+    size: Product,
+    *,
+    kept_elements: Num,
+    weights: Num | None = None,
+    replicated: Num = 0.0,
+    traffic: Traffic = SILENT,
+) -> Row:
+    """Row of a product of an activation with a weight.
+
+    Args:
+        name: of the row.
+        block: part of the layer.
+        size: of the product.
+        kept_elements: kept from forward to backward.
+        weights: parameters on this device; None: k x n.
+        replicated: parameters that all ranks of the replicated axis hold.
+        traffic: what the product gathers, scatters or sums.
+    """
     return Row(
-        name=name, block=block, operator="matmul" if panels is None else "blocked_matmul",
+        name=name,
+        block=block,
+        operator="matmul" if size.panels is None else "blocked_matmul",
         shape={
-            "m": m, "n": n, "k": k, "accumulate": accumulate, "element_bytes": element_bytes,
-            "output_passes": output_passes,
+            "m": size.m,
+            "n": size.n,
+            "k": size.k,
+            "accumulate": size.accumulate,
+            "element_bytes": size.element_bytes,
+            "output_passes": size.output_passes,
         },
-        kept_bytes=kept_elements * element_bytes, weights=k * n if weights is None else weights, replicated=replicated,
-        panels=panels, forward=forward, backward=backward,
-    )  # fmt: skip
+        kept_bytes=kept_elements * size.element_bytes,
+        weights=size.k * size.n if weights is None else weights,
+        replicated=replicated,
+        panels=size.panels,
+        forward=traffic.forward,
+        backward=traffic.backward,
+    )
 
 
-def grouped_matmul(
-    name: str, block: str, m: Num, n: Num, k: Num, groups: Num, *, element_bytes: float, kept_elements: Num,
-    weights: Num,
-) -> Row:  # fmt: skip
-    """Row of one product per local expert, ``m`` rows over all of them; its weights are the experts'."""
+def grouped_matmul(name: str, block: str, size: Product, groups: Num, *, kept_elements: Num, weights: Num) -> Row:
+    """Row of one product per local expert; ``size.m`` counts the rows of all ``groups``, ``weights`` all parameters."""
     return Row(
-        name=name, block=block, operator="grouped_matmul",
+        name=name,
+        block=block,
+        operator="grouped_matmul",
         shape={
-            "m": m, "n": n, "k": k, "groups": groups, "accumulate": 1, "element_bytes": element_bytes,
+            "m": size.m,
+            "n": size.n,
+            "k": size.k,
+            "groups": groups,
+            "accumulate": size.accumulate,
+            "element_bytes": size.element_bytes,
         },
-        kept_bytes=kept_elements * element_bytes, weights=weights, expert=True,
-    )  # fmt: skip
+        kept_bytes=kept_elements * size.element_bytes,
+        weights=weights,
+        expert=True,
+    )
 
 
 def move(
-    name: str, block: str, read_bytes: Num, written_bytes: Num, *, kept_bytes: Num = 0.0, operator: str = "move",
-    share: Num = 1.0, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
-) -> Row:  # fmt: skip
+    name: str,
+    block: str,
+    read_bytes: Num,
+    written_bytes: Num,
+    *,
+    operator: str = "move",
+    share: Num = 1.0,
+    traffic: Traffic = SILENT,
+) -> Row:
     """Row of a pass that rearranges or converts: ``move`` in both directions, ``move_forward``, ``move_backward``."""
-    shape = {"read_bytes": read_bytes, "written_bytes": written_bytes}
-    return Row(name=name, block=block, operator=operator, shape=shape, kept_bytes=kept_bytes, share=share,
-               forward=forward, backward=backward)  # fmt: skip
+    return Row(
+        name=name,
+        block=block,
+        operator=operator,
+        shape={"read_bytes": read_bytes, "written_bytes": written_bytes},
+        share=share,
+        forward=traffic.forward,
+        backward=traffic.backward,
+    )
 
 
 def bias(name: str, block: str, tokens: Num, width: Num, *, element_bytes: float, replicated: bool = False) -> Row:
     """Row of a bias on tokens x width."""
     return Row(
-        name=name, block=block, operator="bias",
+        name=name,
+        block=block,
+        operator="bias",
         shape={"elements": tokens * width, "width": width, "element_bytes": element_bytes},
-        weights=width, replicated=width if replicated else 0.0,
-    )  # fmt: skip
+        weights=width,
+        replicated=width if replicated else 0.0,
+    )
 
 
 def activation(name: str, block: str, elements: Num, *, element_bytes: float, gated: bool = False) -> Row:
-    """Row of an activation function with so many outputs; a gated one has twice as many inputs."""
+    """Row of an activation function with ``elements`` outputs; a gated one has twice as many inputs."""
     return Row(
-        name=name, block=block, operator="gated_activation" if gated else "activation",
+        name=name,
+        block=block,
+        operator="gated_activation" if gated else "activation",
         shape={"elements": elements, "element_bytes": element_bytes},
         kept_bytes=(2 if gated else 1) * elements * element_bytes,
-    )  # fmt: skip
+    )
 
 
 def dropout(
@@ -185,10 +281,12 @@ def dropout(
 ) -> Row:
     """Row of a dropout, or as ``dropout_add`` of one that its kernel adds to a residual stream; its mask is kept."""
     return Row(
-        name=name, block=block, operator=operator,
+        name=name,
+        block=block,
+        operator=operator,
         shape={"elements": elements, "element_bytes": element_bytes, "mask_bytes": mask_bytes},
         kept_bytes=elements * mask_bytes,
-    )  # fmt: skip
+    )
 
 
 def residual(name: str, block: str, elements: Num, *, element_bytes: float) -> Row:
@@ -198,24 +296,39 @@ def residual(name: str, block: str, elements: Num, *, element_bytes: float) -> R
 
 
 def rope(block: str, elements: Num, *, element_bytes: float, by_complex: bool) -> Row:
-    """Row of the rotary embedding of so many elements of queries and keys, perhaps by complex numbers (fp32: alike)."""
+    """Row of the rotary embedding of ``elements`` of queries and keys, perhaps by complex numbers (not in fp32)."""
     shape = {"elements": elements, "element_bytes": element_bytes}
     by_complex = by_complex and element_bytes < 4
     return Row(name="rope", block=block, operator="complex_rope" if by_complex else "rope", shape=shape)
 
 
 def norm(
-    name: str, block: str, tokens: Num, width: Num, *, element_bytes: float, kind: str = "layer_norm",
-    weights: Num | None = None, replicated: Num = 0.0,
-    forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
-) -> Row:  # fmt: skip
-    """Row of a norm over rows of ``width`` elements; its input is kept."""
+    name: str,
+    block: str,
+    tokens: Num,
+    width: Num,
+    *,
+    element_bytes: float,
+    kind: str = "layer_norm",
+    weights: Num | None = None,
+    traffic: Traffic = SILENT,
+) -> Row:
+    """Row of a norm over rows of ``width`` elements; its input is kept.
+
+    All ranks of the replicated axis hold its ``weights`` (None: scale and shift of each column).
+    """
+    weights = 2 * width if weights is None else weights
     return Row(
-        name=name, block=block, operator=kind,
+        name=name,
+        block=block,
+        operator=kind,
         shape={"elements": tokens * width, "rows": tokens, "width": width, "element_bytes": element_bytes},
-        kept_bytes=tokens * width * element_bytes, weights=2 * width if weights is None else weights,
-        replicated=replicated, forward=forward, backward=backward,
-    )  # fmt: skip
+        kept_bytes=tokens * width * element_bytes,
+        weights=weights,
+        replicated=weights,
+        forward=traffic.forward,
+        backward=traffic.backward,
+    )
 
 
 def over(axis: str, collective: str, size_bytes: Num) -> Transfer:
@@ -223,56 +336,122 @@ def over(axis: str, collective: str, size_bytes: Num) -> Transfer:
     return Transfer(collective=collective, axis=axis, size_bytes=size_bytes)
 
 
-def fused_attention(
-    name: str, block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, kv_rows_read: Num, head_dim: Num,
-    dropout: int, accumulate: int, element_bytes: float, kept_elements: Num,
-    tiles: Mapping[str, Num] | None = None, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
-) -> Row:  # fmt: skip
-    """Row of the attention core as one kernel; symbols as in :mod:`steptime.cost.attention`.
+def summa_traffic(activation_bytes: Num, weight_bytes: Num) -> Traffic:
+    """Transfers of a SUMMA product on a ``tp`` x ``tp2`` grid, whose activation and weight have these sizes in all."""
+    return Traffic(
+        (over("tp", "broadcast", activation_bytes), over("tp2", "broadcast", weight_bytes)),
+        (
+            over("tp2", "broadcast", weight_bytes),
+            over("tp", "reduce", activation_bytes),
+            over("tp", "broadcast", activation_bytes),
+            over("tp2", "reduce", weight_bytes),
+        ),
+    )
 
-    ``tiles`` are the arguments of the fitted model beside those: batch, heads, kv_heads, queries, seen_keys, causal,
-    window.
+
+def fused_attention(
+    name: str,
+    block: str,
+    size: Core,
+    *,
+    kept_elements: Num,
+    tiles: Mapping[str, Num] | None = None,
+    traffic: Traffic = SILENT,
+) -> Row:
+    """Row of the attention core as one kernel.
+
+    Args:
+        name: of the row.
+        block: part of the layer.
+        size: of the core.
+        kept_elements: kept from forward to backward.
+        tiles: further arguments of the fitted model: batch, heads, kv_heads, queries, seen_keys, causal, window.
+        traffic: what context ranks exchange.
     """
     return Row(
-        name=name, block=block, operator="fused_attention",
+        name=name,
+        block=block,
+        operator="fused_attention",
         shape={
-            "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": kv_rows, "kv_rows_read": kv_rows_read,
-            "dropout": dropout, "head_dim": head_dim, "accumulate": accumulate, "element_bytes": element_bytes,
+            "pairs": size.pairs,
+            "rows": size.rows,
+            "keys": size.keys,
+            "kv_rows": size.kv_rows,
+            "kv_rows_read": size.kv_rows if size.kv_rows_read is None else size.kv_rows_read,
+            "dropout": int(size.dropout),
+            "head_dim": size.head_dim,
+            "accumulate": size.accumulate,
+            "element_bytes": size.element_bytes,
             **(tiles or {}),
         },
-        kept_bytes=kept_elements * element_bytes, forward=forward, backward=backward,
-    )  # fmt: skip
+        kept_bytes=kept_elements * size.element_bytes,
+        forward=traffic.forward,
+        backward=traffic.backward,
+    )
 
 
 def unfused_attention(
-    names: tuple[str, str, str, str], block: str, *, pairs: Num, rows: Num, keys: Num, kv_rows: Num, head_dim: Num,
-    dropout: bool, accumulate: int, element_bytes: float, mask_bytes: float, kept_scores: Num, kept_attend: Num,
-    recomputed: Num, forward: tuple[Transfer, ...] = (), backward: tuple[Transfer, ...] = (),
-) -> tuple[Row, ...]:  # fmt: skip
-    """Rows of scores, softmax, dropout and weighted sum as kernels of their own.
+    names: tuple[str, str, str, str],
+    block: str,
+    size: Core,
+    *,
+    mask_bytes: float,
+    kept_scores: Num,
+    kept_attend: Num,
+    recomputed: Num,
+    traffic: Traffic = SILENT,
+) -> tuple[Row, ...]:
+    """Rows of scores, softmax, dropout and weighted sum as four kernels.
 
-    ``kept_scores`` and ``kept_attend`` are the elements that the two products keep besides the probabilities; where
-    ``recomputed`` is 1 nothing of the size of the score matrix is kept.
+    Args:
+        names: of the four rows.
+        block: part of the layer.
+        size: of the core.
+        mask_bytes: of one dropout flag.
+        kept_scores: elements that the product of queries and keys keeps in addition to the probabilities.
+        kept_attend: elements that the weighted sum keeps in addition to the probabilities.
+        recomputed: 1 where nothing of the size of the score matrix is kept, else 0.
+        traffic: what context ranks exchange for each of the two products.
     """
     keep = 1.0 - recomputed
+    pairs, element_bytes, dropout = size.pairs, size.element_bytes, size.dropout
     core: dict[str, Num] = {
-        "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": kv_rows, "head_dim": head_dim,
-        "accumulate": accumulate, "element_bytes": element_bytes, "panels": 1,
-    }  # fmt: skip
-    softmax = {"pairs": pairs, "rows": rows, "elements": pairs, "element_bytes": element_bytes}
+        "pairs": pairs,
+        "rows": size.rows,
+        "keys": size.keys,
+        "kv_rows": size.kv_rows,
+        "head_dim": size.head_dim,
+        "accumulate": size.accumulate,
+        "element_bytes": element_bytes,
+        "panels": 1,
+    }
+    softmax = {"pairs": pairs, "rows": size.rows, "elements": pairs, "element_bytes": element_bytes}
     mask = {"elements": pairs, "element_bytes": element_bytes, "mask_bytes": mask_bytes}
     again, remade = (share * pairs * element_bytes if dropout else 0.0 * pairs for share in (keep, recomputed))
-    out = [
-        Row(name=names[0], block=block, operator="scores", shape=core, kept_bytes=kept_scores * element_bytes,
-            forward=forward, backward=backward, recomputed=recomputed),
-        Row(name=names[1], block=block, operator="softmax", shape=softmax, recomputed=recomputed,
-            kept_bytes=keep * pairs * element_bytes, remade_bytes=recomputed * pairs * element_bytes),
-        Row(name=names[2], block=block, operator="dropout", shape=mask, recomputed=recomputed,
-            kept_bytes=keep * pairs * mask_bytes, remade_bytes=recomputed * pairs * mask_bytes),
-        Row(name=names[3], block=block, operator="attend", shape=core, forward=forward, backward=backward,
-            kept_bytes=again + kept_attend * element_bytes, remade_bytes=remade),
-    ]  # fmt: skip
-    return tuple(row for row in out if dropout or row.operator != "dropout")
+    kept = (
+        kept_scores * element_bytes,
+        keep * pairs * element_bytes,
+        keep * pairs * mask_bytes,
+        again + kept_attend * element_bytes,
+    )
+    made = (0.0, recomputed * pairs * element_bytes, recomputed * pairs * mask_bytes, remade)
+    operators = {"scores": core, "softmax": softmax, "dropout": mask, "attend": core}
+    sends = {"scores": traffic, "attend": traffic}
+    return tuple(
+        Row(
+            name=name,
+            block=block,
+            operator=operator,
+            shape=shape,
+            kept_bytes=kept_bytes,
+            remade_bytes=remade_bytes,
+            recomputed=0.0 if operator == "attend" else recomputed,
+            forward=sends.get(operator, SILENT).forward,
+            backward=sends.get(operator, SILENT).backward,
+        )
+        for name, (operator, shape), kept_bytes, remade_bytes in zip(names, operators.items(), kept, made, strict=True)
+        if dropout or operator != "dropout"
+    )
 
 
 class Shape:
@@ -306,12 +485,16 @@ class Shape:
         """Keys and values of the whole sequence, where context ranks gather them."""
         self.activation_bytes = self.tokens * model.hidden * self.element_bytes
 
+    def product(self, m: Num, n: Num, k: Num) -> Product:
+        """Size of a product in the dtype of the job."""
+        return Product(m=m, n=n, k=k, element_bytes=self.element_bytes)
+
     def gather(self, size_bytes: Num) -> tuple[Transfer, ...]:
         """Before a column-parallel product; without sequence parallelism its input is whole already."""
         return self._sequence(size_bytes, ("all_gather",), ())
 
     def gather_again(self, size_bytes: Num) -> tuple[Transfer, ...]:
-        """Backward of a column-parallel product: its input once more, and the gradient of the input."""
+        """Backward of a column-parallel product: its input again, and the gradient of the input."""
         return self._sequence(size_bytes, ("all_gather", "reduce_scatter"), ("all_reduce",))
 
     def scatter(self, size_bytes: Num) -> tuple[Transfer, ...]:

@@ -1,6 +1,6 @@
 """Spaces of plans: which meshes, which micro-batches, which placements; each a block of columns.
 
-A candidate is a mesh (degrees), a configuration of that mesh (micro-batch, panels, recomputation, ZeRO stage)
+A candidate is a mesh (degrees), a configuration of the mesh (micro-batch, panels, recomputation, ZeRO stage)
 and a placement of the mesh on the fast domains. Memory does not depend on the placement, so the three are listed
 apart and multiplied only where a configuration fits.
 
@@ -27,8 +27,12 @@ from steptime.plan.plans import NAMES, RECOMPUTE_CODES, Plans, Rule, broken_rule
 from steptime.plan.strategies import Strategy
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
-}  # fmt: skip
+    "=": operator.eq,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +119,15 @@ class Space(ABC):
         """
 
     def list(
-        self, job: Job, strategy: Strategy, fast_domain: int, rules: Sequence[Rule],
-        constraints: Sequence[Constraint] = (), *, nearer_is_faster: bool = True,
-    ) -> Listing:  # fmt: skip
+        self,
+        job: Job,
+        strategy: Strategy,
+        fast_domain: int,
+        rules: Sequence[Rule],
+        constraints: Sequence[Constraint] = (),
+        *,
+        nearer_is_faster: bool = True,
+    ) -> Listing:
         """All candidates that the constraints admit; those that break a rule are counted, not listed."""
         on_plan = [c for c in constraints if not c.column.startswith("in_")]
         on_placement = [c for c in constraints if c.column.startswith("in_")]
@@ -139,10 +149,14 @@ class Space(ABC):
         placed, placements = placed[picked], placements.take(picked)
         count = np.bincount(placed, minlength=rows_of(meshes))
         return Listing(
-            configurations=configurations, mesh_of=mesh_of, placements=placements,
-            placement_start=np.cumsum(count) - count, placement_count=count,
-            rejected=rejected, rejected_rows=rejected_here,
-        )  # fmt: skip
+            configurations=configurations,
+            mesh_of=mesh_of,
+            placements=placements,
+            placement_start=np.cumsum(count) - count,
+            placement_count=count,
+            rejected=rejected,
+            rejected_rows=rejected_here,
+        )
 
 
 def _admitted(plans: Plans, rows: int, constraints: Sequence[Constraint]) -> Array:
@@ -261,7 +275,7 @@ class CorrectedSpace(Space):
     ep: tuple[int, ...] = ()
     """Expert ranks that are tried where there are experts; empty: all powers of two that divide them."""
     etp: tuple[int, ...] = (1,)
-    """Tensor ranks of an expert that are tried; likewise what follows."""
+    """Tensor ranks of an expert that are tried."""
     sp: tuple[int, ...] = (1,)
     shard: tuple[int, ...] = (0,)
     recompute_every: tuple[int, ...] = (1,)
@@ -311,9 +325,9 @@ class CorrectedSpace(Space):
     def _without_copies(
         self, job: Job, strategy: Strategy, mesh_of: Array, configurations: Plans
     ) -> tuple[Array, Plans]:
-        """Leaves one of the configurations that differ in a ZeRO stage alone where it shares nothing out.
+        """Leaves one of the configurations that differ in a ZeRO stage alone where it shards nothing.
 
-        Without experts no such configurations were made; with them it depends on their own ranks.
+        Without experts these configurations were not made; with them it depends on their own ranks.
         """
         if job.model.experts is None or len({*self.zero, *self._piped_zero}) == 1:
             return mesh_of, configurations

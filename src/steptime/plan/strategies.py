@@ -21,10 +21,10 @@ from steptime.errors import UnknownNameError
 from steptime.model.spec import Experts
 from steptime.num import Num, ceil_div, floor_div, minimum, where
 from steptime.plan.attention import adapted, attention_rows, expert_rows, latent_rows, shared_gate
+from steptime.plan.copies import quantised, unsharded, wide
 from steptime.plan.job import Job, equal_but_for_ends, replica_micro_batches, virtual_stage
 from steptime.plan.overlap import beside_transfers
 from steptime.plan.plans import RULES, Plans, Rule
-from steptime.plan.quantise import quantised, wide
 from steptime.plan.recompute import (
     kept_by_operators,
     layer_elements,
@@ -38,6 +38,7 @@ from steptime.plan.rows import (
     Block,
     Row,
     Shape,
+    Traffic,
     activation,
     bias,
     dropout,
@@ -46,8 +47,8 @@ from steptime.plan.rows import (
     over,
     residual,
     rope,
+    summa_traffic,
 )
-from steptime.plan.unsharding import unsharded
 from steptime.registry import Registry
 
 
@@ -58,7 +59,7 @@ class Strategy(ABC):
     tensor_axes: ClassVar[tuple[str, ...]]
     """Axes that cut tensors inside a layer."""
     gradient_axes: ClassVar[tuple[str, ...]]
-    """Axes over which gradients are reduced and optimiser states shared out."""
+    """Axes over which gradients are reduced and optimiser states sharded."""
     replicated_axis: ClassVar[str] = "tp"
     """Axis whose ranks all hold the weights that a row calls replicated."""
 
@@ -100,7 +101,7 @@ class Method(ABC):
     """Whether gradients of weights that tensor-parallel ranks replicate are reduced over them."""
 
     def strategy(self, name: str) -> Strategy:
-        """The strategy of that name.
+        """The strategy of a name.
 
         Raises:
             UnknownNameError: there is none; the message has the nearest names.
@@ -136,8 +137,9 @@ class Corrected(Strategy):
             last=tuple(unsharded(wide(adapted(last, job, layer=False), job.precision), job, plans, end="head")),
             boundary_bytes=self.stream_elements(shape) * shape.element_bytes,
             working_bytes=layer_elements(shape) * shape.element_bytes,
-            loss_bytes=loss_bytes(shape) if job.model.vocab else 0.0, leading_dense=leading_dense(job.model),
-        )  # fmt: skip
+            loss_bytes=loss_bytes(shape) if job.model.vocab else 0.0,
+            leading_dense=leading_dense(job.model),
+        )
 
     sequence_axis: ClassVar[str | None]
 
@@ -148,15 +150,28 @@ class Corrected(Strategy):
             return []
         table = s.vocab * self.embedding_width(s) * where(s.plans.pp <= 1, 0.0, 1.0)
         token = Row(
-            name="embedding", block="mtp", operator="embedding", weights=table / depth,
+            name="embedding",
+            block="mtp",
+            operator="embedding",
+            weights=table / depth,
             shape={"tokens": s.tokens, "width": s.hidden, "element_bytes": s.element_bytes},
-            forward=s.scatter(s.activation_bytes), backward=s.gather_gradient(s.activation_bytes),
-        )  # fmt: skip
-        joined = matmul("projection", "mtp", s.sharded_tokens, s.hidden, 2 * s.hidden, element_bytes=s.element_bytes,
-                        kept_elements=2 * s.sharded_tokens * s.hidden,
-                        replicated=2 * s.hidden * s.hidden)  # fmt: skip
-        rows = [token, self.norm(s, "token_norm", "mtp"), self.norm(s, "state_norm", "mtp"),
-                joined, *self._attention_block(s)]  # fmt: skip
+            forward=s.scatter(s.activation_bytes),
+            backward=s.gather_gradient(s.activation_bytes),
+        )
+        joined = matmul(
+            "projection",
+            "mtp",
+            s.product(s.sharded_tokens, s.hidden, 2 * s.hidden),
+            kept_elements=2 * s.sharded_tokens * s.hidden,
+            replicated=2 * s.hidden * s.hidden,
+        )
+        rows = [
+            token,
+            self.norm(s, "token_norm", "mtp"),
+            self.norm(s, "state_norm", "mtp"),
+            joined,
+            *self._attention_block(s),
+        ]
         rows += self._mlp_block(s, dense_share=1.0 if model.experts is None else 0.0)
         head = [row if row.operator != "matmul" else replace(row, weights=0.0 * row.weights) for row in self._head(s)]
         return [replace(row, name=f"mtp_{row.name}", share=row.share * depth) for row in (*rows, *head)]
@@ -218,10 +233,9 @@ class Corrected(Strategy):
         per_head = model.qk_norm == "head"
         width = model.head_dim if per_head else heads * model.head_dim
         weights = 2 * model.head_dim if per_head else heads * model.head_dim
-        return norm(
-            "qk_norm", "attention", s.tokens * (heads if per_head else 1), width, element_bytes=s.element_bytes,
-            kind="rms_norm", weights=weights, replicated=weights if per_head or self.inner_weights_replicated else 0.0,
-        )  # fmt: skip
+        rows = s.tokens * (heads if per_head else 1)
+        row = norm("qk_norm", "attention", rows, width, element_bytes=s.element_bytes, kind="rms_norm", weights=weights)
+        return row if per_head or self.inner_weights_replicated else replace(row, replicated=0.0)
 
     def _mlp_block(self, s: Shape, dense_share: float | None = None) -> list[Row]:
         dense = s.dense_share if dense_share is None else dense_share
@@ -241,10 +255,11 @@ class Corrected(Strategy):
         local = ceil_div(width, s.plans.tp)
         rows = [
             self.into_block(s, "shared_in", "experts", local * s.model.mlp_inputs),
-            activation("shared_activation", "experts", s.tokens * local, element_bytes=s.element_bytes,
-                       gated=s.model.gated_mlp),
+            activation(
+                "shared_activation", "experts", s.tokens * local, element_bytes=s.element_bytes, gated=s.model.gated_mlp
+            ),
             self.out_of_block(s, "shared_out", "experts", local, width),
-        ]  # fmt: skip
+        ]
         # The router has the same input and keeps it.
         rows[0] = replace(rows[0], kept_bytes=0.0 * rows[0].kept_bytes)
         gate = shared_gate(s) if experts.shared_gate else []
@@ -258,8 +273,9 @@ class Corrected(Strategy):
             rows.append(self._inner_bias(s, "mlp_in_bias", "mlp", s.ffn_in))
         rows.append(activation("activation", "mlp", inner, element_bytes=s.element_bytes, gated=model.gated_mlp))
         if model.mlp_dropout:
-            rows.append(dropout("mlp_inner_dropout", "mlp", inner, element_bytes=s.element_bytes,
-                                mask_bytes=s.mask_bytes))  # fmt: skip
+            rows.append(
+                dropout("mlp_inner_dropout", "mlp", inner, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes)
+            )
         rows.append(self.out_of_block(s, "mlp_out", "mlp", s.ffn, model.ffn_hidden))
         if model.mlp_bias:
             rows.append(self.out_bias(s, "mlp_out_bias", "mlp"))
@@ -274,8 +290,16 @@ class Corrected(Strategy):
             rows.append(replace(scale, kept_bytes=elements * s.element_bytes))
         apart = s.job.separate_kernels
         if s.model.dropout:
-            rows.append(dropout(f"{block}_dropout", block, elements, element_bytes=s.element_bytes,
-                                mask_bytes=s.mask_bytes, operator="dropout" if apart else "dropout_add"))  # fmt: skip
+            rows.append(
+                dropout(
+                    f"{block}_dropout",
+                    block,
+                    elements,
+                    element_bytes=s.element_bytes,
+                    mask_bytes=s.mask_bytes,
+                    operator="dropout" if apart else "dropout_add",
+                )
+            )
         if apart or not s.model.dropout:
             rows.append(residual(f"{block}_residual", block, elements, element_bytes=s.element_bytes))
         return rows
@@ -287,11 +311,15 @@ class Corrected(Strategy):
             return ()
         positions = s.model.max_positions * s.hidden if s.model.position == "learned" else 0
         token = Row(
-            name="token_embedding", block="embedding", operator="embedding",
+            name="token_embedding",
+            block="embedding",
+            operator="embedding",
             shape={"tokens": s.tokens, "width": s.hidden, "element_bytes": s.element_bytes},
-            weights=s.vocab * self.embedding_width(s) + positions, replicated=positions,
-            forward=s.scatter(s.activation_bytes), backward=s.gather_gradient(s.activation_bytes),
-        )  # fmt: skip
+            weights=s.vocab * self.embedding_width(s) + positions,
+            replicated=positions,
+            forward=s.scatter(s.activation_bytes),
+            backward=s.gather_gradient(s.activation_bytes),
+        )
         return (token, self.norm(s, "embedding_norm", "embedding")) if s.model.embedding_norm else (token,)
 
     def embedding_width(self, shape: Shape) -> Num:
@@ -336,9 +364,13 @@ def patch_embedding(s: Shape) -> Row:
     whole = int(vision.patch_bias) + int(vision.class_token) + int(vision.mask_token) + s.model.max_positions
     weights = (k + whole) * s.hidden
     return matmul(
-        "patch_embedding", "embedding", s.sharded_tokens, s.hidden, k, element_bytes=s.element_bytes,
-        kept_elements=s.sharded_tokens * k, weights=weights, replicated=weights,
-    )  # fmt: skip
+        "patch_embedding",
+        "embedding",
+        s.product(s.sharded_tokens, s.hidden, k),
+        kept_elements=s.sharded_tokens * k,
+        weights=weights,
+        replicated=weights,
+    )
 
 
 def classifier(s: Shape) -> Row:
@@ -349,9 +381,13 @@ def classifier(s: Shape) -> Row:
     batch, outputs = s.plans.micro_batch, vision.head_outputs
     weights = (s.hidden + int(vision.head_bias)) * outputs
     return matmul(
-        "classifier", "head", batch, outputs, s.hidden, element_bytes=s.element_bytes,
-        kept_elements=batch * s.hidden, weights=weights, replicated=weights,
-    )  # fmt: skip
+        "classifier",
+        "head",
+        s.product(batch, outputs, s.hidden),
+        kept_elements=batch * s.hidden,
+        weights=weights,
+        replicated=weights,
+    )
 
 
 class Tensor1D(Corrected):
@@ -370,31 +406,40 @@ class Tensor1D(Corrected):
         """A norm on the sequence shard; its weights are replicated over ``tp``."""
         weights = shape.norm_weights * shape.hidden
         return norm(
-            name, block, shape.sharded_tokens, shape.hidden, element_bytes=shape.element_bytes,
-            kind=shape.norm_kind, weights=weights, replicated=weights,
-        )  # fmt: skip
+            name,
+            block,
+            shape.sharded_tokens,
+            shape.hidden,
+            element_bytes=shape.element_bytes,
+            kind=shape.norm_kind,
+            weights=weights,
+        )
 
     def into_block(self, shape: Shape, name: str, block: str, n: Num) -> Row:
         """Column parallel: gather the input; backward gather it again and scatter its gradient."""
         size = shape.activation_bytes
         return matmul(
-            name, block, shape.tokens, n, shape.hidden, element_bytes=shape.element_bytes,
-            kept_elements=shape.sharded_tokens * shape.hidden, forward=shape.gather(size),
-            backward=shape.gather_again(size),
-        )  # fmt: skip
+            name,
+            block,
+            shape.product(shape.tokens, n, shape.hidden),
+            kept_elements=shape.sharded_tokens * shape.hidden,
+            traffic=Traffic(shape.gather(size), shape.gather_again(size)),
+        )
 
     def out_of_block(self, shape: Shape, name: str, block: str, k: Num, k_global: int) -> Row:
         """Row parallel: scatter the output; backward gather its gradient."""
         size = shape.activation_bytes
         return matmul(
-            name, block, shape.tokens, shape.hidden, k, element_bytes=shape.element_bytes,
-            kept_elements=shape.tokens * k, forward=shape.scatter(size), backward=shape.gather_gradient(size),
-        )  # fmt: skip
+            name,
+            block,
+            shape.product(shape.tokens, shape.hidden, k),
+            kept_elements=shape.tokens * k,
+            traffic=Traffic(shape.scatter(size), shape.gather_gradient(size)),
+        )
 
     def out_bias(self, shape: Shape, name: str, block: str) -> Row:
         """A bias on the sequence shard; replicated over ``tp``."""
-        return bias(name, block, shape.sharded_tokens, shape.hidden, element_bytes=shape.element_bytes,
-                    replicated=True)  # fmt: skip
+        return bias(name, block, shape.sharded_tokens, shape.hidden, element_bytes=shape.element_bytes, replicated=True)
 
 
 class Context2D(Tensor1D):
@@ -430,9 +475,15 @@ class Summa2D(Corrected):
         weights = shape.norm_weights * width
         statistics = (over("tp", "all_reduce", shape.norm_weights * shape.tokens * shape.element_bytes),)
         return norm(
-            name, block, shape.tokens, width, element_bytes=shape.element_bytes, kind=shape.norm_kind,
-            weights=weights, replicated=weights, forward=statistics, backward=statistics,
-        )  # fmt: skip
+            name,
+            block,
+            shape.tokens,
+            width,
+            element_bytes=shape.element_bytes,
+            kind=shape.norm_kind,
+            weights=weights,
+            traffic=Traffic(statistics, statistics),
+        )
 
     def into_block(self, shape: Shape, name: str, block: str, n: Num) -> Row:
         """SUMMA product from hidden."""
@@ -451,14 +502,13 @@ class Summa2D(Corrected):
         activations, weights = s.tokens * k * s.element_bytes, k * n * s.element_bytes
         panels = s.plans.panels
         return matmul(
-            name, block, s.tokens, n, k, element_bytes=s.element_bytes, output_passes=panels, panels=panels,
-            kept_elements=s.tokens * ceil_div(k, s.tp), weights=ceil_div(k, s.plans.tp2) * n,
-            forward=(over("tp", "broadcast", activations), over("tp2", "broadcast", weights)),
-            backward=(
-                over("tp2", "broadcast", weights), over("tp", "reduce", activations),
-                over("tp", "broadcast", activations), over("tp2", "reduce", weights),
-            ),
-        )  # fmt: skip
+            name,
+            block,
+            replace(s.product(s.tokens, n, k), output_passes=panels, panels=panels),
+            kept_elements=s.tokens * ceil_div(k, s.tp),
+            weights=ceil_div(k, s.plans.tp2) * n,
+            traffic=summa_traffic(activations, weights),
+        )
 
 
 STRATEGIES: Registry[Strategy] = Registry("strategy", "steptime.strategies")

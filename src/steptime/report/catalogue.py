@@ -156,61 +156,85 @@ def _written(name: str, value: Any) -> str:
 
 #: Parameters in the list of frameworks, with their heads.
 LISTED: Final = {
-    "matrix": "matrix", "attention": "attention", "vector": "vector", "tensor_links": "tp", "expert_links": "ep",
-    "data_links": "dp", "data_exposed": "exposed", "step_s": "fixed s",
-}  # fmt: skip
+    "matrix": "matrix",
+    "attention": "attention",
+    "vector": "vector",
+    "tensor_links": "tp",
+    "expert_links": "ep",
+    "data_links": "dp",
+    "data_exposed": "exposed",
+    "step_s": "fixed s",
+}
 #: What each parameter is, in a few words.
 MEANING: Final = {
     "matrix": "time of matrix products, in a step over alone",
-    "narrow": "that of products below 16 bits over it", "attention": "likewise attention",
-    "vector": "likewise operators bound by memory", "host_s": "host per operator, s",
+    "narrow": "that of products below 16 bits over it",
+    "attention": "the same of attention",
+    "vector": "the same of operators bound by memory",
+    "host_s": "host per operator, s",
     "router_s": "wait for the host at a router of experts, s",
     "captured_wait": "that in a graph of router and preprocessing over it",
-    "tensor_links": "tp traffic, hidden or not, over free links", "context_links": "likewise cp",
-    "expert_links": "likewise ep", "data_links": "gradient and weight traffic over free links",
-    "data_exposed": "share of it that could hide but does not",
+    "tensor_links": "tp traffic, overlapped or not, over free links",
+    "context_links": "the same over cp",
+    "expert_links": "the same over ep",
+    "data_links": "gradient and weight traffic over free links",
+    "data_exposed": "share of it that could overlap but does not",
     "stage_links": "messages between stages over free links",
-    "stage_s": "host per micro-batch and stage, s", "optimizer": "optimiser over one pass over its tensors",
-    "step_s": "fixed time of a step, s", "growth": "growth per doubling of devices beyond 8",
-}  # fmt: skip
+    "stage_s": "host per micro-batch and stage, s",
+    "optimizer": "optimiser over one pass over its tensors",
+    "step_s": "fixed time of a step, s",
+    "growth": "growth per doubling of devices beyond 8",
+}
 #: What each habit is, in a few words.
 HABITS: Final = {
-    "gradient_dtype": "dtype in which gradients are summed and reduced", "context": "what context ranks exchange",
-    "overlap": "traffic that runs behind computation", "kernel": "fused attention",
+    "gradient_dtype": "dtype in which gradients are summed and reduced",
+    "context": "what context ranks exchange",
+    "overlap": "traffic that runs behind computation",
+    "kernel": "fused attention",
     "scattered_messages": "each tp rank sends its part of a message between stages",
-    "exchange_once": "tokens cross to their experts once per domain", "single_ring": "ZeRO-3 leaves a node by one NIC",
+    "exchange_once": "tokens cross to their experts once per domain",
+    "single_ring": "ZeRO-3 leaves a node by one NIC",
     "root_unit": "ZeRO-3 has embedding and head in one unit",
     "copied_parameters": "FSDP copies each parameter out of what it gathers",
     "stops_early": "recomputing a layer ends with what backward reads",
     "fused_copies": "what fused attention copies to other layouts",
-    "unfused_copies": "likewise where it is not fused",
+    "unfused_copies": "the same where it is not fused",
     "triangular_softmax": "unfused causal softmax reads half of the scores",
-    "asynchronous_tp": "tp traffic of gradients runs beside products",
+    "asynchronous_tp": "tp traffic of gradients overlaps with products",
     "one_pass_norms": "backward, a LayerNorm reads its input once",
     "complex_rope": "rotary embeddings multiply complex numbers, unfused",
     "fp8": "recipe that FP8 means without further words",
     "separate_kernels": "dropout and masks have kernels of their own",
     "selective": "what is recomputed where it is asked to do so selectively",
-    "parts": "what a search recomputes beside whole layers", "expert_parts": "likewise of models with experts",
+    "parts": "what a search recomputes other than whole layers",
+    "expert_parts": "the same of models with experts",
     "within_node": "nodes hold copies unless told otherwise (HSDP)",
-    "zero": "ZeRO stage unless told otherwise", "zero_stages": "ZeRO stages that it has, without a pipeline",
-    "axes": "axes beside dp that it has",
-}  # fmt: skip
+    "zero": "ZeRO stage unless told otherwise",
+    "zero_stages": "ZeRO stages that it has, without a pipeline",
+    "axes": "axes other than dp that it has",
+}
 #: What a rule of overlap says, in a few words.
 RULE_HEADS: Final = {
-    "word": "hides with", "stream": "stream", "beside": "runs beside", "wants": "needs", "shares": "shares",
-    "formula": "what shows",
-}  # fmt: skip
+    "word": "chosen by",
+    "stream": "stream",
+    "beside": "overlaps with",
+    "wants": "needs",
+    "shares": "shares",
+    "formula": "exposed time",
+}
 WIDE: Final = 3
-"""Frameworks beside each other."""
+"""Frameworks side by side."""
 
 
 def print_frameworks(result: Mapping[str, Any], target: str) -> None:
     """Counts, bands, parameters of frameworks, factors of devices."""
     screen = console()
-    screen.print(f"Fitted to {counted(result['used'], 'run')} of {counted(result['sources'], 'source')}; "
-                 f"{counted(result['rows'], 'row')} given "
-                 f"({result['runs'] - result['used']} support no claim or have no time)", soft_wrap=True)  # fmt: skip
+    screen.print(
+        f"Fitted to {counted(result['used'], 'run')} of {counted(result['sources'], 'source')}; "
+        f"{counted(result['rows'], 'row')} given "
+        f"({result['runs'] - result['used']} support no claim or have no time)",
+        soft_wrap=True,
+    )
     heading(screen, "Parameters, with one standard deviation")
     columns = {"common": result["common"]}
     columns |= {f"{name} ({own['runs']})": own["parameters"] for name, own in result["frameworks"].items()}
@@ -303,9 +327,9 @@ def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, A
 
 
 def print_overlap_rules(rules: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
-    """What hides behind what, one paragraph per kind of traffic."""
+    """What overlaps with what, one paragraph per kind of traffic."""
     screen = console()
-    screen.print("What hides behind computation; what is not here shows.")
+    screen.print("What overlaps with computation; what is not here is exposed.")
     for note in notes:
         screen.print(printable(f"note: {note}"))
     for rule in rules:

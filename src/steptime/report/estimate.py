@@ -1,14 +1,13 @@
-"""The report of one estimate: headline, where time and memory go, what would change it, what it rests on.
+"""Reports of estimates: one estimate, the ledger of a model without a machine, and the difference of two estimates.
 
-The chance that a plan runs out of memory on real devices, and what to try where it is large.
-
-The report of a model without a machine: parameters, FLOPs, bytes.
+The report of one estimate has a headline, the terms of time and memory, what would change the step time, the sources,
+and, where the plan may run out of memory on real devices, the chance and what to try.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.api.request import device_noun
@@ -57,7 +56,7 @@ def _holders(e: Estimate) -> list[str]:
 
 
 def warning(e: Estimate, *, searched: bool = False) -> str | None:
-    """One line on a plan that counts as feasible and may run out all the same; None for any other.
+    """One line on a plan that counts as feasible and may nevertheless run out; None for any other.
 
     Args:
         e: the plan.
@@ -102,8 +101,10 @@ def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
 
 def failings(e: Estimate) -> list[str]:
     """One line on each reason why a plan is not feasible; on memory with what to try."""
-    return [_short(e) if name == MEMORY else f"not feasible: {name}: {MEANING.get(name, '')}".rstrip(": ")
-            for name in e.reasons]  # fmt: skip
+    return [
+        _short(e) if name == MEMORY else f"not feasible: {name}: {MEANING.get(name, '')}".rstrip(": ")
+        for name in e.reasons
+    ]
 
 
 def _short(e: Estimate) -> str:
@@ -112,7 +113,7 @@ def _short(e: Estimate) -> str:
 
 
 def _enough(e: Estimate, lacking: float) -> str:
-    """The options that may save so many bytes: one of them, or else the fewest together, the host's memory last."""
+    """The options that may save enough bytes: one of them, or else the fewest together, the host's memory last."""
     saved = _savings(e)
     alone = [option for option, size in saved.items() if size >= lacking]
     if alone:
@@ -127,7 +128,7 @@ def _enough(e: Estimate, lacking: float) -> str:
 
 
 def _left(e: Estimate, option: str, before: Sequence[str]) -> float:
-    """The share of what an option saves alone that is left to it beside those before."""
+    """The share of what an option saves alone that is left to it after the options before it."""
     if option.startswith("--micro-batch") and "--recompute full" in before:
         return 1 - RECOMPUTED
     if option.startswith("--offload") and "--zero 3" in before and not e.plan.get("zero", 1):
@@ -278,7 +279,7 @@ def memory_line(e: Estimate) -> str:
 
 
 def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
-    """Where the time and the memory go, and what hides behind something else."""
+    """Where the time and the memory go, and what is overlapped."""
     out.print()
     out.print(term_table(e.time, t.seconds, title="time, exposed, per step", show_all=show_all))
     out.print()
@@ -345,3 +346,113 @@ def print_ledger(ledger: Any) -> None:
         out.print(term_table(terms, unit, title=title, show_all=False))
     for note in ledger.notes:
         out.print(t.printable(f"note: {note}"))
+
+
+SHOWN_TERMS: Final = 15
+DASH: Final = "-"
+#: Relative difference of sums of the same times in another order.
+ROUNDING: Final = 1e-12
+#: What a plan records although it follows from the degrees.
+_FOLLOWS: Final = ("stage_layers", "fullest_stage", "fullest_phase", "domains", "micro_batches")
+#: How a headline figure is written, by how its name ends; the first that fits.
+_UNITS: Final[tuple[tuple[str, Callable[[float], str]], ...]] = (
+    ("per_s_per_gpu", t.count),
+    ("samples_per_s", t.number),
+    ("_flops", t.number),
+    ("mfu", t.percent),
+    ("hfu", t.percent),
+    ("_bytes", t.memory),
+    ("_s", t.seconds),
+)
+
+
+def print_difference(difference: Any, a: str, b: str, *, show_all: bool = False) -> None:
+    """Write the comparison to standard output; ``a`` and ``b`` are the names of the two sides."""
+    out = t.console()
+    out.print(t.printable(f"A: {a}"))
+    out.print(t.printable(f"B: {b}"))
+    _print_plan(out, difference.plan)
+    out.print()
+    table = t.grid(("headline", "A", "B", "B - A", "B / A"))
+    for name, pair in difference.headline.items():
+        _add(table, name, pair, _unit(name))
+    out.print(table)
+    _print_changes(out, "time", difference.time, t.seconds, show_all=show_all)
+    _print_changes(out, "memory", difference.memory, t.memory, show_all=show_all)
+
+
+def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
+    changed = {key: pair for key, pair in plan.items() if pair[0] != pair[1] and key not in _FOLLOWS}
+    out.print()
+    if not changed:
+        out.print("job and plan are equal")
+        return
+    table = t.grid(("plan", "A", "B"), left=(0, 1, 2))
+    for key, (left, right) in changed.items():
+        table.add_row(t.printable(key), *("absent" if value is None else _cell(value) for value in (left, right)))
+    out.print(table)
+
+
+def _cell(value: Any, unit: Callable[[float], str] = t.number) -> str:
+    """What is no number to subtract: two numbers are a range, names a set; a dash for what an estimate left open."""
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(each, str) for each in value):
+            return "+".join(value) or "none"
+        return " to ".join(_cell(each, unit) for each in value)
+    if value is None or value != value:
+        return DASH
+    return unit(value) if _is_number(value) else t.number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _print_changes(
+    out: Console, title: str, terms: Mapping[str, Sequence[Any]], unit: Callable[[float], str], *, show_all: bool
+) -> None:
+    """Terms by absolute difference, largest first."""
+    changes = {path: (_value(pair[0]), _value(pair[1])) for path, pair in terms.items()}
+    moved = [(path, pair) for path, pair in changes.items() if _change(*pair) and not all(map(math.isnan, pair))]
+    moved.sort(key=lambda item: _order(item[1][1] - item[1][0]))
+    out.print()
+    if not moved:
+        out.print(f"no term of {title} differs")
+        return
+    shown = moved if show_all else moved[:SHOWN_TERMS]
+    table = t.grid((title, "A", "B", "B - A", "B / A"))
+    for path, pair in shown:
+        _add(table, path, pair, unit)
+    out.print(table)
+    if len(moved) > len(shown):
+        out.print(f"{len(moved) - len(shown)} smaller differences with --all")
+
+
+def _change(left: float, right: float) -> float:
+    """Their difference; none where they differ by rounding alone."""
+    return 0.0 if math.isclose(left, right, rel_tol=ROUNDING) else right - left
+
+
+def _order(difference: float) -> float:
+    """Unknown differences first, then the largest."""
+    return -math.inf if math.isnan(difference) else -abs(difference)
+
+
+def _value(value: Any) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _unit(name: str) -> Callable[[float], str]:
+    return next((unit for ending, unit in _UNITS if name.endswith(ending)), t.number)
+
+
+def _add(table: Any, name: str, pair: Sequence[Any], unit: Callable[[float], str]) -> None:
+    left, right = pair
+    if not (_is_number(left) and _is_number(right)):
+        table.add_row(t.printable(name), _cell(left, unit), _cell(right, unit), "", "")
+        return
+    delta = _change(left, right)
+    sign = "+" if delta > 0 else ""
+    ratio = f"{right / left:.3f}" if left and math.isfinite(right / left) else ""
+    shown = f"{delta * 100:.1f} points" if unit is t.percent else unit(delta)
+    table.add_row(t.printable(name), unit(left), unit(right), sign + shown, ratio)

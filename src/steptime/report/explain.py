@@ -29,11 +29,30 @@ _SIZES: Final = (
 _SKIP: Final = frozenset((*_SIZES, "\\,", "\\;", "\\:", "\\!", "\\ ", r"\quad", r"\qquad"))
 _TEXT: Final = frozenset((r"\text", r"\mathrm", r"\operatorname", r"\mathit", r"\mathbf"))
 _WORDS: Final = {
-    r"\cdot": "·", r"\times": "×", r"\le": "<=", r"\leq": "<=", r"\ge": ">=", r"\geq": ">=", r"\ne": "!=",
-    r"\lceil": "ceil(", r"\rceil": ")", r"\lfloor": "floor(", r"\rfloor": ")", r"\{": "(", r"\}": ")", r"\\": ";",
-    r"\approx": "~", r"\to": "->", r"\infty": "inf", r"\sum": "sum", r"\prod": "prod", r"\mid": "|", r"\ll": "<<",
-    r"\%": "%", r"\_": "_",
-}  # fmt: skip
+    r"\cdot": "·",
+    r"\times": "×",
+    r"\le": "<=",
+    r"\leq": "<=",
+    r"\ge": ">=",
+    r"\geq": ">=",
+    r"\ne": "!=",
+    r"\lceil": "ceil(",
+    r"\rceil": ")",
+    r"\lfloor": "floor(",
+    r"\rfloor": ")",
+    r"\{": "(",
+    r"\}": ")",
+    r"\\": ";",
+    r"\approx": "~",
+    r"\to": "->",
+    r"\infty": "inf",
+    r"\sum": "sum",
+    r"\prod": "prod",
+    r"\mid": "|",
+    r"\ll": "<<",
+    r"\%": "%",
+    r"\_": "_",
+}
 _FUNCTIONS: Final = frozenset(("max", "min", "log", "exp", "sum", "prod", "ceil", "floor", "sqrt"))
 _BINARY: Final = frozenset(("+", "-", "=", "<", ">", "<=", ">=", "!=", "·", "×", "~", "->", "|", "<<"))
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 #: Points of the front to show.
 SHOWN_FRONT = 5
-#: They take at most so many times the fastest step.
+#: They take at most this many times the fastest step.
 SLOWEST_OF_FRONT = 2.0
-#: Columns of the terminal from which the main loss and the band have room beside a plan on one line.
+#: Columns of the terminal from which the main loss and the band have room next to a plan on one line.
 WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 128, 92
 
 
@@ -142,7 +142,7 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
 
 
 def _print_winner(out: Console, best: Estimate) -> None:
-    """Where the time of the first plan goes beside what would change it."""
+    """Where the time of the first plan goes, next to what would change it."""
     from rich.table import Table
 
     low, high = best.step_time_bracket_s

@@ -32,27 +32,51 @@ _ALWAYS: Final = ("dp", "micro_batch")
 #: Choices that follow the degrees, with the value of each that needs no word; whatever else a plan records
 #: (micro-batches, schedule, stage layers, domains) follows from the degrees.
 _USUAL: Final[Mapping[str, object]] = {
-    "panels": 1, "zero": 1, "shard": 0, "recompute": "none", "recompute_every": 1, "attention": "fused",
-    "attention_dtype": None, "document_length": None, "overlap": ["dp"], "offload": [], "graphs": "none",
-    "dispatcher": "all_to_all", "idle_devices": 0,
-}  # fmt: skip
-#: What a band may rest on, in words; what dominates it is named in a report, so many at most.
+    "panels": 1,
+    "zero": 1,
+    "shard": 0,
+    "recompute": "none",
+    "recompute_every": 1,
+    "attention": "fused",
+    "attention_dtype": None,
+    "document_length": None,
+    "overlap": ["dp"],
+    "offload": [],
+    "graphs": "none",
+    "dispatcher": "all_to_all",
+    "idle_devices": 0,
+}
+#: What a band may rest on, in words; what dominates it is named in a report, at most this many.
 BAND_WORDS: Final = {
-    "matrix": "matrix products", "attention": "attention", "vector": "memory-bound operators",
+    "matrix": "matrix products",
+    "attention": "attention",
+    "vector": "memory-bound operators",
     "host_s": "host launches",
-    "router_s": "waits at routers", "captured_wait": "routers in graphs",
-    "tensor_links": "tensor traffic", "context_links": "context traffic",
-    "expert_links": "expert traffic", "data_links": "gradient traffic", "data_exposed": "gradient overlap",
-    "stage_links": "stage messages", "stage_s": "stage overhead", "optimizer": "optimiser", "step_s": "fixed time",
-    "growth": "scale", "device": "device", "noise": "noise of runs", "settings": "unknown settings",
-}  # fmt: skip
+    "router_s": "waits at routers",
+    "captured_wait": "routers in graphs",
+    "tensor_links": "tensor traffic",
+    "context_links": "context traffic",
+    "expert_links": "expert traffic",
+    "data_links": "gradient traffic",
+    "data_exposed": "gradient overlap",
+    "stage_links": "stage messages",
+    "stage_s": "stage overhead",
+    "optimizer": "optimiser",
+    "step_s": "fixed time",
+    "growth": "scale",
+    "device": "device",
+    "noise": "noise of runs",
+    "settings": "unknown settings",
+}
 SHOWN_SHARES: Final = 3
 WIDEST: Final = 1e7
 """Percent from which on a column shows an exponent."""
 _CHOICE: Final = {
-    "recompute_every": "every", "idle_devices": "idle", "attention_dtype": "attention in",
+    "recompute_every": "every",
+    "idle_devices": "idle",
+    "attention_dtype": "attention in",
     "document_length": "documents of",
-}  # fmt: skip
+}
 
 
 def console() -> Console:
@@ -187,7 +211,7 @@ def plan_label(plan: Mapping[str, Any]) -> str:
 
 
 def _unusual(plan: Mapping[str, Any]) -> list[str]:
-    """Choices that mean something only beside certain degrees."""
+    """Choices that mean something only with certain degrees."""
     out = ["sp off"] if plan.get("tp", 1) != 1 and not plan.get("sp", 1) else []
     schedule, context = plan.get("schedule", "1f1b"), plan.get("context", "all_gather")
     out += [str(schedule)] if schedule not in ("1f1b", "interleaved") else []
@@ -223,7 +247,7 @@ def _degree(name: str, value: Any) -> str:
 
 
 def main_loss(time: Mapping[str, float]) -> str:
-    """The group that costs most beside computing, with its share of the step."""
+    """The group that costs most after computing, with its share of the step."""
     groups: dict[str, float] = {}
     for path, value in time.items():
         head = path.split("/")[0]

@@ -8,12 +8,15 @@ import stat
 import tempfile
 import tomllib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from steptime.errors import InputFileError, nearest
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 #: Where a process finds what it was started with.
 OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -51,7 +54,7 @@ def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError
     """What a failed attempt to open or read a file means, in words."""
     where = os.fspath(path)
     if isinstance(error, FileNotFoundError):
-        return InputFileError(where, "there is no such file", hint=_neighbour(Path(path)))
+        return InputFileError(where, "the file does not exist", hint=_neighbour(Path(path)))
     if isinstance(error, IsADirectoryError):
         return InputFileError(where, FOLDER)
     if isinstance(error, ValueError):
@@ -60,7 +63,7 @@ def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError
 
 
 def _neighbour(path: Path) -> str | None:
-    """A file beside the missing one whose name is nearly the same."""
+    """A file next to the missing one whose name is nearly the same."""
     try:
         close = nearest(path.name, (p.name for p in path.parent.glob(f"*{path.suffix}")), count=1)
     except (OSError, ValueError):
@@ -240,13 +243,13 @@ def lock(handle: int) -> bool:
     """Locks an open file or folder until it is closed; False where another process holds it."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:  # this system has no file locks
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no such locks on this file system
+    except OSError:  # this file system has no locks
         return True
     return True
 
@@ -256,3 +259,27 @@ def _try_room(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(ROOM))
         file.flush()
+
+
+def keys_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
+    """Keys that a file may have in the table at ``path`` when its form is the pydantic ``model``.
+
+    Parts of the path that are no field (an index of a list, a name that the user chose) are passed over.
+
+    >>> from pydantic import create_model
+    >>> Link = create_model("Link", source=(str, ...), rate=(float, ...))
+    >>> File = create_model("File", links=(list[Link] | None, None))
+    >>> keys_at(File, []), keys_at(File, ["links", 0])
+    (['links'], ['source', 'rate'])
+    """
+    for part in path:
+        info = model.model_fields.get(str(part))
+        found = _model_in(info.annotation) if info is not None else None
+        model = found if found is not None else model
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if hasattr(annotation, "model_fields"):
+        return annotation  # type: ignore[no-any-return]
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)

@@ -56,7 +56,7 @@ def read_journal(path: str | Path) -> Stored:
     """The header and the records of a journal; a torn last line is left out.
 
     Raises:
-        InputFileError: there is no such file, it cannot be read, it is no journal, or a line in its middle is damaged.
+        InputFileError: the file is missing, it cannot be read, it is no journal, or a line in its middle is damaged.
     """
     data = read_bytes(path, MAX_BYTES, "a journal")
     whole, torn = data.rpartition(b"\n")[0], data.rpartition(b"\n")[2]
@@ -191,9 +191,10 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._file.truncate(before)
             raise InputFileError(
-                str(self.path), f"cannot be written: {error.strerror or error}",
+                str(self.path),
+                f"cannot be written: {error.strerror or error}",
                 hint=f"it keeps {kept}: make room and resume" if self._records else None,
-            ) from None  # fmt: skip
+            ) from None
 
     def close(self) -> None:
         """Releases the file."""

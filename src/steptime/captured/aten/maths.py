@@ -10,7 +10,7 @@ from typing import Final
 
 from steptime.captured.aten.views import expand, fresh, like, reshape, tensor_type, unsqueeze, wrap
 from steptime.captured.graph.program import Attribute, Nodes, TensorType, Value
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 Operand = Value | float | int | bool
 """A tensor or a number."""

@@ -10,7 +10,7 @@ from steptime.captured.autodiff import elementwise, layers, reductions, views  #
 from steptime.captured.autodiff.table import CONSTANT, MAPS, REVERSE, Pulled, Step, storages
 from steptime.captured.graph.program import SOURCES, Graph, Node, Nodes, Value, topological
 from steptime.errors import InternalError, UserError
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from steptime.captured.aten.views import expand, like, reshape
 from steptime.captured.autodiff.backwards import pull, unknown
 from steptime.captured.autodiff.table import BILINEAR, CONSTANT, FORWARD, LINEAR, MAPS, SYMMETRIC, Step, forward
 from steptime.captured.graph.program import SOURCES, Graph, Node, Nodes, Value
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 Tangents = Sequence[Value | None]
 

@@ -19,6 +19,8 @@ from steptime.captured.cost.work import (
 from steptime.captured.cut.rules import turned
 from steptime.captured.graph import Node
 from steptime.cost.attention import (
+    attention_backward_pair_flops,
+    attention_pair_flops,
     causal_pairs,
     fused_attention_backward_bytes,
     fused_attention_backward_vector_flops,
@@ -26,7 +28,6 @@ from steptime.cost.attention import (
     fused_attention_vector_flops,
     scores_flops,
 )
-from steptime.cost.attention_time import attention_backward_pair_flops, attention_pair_flops
 from steptime.cost.convolution import channelwise, convolution_flops, implicit_product
 from steptime.cost.elementwise import pointwise_flops
 from steptime.cost.matmul import matmul_flops

@@ -28,7 +28,7 @@ from steptime.captured.rematerialisation import rotor
 from steptime.captured.rematerialisation.chain import Infeasible, keep_all
 from steptime.captured.rematerialisation.swap import HostLink, Place, choose_places
 from steptime.cost.data_parallel import adam_flops
-from steptime.cost.offload import HOST_ADAM_PER_S, host_adam_s
+from steptime.cost.host import HOST_ADAM_PER_S, host_adam_s
 from steptime.errors import UserError
 from steptime.estimate.machine import host_ranks
 from steptime.estimate.memory_definitions import MemoryConstants, exceeding, memory_constants

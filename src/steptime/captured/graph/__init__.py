@@ -18,7 +18,7 @@ from steptime.captured.graph.program import (
     contiguous_strides,
     topological,
 )
-from steptime.model.element_types import ELEMENT_BYTES, FLOATS
+from steptime.model.spec import ELEMENT_BYTES, FLOATS
 
 __all__ = [
     "BEFORE", "ELEMENT_BYTES", "FLOATS", "PHASES", "Attribute", "Call", "Category", "Graph", "Node", "Nodes",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from steptime.errors import UserError
-from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ELEMENT_BYTES
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

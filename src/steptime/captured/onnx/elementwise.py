@@ -11,7 +11,7 @@ from steptime.captured.aten.views import like, tensor_type
 from steptime.captured.graph.program import Attribute, Value
 from steptime.captured.onnx.call import OnnxCall, Result, chain, row
 from steptime.captured.onnx.tensor import dtype_of
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 #: Operators of one tensor that ATen has under another or the same name and without arguments.
 MAPS = {

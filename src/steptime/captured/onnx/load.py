@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.captured.onnx.tensor import DTYPES, GENERATED
 from steptime.errors import InputFileError, UserError, shorten
-from steptime.model.element_types import ELEMENT_BYTES, FLOATS
+from steptime.model.spec import ELEMENT_BYTES, FLOATS
 from steptime.store.files import refuse_endless, unreadable
 
 if TYPE_CHECKING:

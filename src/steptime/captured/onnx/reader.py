@@ -20,7 +20,7 @@ from steptime.captured.onnx.load import MAX_NODES
 from steptime.captured.onnx.tensor import FOLDED, GENERATED, MAX_FOLDED_ELEMENTS, Dims, Tensor, read_array
 from steptime.captured.onnx.weights import written
 from steptime.errors import InputFileError, UserError, shorten
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

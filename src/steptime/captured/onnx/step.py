@@ -27,7 +27,7 @@ from steptime.captured.graph.program import (
 from steptime.captured.onnx.load import load_model
 from steptime.captured.onnx.tensor import Dims
 from steptime.errors import InputFileError
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

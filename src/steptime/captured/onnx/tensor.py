@@ -14,7 +14,7 @@ import numpy as np
 from steptime.captured.aten.views import tensor_type
 from steptime.captured.graph.program import Nodes, TensorType, Value
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

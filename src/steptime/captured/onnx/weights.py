@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from steptime.captured.onnx.tensor import DTYPES, FOLDED, GENERATED
 from steptime.errors import shorten
-from steptime.model.element_types import FLOATS
+from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto

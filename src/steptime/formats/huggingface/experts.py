@@ -51,7 +51,7 @@ def _gpt_oss(f: Fields) -> Values:
 
 
 def _granitemoe(f: Fields) -> Values:
-    """Granite 3: as Mixtral without a window; in the shared kind an expert of its own width beside."""
+    """Granite 3: as Mixtral without a window; in the shared kind an additional expert of its own width."""
     values = gated_rms(f)
     return values | {"experts": _local_experts(f, values, shared_ffn_hidden=_shared_width(f))}
 
@@ -64,8 +64,9 @@ def _dbrx(f: Fields) -> Values:
     f.force("num_key_value_heads", heads.count("kv_n_heads"), "attn_config.kv_n_heads")
     f.force("intermediate_size", mlp.count("ffn_hidden_size"), "ffn_config.ffn_hidden_size")
     values = dimensions(f)
-    function = Fields(mlp.table("ffn_act_fn") or {}, where=f.where, prefix=f"{mlp.prefix}ffn_act_fn.",
-                      defaults={"name": "silu"})  # fmt: skip
+    function = Fields(
+        mlp.table("ffn_act_fn") or {}, where=f.where, prefix=f"{mlp.prefix}ffn_act_fn.", defaults={"name": "silu"}
+    )
     experts = Experts(
         experts=mlp.count("moe_num_experts"),
         experts_per_token=mlp.count("moe_top_k"),
@@ -216,12 +217,13 @@ def _deepseek_v3(f: Fields) -> Values:
 
 
 def _further_tokens(f: Fields) -> Values:
-    """Multi-token prediction (arXiv 2412.19437, section 2.2): layers that predict further tokens, trained beside."""
+    """Multi-token prediction (arXiv 2412.19437, section 2.2): layers that predict further tokens, trained with the
+    model."""
     depth = f.optional(_NEXT_TOKENS, low=0, high=LIMITS["mtp_depth"]) or 0
     if depth:
         f.assume(
             _NEXT_TOKENS,
-            f"mtp_depth = {depth}: further layers with their projections and norms are trained beside the main model "
+            f"mtp_depth = {depth}: further layers with their projections and norms are trained with the main model "
             "and share its embedding and head; mtp_depth = 0 is the main model alone",
         )
     return {"mtp_depth": depth}

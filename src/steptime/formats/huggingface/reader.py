@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten, shown
-from steptime.formats.huggingface.dense import DENSE
+from steptime.formats.huggingface.dense import DENSE, PARALLEL, VISION
 from steptime.formats.huggingface.experts import EXPERTS
 from steptime.formats.huggingface.fields import (
     CAPTURE,
@@ -22,10 +22,8 @@ from steptime.formats.huggingface.fields import (
     WITHOUT_COST,
     Family,
     Fields,
+    ImportReport,
 )
-from steptime.formats.huggingface.parallel import PARALLEL
-from steptime.formats.huggingface.vision import VISION
-from steptime.formats.record import ImportReport
 from steptime.model.library import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
@@ -34,7 +32,7 @@ FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION
 
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
 _INNER = ("text_config", "vision_config")
-#: Keys that stand beside a nested configuration but belong to it.
+#: Keys that stand next to a nested configuration but belong to it.
 _INHERITED = ("quantization_config", "tie_word_embeddings")
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.cost.attention_time import (
+from steptime.cost.attention import (
     attention_backward_bytes,
     attention_backward_pair_flops,
     attention_pair_flops,

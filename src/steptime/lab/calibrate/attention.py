@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.cost import attention_time as times
+from steptime.cost import attention as times
 from steptime.hardware.records import Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily
 from steptime.lab.calibrate.table import Table
@@ -43,7 +43,7 @@ COEFFICIENTS: Final = (
 
 
 def device_arguments(device: Device, dtype: str) -> dict[str, float]:
-    """Datasheet numbers of :func:`~steptime.cost.attention_time.tiled_attention_s`."""
+    """Datasheet numbers of :func:`~steptime.cost.attention.tiled_attention_s`."""
     matrix = device.matrix_flops_per_s
     return {
         "matrix_flops_per_s": matrix.get(dtype, matrix.get("bf16", matrix.get("fp16", max(matrix.values())))),
@@ -54,7 +54,7 @@ def device_arguments(device: Device, dtype: str) -> dict[str, float]:
 
 
 def whole_sequences(table: Table) -> dict[str, Array]:
-    """Shape arguments of :func:`~steptime.cost.attention_time.tiled_attention_s`, forward."""
+    """Shape arguments of :func:`~steptime.cost.attention.tiled_attention_s`, forward."""
     return _tiled(table, times.attention_pair_flops)
 
 

@@ -15,7 +15,7 @@ from steptime.estimate.kernels import ONE_BLOCK, SOFTMAX_FLOPS, device_numbers
 from steptime.hardware.records import Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, rows_like
 from steptime.lab.calibrate.table import Table
-from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Array
 
 ARGUMENTS: Final = ("moved_bytes", "rows", "reread_bytes", "vector_flops")

@@ -21,8 +21,8 @@ from typing import Final
 from steptime.lab.measured.canonical import catalogue_device
 from steptime.model.parameters import active_parameter_terms, parameter_terms
 from steptime.model.spec import ModelSpec
+from steptime.plan.copies import NARROW_DTYPES
 from steptime.plan.job import PRECISIONS
-from steptime.plan.quantise import NARROW_DTYPES
 
 
 class TflopsDefinition(StrEnum):

@@ -10,7 +10,7 @@ from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.memory_definitions import UNSTATED, exceeding, memory_by_definition, memory_constants
 from steptime.lab.measured.metrics import MemoryDefinition
 from steptime.lab.measured.run import MeasuredRun
-from steptime.plan.job import PLAIN
+from steptime.plan.memory_profile import PLAIN
 
 _NAMES: Final = {
     MemoryDefinition.ALLOCATED: "allocated", MemoryDefinition.RESERVED: "reserved", MemoryDefinition.DEVICE: "device",

@@ -17,12 +17,11 @@ from steptime.plan.job import (
     QLORA_BYTES,
     Adapter,
     Job,
-    MemoryProfile,
     Precision,
     dispatched_by,
-    memory_profile_of,
     with_habits,
 )
+from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 
 #: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.

@@ -18,7 +18,10 @@ from steptime.plan.job import Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, Plans
 from steptime.plan.rows import (
     Block,
+    Core,
+    Product,
     Row,
+    Traffic,
     Transfer,
     activation,
     bias,
@@ -27,6 +30,7 @@ from steptime.plan.rows import (
     matmul,
     norm,
     over,
+    summa_traffic,
     unfused_attention,
 )
 from steptime.plan.strategies import Strategy
@@ -48,45 +52,46 @@ class _Shape:
         self.shard = floor_div(self.local, self.m1)
         self.fl, self.el, self.qkvl = (floor_div(w, self.m1) for w in (self.f, self.e, 3 * self.e))
 
+    def product(self, m: Num, n: Num, k: Num) -> Product:
+        """Size of a product that counts 2k - 1 operations per output."""
+        return Product(m=m, n=n, k=k, element_bytes=self.element_bytes, accumulate=0)
+
 
 def _column(s: _Shape, name: str, block: str, n: Num) -> Row:
     tokens, size, whole = s.b * s.local, s.b * s.local * s.e * s.element_bytes, s.defects.whole_inputs_kept
     again = () if whole else (over("tp", "all_gather", size),)
     return matmul(
-        name, block, tokens, n, s.e, accumulate=0, element_bytes=s.element_bytes,
+        name,
+        block,
+        s.product(tokens, n, s.e),
         kept_elements=(tokens if whole else s.b * s.shard) * s.e,
-        backward=(*again, over("tp", "reduce_scatter", size)),
-    )  # fmt: skip
+        traffic=Traffic(backward=(*again, over("tp", "reduce_scatter", size))),
+    )
 
 
 def _row(s: _Shape, name: str, block: str, k: Num) -> Row:
     tokens, size = s.b * s.local, s.b * s.local * s.e * s.element_bytes
-    return matmul(
-        name, block, tokens, s.e, k, accumulate=0, element_bytes=s.element_bytes, kept_elements=tokens * k,
-        forward=(over("tp", "reduce_scatter", size),),
-    )  # fmt: skip
+    traffic = Traffic((over("tp", "reduce_scatter", size),))
+    return matmul(name, block, s.product(tokens, s.e, k), kept_elements=tokens * k, traffic=traffic)
 
 
 def _summa(s: _Shape, name: str, block: str, k: int, n: Num, panels: Num) -> Row:
     tokens = s.b * s.local
     activations, weights = tokens * k * s.element_bytes, k * n * s.element_bytes
     return matmul(
-        name, block, tokens, n, k, accumulate=0, element_bytes=s.element_bytes,
-        kept_elements=tokens * floor_div(k, s.m1), weights=floor_div(k, s.m2) * n, output_passes=panels, panels=panels,
-        forward=(over("tp", "broadcast", activations), over("tp2", "broadcast", weights)),
-        backward=(
-            over("tp2", "broadcast", weights), over("tp", "reduce", activations),
-            over("tp", "broadcast", activations), over("tp2", "reduce", weights),
-        ),
-    )  # fmt: skip
+        name,
+        block,
+        replace(s.product(tokens, n, k), output_passes=panels, panels=panels),
+        kept_elements=tokens * floor_div(k, s.m1),
+        weights=floor_div(k, s.m2) * n,
+        traffic=summa_traffic(activations, weights),
+    )
 
 
 def _norm(s: _Shape, name: str, block: str) -> Row:
     size = s.b * s.local * s.e * s.element_bytes
-    return norm(
-        name, block, s.b * s.shard, s.e, element_bytes=s.element_bytes, replicated=2 * s.e,
-        forward=(over("tp", "all_gather", size),), backward=(over("tp", "reduce_scatter", size),),
-    )  # fmt: skip
+    traffic = Traffic((over("tp", "all_gather", size),), (over("tp", "reduce_scatter", size),))
+    return norm(name, block, s.b * s.shard, s.e, element_bytes=s.element_bytes, traffic=traffic)
 
 
 def _all_reduce(s: _Shape, plans: Plans, axis: str, size_bytes: Num) -> Transfer:
@@ -101,10 +106,8 @@ def _summa_norm(s: _Shape, name: str, block: str, plans: Plans) -> Row:
     statistics = 2 * s.b * s.local * s.element_bytes
     gradients = (floor_div(2 * s.e, s.m1) + floor_div(2 * s.b * s.l, s.m2)) * s.element_bytes
     width = floor_div(s.l if s.defects.summa_norm_width else s.e, s.m1)
-    return norm(
-        name, block, s.b * s.local, width, element_bytes=s.element_bytes, replicated=2 * width,
-        forward=(_all_reduce(s, plans, "tp", statistics),), backward=(_all_reduce(s, plans, "tp", gradients),),
-    )  # fmt: skip
+    traffic = Traffic((_all_reduce(s, plans, "tp", statistics),), (_all_reduce(s, plans, "tp", gradients),))
+    return norm(name, block, s.b * s.local, width, element_bytes=s.element_bytes, traffic=traffic)
 
 
 def _gather(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
@@ -115,16 +118,31 @@ def _gather_and_scatter(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
     return (*_gather(s, size_bytes), over(s.second, "reduce_scatter", size_bytes)) if s.second else ()
 
 
+def _core(s: _Shape, pairs: Num, rows: Num, keys: Num) -> Core:
+    """Size of the attention core, with dropout, as the paper counts it."""
+    return Core(
+        pairs=pairs,
+        rows=rows,
+        keys=keys,
+        kv_rows=keys,
+        head_dim=s.head_dim,
+        element_bytes=s.element_bytes,
+        dropout=True,
+        accumulate=0,
+    )
+
+
 def _fused_attention(s: _Shape, causal: bool) -> tuple[Row, ...]:
     rows, keys, d = s.b * s.heads * s.local, s.b * s.heads * s.l, s.defects
     gathered = 2 * keys * s.head_dim * s.element_bytes
+    pairs = rows * s.l if d.no_causal_mask or not causal else causal_pairs(rows, s.l)
     row = fused_attention(
-        "fusedla", "sa", pairs=rows * s.l if d.no_causal_mask or not causal else causal_pairs(rows, s.l), rows=rows,
-        keys=keys, kv_rows=keys, kv_rows_read=rows if d.local_key_reads else keys, dropout=1,
-        head_dim=s.head_dim, accumulate=0, element_bytes=s.element_bytes,
+        "fusedla",
+        "sa",
+        replace(_core(s, pairs, rows, keys), kv_rows_read=rows if d.local_key_reads else keys),
         kept_elements=(4 if d.attention_output_kept_twice else 3) * rows * s.head_dim + 2 * rows,
-        forward=_gather(s, gathered), backward=_gather_and_scatter(s, gathered),
-    )  # fmt: skip
+        traffic=Traffic(_gather(s, gathered), _gather_and_scatter(s, gathered)),
+    )
     return (row,)
 
 
@@ -132,12 +150,15 @@ def _unfused_attention(s: _Shape, recompute: Num) -> tuple[Row, ...]:
     rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
     gathered = keys * s.head_dim * s.element_bytes
     made = unfused_attention(
-        ("logits", "softmax", "dpr_at", "attend"), "sa", pairs=rows * s.l, rows=rows, keys=keys, kv_rows=keys,
-        head_dim=s.head_dim, dropout=True, accumulate=0, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
-        kept_scores=2 * rows * s.head_dim, kept_attend=rows * s.head_dim,
-        recomputed=where(recompute == ATTENTION_RECOMPUTE, 1.0, 0.0), forward=_gather(s, gathered),
-        backward=_gather_and_scatter(s, gathered),
-    )  # fmt: skip
+        ("logits", "softmax", "dpr_at", "attend"),
+        "sa",
+        _core(s, rows * s.l, rows, keys),
+        mask_bytes=s.mask_bytes,
+        kept_scores=2 * rows * s.head_dim,
+        kept_attend=rows * s.head_dim,
+        recomputed=where(recompute == ATTENTION_RECOMPUTE, 1.0, 0.0),
+        traffic=Traffic(_gather(s, gathered), _gather_and_scatter(s, gathered)),
+    )
     return tuple(replace(row, remade_bytes=0.0) for row in made)  # the paper adds nothing to what is kept
 
 

@@ -15,7 +15,7 @@ from steptime.lab.calibrate.machine.collectives import Mesh, RankDiedError
 from steptime.lab.calibrate.machine.host import Host, this_host
 from steptime.lab.calibrate.machine.runner import Bench, Settings
 from steptime.lab.calibrate.machine.torch_ops import load_torch
-from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ELEMENT_BYTES
 from steptime.store.files import refuse_unwritable
 from steptime.store.journal import Journal, read_journal, refuse_busy
 

@@ -14,7 +14,7 @@ from steptime.cost import attention, convolution, elementwise, matmul
 from steptime.estimate.measured import CONVOLVED, LOOPED
 from steptime.lab.calibrate.machine.draws import log_spaced, log_uniform
 from steptime.lab.calibrate.machine.images import ImageExtent, counts_of, image_shapes
-from steptime.model.element_types import ELEMENT_BYTES
+from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Num
 from steptime.store.journal import content_key
 

@@ -1,12 +1,14 @@
-"""Products whose operands have a narrow format of their own: quantisation passes, and narrow inputs that are kept.
+"""Rows that copy: operands into a narrow format, and weights and gradients that ZeRO and FSDP gather and scatter.
+
+Quantisation, where the operands of a product have a narrow format:
 
 * A product's input is quantised before it; in backward so is the gradient of its output. Where the product that makes
   the gradient of trained weights takes a transposed copy of both, the pass writes two copies.
-* What tensor ranks gather, each quantises its shard of before, and it travels in the narrow format. The transposed
-  copy of a tensor with one scale is then made of the whole; formats with a scale per block are quantised along rows and
-  along columns, and of the gradient of an output both travel.
+* What tensor ranks gather, each quantises its shard before gathering, and it travels in the narrow format. The
+  transposed copy of a tensor with one scale is then made of the whole; formats with a scale per block are quantised
+  along rows and along columns, and of the gradient of an output both travel.
 * An input that is not kept, or whose product runs again, is quantised again in the backward pass.
-* Trained weights are quantised once per step, but each time that ZeRO-3 gathers them; frozen ones are so for good.
+* Trained weights are quantised once per step, but each time that ZeRO-3 gathers them; frozen weights stay quantised.
 * The head and the router stay in the dtype in which weights and activations are stored.
 
 Source: Transformer Engine, `gather_along_first_dim` (`pytorch/distributed.py`) and `pytorch/module/linear.py`; torchao,
@@ -34,7 +36,7 @@ NARROW_DTYPES = frozenset({"fp8", "fp4"})
 
 
 def quantised(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer with quantisation beside each product."""
+    """The rows of a layer with the quantisation passes of each product."""
     precision = job.precision
     if precision.quantised_bytes is None:
         return list(rows)
@@ -52,7 +54,7 @@ def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Quantiser:
-    """What a recipe does beside the products of plans."""
+    """What a recipe does in addition to the products of plans."""
 
     precision: Precision
     narrow_bytes: float
@@ -77,7 +79,7 @@ class _Quantiser:
         return self._operand(row, "quantise_gradient", elements, gathered=_gathers_output_gradient(row))
 
     def _operand(self, row: Row, name: str, elements: Num, *, gathered: bool) -> list[Row]:
-        """Passes in backward over an operand of so many elements, of which each tensor rank has a shard if gathered."""
+        """Passes in backward over an operand of ``elements``, of which each tensor rank has a shard if gathered."""
         shards = where(self.plans.sp > 0, self.plans.tp, 1) if gathered else 1
         copies: Num = self._copies(row)
         transposed_later: Num = 0.0
@@ -85,12 +87,28 @@ class _Quantiser:
             transposed_later = where(shards > 1, 1.0, 0.0)
             copies = copies - transposed_later
         each = elements / shards
-        made = [move(f"{row.name}_{name}", row.block, each * self._read_bytes, each * self.narrow_bytes * copies,
-                     operator="move_backward", share=row.share)]  # fmt: skip
+        made = [
+            move(
+                f"{row.name}_{name}",
+                row.block,
+                each * self._read_bytes,
+                each * self.narrow_bytes * copies,
+                operator="move_backward",
+                share=row.share,
+            )
+        ]
         if np.any(transposed_later):
             whole_bytes = elements * self.narrow_bytes
-            made.append(move(f"{row.name}_{name}_transpose", row.block, whole_bytes, whole_bytes,
-                             operator="move_backward", share=row.share * transposed_later))  # fmt: skip
+            made.append(
+                move(
+                    f"{row.name}_{name}_transpose",
+                    row.block,
+                    whole_bytes,
+                    whole_bytes,
+                    operator="move_backward",
+                    share=row.share * transposed_later,
+                )
+            )
         return made
 
     def _weights(self, row: Row) -> list[Row]:
@@ -98,11 +116,21 @@ class _Quantiser:
         gathered = where(self.plans.shares("weights"), 1.0, 0.0) * self.plans.shared_out(experts=row.expert)
         forwards = self.micro_batches * (1 + self.plans.recomputed)
         narrow_bytes = row.weights * self.narrow_bytes
-        once = move(f"{row.name}_quantise_weights", row.block, row.weights * self._read_bytes,
-                    narrow_bytes * self._copies(row), operator="move_forward",
-                    share=row.share * (1 - gathered) / forwards)  # fmt: skip
-        each = move(f"{row.name}_quantise_gathered", row.block, row.weights * self.precision.element_bytes,
-                    narrow_bytes, share=row.share * gathered)  # fmt: skip
+        once = move(
+            f"{row.name}_quantise_weights",
+            row.block,
+            row.weights * self._read_bytes,
+            narrow_bytes * self._copies(row),
+            operator="move_forward",
+            share=row.share * (1 - gathered) / forwards,
+        )
+        each = move(
+            f"{row.name}_quantise_gathered",
+            row.block,
+            row.weights * self.precision.element_bytes,
+            narrow_bytes,
+            share=row.share * gathered,
+        )
         return [made for made in (once, each) if np.any(made.share)]
 
     def _narrowed(self, row: Row) -> Row:
@@ -110,9 +138,11 @@ class _Quantiser:
         ratio = self.narrow_bytes / self.precision.element_bytes
         both = _gathers_output_gradient(row) and self.precision.block_scaled
         return replace(
-            row, kept_bytes=row.kept_bytes * ratio, forward=_gathering(row.forward, ratio),
+            row,
+            kept_bytes=row.kept_bytes * ratio,
+            forward=_gathering(row.forward, ratio),
             backward=_gathering(row.backward, ratio * (self._copies(row) if both else 1)),
-        )  # fmt: skip
+        )
 
     @property
     def _read_bytes(self) -> float:
@@ -142,7 +172,7 @@ def _gathers_output_gradient(row: Row) -> bool:
 
 
 def _gathering(transfers: Iterable[Transfer], factor: float) -> tuple[Transfer, ...]:
-    """The transfers where tensor ranks gather so many times the bytes."""
+    """The transfers where tensor ranks gather ``ratio`` times the bytes."""
     return tuple(
         replace(each, size_bytes=each.size_bytes * factor) if _is_tensor_gather(each) else each for each in transfers
     )
@@ -150,3 +180,53 @@ def _gathering(transfers: Iterable[Transfer], factor: float) -> tuple[Transfer, 
 
 def _is_tensor_gather(transfer: Transfer) -> bool:
     return transfer.collective == "all_gather" and transfer.axis == "tp"
+
+
+COPIES = "fsdp"
+
+
+def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> list[Row]:
+    """The rows of a layer, or of an ``end`` of the model, with the copies of their weights and of their gradients.
+
+    With ZeRO-3 each pass gathers and each micro-batch reduces, with ZeRO-2 each micro-batch reduces, else a step does
+    either once. A forward pass that runs again in full finds its weights gathered for the backward pass.
+    """
+    out = list(rows)
+    if not job.copied_parameters:
+        return out
+    element = job.precision.element_bytes
+    shared = [(row, row.weights * row.share * plans.shared_out(experts=row.expert)) for row in out]
+    trained: Num = sum(weights for row, weights in shared if row.trained)
+    frozen_bytes: Num = sum(weights * row.weight_bytes for row, weights in shared if not row.trained)
+    whole = trained * element + frozen_bytes
+    micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
+    sharded = where(plans.shares("optimizer") & (whole > 0), 1.0, 0.0)
+    recomputed = 0.0 if end else plans.recomputed
+    name = f"{end}_copy" if end else "copy"
+    made = [
+        move(
+            f"{name}_out",
+            COPIES,
+            whole,
+            whole,
+            operator="move_forward",
+            share=sharded * where(plans.shares("weights"), 1.0, 1.0 / (micro_batches * (1.0 + recomputed))),
+        ),
+        move(
+            f"{name}_out_again",
+            COPIES,
+            whole,
+            whole,
+            operator="move_backward",
+            share=where(plans.shares("weights"), sharded * (1.0 - recomputed), 0.0),
+        ),
+        move(
+            f"{name}_in",
+            COPIES,
+            trained * element,
+            trained * job.gradient_bytes,
+            operator="move_backward",
+            share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0),
+        ),
+    ]
+    return [*out, *(row for row in made if np.any(row.share))]

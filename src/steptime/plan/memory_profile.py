@@ -1,0 +1,232 @@
+"""Memory that training software needs beyond live tensors of the rows: formats, buffers of the loss, workspaces.
+
+One :class:`MemoryProfile` per framework; the sources stand after the table :data:`PROFILES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """Facts of one framework's memory; the plain one adds nothing to what the rows keep."""
+
+    name: str = "plain"
+    weight_bytes: float | None = None
+    """Bytes of a trained weight at rest; None: those of the dtype. 4: the fp32 weight is the master copy, so that the
+    optimiser has none (FSDP2 with mixed precision: sharded fp32, gathered in the dtype of the run)."""
+    placeholder_bytes: float = 0.0
+    """Per parameter of one product of each shape: gradients handed to autograd where the real ones went into the
+    buffer of all gradients. Transformer Engine keeps one placeholder per shape permanently."""
+    layer_gradient_bytes: float = 0.0
+    """Per parameter of a layer in its backward pass under ZeRO-3: whole gradients before they are scattered."""
+    head_gradient_bytes: float = 0.0
+    """Per parameter of the head in its backward pass, with any sharding: whole gradients."""
+    logit_kept_bytes: float | None = None
+    """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
+    logit_peak_bytes: float | None = None
+    """Per logit at the worst moment of the loss; None: what is kept."""
+    evaluated_logit_bytes: float = 0.0
+    """Per logit of a mean sequence, in addition: logits of evaluated sequences that stay on the device."""
+    loss_forward_bytes: float = 8.0
+    """Traffic per logit of all kernels of the loss, forward: read and write once in fp32."""
+    loss_backward_bytes: float = 8.0
+    """Traffic per logit of all kernels of the loss, backward."""
+    loss_conversion_bytes: float = 0.0
+    """Each way, where logits are no fp32: to turn them into that, and their gradient back."""
+    fused_head: bool = False
+    """Head and loss are computed together in pieces (Liger): no logits are kept, both gradients are made forward."""
+    workspace_bytes: float = 0.0
+    """Workspaces of the matrix libraries, which the allocator counts."""
+    bucket_bytes: float = 0.0
+    """Buffers of traffic that are held throughout."""
+    update_bytes: float = 0.0
+    """Per trained parameter of a rank while the optimiser steps: temporaries of one that works on all tensors at once
+    (``foreach``), when no activations are left."""
+    quantised_ends_bytes: float | None = None
+    """Of a weight of embedding and head where those of the layers are quantised; None: those of the dtype."""
+    gathered_logits: bool = False
+    """Tensor-parallel ranks gather the logits before the loss, so that each holds those of the whole vocabulary."""
+    gathered_inputs: bool = False
+    """Inputs that tensor-parallel ranks gather from sequence shards are kept whole; else gathered again backward."""
+    norm_bytes: float = 0.0
+    """Kept per element of a norm beyond its input, where operators make the norm: its copy in fp32 and what the weight
+    multiplies."""
+    gate_bytes: float = 0.0
+    """Kept per output of a gated activation beyond its inputs, where operators make it: the activated gate."""
+    score_bytes: float = 0.0
+    """Kept per score of unfused attention beyond the probabilities in the dtype of the run: those in fp32."""
+    bf16_gradient_bytes: float = 0.0
+    """Per parameter, in addition to gradients in the dtype of the run where it is bf16: gradients accumulated in
+    fp32."""
+    pure: bool = False
+    """Weights, gradients and states all have the dtype of the run; there are no master weights."""
+    narrow_frozen: bool = False
+    """Frozen weights of a run with narrow products are stored in the narrow format."""
+    narrow_weights: bool = False
+    """Trained weights of products of layers too; without it they are stored in the dtype of the run."""
+    updates_in_backward: bool = False
+    """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
+    offloads_weights: bool = False
+    """With the optimiser's states on the host, sharded weights are there too."""
+    offloads_gradients: bool = False
+    """With the optimiser's states on the host, its gradients are there too."""
+
+
+PLAIN = MemoryProfile()
+_CORE = MemoryProfile(
+    name="megatron-core",
+    placeholder_bytes=2.0,
+    head_gradient_bytes=2.0,
+    logit_kept_bytes=2.0,
+    logit_peak_bytes=2.0,
+    loss_forward_bytes=6.0,
+    loss_backward_bytes=4.0,
+    workspace_bytes=64 * MIB,
+    narrow_frozen=True,
+)
+_MEGATRON = MemoryProfile(
+    name="megatron",
+    head_gradient_bytes=2.0,
+    logit_kept_bytes=4.0,
+    logit_peak_bytes=6.0,
+    loss_forward_bytes=32.0,
+    loss_backward_bytes=8.0,
+    loss_conversion_bytes=6.0,
+    workspace_bytes=8 * MIB,
+)
+_MEGATRON_DEEPSPEED = replace(_MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, bf16_gradient_bytes=4.0)
+_EAGER: Mapping[str, Any] = {"loss_forward_bytes": 16.0, "loss_backward_bytes": 20.0, "loss_conversion_bytes": 6.0}
+_FSDP2 = MemoryProfile(
+    name="torchtitan",
+    weight_bytes=4.0,
+    layer_gradient_bytes=6.0,
+    head_gradient_bytes=6.0,
+    logit_kept_bytes=6.0,
+    logit_peak_bytes=14.0,
+    workspace_bytes=32 * MIB,
+    **_EAGER,
+)
+_DEEPSPEED = MemoryProfile(
+    name="deepspeed",
+    layer_gradient_bytes=2.0,
+    head_gradient_bytes=2.0,
+    fused_head=True,
+    workspace_bytes=32 * MIB,
+    bucket_bytes=2e9 + 2e9,
+    offloads_gradients=True,
+    loss_forward_bytes=6.0,
+    loss_backward_bytes=0.0,
+)
+SCALING = MemoryProfile(
+    name="scaling",
+    gathered_logits=True,
+    logit_kept_bytes=6.0,
+    logit_peak_bytes=18.0,
+    gathered_inputs=True,
+    norm_bytes=6.0,
+    gate_bytes=2.0,
+    score_bytes=4.0,
+    workspace_bytes=8 * MIB,
+    **_EAGER,
+)
+_TRAINER = MemoryProfile(
+    name="hf-trainer",
+    pure=True,
+    update_bytes=2.0,
+    quantised_ends_bytes=5.0,
+    logit_kept_bytes=12.0,
+    logit_peak_bytes=20.0,
+    evaluated_logit_bytes=20.0,
+    norm_bytes=6.0,
+    gate_bytes=2.0,
+    score_bytes=4.0,
+    workspace_bytes=8 * MIB,
+    **_EAGER,
+)
+PROFILES: Mapping[str, MemoryProfile] = {
+    "hf-trainer": _TRAINER,
+    "scaling": SCALING,
+    "megatron-core": _CORE,
+    "megatron": _MEGATRON,
+    "megatron-2021": replace(_MEGATRON, name="megatron-2021"),
+    "megatron-deepspeed": _MEGATRON_DEEPSPEED,
+    "megatron-deepspeed-2021": replace(_MEGATRON_DEEPSPEED, name="megatron-deepspeed-2021"),
+    "torchtune": MemoryProfile(
+        name="torchtune",
+        pure=True,
+        logit_kept_bytes=2.0,
+        logit_peak_bytes=3.0,
+        layer_gradient_bytes=2.0,
+        head_gradient_bytes=2.0,
+        workspace_bytes=8 * MIB,
+        **_EAGER,
+    ),
+    "ddp": MemoryProfile(name="ddp", **_EAGER),
+    "torchtitan": _FSDP2,
+    "fms-fsdp": replace(_FSDP2, name="fms-fsdp"),
+    "composer-fsdp": replace(
+        _FSDP2,
+        name="composer-fsdp",
+        logit_kept_bytes=2.0,
+        logit_peak_bytes=4.0,
+        loss_forward_bytes=4.0,
+        loss_backward_bytes=4.0,
+        loss_conversion_bytes=0.0,
+    ),
+    "automodel": replace(_FSDP2, name="automodel"),
+    "maxtext": MemoryProfile(name="maxtext", weight_bytes=4.0, logit_kept_bytes=2.0, logit_peak_bytes=4.0),
+    "deepspeed": _DEEPSPEED,
+    "deepspeed-2021": replace(
+        _DEEPSPEED,
+        name="deepspeed-2021",
+        fused_head=False,
+        loss_forward_bytes=_MEGATRON.loss_forward_bytes,
+        loss_backward_bytes=_MEGATRON.loss_backward_bytes,
+        loss_conversion_bytes=_MEGATRON.loss_conversion_bytes,
+    ),
+}
+"""Sources. Megatron Core with Transformer Engine: its linear layers return a placeholder of the weight's shape and
+dtype where gradients are accumulated in the weight-gradient product, cached per shape; the head's own is made each
+time; the fused cross entropy overwrites the logits with their gradient; cuBLAS and Transformer Engine take 32 MiB of
+workspace each on Hopper and later. Megatron: the vocabulary-parallel cross entropy keeps fp32 probabilities and turns
+their gradient to the dtype of the run. Its kernels turn logits to fp32 (6 bytes of traffic), look for the maximum (4),
+subtract it (8), exponentiate (8), add up (4), divide (8), and backward multiply (8) and turn to the dtype of the run
+(6); the fused one reads twice and writes (6), and backward scales (4). PyTorch's own: to fp32 (6), a softmax that reads
+three times (16); backward the gradient of the choice (4), of the softmax (16), to the dtype of the run (6). torchtitan:
+fp32 shards, gathered in bf16, reduced in fp32 (arXiv 2410.06511); ``cross_entropy`` of fp32 logits holds the bf16
+logits, the log-probabilities, the gradient of those and of the logits. DeepSpeed ZeRO-3: up to 1e9 live parameters and
+two reduction buckets of 5e8 (`stage3_max_live_parameters`, `reduce_bucket_size`, `overlap_comm`); with the optimiser on
+the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 next
+to those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
+time to fp32. MPT under Composer has a fused cross entropy (`loss_fn: fused_crossentropy`), which reads twice forward,
+and reads and writes backward; that of Liger makes gradients forward. MaxText keeps weights in fp32 (`weight_dtype`,
+base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient.
+
+Aleph Alpha's scaling (src/scaling of Aleph-Alpha/scaling): the head gathers the logits of all tensor ranks
+(`ColumnParallelLinear`, `parallel_output=False`) and `CrossEntropyLoss` turns them to fp32; a norm gathers the sequence
+before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32. Assumed: that nothing of
+the loss is free before its backward pass is done (logits 2, in fp32 4, log-probabilities 4, gradients of both 8; where
+ranks gather, their parts 2 and joined 2), and that a norm of 2023 that no kernel fuses computes in fp32 (copy 4,
+normalised 2).
+
+Hugging Face's Trainer, with a checkpoint in bf16 that is trained as it is: ``AdamW`` of PyTorch works on all tensors at
+once (``foreach``, whose temporaries have the size of the parameters); models turn logits to fp32 (4), shift them (4),
+and cross entropy has log-probabilities (4) and gradients of both (8); norms copy to fp32 (4) and back (2); embeddings
+and head of a quantised base are in fp32, the head also in bf16 under autocast (`prepare_model_for_kbit_training` of
+peft); evaluation keeps its logits on the device unless `eval_accumulation_steps` says otherwise, fitted as those of
+five sequences in fp32."""
+
+
+def memory_profile_of(framework: str) -> MemoryProfile:
+    """Profile of a framework; of one without an entry the plain one.
+
+    >>> memory_profile_of("torchtitan").weight_bytes, memory_profile_of("ideal").name
+    (4.0, 'plain')
+    """
+    return PROFILES.get(framework, PLAIN)
