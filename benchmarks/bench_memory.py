@@ -19,8 +19,7 @@ from steptime.lab.calibrate.memory_fit import MemoryPoint, as_toml, errors_of, f
 from steptime.lab.data_root import require_data
 from steptime.lab.measured import MeasuredRun, read_runs
 from steptime.lab.measured.canonical import catalogue_device
-from steptime.lab.measured.engine import settings_of
-from steptime.lab.measured.memory import definition_of, is_stated
+from steptime.lab.measured.samples import definition_of, is_stated, settings_of
 from steptime.plan.framework import NORMAL_95
 
 TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")

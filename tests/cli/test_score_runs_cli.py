@@ -13,8 +13,8 @@ import pytest
 from fake_api import Run
 
 from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
-from steptime.lab.measured.published import published_csv
 from steptime.lab.measured.read import read_rows
+from steptime.lab.measured.reading import published_csv
 from steptime.lab.scoring import runs as measured_scoring
 from steptime.plan.framework_file import framework_names, load_framework
 

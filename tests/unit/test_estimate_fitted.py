@@ -13,7 +13,7 @@ from steptime.estimate.kernels import USES, memory_models, memory_timed, streame
 from steptime.estimate.machine import Machine, curve_constants, machine_of
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.profiles import load_fabric_profiles, load_profile, profile_names
-from steptime.lab.calibrate import memory_bound as measured
+from steptime.lab.calibrate import kernel_families as measured
 from steptime.lab.calibrate.table import Table
 from steptime.lab.calibrate.training import lacking_curves
 from steptime.plan.job import PRECISIONS

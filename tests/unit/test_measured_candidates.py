@@ -10,12 +10,17 @@ import pytest
 from steptime.estimate.memory_definitions import memory_by_definition
 from steptime.lab.data_root import require_data
 from steptime.lab.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
-from steptime.lab.measured.candidates import _expert_ranks, _recomputes
-from steptime.lab.measured.engine import settings_of
-from steptime.lab.measured.fit import fit_weight, needed_bytes
+from steptime.lab.measured.candidates import (
+    _expert_ranks,
+    _recomputes,
+    fed_length,
+    fit_weight,
+    needed_bytes,
+    said_to_overlap,
+)
 from steptime.lab.measured.meaning import RECOMPUTE
 from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.setting import fed_length, said_to_overlap
+from steptime.lab.measured.samples import settings_of
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 

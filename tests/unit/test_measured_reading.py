@@ -27,7 +27,7 @@ from steptime.lab.measured import (
     read_runs,
     runs_of,
 )
-from steptime.lab.measured.flops import flops_per_token, forward_flops, tflops_definition
+from steptime.lab.measured.metrics import flops_per_token, forward_flops, tflops_definition
 from steptime.lab.measured.read import METRICS, NEEDED, TableRow, read_rows
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"

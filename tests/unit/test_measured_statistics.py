@@ -20,12 +20,12 @@ from steptime.lab.measured.aggregate import (
     macro,
     memory_statistics,
     rank_statistics,
+    ranks,
     scale_band,
+    spearman,
     statistics,
 )
-from steptime.lab.measured.ranking import ranks, spearman
-from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.reasons import Flag
+from steptime.lab.measured.read import Flag, TableRow, read_rows
 from steptime.model.spec import Experts
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"

@@ -32,7 +32,7 @@ from steptime.lab.calibrate.memory_fit import (
     reserved_slack,
     slack_of,
 )
-from steptime.lab.published.method import PUBLISHED
+from steptime.lab.published.rows import PUBLISHED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED

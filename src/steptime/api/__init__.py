@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from steptime.api.model_ledger import Ledger as Ledger
     from steptime.api.model_ledger import ledger as ledger
     from steptime.captured.fitting import fit as fit
-    from steptime.lab.limits.calls import Limits as Limits
-    from steptime.lab.limits.calls import limits as limits
+    from steptime.lab.limits import Limits as Limits
+    from steptime.lab.limits import limits as limits
 
 #: Public name -> where it is defined.
 PLACES: Final = {
     "Difference": "steptime.api.difference:Difference",
     "Ledger": "steptime.api.model_ledger:Ledger",
-    "Limits": "steptime.lab.limits.calls:Limits",
+    "Limits": "steptime.lab.limits:Limits",
     "diff": "steptime.api.difference:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
     "ledger": "steptime.api.model_ledger:ledger",
-    "limits": "steptime.lab.limits.calls:limits",
+    "limits": "steptime.lab.limits:limits",
     "plan": "steptime.api.calls:plan",
 }
 

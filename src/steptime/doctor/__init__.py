@@ -1,12 +1,9 @@
 """Reads a training log or a profiler trace and says where the time goes that should not, beside the prediction."""
 
-from steptime.doctor.behaviour import fitted_framework
-from steptime.doctor.devices import device_contradictions
 from steptime.doctor.diagnose import diagnose_log, diagnose_trace
 from steptime.doctor.findings import memory_is_off
-from steptime.doctor.log import read_log
-from steptime.doctor.records import Compared, Diagnosis, Finding, Log, Stated, TraceTimes, Variant, Verdict
-from steptime.doctor.series import series_of
+from steptime.doctor.log import device_contradictions, fitted_framework, read_log
+from steptime.doctor.records import Compared, Diagnosis, Finding, Log, Stated, TraceTimes, Variant, Verdict, series_of
 from steptime.doctor.source import kind_of
 from steptime.doctor.stated import (
     StatedJob,

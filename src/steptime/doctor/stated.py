@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.doctor import words as w
+from steptime.doctor import gather
 from steptime.doctor.records import PADDED_VOCAB, Stated
 from steptime.doctor.trace import Recording
 from steptime.lab.measured.meaning import USUAL, sole_choice
@@ -106,7 +106,7 @@ def _overlapped(
     if "overlap" in said:
         hides["dp"] = said["overlap"] == "dp"
     tensor = stated.flags.get("tp_comm_overlap", "False" if "overlap" in said else "")
-    if tensor in w.SAID:
+    if tensor in gather.SAID:
         hides["tp"] = tensor == "True"
     if isinstance(whole.get("vpp"), int) and whole["vpp"] > 1:
         hides["pp"] = True

@@ -13,7 +13,7 @@ from steptime.cost.experts import Exchange, exchange_of, exchange_s, row_bytes
 from steptime.errors import UserError
 from steptime.hardware import load_device
 from steptime.hardware.profiles import FabricProfile
-from steptime.lab.calibrate.collective_rows import Columns
+from steptime.lab.calibrate.collective_machines import Columns
 from steptime.lab.calibrate.score import errors_of
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array

@@ -12,19 +12,19 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import UserError, counted
-from steptime.lab.calibrate.frameworks.bands import (
+from steptime.lab.calibrate.framework_bands import (
     Band,
     Predicted,
     band_of,
     honest_coverage,
     left_out_both,
+    packaged,
     slower_of,
     source_weights,
+    to_toml,
     with_middle,
 )
-from steptime.lab.calibrate.frameworks.fit import Fitted
-from steptime.lab.calibrate.frameworks.parameters import PARAMETERS
-from steptime.lab.calibrate.frameworks.save import packaged, to_toml
+from steptime.lab.calibrate.frameworks import PARAMETERS, Fitted
 from steptime.lab.measured import Reading
 from steptime.lab.measured.predict import fit_to, usable
 from steptime.lab.measured.samples import Modelled, Progress, modelled

@@ -9,17 +9,78 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.gemm import gemm_backward_s, gemm_s
+from steptime.cost.gemm import LIMIT, NAMES, gemm_backward_s, gemm_residual, gemm_s, residual_table
 from steptime.errors import UserError
 from steptime.estimate.kernels import FEW_UNITS, OPERAND_BYTES, SPREAD_UNITS
 from steptime.hardware.library import device_named, load_device
 from steptime.hardware.records import Curve, Device
-from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timed, timer_of
+from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, launched, readable, timed, timer_of
 from steptime.lab.calibrate.fitting import Prior, fitted_curve, hashed
-from steptime.lab.calibrate.gemm_residual import fitted_residual, residual_of, residuals_of_gradients
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training_rows import launched
 from steptime.num import Array, Num
+
+#: Shapes that a table needs.
+LEAST_RESIDUAL_SHAPES: Final = 500
+#: How many measurements of log 0 at its knot a value of the table has to outweigh.
+PULL: Final = 2.0
+#: Log error beyond which a measurement counts less.
+OUTLIER: Final = 0.05
+#: Rounds of reweighting.
+ROUNDS: Final = 5
+#: Values of the table that are smaller than this are left out.
+LEAST: Final = 0.002
+
+
+def fitted_residual(shape: Mapping[str, Array], device: Mapping[str, Any], log_error: Array) -> dict[str, float]:
+    r"""Values of the table, by name.
+
+    $$\min_c \sum_i w_i (B c - r)_i^2 + \lambda \lVert c \rVert^2, \quad
+        w_i = \big(1 + (B c - r)_i^2 / 0.05^2\big)^{-1/2}$$
+
+    where $r$ = `log_error` (log of measured over modelled time), $B$ the hat functions of
+    :func:`steptime.cost.gemm.gemm_residual` and $\lambda = 2$. Nothing for fewer than 500 shapes.
+
+    Source: ridge regression with iterative reweighting.
+    """
+    if len(log_error) < LEAST_RESIDUAL_SHAPES:
+        return {}
+    basis = hats(shape, device)
+    weights: Array = np.ones(len(log_error))
+    values: Array = np.zeros(len(NAMES))
+    for _ in range(ROUNDS):
+        weighted = basis * weights[:, None]
+        values = np.linalg.solve(weighted.T @ basis + PULL * np.eye(len(NAMES)), weighted.T @ log_error)
+        weights = 1 / np.sqrt(1 + ((basis @ values - log_error) / OUTLIER) ** 2)
+    kept = zip(NAMES, np.clip(values, -LIMIT, LIMIT), strict=True)
+    return {name: round(float(value), 4) for name, value in kept if abs(value) >= LEAST}
+
+
+def hats(shape: Mapping[str, Array], device: Mapping[str, Any]) -> Array:
+    """Value of each hat function (columns) for each row."""
+    columns = [_of(shape, "m", "n", "k", device, residual_table({name: LIMIT})) for name in NAMES]
+    return np.stack([np.asarray(column) for column in columns], axis=1) / LIMIT
+
+
+def residual_of(shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The residual of products, an argument of the model."""
+    table = residual_table(values)
+    return {"residual": _of(shape, "m", "n", "k", device, table)}
+
+
+def residuals_of_gradients(
+    shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The residuals of both gradients of products, arguments of the model."""
+    table = residual_table(values)
+    return {
+        "input_residual": _of(shape, "m", "k", "n", device, table),
+        "weight_residual": _of(shape, "k", "n", "m", device, table),
+    }
+
+
+def _of(shape: Mapping[str, Any], m: str, n: str, k: str, device: Mapping[str, Any], table: Array | None) -> Any:
+    return gemm_residual(shape[m], shape[n], shape[k], shape["batch"], device["sm_count"], table)
+
 
 #: Dtype of a curve to the dtypes of the peak, the best first; of others it is their own.
 PEAKS: Final = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32")}

@@ -16,6 +16,7 @@ from steptime.lab.calibrate.family import (
     Coefficient,
     KernelFamily,
     dtype_of,
+    launched,
     readable,
     shapes_of,
     timed,
@@ -23,7 +24,6 @@ from steptime.lab.calibrate.family import (
 )
 from steptime.lab.calibrate.fitting import Prior, cross_validated, fit, fitted_curve, hashed
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training_rows import launched
 from steptime.num import Array
 
 ANY_DTYPE: Final = "any"

@@ -12,8 +12,7 @@ from steptime.hardware.library import device_names, load_device
 from steptime.hardware.profiles import distance, load_profile, profile_names
 from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.lab.calibrate.family import in_six_digits
-from steptime.lab.calibrate.scaling import EXPONENTS, large_share, within_peak
-from steptime.lab.calibrate.transfer import DTYPES, transferred_curve, unlike_units
+from steptime.lab.calibrate.transfer import DTYPES, EXPONENTS, large_share, transferred_curve, unlike_units, within_peak
 
 Key = tuple[str, str, str]
 #: Family, dtype and timer of what :mod:`steptime.estimate` looks for.
@@ -121,9 +120,9 @@ def beside_sixteen_bits(
 
     $$u' = \min\left(u,\; u_{16} \operatorname{median}_d \frac{v_d}{v_{d,16}}\right)$$
 
-    where $u$ is the share of the peak that a large product reaches (:func:`steptime.lab.calibrate.scaling.large_share`)
-    on the device and $v_d$ that on a donor; those of 16 bits are measured, at the best. What keeps a device from its
-    peak, power above all, does so in every dtype.
+    where $u$ is the share of the peak that a large product reaches on the device
+    (:func:`steptime.lab.calibrate.transfer.large_share`), $v_d$ the share on a donor, and the index 16 marks the
+    measured shares of 16 bits. What keeps a device from its peak, power above all, does so in every dtype.
 
     Args:
         curve: of the dtype that nobody measured on `device`.

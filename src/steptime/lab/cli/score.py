@@ -132,7 +132,7 @@ def _table(
 
 def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
     from steptime.cli.output import Progress
-    from steptime.lab.report.score_runs import print_run_score
+    from steptime.lab.report.score import print_run_score
     from steptime.lab.scoring import kernels as scoring
     from steptime.lab.scoring import runs as measured_scoring
 
@@ -158,8 +158,8 @@ def _stages(file: Path, out: Path | None, as_json: bool) -> None:
 
 def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | None, as_json: bool) -> None:
     from steptime.cli.output import Progress
-    from steptime.lab.report.outcomes import print_outcomes, write_reliability
     from steptime.lab.scoring import outcomes as outcome_scoring
+    from steptime.lab.scoring.outcomes import print_outcomes, write_reliability
 
     given = outcome_scoring.given_cells(texts)
     if figure is not None:
@@ -175,7 +175,7 @@ def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | Non
 
 
 def _columns(as_json: bool) -> None:
-    from steptime.lab.report.score_columns import columns_document, print_columns
+    from steptime.lab.report.score import columns_document, print_columns
 
     _report(columns_document(), as_json, lambda _: print_columns())
 

@@ -17,16 +17,13 @@ not state stays None or empty in the run; :func:`candidates` fills it in, with w
 """
 
 from steptime.lab.measured.aggregate import ScoredRun, summary
-from steptime.lab.measured.candidate import Candidate
-from steptime.lab.measured.candidates import candidates
+from steptime.lab.measured.candidates import Candidate, candidates
 from steptime.lab.measured.canonical import Recomputation, Sharding
-from steptime.lab.measured.degrees import Degrees
-from steptime.lab.measured.flops import TflopsDefinition
-from steptime.lab.measured.folds import Fold, folds
-from steptime.lab.measured.metrics import MeasuredMemory, MeasuredTime, MemoryDefinition, TimeOrigin
+from steptime.lab.measured.metrics import MeasuredMemory, MeasuredTime, MemoryDefinition, TflopsDefinition, TimeOrigin
+from steptime.lab.measured.predict import Fold, folds
+from steptime.lab.measured.read import NO_CLAIM, Flag, Reason, Skipped, reason_counts
 from steptime.lab.measured.reading import Reading, read_runs, runs_of
-from steptime.lab.measured.reasons import NO_CLAIM, Flag, Reason, Skipped, reason_counts
-from steptime.lab.measured.run import AdapterName, MeasuredRun, run_of
+from steptime.lab.measured.run import AdapterName, Degrees, MeasuredRun, run_of
 
 __all__ = [
     "NO_CLAIM", "AdapterName", "Candidate", "Degrees", "Flag", "Fold", "MeasuredMemory", "MeasuredRun", "MeasuredTime",

@@ -10,9 +10,8 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from steptime.errors import UserError
-from steptime.lab.measured.read import TableRow
-from steptime.lab.measured.reasons import Flag, Reason, RowProblem
-from steptime.lab.measured.tables import framework_of, table
+from steptime.lab.measured.meaning import framework_of, table
+from steptime.lab.measured.read import Flag, Reason, RowProblem, TableRow
 from steptime.model.library import hub_model, in_catalogue, load_catalogue_model
 from steptime.model.spec import Experts, ModelSpec, check_spec
 

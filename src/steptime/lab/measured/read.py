@@ -1,4 +1,4 @@
-"""From a CSV file to rows of text, one record each."""
+"""From a CSV file to rows of text, the names of their columns, and why a row cannot be used."""
 
 from __future__ import annotations
 
@@ -8,16 +8,273 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, shorten
-from steptime.lab.measured.columns import near_misses, own_names
-from steptime.lab.measured.reasons import Reason, RowProblem
 from steptime.store.files import BROKEN, read_bytes, unreadable
 from steptime.store.tables import delimiter_of, first_line, refuse_surplus, says_nothing
+
+OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "row_id": ("id", "run", "run_id"),
+    "model": ("model_name",),
+    "n_params": ("parameters", "num_parameters", "params"),
+    "layers": ("num_layers", "num_hidden_layers", "n_layers"),
+    "hidden": ("hidden_size", "d_model", "n_embd"),
+    "ffn_hidden": ("ffn_hidden_size", "intermediate_size"),
+    "heads": ("num_heads", "num_attention_heads", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_query_groups", "n_kv_heads"),
+    "vocab": ("vocab_size",),
+    "seq_len": ("seq", "seq_length", "sequence_length", "context_length", "max_seq_len"),
+    "moe_experts": ("experts", "num_experts"),
+    "moe_topk": ("experts_per_token", "topk", "top_k", "num_experts_per_tok"),
+    "gpu": ("device", "accelerator", "gpu_type", "gpu_name", "cluster"),
+    "n_gpus": ("gpus", "num_gpus", "world_size", "devices"),
+    "gpus_per_node": ("devices_per_node", "nproc_per_node"),
+    "dtype": ("precision",),
+    "global_batch_sequences": ("global_batch", "global_batch_size", "gbs", "global_bs"),
+    "micro_batch": ("micro_batch_size", "mbs"),
+    "tp": ("tensor_parallel", "tensor_model_parallel_size", "tensor_parallel_size", "tp_size"),
+    "pp": ("pipeline_parallel", "pipeline_model_parallel_size", "pipeline_parallel_size", "pp_size"),
+    "cp": ("context_parallel", "context_parallel_size", "cp_size"),
+    "ep": ("expert_parallel", "expert_model_parallel_size", "expert_parallel_size", "ep_size"),
+    "dp": ("data_parallel", "data_parallel_size", "dp_size"),
+    "vpp": ("virtual_pipeline", "interleave"),
+    "zero_stage_or_fsdp": ("zero", "zero_stage", "fsdp", "sharding"),
+    "sequence_parallel": ("sp",),
+    "recompute": ("activation_checkpointing", "recomputation", "recompute_granularity"),
+    "attention_impl": ("attention",),
+    "attention_dtype": ("dtype_of_attention",),
+    "context": ("cp_comm_type", "context_exchange"),
+    "document_length": ("packed_document_length",),
+    "expert_capacity": ("capacity_factor", "expert_capacity_factor", "moe_capacity_factor"),
+    "outcome": ("result", "status"),
+    "gradient_dtype": ("grad_dtype", "gradients_dtype"),
+    "graphs": ("cuda_graphs", "cuda_graph", "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules"),
+    "dispatcher": ("moe_dispatcher", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend"),
+    "framework": ("software",),
+    "metric_step_time_s": ("step_time_s", "step_time", "iteration_time_s", "iteration_time", "time_per_step_s"),
+    "metric_tokens_per_s_per_gpu": ("tokens_per_s_per_gpu", "tokens_per_second_per_gpu", "tokens_s_gpu"),
+    "metric_tflops_per_gpu": ("tflops_per_gpu", "tflops", "tflop_s_per_gpu", "tflop_s_gpu"),
+    "metric_mfu": ("mfu",),
+    "metric_peak_mem_gb": ("peak_mem_gb", "peak_memory_gb", "peak_memory", "peak_mem", "memory_gb"),
+}
+"""Column -> other names that it may have; its own name wins, then the first of these."""
+FURTHER: Final = frozenset({
+    "source", "source_key", "provenance", "workload", "notes", "qc_flags", "head_dim", "gated_mlp", "tied_embeddings",
+    "internode", "schedule", "offload", "tflops_definition", "mem_definition", "mem_unit", "derived_step_time_s",
+    "derived_tokens_per_s_per_gpu", "calc_model_tflops_noattnhalf", "calc_model_tflops_causal", "arch_filled",
+})  # fmt: skip
+"""Columns without other names: those that are read, and those that are worked out from others."""
+SCALED: Final[Mapping[str, tuple[str, str]]] = {
+    "step_time_ms": ("metric_step_time_s", "ms"), "iteration_time_ms": ("metric_step_time_s", "ms"),
+    "step_time_us": ("metric_step_time_s", "us"), "iteration_time_us": ("metric_step_time_s", "us"),
+    "s_per_step": ("metric_step_time_s", "s"), "s_per_iteration": ("metric_step_time_s", "s"),
+    "ms_per_step": ("metric_step_time_s", "ms"), "ms_per_iteration": ("metric_step_time_s", "ms"),
+    "peak_memory_mib": ("metric_peak_mem_gb", "MiB"), "peak_memory_mb": ("metric_peak_mem_gb", "MB"),
+    "peak_memory_bytes": ("metric_peak_mem_gb", "B"), "peak_memory_gib": ("metric_peak_mem_gb", "GiB"),
+    "mfu_percent": ("metric_mfu", "%"),
+}  # fmt: skip
+"""Name of a column with a unit of its own -> column, and the unit of its cells."""
+WORDS: Final[Mapping[str, str]] = {
+    "sec": "s", "second": "s", "seconds": "s", "tok": "tokens", "token": "tokens", "iter": "iteration",
+    "mem": "memory", "percentage": "percent", "pct": "percent",
+}  # fmt: skip
+"""Other spellings of a word of a name."""
+NEAR: Final[Mapping[str, str]] = {
+    "tokens tgs tps": "tokens per second of one device stand in tokens_per_s_per_gpu",
+    "sample samples sequences throughput": "step_time_s is the global batch / samples per second",
+    "flops flop tflop tflops pflop pflops gflops": "TFLOP/s of one device stand in tflops_per_gpu",
+    "hfu utilization": "the model's FLOP/s as a share of the peak stand in mfu",
+    "memory allocated reserved": "peak memory of one device stands in peak_memory_gb (or _mb, _mib, _gib, _bytes)",
+    "time latency duration elapsed runtime step iteration us ms s": "the time of a step stands in step_time_s "
+    "(or _ms, _us)",
+}
+"""Words of a column that nothing reads -> what to write instead, the first that fits."""
+
+
+def name_key(name: str) -> str:
+    """A name of a column without case, and with ``_`` for all that joins its words.
+
+    >>> name_key(" Step time (s)"), name_key("Tokens/s/GPU"), name_key("metric_mfu")
+    ('step_time_s', 'tokens_s_gpu', 'metric_mfu')
+    """
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
+
+
+def _spelled(key: str) -> str:
+    """A key in the spelling of :data:`WORDS`, without ``per``.
+
+    >>> _spelled("tok_per_sec_per_gpu"), _spelled("peak_mem_gb")
+    ('tokens_s_gpu', 'peak_memory_gb')
+    """
+    return "_".join(WORDS.get(word, word) for word in key.split("_") if word != "per")
+
+
+@cache
+def _known() -> Mapping[str, tuple[str, str, int]]:
+    """Spelled key -> own name, unit of the cells, and rank among the names of that column."""
+    found: dict[str, tuple[str, str, int]] = {}
+    for own, others in OTHER_NAMES.items():
+        for rank, other in enumerate((own, *others)):
+            found.setdefault(_spelled(other), (own, "", rank))
+    for rank, (other, (own, unit)) in enumerate(SCALED.items(), 100):
+        found.setdefault(_spelled(other), (own, unit, rank))
+    return found
+
+
+def own_names(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Own name of each column of a file and the unit of its cells; a column that is taken already keeps its name.
+
+    >>> own_names(["Model", "cluster", "gpus", "step_time_ms", "mine"])
+    [('model', ''), ('gpu', ''), ('n_gpus', ''), ('metric_step_time_s', 'ms'), ('mine', '')]
+    """
+    meant = [_known().get(_spelled(name_key(name)), (name.strip(), "", 0)) for name in names]
+    best: dict[str, int] = {}
+    for own, _, rank in meant:
+        best[own] = min(rank, best.get(own, rank))
+    pairs = zip(names, meant, strict=True)
+    return [(own, unit) if best[own] == rank else (name.strip(), "") for name, (own, unit, rank) in pairs]
+
+
+def near_misses(names: Iterable[str]) -> str:
+    """What to write instead of columns that nothing reads and that may be measurements; "" where there are none.
+
+    >>> near_misses(["model", "tokens_per_sec", "loss"])
+    "'tokens_per_sec' is not read: tokens per second of one device stand in tokens_per_s_per_gpu"
+    """
+    unread = [name for name in names if name not in OTHER_NAMES and name not in FURTHER]
+    told = ((name, _instead(set(_spelled(name_key(name)).split("_")))) for name in unread)
+    return "; ".join([f"{shorten(name)!r} is not read: {text}" for name, text in told if text][:3])
+
+
+def _instead(words: set[str]) -> str:
+    return next((text for near, text in NEAR.items() if words & set(near.split())), "")
+
+
+def not_read(cells: Iterable[Mapping[str, str]], also: Callable[[str], bool] = lambda _: False) -> tuple[str, ...]:
+    """Columns of a table, under their own names, that have a cell and that nothing reads.
+
+    Args:
+        cells: text by column, of each row.
+        also: tells further columns that are read.
+
+    >>> not_read([{"model": "x", "notes": "y", "loss": "", "optimizer": ""}, {"model": "x", "optimizer": "lion"}])
+    ('optimizer',)
+    """
+    found: dict[str, None] = {}
+    for row in cells:
+        for name, text in row.items():
+            if text.strip() and name not in OTHER_NAMES and name not in FURTHER and not also(name):
+                found.setdefault(name)
+    return tuple(found)
+
+
+class Reason(StrEnum):
+    """Why a row gives no :class:`~steptime.lab.measured.run.MeasuredRun`; one per row, the first that applies."""
+
+    DUPLICATE = "the same line stands earlier in the file"
+    NO_DEVICE = "the accelerator is not named"
+    UNKNOWN_DEVICE = "the accelerator is not in the catalogue"
+    AMBIGUOUS_DEVICE = "the accelerator is one of several"
+    NO_GPUS = "the number of accelerators is not stated"
+    UNSUPPORTED_ARCHITECTURE = "not a transformer of equal blocks"
+    NO_ARCHITECTURE = "neither a known model nor layers, hidden and heads"
+    MODEL_FILE = "the file of the model cannot be used"
+    BAD_ARCHITECTURE = "the shape contradicts itself"
+    NO_SEQUENCE = "the sequence length is not stated"
+    NO_BATCH = "the global batch is not stated"
+    BAD_NUMBER = "a number that is needed cannot be read"
+    DEGREES_CONTRADICT = "the degrees do not multiply to the accelerators"
+    BATCH_CONTRADICTS = "the batch does not divide among the replicas"
+    BAD_MEASUREMENT = "a measurement is no positive number with a known unit"
+    NO_MEASUREMENT = "no time, rate or memory is given"
+    NO_STAGES = "fewer than two pipeline stages, or their micro-batches are not stated"
+    MORE_STAGES = "more pipeline stages than layers"
+    NO_OUTCOME = "the outcome is neither that it ran nor that it ran out of memory"
+    INTERNAL = "not understood"
+
+
+class Flag(StrEnum):
+    """What was assumed or is doubtful; rows with one of :data:`NO_CLAIM` count but support no claim."""
+
+    DEVICE_ASSUMED = "variant of the accelerator assumed"
+    ARCHITECTURE_GUESSED = "shape guessed from the number of parameters"
+    LAYERS_DERIVED = "layers derived from the number of parameters"
+    HEADS_ASSUMED = "heads assumed"
+    FFN_ASSUMED = "width of the MLP assumed"
+    VOCAB_ASSUMED = "vocabulary assumed"
+    DTYPE_ASSUMED = "dtype not stated"
+    DTYPE_UNREAD = "spelling of the dtype unknown"
+    TEXT_UNREAD = "spelling of a setting unknown"
+    CELL_UNREAD = "a number that is not needed cannot be read"
+    DEGREES_ASSUMED = "degrees not stated"
+    DP_REDERIVED = "printed data-parallel degree does not fit; derived anew"
+    MICRO_BATCH_REPLACED = "printed micro-batch does not divide the batch; the largest that does"
+    BATCH_DERIVED = "global batch derived from micro-batch, replicas and accumulation"
+    NODE_ASSUMED = "accelerators per node assumed"
+    TIME_INCONSISTENT = "printed time and rate differ by more than 2 %"
+    TIME_UNITS = "printed time and rate differ a hundredfold or more: a wrong unit?"
+    TIME_IMPLAUSIBLE = "faster than the peak of the accelerators"
+    FLOPS_UNDEFINED = "time from a rate whose FLOPs are not defined"
+    MEMORY_UNREAD = "printed memory is no positive number with a known unit"
+    STAGES_ABOVE_LAYERS = "more pipeline stages than layers"
+    MEMORY_ABOVE_DEVICE = "memory above that of the device"
+    MEMORY_UNIT_ASSUMED = "GB or GiB not stated; GiB taken"
+    OUTLIER = "marked as an outlier in the table"
+    LOW_TRUST = "the source or its reader doubts the number"
+    FROM_MEMORY = "figures partly from memory"
+    ROW_ID_REPEATED = "another row has the same row_id"
+    SCRIPT = "settings from the script behind the source"
+    COMPUTED = "times of equal runs lie on one exact line: computed, not measured"
+
+
+NO_CLAIM: Final = frozenset(
+    {
+        Flag.ARCHITECTURE_GUESSED, Flag.TIME_INCONSISTENT, Flag.TIME_UNITS, Flag.TIME_IMPLAUSIBLE, Flag.FLOPS_UNDEFINED,
+        Flag.OUTLIER, Flag.LOW_TRUST, Flag.FROM_MEMORY, Flag.DP_REDERIVED,
+    }
+)  # fmt: skip
+"""Flags of rows that are read and scored, but that no claim of accuracy should rest on."""
+DOUBTS: Final = NO_CLAIM | {
+    Flag.COMPUTED, Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD, Flag.MEMORY_ABOVE_DEVICE,
+    Flag.STAGES_ABOVE_LAYERS,
+}  # fmt: skip
+"""Flags that a report lists: its reader can do something about them."""
+
+
+class RowProblem(Exception):
+    """Raised while a row is read; never leaves the package."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail[:200]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A row that is not used."""
+
+    line: int
+    """Line of the file on which the row begins; in a Parquet file its number, from 1."""
+    row_id: str
+    source_key: str
+    reason: Reason
+    detail: str
+    """What was found, for example the spelling that is unknown."""
+    measured: bool
+    """A step time, or a number that gives one, is printed, and so are batch and shape: it should be readable."""
+
+
+def reason_counts(skipped: Iterable[Skipped]) -> dict[str, int]:
+    """How many rows each reason costs, the most frequent first."""
+    return dict(Counter(str(row.reason) for row in skipped).most_common())
+
 
 NEEDED: Final = ("model", "seq_len", "gpu", "n_gpus", "global_batch_sequences")
 """Columns that must be there, if only with empty cells; ``layers``, ``hidden`` and ``heads`` too unless the model is
@@ -149,7 +406,7 @@ def read_rows(
     """All records of a CSV or CSV.gz file with the columns of measured training runs.
 
     Commas, semicolons or tabs separate the cells, as in the first line; columns may have the names of
-    :data:`~steptime.lab.measured.columns.OTHER_NAMES`.
+    :data:`~steptime.lab.measured.read.OTHER_NAMES`.
 
     Args:
         path: the file.

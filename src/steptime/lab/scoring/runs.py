@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections import Counter
@@ -17,14 +19,72 @@ from steptime.lab.calibrate.score import errors
 from steptime.lab.calibrate.table import read_table
 from steptime.lab.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
 from steptime.lab.measured.aggregate import memory_columns, timed
-from steptime.lab.measured.columns import own_names
-from steptime.lab.measured.folds import folds
-from steptime.lab.measured.predict import EACH, Scores, score_left_out, score_packaged
-from steptime.lab.measured.read import TableRow, check_columns, named_cells
-from steptime.lab.measured.reasons import DOUBTS
+from steptime.lab.measured.predict import EACH, Scores, folds, score_left_out, score_packaged
+from steptime.lab.measured.read import DOUBTS, TableRow, check_columns, named_cells, own_names
 from steptime.lab.measured.samples import Modelled, Progress, modelled
-from steptime.lab.scoring.rows import REFUSED, Missing, counted, write_table
 from steptime.plan.framework_file import framework_table
+from steptime.store.files import write_whole
+
+REFUSED: Final = "no plausible setting of the run can be modelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A row without a prediction."""
+
+    line: int
+    row_id: str = ""
+    source_key: str = ""
+    reason: str
+    detail: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, and what is wrong there.
+
+        >>> Missing(line=5, reason="no time", detail="n_gpus: 'eight'").place
+        "line 5: n_gpus: 'eight'"
+        """
+        return f"line {self.line}: {self.detail}" if self.detail else f"line {self.line}"
+
+
+def skipped_counts(missing: Sequence[Missing]) -> dict[str, Any]:
+    """Number of rows by reason, the most frequent first, and the first row of each.
+
+    >>> rows = [Missing(line=n, reason=why, detail="") for n, why in ((2, "no time"), (3, "no GPU"), (4, "no GPU"))]
+    >>> skipped_counts(rows)["skipped"], skipped_counts(rows)["skipped_first"]
+    ({'no GPU': 2, 'no time': 1}, {'no GPU': 'line 3', 'no time': 'line 2'})
+    """
+    found = Counter(row.reason for row in missing).most_common()
+    first = {row.reason: row.place for row in reversed(missing)}
+    return {"skipped": dict(found), "skipped_first": {reason: first[reason] for reason, _ in found}}
+
+
+def write_table(
+    path: Path, columns: Sequence[str], scored: Iterable[tuple[int, Mapping[str, object]]], missing: Iterable[Missing]
+) -> None:
+    """Writes rows in the order of the table.
+
+    Args:
+        path: CSV file.
+        columns: its header.
+        scored: line of the table -> cells of a row with a prediction; a line may have several.
+        missing: rows without one.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    lines = [*scored]
+    lines += [
+        (m.line, {"line": m.line, "row_id": m.row_id, "source_key": m.source_key, "skipped": m.reason,
+                  "detail": m.detail}) for m in missing
+    ]  # fmt: skip
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells for _, cells in sorted(lines, key=lambda pair: pair[0]))
+    write_whole(path, out.getvalue())
+
 
 SPLITS: Final = (EACH, "source_and_model", "model")
 """What ``--leave-out`` takes beside the key of a source."""
@@ -49,7 +109,7 @@ class RunScore:
         found = summary(self.scored)
         by_definition = found.pop("memory")
         return {
-            "rows": self.rows, "scored": len(self.scored), **counted(self.missing), **self.how,
+            "rows": self.rows, "scored": len(self.scored), **skipped_counts(self.missing), **self.how,
             "time": found.pop("time"), "memory": memory_errors(self.scored) | {"by_definition": by_definition}, **found,
         }  # fmt: skip
 

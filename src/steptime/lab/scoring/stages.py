@@ -22,14 +22,11 @@ from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import of_device
 from steptime.lab.calibrate.score import errors
-from steptime.lab.measured.columns import name_key, not_read
-from steptime.lab.measured.engine import Setting, factors_of, settings_of
-from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.reasons import Reason, RowProblem
-from steptime.lab.measured.recipes import with_recipe
+from steptime.lab.measured.read import Reason, RowProblem, TableRow, name_key, not_read, read_rows
+from steptime.lab.measured.reading import with_recipe
 from steptime.lab.measured.run import MeasuredRun, run_of
-from steptime.lab.scoring.rows import REFUSED, Missing, counted, write_table
-from steptime.lab.scoring.runs import doubted, rows_of_parquet
+from steptime.lab.measured.samples import Setting, factors_of, settings_of
+from steptime.lab.scoring.runs import REFUSED, Missing, doubted, rows_of_parquet, skipped_counts, write_table
 from steptime.plan.framework_file import load_framework
 
 TIMES: Final = ("T_F", "T_B", "T_W", "T_comm")
@@ -62,7 +59,7 @@ class StageScore:
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and errors of each time; fractions, not percent."""
         return {
-            "rows": len(self.scored) + len(self.missing), "scored": len(self.scored), **counted(self.missing),
+            "rows": len(self.scored) + len(self.missing), "scored": len(self.scored), **skipped_counts(self.missing),
             "columns_not_read": list(self.columns_not_read),
             "doubts": dict(doubted(s.run for s in self.scored).most_common()),
             "stages": {name: self._errors([name]) for name in TIMES}, "passes": self._errors(TIMES[:3]),

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import UserError
-from steptime.lab.calibrate.machine.host import Host
-from steptime.lab.calibrate.machine.runner import done_keys, is_sound
-from steptime.lab.calibrate.machine.torch_timer import summary
+from steptime.lab.calibrate.machine.runner import Host, done_keys, is_sound
+from steptime.lab.calibrate.machine.torch_ops import summary
 from steptime.num import divisors
 from steptime.store.journal import Journal, Record, content_key
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 from steptime.errors import InputFileError, UserError, counted
 from steptime.lab.calibrate.machine import MAX_PROCESSES, cluster_file, collectives, profile, ranks, runner
 from steptime.lab.calibrate.machine.collectives import Mesh, RankDiedError
-from steptime.lab.calibrate.machine.host import Host, this_host
-from steptime.lab.calibrate.machine.runner import Bench, Settings
+from steptime.lab.calibrate.machine.runner import Bench, Host, Settings, this_host
 from steptime.lab.calibrate.machine.torch_ops import load_torch
 from steptime.model.element_types import ELEMENT_BYTES
 from steptime.store.files import refuse_unwritable

@@ -17,9 +17,8 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from steptime.lab.calibrate.mesh.groups import group_sums, row_sums
+from steptime.lab.calibrate.mesh.groups import group_sums, row_sums, scipy_module
 from steptime.lab.calibrate.mesh.layout import Fit, Layout, fit
-from steptime.lab.calibrate.mesh.optional import scipy_module
 from steptime.num import Array, divisors
 
 #: Fewer devices are no torus that could be told from groups.
