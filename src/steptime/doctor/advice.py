@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
 NAMES: Final[Mapping[str, str]] = {
-    "megatron": "Megatron-LM", "megatron-deepspeed": "Megatron-DeepSpeed", "nemo": "NeMo", "deepspeed": "DeepSpeed",
-    "torchtitan": "torchtitan", "maxtext": "MaxText", "trainer": "Lightning or the Transformers Trainer",
+    "megatron": "Megatron-LM",
+    "megatron-deepspeed": "Megatron-DeepSpeed",
+    "nemo": "NeMo",
+    "deepspeed": "DeepSpeed",
+    "torchtitan": "torchtitan",
+    "maxtext": "MaxText",
+    "trainer": "Lightning or the Transformers Trainer",
     "pytorch": "PyTorch",
-}  # fmt: skip
+}
 #: Frameworks that take the options of another.
 _LIKE: Final[Mapping[str, str]] = {"megatron-deepspeed": "megatron"}
 
@@ -33,7 +38,8 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "megatron": (
             Switch(
                 "--overlap-grad-reduce, with --use-distributed-optimizer also --overlap-param-gather",
-                "overlap_grad_reduce", "overlap_param_gather",
+                "overlap_grad_reduce",
+                "overlap_param_gather",
             ),
             "a larger --ddp-bucket-size if the reductions are many and short",
         ),
@@ -262,7 +268,7 @@ ADVICE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "torchtitan": ("profiling.enable_profiling for a trace",),
         "": ("steptime doctor on a trace shows where the rest goes",),
     },
-}  # fmt: skip
+}
 
 
 def untried(words: Sequence[str], said: Mapping[str, object]) -> tuple[str, ...]:
@@ -272,9 +278,8 @@ def untried(words: Sequence[str], said: Mapping[str, object]) -> tuple[str, ...]
     ('FusedAdam (no torch_adam)',)
     """
     return tuple(
-        word for word in words
-        if not (isinstance(word, Switch) and all(_is_on(said.get(name)) for name in word.names))
-    )  # fmt: skip
+        word for word in words if not (isinstance(word, Switch) and all(_is_on(said.get(name)) for name in word.names))
+    )
 
 
 def _is_on(value: object) -> bool:

@@ -78,9 +78,13 @@ def _run(given: Mapping[str, Any]) -> None:
 
 
 def diagnose(
-    file: str, model: str | None, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any],
+    file: str,
+    model: str | None,
+    cluster: str | None,
+    settings: Mapping[str, Any],
+    plan: Mapping[str, Any],
     steps: int | None = None,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """The diagnosis of a log or trace.
 
     Raises:
@@ -102,15 +106,25 @@ def diagnose(
     known = prediction.known
     variants = _variants(prediction, doctor.series_of(log, known).median_s)
     return doctor.diagnose_log(
-        log, known, prediction.estimate, model=prediction.model, contradictions=prediction.contradictions,
-        variants=variants, memory_variants=_memory_variants(prediction, log), notes=prediction.notes,
-    )  # fmt: skip
+        log,
+        known,
+        prediction.estimate,
+        model=prediction.model,
+        contradictions=prediction.contradictions,
+        variants=variants,
+        memory_variants=_memory_variants(prediction, log),
+        notes=prediction.notes,
+    )
 
 
 def _trace(
-    file: str, model: str | None, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any],
+    file: str,
+    model: str | None,
+    cluster: str | None,
+    settings: Mapping[str, Any],
+    plan: Mapping[str, Any],
     steps: int | None,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     from steptime import doctor
 
     recording = doctor.read_trace(file)
@@ -122,10 +136,13 @@ def _trace(
     if times.groups["attention"]:
         prediction.stated["attention"] = "fused"
     return doctor.diagnose_trace(
-        times, prediction.estimate, contradictions=prediction.contradictions,
-        variants=_variants(prediction, times.step_s), notes=prediction.notes,
+        times,
+        prediction.estimate,
+        contradictions=prediction.contradictions,
+        variants=_variants(prediction, times.step_s),
+        notes=prediction.notes,
         framework=framework,
-    )  # fmt: skip
+    )
 
 
 class _Prediction:
@@ -169,7 +186,7 @@ class _Prediction:
 
 def _device_contradictions(
     cluster: str, name: str, capacity_bytes: float | None, peak_bytes: float | None = None
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     from steptime.doctor import device_contradictions
     from steptime.hardware import load_cluster
 
@@ -192,14 +209,19 @@ def _predict(
     spec = None if base is None or base.cluster is None else load_model(base.model)
     stated, against = (stated, ()) if spec is None else doctor.held_against(spec, stated)
     merged = doctor.merged(
-        settings if base is None else base.settings, plan if base is None else base.plan, stated,
+        settings if base is None else base.settings,
+        plan if base is None else base.plan,
+        stated,
         experts=spec is not None and spec.experts is not None,
-    )  # fmt: skip
+    )
     if merged.filled:
         notes.append("from the run itself: " + ", ".join(merged.filled))
     if base is None or base.cluster is None or spec is None:
-        missing = [name for name, value in (("--model", model), ("--cluster", base.cluster if base else cluster))
-                   if value is None]  # fmt: skip
+        missing = [
+            name
+            for name, value in (("--model", model), ("--cluster", base.cluster if base else cluster))
+            if value is None
+        ]
         notes.append(f"without {' and '.join(missing)} there is no prediction to compare with")
         out = _Prediction(None, merged, None)
     else:

@@ -42,14 +42,19 @@ _FULL, _CAUSAL, _HARDWARE = TflopsDefinition.MODEL_FULL, TflopsDefinition.MODEL_
 #: (`get_num_flop_per_token`) counts all pairs of tokens; Megatron-LM, NeMo and MaxText did, and later halve them;
 #: Megatron-LM of 2021 and Megatron-DeepSpeed add what is recomputed (arXiv 2104.04473, equation 3).
 _COUNTED: Final[Mapping[str, tuple[TflopsDefinition, ...]]] = {
-    "torchtitan": (_FULL,), "megatron": (_FULL, _CAUSAL, _HARDWARE), "nemo": (_FULL, _CAUSAL),
-    "maxtext": (_FULL, _CAUSAL), "megatron-deepspeed": (_HARDWARE, _FULL, _CAUSAL),
-}  # fmt: skip
+    "torchtitan": (_FULL,),
+    "megatron": (_FULL, _CAUSAL, _HARDWARE),
+    "nemo": (_FULL, _CAUSAL),
+    "maxtext": (_FULL, _CAUSAL),
+    "megatron-deepspeed": (_HARDWARE, _FULL, _CAUSAL),
+}
 _WORDS: Final = {
-    _FULL: "with the full attention mask", _CAUSAL: "with half of the attention mask",
-    _HARDWARE: "with what is recomputed and the full attention mask", TflopsDefinition.SIX_N: "as 6 per weight",
+    _FULL: "with the full attention mask",
+    _CAUSAL: "with half of the attention mask",
+    _HARDWARE: "with what is recomputed and the full attention mask",
+    TflopsDefinition.SIX_N: "as 6 per weight",
     TflopsDefinition.SIX_N_FULL: "as 6 per weight, and the full attention mask",
-}  # fmt: skip
+}
 #: A printed rate is that of a definition if FLOPs per token differ by no more: padded vocabularies, norms, rounding.
 _CLOSE: Final = 0.04
 
@@ -67,8 +72,9 @@ def rate_row(log: Log, step_s: float, e: Estimate | None, model: ModelSpec | Non
         return None
     measured = log.tflops_per_gpu * 1e12
     if e is None or model is None or not all(e.workload.get(name) for name in ("gpus", "global_batch", "seq_len")):
-        return Compared(name=NAME, unit="flops_per_s", measured=measured, predicted=None,
-                        note="measured: as the log counts FLOPs")  # fmt: skip
+        return Compared(
+            name=NAME, unit="flops_per_s", measured=measured, predicted=None, note="measured: as the log counts FLOPs"
+        )
     tokens, gpus = float(e.workload["global_batch"]) * e.workload["seq_len"], int(e.workload["gpus"])
     printed = measured * gpus * step_s / tokens
     parts, again = forward_flops(model, int(e.workload["seq_len"])), _recomputed(e)
@@ -81,8 +87,13 @@ def rate_row(log: Log, step_s: float, e: Estimate | None, model: ModelSpec | Non
         )
         return Compared(name=NAME, unit="flops_per_s", measured=measured, predicted=None, note=note)
     predicted = counts[kind] * tokens / e.step_time_s / gpus
-    return Compared(name=NAME, unit="flops_per_s", measured=measured, predicted=predicted,
-                    note=f"both counted as the log does, {_WORDS[kind]}")  # fmt: skip
+    return Compared(
+        name=NAME,
+        unit="flops_per_s",
+        measured=measured,
+        predicted=predicted,
+        note=f"both counted as the log does, {_WORDS[kind]}",
+    )
 
 
 NAME: Final = "FLOP/s per GPU"
@@ -111,11 +122,13 @@ _TIMERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]]] = {
     "backward_inner": (("backward", "recompute"), (), ""),
     "backward_allreduce": ((), ("dp_comm/gradients", "dp_comm/replicated_weights"), "what is exposed"),
     "step": ((), ("optimizer", "dp_comm/weights"), ""),
-}  # fmt: skip
+}
 #: The same where weights are sharded too, and gathered in both passes.
 _SHARDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "forward": ("dp_comm/weights",), "backward_inner": ("dp_comm/weights_again",), "step": ("optimizer",),
-}  # fmt: skip
+    "forward": ("dp_comm/weights",),
+    "backward_inner": ("dp_comm/weights_again",),
+    "step": ("optimizer",),
+}
 
 
 def phases_s(e: Estimate, phases: Collection[str]) -> float:
@@ -134,23 +147,33 @@ def _step_rows(e: Estimate | None, step_s: float) -> list[Compared]:
     low, high = e.step_time_bracket_s
     return [
         Compared(name="step time", unit="s", measured=step_s, predicted=e.step_time_s, bracket=(low, high)),
-        Compared(name="MFU", unit="fraction", measured=mfu_at(e, step_s), predicted=e.mfu,
-                 bracket=(mfu_at(e, high), mfu_at(e, low)),
-                 note="measured: the predicted FLOPs over the measured time"),
-    ]  # fmt: skip
+        Compared(
+            name="MFU",
+            unit="fraction",
+            measured=mfu_at(e, step_s),
+            predicted=e.mfu,
+            bracket=(mfu_at(e, high), mfu_at(e, low)),
+            note="measured: the predicted FLOPs over the measured time",
+        ),
+    ]
 
 
-def log_rows(
-    log: Log, series: Series, e: Estimate | None, model: ModelSpec | None = None
-) -> tuple[Compared, ...]:  # fmt: skip
+def log_rows(log: Log, series: Series, e: Estimate | None, model: ModelSpec | None = None) -> tuple[Compared, ...]:
     """Step, MFU, FLOP rate, memory and timers of a log."""
     rows = _step_rows(e, series.median_s)
     if (rate := rate_row(log, series.median_s, e, model)) is not None:
         rows.append(rate)
     if log.peak_memory_bytes is not None:
         predicted = None if e is None else e.memory_by_definition.get(log.memory_kind, e.peak_memory_bytes)
-        rows.append(Compared(name=MEMORY, unit="bytes", measured=log.peak_memory_bytes, predicted=predicted,
-                             note=f"both as {log.memory_kind} by PyTorch"))  # fmt: skip
+        rows.append(
+            Compared(
+                name=MEMORY,
+                unit="bytes",
+                measured=log.peak_memory_bytes,
+                predicted=predicted,
+                note=f"both as {log.memory_kind} by PyTorch",
+            )
+        )
     for name, (_, most_s) in log.timers.items():
         rows.append(_timer_row(name, most_s, e))
     return tuple(rows)
@@ -229,19 +252,32 @@ def prediction(e: Estimate) -> dict[str, Any]:
     """The part of the estimate that the report shows."""
     band = e.step_time_band_s
     return {
-        "step_time_s": e.step_time_s, "step_time_bracket_s": list(e.step_time_bracket_s),
-        "step_time_band_s": None if band is None else list(band), "mfu": e.mfu,
-        "peak_memory_bytes": e.peak_memory_bytes, "memory_capacity_bytes": e.memory_capacity_bytes,
-        "time": e.time.rollup(1), "overlapped": e.overlapped.rollup(1), "plan": dict(e.plan),
-        "workload": dict(e.workload), "model": e.provenance.model, "cluster": e.provenance.cluster,
-    }  # fmt: skip
+        "step_time_s": e.step_time_s,
+        "step_time_bracket_s": list(e.step_time_bracket_s),
+        "step_time_band_s": None if band is None else list(band),
+        "mfu": e.mfu,
+        "peak_memory_bytes": e.peak_memory_bytes,
+        "memory_capacity_bytes": e.memory_capacity_bytes,
+        "time": e.time.rollup(1),
+        "overlapped": e.overlapped.rollup(1),
+        "plan": dict(e.plan),
+        "workload": dict(e.workload),
+        "model": e.provenance.model,
+        "cluster": e.provenance.cluster,
+    }
 
 
 def diagnose_log(
-    log: Log, settings: Mapping[str, Any], estimate: Estimate | None = None, *, model: ModelSpec | None = None,
+    log: Log,
+    settings: Mapping[str, Any],
+    estimate: Estimate | None = None,
+    *,
+    model: ModelSpec | None = None,
     contradictions: Sequence[str] = (),
-    variants: Sequence[Variant] = (), memory_variants: Sequence[Variant] = (), notes: Sequence[str] = (),
-) -> Diagnosis:  # fmt: skip
+    variants: Sequence[Variant] = (),
+    memory_variants: Sequence[Variant] = (),
+    notes: Sequence[str] = (),
+) -> Diagnosis:
     """What a log shows, beside the prediction if there is one.
 
     Args:
@@ -263,47 +299,75 @@ def diagnose_log(
     found = [
         *log_findings(log, series, rows),
         *slow_rank_findings(log, rank_spread(log, settings)),
-        *memory_findings(
-            estimate, log.peak_memory_bytes, log.capacity_bytes, log.memory_kind, retries, log.framework
-        ),
+        *memory_findings(estimate, log.peak_memory_bytes, log.capacity_bytes, log.memory_kind, retries, log.framework),
         *memory_row_findings(
-            estimate, next((row for row in rows if row.name == MEMORY), None), log.memory_kind, memory_variants,
+            estimate,
+            next((row for row in rows if row.name == MEMORY), None),
+            log.memory_kind,
+            memory_variants,
             log.framework,
         ),
-    ]  # fmt: skip
+    ]
     said = {**log.stated.flags, **log.stated.plan}
     found = [replace(each, advice=untried(each.advice, said)) for each in found]
     if series.warmup_lines == 0:
         notes = (*notes, f"only {counted(series.lines, 'step line')}: none was left out as warm-up")
     return Diagnosis(
-        source={"path": log.path, "kind": "log", "framework": log.framework, "step_lines": series.lines,
-                "steps": series.steps},
-        measured=_log_measured(log, series), predicted=None if estimate is None else prediction(estimate),
-        rows=rows, verdict=verdict_of(estimate, series.median_s), warnings=(*log.warnings, *notes),
+        source={
+            "path": log.path,
+            "kind": "log",
+            "framework": log.framework,
+            "step_lines": series.lines,
+            "steps": series.steps,
+        },
+        measured=_log_measured(log, series),
+        predicted=None if estimate is None else prediction(estimate),
+        rows=rows,
+        verdict=verdict_of(estimate, series.median_s),
+        warnings=(*log.warnings, *notes),
         findings=_all(found, estimate, series.median_s, contradictions, variants, log.framework),
-    )  # fmt: skip
+    )
 
 
 def diagnose_trace(
-    times: TraceTimes, estimate: Estimate | None = None, *, contradictions: Sequence[str] = (),
-    variants: Sequence[Variant] = (), notes: Sequence[str] = (), framework: str = "",
-) -> Diagnosis:  # fmt: skip
+    times: TraceTimes,
+    estimate: Estimate | None = None,
+    *,
+    contradictions: Sequence[str] = (),
+    variants: Sequence[Variant] = (),
+    notes: Sequence[str] = (),
+    framework: str = "",
+) -> Diagnosis:
     """What a trace shows, beside the prediction if there is one; arguments as in :func:`diagnose_log`."""
     rows = trace_rows(times, estimate)
     found = trace_findings(times, estimate, rows, framework)
     return Diagnosis(
-        source={"path": times.path, "kind": "trace", "framework": framework or None, "steps": times.steps_found,
-                "steps_used": len(times.step_times_s), "device": times.device, "gpus": times.gpus},
-        measured=_trace_measured(times), predicted=None if estimate is None else prediction(estimate), rows=rows,
-        verdict=verdict_of(estimate, times.step_s), warnings=(*times.warnings, *notes),
+        source={
+            "path": times.path,
+            "kind": "trace",
+            "framework": framework or None,
+            "steps": times.steps_found,
+            "steps_used": len(times.step_times_s),
+            "device": times.device,
+            "gpus": times.gpus,
+        },
+        measured=_trace_measured(times),
+        predicted=None if estimate is None else prediction(estimate),
+        rows=rows,
+        verdict=verdict_of(estimate, times.step_s),
+        warnings=(*times.warnings, *notes),
         findings=_all(found, estimate, times.step_s, contradictions, variants, framework),
-    )  # fmt: skip
+    )
 
 
 def _all(
-    found: list[Any], e: Estimate | None, step_s: float, contradictions: Sequence[str], variants: Sequence[Variant],
+    found: list[Any],
+    e: Estimate | None,
+    step_s: float,
+    contradictions: Sequence[str],
+    variants: Sequence[Variant],
     framework: str,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     wrong = input_findings(contradictions, framework) or faster_finding(e, step_s, framework)
     found = [*wrong, *found]
     found += variant_findings(e, step_s, variants, framework)
@@ -316,32 +380,48 @@ def _all(
 def _log_measured(log: Log, series: Series) -> dict[str, Any]:
     spikes = series.spikes
     return {
-        "step_time_s": series.median_s, "step_time_p5_s": series.p5_s, "step_time_p95_s": series.p95_s,
-        "step_time_mean_s": series.mean_s, "step_time_basis": series.basis, "steps": series.steps,
-        "step_lines": series.lines, "warmup_lines": series.warmup_lines, "drift": series.drift,
+        "step_time_s": series.median_s,
+        "step_time_p5_s": series.p5_s,
+        "step_time_p95_s": series.p95_s,
+        "step_time_mean_s": series.mean_s,
+        "step_time_basis": series.basis,
+        "steps": series.steps,
+        "step_lines": series.lines,
+        "warmup_lines": series.warmup_lines,
+        "drift": series.drift,
         "spikes": {"steps": list(spikes.numbers), "period": spikes.period, "lost_s": spikes.lost_s},
-        "outside_s": series.outside_s, "skipped_steps": log.skipped_steps, "restarts": log.restarts,
-        "peak_memory_bytes": log.peak_memory_bytes, "memory_kind": log.memory_kind,
+        "outside_s": series.outside_s,
+        "skipped_steps": log.skipped_steps,
+        "restarts": log.restarts,
+        "peak_memory_bytes": log.peak_memory_bytes,
+        "memory_kind": log.memory_kind,
         "timers": {name: list(pair) for name, pair in log.timers.items()},
         "events": {kind: sum(e.kind == kind for e in log.events) for kind in sorted({e.kind for e in log.events})},
-    }  # fmt: skip
+    }
 
 
 def _trace_measured(t: TraceTimes) -> dict[str, Any]:
     return {
-        "step_time_s": t.step_s, "step_times_s": list(t.step_times_s), "groups": dict(t.groups),
+        "step_time_s": t.step_s,
+        "step_times_s": list(t.step_times_s),
+        "groups": dict(t.groups),
         "traffic": {
-            each.axis: {"busy_s": each.busy_s, "exposed_s": each.exposed_s, "waiting_s": each.waiting_s,
-                        "collectives": dict(each.collectives)}
+            each.axis: {
+                "busy_s": each.busy_s,
+                "exposed_s": each.exposed_s,
+                "waiting_s": each.waiting_s,
+                "collectives": dict(each.collectives),
+            }
             for each in t.traffic
         },
-        "idle_s": t.idle_s, "launch_bound_s": t.launch_bound_s, "longest_gap_s": t.longest_gap_s,
+        "idle_s": t.idle_s,
+        "launch_bound_s": t.launch_bound_s,
+        "longest_gap_s": t.longest_gap_s,
         "long_gaps": [gap.to_json() for gap in t.long_gaps],
-        "kernels_per_step": t.kernels_per_step, "streams": t.streams,
+        "kernels_per_step": t.kernels_per_step,
+        "streams": t.streams,
         "top_kernels": [
             {"name": k.name, "group": k.group, "calls_per_step": k.calls_per_step, "time_s": k.time_s} for k in t.top
         ],
-        "synchronisations": {
-            name: {"calls": calls, "time_s": s} for name, (calls, s) in t.synchronisations.items()
-        },
-    }  # fmt: skip
+        "synchronisations": {name: {"calls": calls, "time_s": s} for name, (calls, s) in t.synchronisations.items()},
+    }

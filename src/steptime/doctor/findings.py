@@ -30,14 +30,18 @@ VARIANT: Final = "variant"
 
 
 def finding(
-    code: str, title: str, lost_s: float | None, evidence: Iterable[str], framework: str, *more: str, advice: str = "",
+    code: str,
+    title: str,
+    lost_s: float | None,
+    evidence: Iterable[str],
+    framework: str,
+    *more: str,
+    advice: str = "",
     relative: bool = False,
-) -> Finding:  # fmt: skip
+) -> Finding:
     """A finding with the advice of its code, or of ``advice``; ``more`` comes before it."""
     words = (*more, *advice_for(advice or code, framework))
-    return Finding(
-        code=code, title=title, lost_s=lost_s, evidence=tuple(evidence), advice=words, relative=relative
-    )  # fmt: skip
+    return Finding(code=code, title=title, lost_s=lost_s, evidence=tuple(evidence), advice=words, relative=relative)
 
 
 def possibly(found: Finding) -> Finding:
@@ -46,7 +50,7 @@ def possibly(found: Finding) -> Finding:
         return found
     return replace(
         found, possible=True, title=f"possibly: {found.title}", lost_s=None if found.code == VARIANT else found.lost_s
-    )  # fmt: skip
+    )
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -74,8 +78,9 @@ def faster_finding(e: Estimate | None, step_s: float, framework: str) -> list[Fi
     low = e.step_time_bracket_s[0]
     shape = ", ".join(f"{key} {value}" for key, value in e.workload.items())
     evidence = [
-        f"measured {format_seconds(step_s)}, with everything overlapped {format_seconds(low)}", f"predicted for {shape}"
-    ]  # fmt: skip
+        f"measured {format_seconds(step_s)}, with everything overlapped {format_seconds(low)}",
+        f"predicted for {shape}",
+    ]
     return [finding("inputs", "measured faster than the bracket: an input is wrong", None, evidence, framework)]
 
 
@@ -112,8 +117,10 @@ def memory_row_findings(
         return []
     measured, change = row.measured, row.measured - row.predicted
     way = "more" if change > 0 else "less"
-    evidence = [f"measured {format_bytes(measured)}, predicted {format_bytes(row.predicted)}, both {kind}: "
-                f"{format_bytes(abs(change))} {way}"]  # fmt: skip
+    evidence = [
+        f"measured {format_bytes(measured)}, predicted {format_bytes(row.predicted)}, both {kind}: "
+        f"{format_bytes(abs(change))} {way}"
+    ]
     parts = sorted(e.memory.rollup(1).items(), key=lambda item: -item[1])[:4]
     evidence.append("predicted: " + ", ".join(f"{name.replace('_', ' ')} {format_bytes(v)}" for name, v in parts))
     near = [v for v in variants if kind in v.memory and abs(v.memory[kind] - measured) < _EXPLAINS * abs(change)]
@@ -177,21 +184,32 @@ def beside(row: Compared) -> str:
 
 #: Kinds of events that can be behind a spike, and their titles.
 _CAUSES: Final[Mapping[str, str]] = {
-    "checkpoint": "checkpoints", "evaluation": "evaluations", "garbage_collection": "garbage collection",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluations",
+    "garbage_collection": "garbage collection",
     "allocator_retry": "allocator retries",
-}  # fmt: skip
+}
 #: Printed intervals that a period may equal -> kind of event.
 _INTERVALS: Final[Mapping[str, str]] = {
-    "save_interval": "checkpoint", "eval_interval": "evaluation", "manual_gc_interval": "garbage_collection",
+    "save_interval": "checkpoint",
+    "eval_interval": "evaluation",
+    "manual_gc_interval": "garbage_collection",
     "gc_freq": "garbage_collection",
-}  # fmt: skip
+}
 #: Timers whose excess has its own advice; the order is that of the search.
 _TIMER_CODES: Final[Mapping[str, str]] = {
-    "all-grads-sync": "dp_comm", "params-all-gather": "dp_comm", "backward_allreduce": "dp_comm",
+    "all-grads-sync": "dp_comm",
+    "params-all-gather": "dp_comm",
+    "backward_allreduce": "dp_comm",
     "backward-params-all-reduce": "dp_comm",
-    "optimizer": "optimizer", "step": "optimizer", "forward-backward": "compute", "forward-compute": "compute",
-    "backward-compute": "compute", "forward": "compute", "backward_inner": "compute",
-}  # fmt: skip
+    "optimizer": "optimizer",
+    "step": "optimizer",
+    "forward-backward": "compute",
+    "forward-compute": "compute",
+    "backward-compute": "compute",
+    "forward": "compute",
+    "backward_inner": "compute",
+}
 #: Timers that hold others: their excess is reported only where the inner ones are not logged.
 _HOLDS: Final[Mapping[str, tuple[str, ...]]] = {"forward-backward": ("forward-compute", "backward-compute")}
 _DATA_TIMERS: Final = ("batch-generator", "batch generator", "batch_generator")
@@ -205,9 +223,13 @@ _SPREAD: Final = 0.1
 def log_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[Finding]:
     """Everything that a log shows by itself or against the prediction."""
     return [
-        *_spike_findings(log, series), *_drift_findings(log, series), *_outside_findings(log, series),
-        *_timer_findings(log, series, rows), *_rank_findings(log, series), *_skip_findings(log, series),
-    ]  # fmt: skip
+        *_spike_findings(log, series),
+        *_drift_findings(log, series),
+        *_outside_findings(log, series),
+        *_timer_findings(log, series, rows),
+        *_rank_findings(log, series),
+        *_skip_findings(log, series),
+    ]
 
 
 def cause_of(log: Log, numbers: Sequence[int], period: int | None) -> str | None:
@@ -237,7 +259,7 @@ def _spike_findings(log: Log, series: Series) -> list[Finding]:
     evidence = [
         f"{len(spikes.numbers)} of {series.lines - series.warmup_lines} logged steps, typically "
         f"{format_seconds(spikes.median_excess_s)} above the median of {format_seconds(series.median_s)}: {shown}"
-    ]  # fmt: skip
+    ]
     return [finding("spikes", title, spikes.lost_s, evidence, log.framework, advice=cause or "spikes")]
 
 
@@ -318,8 +340,15 @@ def slow_rank_findings(log: Log, by_rank: Mapping[int, float]) -> list[Finding]:
         return []
     shown = first_few([f"rank {r} {format_seconds(by_rank[r])}" for r in slow], 5)
     evidence = [f"median step of the ranks {format_seconds(middle)}; {shown}"]
-    return [finding("stragglers", f"{len(slow)} of {len(by_rank)} ranks report slower steps",
-                    max(by_rank.values()) - middle, evidence, log.framework)]  # fmt: skip
+    return [
+        finding(
+            "stragglers",
+            f"{len(slow)} of {len(by_rank)} ranks report slower steps",
+            max(by_rank.values()) - middle,
+            evidence,
+            log.framework,
+        )
+    ]
 
 
 def _skip_findings(log: Log, series: Series) -> list[Finding]:

@@ -23,9 +23,13 @@ from steptime.units import format_bytes
 
 #: Framework of a log -> fitted framework, where nothing says that it is older.
 _FITTED: Final[Mapping[str, str]] = {
-    "megatron": "megatron-core", "megatron-deepspeed": "megatron-deepspeed", "nemo": "megatron-core",
-    "deepspeed": "deepspeed", "torchtitan": "torchtitan", "maxtext": "maxtext",
-}  # fmt: skip
+    "megatron": "megatron-core",
+    "megatron-deepspeed": "megatron-deepspeed",
+    "nemo": "megatron-core",
+    "deepspeed": "deepspeed",
+    "torchtitan": "torchtitan",
+    "maxtext": "maxtext",
+}
 #: Arguments of Megatron-LM of 2020 and 2021, before it recomputed selectively.
 _OF_2021: Final = ("checkpoint_activations", "activations_checkpoint_method")
 #: Argument that only releases before Megatron Core print, and those by which later ones ask for the old model code.
@@ -76,7 +80,7 @@ _NAMED: Final = (
     re.compile(r"StreamExecutor device \(\d{1,3}\): (.{3,80}?)(?:, Compute|$)"),
     re.compile(r"\bname: ([^,]{3,80}), pci bus id"),
     re.compile(r"\b(?:gpu|device|accelerator)[ _](?:name|type|model)[\"']?\s*[:=]\s*[\"']?([^\"',;|]{3,80})", re.I),
-)  # fmt: skip
+)
 _WORDS: Final = ("apacity", "CUDA device", "GPU", "gpu", "|", "Properties", "StreamExec", "pci bus", "evice", "celer")
 #: Where the memory of the whole device is printed: torchtitan, the table of nvidia-smi, PyTorch.
 _MEMORY: Final = (
@@ -115,7 +119,7 @@ class Devices:
 
 def device_contradictions(
     predicted: Device, cluster: str, name: str, capacity_bytes: float | None, peak_bytes: float | None
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """What speaks against the run having had the device of the prediction.
 
     Args:
@@ -161,8 +165,9 @@ def _alike(one: Device, other: Device) -> bool:
     pairs = [(one.memory_bytes, other.memory_bytes)]
     pairs += [
         (one.matrix_flops_per_s[dtype], other.matrix_flops_per_s[dtype])
-        for dtype in ("bf16", "fp16") if dtype in one.matrix_flops_per_s and dtype in other.matrix_flops_per_s
-    ][:1]  # fmt: skip
+        for dtype in ("bf16", "fp16")
+        if dtype in one.matrix_flops_per_s and dtype in other.matrix_flops_per_s
+    ][:1]
     return all(abs(a / b - 1.0) <= _ALIKE for a, b in pairs)
 
 
@@ -230,17 +235,29 @@ def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], device
     engine = parser != "deepspeed" and "zero_optimization_stage" in flags
     framework = written_by(parser, flags, deepspeed=engine)
     return Log(
-        path=path, framework=framework, steps=tuple(g.steps[main]),
-        stated=Stated(settings=settings, plan=plan, model=g.model, flags=flags, model_name=g.model_name,
-                      framework=fitted_framework(framework, flags)),
+        path=path,
+        framework=framework,
+        steps=tuple(g.steps[main]),
+        stated=Stated(
+            settings=settings,
+            plan=plan,
+            model=g.model,
+            flags=flags,
+            model_name=g.model_name,
+            framework=fitted_framework(framework, flags),
+        ),
         timers={name: _middle(samples) for name, samples in timers.items()},
         rank_steps={rank: tuple(s) for rank, s in g.steps.items() if rank >= 0} if len(g.steps) > 1 else {},
         events=(*(event for other in others for event in other.events if event.kind in _ANYWHERE), *g.events),
-        peak_memory_bytes=memory.get(kind), memory_kind=kind, device=devices.name,
+        peak_memory_bytes=memory.get(kind),
+        memory_kind=kind,
+        device=devices.name,
         capacity_bytes=devices.memory_bytes or g.capacity_bytes,
-        skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS), restarts=_restarts(g.steps[main]),
-        tflops_per_gpu=median(g.tflops) if g.tflops else None, warnings=_warnings(g),
-    )  # fmt: skip
+        skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS),
+        restarts=_restarts(g.steps[main]),
+        tflops_per_gpu=median(g.tflops) if g.tflops else None,
+        warnings=_warnings(g),
+    )
 
 
 def _middle(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -40,23 +40,37 @@ _PER_JOB: Final = ("save-checkpoint", "evaluate", "setup", "interval-time", "loa
 
 #: Argument -> (table, field) of what is a plain whole number.
 _WHOLE: Final[Mapping[str, tuple[str, str]]] = {
-    "world_size": ("settings", "gpus"), "global_batch_size": ("settings", "global_batch"),
-    "seq_length": ("settings", "seq"), "data_parallel_size": ("plan", "dp"),
-    "tensor_model_parallel_size": ("plan", "tp"), "pipeline_model_parallel_size": ("plan", "pp"),
-    "context_parallel_size": ("plan", "cp"), "expert_model_parallel_size": ("plan", "ep"),
-    "virtual_pipeline_model_parallel_size": ("plan", "vpp"), "micro_batch_size": ("plan", "micro_batch"),
-    "num_layers": ("model", "layers"), "hidden_size": ("model", "hidden"), "num_attention_heads": ("model", "heads"),
-    "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
+    "world_size": ("settings", "gpus"),
+    "global_batch_size": ("settings", "global_batch"),
+    "seq_length": ("settings", "seq"),
+    "data_parallel_size": ("plan", "dp"),
+    "tensor_model_parallel_size": ("plan", "tp"),
+    "pipeline_model_parallel_size": ("plan", "pp"),
+    "context_parallel_size": ("plan", "cp"),
+    "expert_model_parallel_size": ("plan", "ep"),
+    "virtual_pipeline_model_parallel_size": ("plan", "vpp"),
+    "micro_batch_size": ("plan", "micro_batch"),
+    "num_layers": ("model", "layers"),
+    "hidden_size": ("model", "hidden"),
+    "num_attention_heads": ("model", "heads"),
+    "ffn_hidden_size": ("model", "ffn_hidden"),
+    "num_query_groups": ("model", "kv_heads"),
     "padded_vocab_size": ("model", PADDED_VOCAB),
-}  # fmt: skip
+}
 #: Share of the optimiser on the host from which all of it is taken to be there.
 HALF: Final = 0.5
 #: ``--data-parallel-sharding-strategy`` -> ZeRO stage.
 _FSDP: Final[Mapping[str, int]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-_OLD_NAMES: Final = frozenset({
-    "forward-compute", "backward-compute", "backward-params-all-reduce", "optimizer", "batch-generator",
-    "save-checkpoint",
-})  # fmt: skip
+_OLD_NAMES: Final = frozenset(
+    {
+        "forward-compute",
+        "backward-compute",
+        "backward-params-all-reduce",
+        "optimizer",
+        "batch-generator",
+        "save-checkpoint",
+    }
+)
 
 
 class Megatron:

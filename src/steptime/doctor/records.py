@@ -250,9 +250,14 @@ class Compared:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "name": self.name, "unit": self.unit, "measured": self.measured, "predicted": self.predicted,
-            "ratio": self.ratio, "bracket": None if self.bracket is None else list(self.bracket), "note": self.note,
-        }  # fmt: skip
+            "name": self.name,
+            "unit": self.unit,
+            "measured": self.measured,
+            "predicted": self.predicted,
+            "ratio": self.ratio,
+            "bracket": None if self.bracket is None else list(self.bracket),
+            "note": self.note,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +278,13 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "code": self.code, "title": self.title, "lost_s": self.lost_s, "possible": self.possible,
-            "evidence": list(self.evidence), "advice": list(self.advice),
-        }  # fmt: skip
+            "code": self.code,
+            "title": self.title,
+            "lost_s": self.lost_s,
+            "possible": self.possible,
+            "evidence": list(self.evidence),
+            "advice": list(self.advice),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,12 +323,14 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """Plain data; the version is added by whoever prints it."""
         return {
-            "source": dict(self.source), "measured": dict(self.measured),
+            "source": dict(self.source),
+            "measured": dict(self.measured),
             "predicted": None if self.predicted is None else dict(self.predicted),
             "verdict": {"where": self.verdict.where, "text": self.verdict.text},
             "comparison": [row.to_json() for row in self.rows],
-            "findings": [finding.to_json() for finding in self.findings], "warnings": list(self.warnings),
-        }  # fmt: skip
+            "findings": [finding.to_json() for finding in self.findings],
+            "warnings": list(self.warnings),
+        }
 
 
 Floats = NDArray[np.float64]
@@ -364,11 +375,18 @@ def series_of(log: Log, settings: Mapping[str, Any]) -> Series:
     at = np.linspace(-0.5, 0.5, len(kept)) if len(kept) > 1 else np.zeros(1)
     spikes = _spikes(kept - slope_span * at, weights, [step.number for step in log.steps[start:]])
     return Series(
-        lines=len(times), steps=int(covers.sum()), warmup_lines=start, median_s=level,
-        p5_s=float(np.quantile(kept, 0.05)), p95_s=float(np.quantile(kept, 0.95)),
-        mean_s=float(np.average(kept, weights=weights)), drift=slope_span / level, spikes=spikes,
-        outside=None if basis == CLOCK else _outside(log.steps[start:], kept, weights), basis=basis,
-    )  # fmt: skip
+        lines=len(times),
+        steps=int(covers.sum()),
+        warmup_lines=start,
+        median_s=level,
+        p5_s=float(np.quantile(kept, 0.05)),
+        p95_s=float(np.quantile(kept, 0.95)),
+        mean_s=float(np.average(kept, weights=weights)),
+        drift=slope_span / level,
+        spikes=spikes,
+        outside=None if basis == CLOCK else _outside(log.steps[start:], kept, weights),
+        basis=basis,
+    )
 
 
 CLOCK: Final = "from times of day"
@@ -447,9 +465,11 @@ def _spikes(times: Floats, covers: Floats, numbers: Sequence[int]) -> Spikes:
     excess = (times - level)[out]
     found = [number for number, spike in zip(numbers, out, strict=True) if spike]
     return Spikes(
-        numbers=tuple(found), lost_s=float((excess * covers[out]).sum() / covers.sum()),
-        median_excess_s=float(np.median(excess)), period=_period(found, float(np.median(covers))),
-    )  # fmt: skip
+        numbers=tuple(found),
+        lost_s=float((excess * covers[out]).sum() / covers.sum()),
+        median_excess_s=float(np.median(excess)),
+        period=_period(found, float(np.median(covers))),
+    )
 
 
 def _period(numbers: Sequence[int], grain: float) -> int | None:
@@ -479,9 +499,11 @@ def _outside(steps: Sequence[StepLine], times: Floats, covers: Floats) -> Outsid
     at = int(np.argmax(each))
     total, longest = max(wall - float(inside.sum()), 0.0), float(each[at])
     return Outside(
-        mean_s=total / float(covers[1:].sum()), longest_s=longest, longest_before=numbers[at + 1],
+        mean_s=total / float(covers[1:].sum()),
+        longest_s=longest,
+        longest_before=numbers[at + 1],
         rest_s=max(total - longest, 0.0) / float(covers[1:].sum()),
-    )  # fmt: skip
+    )
 
 
 def rank_spread(log: Log, settings: Mapping[str, Any]) -> dict[int, float]:

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _FORMATS: Final[Mapping[str, Callable[[float], str]]] = {
-    "s": t.seconds, "bytes": t.memory, "fraction": t.percent, "flops_per_s": lambda v: format_si(v, "FLOP/s"),
-}  # fmt: skip
+    "s": t.seconds,
+    "bytes": t.memory,
+    "fraction": t.percent,
+    "flops_per_s": lambda v: format_si(v, "FLOP/s"),
+}
 _TOP: Final = 8
 
 
@@ -97,8 +100,12 @@ def _print_top(out: Console, kernels: list[Mapping[str, Any]]) -> None:
     out.print()
     table = t.grid(("largest kernels, per step", "time", "calls", "group"), left=(0, 3))
     for kernel in kernels[:_TOP]:
-        table.add_row(t.printable(shorten(str(kernel["name"]), 60)), t.seconds(kernel["time_s"]),
-                      t.number(round(kernel["calls_per_step"], 1)), t.printable(str(kernel["group"])))  # fmt: skip
+        table.add_row(
+            t.printable(shorten(str(kernel["name"]), 60)),
+            t.seconds(kernel["time_s"]),
+            t.number(round(kernel["calls_per_step"], 1)),
+            t.printable(str(kernel["group"])),
+        )
     out.print(table)
 
 

@@ -20,9 +20,11 @@ from steptime.plan.space import MESH_COLUMNS
 
 #: Recipe that is given and that of the run, where one is a vaguer word for the other.
 _MAY_BE: Final = (
-    *(("fp8", recipe) for recipe in ("fp8-te", "fp8-tensorwise", "fp8-blockwise", "mxfp8")), ("mxfp8", "fp8-te"),
-    ("fp8-tensorwise", "fp8-te"), ("fp8-blockwise", "fp8-te"),
-)  # fmt: skip
+    *(("fp8", recipe) for recipe in ("fp8-te", "fp8-tensorwise", "fp8-blockwise", "mxfp8")),
+    ("mxfp8", "fp8-te"),
+    ("fp8-tensorwise", "fp8-te"),
+    ("fp8-blockwise", "fp8-te"),
+)
 #: Entry of a plan -> those that it says more about.
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*MESH_COLUMNS, "zero")}
 #: Dimensions of a log that are those of the experts.
@@ -46,9 +48,7 @@ class StatedJob:
     """What that framework does unless told otherwise, and neither user nor log say, where estimates take another."""
 
 
-def merged(
-    settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated, *, experts: bool = False
-) -> StatedJob:  # fmt: skip
+def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated, *, experts: bool = False) -> StatedJob:
     """What the user gives, filled with what the log states and with what its framework always does; the user wins.
 
     ``dp`` is left to follow from the devices and the other degrees; what qualifies something that the user gives
@@ -80,10 +80,13 @@ def merged(
     for name, value in habitual.items():
         out[0 if name == "dtype" else 1][name] = value
     return StatedJob(
-        settings=out[0] | ({"framework": framework} if framework else {}), plan=out[1], filled=tuple(filled),
-        contradictions=tuple(contradictions), framework=framework,
+        settings=out[0] | ({"framework": framework} if framework else {}),
+        plan=out[1],
+        filled=tuple(filled),
+        contradictions=tuple(contradictions),
+        framework=framework,
         habitual=tuple(f"{name} {value}" for name, value in habitual.items()),
-    )  # fmt: skip
+    )
 
 
 def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,9 +97,7 @@ def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**plan, "recompute": spelled_out(given, framework_called(str(framework)) or str(framework))}
 
 
-def _overlapped(
-    framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool
-) -> Mapping[str, Any]:  # fmt: skip
+def _overlapped(framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool) -> Mapping[str, Any]:
     """What the log states, its words on gradients and on ``tp`` joined with what else the framework hides.
 
     Arguments that say nothing of ``tp`` are of a version that cannot hide it. Messages between virtual stages hide

@@ -102,10 +102,18 @@ def long_gaps(recording: Recording, c: Columns, idle: Idle, windows: Floats, ste
         at = [] if borders is None else [_at(idle.start_s[i], idle.end_s[i], borders) for i in mine]
         doing = Counter(host.during(float(idle.start_s[i]), float(idle.end_s[i])) for i in mine)
         place = _one([p for p in at if p is not None])
-        found.append(LongGap(
-            time_s=fmean(lengths[mine].tolist()), per_step=len(mine) / steps, before=before, after=after,
-            between_steps=between, position=place, host=doing.most_common(1)[0][0], waits_for_host=late,
-        ))  # fmt: skip
+        found.append(
+            LongGap(
+                time_s=fmean(lengths[mine].tolist()),
+                per_step=len(mine) / steps,
+                before=before,
+                after=after,
+                between_steps=between,
+                position=place,
+                host=doing.most_common(1)[0][0],
+                waits_for_host=late,
+            )
+        )
     return tuple(sorted(found, key=lambda gap: -gap.lost_s)[:_PLACES])
 
 
@@ -210,15 +218,24 @@ def trace_times(recording: Recording, path: str, degrees: Mapping[str, int], ste
     inside &= c.start_s < windows[np.maximum(np.searchsorted(windows[:, 0], c.start_s, side="right") - 1, 0), 1]
     warnings += _notes(recording, c)
     return TraceTimes(
-        path=path, step_s=total_s / count, step_times_s=tuple((windows[:, 1] - windows[:, 0]).tolist()),
-        steps_found=found, groups={name: shares[name] / count for name in GROUPS},
-        traffic=_traffic(recording, c, traffic_of, inside, shares, busy, count), idle_s=idle_s / count,
-        launch_bound_s=None if launch_s is None else launch_s / count, longest_gap_s=longest_s,
+        path=path,
+        step_s=total_s / count,
+        step_times_s=tuple((windows[:, 1] - windows[:, 0]).tolist()),
+        steps_found=found,
+        groups={name: shares[name] / count for name in GROUPS},
+        traffic=_traffic(recording, c, traffic_of, inside, shares, busy, count),
+        idle_s=idle_s / count,
+        launch_bound_s=None if launch_s is None else launch_s / count,
+        longest_gap_s=longest_s,
         long_gaps=long_gaps(recording, c, idle, windows, count),
-        kernels_per_step=float(inside.sum()) / count, top=_top(recording, c, groups, inside, count),
-        synchronisations=_blocking(recording, c, windows, count), streams=len(np.unique(c.stream)),
-        with_stack=recording.with_stack, warnings=tuple(warnings), **_header(recording.header),
-    )  # fmt: skip
+        kernels_per_step=float(inside.sum()) / count,
+        top=_top(recording, c, groups, inside, count),
+        synchronisations=_blocking(recording, c, windows, count),
+        streams=len(np.unique(c.stream)),
+        with_stack=recording.with_stack,
+        warnings=tuple(warnings),
+        **_header(recording.header),
+    )
 
 
 def _windows(recording: Recording, c: Columns, steps: int | None) -> tuple[Floats, int, list[str]]:
@@ -286,9 +303,14 @@ def _partition(c: Columns, groups: NDArray[np.object_], windows: Floats) -> tupl
 
 
 def _traffic(
-    recording: Recording, c: Columns, axis: Mapping[int, str], inside: NDArray[np.bool_], shares: Mapping[str, float],
-    busy: Mapping[str, float], count: int,
-) -> tuple[Traffic, ...]:  # fmt: skip
+    recording: Recording,
+    c: Columns,
+    axis: Mapping[int, str],
+    inside: NDArray[np.bool_],
+    shares: Mapping[str, float],
+    busy: Mapping[str, float],
+    count: int,
+) -> tuple[Traffic, ...]:
     lengths = c.end_s - c.start_s
     waiting: dict[str, float] = {}
     kinds: dict[str, dict[str, float]] = {}
@@ -303,12 +325,15 @@ def _traffic(
         kinds[name][meta.kind] = kinds[name].get(meta.kind, 0.0) + float(mine.sum()) / count
     return tuple(
         Traffic(
-            axis=name, busy_s=busy[f"{name}_comm"] / count, exposed_s=shares[f"{name}_comm"] / count,
-            waiting_s=waiting.get(name, 0.0) / count, collectives=kinds.get(name, {}),
+            axis=name,
+            busy_s=busy[f"{name}_comm"] / count,
+            exposed_s=shares[f"{name}_comm"] / count,
+            waiting_s=waiting.get(name, 0.0) / count,
+            collectives=kinds.get(name, {}),
         )
         for name in _AXES
         if busy[f"{name}_comm"] > 0
-    )  # fmt: skip
+    )
 
 
 def _top(
@@ -320,11 +345,15 @@ def _top(
     names = list(recording.names)
     first = {int(n): i for n, i in zip(*np.unique(c.name, return_index=True), strict=True)}
     return tuple(
-        KernelTotal(name=names[n], group=str(groups[first[n]]), calls_per_step=float(calls[n]) / count,
-                    time_s=float(seconds[n]) / count)
+        KernelTotal(
+            name=names[n],
+            group=str(groups[first[n]]),
+            calls_per_step=float(calls[n]) / count,
+            time_s=float(seconds[n]) / count,
+        )
         for n in np.argsort(-seconds)[:_TOP].tolist()
         if seconds[n] > 0
-    )  # fmt: skip
+    )
 
 
 def _blocking(recording: Recording, c: Columns, windows: Floats, count: int) -> dict[str, tuple[float, float]]:

@@ -128,26 +128,42 @@ COMM: Final = "comm"
 _RULES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (COMM, re.compile(r"nccl|rccl|deep_ep|userbuffers|all_?reduce_(one|two)_?shot|multimem", re.I)),
     ("copies", re.compile(r"^mem(cpy|set)\b", re.I)),
-    ("attention", re.compile(
-        r"flash|fmha|sdpa|attention|attn(?!.*norm)|_bwd_kernel_dk|_bwd_kernel_dq|efficient_attention|paged_kv", re.I)),
-    ("optimizer", re.compile(
-        r"adam|lamb(?!da)|sgd|multi_tensor_apply|multi_tensor_l2norm|foreach|distributed_optim|muon", re.I)),
-    ("matmul", re.compile(
-        r"gemm|xmma|nvjet|cutlass.*(tensorop|wgmma|sm\d+)|cublas|matmul|_mm_|triton_(tem|mm)|splitKreduce|gemv|conv|"
-        r"wgrad|dgrad|implicit_|Cijk_|s\d{4,5}(gemm|cudnn)|bmm", re.I)),
-)  # fmt: skip
+    (
+        "attention",
+        re.compile(
+            r"flash|fmha|sdpa|attention|attn(?!.*norm)|_bwd_kernel_dk|_bwd_kernel_dq|efficient_attention|paged_kv", re.I
+        ),
+    ),
+    (
+        "optimizer",
+        re.compile(r"adam|lamb(?!da)|sgd|multi_tensor_apply|multi_tensor_l2norm|foreach|distributed_optim|muon", re.I),
+    ),
+    (
+        "matmul",
+        re.compile(
+            r"gemm|xmma|nvjet|cutlass.*(tensorop|wgmma|sm\d+)|cublas|matmul|_mm_|triton_(tem|mm)|splitKreduce|gemv|conv|"
+            r"wgrad|dgrad|implicit_|Cijk_|s\d{4,5}(gemm|cudnn)|bmm",
+            re.I,
+        ),
+    ),
+)
 _COLLECTIVES: Final = (
-    ("all_reduce", re.compile(r"all_?reduce", re.I)), ("reduce_scatter", re.compile(r"reduce_?scatter", re.I)),
-    ("all_gather", re.compile(r"all_?gather", re.I)), ("all_to_all", re.compile(r"all_?to_?all", re.I)),
-    ("send_recv", re.compile(r"send|recv|p2p", re.I)), ("broadcast", re.compile(r"broadcast", re.I)),
-)  # fmt: skip
+    ("all_reduce", re.compile(r"all_?reduce", re.I)),
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.I)),
+    ("all_gather", re.compile(r"all_?gather", re.I)),
+    ("all_to_all", re.compile(r"all_?to_?all", re.I)),
+    ("send_recv", re.compile(r"send|recv|p2p", re.I)),
+    ("broadcast", re.compile(r"broadcast", re.I)),
+)
 
 #: Words of a process group's description, in the order in which they decide.
 _AXIS_WORDS: Final = (
-    ("pp", {"pp", "pipeline"}), ("ep", {"ep", "expert", "experts"}),
+    ("pp", {"pp", "pipeline"}),
+    ("ep", {"ep", "expert", "experts"}),
     ("dp", {"dp", "fsdp", "hsdp", "ddp", "data", "optimizer", "shard", "replicate", "zero"}),
-    ("tp", {"tp", "tensor"}), ("cp", {"cp", "context", "sequence"}),
-)  # fmt: skip
+    ("tp", {"tp", "tensor"}),
+    ("cp", {"cp", "context", "sequence"}),
+)
 AXES: Final = ("tp", "cp", "ep", "dp", "pp")
 UNASSIGNED: Final = "unassigned"
 
@@ -354,9 +370,11 @@ def _collective(name: str, args: Mapping[str, Any]) -> Collective:
     elements = max(_int(args.get("In msg nelems")), _int(args.get("Out msg nelems")), 0)
     group = args.get("Process Group Description")
     return Collective(
-        kind=kind, group=group[:100] if isinstance(group, str) else "", group_size=size if size > 0 else None,
+        kind=kind,
+        group=group[:100] if isinstance(group, str) else "",
+        group_size=size if size > 0 else None,
         elements=float(elements),
-    )  # fmt: skip
+    )
 
 
 def read_trace(path: str) -> Recording:
@@ -386,9 +404,10 @@ def read_trace(path: str) -> Recording:
         cut = f"; {out.cut}" if out.cut else ""
         damaged = f", {out.damaged} of them kernels without a usable time" if out.damaged else ""
         raise InputFileError(
-            path, f"has {out.events} events{damaged}, but no kernel of a device{cut}",
+            path,
+            f"has {out.events} events{damaged}, but no kernel of a device{cut}",
             hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
-        )  # fmt: skip
+        )
     return out
 
 
@@ -421,12 +440,15 @@ def columns_of(recording: Recording) -> Columns:
     start_s = (start_us - zero) * 1e-6
     launched = _launched(recording, np.frombuffer(recording.correlation, dtype=np.int64)[order])
     return Columns(
-        start_s=start_s, end_s=start_s + lengths[order] * 1e-6,
+        start_s=start_s,
+        end_s=start_s + lengths[order] * 1e-6,
         name=np.frombuffer(recording.name, dtype=np.int64)[order],
         stream=np.frombuffer(recording.stream, dtype=np.int64)[order],
         collective=np.frombuffer(recording.collective, dtype=np.int64)[order],
-        launched_s=(launched - zero) * 1e-6, zero_us=zero, devices=len(found),
-    )  # fmt: skip
+        launched_s=(launched - zero) * 1e-6,
+        zero_us=zero,
+        devices=len(found),
+    )
 
 
 def _launched(recording: Recording, correlations: NDArray[np.int64]) -> NDArray[np.float64]:

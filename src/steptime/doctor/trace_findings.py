@@ -20,13 +20,21 @@ _BY_HOST: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("garbage_collection", re.compile(r"\bgc\b|built-in function collect|garbage", re.I)),
     ("allocator", re.compile(r"(cuda|hip)(Malloc|Free)(?!Async|Host)|empty_cache")),
     ("compile", re.compile(r"dynamo|inductor|compile_fx|autotune|torch/fx|CachingAutotuner|cu(da)?ModuleLoad", re.I)),
-    ("checkpoint", re.compile(
-        r"save_?checkpoint|checkpoint\w*\.save|torch/serialization|\bsave\b|distributed[/.]checkpoint|state_dict",
-        re.I)),
-    ("host_sync", re.compile(
-        r"_local_scalar_dense|aten::(item|nonzero|is_nonzero|equal|masked_select|unique)|\.item|Synchronize|\.cpu\b")),
+    (
+        "checkpoint",
+        re.compile(
+            r"save_?checkpoint|checkpoint\w*\.save|torch/serialization|\bsave\b|distributed[/.]checkpoint|state_dict",
+            re.I,
+        ),
+    ),
+    (
+        "host_sync",
+        re.compile(
+            r"_local_scalar_dense|aten::(item|nonzero|is_nonzero|equal|masked_select|unique)|\.item|Synchronize|\.cpu\b"
+        ),
+    ),
     ("host_optimizer", re.compile(r"optimizer|optim[/.]|clip_grad|grad_scaler|zero_grad|adam|foreach", re.I)),
-)  # fmt: skip
+)
 TITLES: Final[Mapping[str, str]] = {
     "data": "the device waits for the next batch",
     "garbage_collection": "the device waits while the host collects garbage",
@@ -37,7 +45,7 @@ TITLES: Final[Mapping[str, str]] = {
     "host_optimizer": "the device waits for the host at the optimiser",
     "between_steps": "the device waits for the host between the steps",
     "stall": "the device waits for the host in few long pauses",
-}  # fmt: skip
+}
 _WITH_STACKS: Final = "the trace was recorded with stacks, which slows the host: without them it is less"
 _NAME: Final = 70
 #: Most places that one finding names.
@@ -50,17 +58,21 @@ def idle_findings(t: TraceTimes, framework: str) -> list[Finding]:
         return []
     if t.launch_bound_s is None:
         gaps = _places(t.long_gaps[:_SHOWN]) or [f"longest gap {format_seconds(t.longest_gap_s)}"]
-        evidence = [f"no kernel runs for {share(t.idle_s, t.step_s)}", *gaps,
-                    "the trace has no launches, so it does not say whether the host is late"]  # fmt: skip
+        evidence = [
+            f"no kernel runs for {share(t.idle_s, t.step_s)}",
+            *gaps,
+            "the trace has no launches, so it does not say whether the host is late",
+        ]
         cause = cause_of(t.long_gaps[0]) if t.long_gaps else "idle"
         advice = "idle" if cause == "stall" else cause
         return [finding("idle", "the device is idle between kernels", t.idle_s, evidence, framework, advice=advice)]
     late = [gap for gap in t.long_gaps if gap.waits_for_host]
     stalled_s = min(sum(gap.lost_s for gap in late), t.launch_bound_s)
     return [
-        *_stall_findings(t, late, framework), *_launch_findings(t, stalled_s, framework),
+        *_stall_findings(t, late, framework),
+        *_launch_findings(t, stalled_s, framework),
         *_queue_findings(t, framework),
-    ]  # fmt: skip
+    ]
 
 
 def cause_of(gap: LongGap) -> str:
@@ -125,7 +137,7 @@ def _launch_findings(t: TraceTimes, stalled_s: float, framework: str) -> list[Fi
         f"not been launched yet{long}",
         f"{t.kernels_per_step:.0f} kernels per step, one every {format_seconds(each)}; "
         f"longest gap {format_seconds(t.longest_gap_s)}",
-    ]  # fmt: skip
+    ]
     if t.with_stack:
         evidence.append(_WITH_STACKS)
     return [finding("launch", "the device waits for the host to launch kernels", lost, evidence, framework)]
@@ -148,16 +160,20 @@ _TITLES: Final = {
     "compute": "matrix products and attention take longer than predicted",
     "memory_bound": "memory-bound kernels take longer than predicted",
     "optimizer": "the optimiser takes longer than predicted",
-}  # fmt: skip
+}
 
 
 def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Compared], framework: str) -> list[Finding]:
     """Everything that a trace shows by itself or against the prediction."""
     return [
-        *_traffic_findings(t, rows, framework), *idle_findings(t, framework), *_group_findings(t, rows, framework),
-        *_attention_findings(t, e, framework), *_copy_findings(t, framework), *_blocking_findings(t, framework),
+        *_traffic_findings(t, rows, framework),
+        *idle_findings(t, framework),
+        *_group_findings(t, rows, framework),
+        *_attention_findings(t, e, framework),
+        *_copy_findings(t, framework),
+        *_blocking_findings(t, framework),
         *_step_findings(t, framework),
-    ]  # fmt: skip
+    ]
 
 
 def _traffic_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -> list[Finding]:

@@ -109,16 +109,32 @@ class LimitDevice:
     def linear_layer_forward_backward_s(self, layer: LinearLayer, tokens: Num) -> Num:
         """`steptime.cost.limits.linear_layer_forward_backward_s` of this device."""
         return formulas.linear_layer_forward_backward_s(
-            layer.d_in, layer.d_out, tokens, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
-            self.flops_per_s_8bit, self.memory_Bps, self.network_Bps, self.utilization,
-        )  # fmt: skip
+            layer.d_in,
+            layer.d_out,
+            tokens,
+            layer.tp_in,
+            layer.tp_out,
+            layer.dp,
+            layer.width_bytes,
+            self.flops_per_s_8bit,
+            self.memory_Bps,
+            self.network_Bps,
+            self.utilization,
+        )
 
     def linear_layer_end_of_batch_s(self, layer: LinearLayer) -> Num:
         """`steptime.cost.limits.linear_layer_end_of_batch_s` of this device."""
         return formulas.linear_layer_end_of_batch_s(
-            layer.d_in, layer.d_out, layer.tp_in, layer.tp_out, layer.dp, layer.width_bytes,
-            self.memory_Bps, self.network_Bps, self.utilization,
-        )  # fmt: skip
+            layer.d_in,
+            layer.d_out,
+            layer.tp_in,
+            layer.tp_out,
+            layer.dp,
+            layer.width_bytes,
+            self.memory_Bps,
+            self.network_Bps,
+            self.utilization,
+        )
 
 
 #: The device of the authors' notebook: datasheet peaks of the NVIDIA H100 SXM5, an assumed utilisation of 0.8.
@@ -149,9 +165,12 @@ class TrainingRun:
     def wall_flops(self) -> float:
         """`steptime.cost.limits.latency_wall_flops` of this run."""
         wall = formulas.latency_wall_flops(
-            self.duration_s, self.layer_latency_s, self.reference_batch_tokens, self.reference_layers,
+            self.duration_s,
+            self.layer_latency_s,
+            self.reference_batch_tokens,
+            self.reference_layers,
             self.tokens_per_parameter,
-        )  # fmt: skip
+        )
         return float(wall)
 
     @property
@@ -216,10 +235,13 @@ def limit_device(name: str) -> LimitDevice:
         known = ", ".join(device.matrix_flops_per_s)
         raise FieldError("", "device", f"{device.name} has neither an 8-bit nor a 16-bit rate", hint=f"it has {known}")
     return LimitDevice(
-        name=device.name, flops_per_s_8bit=narrow, memory_Bps=device.memory_Bps,
-        network_Bps=2 * level.link_Bps * level.links_per_device, utilization=device.matrix_efficiency,
+        name=device.name,
+        flops_per_s_8bit=narrow,
+        memory_Bps=device.memory_Bps,
+        network_Bps=2 * level.link_Bps * level.links_per_device,
+        utilization=device.matrix_efficiency,
         kernel_latency_s=device.kernel_latency_s,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,10 +294,21 @@ class MatmulDevice:
     def matmul_s(self, d1: Num, d2: Num, b: Num, *, weight_gradient: bool = False) -> Num:
         """`steptime.cost.matmul.three_level_matmul_s`; 3/4 of registers and L2 are usable."""
         return matmul.three_level_matmul_s(
-            d1, d2, b, weight_gradient, 2, self.multiprocessors, 0.75 * 64 * 2**10, 0.75 * self.l2_bytes,
-            self.memory_Bps, self.l2_Bps, self.shared_Bps, self.sustained_flops_per_s, self.kernel_latency_s,
+            d1,
+            d2,
+            b,
+            weight_gradient,
+            2,
+            self.multiprocessors,
+            0.75 * 64 * 2**10,
+            0.75 * self.l2_bytes,
+            self.memory_Bps,
+            self.l2_Bps,
+            self.shared_Bps,
+            self.sustained_flops_per_s,
+            self.kernel_latency_s,
             self.distributed_shared_memory,
-        )  # fmt: skip
+        )
 
 
 @cache
@@ -331,22 +364,42 @@ class Limits:
         return {
             "schema_version": SCHEMA_VERSION,
             "layer": asdict(layer) | {"tokens": self.tokens, "parameters": layer.parameters, "devices": layer.devices},
-            "device": asdict(self.device), **{f"{name}_s": value for name, value in self.resources_s.items()},
-            "forward_backward_s": self.forward_backward_s, "binding": self.binding,
-            "end_of_batch_s": self.end_of_batch_s, "run": asdict(run), "latency_wall_flops": run.wall_flops,
-            "latency_wall_parameters": run.wall_parameters, "latency_wall_tokens": run.wall_tokens,
-            "latency_wall_batch_tokens": run.wall_batch_tokens, "latency_wall_layers": run.wall_layers,
-            "latency_wall_width": run.wall_width, "source": "arXiv 2411.01137",
-        }  # fmt: skip
+            "device": asdict(self.device),
+            **{f"{name}_s": value for name, value in self.resources_s.items()},
+            "forward_backward_s": self.forward_backward_s,
+            "binding": self.binding,
+            "end_of_batch_s": self.end_of_batch_s,
+            "run": asdict(run),
+            "latency_wall_flops": run.wall_flops,
+            "latency_wall_parameters": run.wall_parameters,
+            "latency_wall_tokens": run.wall_tokens,
+            "latency_wall_batch_tokens": run.wall_batch_tokens,
+            "latency_wall_layers": run.wall_layers,
+            "latency_wall_width": run.wall_width,
+            "source": "arXiv 2411.01137",
+        }
 
 
 def limits(
-    *, d_in: int = 16384, d_out: int = 81920, tokens: float = 32768, tp_in: int = 8, tp_out: int = 40, dp: int = 32,
-    width_bytes: float = 2, device: str | None = None, flops_8bit_per_s: float | None = None,
-    memory_Bps: float | None = None, network_Bps: float | None = None, utilization: float | None = None,
-    duration_s: float = THREE_MONTHS_S, layer_latency_s: float | None = None, batch_tokens: float = 2048**2,
-    layers: int = 120, tokens_per_parameter: float = 20,
-) -> Limits:  # fmt: skip
+    *,
+    d_in: int = 16384,
+    d_out: int = 81920,
+    tokens: float = 32768,
+    tp_in: int = 8,
+    tp_out: int = 40,
+    dp: int = 32,
+    width_bytes: float = 2,
+    device: str | None = None,
+    flops_8bit_per_s: float | None = None,
+    memory_Bps: float | None = None,
+    network_Bps: float | None = None,
+    utilization: float | None = None,
+    duration_s: float = THREE_MONTHS_S,
+    layer_latency_s: float | None = None,
+    batch_tokens: float = 2048**2,
+    layers: int = 120,
+    tokens_per_parameter: float = 20,
+) -> Limits:
     """How far a layer and a training run scale before data movement or latency stops them.
 
     Args:
@@ -452,9 +505,12 @@ class ProductTime:
 def notebook_run(duration_s: float, layer_latency_s: float) -> TrainingRun:
     """A run with the laws of the authors' notebook."""
     return TrainingRun(
-        duration_s=duration_s, layer_latency_s=layer_latency_s, reference_batch_tokens=2048**2, reference_layers=120,
+        duration_s=duration_s,
+        layer_latency_s=layer_latency_s,
+        reference_batch_tokens=2048**2,
+        reference_layers=120,
         tokens_per_parameter=20,
-    )  # fmt: skip
+    )
 
 
 def figures() -> list[Figure]:
@@ -465,15 +521,20 @@ def figures() -> list[Figure]:
     tree_s = formulas.tree_latency_s(7.4e-6, 2.75, 0.6e-6, 16, 5e-6)
     wall = notebook_run(THREE_MONTHS_S, H100_SXM5.layer_latency_s).wall_flops
     rows = (
-        ("linear layer, both passes", "s", 3.2554072481051035e-05,
-         H100_SXM5.linear_layer_forward_backward_s(layer, 2048**2 / 128), NOTEBOOK),
+        (
+            "linear layer, both passes",
+            "s",
+            3.2554072481051035e-05,
+            H100_SXM5.linear_layer_forward_backward_s(layer, 2048**2 / 128),
+            NOTEBOOK,
+        ),
         ("product, 4e26 FLOP in 1e7 s", "s", 2393.0e-6, each_s, NOTEBOOK),
         ("block on 8 GPUs of a node", "s", 110e-6, inside_s, REPORT),
         ("product over 16 nodes", "s", 50e-6, tree_s, REPORT),
         ("block over 16 nodes", "s", 400e-6, formulas.layer_latency_s(PASSES, tree_s, 0.0), REPORT),
         ("run of 7e14 parameters", "FLOP", 6e31, formulas.training_flops(7e14, 1.4e16), REPORT),
         ("latency wall, three months", "FLOP", 2e31, wall, "arXiv 2411.01137"),
-    )  # fmt: skip
+    )
     return [
         Figure(name=name, unit=unit, stated=stated, computed=float(computed), source=source)
         for name, unit, stated, computed, source in rows
@@ -484,9 +545,13 @@ def product_times() -> list[ProductTime]:
     """Every shape of :data:`SHAPES` on every device of the authors' table."""
     return [
         ProductTime(
-            device=name, rows=d1, columns=d2, tokens=b, forward_s=float(device.matmul_s(d1, d2, b)),
+            device=name,
+            rows=d1,
+            columns=d2,
+            tokens=b,
+            forward_s=float(device.matmul_s(d1, d2, b)),
             weight_gradient_s=float(device.matmul_s(d1, d2, b, weight_gradient=True)),
         )
         for d1, d2, b in SHAPES
         for name, device in load_matmul_devices().items()
-    ]  # fmt: skip
+    ]

@@ -121,9 +121,16 @@ def _of_attention(device: Device, operator: str, model: KernelModel) -> Sweep:
     moved = 8 * SIZES * tokens * heads * width
     moved = np.asarray(attention_backward_bytes(moved)) if backward else moved
     shape: dict[str, Num] = {
-        "batch": SIZES, "heads": heads, "kv_heads": heads, "queries": tokens, "keys": tokens, "causal": 1.0,
-        "window": 0.0, "pair_flops": pair_flops, "moved_bytes": moved,
-    }  # fmt: skip
+        "batch": SIZES,
+        "heads": heads,
+        "kv_heads": heads,
+        "queries": tokens,
+        "keys": tokens,
+        "causal": 1.0,
+        "window": 0.0,
+        "pair_flops": pair_flops,
+        "moved_bytes": moved,
+    }
     flops = SIZES * heads * tokens * (tokens + 1) / 2 * np.asarray(pair_flops)
     roofline_s = np.maximum(flops / model.fixed["matrix_flops_per_s"], moved / device.memory_Bps)
     return _sweep(device, f"{operator} over sequences", model, shape, roofline_s)

@@ -101,19 +101,43 @@ def _nccl() -> Iterator[Machine]:
     }
     for name, (device, gpu, link, switch, domain) in nv.items():
         yield Machine(
-            name=f"{name}-nccl", device=device, library="nccl", gpus=(gpu,), sources=source, domain=domain,
-            link_Bps=link * GB, switch=switch, known_ranks=NODE if domain == NODE else TRAY,
-        )  # fmt: skip
+            name=f"{name}-nccl",
+            device=device,
+            library="nccl",
+            gpus=(gpu,),
+            sources=source,
+            domain=domain,
+            link_Bps=link * GB,
+            switch=switch,
+            known_ranks=NODE if domain == NODE else TRAY,
+        )
     pcie = {"rtx-pro-6000": ("RTX-PRO-6000-BSE", 63), "l40s": ("L40S", 31.5)}
     for name, (gpu, link) in pcie.items():
         yield Machine(
-            name=f"{name}-nccl", device=name, library="nccl", gpus=(gpu,), sources=source, domain=2, outer=True,
-            trees=False, link_Bps=link * GB, nic_Bps=link * GB, tags=frozenset({BROKEN} if name == "l40s" else ()),
-        )  # fmt: skip
+            name=f"{name}-nccl",
+            device=name,
+            library="nccl",
+            gpus=(gpu,),
+            sources=source,
+            domain=2,
+            outer=True,
+            trees=False,
+            link_Bps=link * GB,
+            nic_Bps=link * GB,
+            tags=frozenset({BROKEN} if name == "l40s" else ()),
+        )
     yield Machine(
-        name="arc-b60-oneccl", device="arc-b60", library="oneccl", gpus=("Arc-Pro-B60",), sources=source, domain=2,
-        outer=True, trees=False, link_Bps=31.5 * GB, nic_Bps=31.5 * GB,
-    )  # fmt: skip
+        name="arc-b60-oneccl",
+        device="arc-b60",
+        library="oneccl",
+        gpus=("Arc-Pro-B60",),
+        sources=source,
+        domain=2,
+        outer=True,
+        trees=False,
+        link_Bps=31.5 * GB,
+        nic_Bps=31.5 * GB,
+    )
 
 
 def _vtrain() -> Iterator[Machine]:
@@ -123,17 +147,30 @@ def _vtrain() -> Iterator[Machine]:
     ):
         gpu = ("A100" if "a100" in name else "V100") + ("-SXM4" if "a100" in name else "-SXM2") + "(8-GPU node)"
         yield Machine(
-            name=name, device=device, library="nccl", gpus=(gpu,), sources=("vtrain_lut",), domain=8,
-            link_Bps=link * GB, links_by_group=share, known_ranks=NODE,
-        )  # fmt: skip
+            name=name,
+            device=device,
+            library="nccl",
+            gpus=(gpu,),
+            sources=("vtrain_lut",),
+            domain=8,
+            link_Bps=link * GB,
+            links_by_group=share,
+            known_ranks=NODE,
+        )
 
 
 def _vidur() -> Iterator[Machine]:
     """NCCL as a profiler saw it; one node, and rows between nodes apart (another timing campaign and network)."""
     base = Machine(
-        name="a100-sxm-kernel", device="a100-sxm-80gb", library="nccl-kernel", gpus=("A100-SXM4-80GB",),
-        sources=("vidur_network",), domain=8, link_Bps=300 * GB, without="inter-node",
-    )  # fmt: skip
+        name="a100-sxm-kernel",
+        device="a100-sxm-80gb",
+        library="nccl-kernel",
+        gpus=("A100-SXM4-80GB",),
+        sources=("vidur_network",),
+        domain=8,
+        link_Bps=300 * GB,
+        without="inter-node",
+    )
     h100 = replace(base, name="h100-sxm-kernel", device="h100-sxm", gpus=("H100-SXM5-80GB",), link_Bps=450 * GB)
     pairs = replace(base, domain=2, outer=True, trees=False)
     nvl = replace(
@@ -144,9 +181,15 @@ def _vidur() -> Iterator[Machine]:
     yield from (base, h100, nvl, pcie, a40)
     for machine, nics, nic in ((base, 4, 25), (h100, 8, 50), (nvl, 1, 12.5), (a40, 1, 12.5)):
         yield replace(
-            machine, name=f"{machine.name}-nodes", interconnect="inter-node", without="", nics=nics, nic_Bps=nic * GB,
-            outer=True, trees=False,
-        )  # fmt: skip
+            machine,
+            name=f"{machine.name}-nodes",
+            interconnect="inter-node",
+            without="",
+            nics=nics,
+            nic_Bps=nic * GB,
+            outer=True,
+            trees=False,
+        )
 
 
 def _custom() -> Iterator[Machine]:
@@ -156,36 +199,68 @@ def _custom() -> Iterator[Machine]:
             if base.library == "oneccl" and library != "custom-eager":
                 continue
             yield replace(
-                base, name=f"{base.name.rsplit('-', 1)[0]}-{library}", library=library, switch=False,
-                sources=("aiconfigurator_custom_ar",), known_ranks=0.0,
-            )  # fmt: skip
+                base,
+                name=f"{base.name.rsplit('-', 1)[0]}-{library}",
+                library=library,
+                switch=False,
+                sources=("aiconfigurator_custom_ar",),
+                known_ranks=0.0,
+            )
 
 
 def _other() -> Iterator[Machine]:
     for base in _nccl():
         if base.name.split("-")[0] in ("h100", "b200", "gb300"):
             yield replace(
-                base, name=f"{base.name.rsplit('-', 1)[0]}-xla", library="xla", sources=("xla_perf_table",),
+                base,
+                name=f"{base.name.rsplit('-', 1)[0]}-xla",
+                library="xla",
+                sources=("xla_perf_table",),
                 known_ranks=0.0,
-            )  # fmt: skip
+            )
     yield Machine(
-        name="perlmutter-nccl", device="a100-sxm-40gb", library="nccl", gpus=("A100-SXM4(Perlmutter)",),
-        sources=("perlmutter_transformer_perf_estimates",), domain=4, nics=4, link_Bps=300 * GB, nic_Bps=25 * GB,
-        links_by_group=FULL_MESH_4, outer=True,
-    )  # fmt: skip
+        name="perlmutter-nccl",
+        device="a100-sxm-40gb",
+        library="nccl",
+        gpus=("A100-SXM4(Perlmutter)",),
+        sources=("perlmutter_transformer_perf_estimates",),
+        domain=4,
+        nics=4,
+        link_Bps=300 * GB,
+        nic_Bps=25 * GB,
+        links_by_group=FULL_MESH_4,
+        outer=True,
+    )
     yield Machine(
-        name="mi200-host", device="mi250x", library="host", gpus=("MI200 GCD",), sources=("nnscaler_mi200",),
-        domain=16, link_Bps=200 * GB, links_by_group=XGMI_16,
-    )  # fmt: skip
+        name="mi200-host",
+        device="mi250x",
+        library="host",
+        gpus=("MI200 GCD",),
+        sources=("nnscaler_mi200",),
+        domain=16,
+        link_Bps=200 * GB,
+        links_by_group=XGMI_16,
+    )
     for name, gpu in (
-        ("m40", "M40"), ("p100-pcie-16gb", "P100"), ("gtx-1080-ti", "GTX1080Ti"),
+        ("m40", "M40"),
+        ("p100-pcie-16gb", "P100"),
+        ("gtx-1080-ti", "GTX1080Ti"),
         ("titan-x-maxwell", "TITAN-X-Maxwell"),
         ("titan-x-pascal", "TITAN-X-Pascal"),
-    ):  # fmt: skip
+    ):
         yield Machine(
-            name=f"{name}-nccl2", device=name, library="nccl2", gpus=(gpu,), sources=("deepbench",), domain=8,
-            link_Bps=15.75 * GB, nic_Bps=12.5 * GB, nics=1, outer=True, trees=False,
-        )  # fmt: skip
+            name=f"{name}-nccl2",
+            device=name,
+            library="nccl2",
+            gpus=(gpu,),
+            sources=("deepbench",),
+            domain=8,
+            link_Bps=15.75 * GB,
+            nic_Bps=12.5 * GB,
+            nics=1,
+            outer=True,
+            trees=False,
+        )
 
 
 def _all() -> Iterator[Machine]:

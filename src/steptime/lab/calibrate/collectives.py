@@ -86,20 +86,38 @@ def _profile(cluster: Cluster, model: FabricModel) -> FabricProfile:
     outside = between.band[1] if between else 1.0
     sure = max(near.band[1], 1 / near.band[0], outside, TEXTBOOK_BAND[1] if at_word else LEAST_BAND)
     return FabricProfile(
-        name=f"{cluster.name}-assumed", device=cluster.device.name, library=near.library,
-        link_Bps=level.link_Bps * level.links_per_device, coefficients=asdict(model.fabric),
+        name=f"{cluster.name}-assumed",
+        device=cluster.device.name,
+        library=near.library,
+        link_Bps=level.link_Bps * level.links_per_device,
+        coefficients=asdict(model.fabric),
         nic_Bps=cluster.levels[1].link_Bps if between else 0.0,
-        points=0, median_ape=near.median_ape, mean_ape=near.mean_ape, bias=near.bias, band=(1 / sure, sure),
-        source="; ".join(basis.text for basis in model.bases()), kind="assumed",
-    )  # fmt: skip
+        points=0,
+        median_ape=near.median_ape,
+        mean_ape=near.mean_ape,
+        bias=near.bias,
+        band=(1 / sure, sure),
+        source="; ".join(basis.text for basis in model.bases()),
+        kind="assumed",
+    )
 
 
 KINDS: Final = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all", "all2all": "all_to_all", "a2a": "all_to_all", "p2p": "p2p", "permute": "p2p",
-    "sendrecv": "p2p", "broadcast": "broadcast", "bcast": "broadcast",
-    "reduce": "reduce", "scatter": "scatter", "gather": "gather",
-}  # fmt: skip
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all2all": "all_to_all",
+    "a2a": "all_to_all",
+    "p2p": "p2p",
+    "permute": "p2p",
+    "sendrecv": "p2p",
+    "broadcast": "broadcast",
+    "bcast": "broadcast",
+    "reduce": "reduce",
+    "scatter": "scatter",
+    "gather": "gather",
+}
 #: Sources whose size of an all-to-all is that of the tensor of the whole group: their times fall with the group.
 WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4
@@ -256,14 +274,20 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
         raise UserError(f"{machine.name}: measured times are {off:.3g} times what its links explain", hint=hint)
     errors = errors_of(held_out, rows.measured_s)
     return FabricProfile(
-        name=machine.name, device=machine.device, library=machine.library, sources=machine.sources,
-        link_Bps=machine.link_Bps, nic_Bps=machine.nic_Bps if machine.outer else 0.0, coefficients=coefficients,
+        name=machine.name,
+        device=machine.device,
+        library=machine.library,
+        sources=machine.sources,
+        link_Bps=machine.link_Bps,
+        nic_Bps=machine.nic_Bps if machine.outer else 0.0,
+        coefficients=coefficients,
         ranges={
             "bytes": (float(rows.size_bytes.min()), float(rows.size_bytes.max())),
             "ranks": (float(rows.ranks.min()), float(rows.ranks.max())),
         },
-        **asdict(errors), source=f"steptime calibration of {', '.join(machine.sources)}",
-    )  # fmt: skip
+        **asdict(errors),
+        source=f"steptime calibration of {', '.join(machine.sources)}",
+    )
 
 
 def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
@@ -388,8 +412,13 @@ def _estimated(device: str, place: str, spans: float) -> tuple[Machine, FabricPr
         return str(error)
     model, inner, domain = estimated(cluster, leaves_node=spans > 0), cluster.levels[0], cluster.fast_domain
     machine = Machine(
-        name=cluster.name, device=device, library="nccl", gpus=(), sources=(),
+        name=cluster.name,
+        device=device,
+        library="nccl",
+        gpus=(),
+        sources=(),
         domain=RACK if spans == 0 and domain >= 8 else domain,
-        link_Bps=inner.link_Bps * inner.links_per_device, outer=True,
-    )  # fmt: skip
+        link_Bps=inner.link_Bps * inner.links_per_device,
+        outer=True,
+    )
     return machine, model

@@ -113,11 +113,23 @@ def dtype_of(name: str) -> str:
 
 
 DTYPES = {
-    "bfloat16": "bf16", "bf16": "bf16", "bf16xbf16": "bf16", "fp16": "fp16", "fp16_tensorcore": "fp16",
-    "fp16_in_fp32_math": "fp32", "fp32": "fp32", "f32xf32": "tf32", "tf32": "tf32", "fp8": "fp8", "fp8_block": "fp8",
-    "mxfp8": "fp8", "f8e4m3fnxf8e4m3fn": "fp8", "f8e4m3fnxf8e5m2": "fp8", "f8e5m2xf8e4m3fn": "fp8",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "bf16xbf16": "bf16",
+    "fp16": "fp16",
+    "fp16_tensorcore": "fp16",
+    "fp16_in_fp32_math": "fp32",
+    "fp32": "fp32",
+    "f32xf32": "tf32",
+    "tf32": "tf32",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "mxfp8": "fp8",
+    "f8e4m3fnxf8e4m3fn": "fp8",
+    "f8e4m3fnxf8e5m2": "fp8",
+    "f8e5m2xf8e4m3fn": "fp8",
     "nvfp4": "fp4",
-}  # fmt: skip
+}
 
 TIMERS = {
     "cuda_graph_mean": "kernel",
@@ -168,17 +180,23 @@ _FRAMEWORKS: Final = "^aiconfigurator"
 """Source that measured layers of serving frameworks."""
 RULES: Final = (
     Rule(
-        what="attention of Triton and FlashInfer, and attention of one query", ops=("attention_fwd",),
-        source=_FRAMEWORKS, kernel="triton|decode|^(torch_flow_)?flashinfer$",
+        what="attention of Triton and FlashInfer, and attention of one query",
+        ops=("attention_fwd",),
+        source=_FRAMEWORKS,
+        kernel="triton|decode|^(torch_flow_)?flashinfer$",
     ),
     Rule(what="attention of TensorRT-LLM", ops=("attention_fwd",), source=_FRAMEWORKS, notes="^fw=trtllm"),
     Rule(
-        what="attention over a cache of 8 bits, queries in 16", ops=("attention_fwd",), source=_FRAMEWORKS,
-        notes="kv_dtype=fp8", dtype="^(?!fp8|mxfp8)",
+        what="attention over a cache of 8 bits, queries in 16",
+        ops=("attention_fwd",),
+        source=_FRAMEWORKS,
+        notes="kv_dtype=fp8",
+        dtype="^(?!fp8|mxfp8)",
     ),
     Rule(what="attention of an older engine of vLLM", ops=("attention_fwd",), source="^llmservingsim", notes="^v0"),
     Rule(
-        what="weights alone in integers, and integers scaled by SmoothQuant", ops=("gemm", "bmm", "conv_fwd"),
+        what="weights alone in integers, and integers scaled by SmoothQuant",
+        ops=("gemm", "bmm", "conv_fwd"),
         dtype="^(int8|int8_wo|int4_wo|sq)$",
     ),
     Rule(what="blockwise scaled layers", ops=("gemm",), source=_FRAMEWORKS, dtype="^fp8_block$"),
@@ -186,10 +204,11 @@ RULES: Final = (
     Rule(what="layers of a served model", ops=("elementwise", "embedding", "layernorm"), source="^llmservingsim"),
     Rule(what="norms of cuDNN", ops=("layernorm", "layernorm_bwd"), source="^cudnn", kernel="^cudnn$"),
     Rule(
-        what="benchmarks of a library of fused kernels", source="^liger",
+        what="benchmarks of a library of fused kernels",
+        source="^liger",
         ops=("elementwise", "elementwise_bwd", "embedding", "layernorm", "layernorm_bwd", "softmax", "softmax_bwd"),
     ),
-)  # fmt: skip
+)
 
 
 def launched(table: Table) -> Array:

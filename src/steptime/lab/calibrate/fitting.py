@@ -193,9 +193,8 @@ def fitted_curve(
     """
     values = fit(family, shape, device, measured_s, fixed=fixed, priors=priors)
     predicted = cross_validated(
-        family, shape, device, measured_s, groups,
-        folds=folds, start=values, fixed=fixed, priors=priors,
-    )  # fmt: skip
+        family, shape, device, measured_s, groups, folds=folds, start=values, fixed=fixed, priors=priors
+    )
     result = errors_of(predicted, measured_s)
     if result.band[0] > ONE_SIDED or result.band[1] < 1 / ONE_SIDED:
         off = float(np.median(measured_s / predicted))

@@ -178,17 +178,25 @@ def to_toml(
     parts += ["[generic]", f"slower = {_number(math.exp(fitted.slower))}", ""]
     for title, band in (("named", named), ("generic", generic)):
         parts += [f"[band.{title}]", f"low = {_number(band.low)}", f"high = {_number(band.high)}", ""]
-    parts += ["[band.model]", f"noise = {_number(noise())}", f"experts = {EXPERTS}",
-              f"unknown_device = {DEVICE_SPREAD}", f"unmeasured_device = {UNMEASURED_SPREAD}",
-              "unknown_sources = 0", ""]  # fmt: skip
+    parts += [
+        "[band.model]",
+        f"noise = {_number(noise())}",
+        f"experts = {EXPERTS}",
+        f"unknown_device = {DEVICE_SPREAD}",
+        f"unmeasured_device = {UNMEASURED_SPREAD}",
+        "unknown_sources = 0",
+        "",
+    ]
     for name, own in fitted.frameworks.items():
         counted = [f"runs = {runs[name]}"] if runs and name in runs else []
         parts += [f"[framework.{toml_text(name)}]", *counted, *_values(fitted.common + own), ""]
         parts += [f"[framework.{toml_text(name)}.doubts]", *_doubts(fitted.framework_doubts[name]), ""]
     for name, factors in fitted.devices.items():
         each = [f"{p} = {_number(math.exp(f))}" for p, f in zip(BUSY, factors, strict=True)]
-        known = [f"doubt = {_number(fitted.device_doubts[name])}",
-                 f"sources = {fitted.device_sources.get(name, 0.0):.0f}"]  # fmt: skip
+        known = [
+            f"doubt = {_number(fitted.device_doubts[name])}",
+            f"sources = {fitted.device_sources.get(name, 0.0):.0f}",
+        ]
         parts += [f"[device.{toml_text(name)}]", *each, *known, ""]
     return "\n".join(parts)
 
@@ -219,16 +227,19 @@ def packaged() -> tuple[Fitted, tuple[Band, Band]]:
     common = _row(table["common"])
     frameworks, devices = table["framework"], table["device"]
     fitted = Fitted(
-        common=common, frameworks={name: _row(own) - common for name, own in frameworks.items()},
+        common=common,
+        frameworks={name: _row(own) - common for name, own in frameworks.items()},
         devices={name: np.log([float(own[p]) for p in BUSY]) for name, own in devices.items()},
         common_doubt=_plain(table["doubts"]),
         framework_doubts={name: _plain(own["doubts"]) for name, own in frameworks.items()},
-        device_doubts={name: float(own["doubt"]) for name, own in devices.items()}, rounds=0,
+        device_doubts={name: float(own["doubt"]) for name, own in devices.items()},
+        rounds=0,
         device_sources={name: float(own["sources"]) for name, own in devices.items()},
         slower=math.log(float(table["generic"]["slower"])),
-    )  # fmt: skip
-    named, generic = (Band(low=float(b["low"]), high=float(b["high"])) for b in
-                      (table["band"]["named"], table["band"]["generic"]))  # fmt: skip
+    )
+    named, generic = (
+        Band(low=float(b["low"]), high=float(b["high"])) for b in (table["band"]["named"], table["band"]["generic"])
+    )
     return fitted, (named, generic)
 
 

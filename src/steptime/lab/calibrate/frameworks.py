@@ -171,9 +171,14 @@ class Sample:
 
     @staticmethod
     def of(
-        run: int, weight: float, evaluation: Evaluation, *, attention: float = 1.0, vector: float = 1.0,
+        run: int,
+        weight: float,
+        evaluation: Evaluation,
+        *,
+        attention: float = 1.0,
+        vector: float = 1.0,
         of_device: Collection[str] = BUSY,
-    ) -> Sample:  # fmt: skip
+    ) -> Sample:
         """What a fit needs of an evaluation.
 
         Args:
@@ -391,9 +396,10 @@ class FrameworkFit:
         fitted = self._fitted(theta, np.linalg.inv(curvature), rounds)
         seen = {str(name) for name in self.runs.framework[used]}
         return replace(
-            fitted, device_sources=self._sources(used),
+            fitted,
+            device_sources=self._sources(used),
             frameworks={name: own for name, own in fitted.frameworks.items() if name in seen},
-        )  # fmt: skip
+        )
 
     def _sources(self, used: Array) -> dict[str, float]:
         pairs = set(zip(self.runs.device[used], self.runs.source[used], strict=True))
@@ -410,12 +416,14 @@ class FrameworkFit:
             doubts[name] = np.sqrt(variance[:n] + variance[at] + 2 * covariance[own, at])
         of_devices = variance[n + n * f :].reshape(len(self.device_names), len(BUSY)).mean(axis=1)
         return Fitted(
-            common=common, frameworks=dict(zip(self.names, frameworks, strict=True)),
+            common=common,
+            frameworks=dict(zip(self.names, frameworks, strict=True)),
             devices=dict(zip(self.device_names, devices, strict=True)),
             common_doubt=np.sqrt(variance[:n] + np.array([p.spread for p in PARAMETERS]) ** 2),
             framework_doubts=doubts,
-            device_doubts=dict(zip(self.device_names, np.sqrt(of_devices).tolist(), strict=True)), rounds=rounds,
-        )  # fmt: skip
+            device_doubts=dict(zip(self.device_names, np.sqrt(of_devices).tolist(), strict=True)),
+            rounds=rounds,
+        )
 
     def deviations(self, fitted: Fitted, *, named: bool = True) -> Array:
         """Standard deviation of the logarithm of every run's time that all doubts together make.

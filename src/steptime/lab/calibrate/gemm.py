@@ -89,9 +89,7 @@ SIXTEEN: Final = ("bf16", "fp16")
 #: Dtypes that every framework leaves to the vendor's library.
 PLAIN: Final = ("fp32", "tf32", "bf16", "fp16")
 #: Sources in the order of trust; a curve is fitted to the first that has enough shapes.
-SOURCES: Final = (
-    "aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench",
-)  # fmt: skip
+SOURCES: Final = ("aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench")
 #: Formats whose curves were fitted to linear layers of serving frameworks, which convert the left operand first.
 NARROW: Final = ("fp8", "fp4")
 #: A row whose notes name a serving framework is of such a layer; all others are of the product alone.
@@ -154,10 +152,13 @@ def gemm_shape(table: Table) -> Mapping[str, Array]:
     per_row = np.array([sizes[name] for name in table.text("dtype")], np.float64).reshape(-1, 3)
     shape |= {name: per_row[:, i] for i, name in enumerate(("a_bytes", "b_bytes", "out_bytes"))}
     kinds = [gemm_dtype(name) for name in table.text("dtype")]
-    layers = [kind not in NARROW or bool(_LAYER.match(notes))
-              for kind, notes in zip(kinds, table.text("notes"), strict=True)]  # fmt: skip
-    alone = [ALONE_S.get(method, 0.0) if kind in SIXTEEN else 0.0
-             for kind, method in zip(kinds, table.text("method"), strict=True)]  # fmt: skip
+    layers = [
+        kind not in NARROW or bool(_LAYER.match(notes)) for kind, notes in zip(kinds, table.text("notes"), strict=True)
+    ]
+    alone = [
+        ALONE_S.get(method, 0.0) if kind in SIXTEEN else 0.0
+        for kind, method in zip(kinds, table.text("method"), strict=True)
+    ]
     return shape | {"converted": np.array(layers, np.float64), "alone_s": np.array(alone, np.float64)}
 
 
@@ -180,24 +181,80 @@ def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
 
 
 def _backward(
-    m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num,
-    peak_flops_per_s: Num, memory_Bps: Num, sm_count: Num, l2_bytes: Num,
-    compute_efficiency: Num, memory_efficiency: Num, latency_s: Num, overlap: Num, overlap_per_s: Num, split_s: Num,
-    fill_k: Num, step_s: Num, operand_speed: Num, output_cost: Num, cached_cost: Num, cache_copies: Num,
-    quantisation: Num, throttle: Num, odd_tile: Num, large_tile: Num, batched_tile: Num, epilogue: Num,
-    split_traffic: Num, quantise_s: Num, quantise_row: Num, stride: Num, input_residual: Num, weight_residual: Num,
-) -> Num:  # fmt: skip
+    m: Num,
+    n: Num,
+    k: Num,
+    batch: Num,
+    a_bytes: Num,
+    b_bytes: Num,
+    out_bytes: Num,
+    peak_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    l2_bytes: Num,
+    compute_efficiency: Num,
+    memory_efficiency: Num,
+    latency_s: Num,
+    overlap: Num,
+    overlap_per_s: Num,
+    split_s: Num,
+    fill_k: Num,
+    step_s: Num,
+    operand_speed: Num,
+    output_cost: Num,
+    cached_cost: Num,
+    cache_copies: Num,
+    quantisation: Num,
+    throttle: Num,
+    odd_tile: Num,
+    large_tile: Num,
+    batched_tile: Num,
+    epilogue: Num,
+    split_traffic: Num,
+    quantise_s: Num,
+    quantise_row: Num,
+    stride: Num,
+    input_residual: Num,
+    weight_residual: Num,
+) -> Num:
     """:func:`steptime.cost.gemm.gemm_backward_s` with its arguments by name."""
     return gemm_backward_s(
-        m, n, k, batch, a_bytes, b_bytes, out_bytes, input_residual, weight_residual,
-        peak_flops_per_s=peak_flops_per_s, memory_Bps=memory_Bps, sm_count=sm_count, l2_bytes=l2_bytes,
-        compute_efficiency=compute_efficiency, memory_efficiency=memory_efficiency, latency_s=latency_s,
-        overlap=overlap, overlap_per_s=overlap_per_s, split_s=split_s, fill_k=fill_k, step_s=step_s,
-        operand_speed=operand_speed, output_cost=output_cost, cached_cost=cached_cost, cache_copies=cache_copies,
-        quantisation=quantisation, throttle=throttle, odd_tile=odd_tile, large_tile=large_tile,
-        batched_tile=batched_tile, epilogue=epilogue, split_traffic=split_traffic,
-        quantise_s=quantise_s, quantise_row=quantise_row, stride=stride,
-    )  # fmt: skip
+        m,
+        n,
+        k,
+        batch,
+        a_bytes,
+        b_bytes,
+        out_bytes,
+        input_residual,
+        weight_residual,
+        peak_flops_per_s=peak_flops_per_s,
+        memory_Bps=memory_Bps,
+        sm_count=sm_count,
+        l2_bytes=l2_bytes,
+        compute_efficiency=compute_efficiency,
+        memory_efficiency=memory_efficiency,
+        latency_s=latency_s,
+        overlap=overlap,
+        overlap_per_s=overlap_per_s,
+        split_s=split_s,
+        fill_k=fill_k,
+        step_s=step_s,
+        operand_speed=operand_speed,
+        output_cost=output_cost,
+        cached_cost=cached_cost,
+        cache_copies=cache_copies,
+        quantisation=quantisation,
+        throttle=throttle,
+        odd_tile=odd_tile,
+        large_tile=large_tile,
+        batched_tile=batched_tile,
+        epilogue=epilogue,
+        split_traffic=split_traffic,
+        quantise_s=quantise_s,
+        quantise_row=quantise_row,
+        stride=stride,
+    )
 
 
 Derived = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -307,10 +364,14 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
         columns_of = {key: values[rows] for key, values in shape.items()}
         first, median = _by_shape(columns_of, seconds[rows])
         yield Truth(
-            device=load_device(name), dtype=dtype, timer=timer, source=source,
-            shape={key: values[first] for key, values in columns_of.items()}, measured_s=median,
+            device=load_device(name),
+            dtype=dtype,
+            timer=timer,
+            source=source,
+            shape={key: values[first] for key, values in columns_of.items()},
+            measured_s=median,
             rows=np.array(rows),
-        )  # fmt: skip
+        )
 
 
 #: What is believed of every coefficient beforehand: its start value, within a factor of about e.
@@ -329,9 +390,17 @@ def family_of(dtype: str) -> KernelFamily:
 def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
     """The curve of one truth, with errors cross-validated by shape."""
     return fitted_curve(
-        family_of(truth.dtype), truth.shape, truth.arguments, truth.measured_s, truth.groups,
-        dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
-    )  # fmt: skip
+        family_of(truth.dtype),
+        truth.shape,
+        truth.arguments,
+        truth.measured_s,
+        truth.groups,
+        dtype=truth.dtype,
+        timer=truth.timer,
+        source=truth.source,
+        folds=folds,
+        priors=PRIORS,
+    )
 
 
 def preferred(found: Iterable[Truth]) -> list[Truth]:

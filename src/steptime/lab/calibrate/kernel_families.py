@@ -79,10 +79,16 @@ def _tiled(table: Table, pair_flops: Callable[[Array, Array], Array | float]) ->
     moved = times.attention_bytes(batch, heads, kv_heads, queries, seen, width, size)
     causal = np.array([not FULL.search(notes) for notes in table.text("notes")], np.float64)
     return {
-        "batch": batch, "heads": heads, "kv_heads": kv_heads, "queries": queries, "keys": keys, "causal": causal,
-        "window": window, "pair_flops": np.asarray(pair_flops(number("d_qk"), number("d_v"))),
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "queries": queries,
+        "keys": keys,
+        "causal": causal,
+        "window": window,
+        "pair_flops": np.asarray(pair_flops(number("d_qk"), number("d_v"))),
         "moved_bytes": np.asarray(moved),
-    }  # fmt: skip
+    }
 
 
 def windows(table: Table) -> Array:
@@ -93,9 +99,13 @@ def windows(table: Table) -> Array:
 
 def _attention(op: str, shape: Callable[[Table], Mapping[str, Array]]) -> KernelFamily:
     return KernelFamily(
-        name=op, ops=frozenset({op}), formula=times.tiled_attention_s, shape=shape, device=attention_device,
+        name=op,
+        ops=frozenset({op}),
+        formula=times.tiled_attention_s,
+        shape=shape,
+        device=attention_device,
         coefficients=ATTENTION_COEFFICIENTS,
-    )  # fmt: skip
+    )
 
 
 ATTENTION: Final = (_attention("attention_fwd", whole_sequences), _attention("attention_bwd", gradients))
@@ -254,9 +264,13 @@ def family(
 ) -> KernelFamily:
     """A family of memory-bound rows of one value of ``op``."""
     return KernelFamily(
-        name=name, ops=frozenset({op}), formula=memory_bound_s, shape=shape, device=memory_bound_device,
+        name=name,
+        ops=frozenset({op}),
+        formula=memory_bound_s,
+        shape=shape,
+        device=memory_bound_device,
         coefficients=coefficients,
-    )  # fmt: skip
+    )
 
 
 TORCH: Final = "^neusight"
@@ -323,9 +337,12 @@ def _arguments(
     rows, columns, depth = map(np.asarray, implicit_product(pixels, inward, outward, taps, 1))
     small = (table.dim("conv_kh") == 3) & (table.dim("conv_kw") == 3) & (table.dim("conv_stride") == 1)
     return {
-        "rows": rows, "columns": columns, "depth": depth, "moved_bytes": moved,
+        "rows": rows,
+        "columns": columns,
+        "depth": depth,
+        "moved_bytes": moved,
         "winograd_taps": small.astype(np.float64),
-    }  # fmt: skip
+    }
 
 
 def forward(table: Table) -> dict[str, Array]:
@@ -347,9 +364,13 @@ def weight_gradient(table: Table) -> dict[str, Array]:
 
 def _convolution(name: str, shape: Callable[[Table], Mapping[str, Array]]) -> KernelFamily:
     return KernelFamily(
-        name=name, ops=frozenset({name}), formula=convolution_s, shape=shape, device=convolution_device,
+        name=name,
+        ops=frozenset({name}),
+        formula=convolution_s,
+        shape=shape,
+        device=convolution_device,
         coefficients=CONVOLUTION_COEFFICIENTS,
-    )  # fmt: skip
+    )
 
 
 CONVOLUTION: Final = (
@@ -393,11 +414,15 @@ def recurrent(table: Table) -> dict[str, Array]:
 
 RECURRENT: Final = tuple(
     KernelFamily(
-        name=op, ops=frozenset({op}), formula=recurrent_s, shape=recurrent, device=attention_device,
+        name=op,
+        ops=frozenset({op}),
+        formula=recurrent_s,
+        shape=recurrent,
+        device=attention_device,
         coefficients=RECURRENT_COEFFICIENTS,
     )
     for op in ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight")
-)  # fmt: skip
+)
 
 
 BY_DTYPE: Final[tuple[KernelFamily, ...]] = (*ATTENTION, *CONVOLUTION, *RECURRENT)

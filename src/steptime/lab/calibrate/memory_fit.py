@@ -117,10 +117,13 @@ def fitted_constants(
     lines = {name: device_line(own, context_bytes) for name, own in _by_framework(points, "device", LEAST_ROWS)}
     each = [per for _, per in lines.values()]
     first = MemoryConstants(
-        slack=slack_of(pairs), slacks=reserved | {name: slack for name, (slack, _) in lines.items()},
-        context_bytes=context_bytes, communicator_bytes=sum(each) / len(each) if each else 0.0,
-        deviation=dict.fromkeys(DEFINITIONS, 0.1), source=source,
-    )  # fmt: skip
+        slack=slack_of(pairs),
+        slacks=reserved | {name: slack for name, (slack, _) in lines.items()},
+        context_bytes=context_bytes,
+        communicator_bytes=sum(each) / len(each) if each else 0.0,
+        deviation=dict.fromkeys(DEFINITIONS, 0.1),
+        source=source,
+    )
     deviation = {}
     told = [p for p in points if p.framework not in OWN_SPREAD]
     for name in (*DEFINITIONS, UNSTATED):
@@ -159,14 +162,32 @@ def reliability(points: Sequence[MemoryPoint], constants: MemoryConstants) -> Ma
 def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
     """The file that :mod:`steptime.estimate.memory_definitions` reads."""
     lines = [
-        "# Written by `benchmarks/bench_memory.py --write`; edits are lost when it runs again.", "",
-        "[provenance]", f"source = {toml_text(constants.source)}", f"rows = {rows}",
-        f"fitted = {toml_text(fitted)}", "",
-        "[slack]", f"value = {constants.slack:.5g}", 'kind = "fitted"', "",
-        "[slack.framework]", *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.slacks.items()), "",
-        "[context_bytes]", f"value = {constants.context_bytes:.5g}", 'kind = "assumed"', "",
-        "[communicator_bytes]", f"value = {constants.communicator_bytes:.5g}", 'kind = "fitted"', "",
-        "[deviation]", *(f"{name} = {value:.5g}" for name, value in constants.deviation.items()), "",
-        "[deviation.framework]", *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.deviations.items()),
-    ]  # fmt: skip
+        "# Written by `benchmarks/bench_memory.py --write`; edits are lost when it runs again.",
+        "",
+        "[provenance]",
+        f"source = {toml_text(constants.source)}",
+        f"rows = {rows}",
+        f"fitted = {toml_text(fitted)}",
+        "",
+        "[slack]",
+        f"value = {constants.slack:.5g}",
+        'kind = "fitted"',
+        "",
+        "[slack.framework]",
+        *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.slacks.items()),
+        "",
+        "[context_bytes]",
+        f"value = {constants.context_bytes:.5g}",
+        'kind = "assumed"',
+        "",
+        "[communicator_bytes]",
+        f"value = {constants.communicator_bytes:.5g}",
+        'kind = "fitted"',
+        "",
+        "[deviation]",
+        *(f"{name} = {value:.5g}" for name, value in constants.deviation.items()),
+        "",
+        "[deviation.framework]",
+        *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.deviations.items()),
+    ]
     return "\n".join(lines) + "\n"

@@ -117,8 +117,9 @@ def within_peak(values: Mapping[str, float], device: Device, dtype: str, share: 
         return out
     out["compute_efficiency"] = held_efficiency(
         out["compute_efficiency"],
-        lambda inside: large_share({**out, "compute_efficiency": inside}, device, dtype), share,
-    )  # fmt: skip
+        lambda inside: large_share({**out, "compute_efficiency": inside}, device, dtype),
+        share,
+    )
     return out
 
 

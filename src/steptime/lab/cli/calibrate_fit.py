@@ -252,7 +252,7 @@ def _none_fitted(table: Table | None) -> Fitted:
 
 def _left_out(
     tables: tuple[Table | None, Table | None], only: str | None, fitted: Fitted, fabrics: list[FabricProfile]
-) -> dict[str, dict[str, int]]:  # fmt: skip
+) -> dict[str, dict[str, int]]:
     """Rows of both tables that nothing was fitted to, by reason."""
 
     kernels, collectives = tables
@@ -264,9 +264,12 @@ def _left_out(
 
 
 def _report(
-    written: dict[str, list[Curve]], fabrics: list[FabricProfile], left_out: dict[str, dict[str, int]], out: Path,
+    written: dict[str, list[Curve]],
+    fabrics: list[FabricProfile],
+    left_out: dict[str, dict[str, int]],
+    out: Path,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     if as_json:
         from steptime.cli.output import document, print_json
 

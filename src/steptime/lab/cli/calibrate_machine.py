@@ -63,9 +63,13 @@ def machine(
 
     refuse_suffix(out)
     request = Request(
-        out=out, quick=quick, resume=resume, processes=processes, threads=threads,
+        out=out,
+        quick=quick,
+        resume=resume,
+        processes=processes,
+        threads=threads,
         device=None if device is None else device.value,
-    )  # fmt: skip
+    )
     refuse_outputs(table, plot)
     compare_to = None if compare_to is None else compared(compare_to, request)
     fitted = measured(request)

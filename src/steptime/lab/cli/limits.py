@@ -17,10 +17,12 @@ from steptime.units import format_seconds
 
 #: Parameter of the command -> dimension of its text, and parameter of the API.
 QUANTITIES: Final = {
-    "flops_8bit": ("flops_per_s", "flops_8bit_per_s"), "memory_bandwidth": ("Bps", "memory_Bps"),
-    "network_bandwidth": ("Bps", "network_Bps"), "duration": ("s", "duration_s"),
+    "flops_8bit": ("flops_per_s", "flops_8bit_per_s"),
+    "memory_bandwidth": ("Bps", "memory_Bps"),
+    "network_bandwidth": ("Bps", "network_Bps"),
+    "duration": ("s", "duration_s"),
     "layer_latency": ("s", "layer_latency_s"),
-}  # fmt: skip
+}
 
 
 def _count(option: str, text: str) -> Any:
@@ -82,15 +84,27 @@ def command(
     """
     result = _limits(
         o.given(
-            d_in=d_in, d_out=d_out, tokens=tokens, tp_in=tp_in, tp_out=tp_out, dp=dp, width_bytes=width_bytes,
-            device=device, utilization=utilization, batch_tokens=batch_tokens, layers=layers,
+            d_in=d_in,
+            d_out=d_out,
+            tokens=tokens,
+            tp_in=tp_in,
+            tp_out=tp_out,
+            dp=dp,
+            width_bytes=width_bytes,
+            device=device,
+            utilization=utilization,
+            batch_tokens=batch_tokens,
+            layers=layers,
             tokens_per_parameter=tokens_per_parameter,
         ),
         o.given(
-            flops_8bit=flops_8bit, memory_bandwidth=memory_bandwidth, network_bandwidth=network_bandwidth,
-            duration=duration, layer_latency=layer_latency,
+            flops_8bit=flops_8bit,
+            memory_bandwidth=memory_bandwidth,
+            network_bandwidth=network_bandwidth,
+            duration=duration,
+            layer_latency=layer_latency,
         ),
-    )  # fmt: skip
+    )
     if json:
         from steptime.cli.output import print_json
 

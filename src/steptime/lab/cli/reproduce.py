@@ -78,11 +78,14 @@ def table_rows(changes: Sequence[Change]) -> list[list[str]]:
     head = ["switch turned off", "other best plan", "now fits", "no longer fits", *(f"{m} throughput" for m in MODELS)]
     rows = [
         [
-            change.name, f"{change.plans}", f"{len(change.gained)}", f"{len(change.lost)}",
+            change.name,
+            f"{change.plans}",
+            f"{len(change.gained)}",
+            f"{len(change.lost)}",
             *(ratio_text(change.ratios.get(model)) for model in MODELS),
         ]
         for change in changes
-    ]  # fmt: skip
+    ]
     return [head, *rows]
 
 
@@ -194,9 +197,14 @@ def differs(check: Check) -> bool:
 
 def _record(check: Check) -> dict[str, Any]:
     return {
-        "name": check.name, "cases": check.cases, "figures": check.figures, "worst_relative_error": check.worst,
-        "where": check.where, "mismatches": check.mismatches, "agrees": not differs(check),
-    }  # fmt: skip
+        "name": check.name,
+        "cases": check.cases,
+        "figures": check.figures,
+        "worst_relative_error": check.worst,
+        "where": check.where,
+        "mismatches": check.mismatches,
+        "agrees": not differs(check),
+    }
 
 
 def _print_checks(checks: Sequence[Check]) -> None:
@@ -205,8 +213,14 @@ def _print_checks(checks: Sequence[Check]) -> None:
     table = grid(["compared", "cases", "figures", "worst relative error", "other differences", ""])
     for check in checks:
         verdict = "differs" if differs(check) else "agrees"
-        table.add_row(check.name, f"{check.cases:,}", f"{check.figures:,}", f"{check.worst:.1e}",
-                      f"{len(check.mismatches)}", verdict)  # fmt: skip
+        table.add_row(
+            check.name,
+            f"{check.cases:,}",
+            f"{check.figures:,}",
+            f"{check.worst:.1e}",
+            f"{len(check.mismatches)}",
+            verdict,
+        )
     out = console()
     out.print(table)
     for check in checks:

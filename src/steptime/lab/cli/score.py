@@ -93,8 +93,9 @@ def command(
     where = {"gpu": gpu, "n_gpus": gpus, "gpus_per_node": per_node, "collective": collective}
     given = {name: value for name, value in where.items() if value is not None}
     if given and collectives is None:
-        raise UserError("--gpu, --gpus, --gpus-per-node and --collective are for collectives alone",
-                        hint="give --collectives FILE")  # fmt: skip
+        raise UserError(
+            "--gpu, --gpus, --gpus-per-node and --collective are for collectives alone", hint="give --collectives FILE"
+        )
     if outcomes is None and (given_cells or figure):
         raise UserError("--set and --figure are for layouts alone", hint="give --outcomes FILE")
     if file is not None:

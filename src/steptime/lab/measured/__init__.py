@@ -26,7 +26,29 @@ from steptime.lab.measured.reading import Reading, read_runs, runs_of
 from steptime.lab.measured.run import AdapterName, Degrees, MeasuredRun, run_of
 
 __all__ = [
-    "NO_CLAIM", "AdapterName", "Candidate", "Degrees", "Flag", "Fold", "MeasuredMemory", "MeasuredRun", "MeasuredTime",
-    "MemoryDefinition", "Reading", "Reason", "Recomputation", "ScoredRun", "Sharding", "Skipped", "TflopsDefinition",
-    "TimeOrigin", "candidates", "folds", "read_runs", "reason_counts", "run_of", "runs_of", "summary",
-]  # fmt: skip
+    "NO_CLAIM",
+    "AdapterName",
+    "Candidate",
+    "Degrees",
+    "Flag",
+    "Fold",
+    "MeasuredMemory",
+    "MeasuredRun",
+    "MeasuredTime",
+    "MemoryDefinition",
+    "Reading",
+    "Reason",
+    "Recomputation",
+    "ScoredRun",
+    "Sharding",
+    "Skipped",
+    "TflopsDefinition",
+    "TimeOrigin",
+    "candidates",
+    "folds",
+    "read_runs",
+    "reason_counts",
+    "run_of",
+    "runs_of",
+    "summary",
+]

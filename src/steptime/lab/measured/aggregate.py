@@ -46,9 +46,18 @@ class Ranked:
 def job_key(run: MeasuredRun) -> Hashable:
     """What has to be equal for two runs to differ in their plan and their batch alone."""
     return (
-        run.source_key, run.model_name, run.device, run.gpus, run.seq_len, run.precisions, run.workload,
-        run.framework, run.attention, run.model.layers, _table_of(run.source),
-    )  # fmt: skip
+        run.source_key,
+        run.model_name,
+        run.device,
+        run.gpus,
+        run.seq_len,
+        run.precisions,
+        run.workload,
+        run.framework,
+        run.attention,
+        run.model.layers,
+        _table_of(run.source),
+    )
 
 
 def workload_key(run: MeasuredRun) -> Hashable:
@@ -65,9 +74,15 @@ def _table_of(source: str) -> str:
 def plan_key(run: MeasuredRun) -> Hashable:
     """The plan of a run as far as the row states it."""
     return (
-        run.degrees, run.micro_batch, run.recompute, run.sharding, run.sequence_parallel, run.schedule, run.offload,
+        run.degrees,
+        run.micro_batch,
+        run.recompute,
+        run.sharding,
+        run.sequence_parallel,
+        run.schedule,
+        run.offload,
         run.accumulation,
-    )  # fmt: skip
+    )
 
 
 def ranks(values: Array) -> Array:
@@ -122,10 +137,16 @@ def ranked_groups(runs: Sequence[MeasuredRun], measured_s: Array, predicted_s: A
 def _ranked(run: MeasuredRun, measured: Array, predicted: Array) -> Ranked:
     best = float(measured.min())
     return Ranked(
-        source_key=run.source_key, model=run.model_name, device=run.device, gpus=run.gpus, plans=len(measured),
-        spearman=spearman(measured, predicted), regret=float(measured[int(predicted.argmin())]) / best - 1,
-        chance=float(measured.mean()) / best - 1, spread=float(measured.max()) / best,
-    )  # fmt: skip
+        source_key=run.source_key,
+        model=run.model_name,
+        device=run.device,
+        gpus=run.gpus,
+        plans=len(measured),
+        spearman=spearman(measured, predicted),
+        regret=float(measured[int(predicted.argmin())]) / best - 1,
+        chance=float(measured.mean()) / best - 1,
+        spread=float(measured.max()) / best,
+    )
 
 
 LEAST_ROWS: Final = 10
@@ -268,18 +289,22 @@ def choice_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
     if not len(regret):
         return {"groups": 0, **dict.fromkeys(("mean_regret", "median_regret", "p90_regret", "best_picked", "chance"))}
     return {
-        "groups": len(groups), "mean_regret": float(regret.mean()), "median_regret": float(np.median(regret)),
-        "p90_regret": float(np.quantile(regret, 0.9)), "best_picked": float(np.mean(regret == 0)),
+        "groups": len(groups),
+        "mean_regret": float(regret.mean()),
+        "median_regret": float(np.median(regret)),
+        "p90_regret": float(np.quantile(regret, 0.9)),
+        "best_picked": float(np.mean(regret == 0)),
         "chance": float(np.mean([g.chance for g in groups])),
-    }  # fmt: skip
+    }
 
 
 def memory_columns(scored: Sequence[ScoredRun]) -> tuple[Array, Array, Array, Array]:
     """Measured and predicted memory in bytes and the ends of its band, of runs that have a measured one."""
     rows = [
         (s.run.memory.memory_bytes, s.memory_bytes, s.memory_low_bytes, s.memory_high_bytes)
-        for s in scored if s.run.memory
-    ]  # fmt: skip
+        for s in scored
+        if s.run.memory
+    ]
     table = np.array(rows, np.float64).reshape(-1, 4)
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
 

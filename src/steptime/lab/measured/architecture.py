@@ -213,16 +213,33 @@ def _from_family(
         flags.add(Flag.FFN_ASSUMED)
     bias = bool(family.get("bias", False))
     return ModelSpec(
-        name=name, family=str(family["name"]), source="", layers=layers, hidden=hidden, heads=heads,
-        kv_heads=row.whole("kv_heads") or heads, head_dim=head_dim or max(1, hidden // heads), ffn_hidden=ffn,
-        gated_mlp=gated, activation=str(family["activation"]), norm=family["norm"],
-        causal=bool(family.get("causal", True)), seq_len=seq_len, vocab=vocab, tied_embeddings=tied,
-        position=family["position"], max_positions=seq_len if family["position"] == "learned" else 0, qkv_bias=bias,
-        out_bias=bias, mlp_bias=bias, norm_bias=bool(family.get("norm_bias", bias)),
+        name=name,
+        family=str(family["name"]),
+        source="",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=row.whole("kv_heads") or heads,
+        head_dim=head_dim or max(1, hidden // heads),
+        ffn_hidden=ffn,
+        gated_mlp=gated,
+        activation=str(family["activation"]),
+        norm=family["norm"],
+        causal=bool(family.get("causal", True)),
+        seq_len=seq_len,
+        vocab=vocab,
+        tied_embeddings=tied,
+        position=family["position"],
+        max_positions=seq_len if family["position"] == "learned" else 0,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        norm_bias=bool(family.get("norm_bias", bias)),
         parallel_block=bool(family.get("parallel_block", False)),
-        embedding_norm=bool(family.get("embedding_norm", False)), dropout=bool(family.get("dropout", False)),
+        embedding_norm=bool(family.get("embedding_norm", False)),
+        dropout=bool(family.get("dropout", False)),
         experts=_family_experts(row, layers, ffn),
-    )  # fmt: skip
+    )
 
 
 def _family_experts(row: TableRow, layers: int, ffn: int) -> Experts | None:

@@ -100,16 +100,24 @@ def profile_of(run: MeasuredRun) -> MemoryProfile:
     found = memory_profile_of(run.framework)
     on_host = "weights" in run.offload
     found = replace(
-        found, narrow_weights=run.narrow_weights, updates_in_backward=paged_optimizer(run), offloads_weights=on_host,
+        found,
+        narrow_weights=run.narrow_weights,
+        updates_in_backward=paged_optimizer(run),
+        offloads_weights=on_host,
         offloads_gradients=found.offloads_gradients or on_host,
-    )  # fmt: skip
+    )
     if run.framework == "scaling":
         return _with_kernels(found, run.notes)
     dated = _DATED.search(run.source)
     month = int(dated.group(1) + dated.group(2)) if dated else 0
     if run.framework == "torchtitan" and month >= LOSS_COMPILED and "compile" in run.notes:
-        return replace(found, logit_peak_bytes=found.logit_kept_bytes, loss_forward_bytes=4.0, loss_backward_bytes=4.0,
-                       loss_conversion_bytes=0.0)  # fmt: skip
+        return replace(
+            found,
+            logit_peak_bytes=found.logit_kept_bytes,
+            loss_forward_bytes=4.0,
+            loss_backward_bytes=4.0,
+            loss_conversion_bytes=0.0,
+        )
     return found
 
 
@@ -196,24 +204,35 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         weight_bytes = QLORA_BYTES if run.quantised_base else None
         adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
     job = Job(
-        model=run.model, gpus=run.gpus, global_batch=run.global_batch, seq_len=fed_length(run),
-        precision=precision.on(catalogue_device(run.device)), graphs=run.graphs,
-        evaluated_share=evaluated_share(run), document_length=run.document_length, expert_capacity=run.expert_capacity,
+        model=run.model,
+        gpus=run.gpus,
+        global_batch=run.global_batch,
+        seq_len=fed_length(run),
+        precision=precision.on(catalogue_device(run.device)),
+        graphs=run.graphs,
+        evaluated_share=evaluated_share(run),
+        document_length=run.document_length,
+        expert_capacity=run.expert_capacity,
         optimizer=OPTIMIZERS["adam8bit" if paged_optimizer(run) else modelled_optimizer(run.optimizer)],
         attention=found.attention,
         schedule="1f1b" if interleaved else SCHEDULE_OF.get(run.schedule or "", "1f1b"),
-        adapter=adapter, offload=(run.offload | found.offload) & frozenset(OFFLOADS),
-    )  # fmt: skip
+        adapter=adapter,
+        offload=(run.offload | found.offload) & frozenset(OFFLOADS),
+    )
     job = with_habits(job, run.framework)
     habitual = job.overlap if found.hides_data else job.overlap - {"dp"}
     overlap = overlap_of(run, habitual | ({"pp"} if interleaved else set()))
     job = dispatched_by(job, run.dispatcher) if run.dispatcher else job
     return replace(
-        job, overlap=overlap, memory=profile_of(run),
-        plain_norms=run.plain_norms, separate_kernels=job.separate_kernels or run.separate_kernels,
+        job,
+        overlap=overlap,
+        memory=profile_of(run),
+        plain_norms=run.plain_norms,
+        separate_kernels=job.separate_kernels or run.separate_kernels,
         triangular_softmax=job.triangular_softmax and not run.separate_kernels,
-        context=run.context or job.context, gradient_dtype=run.gradient_dtype or job.gradient_dtype,
-    )  # fmt: skip
+        context=run.context or job.context,
+        gradient_dtype=run.gradient_dtype or job.gradient_dtype,
+    )
 
 
 def plans_of(found: Candidate, domain: int) -> Plans:
@@ -222,11 +241,19 @@ def plans_of(found: Candidate, domain: int) -> Plans:
     zero = piped_stage(found.zero, d.pp)
     shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
     return Plans(
-        tp=d.tp, pp=d.pp, cp=d.cp, dp=d.dp, vpp=d.vpp or 1, ep=d.ep or 1, micro_batch=found.micro_batch,
+        tp=d.tp,
+        pp=d.pp,
+        cp=d.cp,
+        dp=d.dp,
+        vpp=d.vpp or 1,
+        ep=d.ep or 1,
+        micro_batch=found.micro_batch,
         recompute=sum(RECOMPUTE_CODES[name] for name in recomputed_parts(found.recompute.kind)),
         recompute_every=max(1, round(1 / found.recompute.share)) if found.recompute.kind == "full" else 1,
-        zero=zero, shard=shards, sp=int(found.sequence_parallel or d.tp == 1),
-    ).in_order(domain)  # fmt: skip
+        zero=zero,
+        shard=shards,
+        sp=int(found.sequence_parallel or d.tp == 1),
+    ).in_order(domain)
 
 
 UNFIT_WEIGHT: Final = 0.002
@@ -331,11 +358,15 @@ def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
 def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
     """Every combination of the options of a layout."""
     options: dict[str, Sequence[tuple[Any, float]]] = {
-        "precision": _precisions(run, device), "micro_batch": _micro_batches(run, degrees),
-        "recompute": _recomputes(run), "zero": _zeros(run, degrees),
-        "sequence_parallel": _sequence_parallel(run, degrees), "attention": _attentions(run),
-        "offload": _offloads(run), "hides_data": _hides_data(run, degrees),
-    }  # fmt: skip
+        "precision": _precisions(run, device),
+        "micro_batch": _micro_batches(run, degrees),
+        "recompute": _recomputes(run),
+        "zero": _zeros(run, degrees),
+        "sequence_parallel": _sequence_parallel(run, degrees),
+        "attention": _attentions(run),
+        "offload": _offloads(run),
+        "hides_data": _hides_data(run, degrees),
+    }
     out = []
     for chosen in product(*options.values()):
         setting = dict(zip(options, (option for option, _ in chosen), strict=True))

@@ -143,9 +143,12 @@ _DISPATCHERS: Final = (
 )
 _ATTENTION_DTYPES: Final = ((r"fp8|e4m3|e5m2", "fp8"), (r"16", "16"))
 _WORDS: Final = {
-    "context": _CONTEXTS, "gradient_dtype": _DTYPES, "graphs": _GRAPHS, "attention_dtype": _ATTENTION_DTYPES,
+    "context": _CONTEXTS,
+    "gradient_dtype": _DTYPES,
+    "graphs": _GRAPHS,
+    "attention_dtype": _ATTENTION_DTYPES,
     "dispatcher": _DISPATCHERS,
-}  # fmt: skip
+}
 """Columns of choices -> patterns of the words that are known."""
 
 
@@ -259,10 +262,13 @@ def optimizer_called(text: str) -> str:
     ['adam', 'adam8bit', 'muon', 'momentum', 'adam']
     """
     rules = (
-        (r"8[- ]?bit[-_ ]?adam|adam\w{0,20}?8[-_]?bit|adamw_bnb_8bit", "adam8bit"), (r"\bmuon\b", "muon"),
-        (r"\blamb\b", "lamb"), (r"\badafactor\b", "adafactor"), (r"\bsgd\b[^;]{0,20}\bmomentum\b", "momentum"),
+        (r"8[- ]?bit[-_ ]?adam|adam\w{0,20}?8[-_]?bit|adamw_bnb_8bit", "adam8bit"),
+        (r"\bmuon\b", "muon"),
+        (r"\blamb\b", "lamb"),
+        (r"\badafactor\b", "adafactor"),
+        (r"\bsgd\b[^;]{0,20}\bmomentum\b", "momentum"),
         (r"\bsgd\b", "sgd"),
-    )  # fmt: skip
+    )
     return next((name for pattern, name in rules if re.search(pattern, text.lower())), "adam")
 
 

@@ -52,7 +52,7 @@ _DEFINITIONS: Final = (
     (r"causal|halved|/\s*2\b", TflopsDefinition.MODEL_CAUSAL),
     (r"^6\s*n\b(?!.*attention)", TflopsDefinition.SIX_N),
     (r"model|korthikanti|peak", TflopsDefinition.MODEL_FULL),
-)  # fmt: skip
+)
 
 
 def tflops_definition(text: str) -> TflopsDefinition:
@@ -123,9 +123,13 @@ def peak_flops_per_s(device: str, precision: str) -> float | None:
     """
     known = catalogue_device(device)
     order = {
-        "fp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16"), "bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"),
-        "tf32": ("tf32", "fp32"), "fp32": ("fp32",),
-    }  # fmt: skip
+        "fp4": ("fp4", "fp8", "bf16"),
+        "fp8": ("fp8", "bf16"),
+        "bf16": ("bf16", "fp16"),
+        "fp16": ("fp16", "bf16"),
+        "tf32": ("tf32", "fp32"),
+        "fp32": ("fp32",),
+    }
     rates = (known.matrix_rate(name) for name in order[PRECISIONS[precision].matrix_dtype])
     return next((rate for rate in rates if rate), None)
 

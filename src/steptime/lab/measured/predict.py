@@ -107,9 +107,13 @@ def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None
     own = np.array([named and run.framework in fitted.frameworks for run in found.runs])
     residual = found.fit.log_s(fitted, named=named) - found.fit.log_measured
     predicted = Predicted(residual, found.fit.deviations(fitted, named=named), np.zeros(len(found.runs)))
-    return _scores(found, predicted, np.where(own, bands[0].low, bands[1].low),
-                   np.where(own, bands[0].high, bands[1].high),
-                   f"frameworks of the package, framework {_told(named)}")  # fmt: skip
+    return _scores(
+        found,
+        predicted,
+        np.where(own, bands[0].low, bands[1].low),
+        np.where(own, bands[0].high, bands[1].high),
+        f"frameworks of the package, framework {_told(named)}",
+    )
 
 
 def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progress: Progress | None = None) -> Scores:
@@ -130,8 +134,10 @@ def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progr
     predicted = with_middle(told, untold, source, used) if named else generic
     low, high = other_bands(predicted.scaled, source, used)
     unknown = predicted.slowing > TOLD
-    low, high = (np.where(unknown, wide, own) for wide, own in zip(
-        other_bands(generic.scaled, source, used), (low, high), strict=True))  # fmt: skip
+    low, high = (
+        np.where(unknown, wide, own)
+        for wide, own in zip(other_bands(generic.scaled, source, used), (low, high), strict=True)
+    )
     scores = _scores(found, predicted, low, high, f"fitted without its {leave_out}, framework {_told(named)}")
     if leave_out in (EACH, "source_and_model", "model"):
         return scores
@@ -164,12 +170,15 @@ def _scores(found: Modelled, predicted: Predicted, low: Array, high: Array, how:
     deviation = _deviations(found, predicted.deviation)
     scored = tuple(
         ScoredRun(
-            run=run, step_time_s=float(step_s[i]) if run.time or not run.memory else math.nan,
+            run=run,
+            step_time_s=float(step_s[i]) if run.time or not run.memory else math.nan,
             low_s=float(step_s[i] * math.exp(low[i] * deviation[i])) if run.time else math.nan,
             high_s=float(step_s[i] * math.exp(high[i] * deviation[i])) if run.time else math.nan,
-            memory_bytes=float(found.memory_bytes[i]), memory_low_bytes=float(found.memory_bands[i, 0]),
-            memory_high_bytes=float(found.memory_bands[i, 1]), oom_probability=float(found.oom[i]),
+            memory_bytes=float(found.memory_bytes[i]),
+            memory_low_bytes=float(found.memory_bands[i, 0]),
+            memory_high_bytes=float(found.memory_bands[i, 1]),
+            oom_probability=float(found.oom[i]),
         )
         for i, run in enumerate(found.runs)
-    )  # fmt: skip
+    )
     return Scores(scored=scored, refused=found.refused, how=how)

@@ -64,26 +64,58 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "metric_peak_mem_gb": ("peak_mem_gb", "peak_memory_gb", "peak_memory", "peak_mem", "memory_gb"),
 }
 """Column -> other names that it may have; its own name wins, then the first of these."""
-FURTHER: Final = frozenset({
-    "source", "source_key", "provenance", "workload", "notes", "qc_flags", "head_dim", "gated_mlp", "tied_embeddings",
-    "internode", "schedule", "offload", "tflops_definition", "mem_definition", "mem_unit", "derived_step_time_s",
-    "derived_tokens_per_s_per_gpu", "calc_model_tflops_noattnhalf", "calc_model_tflops_causal", "arch_filled",
-})  # fmt: skip
+FURTHER: Final = frozenset(
+    {
+        "source",
+        "source_key",
+        "provenance",
+        "workload",
+        "notes",
+        "qc_flags",
+        "head_dim",
+        "gated_mlp",
+        "tied_embeddings",
+        "internode",
+        "schedule",
+        "offload",
+        "tflops_definition",
+        "mem_definition",
+        "mem_unit",
+        "derived_step_time_s",
+        "derived_tokens_per_s_per_gpu",
+        "calc_model_tflops_noattnhalf",
+        "calc_model_tflops_causal",
+        "arch_filled",
+    }
+)
 """Columns without other names: those that are read, and those that are worked out from others."""
 SCALED: Final[Mapping[str, tuple[str, str]]] = {
-    "step_time_ms": ("metric_step_time_s", "ms"), "iteration_time_ms": ("metric_step_time_s", "ms"),
-    "step_time_us": ("metric_step_time_s", "us"), "iteration_time_us": ("metric_step_time_s", "us"),
-    "s_per_step": ("metric_step_time_s", "s"), "s_per_iteration": ("metric_step_time_s", "s"),
-    "ms_per_step": ("metric_step_time_s", "ms"), "ms_per_iteration": ("metric_step_time_s", "ms"),
-    "peak_memory_mib": ("metric_peak_mem_gb", "MiB"), "peak_memory_mb": ("metric_peak_mem_gb", "MB"),
-    "peak_memory_bytes": ("metric_peak_mem_gb", "B"), "peak_memory_gib": ("metric_peak_mem_gb", "GiB"),
+    "step_time_ms": ("metric_step_time_s", "ms"),
+    "iteration_time_ms": ("metric_step_time_s", "ms"),
+    "step_time_us": ("metric_step_time_s", "us"),
+    "iteration_time_us": ("metric_step_time_s", "us"),
+    "s_per_step": ("metric_step_time_s", "s"),
+    "s_per_iteration": ("metric_step_time_s", "s"),
+    "ms_per_step": ("metric_step_time_s", "ms"),
+    "ms_per_iteration": ("metric_step_time_s", "ms"),
+    "peak_memory_mib": ("metric_peak_mem_gb", "MiB"),
+    "peak_memory_mb": ("metric_peak_mem_gb", "MB"),
+    "peak_memory_bytes": ("metric_peak_mem_gb", "B"),
+    "peak_memory_gib": ("metric_peak_mem_gb", "GiB"),
     "mfu_percent": ("metric_mfu", "%"),
-}  # fmt: skip
+}
 """Name of a column with a unit of its own -> column, and the unit of its cells."""
 WORDS: Final[Mapping[str, str]] = {
-    "sec": "s", "second": "s", "seconds": "s", "tok": "tokens", "token": "tokens", "iter": "iteration",
-    "mem": "memory", "percentage": "percent", "pct": "percent",
-}  # fmt: skip
+    "sec": "s",
+    "second": "s",
+    "seconds": "s",
+    "tok": "tokens",
+    "token": "tokens",
+    "iter": "iteration",
+    "mem": "memory",
+    "percentage": "percent",
+    "pct": "percent",
+}
 """Other spellings of a word of a name."""
 NEAR: Final[Mapping[str, str]] = {
     "tokens tgs tps": "tokens per second of one device stand in tokens_per_s_per_gpu",
@@ -235,15 +267,27 @@ class Flag(StrEnum):
 
 NO_CLAIM: Final = frozenset(
     {
-        Flag.ARCHITECTURE_GUESSED, Flag.TIME_INCONSISTENT, Flag.TIME_UNITS, Flag.TIME_IMPLAUSIBLE, Flag.FLOPS_UNDEFINED,
-        Flag.OUTLIER, Flag.LOW_TRUST, Flag.FROM_MEMORY, Flag.DP_REDERIVED,
+        Flag.ARCHITECTURE_GUESSED,
+        Flag.TIME_INCONSISTENT,
+        Flag.TIME_UNITS,
+        Flag.TIME_IMPLAUSIBLE,
+        Flag.FLOPS_UNDEFINED,
+        Flag.OUTLIER,
+        Flag.LOW_TRUST,
+        Flag.FROM_MEMORY,
+        Flag.DP_REDERIVED,
     }
-)  # fmt: skip
+)
 """Flags of rows that are read and scored, but that no claim of accuracy should rest on."""
 DOUBTS: Final = NO_CLAIM | {
-    Flag.COMPUTED, Flag.MEMORY_UNREAD, Flag.CELL_UNREAD, Flag.TEXT_UNREAD, Flag.DTYPE_UNREAD, Flag.MEMORY_ABOVE_DEVICE,
+    Flag.COMPUTED,
+    Flag.MEMORY_UNREAD,
+    Flag.CELL_UNREAD,
+    Flag.TEXT_UNREAD,
+    Flag.DTYPE_UNREAD,
+    Flag.MEMORY_ABOVE_DEVICE,
     Flag.STAGES_ABOVE_LAYERS,
-}  # fmt: skip
+}
 """Flags that a report lists: its reader can do something about them."""
 
 
@@ -280,9 +324,13 @@ NEEDED: Final = ("model", "seq_len", "gpu", "n_gpus", "global_batch_sequences")
 """Columns that must be there, if only with empty cells; ``layers``, ``hidden`` and ``heads`` too unless the model is
 known by its name."""
 METRICS: Final = (
-    "metric_step_time_s", "metric_tokens_per_s_per_gpu", "metric_tflops_per_gpu", "metric_mfu",
-    "metric_peak_mem_gb", "derived_step_time_s",
-)  # fmt: skip
+    "metric_step_time_s",
+    "metric_tokens_per_s_per_gpu",
+    "metric_tflops_per_gpu",
+    "metric_mfu",
+    "metric_peak_mem_gb",
+    "derived_step_time_s",
+)
 """Columns of which one must be there."""
 LARGEST: Final = 1e18
 MAX_BYTES: Final = 2**30
@@ -496,8 +544,9 @@ def check_columns(where: str, names: list[str]) -> None:
     """
     missing = [name for name in NEEDED if name not in names]
     if missing:
-        raise InputFileError(where, f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
-                             hint=_columns_hint())  # fmt: skip
+        raise InputFileError(
+            where, f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}", hint=_columns_hint()
+        )
     if not {*METRICS, "outcome"} & set(names):
         needed = f"it needs one of {', '.join(METRICS)}"
         raise InputFileError(where, "has no measurement", hint=near_misses(names) or needed)

@@ -145,14 +145,16 @@ class Reading:
     def to_json(self) -> dict[str, Any]:
         """Counts: rows, usable rows, reasons, flags, and the same per source."""
         return {
-            "rows": self.rows, "runs": len(self.runs), "timed": len(self.timed),
+            "rows": self.rows,
+            "runs": len(self.runs),
+            "timed": len(self.timed),
             "with_memory": sum(run.memory is not None for run in self.runs),
             "supporting_claims": sum(run.supports_claim for run in self.runs),
             "measured_but_skipped": sum(row.measured for row in self.skipped),
             "skipped": reason_counts(self.skipped),
             "flags": dict(Counter(str(flag) for run in self.runs for flag in sorted(run.flags)).most_common()),
             "by_source": self._by_source(),
-        }  # fmt: skip
+        }
 
     def _by_source(self) -> dict[str, dict[str, Any]]:
         rows: dict[str, tuple[list[MeasuredRun], list[Skipped]]] = defaultdict(lambda: ([], []))
@@ -162,11 +164,13 @@ class Reading:
             rows[row.source_key][1].append(row)
         return {
             key: {
-                "rows": len(runs) + len(skipped), "runs": len(runs), "timed": sum(run.time is not None for run in runs),
+                "rows": len(runs) + len(skipped),
+                "runs": len(runs),
+                "timed": sum(run.time is not None for run in runs),
                 "skipped": reason_counts(skipped),
             }
             for key, (runs, skipped) in sorted(rows.items())
-        }  # fmt: skip
+        }
 
 
 def read_runs(path: str | Path, load: ModelFile | None = None) -> Reading:
@@ -227,20 +231,65 @@ def _skipped(row: TableRow, reason: Reason, detail: str) -> Skipped:
     shape = all(row.text(name) for name in ("layers", "hidden", "global_batch_sequences", "seq_len"))
     timed = any(row.text(name) for name in METRICS if name != "metric_peak_mem_gb")
     return Skipped(
-        line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row), reason=reason,
-        detail=detail, measured=shape and timed,
-    )  # fmt: skip
+        line=row.line,
+        row_id=row.text("row_id") or f"line-{row.line}",
+        source_key=source_key(row),
+        reason=reason,
+        detail=detail,
+        measured=shape and timed,
+    )
 
 
 MOST_OF_A_SOURCE: Final = 24
 COLUMNS: Final = (
-    "row_id", "source_key", "source", "framework", "workload", "model", "n_params", "layers", "hidden", "ffn_hidden",
-    "heads", "kv_heads", "head_dim", "vocab", "seq_len", "moe_experts", "moe_topk", "gated_mlp", "tied_embeddings",
-    "gpu", "n_gpus", "gpus_per_node", "internode", "dtype", "global_batch_sequences", "micro_batch", "tp", "pp", "vpp",
-    "cp", "ep", "dp", "zero_stage_or_fsdp", "sequence_parallel", "recompute", "offload", "attention_impl", "schedule",
-    "metric_step_time_s", "metric_tokens_per_s_per_gpu", "metric_tflops_per_gpu", "tflops_definition", "metric_mfu",
-    "metric_peak_mem_gb", "mem_definition", "mem_unit", "notes",
-)  # fmt: skip
+    "row_id",
+    "source_key",
+    "source",
+    "framework",
+    "workload",
+    "model",
+    "n_params",
+    "layers",
+    "hidden",
+    "ffn_hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "vocab",
+    "seq_len",
+    "moe_experts",
+    "moe_topk",
+    "gated_mlp",
+    "tied_embeddings",
+    "gpu",
+    "n_gpus",
+    "gpus_per_node",
+    "internode",
+    "dtype",
+    "global_batch_sequences",
+    "micro_batch",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "dp",
+    "zero_stage_or_fsdp",
+    "sequence_parallel",
+    "recompute",
+    "offload",
+    "attention_impl",
+    "schedule",
+    "metric_step_time_s",
+    "metric_tokens_per_s_per_gpu",
+    "metric_tflops_per_gpu",
+    "tflops_definition",
+    "metric_mfu",
+    "metric_peak_mem_gb",
+    "mem_definition",
+    "mem_unit",
+    "notes",
+)
 
 
 def published_rows(rows: Sequence[TableRow], most: int = MOST_OF_A_SOURCE) -> list[dict[str, str]]:

@@ -294,10 +294,15 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
     kind, adapter = _workload(row, framework)
     basis = RateBasis(
-        spec=arch.spec, gpus=gpus, global_batch=size.global_batch, seq_len=seq_len, device=device,
-        precision=dtype.precisions[0] if dtype.precisions else likely, frozen=adapter is not None,
+        spec=arch.spec,
+        gpus=gpus,
+        global_batch=size.global_batch,
+        seq_len=seq_len,
+        device=device,
+        precision=dtype.precisions[0] if dtype.precisions else likely,
+        frozen=adapter is not None,
         recompute=recompute.kind if recompute else "none",
-    )  # fmt: skip
+    )
     time = measured_time(row, basis, flags)
     memory = measured_memory(row, catalogue_device(device), flags)
     if time is None and memory is None and not row.text("outcome"):
@@ -308,17 +313,41 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     further = {**_choices(row, device, experts=arch.spec.experts is not None), **_kernels(row, said, attention)}
     _doubts(row, shard, recompute, attention, flags)
     return MeasuredRun(
-        line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row),
-        source=row.text("source"), provenance=row.text("provenance"), framework=framework,
-        model_name=row.text("model"), model=arch.spec, model_kind="lora" if adapter else arch.kind, workload=kind,
-        adapter=adapter, quantised_base=dtype.quantised_base or kind == "qlora", optimizer=_optimizer(row),
-        device=device, gpus=gpus, gpus_per_node=per_node, internode=row.text("internode"),
-        internode_Bps=network_Bps(row.text("internode"), per_node), precisions=dtype.precisions, seq_len=seq_len,
-        global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
-        accumulation=schedule.accumulation, sharding=shard, recompute=recompute, attention=attention,
-        time=time, memory=memory, flags=frozenset(flags | arch.flags),
-        qc_flags=row.text("qc_flags"), notes=row.text("notes"), **further,
-    )  # fmt: skip
+        line=row.line,
+        row_id=row.text("row_id") or f"line-{row.line}",
+        source_key=source_key(row),
+        source=row.text("source"),
+        provenance=row.text("provenance"),
+        framework=framework,
+        model_name=row.text("model"),
+        model=arch.spec,
+        model_kind="lora" if adapter else arch.kind,
+        workload=kind,
+        adapter=adapter,
+        quantised_base=dtype.quantised_base or kind == "qlora",
+        optimizer=_optimizer(row),
+        device=device,
+        gpus=gpus,
+        gpus_per_node=per_node,
+        internode=row.text("internode"),
+        internode_Bps=network_Bps(row.text("internode"), per_node),
+        precisions=dtype.precisions,
+        seq_len=seq_len,
+        global_batch=size.global_batch,
+        micro_batch=size.micro_batch,
+        degrees=found,
+        schedule=schedule.name,
+        accumulation=schedule.accumulation,
+        sharding=shard,
+        recompute=recompute,
+        attention=attention,
+        time=time,
+        memory=memory,
+        flags=frozenset(flags | arch.flags),
+        qc_flags=row.text("qc_flags"),
+        notes=row.text("notes"),
+        **further,
+    )
 
 
 def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
@@ -332,11 +361,12 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
         "attention_dtype": _own_format(row, device),
         "context": context_called(row.text("context")),
         "gradient_dtype": gradients_called(row.text("gradient_dtype")) or gradients_beside(row.text("dtype")),
-        "narrow_weights": narrow_weights(row.text("dtype")), "graphs": graphs_called(row.text("graphs")),
+        "narrow_weights": narrow_weights(row.text("dtype")),
+        "graphs": graphs_called(row.text("graphs")),
         "dispatcher": _dispatcher(row) if experts else None,
         "document_length": _between(row, "document_length", 1.0, 1e9),
         "expert_capacity": capacity if experts else None,
-    }  # fmt: skip
+    }
 
 
 def _dispatcher(row: TableRow) -> str | None:
@@ -417,9 +447,10 @@ def _kernels(row: TableRow, said: str, attention: str | None) -> dict[str, Any]:
     """Kernels of attention and norms that a row names."""
     listed = listed_kernels(row)
     return {
-        "kernel": fused_kernel(said) or fused_kernel(listed), "plain_norms": _plain_norms(listed),
+        "kernel": fused_kernel(said) or fused_kernel(listed),
+        "plain_norms": _plain_norms(listed),
         "separate_kernels": attention == "unfused" and _BY_OPERATOR.search(said) is not None,
-    }  # fmt: skip
+    }
 
 
 def listed_kernels(row: TableRow) -> str:

@@ -129,13 +129,20 @@ def _setting(run: MeasuredRun, found: Candidate) -> Setting:
     precision = precision_of(run, found)
     key = (run.device, run.gpus_per_node, run.internode_Bps)
     cluster, machine = cluster_of(*key), _machine(*key, run.gpus, precision)
-    return Setting(weight=found.weight, job=job_of(run, found, precision), cluster=cluster, machine=machine,
-                   plans=plans_of(found, cluster.fast_domain))  # fmt: skip
+    return Setting(
+        weight=found.weight,
+        job=job_of(run, found, precision),
+        cluster=cluster,
+        machine=machine,
+        plans=plans_of(found, cluster.fast_domain),
+    )
 
 
 _NAMES: Final = {
-    MemoryDefinition.ALLOCATED: "allocated", MemoryDefinition.RESERVED: "reserved", MemoryDefinition.DEVICE: "device",
-}  # fmt: skip
+    MemoryDefinition.ALLOCATED: "allocated",
+    MemoryDefinition.RESERVED: "reserved",
+    MemoryDefinition.DEVICE: "device",
+}
 #: What a framework's own log calls memory where a row does not say it: torchtitan prints `max_reserved`.
 PRINTED: Final = {"torchtitan": "reserved", "megatron": "reserved"}
 
@@ -202,8 +209,9 @@ def _quantile(parts: Sequence[tuple[float, float, float]], level: float) -> floa
     >>> round(_quantile([(1.0, 100.0, 0.1)], 0.95), 1), round(_quantile([(0.5, 1.0, 0.01), (0.5, 2.0, 0.01)], 0.95), 2)
     (117.9, 2.03)
     """
-    low, high = (math.log(f(m for _, m, _ in parts)) + sign * 6 * max(d for *_, d in parts)
-                 for f, sign in ((min, -1), (max, 1)))  # fmt: skip
+    low, high = (
+        math.log(f(m for _, m, _ in parts)) + sign * 6 * max(d for *_, d in parts) for f, sign in ((min, -1), (max, 1))
+    )
     for _ in range(_STEPS):
         middle = (low + high) / 2
         below = sum(w * (1 - exceeding(m, math.exp(middle), d)) for w, m, d in parts)
@@ -262,13 +270,18 @@ def modelled(runs: Sequence[MeasuredRun], progress: Progress | None = None) -> M
     columns = Runs(
         measured_s=np.array([run.step_time_s or 1.0 for run in used]),
         source=np.array([run.source_key for run in used]),
-        framework=np.array([run.framework for run in used]), device=np.array([run.device for run in used]),
+        framework=np.array([run.framework for run in used]),
+        device=np.array([run.device for run in used]),
         experts=np.array([run.model.experts is not None for run in used]),
-    )  # fmt: skip
+    )
     return Modelled(
-        runs=tuple(used), fit=FrameworkFit(samples, columns), refused=tuple(refused),
-        memory_bytes=np.exp(log_memory), oom=np.array(oom), memory_bands=np.array(bands),
-    )  # fmt: skip
+        runs=tuple(used),
+        fit=FrameworkFit(samples, columns),
+        refused=tuple(refused),
+        memory_bytes=np.exp(log_memory),
+        oom=np.array(oom),
+        memory_bands=np.array(bands),
+    )
 
 
 def _evaluated(run: MeasuredRun) -> list[tuple[float, Evaluation, Device]]:

@@ -120,9 +120,13 @@ def job_of(point: Point) -> Job:
     """The paper's job at a point."""
     model = load_catalogue_model(point.model)
     return Job(
-        model=model, gpus=point.gpus, global_batch=GLOBAL_BATCH, seq_len=model.seq_len,
-        precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"],
-    )  # fmt: skip
+        model=model,
+        gpus=point.gpus,
+        global_batch=GLOBAL_BATCH,
+        seq_len=model.seq_len,
+        precision=PRECISIONS["bf16"],
+        optimizer=OPTIMIZERS["adam"],
+    )
 
 
 def winners(method: Method, space: Space, progress: Callable[[], None] | None = None) -> Winners:
@@ -149,10 +153,14 @@ def compare(name: str, fix: str, before: Winners, after: Winners) -> Change:
         if values:
             ratios[model] = Ratio(points=len(values), least=min(values), median=median(values), greatest=max(values))
     return Change(
-        name=name, fix=fix, both=len(both), plans=sum(b.plan != a.plan for _, b, a in both), ratios=ratios,
+        name=name,
+        fix=fix,
+        both=len(both),
+        plans=sum(b.plan != a.plan for _, b, a in both),
+        ratios=ratios,
         gained=tuple(sorted(p for p, a in after.items() if a is not None and before[p] is None)),
         lost=tuple(sorted(p for p, b in before.items() if b is not None and after[p] is None)),
-    )  # fmt: skip
+    )
 
 
 def variants() -> dict[str, tuple[str, Method, Space]]:
@@ -275,14 +283,31 @@ def _figures(e: Evaluation, time: PhaseTime, again: PhaseTime | None, short: str
 def _job(record: Mapping[str, Any]) -> Job:
     m = record["model"]
     model = ModelSpec(
-        name="published", family="transformer", source="arXiv 2410.00273", layers=m["depth"], hidden=m["e"],
-        heads=m["h"], kv_heads=m["h"], head_dim=m["e"] // m["h"], ffn_hidden=m["f"], gated_mlp=False,
-        activation="gelu", norm="layernorm", causal=False, seq_len=m["l"], vocab=0,
-    )  # fmt: skip
+        name="published",
+        family="transformer",
+        source="arXiv 2410.00273",
+        layers=m["depth"],
+        hidden=m["e"],
+        heads=m["h"],
+        kv_heads=m["h"],
+        head_dim=m["e"] // m["h"],
+        ffn_hidden=m["f"],
+        gated_mlp=False,
+        activation="gelu",
+        norm="layernorm",
+        causal=False,
+        seq_len=m["l"],
+        vocab=0,
+    )
     return Job(
-        model=model, gpus=1, global_batch=record["config"]["global_batch_size"], seq_len=m["l"],
-        precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"], attention=ATTENTION[record["variant"]],
-    )  # fmt: skip
+        model=model,
+        gpus=1,
+        global_batch=record["config"]["global_batch_size"],
+        seq_len=m["l"],
+        precision=PRECISIONS["bf16"],
+        optimizer=OPTIMIZERS["adam"],
+        attention=ATTENTION[record["variant"]],
+    )
 
 
 def _plans(record: Mapping[str, Any], strategy: str) -> Plans:
@@ -291,9 +316,17 @@ def _plans(record: Mapping[str, Any], strategy: str) -> Plans:
     columns = {} if second is None else {second: c["tp2"], f"in_{second}": c["nv_tp2"]}
     code = RECOMPUTE_CODES["attention" if record["variant"] == "recompute" else "none"]
     return Plans(
-        tp=c["tp1"], pp=c["pp"], dp=c["dp"], micro_batch=c["mbs"], panels=c["nb"] or 1, recompute=code,
-        in_tp=c["nv_tp1"], in_dp=c["nv_dp"], in_pp=c["nv_pp"], **columns,
-    )  # fmt: skip
+        tp=c["tp1"],
+        pp=c["pp"],
+        dp=c["dp"],
+        micro_batch=c["mbs"],
+        panels=c["nb"] or 1,
+        recompute=code,
+        in_tp=c["nv_tp1"],
+        in_dp=c["nv_dp"],
+        in_pp=c["nv_pp"],
+        **columns,
+    )
 
 
 UNUSED_BPS = float("inf")
@@ -305,12 +338,21 @@ def _machine(s: Mapping[str, float]) -> Machine:
     matrix, vector = s["matrix_flops_fp16"] * 1e12, s["vector_flops_fp16"] * 1e12
     one_link_Bps = s["ib_bandwidth"] * s["ib_eff"] * 1e9
     return Machine(
-        matrix_flops_per_s=0.8 * matrix, attention_flops_per_s=0.8 * matrix, vector_flops_per_s=0.8 * vector,
-        peak_flops_per_s=matrix, memory_Bps=s["hbm_bandwidth"] * 1e9, memory_bytes=s["hbm_capacity"] * 1e9,
-        kernel_latency_s=20e-6, fast_Bps=s["nvlink_bandwidth"] * s["nvlink_eff"] * 1e9,
-        fast_latency_s=s["nvlink_latency"], slow_Bps=one_link_Bps * s["nic_factor"], lone_slow_Bps=one_link_Bps,
-        slow_latency_s=s["ib_latency"], host_Bps=UNUSED_BPS, fast_domain=int(s["nvlink_size"]),
-    )  # fmt: skip
+        matrix_flops_per_s=0.8 * matrix,
+        attention_flops_per_s=0.8 * matrix,
+        vector_flops_per_s=0.8 * vector,
+        peak_flops_per_s=matrix,
+        memory_Bps=s["hbm_bandwidth"] * 1e9,
+        memory_bytes=s["hbm_capacity"] * 1e9,
+        kernel_latency_s=20e-6,
+        fast_Bps=s["nvlink_bandwidth"] * s["nvlink_eff"] * 1e9,
+        fast_latency_s=s["nvlink_latency"],
+        slow_Bps=one_link_Bps * s["nic_factor"],
+        lone_slow_Bps=one_link_Bps,
+        slow_latency_s=s["ib_latency"],
+        host_Bps=UNUSED_BPS,
+        fast_domain=int(s["nvlink_size"]),
+    )
 
 
 def _best_rows() -> dict[Point, list[dict[str, str]]]:
@@ -323,8 +365,15 @@ def _best_rows() -> dict[Point, list[dict[str, str]]]:
     for path in files:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                out[Point(model=row["model"], strategy=NAMES[row["strategy"]], device=row["gpu"].lower(),
-                          fast_domain=int(row["nvs"]), gpus=int(row["n_gpus"]))].append(row)  # fmt: skip
+                out[
+                    Point(
+                        model=row["model"],
+                        strategy=NAMES[row["strategy"]],
+                        device=row["gpu"].lower(),
+                        fast_domain=int(row["nvs"]),
+                        gpus=int(row["n_gpus"]),
+                    )
+                ].append(row)
     return out
 
 

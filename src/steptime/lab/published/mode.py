@@ -165,11 +165,18 @@ def _configuration(e: Evaluation) -> dict[str, int]:
     p, second = e.plans, e.strategy.tensor_axes[-1]
     other = second if second != "tp" else None
     return {
-        "dp": int(p.dp), "tp": int(p.tp) * (int(getattr(p, other)) if other else 1), "pp": int(p.pp),
-        "mbs": int(p.micro_batch), "tp1": int(p.tp), "tp2": int(getattr(p, other)) if other else 1,
-        "nb": int(p.panels), "nv_tp1": int(p.in_tp), "nv_tp2": int(p.inside(other)) if other else 1,
-        "nv_dp": int(p.in_dp), "nv_pp": int(p.in_pp),
-    }  # fmt: skip
+        "dp": int(p.dp),
+        "tp": int(p.tp) * (int(getattr(p, other)) if other else 1),
+        "pp": int(p.pp),
+        "mbs": int(p.micro_batch),
+        "tp1": int(p.tp),
+        "tp2": int(getattr(p, other)) if other else 1,
+        "nb": int(p.panels),
+        "nv_tp1": int(p.in_tp),
+        "nv_tp2": int(p.inside(other)) if other else 1,
+        "nv_dp": int(p.in_dp),
+        "nv_pp": int(p.in_pp),
+    }
 
 
 MODE: Final = Mode(

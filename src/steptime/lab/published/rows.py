@@ -115,40 +115,70 @@ def _column(s: _Shape, name: str, block: str, n: Num) -> Row:
     tokens, size, whole = s.b * s.local, s.b * s.local * s.e * s.element_bytes, s.defects.whole_inputs_kept
     again = () if whole else (over("tp", "all_gather", size),)
     return matmul(
-        name, block, tokens, n, s.e, accumulate=0, element_bytes=s.element_bytes,
+        name,
+        block,
+        tokens,
+        n,
+        s.e,
+        accumulate=0,
+        element_bytes=s.element_bytes,
         kept_elements=(tokens if whole else s.b * s.shard) * s.e,
         backward=(*again, over("tp", "reduce_scatter", size)),
-    )  # fmt: skip
+    )
 
 
 def _row(s: _Shape, name: str, block: str, k: Num) -> Row:
     tokens, size = s.b * s.local, s.b * s.local * s.e * s.element_bytes
     return matmul(
-        name, block, tokens, s.e, k, accumulate=0, element_bytes=s.element_bytes, kept_elements=tokens * k,
+        name,
+        block,
+        tokens,
+        s.e,
+        k,
+        accumulate=0,
+        element_bytes=s.element_bytes,
+        kept_elements=tokens * k,
         forward=(over("tp", "reduce_scatter", size),),
-    )  # fmt: skip
+    )
 
 
 def _summa(s: _Shape, name: str, block: str, k: int, n: Num, panels: Num) -> Row:
     tokens = s.b * s.local
     activations, weights = tokens * k * s.element_bytes, k * n * s.element_bytes
     return matmul(
-        name, block, tokens, n, k, accumulate=0, element_bytes=s.element_bytes,
-        kept_elements=tokens * floor_div(k, s.m1), weights=floor_div(k, s.m2) * n, output_passes=panels, panels=panels,
+        name,
+        block,
+        tokens,
+        n,
+        k,
+        accumulate=0,
+        element_bytes=s.element_bytes,
+        kept_elements=tokens * floor_div(k, s.m1),
+        weights=floor_div(k, s.m2) * n,
+        output_passes=panels,
+        panels=panels,
         forward=(over("tp", "broadcast", activations), over("tp2", "broadcast", weights)),
         backward=(
-            over("tp2", "broadcast", weights), over("tp", "reduce", activations),
-            over("tp", "broadcast", activations), over("tp2", "reduce", weights),
+            over("tp2", "broadcast", weights),
+            over("tp", "reduce", activations),
+            over("tp", "broadcast", activations),
+            over("tp2", "reduce", weights),
         ),
-    )  # fmt: skip
+    )
 
 
 def _norm(s: _Shape, name: str, block: str) -> Row:
     size = s.b * s.local * s.e * s.element_bytes
     return norm(
-        name, block, s.b * s.shard, s.e, element_bytes=s.element_bytes, replicated=2 * s.e,
-        forward=(over("tp", "all_gather", size),), backward=(over("tp", "reduce_scatter", size),),
-    )  # fmt: skip
+        name,
+        block,
+        s.b * s.shard,
+        s.e,
+        element_bytes=s.element_bytes,
+        replicated=2 * s.e,
+        forward=(over("tp", "all_gather", size),),
+        backward=(over("tp", "reduce_scatter", size),),
+    )
 
 
 def _all_reduce(s: _Shape, plans: Plans, axis: str, size_bytes: Num) -> Transfer:
@@ -164,9 +194,15 @@ def _summa_norm(s: _Shape, name: str, block: str, plans: Plans) -> Row:
     gradients = (floor_div(2 * s.e, s.m1) + floor_div(2 * s.b * s.l, s.m2)) * s.element_bytes
     width = floor_div(s.l if s.defects.summa_norm_width else s.e, s.m1)
     return norm(
-        name, block, s.b * s.local, width, element_bytes=s.element_bytes, replicated=2 * width,
-        forward=(_all_reduce(s, plans, "tp", statistics),), backward=(_all_reduce(s, plans, "tp", gradients),),
-    )  # fmt: skip
+        name,
+        block,
+        s.b * s.local,
+        width,
+        element_bytes=s.element_bytes,
+        replicated=2 * width,
+        forward=(_all_reduce(s, plans, "tp", statistics),),
+        backward=(_all_reduce(s, plans, "tp", gradients),),
+    )
 
 
 def _gather(s: _Shape, size_bytes: Num) -> tuple[Transfer, ...]:
@@ -181,12 +217,21 @@ def _fused_attention(s: _Shape, causal: bool) -> tuple[Row, ...]:
     rows, keys, d = s.b * s.heads * s.local, s.b * s.heads * s.l, s.defects
     gathered = 2 * keys * s.head_dim * s.element_bytes
     row = fused_attention(
-        "fusedla", "sa", pairs=rows * s.l if d.no_causal_mask or not causal else causal_pairs(rows, s.l), rows=rows,
-        keys=keys, kv_rows=keys, kv_rows_read=rows if d.local_key_reads else keys, dropout=1,
-        head_dim=s.head_dim, accumulate=0, element_bytes=s.element_bytes,
+        "fusedla",
+        "sa",
+        pairs=rows * s.l if d.no_causal_mask or not causal else causal_pairs(rows, s.l),
+        rows=rows,
+        keys=keys,
+        kv_rows=keys,
+        kv_rows_read=rows if d.local_key_reads else keys,
+        dropout=1,
+        head_dim=s.head_dim,
+        accumulate=0,
+        element_bytes=s.element_bytes,
         kept_elements=(4 if d.attention_output_kept_twice else 3) * rows * s.head_dim + 2 * rows,
-        forward=_gather(s, gathered), backward=_gather_and_scatter(s, gathered),
-    )  # fmt: skip
+        forward=_gather(s, gathered),
+        backward=_gather_and_scatter(s, gathered),
+    )
     return (row,)
 
 
@@ -194,12 +239,23 @@ def _unfused_attention(s: _Shape, recompute: Num) -> tuple[Row, ...]:
     rows, keys = s.b * s.heads * s.local, s.b * s.heads * s.l
     gathered = keys * s.head_dim * s.element_bytes
     made = unfused_attention(
-        ("logits", "softmax", "dpr_at", "attend"), "sa", pairs=rows * s.l, rows=rows, keys=keys, kv_rows=keys,
-        head_dim=s.head_dim, dropout=True, accumulate=0, element_bytes=s.element_bytes, mask_bytes=s.mask_bytes,
-        kept_scores=2 * rows * s.head_dim, kept_attend=rows * s.head_dim,
-        recomputed=where(recompute == ATTENTION_RECOMPUTE, 1.0, 0.0), forward=_gather(s, gathered),
+        ("logits", "softmax", "dpr_at", "attend"),
+        "sa",
+        pairs=rows * s.l,
+        rows=rows,
+        keys=keys,
+        kv_rows=keys,
+        head_dim=s.head_dim,
+        dropout=True,
+        accumulate=0,
+        element_bytes=s.element_bytes,
+        mask_bytes=s.mask_bytes,
+        kept_scores=2 * rows * s.head_dim,
+        kept_attend=rows * s.head_dim,
+        recomputed=where(recompute == ATTENTION_RECOMPUTE, 1.0, 0.0),
+        forward=_gather(s, gathered),
         backward=_gather_and_scatter(s, gathered),
-    )  # fmt: skip
+    )
     return tuple(replace(row, remade_bytes=0.0) for row in made)  # the paper adds nothing to what is kept
 
 
@@ -210,25 +266,58 @@ def _summa_attention(s: _Shape, plans: Plans) -> tuple[Row, ...]:
     pairs, held = rows * s.l, rows * across
     scores, heads = pairs * element, keys * q * element
     core: dict[str, Num] = {
-        "pairs": pairs, "rows": rows, "keys": keys, "kv_rows": keys, "head_dim": q, "accumulate": 0,
-        "element_bytes": element, "panels": plans.panels,
-    }  # fmt: skip
+        "pairs": pairs,
+        "rows": rows,
+        "keys": keys,
+        "kv_rows": keys,
+        "head_dim": q,
+        "accumulate": 0,
+        "element_bytes": element,
+        "panels": plans.panels,
+    }
     statistics = (_all_reduce(s, plans, "tp", rows * element),)
     return (
-        Row(name="logits", block="sa", operator="blocked_scores", shape=core, kept_bytes=2 * rows * q * element,
-            panels=plans.panels, forward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores)),
-            backward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads),
-                      over("tp", "broadcast", scores), over("tp2", "reduce", heads))),
-        Row(name="softmax", block="sa", operator="softmax", kept_bytes=held * element,
+        Row(
+            name="logits",
+            block="sa",
+            operator="blocked_scores",
+            shape=core,
+            kept_bytes=2 * rows * q * element,
+            panels=plans.panels,
+            forward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores)),
+            backward=(
+                over("tp", "broadcast", scores),
+                over("tp2", "broadcast", heads),
+                over("tp", "broadcast", scores),
+                over("tp2", "reduce", heads),
+            ),
+        ),
+        Row(
+            name="softmax",
+            block="sa",
+            operator="softmax",
+            kept_bytes=held * element,
             shape={"pairs": held, "rows": rows, "elements": held, "element_bytes": element},
-            forward=statistics, backward=statistics),
+            forward=statistics,
+            backward=statistics,
+        ),
         dropout("dpr_at", "sa", held, element_bytes=element, mask_bytes=s.mask_bytes),
-        Row(name="attend", block="sa", operator="blocked_attend", shape=core, panels=plans.panels,
+        Row(
+            name="attend",
+            block="sa",
+            operator="blocked_attend",
+            shape=core,
+            panels=plans.panels,
             kept_bytes=(held + rows * q) * element,
             forward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads)),
-            backward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores),
-                      over("tp", "broadcast", scores), over("tp2", "reduce", heads))),
-    )  # fmt: skip
+            backward=(
+                over("tp2", "broadcast", heads),
+                over("tp", "reduce", scores),
+                over("tp", "broadcast", scores),
+                over("tp2", "reduce", heads),
+            ),
+        ),
+    )
 
 
 def _attention(s: _Shape, job: Job, plans: Plans) -> tuple[Row, ...]:
@@ -245,32 +334,44 @@ Biases = dict[str, tuple[Num, Num, bool]]
 
 
 def _assemble(
-    s: _Shape, job: Job, plans: Plans, products: dict[str, Row], biases: Biases, dropped: Num,
-    norms: Maker,
-) -> Block:  # fmt: skip
+    s: _Shape, job: Job, plans: Plans, products: dict[str, Row], biases: Biases, dropped: Num, norms: Maker
+) -> Block:
     """The fourteen operations of a layer in their published order."""
     element, mask = s.element_bytes, s.mask_bytes
     inner = s.b * s.local * s.fl
-    b = {name: bias(name, block, *biases[name][:2], element_bytes=element, replicated=biases[name][2])
-         for name, block in (("fc1-bias", "mlp"), ("fc2-bias", "mlp"), ("vproj-bias", "sa"))}  # fmt: skip
+    b = {
+        name: bias(name, block, *biases[name][:2], element_bytes=element, replicated=biases[name][2])
+        for name, block in (("fc1-bias", "mlp"), ("fc2-bias", "mlp"), ("vproj-bias", "sa"))
+    }
     ln1 = norms("ln1", "mlp")
     return Block(
         layer=(
-            products["fc1"], b["fc1-bias"], activation("act1", "mlp", inner, element_bytes=element),
+            products["fc1"],
+            b["fc1-bias"],
+            activation("act1", "mlp", inner, element_bytes=element),
             dropout("dpr1", "mlp", inner, element_bytes=element, mask_bytes=mask),
-            products["fc2"], b["fc2-bias"], dropout("dpr2", "mlp", dropped, element_bytes=element, mask_bytes=mask),
-            ln1, products["qkv"], *_attention(s, job, plans), products["vproj"], b["vproj-bias"],
-            dropout("dpr_v", "sa", dropped, element_bytes=element, mask_bytes=mask), norms("ln2", "sa"),
+            products["fc2"],
+            b["fc2-bias"],
+            dropout("dpr2", "mlp", dropped, element_bytes=element, mask_bytes=mask),
+            ln1,
+            products["qkv"],
+            *_attention(s, job, plans),
+            products["vproj"],
+            b["vproj-bias"],
+            dropout("dpr_v", "sa", dropped, element_bytes=element, mask_bytes=mask),
+            norms("ln2", "sa"),
         ),
         boundary_bytes=ln1.kept_bytes,
-    )  # fmt: skip
+    )
 
 
 def _linear_products(s: _Shape) -> dict[str, Row]:
     return {
-        "fc1": _column(s, "fc1", "mlp", s.fl), "fc2": _row(s, "fc2", "mlp", s.fl),
-        "qkv": _column(s, "qkv", "sa", s.qkvl), "vproj": _row(s, "vproj", "sa", s.el),
-    }  # fmt: skip
+        "fc1": _column(s, "fc1", "mlp", s.fl),
+        "fc2": _row(s, "fc2", "mlp", s.fl),
+        "qkv": _column(s, "qkv", "sa", s.qkvl),
+        "vproj": _row(s, "vproj", "sa", s.el),
+    }
 
 
 class Published(Strategy):
@@ -308,9 +409,10 @@ class Context2D(Published):
         s = _Shape(job, plans, "cp", self.defects)
         row = (s.b * s.shard, s.e, True)
         biases: Biases = {
-            "fc1-bias": (s.b * s.local, s.fl, False), "fc2-bias": row,
+            "fc1-bias": (s.b * s.local, s.fl, False),
+            "fc2-bias": row,
             "vproj-bias": (s.b * s.local, s.el, False) if self.defects.unsharded_row_biases else row,
-        }  # fmt: skip
+        }
         dropped = s.b * floor_div(s.l, s.m1 * s.m2) * s.e
         return _assemble(s, job, plans, _linear_products(s), biases, dropped, lambda n, k: _norm(s, n, k))
 
@@ -334,8 +436,10 @@ class Summa2D(Published):
         }
         tokens = s.b * s.local
         biases: Biases = {
-            "fc1-bias": (tokens, s.fl, True), "fc2-bias": (tokens, s.el, True), "vproj-bias": (tokens, s.el, True),
-        }  # fmt: skip
+            "fc1-bias": (tokens, s.fl, True),
+            "fc2-bias": (tokens, s.el, True),
+            "vproj-bias": (tokens, s.el, True),
+        }
         norms: Maker = lambda name, block: _summa_norm(s, name, block, plans)  # noqa: E731
         return _assemble(s, job, plans, products, biases, tokens * s.el, norms)
 

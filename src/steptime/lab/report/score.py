@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-COLUMNS: Final = {
-    "mape": "mean", "median_ape": "median", "p90_ape": "p90", "bias": "bias", "coverage90": "in band",
-}  # fmt: skip
+COLUMNS: Final = {"mape": "mean", "median_ape": "median", "p90_ape": "p90", "bias": "bias", "coverage90": "in band"}
 """Statistic -> its column."""
 BY_SCALE: Final = "by_scale"
 
@@ -118,8 +116,11 @@ def print_groups(
 
 ERRORS: Final = ("median_ape", "mape", "p90_ape", "bias", "coverage90")
 TITLES: Final = {
-    "by_op": "By operator", "by_gpu": "By GPU", "by_source": "By source", "by_curve": "By origin of the curve",
-}  # fmt: skip
+    "by_op": "By operator",
+    "by_gpu": "By GPU",
+    "by_source": "By source",
+    "by_curve": "By origin of the curve",
+}
 MOST: Final = 20
 """Rows of a table, the groups with the most measurements; --json has all."""
 
@@ -154,9 +155,11 @@ def print_stage_score(score: Mapping[str, Any]) -> None:
 
 
 def print_curves(
-    profiles: Mapping[str, Sequence[Curve]], fabrics: Sequence[FabricProfile],
-    left_out: Mapping[str, Mapping[str, int]], out: Path,
-) -> None:  # fmt: skip
+    profiles: Mapping[str, Sequence[Curve]],
+    fabrics: Sequence[FabricProfile],
+    left_out: Mapping[str, Mapping[str, int]],
+    out: Path,
+) -> None:
     """What was fitted, with errors on shapes that the fit did not see, and rows that nothing was fitted to."""
     screen = console()
     screen.print("Errors on shapes that the fit did not see")
@@ -231,16 +234,18 @@ def print_columns() -> None:
         collectives.add_row(name, ", ".join(spellings) or NONE)
     screen.print(collectives)
     listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in other_columns().items())
-    screen.print(f"Columns of kernels and collectives with other names: {listed}; {TIME_COLUMNS}.",
-                 soft_wrap=True)  # fmt: skip
+    screen.print(f"Columns of kernels and collectives with other names: {listed}; {TIME_COLUMNS}.", soft_wrap=True)
 
 
 TIME: Final = ("mape", "median_ape", "bias", "p90_ape", "coverage90")
 MEMORY: Final = ("mape", "median_ape", "bias", "p90_ape", "coverage90")
 RUN_TITLES: Final = {
-    "by_source": "By source", "by_gpu": "By GPU", BY_SCALE: "By number of GPUs", "by_dtype": "By dtype",
+    "by_source": "By source",
+    "by_gpu": "By GPU",
+    BY_SCALE: "By number of GPUs",
+    "by_dtype": "By dtype",
     "by_kind": "By kind of model",
-}  # fmt: skip
+}
 MOST_RUNS: Final = 40
 """Rows of a table, the groups with the most runs; --json has all."""
 
@@ -263,8 +268,9 @@ def print_run_score(score: Mapping[str, Any]) -> None:
 def _counts(screen: Console, score: Mapping[str, Any]) -> None:
     rows, times, peaks = score["rows"], score["time"]["rows"], score["memory"]["rows"]
     memories = f"{peaks} peak {'memory' if peaks == 1 else 'memories'}"
-    screen.print(f"{score['scored']} of {counted(rows, 'row')} scored: {counted(times, 'step time')}, {memories}",
-                 soft_wrap=True)  # fmt: skip
+    screen.print(
+        f"{score['scored']} of {counted(rows, 'row')} scored: {counted(times, 'step time')}, {memories}", soft_wrap=True
+    )
     print_skipped(screen, score)
     screen.print(printable(f"Predicted by {score['predicted_by']}, framework {score['framework']}."), soft_wrap=True)
     if score.get("note"):
@@ -276,8 +282,10 @@ def _counts(screen: Console, score: Mapping[str, Any]) -> None:
     if seen is None:
         text = "The fit does not say which sources it saw; the errors may be those of a fit, not of a prediction."
     elif seen:
-        text = (f"{seen} of {rows} step times are of sources that the fit has seen: their errors say how well it "
-                "describes them. --leave-out each predicts every source unseen.")  # fmt: skip
+        text = (
+            f"{seen} of {rows} step times are of sources that the fit has seen: their errors say how well it "
+            "describes them. --leave-out each predicts every source unseen."
+        )
     else:
         text = "The fit has seen none of their sources."
     screen.print(text, soft_wrap=True)

@@ -41,17 +41,28 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) 
 
 def ways_table(board: Board) -> str:
     """Every way of predicting in one line."""
-    head = ("predicted with", *error_head(TIME), "interval of in band", "mean over sources", "bias over sources",
-            "without the largest", "rank")  # fmt: skip
+    head = (
+        "predicted with",
+        *error_head(TIME),
+        "interval of in band",
+        "mean over sources",
+        "bias over sources",
+        "without the largest",
+        "rank",
+    )
     rows = []
     for key, found in board.summaries.items():
-        interval, macro, rest = (found[n] for n in (
-            "coverage90_by_source_interval", "macro", "macro_without_dominant"))  # fmt: skip
-        rows.append([
-            WAYS[key].title, *error_cells(found["time"], TIME),
-            _ends(interval), *error_figures(macro, ("mape", "bias")),
-            _cell(rest["mape"]) if rest else "-", _plain(found["rank"]["median_spearman"]),
-        ])  # fmt: skip
+        interval, macro, rest = (found[n] for n in ("coverage90_by_source_interval", "macro", "macro_without_dominant"))
+        rows.append(
+            [
+                WAYS[key].title,
+                *error_cells(found["time"], TIME),
+                _ends(interval),
+                *error_figures(macro, ("mape", "bias")),
+                _cell(rest["mape"]) if rest else "-",
+                _plain(found["rank"]["median_spearman"]),
+            ]
+        )
     return markdown(head, rows)
 
 
@@ -61,10 +72,12 @@ def _ends(interval: Sequence[float] | None) -> str:
 
 def claims_line(board: Board) -> str:
     """The same on the rows that support claims."""
-    cells = [f"{WAYS[key].title}: {_cell(found['time_supporting_claims']['mape'])} mean, "
-             f"{_cell(found['time_supporting_claims']['median_ape'])} median, "
-             f"{_cell(found['macro_supporting_claims']['mape'])} mean over sources"
-             for key, found in board.summaries.items()]  # fmt: skip
+    cells = [
+        f"{WAYS[key].title}: {_cell(found['time_supporting_claims']['mape'])} mean, "
+        f"{_cell(found['time_supporting_claims']['median_ape'])} median, "
+        f"{_cell(found['macro_supporting_claims']['mape'])} mean over sources"
+        for key, found in board.summaries.items()
+    ]
     rows = board.summaries[SEEN]["time_supporting_claims"]["rows"]
     return f"On the {rows} rows that nothing speaks against: " + "; ".join(cells) + "."
 
@@ -93,8 +106,10 @@ def computed_line(board: Board) -> str:
 def group_table(board: Board, name: str, title: str) -> str:
     """Groups under the hardest way with a named framework, with the packaged error beside."""
     found, seen = board.summaries[UNSEEN][name], board.summaries[SEEN][name]
-    rows = [[group, *error_cells(errors, TIME), _cell(seen[group]["mape"])]
-            for group, errors in largest_groups(name, found).items()]  # fmt: skip
+    rows = [
+        [group, *error_cells(errors, TIME), _cell(seen[group]["mape"])]
+        for group, errors in largest_groups(name, found).items()
+    ]
     return markdown((title, *error_head(TIME), "mean, packaged"), rows)
 
 
@@ -112,8 +127,10 @@ def gpu_table(board: Board) -> str:
 
 def memory_table(board: Board) -> str:
     """Errors of peak memory, which no framework's parameters move."""
-    rows = [[name.replace("_", " "), *error_cells(errors, MEMORY)]
-            for name, errors in board.summaries[SEEN]["memory"]["by_definition"].items()]  # fmt: skip
+    rows = [
+        [name.replace("_", " "), *error_cells(errors, MEMORY)]
+        for name, errors in board.summaries[SEEN]["memory"]["by_definition"].items()
+    ]
     return markdown(("what was measured", *error_head(MEMORY)), rows)
 
 
@@ -122,8 +139,9 @@ def rank_table(board: Board) -> str:
     rows = []
     for key, found in board.summaries.items():
         rank = found["rank"]
-        rows.append([WAYS[key].title, str(rank["groups"]), _plain(rank["median_spearman"]),
-                     _plain(rank["mean_spearman"])])  # fmt: skip
+        rows.append(
+            [WAYS[key].title, str(rank["groups"]), _plain(rank["median_spearman"]), _plain(rank["mean_spearman"])]
+        )
     return markdown(("predicted with", "groups", "median correlation", "mean"), rows)
 
 
@@ -153,12 +171,29 @@ def sources_table(board: Board) -> str:
     rows = []
     for key, found in board.summaries.items():
         every, rest, over = found["macro_all_sources"], found["time_without_computed"], found["macro_without_computed"]
-        rows.append([
-            WAYS[key].title, str(every["sources"]), *error_figures(every, ("mape", "median_ape", "bias", "coverage90")),
-            *error_cells(rest, ("mape", "bias", "coverage90")), *error_figures(over, ("mape", "bias")),
-        ])  # fmt: skip
-    head = ("predicted with", "sources", "mean", "median", "bias", "in band", "measured rows", "mean", "bias",
-            "in band", "mean over sources", "bias")  # fmt: skip
+        rows.append(
+            [
+                WAYS[key].title,
+                str(every["sources"]),
+                *error_figures(every, ("mape", "median_ape", "bias", "coverage90")),
+                *error_cells(rest, ("mape", "bias", "coverage90")),
+                *error_figures(over, ("mape", "bias")),
+            ]
+        )
+    head = (
+        "predicted with",
+        "sources",
+        "mean",
+        "median",
+        "bias",
+        "in band",
+        "measured rows",
+        "mean",
+        "bias",
+        "in band",
+        "mean over sources",
+        "bias",
+    )
     return markdown(head, rows)
 
 
@@ -168,8 +203,10 @@ def second_tables(board: Board) -> list[str]:
         return []
     overall = [[title, *error_cells(found["time"], TIME)] for title, found in _second(board)]
     sources = board.second[UNSEEN]["by_source"]
-    by_source = [[name, *error_cells(errors, TIME), _cell(board.second[SEEN]["by_source"][name]["mape"])]
-                 for name, errors in largest_groups("by_source", sources).items()]  # fmt: skip
+    by_source = [
+        [name, *error_cells(errors, TIME), _cell(board.second[SEEN]["by_source"][name]["mape"])]
+        for name, errors in largest_groups("by_source", sources).items()
+    ]
     memory = board.second[SEEN]["memory"]["by_definition"]
     peaks = [[name.replace("_", " "), *error_cells(errors, MEMORY)] for name, errors in memory.items()]
     return [
@@ -179,19 +216,35 @@ def second_tables(board: Board) -> list[str]:
         markdown(("predicted with", *error_head(TIME)), overall),
         markdown(("source, not known to the fit", *error_head(TIME), "mean, packaged"), by_source),
         markdown(("peak memory, by what was measured", *error_head(MEMORY)), peaks),
-    ]  # fmt: skip
+    ]
 
 
 def targets_table(found: Sequence[Reached]) -> str:
     """Errors that others publish on runs that are public, and ours."""
     rows = [
-        [r.target.name, "largest" if r.target.statistic == "max_ape" else "mean", str(r.rows),
-         _cell(r.target.wanted) if r.target.wanted is not None else "none published",
-         *(_ours(r, key) for key in (SEEN, "source_and_model", "model", UNSEEN)), _verdict(r), r.target.by]
+        [
+            r.target.name,
+            "largest" if r.target.statistic == "max_ape" else "mean",
+            str(r.rows),
+            _cell(r.target.wanted) if r.target.wanted is not None else "none published",
+            *(_ours(r, key) for key in (SEEN, "source_and_model", "model", UNSEEN)),
+            _verdict(r),
+            r.target.by,
+        ]
         for r in found
-    ]  # fmt: skip
-    head = ("runs", "error", "rows", "published", "packaged", "model not known (in its source)", "model not known",
-            "source not known", "met", "published by")  # fmt: skip
+    ]
+    head = (
+        "runs",
+        "error",
+        "rows",
+        "published",
+        "packaged",
+        "model not known (in its source)",
+        "model not known",
+        "source not known",
+        "met",
+        "published by",
+    )
     return markdown(head, rows)
 
 
@@ -230,12 +283,15 @@ def step_time_part(board: Board) -> list[str]:
         "again, because rows of one source err together. Mean and bias over sources: of sources with ten rows or more, "
         "each counting once; without the largest: without the source that has most rows. Rank: median rank "
         "correlation over groups of five plans or more.",
-        ways_table(board), claims_line(board), scripts_line(board), computed_line(board),
+        ways_table(board),
+        claims_line(board),
+        scripts_line(board),
+        computed_line(board),
         "Over all sources, also those with fewer than ten rows, each counting once; and without the computed rows, of "
         "the rest and over sources with ten rows of it or more:",
         sources_table(board),
         *(f"![{text}](figures/{n}.svg)" for n, text in FIGURES.items()),
-    ]  # fmt: skip
+    ]
 
 
 def page(board: Board) -> str:
@@ -251,14 +307,17 @@ def page(board: Board) -> str:
         f"{top['memory']['rows']} peak memories), {skipped} cannot:",
         markdown(("reason", "rows"), [(name, str(n)) for name, n in top["skipped"].items()]),
         *step_time_part(board),
-        "## By source, not known to the fit", group_table(board, "by_source", "source"),
+        "## By source, not known to the fit",
+        group_table(board, "by_source", "source"),
         f"## By GPU with {LEAST_OF_A_GPU} rows or more, source not known to the fit",
         gpu_table(board),
         "## By number of GPUs, dtype and kind of model, source not known to the fit",
-        group_table(board, "by_scale", "GPUs"), group_table(board, "by_dtype", "dtype"),
+        group_table(board, "by_scale", "GPUs"),
+        group_table(board, "by_dtype", "dtype"),
         group_table(board, "by_kind", "model"),
         "## By architecture of the GPU and by dense or experts, source not known to the fit",
-        group_table(board, "by_experts", "layers"), group_table(board, "by_architecture", "architecture"),
+        group_table(board, "by_experts", "layers"),
+        group_table(board, "by_architecture", "architecture"),
         group_table(board, "by_architecture_and_experts", "architecture, layers"),
         *second_tables(board),
         "## Order of plans",
@@ -267,15 +326,18 @@ def page(board: Board) -> str:
         "## What the best plan costs",
         "Regret: measured time of the plan predicted fastest over that of the fastest, less 1, in groups of three "
         "plans or more; at random: the mean over the plans of a group.",
-        choice_table(board), "## Peak memory",
+        choice_table(board),
+        "## Peak memory",
         "By what was measured. Nothing of the memory is refitted without the rows it predicts: the constants of "
         "frameworks and allocators may come from rows like these.",
         memory_table(board),
         "## Beside published accuracy, on the same runs",
         "Tools publish errors on runs that they could measure; where those runs are public, ours stand beside them.",
-        targets_table(board.targets), "## What others publish",
-        "In their own words, on their own runs; not comparable with each other.", claims_table(),
-    ]  # fmt: skip
+        targets_table(board.targets),
+        "## What others publish",
+        "In their own words, on their own runs; not comparable with each other.",
+        claims_table(),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -295,8 +357,10 @@ def write_figures(board: Board, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     scored = timed(board.scores[UNSEEN].scored)
     draw: dict[str, Callable[[Any, Sequence[ScoredRun]], None]] = {
-        "predicted-and-measured": _times, "residuals-by-scale": _residuals, "coverage-by-source": _coverage,
-    }  # fmt: skip
+        "predicted-and-measured": _times,
+        "residuals-by-scale": _residuals,
+        "coverage-by-source": _coverage,
+    }
     settings = {"svg.hashsalt": "steptime", "svg.fonttype": "none", "font.size": 9, "savefig.dpi": 110}
     with import_module("matplotlib").rc_context(settings):
         return [_written(folder / f"{name}.svg", title, draw[name], scored) for name, title in FIGURES.items()]

@@ -93,10 +93,13 @@ def outcome_statistics(tried: Sequence[Tried]) -> dict[str, Any]:
     ran = np.array([each.ran for each in tried], bool)
     clipped = np.clip(chance, LEAST_CHANCE, 1 - LEAST_CHANCE)
     return {
-        "ran_out": _above_half(chance[~ran]), "ran": _above_half(chance[ran]),
-        "brier": _mean((chance - ~ran) ** 2), "log_loss": _mean(-np.log(np.where(ran, 1 - clipped, clipped))),
-        "reliability": reliability_bins(chance, ran), "picked": _picked(tried),
-    }  # fmt: skip
+        "ran_out": _above_half(chance[~ran]),
+        "ran": _above_half(chance[ran]),
+        "brier": _mean((chance - ~ran) ** 2),
+        "log_loss": _mean(-np.log(np.where(ran, 1 - clipped, clipped))),
+        "reliability": reliability_bins(chance, ran),
+        "picked": _picked(tried),
+    }
 
 
 def _mean(values: Array) -> float | None:
@@ -116,10 +119,15 @@ def reliability_bins(chance: Array, ran: Array) -> list[dict[str, Any]]:
     """
     place = np.clip(np.digitize(chance, EDGES) - 1, 0, len(EDGES) - 2)
     return [
-        {"low": low, "high": high, "rows": int((place == i).sum()), "mean": _mean(chance[place == i]),
-         "ran_out": _mean(~ran[place == i])}
+        {
+            "low": low,
+            "high": high,
+            "rows": int((place == i).sum()),
+            "mean": _mean(chance[place == i]),
+            "ran_out": _mean(~ran[place == i]),
+        }
         for i, (low, high) in enumerate(pairwise(EDGES))
-    ]  # fmt: skip
+    ]
 
 
 def _picked(tried: Sequence[Tried]) -> dict[str, Any]:
@@ -145,9 +153,12 @@ def _picked(tried: Sequence[Tried]) -> dict[str, Any]:
         if first in ran:
             regrets.append((first.scored.run.step_time_s or math.nan) / best - 1)
     return {
-        "groups": chosen, "ran": len(regrets) / chosen if chosen else None, "mean_regret": _mean(np.array(regrets)),
-        "worst_regret": max(regrets, default=None), "regret_of_ran": _mean(np.array(known)),
-    }  # fmt: skip
+        "groups": chosen,
+        "ran": len(regrets) / chosen if chosen else None,
+        "mean_regret": _mean(np.array(regrets)),
+        "worst_regret": max(regrets, default=None),
+        "regret_of_ran": _mean(np.array(known)),
+    }
 
 
 def _predicted_s(each: Tried) -> float:
@@ -155,9 +166,19 @@ def _predicted_s(each: Tried) -> float:
 
 
 COLUMNS: Final = (
-    "line", "model", "gpu", "gpus", "framework", "outcome", "oom_probability", "memory_predicted_bytes", "predicted_s",
-    "measured_s", "skipped", "detail",
-)  # fmt: skip
+    "line",
+    "model",
+    "gpu",
+    "gpus",
+    "framework",
+    "outcome",
+    "oom_probability",
+    "memory_predicted_bytes",
+    "predicted_s",
+    "measured_s",
+    "skipped",
+    "detail",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +193,13 @@ class OutcomeScore:
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and what the chances of running out are worth; shares, not percent."""
         return {
-            "rows": self.rows, "scored": len(self.tried), **skipped_counts(self.missing),
+            "rows": self.rows,
+            "scored": len(self.tried),
+            **skipped_counts(self.missing),
             "columns_not_read": list(self.columns_not_read),
             "doubts": dict(doubted(each.scored.run for each in self.tried).most_common()),
             **outcome_statistics(self.tried),
-        }  # fmt: skip
+        }
 
 
 def given_cells(texts: Sequence[str]) -> dict[str, str]:
@@ -195,8 +218,9 @@ def given_cells(texts: Sequence[str]) -> dict[str, str]:
             raise FieldError("", "--set", f"{shorten(text)!r} is no COLUMN=TEXT", hint="for example --set gpu=h100-sxm")
         own = own_names([name])[0][0]
         if own not in OTHER_NAMES and own not in FURTHER:
-            raise FieldError("", "--set", f"there is no column {shorten(name)!r}",
-                             hint=did_you_mean(name, [*OTHER_NAMES, *FURTHER]))  # fmt: skip
+            raise FieldError(
+                "", "--set", f"there is no column {shorten(name)!r}", hint=did_you_mean(name, [*OTHER_NAMES, *FURTHER])
+            )
         if own in out:
             raise FieldError(
                 "", "--set", f"gives the column {own} twice", hint="one text for the empty cells of a column"
@@ -262,8 +286,9 @@ def check_figure(path: Path) -> None:
         InputFileError: it cannot be written.
     """
     if path.suffix.lower() != ".svg":
-        raise FieldError("", "--figure", f"{shorten(str(path))!r} does not end in .svg",
-                         hint="for example --figure reliability.svg")  # fmt: skip
+        raise FieldError(
+            "", "--figure", f"{shorten(str(path))!r} does not end in .svg", hint="for example --figure reliability.svg"
+        )
     refuse_unwritable(path)
 
 
@@ -281,10 +306,17 @@ def _cells(each: Tried) -> dict[str, object]:
     measured = "" if run.step_time_s is None else f"{run.step_time_s:.6g}"
     predicted = f"{s.step_time_s:.6g}" if s.step_time_s == s.step_time_s else ""
     return {
-        "line": run.line, "model": run.model_name, "gpu": run.device, "gpus": run.gpus, "framework": run.framework,
-        "outcome": RAN if each.ran else RAN_OUT, "oom_probability": f"{s.oom_probability:.4g}",
-        "memory_predicted_bytes": f"{s.memory_bytes:.6g}", "predicted_s": predicted, "measured_s": measured,
-    }  # fmt: skip
+        "line": run.line,
+        "model": run.model_name,
+        "gpu": run.device,
+        "gpus": run.gpus,
+        "framework": run.framework,
+        "outcome": RAN if each.ran else RAN_OUT,
+        "oom_probability": f"{s.oom_probability:.4g}",
+        "memory_predicted_bytes": f"{s.memory_bytes:.6g}",
+        "predicted_s": predicted,
+        "measured_s": measured,
+    }
 
 
 SIZE: Final = (4.6, 4.2)
@@ -308,16 +340,23 @@ def print_outcomes(score: Mapping[str, Any]) -> None:
     table = grid(("predicted", "layouts", "mean", "ran out"))
     for each in score["reliability"]:
         if each["rows"]:
-            table.add_row(f"{each['low']:g} to {each['high']:g}", str(each["rows"]), percent(each["mean"]),
-                          percent(each["ran_out"]))  # fmt: skip
+            table.add_row(
+                f"{each['low']:g} to {each['high']:g}",
+                str(each["rows"]),
+                percent(each["mean"]),
+                percent(each["ran_out"]),
+            )
     screen.print(table)
     picked = score["picked"]
     if picked["groups"]:
         cost = (
             "" if picked["mean_regret"] is None else f", and is {percent(picked['mean_regret'])} slower than the best"
         )
-        screen.print(f"The plan predicted fastest among those that likely fit ran in {percent(picked['ran'])} of "
-                     f"{counted(picked['groups'], 'group')}{cost}.", soft_wrap=True)  # fmt: skip
+        screen.print(
+            f"The plan predicted fastest among those that likely fit ran in {percent(picked['ran'])} of "
+            f"{counted(picked['groups'], 'group')}{cost}.",
+            soft_wrap=True,
+        )
 
 
 def reliability_table(score: Mapping[str, Any]) -> str:
@@ -326,8 +365,9 @@ def reliability_table(score: Mapping[str, Any]) -> str:
     lines += [
         f"| {each['low']:g} to {each['high']:g} | {each['rows']} | {percent(each['mean'])} "
         f"| {percent(each['ran_out'])} |"
-        for each in score["reliability"] if each["rows"]
-    ]  # fmt: skip
+        for each in score["reliability"]
+        if each["rows"]
+    ]
     return "\n".join(lines)
 
 
@@ -348,8 +388,13 @@ def write_reliability(score: Mapping[str, Any], path: Path) -> None:
         mean, share = [each["mean"] for each in bins], [each["ran_out"] for each in bins]
         axes.plot(mean, share, "o-", color=COLOUR, lw=1)
         for each in bins:
-            axes.annotate(str(each["rows"]), (each["mean"], each["ran_out"]), textcoords="offset points",
-                          xytext=(6, -9), fontsize=8)  # fmt: skip
+            axes.annotate(
+                str(each["rows"]),
+                (each["mean"], each["ran_out"]),
+                textcoords="offset points",
+                xytext=(6, -9),
+                fontsize=8,
+            )
         axes.set_xlim(-0.03, 1.03)
         axes.set_ylim(-0.03, 1.03)
         axes.set_xlabel("predicted chance of running out of memory")

@@ -67,8 +67,9 @@ def _norm(op: str, inputs: str, weights: str, *, backward: bool = False) -> Call
     def made(s: Sizes, dtype: str) -> Made:
         shape, width = (s["rows"], s["cols"]), (s["cols"],)
         given: dict[str, Tensor] = {
-            **dict.fromkeys(inputs.split(), (shape, dtype)), **dict.fromkeys(weights.split(), (width, dtype))
-        }  # fmt: skip
+            **dict.fromkeys(inputs.split(), (shape, dtype)),
+            **dict.fromkeys(weights.split(), (width, dtype)),
+        }
         out = (shape, *(width for _ in weights.split())) if backward else (shape, (s["rows"], 1))
         return op, given, {"normalized_shape": width}, out
 
@@ -87,8 +88,10 @@ def _attention(backward: bool) -> Callable[[Sizes, str], Made]:
     """Causal, as training of language models is; rows that say otherwise name their implementation."""
 
     def made(s: Sizes, dtype: str) -> Made:
-        q, k, v = ((s["b"], s[h], s[n], s[d]) for h, n, d in
-                   (("h_q", "s_q", "d_qk"), ("h_kv", "s_kv", "d_qk"), ("h_kv", "s_kv", "d_v")))  # fmt: skip
+        q, k, v = (
+            (s["b"], s[h], s[n], s[d])
+            for h, n, d in (("h_q", "s_q", "d_qk"), ("h_kv", "s_kv", "d_qk"), ("h_kv", "s_kv", "d_v"))
+        )
         given: dict[str, Tensor] = {"query": (q, dtype), "key": (k, dtype), "value": (v, dtype)}
         if not backward:
             return "_scaled_dot_product_flash_attention", given, {"is_causal": True}, ((*q[:3], s["d_v"]),)
@@ -114,9 +117,13 @@ def _convolution(s: Sizes, dtype: str) -> Made:
     x = (s["batch"], s["conv_cin"], s["conv_h"], s["conv_w"])
     w = (s["conv_cout"], s["conv_cin"], s["conv_kh"], s["conv_kw"])
     attributes: dict[str, Attribute] = {
-        "stride": (stride, stride), "padding": (pad, pad), "dilation": (1, 1), "transposed": False,
-        "output_padding": (0, 0), "groups": 1,
-    }  # fmt: skip
+        "stride": (stride, stride),
+        "padding": (pad, pad),
+        "dilation": (1, 1),
+        "transposed": False,
+        "output_padding": (0, 0),
+        "groups": 1,
+    }
     out = (s["batch"], s["conv_cout"], max(high, 1), max(wide, 1))
     return "convolution", {"input": (x, dtype), "weight": (w, dtype)}, attributes, (out,)
 
@@ -133,31 +140,46 @@ _DTYPES: Final = {
 
 PLAIN: Final[Mapping[str, Plain]] = {
     "gemm": Plain(
-        columns=("m", "n", "k", "batch=1"), node=_product, product=True,
+        columns=("m", "n", "k", "batch=1"),
+        node=_product,
+        product=True,
         names=("matmul", "mm", "linear", "addmm", "dense", "matrix_multiply", "gemm_fwd"),
     ),
     "bmm": Plain(
         columns=("m", "n", "k", "batch"), node=_product, product=True, names=("batched_gemm", "batch_matmul", "baddbmm")
     ),
     "attention_fwd": Plain(
-        columns=HEADS, node=_attention(backward=False),
-        names=("attention", "attn", "sdpa", "flash_attention", "flash_attn", "fmha", "mha",
-               "scaled_dot_product_attention", "attention_forward"),
+        columns=HEADS,
+        node=_attention(backward=False),
+        names=(
+            "attention",
+            "attn",
+            "sdpa",
+            "flash_attention",
+            "flash_attn",
+            "fmha",
+            "mha",
+            "scaled_dot_product_attention",
+            "attention_forward",
+        ),
     ),
     "attention_bwd": Plain(
-        columns=HEADS, node=_attention(backward=True),
+        columns=HEADS,
+        node=_attention(backward=True),
         names=("attn_bwd", "sdpa_bwd", "flash_attention_bwd", "flash_attn_bwd", "fmha_bwd", "mha_bwd"),
     ),
     "layernorm": Plain(
         columns=ROWS, node=_norm("native_layer_norm", "input", "weight bias"), names=("layer_norm", "ln")
     ),
     "layernorm_bwd": Plain(
-        columns=ROWS, names=("layer_norm_bwd",),
+        columns=ROWS,
+        names=("layer_norm_bwd",),
         node=_norm("native_layer_norm_backward", "grad_out input", "weight bias", backward=True),
     ),
     "rmsnorm": Plain(columns=ROWS, node=_norm("_fused_rms_norm", "input", "weight"), names=("rms_norm",)),
     "rmsnorm_bwd": Plain(
-        columns=ROWS, names=("rms_norm_bwd",),
+        columns=ROWS,
+        names=("rms_norm_bwd",),
         node=_norm("_fused_rms_norm_backward", "grad_out input", "weight", backward=True),
     ),
     "softmax": Plain(columns=ROWS, node=_rows("_softmax", "self", dim=-1)),
@@ -171,11 +193,22 @@ PLAIN: Final[Mapping[str, Plain]] = {
     "gelu_bwd": Plain(columns=ROWS, node=_rows("gelu_backward", "grad_output self")),
     "silu": Plain(columns=ROWS, node=_rows("silu", "self"), names=("swish",)),
     "conv_fwd": Plain(
-        columns=("batch", "conv_cin", "conv_cout", "conv_kh", "conv_kw", "conv_h", "conv_w", "conv_stride=1",
-                 "conv_pad=0"),
-        node=_convolution, names=("conv", "conv2d", "convolution"), product=True,
+        columns=(
+            "batch",
+            "conv_cin",
+            "conv_cout",
+            "conv_kh",
+            "conv_kw",
+            "conv_h",
+            "conv_w",
+            "conv_stride=1",
+            "conv_pad=0",
+        ),
+        node=_convolution,
+        names=("conv", "conv2d", "convolution"),
+        product=True,
     ),
-}  # fmt: skip
+}
 """Operators that a row may name without saying whose kernel it is."""
 
 

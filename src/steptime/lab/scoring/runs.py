@@ -76,9 +76,12 @@ def write_table(
     """
     lines = [*scored]
     lines += [
-        (m.line, {"line": m.line, "row_id": m.row_id, "source_key": m.source_key, "skipped": m.reason,
-                  "detail": m.detail}) for m in missing
-    ]  # fmt: skip
+        (
+            m.line,
+            {"line": m.line, "row_id": m.row_id, "source_key": m.source_key, "skipped": m.reason, "detail": m.detail},
+        )
+        for m in missing
+    ]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -109,9 +112,14 @@ class RunScore:
         found = summary(self.scored)
         by_definition = found.pop("memory")
         return {
-            "rows": self.rows, "scored": len(self.scored), **skipped_counts(self.missing), **self.how,
-            "time": found.pop("time"), "memory": memory_errors(self.scored) | {"by_definition": by_definition}, **found,
-        }  # fmt: skip
+            "rows": self.rows,
+            "scored": len(self.scored),
+            **skipped_counts(self.missing),
+            **self.how,
+            "time": found.pop("time"),
+            "memory": memory_errors(self.scored) | {"by_definition": by_definition},
+            **found,
+        }
 
 
 def score_runs(
@@ -214,10 +222,16 @@ def _asked(reading: Reading, leave_out: str | None) -> tuple[list[MeasuredRun], 
         return list(reading.runs), []
     keys = sorted({run.source_key for run in reading.runs})
     if leave_out not in keys:
-        raise FieldError("", "--leave-out", f"there is no source {shorten(leave_out)!r} with runs to predict",
-                         hint=did_you_mean(leave_out, [*SPLITS, *keys]))  # fmt: skip
-    return ([run for run in reading.runs if run.source_key == leave_out],
-            [run for run in reading.runs if run.source_key != leave_out])  # fmt: skip
+        raise FieldError(
+            "",
+            "--leave-out",
+            f"there is no source {shorten(leave_out)!r} with runs to predict",
+            hint=did_you_mean(leave_out, [*SPLITS, *keys]),
+        )
+    return (
+        [run for run in reading.runs if run.source_key == leave_out],
+        [run for run in reading.runs if run.source_key != leave_out],
+    )
 
 
 def _scores(
@@ -240,9 +254,10 @@ def unscored(run: MeasuredRun, reason: str, detail: str = "") -> Missing:
 
 def _words(leave_out: str) -> str:
     return {
-        EACH: "the source of the row", "source_and_model": "the rows of its source and model",
+        EACH: "the source of the row",
+        "source_and_model": "the rows of its source and model",
         "model": "the model of the row",
-    }.get(leave_out, f"the source {leave_out}")  # fmt: skip
+    }.get(leave_out, f"the source {leave_out}")
 
 
 def fit_key(source_key: str) -> str:
@@ -309,11 +324,30 @@ def _cell(value: object) -> str:
 
 
 COLUMNS: Final = (
-    "line", "row_id", "source_key", "model", "gpu", "gpus", "framework", "measured_s", "predicted_s", "low_s", "high_s",
-    "ratio", "time_origin", "memory_measured_bytes", "memory_predicted_bytes", "memory_ratio", "memory_definition",
-    "memory_low_bytes", "memory_high_bytes", "oom_probability",
-    "flags", "skipped", "detail",
-)  # fmt: skip
+    "line",
+    "row_id",
+    "source_key",
+    "model",
+    "gpu",
+    "gpus",
+    "framework",
+    "measured_s",
+    "predicted_s",
+    "low_s",
+    "high_s",
+    "ratio",
+    "time_origin",
+    "memory_measured_bytes",
+    "memory_predicted_bytes",
+    "memory_ratio",
+    "memory_definition",
+    "memory_low_bytes",
+    "memory_high_bytes",
+    "oom_probability",
+    "flags",
+    "skipped",
+    "detail",
+)
 
 
 def write_rows(score: RunScore, path: Path) -> None:
@@ -328,23 +362,32 @@ def write_rows(score: RunScore, path: Path) -> None:
 def _scored_cells(s: ScoredRun) -> dict[str, object]:
     run, time, memory = s.run, s.run.step_time_s, s.run.memory
     cells: dict[str, object] = {
-        "line": run.line, "row_id": run.row_id, "source_key": run.source_key, "model": run.model_name,
-        "gpu": run.device, "gpus": run.gpus, "framework": run.framework,
+        "line": run.line,
+        "row_id": run.row_id,
+        "source_key": run.source_key,
+        "model": run.model_name,
+        "gpu": run.device,
+        "gpus": run.gpus,
+        "framework": run.framework,
         "memory_predicted_bytes": f"{s.memory_bytes:.6g}",
         "flags": "; ".join([*sorted(str(flag) for flag in run.flags), *_against_prediction(s)]),
-    }  # fmt: skip
+    }
     if run.time is not None and time is not None:
         cells |= {
-            "measured_s": f"{time:.6g}", "predicted_s": f"{s.step_time_s:.6g}", "low_s": f"{s.low_s:.6g}",
-            "high_s": f"{s.high_s:.6g}", "ratio": f"{s.step_time_s / time:.4f}",
+            "measured_s": f"{time:.6g}",
+            "predicted_s": f"{s.step_time_s:.6g}",
+            "low_s": f"{s.low_s:.6g}",
+            "high_s": f"{s.high_s:.6g}",
+            "ratio": f"{s.step_time_s / time:.4f}",
             "time_origin": run.time.origin.name.lower(),
-        }  # fmt: skip
+        }
     if memory is not None:
         cells |= {
             "memory_measured_bytes": f"{memory.memory_bytes:.6g}",
             "memory_ratio": f"{s.memory_bytes / memory.memory_bytes:.4f}",
             "memory_definition": memory.definition.name.lower(),
-            "memory_low_bytes": f"{s.memory_low_bytes:.6g}", "memory_high_bytes": f"{s.memory_high_bytes:.6g}",
+            "memory_low_bytes": f"{s.memory_low_bytes:.6g}",
+            "memory_high_bytes": f"{s.memory_high_bytes:.6g}",
             "oom_probability": f"{s.oom_probability:.4g}",
-        }  # fmt: skip
+        }
     return cells

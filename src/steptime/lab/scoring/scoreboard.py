@@ -70,22 +70,49 @@ class Reached:
 _FLUSH: Final = frozenset({"1f1b", "interleaved"})
 _VTRAIN: Final = "vTrain, KAIST news page and arXiv 2312.12391"
 TARGETS: Final = (
-    Target(name="SimuMax's B200 runs (22 of 43), time", where=Where(source="simumax", one_node=True), wanted=0.0562,
-           by="SimuMax v1.2, docs/b200/b200_release_v1.2_summary.md"),
-    Target(name="SimuMax's B200 runs (22 of 43), memory", where=Where(source="simumax", one_node=True),
-           measure="memory", wanted=0.0046, by="SimuMax v1.2, docs/b200/b200_release_v1.2_summary.md"),
-    Target(name="Korthikanti et al., table 5 (4 of 8)", where=Where(source="korthikanti"), wanted=0.0365,
-           by="Calculon, `calculon llm-validation`, 8 points"),
-    Target(name="Korthikanti et al., table 5 (4 of 8), largest", where=Where(source="korthikanti"), statistic="max_ape",
-           wanted=0.0887, by="Calculon, `calculon llm-validation`, 8 points"),
-    Target(name="vTrain, one node", where=Where(source="vtrain", one_node=True), wanted=0.0837, by=_VTRAIN,
-           split="model"),
-    Target(name="vTrain, several nodes", where=Where(source="vtrain", one_node=False), wanted=0.1473, by=_VTRAIN,
-           split="model"),
+    Target(
+        name="SimuMax's B200 runs (22 of 43), time",
+        where=Where(source="simumax", one_node=True),
+        wanted=0.0562,
+        by="SimuMax v1.2, docs/b200/b200_release_v1.2_summary.md",
+    ),
+    Target(
+        name="SimuMax's B200 runs (22 of 43), memory",
+        where=Where(source="simumax", one_node=True),
+        measure="memory",
+        wanted=0.0046,
+        by="SimuMax v1.2, docs/b200/b200_release_v1.2_summary.md",
+    ),
+    Target(
+        name="Korthikanti et al., table 5 (4 of 8)",
+        where=Where(source="korthikanti"),
+        wanted=0.0365,
+        by="Calculon, `calculon llm-validation`, 8 points",
+    ),
+    Target(
+        name="Korthikanti et al., table 5 (4 of 8), largest",
+        where=Where(source="korthikanti"),
+        statistic="max_ape",
+        wanted=0.0887,
+        by="Calculon, `calculon llm-validation`, 8 points",
+    ),
+    Target(
+        name="vTrain, one node", where=Where(source="vtrain", one_node=True), wanted=0.0837, by=_VTRAIN, split="model"
+    ),
+    Target(
+        name="vTrain, several nodes",
+        where=Where(source="vtrain", one_node=False),
+        wanted=0.1473,
+        by=_VTRAIN,
+        split="model",
+    ),
     Target(name="Zero Bubble, 1F1B and interleaved, time", where=Where(source="zero-bubble", schedules=_FLUSH)),
-    Target(name="Zero Bubble, 1F1B and interleaved, memory", where=Where(source="zero-bubble", schedules=_FLUSH),
-           measure="memory"),
-)  # fmt: skip
+    Target(
+        name="Zero Bubble, 1F1B and interleaved, memory",
+        where=Where(source="zero-bubble", schedules=_FLUSH),
+        measure="memory",
+    ),
+)
 
 
 def reached(scored: Mapping[str, Sequence[ScoredRun]], targets: Sequence[Target] = TARGETS) -> list[Reached]:
@@ -106,8 +133,9 @@ def reached(scored: Mapping[str, Sequence[ScoredRun]], targets: Sequence[Target]
 def _errors(target: Target, scored: Sequence[ScoredRun]) -> list[float]:
     pairs = [
         (s.run.step_time_s, s.step_time_s) if target.measure == "time" else (s.run.memory_bytes, s.memory_bytes)
-        for s in scored if target.where.holds(s.run)
-    ]  # fmt: skip
+        for s in scored
+        if target.where.holds(s.run)
+    ]
     return [abs(p / m - 1) for m, p in pairs if m and math.isfinite(p)]
 
 
@@ -128,35 +156,68 @@ class Claim:
 
 
 CLAIMS: Final = (
-    Claim(tool="Calculon", claim="time: mean 3.65 %, largest 8.87 %", scope="8 points, A100, one paper's table",
-          source="`calculon llm-validation`"),
-    Claim(tool="SimuMax", claim="time: mean 1.48 %, largest 3.76 %; memory: mean 1.43 %",
-          scope="30 rows, A100-PCIe, at most 8 GPUs", source="SimuMax docs/FULL_RESULTS.md"),
-    Claim(tool="SimuMax", claim="time: mean 5.62 %, largest 13.54 %; memory: mean 0.46 %",
-          scope="43 rows, one node of 8 B200", source="SimuMax docs/b200/b200_release_v1.2_summary.md"),
-    Claim(tool="vTrain", claim="time: mean 8.37 % on one node, 14.73 % on up to 512 GPUs", scope="A100",
-          source="KAIST EE news page; arXiv 2312.12391"),
-    Claim(tool="Primus Projection", claim="+7.2, +5.3, -9.2, -7.8 %", scope="4 points, MI325X and MI355X, 8 nodes",
-          source="Primus docs, tech blog"),
-    Claim(tool="NeuSight", claim="GPT-3 on an H100 it has not seen: 2.3 %", scope="kernels and single GPUs",
-          source="ASPLOS 2025; arXiv 2407.13853"),
+    Claim(
+        tool="Calculon",
+        claim="time: mean 3.65 %, largest 8.87 %",
+        scope="8 points, A100, one paper's table",
+        source="`calculon llm-validation`",
+    ),
+    Claim(
+        tool="SimuMax",
+        claim="time: mean 1.48 %, largest 3.76 %; memory: mean 1.43 %",
+        scope="30 rows, A100-PCIe, at most 8 GPUs",
+        source="SimuMax docs/FULL_RESULTS.md",
+    ),
+    Claim(
+        tool="SimuMax",
+        claim="time: mean 5.62 %, largest 13.54 %; memory: mean 0.46 %",
+        scope="43 rows, one node of 8 B200",
+        source="SimuMax docs/b200/b200_release_v1.2_summary.md",
+    ),
+    Claim(
+        tool="vTrain",
+        claim="time: mean 8.37 % on one node, 14.73 % on up to 512 GPUs",
+        scope="A100",
+        source="KAIST EE news page; arXiv 2312.12391",
+    ),
+    Claim(
+        tool="Primus Projection",
+        claim="+7.2, +5.3, -9.2, -7.8 %",
+        scope="4 points, MI325X and MI355X, 8 nodes",
+        source="Primus docs, tech blog",
+    ),
+    Claim(
+        tool="NeuSight",
+        claim="GPT-3 on an H100 it has not seen: 2.3 %",
+        scope="kernels and single GPUs",
+        source="ASPLOS 2025; arXiv 2407.13853",
+    ),
     Claim(tool="Echo", claim="mean 8 %", scope="GPT-175B, 96 H800", source="arXiv 2412.12487"),
-    Claim(tool="Maya", claim="below 5 %", scope="training code emulated at the CUDA interface",
-          source="arXiv 2503.20191"),
+    Claim(
+        tool="Maya", claim="below 5 %", scope="training code emulated at the CUDA interface", source="arXiv 2503.20191"
+    ),
     Claim(tool="TrioSim", claim="typically below 10 %", scope="one GPU's trace to several GPUs", source="ISCA 2025"),
     Claim(tool="Mist", claim="time -5.9 %, memory +1.2 %", scope="1 point, 2 L4", source="README of the repository"),
-)  # fmt: skip
+)
 """What peers publish; none publishes a bias, the coverage of an interval, or errors on sources left out of a fit."""
 
 
 def to_json(found: Sequence[Reached]) -> list[dict[str, Any]]:
     """The table of targets as plain data."""
     return [
-        {"name": r.target.name, "measure": r.target.measure, "statistic": r.target.statistic, "rows": r.rows,
-         "wanted": r.target.wanted, "by": r.target.by, "split": r.target.split, "errors": dict(r.errors),
-         "missed_by": r.missed_by}
+        {
+            "name": r.target.name,
+            "measure": r.target.measure,
+            "statistic": r.target.statistic,
+            "rows": r.rows,
+            "wanted": r.target.wanted,
+            "by": r.target.by,
+            "split": r.target.split,
+            "errors": dict(r.errors),
+            "missed_by": r.missed_by,
+        }
         for r in found
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +282,14 @@ def board_of(
     scores = {key: _of(score, reading) for key, score in every.items()}
     apart = {} if second is None else {key: _of(score, second) for key, score in every.items()}
     return Board(
-        scores=scores, summaries={key: score.to_json() for key, score in scores.items()},
+        scores=scores,
+        summaries={key: score.to_json() for key, score in scores.items()},
         second={key: score.to_json() for key, score in apart.items()},
         targets=tuple(reached({key: score.scored for key, score in scores.items()})),
-        reading=reading.to_json(), digest=frameworks_digest(),
+        reading=reading.to_json(),
+        digest=frameworks_digest(),
         as_printed=_means_over_sources(printed, begun),
-    )  # fmt: skip
+    )
 
 
 def _of(score: RunScore, own: Reading) -> RunScore:

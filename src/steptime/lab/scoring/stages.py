@@ -59,11 +59,14 @@ class StageScore:
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and errors of each time; fractions, not percent."""
         return {
-            "rows": len(self.scored) + len(self.missing), "scored": len(self.scored), **skipped_counts(self.missing),
+            "rows": len(self.scored) + len(self.missing),
+            "scored": len(self.scored),
+            **skipped_counts(self.missing),
             "columns_not_read": list(self.columns_not_read),
             "doubts": dict(doubted(s.run for s in self.scored).most_common()),
-            "stages": {name: self._errors([name]) for name in TIMES}, "passes": self._errors(TIMES[:3]),
-        }  # fmt: skip
+            "stages": {name: self._errors([name]) for name in TIMES},
+            "passes": self._errors(TIMES[:3]),
+        }
 
     def _errors(self, names: Sequence[str]) -> dict[str, Any]:
         """Errors of some times over all rows that state them; no bands are predicted of parts of a step."""
@@ -172,9 +175,10 @@ def _as_run(row: TableRow) -> TableRow:
         stated = ", ".join(f"{name} {shorten(row.text(name))!r}" for name in ("pp", "micro_batch", "microbatches"))
         raise RowProblem(Reason.NO_STAGES, stated)
     given = {
-        "n_gpus": str(math.prod(degree.values())), "global_batch_sequences": str(count * size * degree["dp"]),
+        "n_gpus": str(math.prod(degree.values())),
+        "global_batch_sequences": str(count * size * degree["dp"]),
         "tp": "1",
-    }  # fmt: skip
+    }
     cells = {**given, **{name: text for name, text in row.cells.items() if text.strip()}}
     # Passes are the same in every order; one that splits the backward pass tells the gradients of weights apart.
     splits = SPLITS.search(cells.get("schedule", ""))
@@ -216,8 +220,17 @@ def _missing(row: TableRow, reason: str, detail: str) -> Missing:
 
 
 COLUMNS: Final = (
-    "line", "model", "gpu", "framework", "time", "measured_s", "predicted_s", "error", "skipped", "detail",
-)  # fmt: skip
+    "line",
+    "model",
+    "gpu",
+    "framework",
+    "time",
+    "measured_s",
+    "predicted_s",
+    "error",
+    "skipped",
+    "detail",
+)
 
 
 def write_stages(score: StageScore, path: Path) -> None:
@@ -231,9 +244,19 @@ def write_stages(score: StageScore, path: Path) -> None:
         run, names = s.run, [name for name in TIMES if name in s.measured_s]
         for name in names:
             measured, predicted = s.measured_s[name], s.predicted_s[name]
-            lines.append((s.line, {
-                "line": s.line, "model": run.model_name, "gpu": run.device, "framework": run.framework, "time": name,
-                "measured_s": f"{measured:.6g}", "predicted_s": f"{predicted:.6g}",
-                "error": f"{predicted / measured - 1:.4f}",
-            }))  # fmt: skip
+            lines.append(
+                (
+                    s.line,
+                    {
+                        "line": s.line,
+                        "model": run.model_name,
+                        "gpu": run.device,
+                        "framework": run.framework,
+                        "time": name,
+                        "measured_s": f"{measured:.6g}",
+                        "predicted_s": f"{predicted:.6g}",
+                        "error": f"{predicted / measured - 1:.4f}",
+                    },
+                )
+            )
     write_table(path, COLUMNS, lines, score.missing)

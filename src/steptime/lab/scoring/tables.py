@@ -21,9 +21,16 @@ from steptime.num import Array
 from steptime.store.files import is_file, read_text
 
 OTHER_NAMES: Final = {
-    "device": "gpu", "accelerator": "gpu", "operator": "op", "precision": "dtype", "gpus": "n_gpus", "ranks": "n_gpus",
-    "nranks": "n_gpus", "size": "bytes", "size_bytes": "bytes",
-}  # fmt: skip
+    "device": "gpu",
+    "accelerator": "gpu",
+    "operator": "op",
+    "precision": "dtype",
+    "gpus": "n_gpus",
+    "ranks": "n_gpus",
+    "nranks": "n_gpus",
+    "size": "bytes",
+    "size_bytes": "bytes",
+}
 """Other names of columns; the column's own name wins."""
 TIMES: Final = ("time", "latency", "duration")
 """Names of a column of times, before the unit that it ends in."""
@@ -156,9 +163,10 @@ _RANK: Final = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\S+\s+\[[
 _PROGRAM: Final = re.compile(r"\b([a-z][a-z_]*)_perf\b")
 _LINE: Final = re.compile(r"^\s*\d+(\s+\S+){6,}\s*$")
 _ASKED: Final = {
-    "collective": ("the collective", "--collective"), "gpu": ("the device", "--gpu"),
+    "collective": ("the collective", "--collective"),
+    "gpu": ("the device", "--gpu"),
     "n_gpus": ("the number of devices", "--gpus"),
-}  # fmt: skip
+}
 """Column -> what is missing without it, and the option that gives it."""
 
 
@@ -198,8 +206,13 @@ class _Run:
         times = [i for i, name in enumerate(self.head) if name == "time" and i < len(cells)]
         for place, at in zip(PLACES, times, strict=False):
             if cells[at] != "N/A":
-                yield {"bytes": float(cells[0]), "dtype": cells[self.head.index("type")], "time_us": float(cells[at]),
-                       "method": f"nccl-tests {place}", "source": "nccl-tests"}  # fmt: skip
+                yield {
+                    "bytes": float(cells[0]),
+                    "dtype": cells[self.head.index("type")],
+                    "time_us": float(cells[at]),
+                    "method": f"nccl-tests {place}",
+                    "source": "nccl-tests",
+                }
 
 
 def is_nccl_tests(path: str | Path) -> bool:
@@ -260,9 +273,7 @@ def _table(rows: list[dict[str, str | float]]) -> Table:
     return Table(texts | numbers)
 
 
-TEXTS: Final = (
-    "source", "gpu", "op", "collective", "interconnect", "dtype", "method", "kernel", "grid", "notes",
-)  # fmt: skip
+TEXTS: Final = ("source", "gpu", "op", "collective", "interconnect", "dtype", "method", "kernel", "grid", "notes")
 """Columns that are text; all others are numbers."""
 KERNEL_COLUMNS: Final = ("gpu", "op", "dtype", "latency_us")
 COLLECTIVE_COLUMNS: Final = ("gpu", "collective", "n_gpus", "bytes", "time_us")

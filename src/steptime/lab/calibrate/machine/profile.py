@@ -92,10 +92,14 @@ def bandwidth_of(host: Host, operators: Sequence[Measured]) -> Bandwidth:
     share = float(np.median([moved / one.seconds for one, moved in chosen])) / best_Bps
     swept = max(swept for _, swept in copies)
     factor = held_factor(swept, host.cache_bytes)
-    note = "" if factor == 1 else (
-        f"memory bandwidth: the largest copies swept {swept / 1e6:,.0f} MB and the last cache holds "
-        f"{host.cache_bytes / 1e6:,.0f} MB of them: the true bandwidth may be up to {factor:.1f} times lower"
-    )  # fmt: skip
+    note = (
+        ""
+        if factor == 1
+        else (
+            f"memory bandwidth: the largest copies swept {swept / 1e6:,.0f} MB and the last cache holds "
+            f"{host.cache_bytes / 1e6:,.0f} MB of them: the true bandwidth may be up to {factor:.1f} times lower"
+        )
+    )
     return Bandwidth(best_Bps=best_Bps, sustained=min(1.0, max(1e-3, share)), factor=factor, note=note)
 
 
@@ -174,9 +178,12 @@ def arguments_of(task: Task) -> dict[str, Num]:
     if task.kind in LOOPED:
         dims |= loops_of(task.kind, task.shape)
     return {
-        **dims, "matrix_flops": work.matrix_flops, "vector_flops": work.vector_flops,
-        "moved_bytes": work.moved_bytes, "result_bytes": work.result_bytes,
-    }  # fmt: skip
+        **dims,
+        "matrix_flops": work.matrix_flops,
+        "vector_flops": work.vector_flops,
+        "moved_bytes": work.moved_bytes,
+        "result_bytes": work.result_bytes,
+    }
 
 
 def fit(
@@ -255,11 +262,19 @@ def _curves(
             continue
         out.append(
             Curve(
-                family=f"{name}/{kind}", dtype=dtype, timer="kernel", coefficients=values, points=len(seconds),
-                ranges=ranges, median_ape=errors.median_ape, mean_ape=errors.mean_ape, bias=errors.bias,
-                band=errors.band, source=source,
+                family=f"{name}/{kind}",
+                dtype=dtype,
+                timer="kernel",
+                coefficients=values,
+                points=len(seconds),
+                ranges=ranges,
+                median_ape=errors.median_ape,
+                mean_ape=errors.mean_ape,
+                bias=errors.bias,
+                band=errors.band,
+                source=source,
             )
-        )  # fmt: skip
+        )
     skipped += problems[:1] if not out else []
     return sorted(out, key=lambda curve: curve.median_ape)
 
@@ -272,14 +287,23 @@ def _collective_curves(collectives: Sequence[Timed], source: str, skipped: list[
     for (kind, axis, ranks), found in groups.items():
         sent = np.array([one.size_bytes * SENT[kind](ranks) for one in found])
         shape = {
-            "moved_bytes": sent, "result_bytes": np.zeros_like(sent), "ranks": np.full_like(sent, ranks),
+            "moved_bytes": sent,
+            "result_bytes": np.zeros_like(sent),
+            "ranks": np.full_like(sent, ranks),
             "bytes": np.array([float(one.size_bytes) for one in found]),
-        }  # fmt: skip
+        }
         seconds = np.array([one.seconds for one in found])
         out += _curves(
-            f"{kind}/{axis}{ranks}", "fp32", shape, seconds, [str(one.size_bytes) for one in found],
-            ("ranks", "bytes"), source, skipped, ("linear", "streaming"),
-        )[:1]  # fmt: skip
+            f"{kind}/{axis}{ranks}",
+            "fp32",
+            shape,
+            seconds,
+            [str(one.size_bytes) for one in found],
+            ("ranks", "bytes"),
+            source,
+            skipped,
+            ("linear", "streaming"),
+        )[:1]
     return out
 
 
@@ -349,12 +373,14 @@ def _levels(collectives: Sequence[Timed], mesh: Mesh | None, device: DeviceFit) 
     out = [made for axis, devices in axes if (made := _level(axis, devices, collectives)) is not None]
     if out:
         return tuple(out)
-    return (
-        LevelFit(
-            name="local", devices=None, link_Bps=device.memory_Bps, efficiency=device.memory_efficiency / 2,
-            latency_s=device.kernel_latency_s, points=0,
-        ),
-    )  # fmt: skip
+    return LevelFit(
+        name="local",
+        devices=None,
+        link_Bps=device.memory_Bps,
+        efficiency=device.memory_efficiency / 2,
+        latency_s=device.kernel_latency_s,
+        points=0,
+    )
 
 
 def _level(axis: str, devices: int | None, collectives: Sequence[Timed]) -> LevelFit | None:
@@ -370,9 +396,13 @@ def _level(axis: str, devices: int | None, collectives: Sequence[Timed]) -> Leve
     best = float((sent / seconds).max())
     sustained = rate(float(x[1])) if x[1] > 0 else best
     return LevelFit(
-        name=axis, devices=devices, link_Bps=max(best, sustained), efficiency=sustained / max(best, sustained),
-        latency_s=min(1.0, float(x[0])), points=len(found),
-    )  # fmt: skip
+        name=axis,
+        devices=devices,
+        link_Bps=max(best, sustained),
+        efficiency=sustained / max(best, sustained),
+        latency_s=min(1.0, float(x[0])),
+        points=len(found),
+    )
 
 
 class Predictor:

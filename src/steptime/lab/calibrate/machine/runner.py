@@ -285,9 +285,15 @@ COLLECTIVE: Final = ("of", "mesh", "round", "kind", "axis", "shape")
 def visit(bench: Bench, task: Task, round_: int, visit_s: float) -> Record:
     """One visit of a task as a record; an operator that fails leaves the error in its place."""
     about = {
-        "key": visit_key(task, round_), "of": "operator", "kind": task.kind, "dtype": task.dtype,
-        "shape": dict(task.shape), "layout": task.layout, "round": round_, "clock": bench.timer.clock,
-    }  # fmt: skip
+        "key": visit_key(task, round_),
+        "of": "operator",
+        "kind": task.kind,
+        "dtype": task.dtype,
+        "shape": dict(task.shape),
+        "layout": task.layout,
+        "round": round_,
+        "clock": bench.timer.clock,
+    }
     try:
         return {**about, "seconds": bench.samples_s(task, visit_s)}
     except (RuntimeError, TypeError) as error:  # out of memory, or no such kernel: say so and go on

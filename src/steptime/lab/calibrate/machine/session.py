@@ -130,9 +130,11 @@ def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
     """
     path = cluster_file.journal_path(request.out)
     header = {
-        "what": "machine", "quick": request.quick, **host.header(),
+        "what": "machine",
+        "quick": request.quick,
+        **host.header(),
         "mesh": [1, 1] if mesh is None else [mesh.nodes, mesh.local],
-    }  # fmt: skip
+    }
     if not request.resume and path.exists() and path.stat().st_size:
         refuse_busy(path)
         stored = read_journal(path)

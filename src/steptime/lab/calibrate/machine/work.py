@@ -76,9 +76,7 @@ def counts_of(kind: str, shape: Shape, element_bytes: int) -> dict[str, float]:
     if kind in NORMS:
         flops = elementwise.batch_norm_backward_flops if backward else elementwise.batch_norm_flops
         sizes = (elements, channels, element_bytes)
-        moved = (
-            elementwise.batch_norm_backward_bytes(*sizes) if backward else elementwise.batch_norm_bytes(*sizes, 1)
-        )  # fmt: skip
+        moved = elementwise.batch_norm_backward_bytes(*sizes) if backward else elementwise.batch_norm_bytes(*sizes, 1)
         return {"vector_flops": float(flops(elements)), "moved_bytes": float(moved), "result_bytes": float(image_bytes)}
     windows, place = loops_of(kind, shape)["loops"], INDEX_BYTES if kind in MAX_POOLS else 0
     pooled_bytes = windows * (element_bytes + place)
@@ -232,10 +230,12 @@ def convolution_sizes(task: Task) -> dict[str, float]:
         inward, outward = outward, inward
     rows, columns, depth = convolution.implicit_product(batch * side**2, inward, outward, taps, groups)
     return {
-        "rows": float(rows), "columns": float(columns), "depth": float(depth),
+        "rows": float(rows),
+        "columns": float(columns),
+        "depth": float(depth),
         "tensor_bytes": float(elements * task.element_bytes),
         "channelwise": float(convolution.channelwise(inward, outward, groups)),
-    }  # fmt: skip
+    }
 
 
 def _convolution_work(task: Task) -> TaskWork:
@@ -249,9 +249,10 @@ def _convolution_work(task: Task) -> TaskWork:
     }
     flops = convolution.convolution_flops(shape["batch"], side**2, inward, shape["channels_out"], taps)
     return TaskWork(
-        matrix_flops=float(flops), moved_bytes=sizes["tensor_bytes"],
+        matrix_flops=float(flops),
+        moved_bytes=sizes["tensor_bytes"],
         result_bytes=float(written[task.kind] * task.element_bytes),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,25 +354,45 @@ def _spread(device: str, quick: bool, memory_bytes: float) -> Extent:
     """Shapes whatever the cache."""
     if device == "cpu":
         return Extent(
-            side=(16, 2048), flops=(3e5, 1.5e9 if quick else 6e9), elements=(2e3, 2.0e7 if quick else 3e7),
-            tokens=(32, 512 if quick else 1024), products=48 if quick else 96, maps=12 if quick else 20,
-            attentions=24 if quick else 48, images=(7, 64 if quick else 112), channels=(16, 512),
-            convolutions=36 if quick else 72, largest_bytes=min(4e8, memory_bytes / 16),
+            side=(16, 2048),
+            flops=(3e5, 1.5e9 if quick else 6e9),
+            elements=(2e3, 2.0e7 if quick else 3e7),
+            tokens=(32, 512 if quick else 1024),
+            products=48 if quick else 96,
+            maps=12 if quick else 20,
+            attentions=24 if quick else 48,
+            images=(7, 64 if quick else 112),
+            channels=(16, 512),
+            convolutions=36 if quick else 72,
+            largest_bytes=min(4e8, memory_bytes / 16),
             imaged=ImageExtent(
-                elements=(1e4, 4e6 if quick else 3e7), windows=(1e3, 1e5 if quick else 2e6), sides=(4, 64),
-                channels=(16, 512), count=10 if quick else 16,
+                elements=(1e4, 4e6 if quick else 3e7),
+                windows=(1e3, 1e5 if quick else 2e6),
+                sides=(4, 64),
+                channels=(16, 512),
+                count=10 if quick else 16,
             ),
-        )  # fmt: skip
+        )
     return Extent(
-        side=(64, 16384), flops=(1e8, 2e12 if quick else 1e13), elements=(1e5, 2e8 if quick else 1e9),
-        tokens=(256, 8192 if quick else 16384), products=60 if quick else 200, maps=8 if quick else 16,
-        attentions=16 if quick else 40, images=(7, 112), channels=(32, 2048), convolutions=36 if quick else 72,
+        side=(64, 16384),
+        flops=(1e8, 2e12 if quick else 1e13),
+        elements=(1e5, 2e8 if quick else 1e9),
+        tokens=(256, 8192 if quick else 16384),
+        products=60 if quick else 200,
+        maps=8 if quick else 16,
+        attentions=16 if quick else 40,
+        images=(7, 112),
+        channels=(32, 2048),
+        convolutions=36 if quick else 72,
         largest_bytes=memory_bytes / 8,
         imaged=ImageExtent(
-            elements=(1e5, 1e8 if quick else 4e8), windows=(1e5, 2e7 if quick else 1e8), sides=(4, 112),
-            channels=(32, 2048), count=8 if quick else 16,
+            elements=(1e5, 1e8 if quick else 4e8),
+            windows=(1e5, 2e7 if quick else 1e8),
+            sides=(4, 112),
+            channels=(32, 2048),
+            count=8 if quick else 16,
         ),
-    )  # fmt: skip
+    )
 
 
 def tasks(extent: Extent, dtypes: tuple[str, ...], convolved: tuple[str, ...], *, seed: int = 1) -> list[Task]:
@@ -468,9 +489,14 @@ def _convolutions(extent: Extent, dtype: str, seed: int) -> Iterator[Task]:
         elif (kernel, stride) == (7, 2):
             inward = COLOURS
         shape = {
-            "batch": round(log_uniform(draw, 1, 32)), "channels_in": inward, "channels_out": outward,
-            "side": round(log_uniform(draw, *extent.images)), "kernel": kernel, "stride": stride, "groups": groups,
-        }  # fmt: skip
+            "batch": round(log_uniform(draw, 1, 32)),
+            "channels_in": inward,
+            "channels_out": outward,
+            "side": round(log_uniform(draw, *extent.images)),
+            "kernel": kernel,
+            "stride": stride,
+            "groups": groups,
+        }
         each = [Task(kind=kind, dtype=dtype, shape=shape) for kind in CONVOLVED]
         work, share = work_of(each[0]), _SINGLE if convolution_sizes(each[0])["channelwise"] else 1.0
         if low * share <= work.matrix_flops <= high * share and work.moved_bytes <= extent.largest_bytes:

@@ -67,9 +67,10 @@ def cluster_text(mesh: Mesh, device: str, origin: str) -> str:
     levels = mesh.levels()
     if not levels:
         raise InputFileError(
-            origin, f"{_unknown(mesh)}, so the mesh makes no cluster file",
+            origin,
+            f"{_unknown(mesh)}, so the mesh makes no cluster file",
             hint="measure one small message (up to 4 KiB) and one large (1 MiB or more) per pair",
-        )  # fmt: skip
+        )
     shape = " x ".join(str(size) for size in mesh.shape)
     made = f"mesh {shape} found in {Path(origin).name}, confidence {mesh.confidence:.1%}"
     rows = [

@@ -92,10 +92,17 @@ def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults
     noise = math.sqrt(float(np.square(rest, dtype=np.float64).sum()) / max(left, 1))
     unlisted = int(slow_of.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric)
     return Faults(
-        broken=broken, asymmetric=asymmetric, slow_devices=tuple(names[int(i)] for i in hurt), broken_mask=slow,
-        rest=rest, sigma=sigma, noise=noise, unlisted=unlisted, one_sided=math.exp(usual / SPREAD) if most else None,
+        broken=broken,
+        asymmetric=asymmetric,
+        slow_devices=tuple(names[int(i)] for i in hurt),
+        broken_mask=slow,
+        rest=rest,
+        sigma=sigma,
+        noise=noise,
+        unlisted=unlisted,
+        one_sided=math.exp(usual / SPREAD) if most else None,
         unexplained=float(slow_of.sum() - 2 * slow_of.max()) / max((count - 1) * (count - 2), 1),
-    )  # fmt: skip
+    )
 
 
 def _spread(values: Array) -> float:
@@ -339,9 +346,12 @@ def nested_layout(chain: Chain, devices: int) -> Layout:
     for size in shape:
         symmetries = size * symmetries + math.lgamma(size + 1)
     return Layout(
-        kind="nested", shape=shape, order=chain.order.reshape(-1), evidence=chain.evidence,
+        kind="nested",
+        shape=shape,
+        order=chain.order.reshape(-1),
+        evidence=chain.evidence,
         log_assignments=math.lgamma(devices + 1) - symmetries,
-    )  # fmt: skip
+    )
 
 
 def structured(rest: Array) -> bool:
@@ -406,12 +416,17 @@ def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
     most = MOST_CONFIDENT if prepared.observed >= LEAST_OBSERVED and not skipped else 0.5
     confidence = min(most, 1 / (1 + math.exp(-min(found.margin, 50.0))))
     return Mesh(
-        axes=tuple(axes[i] for i in by_speed), devices=links.names,
+        axes=tuple(axes[i] for i in by_speed),
+        devices=links.names,
         coordinates=tuple(tuple(int(p) for p in row) for row in places[:, by_speed]),
-        confidence=confidence * (0.5 if found.structured else 1.0), noise=found.faults.noise,
-        broken_links=faults.broken, asymmetric_links=faults.asymmetric, slow_devices=faults.slow_devices,
-        missing_pairs=int(prepared.missing.sum()) // 2, notes=notes,
-    )  # fmt: skip
+        confidence=confidence * (0.5 if found.structured else 1.0),
+        noise=found.faults.noise,
+        broken_links=faults.broken,
+        asymmetric_links=faults.asymmetric,
+        slow_devices=faults.slow_devices,
+        missing_pairs=int(prepared.missing.sum()) // 2,
+        notes=notes,
+    )
 
 
 def _classes(layout: Layout) -> tuple[list[int], list[int | None]]:
@@ -462,14 +477,21 @@ def _axes(links: Links, found: _Found) -> list[MeshAxis]:
         speed = speeds[axis]
         out.append(
             MeshAxis(
-                size=size, kind=_kind(layout, axis), links=int(fitted.links[own[axis]]), latency_s=speed.latency_s,
-                latency_error_s=speed.latency_error_s, Bps=speed.Bps, Bps_error=speed.Bps_error,
+                size=size,
+                kind=_kind(layout, axis),
+                links=int(fitted.links[own[axis]]),
+                latency_s=speed.latency_s,
+                latency_error_s=speed.latency_error_s,
+                Bps=speed.Bps,
+                Bps_error=speed.Bps_error,
                 step=None if gap is None else math.exp(gap),
                 separation=None if gap is None else gap / noise,
-                growth=more if layout.kind == "torus" else None, cross_latency_s=cross.latency_s,
-                cross_Bps=cross.Bps, cross_step=more if layout.kind == "rails" else None,
+                growth=more if layout.kind == "torus" else None,
+                cross_latency_s=cross.latency_s,
+                cross_Bps=cross.Bps,
+                cross_step=more if layout.kind == "rails" else None,
             )
-        )  # fmt: skip
+        )
     return out
 
 

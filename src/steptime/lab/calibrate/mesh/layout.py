@@ -317,9 +317,13 @@ def fit(layout: Layout, distances: Array, observed: float = 1.0) -> Fit:
     spread = (left + PRIOR_LINKS * PRIOR_SIGMA**2) / (n + PRIOR_LINKS)
     score = -(n + PRIOR_LINKS) / 2 * math.log(spread) - np.count_nonzero(links) / 2 * math.log(max(n, 2))
     return Fit(
-        layout=layout, links=links, means=means, squares=left, sigma=math.sqrt(spread),
+        layout=layout,
+        links=links,
+        means=means,
+        squares=left,
+        sigma=math.sqrt(spread),
         score=score - layout.log_assignments,
-    )  # fmt: skip
+    )
 
 
 def class_medians(fitted: Fit, distances: Array, missing: Array) -> Array:

@@ -28,12 +28,24 @@ BPS_RANGE = (1e3, 1e14)
 Rows = Iterator[tuple[int, list[str]]]
 
 _ROLES = {
-    "source": "source", "src": "source", "from": "source",
-    "target": "target", "dst": "target", "dest": "target", "destination": "target", "to": "target",
-    "bytes": "bytes", "size": "bytes", "message": "bytes",
-    "seconds": "seconds", "time": "seconds", "latency": "latency", "alpha": "latency",
-    "bandwidth": "bandwidth", "bw": "bandwidth",
-}  # fmt: skip
+    "source": "source",
+    "src": "source",
+    "from": "source",
+    "target": "target",
+    "dst": "target",
+    "dest": "target",
+    "destination": "target",
+    "to": "target",
+    "bytes": "bytes",
+    "size": "bytes",
+    "message": "bytes",
+    "seconds": "seconds",
+    "time": "seconds",
+    "latency": "latency",
+    "alpha": "latency",
+    "bandwidth": "bandwidth",
+    "bw": "bandwidth",
+}
 DIMENSIONS = {"bytes": "bytes", "seconds": "s", "latency": "s", "bandwidth": "Bps"}
 IMPLIED = {"bytes": "B", "seconds": "s"}
 SPELLING = {"bytes": "size_KiB", "seconds": "time_us", "latency": "latency_us", "bandwidth": "bandwidth_GB/s"}
@@ -96,8 +108,13 @@ def si_value(text: str, column: Column, line: int, where: str) -> float:
     try:
         value = float(text) * column.factor if column.factor is not None else parse(text, DIMENSIONS[column.role])
     except UserError as error:
-        fail(where, line, column.title, str(error).splitlines()[0], f"or put the unit in the title: "
-              f"{SPELLING[column.role]}")  # fmt: skip
+        fail(
+            where,
+            line,
+            column.title,
+            str(error).splitlines()[0],
+            f"or put the unit in the title: {SPELLING[column.role]}",
+        )
     except ValueError:
         try:
             value = parse(text, DIMENSIONS[column.role])
@@ -119,8 +136,13 @@ def _check_value(value: float, role: str, text: str, column: str, line: int, whe
     low, high = BPS_RANGE if role == "bandwidth" else SECONDS_RANGE
     if not low <= value <= high:
         unit, hint = ("B/s", "bandwidth_GB/s") if role == "bandwidth" else ("s", "latency_us or time_us")
-        fail(where, line, column, f"{shorten(text, 40)} is {value:g} {unit}, which no link has; is the unit wrong?",
-              f"the title can name it: {hint}")  # fmt: skip
+        fail(
+            where,
+            line,
+            column,
+            f"{shorten(text, 40)} is {value:g} {unit}, which no link has; is the unit wrong?",
+            f"the title can name it: {hint}",
+        )
 
 
 def read_matrix(line: int, first: list[str], rows: Rows, where: str, unit: str | None) -> Links:
@@ -330,8 +352,13 @@ def read_pairs(columns: Sequence[Column], rows: Rows, where: str) -> Links:
 def _check_pace(size: float, seconds: float, column: Column, line: int, where: str) -> None:
     small, slow = SMALL_MESSAGE
     if size / seconds > BPS_RANGE[1] or (size <= small and seconds > slow):
-        fail(where, line, column.title, f"{size:g} bytes in {seconds:g} s is no link; is a unit wrong?",
-              "the title can name it: time_us, size_KiB")  # fmt: skip
+        fail(
+            where,
+            line,
+            column.title,
+            f"{size:g} bytes in {seconds:g} s is no link; is a unit wrong?",
+            "the title can name it: time_us, size_KiB",
+        )
 
 
 def _device(pairs: _Pairs, name: str, role: str, line: int, where: str) -> int:
@@ -351,8 +378,11 @@ def _links(pairs: _Pairs, sized: bool, where: str) -> Links:
     sizes, which = np.unique(size, return_inverse=True)
     kinds = ["seconds"] if sized else list(pairs.values)
     if len(sizes) > MAX_SIZES or len(sizes) * len(kinds) * count**2 > MAX_NUMBERS:
-        raise InputFileError(where, f"has {len(sizes)} message sizes between {count} devices: too many",
-                             hint=f"give at most {min(MAX_SIZES, MAX_NUMBERS // count**2)} sizes")  # fmt: skip
+        raise InputFileError(
+            where,
+            f"has {len(sizes)} message sizes between {count} devices: too many",
+            hint=f"give at most {min(MAX_SIZES, MAX_NUMBERS // count**2)} sizes",
+        )
     _refuse_duplicates(pairs, (which * count + source) * count + target, where)
     out = []
     for number, bytes_ in enumerate(sizes):
@@ -373,9 +403,14 @@ def _refuse_duplicates(pairs: _Pairs, key: Array, where: str) -> None:
     if len(same):
         first, second = order[same[0]], order[same[0] + 1]
         names = list(pairs.names)
-        fail(where, pairs.line[second], None, f"{shorten(names[pairs.source[second]], 40)!r} to "
-              f"{shorten(names[pairs.target[second]], 40)!r} stands in line {pairs.line[first]} already",
-              "give one row per pair and message size; take the median of repeats")  # fmt: skip
+        fail(
+            where,
+            pairs.line[second],
+            None,
+            f"{shorten(names[pairs.source[second]], 40)!r} to "
+            f"{shorten(names[pairs.target[second]], 40)!r} stands in line {pairs.line[first]} already",
+            "give one row per pair and message size; take the median of repeats",
+        )
 
 
 def _well_covered(quantities: list[Quantity]) -> tuple[Quantity, ...]:
