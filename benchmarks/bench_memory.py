@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
 from steptime.estimate.memory_definitions import FILE, UNSTATED, MemoryConstants, communicators, memory_constants
-from steptime.lab.calibrate.memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
 from steptime.lab.data_root import require_data
 from steptime.lab.measured import MeasuredRun, read_runs
 from steptime.lab.measured.canonical import catalogue_device

@@ -22,8 +22,8 @@ from collections.abc import Callable  # noqa: E402
 from statistics import median  # noqa: E402
 
 import numpy as np  # noqa: E402
-from machine import report  # noqa: E402
 
+from machine import report  # noqa: E402
 from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all  # noqa: E402
 from steptime.captured.rematerialisation.periodic import (  # noqa: E402
     Block,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lacking_curves import lacking_curves
 from steptime.cost.collective_algorithms import candidate_s
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.communication import TEXTBOOK, collective_call, collective_time_s, message_time_s
@@ -15,7 +16,6 @@ from steptime.hardware import load_cluster, load_device
 from steptime.hardware.profiles import load_fabric_profiles, load_profile, profile_names
 from steptime.lab.calibrate import kernel_families as measured
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training import lacking_curves
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from lacking_curves import beside_sixteen_bits, lacking_curves
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import Curve
 from steptime.lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
-from steptime.lab.calibrate.training import beside_sixteen_bits, lacking_curves
 from steptime.lab.calibrate.transfer import (
     PROCESS_POWER,
     SCALED_NEIGHBOURS,

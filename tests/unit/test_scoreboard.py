@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.lab.measured import Reading, ScoredRun, read_runs
-from steptime.lab.measured.aggregate import coverage_interval
-from steptime.lab.report.scoreboard import FIGURES, gpu_table, markdown, page, targets_table, write_figures
-from steptime.lab.scoring.scoreboard import (
+from scoreboard import (
     CLAIMS,
     SEEN,
     TARGETS,
@@ -26,6 +23,9 @@ from steptime.lab.scoring.scoreboard import (
     reached,
     to_json,
 )
+from scoreboard_page import FIGURES, gpu_table, markdown, page, targets_table, write_figures
+from steptime.lab.measured import Reading, ScoredRun, read_runs
+from steptime.lab.measured.aggregate import coverage_interval
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("sc21", "korthikanti", "zero-bubble", "mt-nlg")
