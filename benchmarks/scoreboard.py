@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.lab.measured import Reading
 from steptime.lab.measured.aggregate import ScoredRun, macro
+from steptime.lab.measured.reading import Reading
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import Progress, modelled
 from steptime.lab.scoring.runs import RunScore, score_reading, unread

@@ -12,8 +12,7 @@ import numpy as np
 
 from scoreboard import CLAIMS, SEEN, UNNAMED, UNSEEN, WAYS, Board, Reached
 from steptime.errors import UserError
-from steptime.lab.measured import ScoredRun
-from steptime.lab.measured.aggregate import coverage_interval, covered, timed
+from steptime.lab.measured.aggregate import ScoredRun, coverage_interval, covered, timed
 from steptime.lab.measured.read import Flag
 from steptime.lab.measured.reading import EXACT
 from steptime.lab.report.score import MEMORY, TIME, error_cells, error_figures, error_head, largest_groups

@@ -28,7 +28,7 @@ from steptime.lab.calibrate.frameworks import (
     device_spread,
     framework_of,
 )
-from steptime.lab.measured import read_runs
+from steptime.lab.measured.reading import read_runs
 from steptime.lab.measured.samples import Modelled, Setting, modelled, settings_of
 from steptime.num import Array
 from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, habits_of, kernel_factor, widening

@@ -9,17 +9,21 @@ import pytest
 
 from steptime.estimate.memory_definitions import memory_by_definition
 from steptime.lab.data_root import require_data
-from steptime.lab.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
 from steptime.lab.measured.candidates import (
+    Candidate,
     _expert_ranks,
     _recomputes,
+    candidates,
     fed_length,
     fit_weight,
     needed_bytes,
     said_to_overlap,
 )
+from steptime.lab.measured.canonical import Recomputation
 from steptime.lab.measured.meaning import RECOMPUTE
 from steptime.lab.measured.read import TableRow, read_rows
+from steptime.lab.measured.reading import read_runs, runs_of
+from steptime.lab.measured.run import Degrees, MeasuredRun
 from steptime.lab.measured.samples import settings_of
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from steptime.cli.main import app
 from steptime.errors import FieldError, UserError
-from steptime.lab.measured import ScoredRun
+from steptime.lab.measured.aggregate import ScoredRun
 from steptime.lab.measured.read import Reason, RowProblem, TableRow
 from steptime.lab.measured.run import run_of
 from steptime.lab.scoring.outcomes import (

@@ -34,23 +34,8 @@ _DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
 _CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
 
 #: Timers of the engine that cover a whole step, under the names of today.
-_NAMES: Final[Mapping[str, str]] = {
-    "fwd": "forward",
-    "forward": "forward",
-    "bwd": "backward",
-    "backward": "backward",
-    "bwd_inner": "backward_inner",
-    "backward_inner": "backward_inner",
-    "bwd_allreduce": "backward_allreduce",
-    "backward_allreduce": "backward_allreduce",
-    "step": "step",
-}
-_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
-    "train_batch_size": ("settings", "global_batch"),
-    "world_size": ("settings", "gpus"),
-    "train_micro_batch_size_per_gpu": ("plan", "micro_batch"),
-    "autotp_size": ("plan", "tp"),
-}
+_NAMES: Final[Mapping[str, str]] = gather.NAMES["deepspeed"]["timers"]
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["deepspeed"]["counts"]
 #: What DeepSpeed multiplies to the batch of a step; its world size leaves tensor and pipeline ranks out.
 _FACTORS: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "world_size")
 

@@ -19,6 +19,7 @@ from steptime.doctor.findings import (
     unexplained_finding,
     variant_findings,
 )
+from steptime.doctor.gather import NAMES
 from steptime.doctor.records import (
     Compared,
     Diagnosis,
@@ -110,25 +111,9 @@ _ROWED: Final = ("compute", "memory_bound", "optimizer", "pp_comm", "bubble")
 #: Name of the row of the largest memory.
 MEMORY: Final = "peak memory"
 #: Timers of a log -> what is predicted of them: phases of the layers, heads of the term tree, and a note.
-_TIMERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]]] = {
-    "forward-backward": (("forward", "backward", "recompute"), ("pp_comm", "bubble"), "with pipeline waits"),
-    "forward-compute": (("forward",), (), ""),
-    "backward-compute": (("backward", "recompute"), (), ""),
-    "all-grads-sync": ((), ("dp_comm/gradients", "dp_comm/replicated_weights"), "what is exposed"),
-    "backward-params-all-reduce": ((), ("dp_comm/gradients", "dp_comm/replicated_weights"), "what is exposed"),
-    "params-all-gather": ((), ("dp_comm/weights",), "what is exposed"),
-    "optimizer": ((), ("optimizer",), "with clipping and copies"),
-    "forward": (("forward",), (), ""),
-    "backward_inner": (("backward", "recompute"), (), ""),
-    "backward_allreduce": ((), ("dp_comm/gradients", "dp_comm/replicated_weights"), "what is exposed"),
-    "step": ((), ("optimizer", "dp_comm/weights"), ""),
-}
+_TIMERS: Final[Mapping[str, tuple[Sequence[str], Sequence[str], str]]] = NAMES["timers"]
 #: The same where weights are sharded too, and gathered in both passes.
-_SHARDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "forward": ("dp_comm/weights",),
-    "backward_inner": ("dp_comm/weights_again",),
-    "step": ("optimizer",),
-}
+_SHARDED: Final[Mapping[str, Sequence[str]]] = NAMES["sharded_timers"]
 
 
 def phases_s(e: Estimate, phases: Collection[str]) -> float:

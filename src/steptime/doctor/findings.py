@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from steptime.doctor.advice import advice_for
+from steptime.doctor.gather import NAMES
 from steptime.doctor.records import Compared, Finding, Log, Outside, Series, Variant
 from steptime.errors import counted, first_few
 from steptime.estimate.result import Estimate
@@ -183,33 +184,11 @@ def beside(row: Compared) -> str:
 
 
 #: Kinds of events that can be behind a spike, and their titles.
-_CAUSES: Final[Mapping[str, str]] = {
-    "checkpoint": "checkpoints",
-    "evaluation": "evaluations",
-    "garbage_collection": "garbage collection",
-    "allocator_retry": "allocator retries",
-}
+_CAUSES: Final[Mapping[str, str]] = NAMES["causes"]
 #: Printed intervals that a period may equal -> kind of event.
-_INTERVALS: Final[Mapping[str, str]] = {
-    "save_interval": "checkpoint",
-    "eval_interval": "evaluation",
-    "manual_gc_interval": "garbage_collection",
-    "gc_freq": "garbage_collection",
-}
+_INTERVALS: Final[Mapping[str, str]] = NAMES["intervals"]
 #: Timers whose excess has its own advice; the order is that of the search.
-_TIMER_CODES: Final[Mapping[str, str]] = {
-    "all-grads-sync": "dp_comm",
-    "params-all-gather": "dp_comm",
-    "backward_allreduce": "dp_comm",
-    "backward-params-all-reduce": "dp_comm",
-    "optimizer": "optimizer",
-    "step": "optimizer",
-    "forward-backward": "compute",
-    "forward-compute": "compute",
-    "backward-compute": "compute",
-    "forward": "compute",
-    "backward_inner": "compute",
-}
+_TIMER_CODES: Final[Mapping[str, str]] = NAMES["timer_findings"]
 #: Timers that hold others: their excess is reported only where the inner ones are not logged.
 _HOLDS: Final[Mapping[str, tuple[str, ...]]] = {"forward-backward": ("forward-compute", "backward-compute")}
 _DATA_TIMERS: Final = ("batch-generator", "batch generator", "batch_generator")

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import resources
 from typing import Any, Final, Protocol
 
 from steptime.doctor.records import LogEvent, StepLine
 from steptime.lab.measured.meaning import modelled_optimizer, optimizer_called
 
+NAMES: Final[Mapping[str, Any]] = tomllib.loads(
+    resources.files("steptime.doctor").joinpath("names.toml").read_text(encoding="utf-8")
+)
+"""What training software calls things, by software or subject: the tables of ``names.toml``."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: torchrun's ``[rank0]:`` and ``[default0]:``, srun's ``0: ``.
 _RANK: Final = re.compile(r"^\s*(?:\[(?:default|rank)(\d{1,7})\]:\s?|(\d{1,7}):\s)")

@@ -22,14 +22,7 @@ from steptime.lab.measured.canonical import catalogue_device, device_name
 from steptime.units import format_bytes
 
 #: Framework of a log -> fitted framework, where nothing says that it is older.
-_FITTED: Final[Mapping[str, str]] = {
-    "megatron": "megatron-core",
-    "megatron-deepspeed": "megatron-deepspeed",
-    "nemo": "megatron-core",
-    "deepspeed": "deepspeed",
-    "torchtitan": "torchtitan",
-    "maxtext": "maxtext",
-}
+_FITTED: Final[Mapping[str, str]] = gather.NAMES["fitted"]
 #: Arguments of Megatron-LM of 2020 and 2021, before it recomputed selectively.
 _OF_2021: Final = ("checkpoint_activations", "activations_checkpoint_method")
 #: Argument that only releases before Megatron Core print, and those by which later ones ask for the old model code.

@@ -8,7 +8,7 @@ from typing import Final
 
 from steptime.doctor import gather
 from steptime.doctor.gather import Gathered
-from steptime.doctor.records import PADDED_VOCAB, StepLine
+from steptime.doctor.records import StepLine
 from steptime.errors import first_few
 from steptime.lab.measured.meaning import dispatcher_called, graphs_called, recipe_called, recompute_words
 from steptime.plan.job import PRECISIONS
@@ -39,28 +39,11 @@ _IN_LINE: Final = re.compile(
 _PER_JOB: Final = ("save-checkpoint", "evaluate", "setup", "interval-time", "load-checkpoint")
 
 #: Argument -> (table, field) of what is a plain whole number.
-_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
-    "world_size": ("settings", "gpus"),
-    "global_batch_size": ("settings", "global_batch"),
-    "seq_length": ("settings", "seq"),
-    "data_parallel_size": ("plan", "dp"),
-    "tensor_model_parallel_size": ("plan", "tp"),
-    "pipeline_model_parallel_size": ("plan", "pp"),
-    "context_parallel_size": ("plan", "cp"),
-    "expert_model_parallel_size": ("plan", "ep"),
-    "virtual_pipeline_model_parallel_size": ("plan", "vpp"),
-    "micro_batch_size": ("plan", "micro_batch"),
-    "num_layers": ("model", "layers"),
-    "hidden_size": ("model", "hidden"),
-    "num_attention_heads": ("model", "heads"),
-    "ffn_hidden_size": ("model", "ffn_hidden"),
-    "num_query_groups": ("model", "kv_heads"),
-    "padded_vocab_size": ("model", PADDED_VOCAB),
-}
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["megatron"]["counts"]
 #: Share of the optimiser on the host from which all of it is taken to be there.
 HALF: Final = 0.5
 #: ``--data-parallel-sharding-strategy`` -> ZeRO stage.
-_FSDP: Final[Mapping[str, int]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_FSDP: Final[Mapping[str, int]] = gather.NAMES["megatron"]["sharding"]
 _OLD_NAMES: Final = frozenset(
     {
         "forward-compute",

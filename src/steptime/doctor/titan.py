@@ -37,17 +37,9 @@ _CHECKPOINTING: Final = re.compile(r"Appl\w+ (\w{1,30}) activation checkpointing
 #: ``Swapped to Float8Linear layers``, ``Swapped to MXLinear layers``.
 _NARROW: Final = re.compile(r"Swapped to (?=MX|NV|Fl|FP)(MX|NV)?(Float8|FP8|FP4)?Linear", re.I)
 _ASYNCHRONOUS: Final = re.compile(r"Async TP is enabled|Async Tensor Parallelism to")
-_AXES: Final[Mapping[str, str]] = {"dp_replicate": "dp", "dp_shard": "dp", "dp": "dp", "dp_shard_cp": "dp"}
+_AXES: Final[Mapping[str, str]] = gather.NAMES["torchtitan"]["axes"]
 #: Field of the model's arguments -> field here.
-_FIELDS: Final[Mapping[str, str]] = {
-    "dim": "hidden",
-    "n_layers": "layers",
-    "n_heads": "heads",
-    "n_kv_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab",
-    "hidden_dim": "ffn_hidden",
-}
+_FIELDS: Final[Mapping[str, str]] = gather.NAMES["torchtitan"]["model"]
 
 
 class Torchtitan:
@@ -215,39 +207,12 @@ _MAXTEXT_MESH: Final = re.compile(r"Num_devices: (\d{1,9}), shape \(([\d, ]{1,20
 _MAXTEXT_CHECKPOINT: Final = re.compile(r"[Ss]aved a? ?checkpoint at step")
 
 #: Axis of MaxText's mesh -> axis here.
-_MAXTEXT_AXES: Final[Mapping[str, str]] = {
-    "data": "dp",
-    "fsdp": "dp",
-    "fsdp_transpose": "dp",
-    "tensor": "tp",
-    "tensor_transpose": "tp",
-    "tensor_sequence": "tp",
-    "sequence": "cp",
-    "context": "cp",
-    "stage": "pp",
-    "expert": "ep",
-}
+_MAXTEXT_AXES: Final[Mapping[str, str]] = gather.NAMES["maxtext"]["axes"]
 _SHARDED: Final = frozenset({"fsdp", "fsdp_transpose"})
-_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
-    "global_batch_size_to_train_on": ("settings", "global_batch"),
-    "max_target_length": ("settings", "seq"),
-    "base_num_decoder_layers": ("model", "layers"),
-    "base_emb_dim": ("model", "hidden"),
-    "base_num_query_heads": ("model", "heads"),
-    "base_num_kv_heads": ("model", "kv_heads"),
-    "base_mlp_dim": ("model", "ffn_hidden"),
-    "vocab_size": ("model", "vocab"),
-}
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["maxtext"]["counts"]
 #: Policy of rematerialisation -> what is recomputed here: the minimal ones keep the outputs of products, two of them
 #: that of attention too. Others keep something in between and are not translated.
-_REMAT: Final[Mapping[str, str]] = {
-    "full": "full",
-    "minimal": "attention+norm+activation",
-    "minimal_flash": "norm+activation",
-    "minimal_with_context": "norm+activation",
-    "save_dot_except_mlp": "norm+attention+mlp",
-    **dict.fromkeys(("save_qkv_proj", "qkv_proj_offloaded"), "norm+attention+attention_out+mlp"),
-}
+_REMAT: Final[Mapping[str, str]] = gather.NAMES["maxtext"]["recomputation"]
 
 
 class MaxText:

@@ -23,6 +23,7 @@ from steptime.hardware.records import UNLIMITED, Cluster
 from steptime.lab.calibrate.collective_fit import fit, predict
 from steptime.lab.calibrate.collective_machines import BROKEN, MACHINES, Machine, Rows, at_place, library_of
 from steptime.lab.calibrate.expert_exchange import is_exchange, predict_exchanges
+from steptime.lab.calibrate.family import NAMES
 from steptime.lab.calibrate.score import Predicted, errors_of
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array
@@ -102,22 +103,7 @@ def _profile(cluster: Cluster, model: FabricModel) -> FabricProfile:
     )
 
 
-KINDS: Final = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "all2all": "all_to_all",
-    "a2a": "all_to_all",
-    "p2p": "p2p",
-    "permute": "p2p",
-    "sendrecv": "p2p",
-    "broadcast": "broadcast",
-    "bcast": "broadcast",
-    "reduce": "reduce",
-    "scatter": "scatter",
-    "gather": "gather",
-}
+KINDS: Final[Mapping[str, str]] = NAMES["collectives"]
 #: Sources whose size of an all-to-all is that of the tensor of the whole group: their times fall with the group.
 WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +16,10 @@ from steptime.hardware.records import Device
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array, Num
 
+NAMES: Final[Mapping[str, Any]] = tomllib.loads(
+    resources.files("steptime.lab.calibrate").joinpath("names.toml").read_text(encoding="utf-8")
+)
+"""Names in tables of measurements: ``names.toml``."""
 UNREADABLE: Final = "unreadable"
 """Argument besides the shape where some row could not be read: NaN in those, 0 in others."""
 
@@ -47,6 +53,8 @@ class KernelFamily:
     device: Callable[[Device, str], Mapping[str, float]]
     """Device arguments for a dtype."""
     coefficients: tuple[Coefficient, ...]
+    arguments: tuple[str, ...] = ()
+    """Names of the formula's arguments, where its signature does not list them."""
     derived: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
     """Further arguments of the formula, from shape, device and coefficients."""
     left_over: Callable[[Mapping[str, Array], Mapping[str, Any], Array], Mapping[str, float]] | None = None
@@ -57,7 +65,9 @@ class KernelFamily:
         everything: dict[str, Any] = {**shape, **device, **values}
         if self.derived is not None:
             everything |= self.derived(shape, device, values)
-        return self.formula(**{name: everything[name] for name in inspect.signature(self.formula).parameters})
+        return self.formula(
+            **{name: everything[name] for name in self.arguments or inspect.signature(self.formula).parameters}
+        )
 
 
 def in_six_digits(coefficients: Mapping[str, float]) -> dict[str, float]:
@@ -112,37 +122,9 @@ def dtype_of(name: str) -> str:
     return DTYPES.get(name, DTYPES.get(name.split("->")[0], ""))
 
 
-DTYPES = {
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "bf16xbf16": "bf16",
-    "fp16": "fp16",
-    "fp16_tensorcore": "fp16",
-    "fp16_in_fp32_math": "fp32",
-    "fp32": "fp32",
-    "f32xf32": "tf32",
-    "tf32": "tf32",
-    "fp8": "fp8",
-    "fp8_block": "fp8",
-    "mxfp8": "fp8",
-    "f8e4m3fnxf8e4m3fn": "fp8",
-    "f8e4m3fnxf8e5m2": "fp8",
-    "f8e5m2xf8e4m3fn": "fp8",
-    "nvfp4": "fp4",
-}
+DTYPES: Final[Mapping[str, str]] = NAMES["dtypes"]
 
-TIMERS = {
-    "cuda_graph_mean": "kernel",
-    "kernel_time_kineto_median": "kernel",
-    "kernel_time_torch_profiler": "kernel",
-    "kernel_time_vllm_layerwise_mean3": "kernel",
-    "kernel_time_median": "kernel",
-    "kernel_time": "kernel",
-    "derived_from_flops(median kernel time)": "kernel",
-    "triton_do_bench_median": "kernel",
-    "cuda_event_min5of25": "eager",
-    "host_or_event_mean": "eager",
-}
+TIMERS: Final[Mapping[str, str]] = NAMES["timers"]
 
 
 def timer_of(method: str) -> str:
@@ -176,39 +158,7 @@ class Rule:
         return {name: getattr(self, name) for name in TEXTS}
 
 
-_FRAMEWORKS: Final = "^aiconfigurator"
-"""Source that measured layers of serving frameworks."""
-RULES: Final = (
-    Rule(
-        what="attention of Triton and FlashInfer, and attention of one query",
-        ops=("attention_fwd",),
-        source=_FRAMEWORKS,
-        kernel="triton|decode|^(torch_flow_)?flashinfer$",
-    ),
-    Rule(what="attention of TensorRT-LLM", ops=("attention_fwd",), source=_FRAMEWORKS, notes="^fw=trtllm"),
-    Rule(
-        what="attention over a cache of 8 bits, queries in 16",
-        ops=("attention_fwd",),
-        source=_FRAMEWORKS,
-        notes="kv_dtype=fp8",
-        dtype="^(?!fp8|mxfp8)",
-    ),
-    Rule(what="attention of an older engine of vLLM", ops=("attention_fwd",), source="^llmservingsim", notes="^v0"),
-    Rule(
-        what="weights alone in integers, and integers scaled by SmoothQuant",
-        ops=("gemm", "bmm", "conv_fwd"),
-        dtype="^(int8|int8_wo|int4_wo|sq)$",
-    ),
-    Rule(what="blockwise scaled layers", ops=("gemm",), source=_FRAMEWORKS, dtype="^fp8_block$"),
-    Rule(what="conversions to 8 bits", ops=("elementwise",), source=_FRAMEWORKS),
-    Rule(what="layers of a served model", ops=("elementwise", "embedding", "layernorm"), source="^llmservingsim"),
-    Rule(what="norms of cuDNN", ops=("layernorm", "layernorm_bwd"), source="^cudnn", kernel="^cudnn$"),
-    Rule(
-        what="benchmarks of a library of fused kernels",
-        source="^liger",
-        ops=("elementwise", "elementwise_bwd", "embedding", "layernorm", "layernorm_bwd", "softmax", "softmax_bwd"),
-    ),
-)
+RULES: Final = tuple(Rule(**rule) for rule in NAMES["rule"])
 
 
 def launched(table: Table) -> Array:

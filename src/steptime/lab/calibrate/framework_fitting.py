@@ -25,8 +25,8 @@ from steptime.lab.calibrate.framework_bands import (
     with_middle,
 )
 from steptime.lab.calibrate.frameworks import PARAMETERS, Fitted
-from steptime.lab.measured import Reading
 from steptime.lab.measured.predict import fit_to, usable
+from steptime.lab.measured.reading import Reading
 from steptime.lab.measured.samples import Modelled, Progress, modelled
 from steptime.lab.scoring.runs import fit_key, read_any
 from steptime.num import Array

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, launched, readable, timed, timer_of
 from steptime.lab.calibrate.fitting import Prior, fitted_curve, hashed
 from steptime.lab.calibrate.table import Table
-from steptime.num import Array, Num
+from steptime.num import Array
 
 #: Shapes that a table needs.
 LEAST_RESIDUAL_SHAPES: Final = 500
@@ -180,83 +181,6 @@ def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
     }
 
 
-def _backward(
-    m: Num,
-    n: Num,
-    k: Num,
-    batch: Num,
-    a_bytes: Num,
-    b_bytes: Num,
-    out_bytes: Num,
-    peak_flops_per_s: Num,
-    memory_Bps: Num,
-    sm_count: Num,
-    l2_bytes: Num,
-    compute_efficiency: Num,
-    memory_efficiency: Num,
-    latency_s: Num,
-    overlap: Num,
-    overlap_per_s: Num,
-    split_s: Num,
-    fill_k: Num,
-    step_s: Num,
-    operand_speed: Num,
-    output_cost: Num,
-    cached_cost: Num,
-    cache_copies: Num,
-    quantisation: Num,
-    throttle: Num,
-    odd_tile: Num,
-    large_tile: Num,
-    batched_tile: Num,
-    epilogue: Num,
-    split_traffic: Num,
-    quantise_s: Num,
-    quantise_row: Num,
-    stride: Num,
-    input_residual: Num,
-    weight_residual: Num,
-) -> Num:
-    """:func:`steptime.cost.gemm.gemm_backward_s` with its arguments by name."""
-    return gemm_backward_s(
-        m,
-        n,
-        k,
-        batch,
-        a_bytes,
-        b_bytes,
-        out_bytes,
-        input_residual,
-        weight_residual,
-        peak_flops_per_s=peak_flops_per_s,
-        memory_Bps=memory_Bps,
-        sm_count=sm_count,
-        l2_bytes=l2_bytes,
-        compute_efficiency=compute_efficiency,
-        memory_efficiency=memory_efficiency,
-        latency_s=latency_s,
-        overlap=overlap,
-        overlap_per_s=overlap_per_s,
-        split_s=split_s,
-        fill_k=fill_k,
-        step_s=step_s,
-        operand_speed=operand_speed,
-        output_cost=output_cost,
-        cached_cost=cached_cost,
-        cache_copies=cache_copies,
-        quantisation=quantisation,
-        throttle=throttle,
-        odd_tile=odd_tile,
-        large_tile=large_tile,
-        batched_tile=batched_tile,
-        epilogue=epilogue,
-        split_traffic=split_traffic,
-        quantise_s=quantise_s,
-        quantise_row=quantise_row,
-        stride=stride,
-    )
-
-
 Derived = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
@@ -292,7 +216,12 @@ STRIDED_FAMILY: Final = replace(FAMILY, coefficients=(*COEFFICIENTS, STRIDE))
 BACKWARD: Final = KernelFamily(
     name="gemm_backward",
     ops=frozenset({"gemm_bwd", "bmm_bwd"}),
-    formula=_backward,
+    formula=gemm_backward_s,
+    arguments=(
+        *(name for name in signature(gemm_s).parameters if name != "residual"),
+        "input_residual",
+        "weight_residual",
+    ),
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,

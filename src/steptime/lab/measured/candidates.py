@@ -25,8 +25,8 @@ from steptime.lab.measured.meaning import (
     recompute_default,
     recomputed_parts,
     shards_of,
-    table,
 )
+from steptime.lab.measured.read import table
 from steptime.lab.measured.run import Degrees, MeasuredRun, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.num import Array, divisors
 from steptime.plan.framework import HABITS, habits_of, piped_stage

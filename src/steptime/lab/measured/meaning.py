@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib import resources
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from steptime.lab.measured.canonical import RECOMPUTE, dtype_name
-from steptime.lab.measured.read import TableRow
+from steptime.lab.measured.read import TableRow, table
 from steptime.plan.framework import habits_of
 from steptime.plan.framework_file import bare_name, name_rules, own_names, rule_with
 from steptime.plan.job import ATTENTION_DTYPES, OPTIMIZERS, PRECISIONS, Precision
 from steptime.plan.recompute import SELECTIVE, spelled_out
-
-
-@cache
-def table(name: str) -> Mapping[str, Any]:
-    """The table of that name, for example ``"defaults"``."""
-    file = resources.files("steptime.lab.measured") / "tables" / f"{name}.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def framework_of(row: TableRow) -> str:

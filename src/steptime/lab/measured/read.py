@@ -7,11 +7,13 @@ import gzip
 import io
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,113 +21,23 @@ from steptime.errors import InputFileError, shorten
 from steptime.store.files import BROKEN, read_bytes, unreadable
 from steptime.store.tables import delimiter_of, first_line, refuse_surplus, says_nothing
 
-OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "row_id": ("id", "run", "run_id"),
-    "model": ("model_name",),
-    "n_params": ("parameters", "num_parameters", "params"),
-    "layers": ("num_layers", "num_hidden_layers", "n_layers"),
-    "hidden": ("hidden_size", "d_model", "n_embd"),
-    "ffn_hidden": ("ffn_hidden_size", "intermediate_size"),
-    "heads": ("num_heads", "num_attention_heads", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "num_query_groups", "n_kv_heads"),
-    "vocab": ("vocab_size",),
-    "seq_len": ("seq", "seq_length", "sequence_length", "context_length", "max_seq_len"),
-    "moe_experts": ("experts", "num_experts"),
-    "moe_topk": ("experts_per_token", "topk", "top_k", "num_experts_per_tok"),
-    "gpu": ("device", "accelerator", "gpu_type", "gpu_name", "cluster"),
-    "n_gpus": ("gpus", "num_gpus", "world_size", "devices"),
-    "gpus_per_node": ("devices_per_node", "nproc_per_node"),
-    "dtype": ("precision",),
-    "global_batch_sequences": ("global_batch", "global_batch_size", "gbs", "global_bs"),
-    "micro_batch": ("micro_batch_size", "mbs"),
-    "tp": ("tensor_parallel", "tensor_model_parallel_size", "tensor_parallel_size", "tp_size"),
-    "pp": ("pipeline_parallel", "pipeline_model_parallel_size", "pipeline_parallel_size", "pp_size"),
-    "cp": ("context_parallel", "context_parallel_size", "cp_size"),
-    "ep": ("expert_parallel", "expert_model_parallel_size", "expert_parallel_size", "ep_size"),
-    "dp": ("data_parallel", "data_parallel_size", "dp_size"),
-    "vpp": ("virtual_pipeline", "interleave"),
-    "zero_stage_or_fsdp": ("zero", "zero_stage", "fsdp", "sharding"),
-    "sequence_parallel": ("sp",),
-    "recompute": ("activation_checkpointing", "recomputation", "recompute_granularity"),
-    "attention_impl": ("attention",),
-    "attention_dtype": ("dtype_of_attention",),
-    "context": ("cp_comm_type", "context_exchange"),
-    "document_length": ("packed_document_length",),
-    "expert_capacity": ("capacity_factor", "expert_capacity_factor", "moe_capacity_factor"),
-    "outcome": ("result", "status"),
-    "gradient_dtype": ("grad_dtype", "gradients_dtype"),
-    "graphs": ("cuda_graphs", "cuda_graph", "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules"),
-    "dispatcher": ("moe_dispatcher", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend"),
-    "framework": ("software",),
-    "metric_step_time_s": ("step_time_s", "step_time", "iteration_time_s", "iteration_time", "time_per_step_s"),
-    "metric_tokens_per_s_per_gpu": ("tokens_per_s_per_gpu", "tokens_per_second_per_gpu", "tokens_s_gpu"),
-    "metric_tflops_per_gpu": ("tflops_per_gpu", "tflops", "tflop_s_per_gpu", "tflop_s_gpu"),
-    "metric_mfu": ("mfu",),
-    "metric_peak_mem_gb": ("peak_mem_gb", "peak_memory_gb", "peak_memory", "peak_mem", "memory_gb"),
-}
+
+@cache
+def table(name: str) -> Mapping[str, Any]:
+    """The table of that name in the folder ``tables``, for example ``"defaults"``."""
+    file = resources.files("steptime.lab.measured") / "tables" / f"{name}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = table("columns")["other_names"]
 """Column -> other names that it may have; its own name wins, then the first of these."""
-FURTHER: Final = frozenset(
-    {
-        "source",
-        "source_key",
-        "provenance",
-        "workload",
-        "notes",
-        "qc_flags",
-        "head_dim",
-        "gated_mlp",
-        "tied_embeddings",
-        "internode",
-        "schedule",
-        "offload",
-        "tflops_definition",
-        "mem_definition",
-        "mem_unit",
-        "derived_step_time_s",
-        "derived_tokens_per_s_per_gpu",
-        "calc_model_tflops_noattnhalf",
-        "calc_model_tflops_causal",
-        "arch_filled",
-    }
-)
+FURTHER: Final[frozenset[str]] = frozenset(table("columns")["columns"]["further"])
 """Columns without other names: those that are read, and those that are worked out from others."""
-SCALED: Final[Mapping[str, tuple[str, str]]] = {
-    "step_time_ms": ("metric_step_time_s", "ms"),
-    "iteration_time_ms": ("metric_step_time_s", "ms"),
-    "step_time_us": ("metric_step_time_s", "us"),
-    "iteration_time_us": ("metric_step_time_s", "us"),
-    "s_per_step": ("metric_step_time_s", "s"),
-    "s_per_iteration": ("metric_step_time_s", "s"),
-    "ms_per_step": ("metric_step_time_s", "ms"),
-    "ms_per_iteration": ("metric_step_time_s", "ms"),
-    "peak_memory_mib": ("metric_peak_mem_gb", "MiB"),
-    "peak_memory_mb": ("metric_peak_mem_gb", "MB"),
-    "peak_memory_bytes": ("metric_peak_mem_gb", "B"),
-    "peak_memory_gib": ("metric_peak_mem_gb", "GiB"),
-    "mfu_percent": ("metric_mfu", "%"),
-}
+SCALED: Final[Mapping[str, tuple[str, str]]] = table("columns")["scaled"]
 """Name of a column with a unit of its own -> column, and the unit of its cells."""
-WORDS: Final[Mapping[str, str]] = {
-    "sec": "s",
-    "second": "s",
-    "seconds": "s",
-    "tok": "tokens",
-    "token": "tokens",
-    "iter": "iteration",
-    "mem": "memory",
-    "percentage": "percent",
-    "pct": "percent",
-}
+WORDS: Final[Mapping[str, str]] = table("columns")["words"]
 """Other spellings of a word of a name."""
-NEAR: Final[Mapping[str, str]] = {
-    "tokens tgs tps": "tokens per second of one device stand in tokens_per_s_per_gpu",
-    "sample samples sequences throughput": "step_time_s is the global batch / samples per second",
-    "flops flop tflop tflops pflop pflops gflops": "TFLOP/s of one device stand in tflops_per_gpu",
-    "hfu utilization": "the model's FLOP/s as a share of the peak stand in mfu",
-    "memory allocated reserved": "peak memory of one device stands in peak_memory_gb (or _mb, _mib, _gib, _bytes)",
-    "time latency duration elapsed runtime step iteration us ms s": "the time of a step stands in step_time_s "
-    "(or _ms, _us)",
-}
+NEAR: Final[Mapping[str, str]] = table("columns")["near"]
 """Words of a column that nothing reads -> what to write instead, the first that fits."""
 
 
@@ -335,14 +247,7 @@ METRICS: Final = (
 LARGEST: Final = 1e18
 MAX_BYTES: Final = 2**30
 _BLANK: Final = frozenset({"", "-", "--", "n/a", "na", "nan", "none", "null", "?", "unknown", "not stated"})
-UNITS: Final[Mapping[str, Mapping[str, float]]] = {
-    "metric_step_time_s": {"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "min": 60.0},
-    "metric_tokens_per_s_per_gpu": {"tokens/s": 1.0, "tok/s": 1.0, "tokens/s/gpu": 1.0, "tok/s/gpu": 1.0,
-                                    "tokens/sec": 1.0, "k": 1e3, "ktokens/s": 1e3, "ktok/s": 1e3},
-    "metric_tflops_per_gpu": {"tflops": 1.0, "tflop/s": 1.0, "tflop/s/gpu": 1.0, "gflop/s": 1e-3, "pflop/s": 1e3},
-    "metric_mfu": {"%": 0.01},
-    "metric_peak_mem_gb": {"gb": 1.0, "mb": 1e-3, "b": 1e-9, "gib": 1.0, "mib": 2.0**-10},
-}  # fmt: skip
+UNITS: Final[Mapping[str, Mapping[str, float]]] = table("columns")["units"]
 """Units that a measurement may have behind its number -> factor to that of the column (memory: GB or GiB)."""
 _QUANTITY: Final = re.compile(r"([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*((?:[a-z%\u00b5/][a-z%\u00b5/ ]*)?)", re.IGNORECASE)
 _GROUPED: Final = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")

@@ -14,7 +14,7 @@ import numpy as np
 from steptime.errors import UserError
 from steptime.lab.measured.aggregate import job_key, plan_key
 from steptime.lab.measured.architecture import ModelFile
-from steptime.lab.measured.meaning import framework_of, table
+from steptime.lab.measured.meaning import framework_of
 from steptime.lab.measured.metrics import TimeOrigin
 from steptime.lab.measured.read import (
     METRICS,
@@ -26,6 +26,7 @@ from steptime.lab.measured.read import (
     not_read,
     read_rows,
     reason_counts,
+    table,
 )
 from steptime.lab.measured.run import MeasuredRun, run_of, source_key
 

@@ -38,7 +38,6 @@ from steptime.lab.measured.meaning import (
     not_recomputed,
     optimizer_called,
     selective,
-    table,
     unknown_words,
 )
 from steptime.lab.measured.metrics import (
@@ -49,7 +48,7 @@ from steptime.lab.measured.metrics import (
     measured_memory,
     measured_time,
 )
-from steptime.lab.measured.read import NO_CLAIM, Flag, Reason, RowProblem, TableRow, is_blank
+from steptime.lab.measured.read import NO_CLAIM, Flag, Reason, RowProblem, TableRow, is_blank, table
 from steptime.model.spec import ModelSpec
 from steptime.num import divisors
 

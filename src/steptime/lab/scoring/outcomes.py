@@ -18,7 +18,6 @@ import numpy as np
 
 from steptime.api.models import load_model
 from steptime.errors import FieldError, InputFileError, UserError, counted, did_you_mean, shorten
-from steptime.lab.measured import MeasuredRun, runs_of
 from steptime.lab.measured.aggregate import ScoredRun, plan_key, workload_key
 from steptime.lab.measured.predict import score_packaged
 from steptime.lab.measured.read import (
@@ -31,7 +30,10 @@ from steptime.lab.measured.read import (
     not_read,
     own_names,
     read_rows,
+    table,
 )
+from steptime.lab.measured.reading import runs_of
+from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import Progress
 from steptime.lab.report.score import print_doubts, print_skipped
 from steptime.lab.scoring.runs import REFUSED, Missing, doubted, skipped_counts, unread, unscored, write_table
@@ -165,20 +167,7 @@ def _predicted_s(each: Tried) -> float:
     return each.scored.step_time_s
 
 
-COLUMNS: Final = (
-    "line",
-    "model",
-    "gpu",
-    "gpus",
-    "framework",
-    "outcome",
-    "oom_probability",
-    "memory_predicted_bytes",
-    "predicted_s",
-    "measured_s",
-    "skipped",
-    "detail",
-)
+COLUMNS: Final[Sequence[str]] = table("columns")["columns"]["outcomes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

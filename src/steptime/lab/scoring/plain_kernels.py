@@ -7,7 +7,7 @@ one prediction.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -17,6 +17,7 @@ from steptime.captured.cost.timing import OperatorCost
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType
 from steptime.errors import UserError
 from steptime.hardware.records import Device
+from steptime.lab.measured.read import table
 
 Sizes = Mapping[str, int]
 Tensor = tuple[tuple[int, ...], str]
@@ -35,8 +36,6 @@ class Plain:
     columns: tuple[str, ...]
     """Columns of its shape; a column with ``=`` has that value where the cell is empty."""
     node: Callable[[Sizes, str], Made]
-    names: tuple[str, ...] = ()
-    """Other spellings, besides case and any of ``_``, ``-`` and space between words."""
     product: bool = False
     """Everybody's implementation is that of the vendor's library."""
 
@@ -138,60 +137,43 @@ _DTYPES: Final = {
 }
 """Spellings of element types by their names in the catalogue."""
 
+OTHER_NAMES: Final[Mapping[str, Sequence[str]]] = table("columns")["operators"]
+"""Other spellings of operators, besides case and any of ``_``, ``-`` and space between words."""
 PLAIN: Final[Mapping[str, Plain]] = {
     "gemm": Plain(
         columns=("m", "n", "k", "batch=1"),
         node=_product,
         product=True,
-        names=("matmul", "mm", "linear", "addmm", "dense", "matrix_multiply", "gemm_fwd"),
     ),
-    "bmm": Plain(
-        columns=("m", "n", "k", "batch"), node=_product, product=True, names=("batched_gemm", "batch_matmul", "baddbmm")
-    ),
+    "bmm": Plain(columns=("m", "n", "k", "batch"), node=_product, product=True),
     "attention_fwd": Plain(
         columns=HEADS,
         node=_attention(backward=False),
-        names=(
-            "attention",
-            "attn",
-            "sdpa",
-            "flash_attention",
-            "flash_attn",
-            "fmha",
-            "mha",
-            "scaled_dot_product_attention",
-            "attention_forward",
-        ),
     ),
     "attention_bwd": Plain(
         columns=HEADS,
         node=_attention(backward=True),
-        names=("attn_bwd", "sdpa_bwd", "flash_attention_bwd", "flash_attn_bwd", "fmha_bwd", "mha_bwd"),
     ),
-    "layernorm": Plain(
-        columns=ROWS, node=_norm("native_layer_norm", "input", "weight bias"), names=("layer_norm", "ln")
-    ),
+    "layernorm": Plain(columns=ROWS, node=_norm("native_layer_norm", "input", "weight bias")),
     "layernorm_bwd": Plain(
         columns=ROWS,
-        names=("layer_norm_bwd",),
         node=_norm("native_layer_norm_backward", "grad_out input", "weight bias", backward=True),
     ),
-    "rmsnorm": Plain(columns=ROWS, node=_norm("_fused_rms_norm", "input", "weight"), names=("rms_norm",)),
+    "rmsnorm": Plain(columns=ROWS, node=_norm("_fused_rms_norm", "input", "weight")),
     "rmsnorm_bwd": Plain(
         columns=ROWS,
-        names=("rms_norm_bwd",),
         node=_norm("_fused_rms_norm_backward", "grad_out input", "weight", backward=True),
     ),
     "softmax": Plain(columns=ROWS, node=_rows("_softmax", "self", dim=-1)),
     "softmax_bwd": Plain(columns=ROWS, node=_rows("_softmax_backward_data", "grad_output output", dim=-1)),
     "dropout": Plain(columns=ROWS, node=_dropout),
     "dropout_bwd": Plain(columns=ROWS, node=_rows("native_dropout_backward", "grad_output", scale=1.1)),
-    "embedding": Plain(columns=ROWS, node=_embedding, names=("embedding_lookup", "embed")),
-    "elementwise": Plain(columns=ROWS, node=_rows("relu", "self"), names=("copy", "relu", "cast", "pointwise")),
-    "add": Plain(columns=ROWS, node=_rows("add", "self other"), names=("residual", "residual_add", "mul", "sub")),
-    "gelu": Plain(columns=ROWS, node=_rows("gelu", "self"), names=("activation",)),
+    "embedding": Plain(columns=ROWS, node=_embedding),
+    "elementwise": Plain(columns=ROWS, node=_rows("relu", "self")),
+    "add": Plain(columns=ROWS, node=_rows("add", "self other")),
+    "gelu": Plain(columns=ROWS, node=_rows("gelu", "self")),
     "gelu_bwd": Plain(columns=ROWS, node=_rows("gelu_backward", "grad_output self")),
-    "silu": Plain(columns=ROWS, node=_rows("silu", "self"), names=("swish",)),
+    "silu": Plain(columns=ROWS, node=_rows("silu", "self")),
     "conv_fwd": Plain(
         columns=(
             "batch",
@@ -205,7 +187,6 @@ PLAIN: Final[Mapping[str, Plain]] = {
             "conv_pad=0",
         ),
         node=_convolution,
-        names=("conv", "conv2d", "convolution"),
         product=True,
     ),
 }
@@ -226,7 +207,7 @@ def name_key(name: str) -> str:
 def _spellings() -> Mapping[str, str]:
     """Key of a spelling -> operator; a forward pass may also be called so."""
     own = {name_key(name): op for op in PLAIN for name in (op, f"{op}_fwd")}
-    others = {name_key(name): op for op, plain in PLAIN.items() for name in plain.names}
+    others = {name_key(name): op for op, names in OTHER_NAMES.items() for name in names}
     return {**others, **own}
 
 

@@ -17,10 +17,11 @@ from steptime.api.models import load_model
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.lab.calibrate.score import errors
 from steptime.lab.calibrate.table import read_table
-from steptime.lab.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
-from steptime.lab.measured.aggregate import memory_columns, timed
+from steptime.lab.measured.aggregate import ScoredRun, memory_columns, summary, timed
 from steptime.lab.measured.predict import EACH, Scores, folds, score_left_out, score_packaged
-from steptime.lab.measured.read import DOUBTS, TableRow, check_columns, named_cells, own_names
+from steptime.lab.measured.read import DOUBTS, TableRow, check_columns, named_cells, own_names, table
+from steptime.lab.measured.reading import Reading, read_runs, runs_of
+from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import Modelled, Progress, modelled
 from steptime.plan.framework_file import framework_table
 from steptime.store.files import write_whole
@@ -323,31 +324,7 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-COLUMNS: Final = (
-    "line",
-    "row_id",
-    "source_key",
-    "model",
-    "gpu",
-    "gpus",
-    "framework",
-    "measured_s",
-    "predicted_s",
-    "low_s",
-    "high_s",
-    "ratio",
-    "time_origin",
-    "memory_measured_bytes",
-    "memory_predicted_bytes",
-    "memory_ratio",
-    "memory_definition",
-    "memory_low_bytes",
-    "memory_high_bytes",
-    "oom_probability",
-    "flags",
-    "skipped",
-    "detail",
-)
+COLUMNS: Final[Sequence[str]] = table("columns")["columns"]["runs"]
 
 
 def write_rows(score: RunScore, path: Path) -> None:

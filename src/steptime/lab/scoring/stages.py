@@ -22,7 +22,7 @@ from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import of_device
 from steptime.lab.calibrate.score import errors
-from steptime.lab.measured.read import Reason, RowProblem, TableRow, name_key, not_read, read_rows
+from steptime.lab.measured.read import Reason, RowProblem, TableRow, name_key, not_read, read_rows, table
 from steptime.lab.measured.reading import with_recipe
 from steptime.lab.measured.run import MeasuredRun, run_of
 from steptime.lab.measured.samples import Setting, factors_of, settings_of
@@ -219,18 +219,7 @@ def _missing(row: TableRow, reason: str, detail: str) -> Missing:
     return Missing(line=row.line, reason=reason, detail=shorten(detail, 200))
 
 
-COLUMNS: Final = (
-    "line",
-    "model",
-    "gpu",
-    "framework",
-    "time",
-    "measured_s",
-    "predicted_s",
-    "error",
-    "skipped",
-    "detail",
-)
+COLUMNS: Final[Sequence[str]] = table("columns")["columns"]["stages"]
 
 
 def write_stages(score: StageScore, path: Path) -> None:

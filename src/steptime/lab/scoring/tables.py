@@ -15,22 +15,13 @@ from steptime.lab.calibrate.collectives import KINDS, kind_of
 from steptime.lab.calibrate.expert_exchange import WAYS
 from steptime.lab.calibrate.table import Table, read_table
 from steptime.lab.measured.canonical import device_name
-from steptime.lab.measured.read import name_key
+from steptime.lab.measured.read import name_key, table
+from steptime.lab.scoring.plain_kernels import OTHER_NAMES as OPERATOR_NAMES
 from steptime.lab.scoring.plain_kernels import PLAIN, operator_named
 from steptime.num import Array
 from steptime.store.files import is_file, read_text
 
-OTHER_NAMES: Final = {
-    "device": "gpu",
-    "accelerator": "gpu",
-    "operator": "op",
-    "precision": "dtype",
-    "gpus": "n_gpus",
-    "ranks": "n_gpus",
-    "nranks": "n_gpus",
-    "size": "bytes",
-    "size_bytes": "bytes",
-}
+OTHER_NAMES: Final[Mapping[str, str]] = table("columns")["kernels_and_collectives"]
 """Other names of columns; the column's own name wins."""
 TIMES: Final = ("time", "latency", "duration")
 """Names of a column of times, before the unit that it ends in."""
@@ -130,7 +121,10 @@ def _listed(names: Iterable[str]) -> str:
 
 def columns_of_kernels() -> list[dict[str, Any]]:
     """Operators with their columns (``=``: value of an empty cell) and other spellings."""
-    return [{"op": op, "columns": list(plain.columns), "other_names": list(plain.names)} for op, plain in PLAIN.items()]
+    return [
+        {"op": op, "columns": list(plain.columns), "other_names": list(OPERATOR_NAMES.get(op, ()))}
+        for op, plain in PLAIN.items()
+    ]
 
 
 def names_of_collectives() -> dict[str, list[str]]:

@@ -373,7 +373,7 @@ def _levels(collectives: Sequence[Timed], mesh: Mesh | None, device: DeviceFit) 
     out = [made for axis, devices in axes if (made := _level(axis, devices, collectives)) is not None]
     if out:
         return tuple(out)
-    return LevelFit(
+    assumed = LevelFit(
         name="local",
         devices=None,
         link_Bps=device.memory_Bps,
@@ -381,6 +381,7 @@ def _levels(collectives: Sequence[Timed], mesh: Mesh | None, device: DeviceFit) 
         latency_s=device.kernel_latency_s,
         points=0,
     )
+    return (assumed,)
 
 
 def _level(axis: str, devices: int | None, collectives: Sequence[Timed]) -> LevelFit | None:

@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO
 import numpy as np
 
 from steptime.errors import InputFileError, UserError, shorten
+from steptime.lab.calibrate.family import NAMES
 from steptime.lab.calibrate.mesh.links import MAX_DEVICES, Links, Quantity
 from steptime.num import Array
 from steptime.store.files import BROKEN, is_file, refuse_endless, unreadable
@@ -27,25 +28,7 @@ BPS_RANGE = (1e3, 1e14)
 #: Rows of a file with their line numbers.
 Rows = Iterator[tuple[int, list[str]]]
 
-_ROLES = {
-    "source": "source",
-    "src": "source",
-    "from": "source",
-    "target": "target",
-    "dst": "target",
-    "dest": "target",
-    "destination": "target",
-    "to": "target",
-    "bytes": "bytes",
-    "size": "bytes",
-    "message": "bytes",
-    "seconds": "seconds",
-    "time": "seconds",
-    "latency": "latency",
-    "alpha": "latency",
-    "bandwidth": "bandwidth",
-    "bw": "bandwidth",
-}
+_ROLES = NAMES["links"]
 DIMENSIONS = {"bytes": "bytes", "seconds": "s", "latency": "s", "bandwidth": "Bps"}
 IMPLIED = {"bytes": "B", "seconds": "s"}
 SPELLING = {"bytes": "size_KiB", "seconds": "time_us", "latency": "latency_us", "bandwidth": "bandwidth_GB/s"}
