@@ -82,29 +82,8 @@ def command(
     The defaults are a layer on NVIDIA H100 SXM5 and a run of three months, after arXiv 2411.01137.
     The network moves a layer's activations; memory moves its weights; all of it overlaps with compute.
     """
-    result = _limits(
-        o.given(
-            d_in=d_in,
-            d_out=d_out,
-            tokens=tokens,
-            tp_in=tp_in,
-            tp_out=tp_out,
-            dp=dp,
-            width_bytes=width_bytes,
-            device=device,
-            utilization=utilization,
-            batch_tokens=batch_tokens,
-            layers=layers,
-            tokens_per_parameter=tokens_per_parameter,
-        ),
-        o.given(
-            flops_8bit=flops_8bit,
-            memory_bandwidth=memory_bandwidth,
-            network_bandwidth=network_bandwidth,
-            duration=duration,
-            layer_latency=layer_latency,
-        ),
-    )
+    options = o.given(**{name: value for name, value in locals().items() if name != "json"})
+    result = _limits(options)
     if json:
         from steptime.cli.output import print_json
 
@@ -114,14 +93,17 @@ def command(
     print_limits(result)
 
 
-def _limits(options: Mapping[str, Any], quantities: Mapping[str, str]) -> Limits:
+def _limits(given: Mapping[str, Any]) -> Limits:
     """The limits; what is wrong is told by the name of its option."""
     from steptime.errors import FieldError
     from steptime.lab.limits import limits
 
     names = {parameter: parameter for parameter in signature(limits).parameters}
     names |= {parameter: name for name, (_, parameter) in QUANTITIES.items()}
-    parsed: dict[str, Any] = {QUANTITIES[name][1]: _parsed(name, text) for name, text in quantities.items()}
+    parsed: dict[str, Any] = {
+        QUANTITIES[name][1]: _parsed(name, text) for name, text in given.items() if name in QUANTITIES
+    }
+    options = {name: value for name, value in given.items() if name not in QUANTITIES}
     try:
         return limits(**options, **parsed)
     except FieldError as error:

@@ -265,59 +265,42 @@ def _summa_attention(s: _Shape, plans: Plans) -> tuple[Row, ...]:
     rows, keys, element = s.b * s.all_heads * s.local, s.b * s.all_heads * s.l, s.element_bytes
     pairs, held = rows * s.l, rows * across
     scores, heads = pairs * element, keys * q * element
-    core: dict[str, Num] = {
-        "pairs": pairs,
-        "rows": rows,
-        "keys": keys,
-        "kv_rows": keys,
-        "head_dim": q,
-        "accumulate": 0,
-        "element_bytes": element,
-        "panels": plans.panels,
-    }
-    statistics = (_all_reduce(s, plans, "tp", rows * element),)
-    return (
-        Row(
-            name="logits",
-            block="sa",
-            operator="blocked_scores",
-            shape=core,
-            kept_bytes=2 * rows * q * element,
-            panels=plans.panels,
-            forward=(over("tp2", "broadcast", heads), over("tp", "reduce", scores)),
-            backward=(
-                over("tp", "broadcast", scores),
-                over("tp2", "broadcast", heads),
-                over("tp", "broadcast", scores),
-                over("tp2", "reduce", heads),
-            ),
-        ),
-        Row(
-            name="softmax",
-            block="sa",
-            operator="softmax",
-            kept_bytes=held * element,
-            shape={"pairs": held, "rows": rows, "elements": held, "element_bytes": element},
-            forward=statistics,
-            backward=statistics,
-        ),
-        dropout("dpr_at", "sa", held, element_bytes=element, mask_bytes=s.mask_bytes),
-        Row(
-            name="attend",
-            block="sa",
-            operator="blocked_attend",
-            shape=core,
-            panels=plans.panels,
-            kept_bytes=(held + rows * q) * element,
-            forward=(over("tp", "broadcast", scores), over("tp2", "broadcast", heads)),
-            backward=(
-                over("tp2", "broadcast", heads),
-                over("tp", "reduce", scores),
-                over("tp", "broadcast", scores),
-                over("tp2", "reduce", heads),
-            ),
-        ),
+    core: dict[str, Num] = {"pairs": pairs, "rows": rows, "keys": keys, "kv_rows": keys, "head_dim": q}
+    core |= {"accumulate": 0, "element_bytes": element, "panels": plans.panels}
+    send_scores, send_heads = over("tp", "broadcast", scores), over("tp2", "broadcast", heads)
+    add_scores, add_heads = over("tp", "reduce", scores), over("tp2", "reduce", heads)
+    logits = Row(
+        name="logits",
+        block="sa",
+        operator="blocked_scores",
+        shape=core,
+        kept_bytes=2 * rows * q * element,
+        panels=plans.panels,
+        forward=(send_heads, add_scores),
+        backward=(send_scores, send_heads, send_scores, add_heads),
     )
+    statistics = (_all_reduce(s, plans, "tp", rows * element),)
+    softmax = Row(
+        name="softmax",
+        block="sa",
+        operator="softmax",
+        kept_bytes=held * element,
+        shape={"pairs": held, "rows": rows, "elements": held, "element_bytes": element},
+        forward=statistics,
+        backward=statistics,
+    )
+    attend = Row(
+        name="attend",
+        block="sa",
+        operator="blocked_attend",
+        shape=core,
+        panels=plans.panels,
+        kept_bytes=(held + rows * q) * element,
+        forward=(send_scores, send_heads),
+        backward=(send_heads, add_scores, send_scores, add_heads),
+    )
+    dropped = dropout("dpr_at", "sa", held, element_bytes=element, mask_bytes=s.mask_bytes)
+    return logits, softmax, dropped, attend
 
 
 def _attention(s: _Shape, job: Job, plans: Plans) -> tuple[Row, ...]:
