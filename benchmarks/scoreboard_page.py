@@ -293,6 +293,24 @@ def step_time_part(board: Board) -> list[str]:
     ]
 
 
+def groups_part(board: Board) -> list[str]:
+    """Errors by source, GPU, scale, dtype, model and architecture."""
+    return [
+        "## By source, not known to the fit",
+        group_table(board, "by_source", "source"),
+        f"## By GPU with {LEAST_OF_A_GPU} rows or more, source not known to the fit",
+        gpu_table(board),
+        "## By number of GPUs, dtype and kind of model, source not known to the fit",
+        group_table(board, "by_scale", "GPUs"),
+        group_table(board, "by_dtype", "dtype"),
+        group_table(board, "by_kind", "model"),
+        "## By architecture of the GPU and by dense or experts, source not known to the fit",
+        group_table(board, "by_experts", "layers"),
+        group_table(board, "by_architecture", "architecture"),
+        group_table(board, "by_architecture_and_experts", "architecture, layers"),
+    ]
+
+
 def page(board: Board) -> str:
     """The whole page."""
     top = board.summaries[SEEN]
@@ -306,18 +324,7 @@ def page(board: Board) -> str:
         f"{top['memory']['rows']} peak memories), {skipped} cannot:",
         markdown(("reason", "rows"), [(name, str(n)) for name, n in top["skipped"].items()]),
         *step_time_part(board),
-        "## By source, not known to the fit",
-        group_table(board, "by_source", "source"),
-        f"## By GPU with {LEAST_OF_A_GPU} rows or more, source not known to the fit",
-        gpu_table(board),
-        "## By number of GPUs, dtype and kind of model, source not known to the fit",
-        group_table(board, "by_scale", "GPUs"),
-        group_table(board, "by_dtype", "dtype"),
-        group_table(board, "by_kind", "model"),
-        "## By architecture of the GPU and by dense or experts, source not known to the fit",
-        group_table(board, "by_experts", "layers"),
-        group_table(board, "by_architecture", "architecture"),
-        group_table(board, "by_architecture_and_experts", "architecture, layers"),
+        *groups_part(board),
         *second_tables(board),
         "## Order of plans",
         "Runs of one model on one machine that differ in their plan alone, in groups of five plans or more.",

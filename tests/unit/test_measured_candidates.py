@@ -217,7 +217,7 @@ def test_overlap_that_a_row_states_changes_what_hides():
 
 def test_software_without_known_habits_may_hide_its_gradients_or_not():
     unknown = one(framework="Homegrown 1.0", notes="")
-    assert weights(candidates(unknown), "hides_data") == pytest.approx({True: 0.5, False: 0.5})
+    assert weights(candidates(unknown), "overlaps_data") == pytest.approx({True: 0.5, False: 0.5})
     shown = [setting.job.overlap for setting in settings_of(unknown)]
     assert any("dp" in each for each in shown) and any("dp" not in each for each in shown)
     stated = replace(unknown, notes="no DP overlap")

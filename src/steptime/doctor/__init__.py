@@ -1,4 +1,4 @@
-"""Reads a training log or a profiler trace and says where the time goes that should not, beside the prediction."""
+"""Reads a training log or a profiler trace and says where time is lost, compared with the prediction."""
 
 from steptime.doctor.diagnose import diagnose_log, diagnose_trace
 from steptime.doctor.findings import memory_is_off

@@ -263,7 +263,7 @@ def diagnose_log(
     memory_variants: Sequence[Variant] = (),
     notes: Sequence[str] = (),
 ) -> Diagnosis:
-    """What a log shows, beside the prediction if there is one.
+    """What a log shows, compared with the prediction if there is one.
 
     Args:
         log: what :func:`~steptime.doctor.log.read_log` returns.
@@ -272,8 +272,8 @@ def diagnose_log(
         model: its model; with it printed FLOP/s are compared as the log counts them.
         contradictions: what the user gives against what the log states.
         variants: predictions with one choice of the plan changed, held against the step time.
-        memory_variants: likewise, held against the peak memory.
-        notes: what the reader of the report has to know beside.
+        memory_variants: predictions with one choice changed, held against the peak memory.
+        notes: further remarks for the reader of the report.
 
     Raises:
         InputFileError: the log's throughput cannot be turned into times.
@@ -323,7 +323,7 @@ def diagnose_trace(
     notes: Sequence[str] = (),
     framework: str = "",
 ) -> Diagnosis:
-    """What a trace shows, beside the prediction if there is one; arguments as in :func:`diagnose_log`."""
+    """What a trace shows, compared with the prediction if there is one; arguments as in :func:`diagnose_log`."""
     rows = trace_rows(times, estimate)
     found = trace_findings(times, estimate, rows, framework)
     return Diagnosis(

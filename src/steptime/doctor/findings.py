@@ -176,7 +176,7 @@ def excess(row: Compared | None, step_s: float) -> float | None:
     return lost if lost > max(WORTH * step_s, 0.1 * row.predicted) else None
 
 
-def beside(row: Compared) -> str:
+def compared_line(row: Compared) -> str:
     """Measured and predicted in one line of evidence."""
     predicted = "nothing" if row.predicted is None else format_seconds(row.predicted)
     text = f"{row.name}: measured {format_seconds(row.measured or 0.0)}, predicted {predicted}"
@@ -212,7 +212,7 @@ def log_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[Fin
 
 
 def cause_of(log: Log, numbers: Sequence[int], period: int | None) -> str | None:
-    """The kind of event that stands beside most of these steps, or whose printed interval is their period."""
+    """The kind of event that most of these steps have, or whose printed interval is their period."""
     if not numbers:
         return None
     before = {number: max((s.number for s in log.steps if s.number < number), default=0) for number in numbers[:200]}
@@ -287,7 +287,7 @@ def _timer_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[
         if row is None or lost is None or any(inner in log.timers for inner in _HOLDS.get(name, ())):
             continue
         title = f"{name} takes longer than predicted"
-        out.append(finding(code, title, lost, [beside(row)], log.framework, relative=True))
+        out.append(finding(code, title, lost, [compared_line(row)], log.framework, relative=True))
     for name in _DATA_TIMERS:
         data_s = log.timers.get(name, (0.0, 0.0))[1]
         if data_s > WORTH * series.median_s:

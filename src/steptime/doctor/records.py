@@ -31,7 +31,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """Something that a log reports beside its steps."""
+    """Something that a log reports between its steps."""
 
     kind: str
     """``checkpoint``, ``evaluation``, ``garbage_collection``, ``allocator_retry`` or ``out_of_memory``."""
@@ -232,7 +232,7 @@ class TraceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Measured beside predicted."""
+    """A measured and a predicted figure."""
 
     name: str
     unit: str

@@ -1,4 +1,4 @@
-"""The report of ``steptime doctor``: verdict, measured beside predicted, findings, what was assumed."""
+"""The report of ``steptime doctor``: verdict, measured and predicted figures, findings, what was assumed."""
 
 from __future__ import annotations
 

@@ -98,23 +98,23 @@ def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _overlapped(framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool) -> Mapping[str, Any]:
-    """What the log states, its words on gradients and on ``tp`` joined with what else the framework hides.
+    """What the log states, its words on gradients and on ``tp`` joined with what else the framework overlaps.
 
     Arguments that say nothing of ``tp`` are of a version that cannot hide it. Messages between virtual stages hide
     behind computation, as in measured runs.
     """
-    said, hides = stated.plan, dict[str, bool]()
+    said, overlaps = stated.plan, dict[str, bool]()
     if "overlap" in said:
-        hides["dp"] = said["overlap"] == "dp"
+        overlaps["dp"] = said["overlap"] == "dp"
     tensor = stated.flags.get("tp_comm_overlap", "False" if "overlap" in said else "")
     if tensor in gather.SAID:
-        hides["tp"] = tensor == "True"
+        overlaps["tp"] = tensor == "True"
     if isinstance(whole.get("vpp"), int) and whole["vpp"] > 1:
-        hides["pp"] = True
-    if not framework or not hides:
+        overlaps["pp"] = True
+    if not framework or not overlaps:
         return said
     habit = habits_of(framework).overlap_with(frozenset(), experts=experts)
-    hidden = (habit - hides.keys()) | {axis for axis, does in hides.items() if does}
+    hidden = (habit - overlaps.keys()) | {axis for axis, does in overlaps.items() if does}
     return {**said, "overlap": ",".join(sorted(hidden)) or "none"}
 
 
@@ -240,7 +240,7 @@ def _joined(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Likewise, without minor versions too: ``llama3 405B`` is Llama 3.1."""
+    """A model's name without case, joints and minor versions: ``llama3 405B`` is Llama 3.1."""
     return _joined(re.sub(r"(?<=\d)\.\d(?=\D)", "", name))
 
 

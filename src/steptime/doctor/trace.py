@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from steptime.doctor.source import CHUNK, HINT, Text, open_bytes
 from steptime.errors import InputFileError, first_few, shorten
 
-#: Largest single value of a trace (one event, or one entry beside the events).
+#: Largest single value of a trace (one event, or one entry of the file other than events).
 MAX_VALUE: Final = 64 * 2**20
 _SPACE: Final = " \t\r\n,"
 
@@ -91,8 +91,8 @@ class _Cursor:
 def events_of(path: str) -> Iterator[tuple[str, Any]]:
     """Pairs of key and value of a trace; each event comes as ``("event", {...})``.
 
-    The entries beside ``traceEvents`` come under their own keys, in the order of the file. A bare list of events is
-    a trace too.
+    Entries of the file other than ``traceEvents`` come under their own keys, in the order of the file. A bare list of
+    events is a trace too.
 
     Raises:
         InputFileError: the file cannot be opened.
@@ -246,7 +246,7 @@ class Collective:
 
 @dataclass(slots=True)
 class Recording:
-    """Columns of the kernels of a trace (microseconds), and what stands beside them."""
+    """Columns of the kernels of a trace (microseconds), and what belongs to them."""
 
     start_us: array[float] = field(default_factory=lambda: array("d"))
     length_us: array[float] = field(default_factory=lambda: array("d"))

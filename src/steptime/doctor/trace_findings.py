@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from steptime.doctor.findings import WORTH, beside, excess, finding, share
+from steptime.doctor.findings import WORTH, compared_line, excess, finding, share
 from steptime.doctor.records import Compared, Finding, KernelTotal, LongGap, TraceTimes, Traffic
 from steptime.doctor.timeline import spread
 from steptime.doctor.trace import group_of
@@ -188,7 +188,7 @@ def _traffic_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -
         if lost is None:
             continue
         against = " more than predicted" if row is not None and row.predicted is not None else ""
-        evidence = ([beside(row)] if row is not None and against else []) + _traffic_evidence(each, t)
+        evidence = ([compared_line(row)] if row is not None and against else []) + _traffic_evidence(each, t)
         out.append(finding(name, f"{name} is exposed{against}", lost, evidence, framework, relative=bool(against)))
     return out
 
@@ -216,7 +216,7 @@ def _group_findings(t: TraceTimes, rows: Sequence[Compared], framework: str) -> 
         if row is None or lost is None:
             continue
         groups = ("matmul", "attention") if name == "compute" else (name,)
-        evidence = [beside(row)]
+        evidence = [compared_line(row)]
         top = [k for k in t.top if k.group in groups][:3]
         evidence += map(_of_kernel, top)
         if name == "compute" and any("sgemm" in k.name.lower() or "f32f32" in k.name.lower() for k in top):

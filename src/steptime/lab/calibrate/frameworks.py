@@ -63,7 +63,7 @@ PARAMETERS: Sequence[Parameter] = (
 DEVICE_SPREAD = 0.12
 """Standard deviation of the logarithm of a device's own factor."""
 UNMEASURED_SPREAD = 0.25
-"""Likewise of a device whose matrix products have no curve: a share of the datasheet's peak stands for them."""
+"""The same of a device whose matrix products have no curve: a share of the datasheet's peak stands for them."""
 
 
 OWN_SPREAD = 0.05
@@ -134,7 +134,7 @@ NOISE = 0.15
 SOURCE = 0.12
 """Spread of whole sources around a good model of their framework: builds, containers, data, clocks."""
 EXPERTS = 0.15
-"""Likewise around models with experts, whose balance and kernels no source states: assumed."""
+"""Spread of runs around models with experts, whose balance and kernels no source states: assumed."""
 OUTLIER = 0.15
 """Residual from which a run counts less (pseudo-Huber)."""
 APART = 1.5

@@ -16,7 +16,7 @@ from steptime.estimate.kernels import FEW_UNITS, OPERAND_BYTES, SPREAD_UNITS
 from steptime.hardware.library import device_named, load_device
 from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, launched, readable, timed, timer_of
-from steptime.lab.calibrate.fitting import Prior, fitted_curve, hashed
+from steptime.lab.calibrate.fitting import About, Prior, fitted_curve, hashed
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array
 
@@ -324,9 +324,7 @@ def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
         truth.arguments,
         truth.measured_s,
         truth.groups,
-        dtype=truth.dtype,
-        timer=truth.timer,
-        source=truth.source,
+        about=About(dtype=truth.dtype, timer=truth.timer, source=truth.source),
         folds=folds,
         priors=PRIORS,
     )

@@ -22,7 +22,7 @@ from steptime.lab.calibrate.family import (
     timed,
     timer_of,
 )
-from steptime.lab.calibrate.fitting import Prior, cross_validated, fit, fitted_curve, hashed
+from steptime.lab.calibrate.fitting import About, Prior, cross_validated, fit, fitted_curve, hashed
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array
 
@@ -106,9 +106,7 @@ class Cell:
             self.measured_s,
             self.groups,
             folds=folds,
-            dtype=self.dtype,
-            source=self.source,
-            timer=self.timer,
+            about=About(dtype=self.dtype, source=self.source, timer=self.timer),
             priors=self.priors,
             fixed=self.fixed,
         )

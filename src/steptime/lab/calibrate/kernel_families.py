@@ -114,7 +114,7 @@ ATTENTION: Final = (_attention("attention_fwd", whole_sequences), _attention("at
 ARGUMENTS: Final = ("moved_bytes", "rows", "reread_bytes", "vector_flops")
 BINARY: Final = re.compile(r"opname=(add|mul|sub|div|pow);|target=<built-in function (add|sub)>")
 COSTLY: Final = {"div": 4.0, "pow": 16.0, "tanh": 12.0, "gelu": 12.0, "truediv": 4.0}
-"""Vector operations per element beside 1 for sums and products (a count of instructions, not measured)."""
+"""Vector operations per element, 1 for sums and products (a count of instructions, not measured)."""
 
 MEMORY_BOUND_COEFFICIENTS: Final = (
     Coefficient(name="launch_s", start=3e-6, low=3e-7, high=1e-4),

@@ -151,7 +151,7 @@ def compared(given: str, request: Request) -> str:
 
 
 def comparison_of(fitted: Fitted, compare_to: str, out: Path) -> Comparison:
-    """The residuals against a public profile, written beside the profile."""
+    """The residuals against a public profile, written next to the profile."""
     from steptime.lab.calibrate.comparison import compare, residuals_path, write_residuals
 
     found = compare(fitted, compare_to, method_of(fitted))

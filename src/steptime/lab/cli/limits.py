@@ -155,7 +155,7 @@ def print_limits(result: Limits) -> None:
 
 
 def print_figures(figures: Sequence[Figure], products: Sequence[ProductTime]) -> None:
-    """Write figures as they are stated beside those of the formulas, and the table of products."""
+    """Write published figures next to figures of the formulas, and the table of products."""
     out = t.console()
     table = t.grid(["figure", "stated", "computed", "difference", "source"], left=(0, 4))
     for each in figures:

@@ -64,9 +64,9 @@ class Candidate:
     attention: str
     """``fused`` or ``unfused``."""
     offload: frozenset[str] = frozenset()
-    """What is kept on the host, beside what the row says."""
-    hides_data: bool = True
-    """Gradients and weights travel behind computation where the framework hides them, or nobody knows what it does."""
+    """What is kept on the host in addition to what the row says."""
+    overlaps_data: bool = True
+    """Whether traffic of gradients and weights overlaps with computation as far as the framework can, or is unknown."""
     fits: bool = True
     """The predicted memory is below that of the device."""
 
@@ -84,7 +84,7 @@ _OVERLAP_OF: Final = {
     "tp": r"tp[-_ ]comm[-_ ]overlap|(?<![a-z])tp[-_ ]overlap|overlap[-_ ]tp",
     "ep": r"overlap[-_ ]moe\w*|moe[-_ ]a2a[-_ ]overlap|ep[-_ ]overlap|overlap[-_ ]ep",
 }
-"""Words of notes by which traffic of an axis runs beside computation, in the flags of Megatron and DeepSpeed."""
+"""Words of notes by which traffic of an axis overlaps with computation, in the flags of Megatron and DeepSpeed."""
 _OFF: Final = re.compile(r"\s*(?:[=:]\s*|is |are |turned |switched )?(?:off|false|no|none|disabled|0)\b", re.IGNORECASE)
 _NOT: Final = re.compile(r"(?:\bno|\bnot|\bwithout|--no)[-_ ]$", re.IGNORECASE)
 _ASYNCHRONOUS: Final = re.compile(r"\basync tp\b", re.IGNORECASE)
@@ -163,7 +163,7 @@ def fed_length(run: MeasuredRun) -> int:
 
 
 def said_to_overlap(notes: str) -> dict[str, bool]:
-    """Axis -> whether its traffic runs beside computation, of those axes of which remarks on a run say so.
+    """Axis -> whether its traffic overlaps with computation, of the axes that remarks on a run mention.
 
     >>> said_to_overlap("no TP/DP overlap"), said_to_overlap("overlap-grad-reduce, overlap-param-gather on; async TP")
     ({'tp': False, 'dp': False}, {'tp': True, 'dp': True})
@@ -183,7 +183,7 @@ def said_to_overlap(notes: str) -> dict[str, bool]:
 
 
 def overlap_of(run: MeasuredRun, habitual: frozenset[str]) -> frozenset[str]:
-    """Axes whose traffic hides: those that the framework hides, but for those of which the run says otherwise."""
+    """Axes whose traffic overlaps: as the framework does it, unless the run says otherwise."""
     said = said_to_overlap(run.notes)
     usable = {axis for axis, on in said.items() if on and (axis != "ep" or run.model.experts is not None)}
     return (habitual | usable) - {axis for axis, on in said.items() if not on}
@@ -220,7 +220,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         offload=(run.offload | found.offload) & frozenset(OFFLOADS),
     )
     job = with_habits(job, run.framework)
-    habitual = job.overlap if found.hides_data else job.overlap - {"dp"}
+    habitual = job.overlap if found.overlaps_data else job.overlap - {"dp"}
     overlap = overlap_of(run, habitual | ({"pp"} if interleaved else set()))
     job = dispatched_by(job, run.dispatcher) if run.dispatcher else job
     return replace(
@@ -365,7 +365,7 @@ def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Deg
         "sequence_parallel": _sequence_parallel(run, degrees),
         "attention": _attentions(run),
         "offload": _offloads(run),
-        "hides_data": _hides_data(run, degrees),
+        "overlaps_data": _overlaps_data(run, degrees),
     }
     out = []
     for chosen in product(*options.values()):
@@ -401,7 +401,7 @@ def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
 
 def _otherwise(c: Candidate) -> tuple[object, ...]:
     """All settings of a candidate but its recomputation."""
-    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.hides_data)
+    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.overlaps_data)
 
 
 def _again(c: Candidate) -> float:
@@ -540,7 +540,7 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
     return _normal(own or framework_default(run.framework, "attention"))
 
 
-def _hides_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
+def _overlaps_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
     """Whether gradients and weights travel behind computation: of software without known habits either may be."""
     if run.framework in HABITS or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
         return [(True, 1.0)]

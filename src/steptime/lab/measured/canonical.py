@@ -82,7 +82,7 @@ def _known(spelling: str) -> str | None:
         return None
 
 
-#: Words beside FP8 -> recipe. A scale per row takes as many bytes to quantise as one per tensor that is found
+#: Words next to FP8 -> recipe. A scale per row takes as many bytes to quantise as one per tensor that is found
 #: beforehand.
 _RECIPES: Final = (
     (r"tensor-?wise|row-?wise|current|(?<![a-z])cs(?![a-z])", "fp8-tensorwise"),

@@ -61,7 +61,7 @@ SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-v": "zb-h1", "zb-2p": "zb-h2", "dual
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})
-"""Frameworks that state the shards of the data axis; their context ranks hold shards of their own beside."""
+"""Frameworks that state the shards of the data axis; their context ranks hold shards of their own."""
 
 
 def recipe(precision: str, framework: str = "") -> str:
@@ -173,7 +173,7 @@ _NOT_RECOMPUTED: Final = re.compile(
 
 
 def gradients_beside(dtype: str) -> str | None:
-    """Dtype of gradients that a text on the dtype of a run has beside it; None: it says none.
+    """Dtype of gradients that a text on the dtype of a run adds; None: it says none.
 
     >>> [gradients_beside(text) for text in ("BF16 (fp32 grad accumulation)", "bf16, grads in fp32", "fp32")]
     ['fp32', 'fp32', None]

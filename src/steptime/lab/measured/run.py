@@ -172,7 +172,7 @@ _STATED_ERROR = re.compile(r"(?:\+/-|\u00b1)\s{0,4}(\d{1,3}(?:\.\d{1,9})?)\s{0,4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterName:
-    """Low-rank adapters beside frozen weights."""
+    """Low-rank adapters of frozen weights."""
 
     rank: int
     targets: str
@@ -286,67 +286,80 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     found = degrees(row, gpus, schedule, flags)
     arch = architecture(row, seq_len, found.pp if found else 1, load)
     size = batch(row, found, schedule, flags)
-    per_node = _per_node(row, gpus, flags)
-    framework = framework_of(row)
-    dtype = _dtype(row, flags)
-    recompute = _recompute(row, framework)
-    likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
+    per_node, framework = _per_node(row, gpus, flags), framework_of(row)
+    dtype, recompute = _dtype(row, flags), _recompute(row, framework)
     kind, adapter = _workload(row, framework)
+    job: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "device": device, "global_batch": size.global_batch}
     basis = RateBasis(
         spec=arch.spec,
-        gpus=gpus,
-        global_batch=size.global_batch,
-        seq_len=seq_len,
-        device=device,
-        precision=dtype.precisions[0] if dtype.precisions else likely,
+        precision=dtype.precisions[0] if dtype.precisions else _likely_dtype(framework),
         frozen=adapter is not None,
         recompute=recompute.kind if recompute else "none",
+        **job,
     )
-    time = measured_time(row, basis, flags)
-    memory = measured_memory(row, catalogue_device(device), flags)
-    if time is None and memory is None and not row.text("outcome"):
-        raise _unmeasured(row, flags)
-    shard = sharding(row.text("zero_stage_or_fsdp"))
-    said = _attention(row)
-    attention = attention_kernel(said)
-    further = {**_choices(row, device, experts=arch.spec.experts is not None), **_kernels(row, said, attention)}
-    _doubts(row, shard, recompute, attention, flags)
+    measured = _measured(row, basis, flags)
     return MeasuredRun(
-        line=row.line,
-        row_id=row.text("row_id") or f"line-{row.line}",
-        source_key=source_key(row),
-        source=row.text("source"),
-        provenance=row.text("provenance"),
+        **_described(row),
+        **job,
+        **measured,
         framework=framework,
-        model_name=row.text("model"),
         model=arch.spec,
         model_kind="lora" if adapter else arch.kind,
         workload=kind,
         adapter=adapter,
         quantised_base=dtype.quantised_base or kind == "qlora",
-        optimizer=_optimizer(row),
-        device=device,
-        gpus=gpus,
         gpus_per_node=per_node,
-        internode=row.text("internode"),
         internode_Bps=network_Bps(row.text("internode"), per_node),
         precisions=dtype.precisions,
-        seq_len=seq_len,
-        global_batch=size.global_batch,
         micro_batch=size.micro_batch,
         degrees=found,
         schedule=schedule.name,
         accumulation=schedule.accumulation,
-        sharding=shard,
-        recompute=recompute,
-        attention=attention,
-        time=time,
-        memory=memory,
+        **_plan_choices(row, device, recompute, flags, experts=arch.spec.experts is not None),
         flags=frozenset(flags | arch.flags),
-        qc_flags=row.text("qc_flags"),
-        notes=row.text("notes"),
-        **further,
     )
+
+
+def _described(row: TableRow) -> dict[str, Any]:
+    """Texts of a row that name its run."""
+    return {
+        "line": row.line,
+        "row_id": row.text("row_id") or f"line-{row.line}",
+        "source_key": source_key(row),
+        "model_name": row.text("model"),
+        "optimizer": _optimizer(row),
+        **{name: row.text(name) for name in ("source", "provenance", "internode", "qc_flags", "notes")},
+    }
+
+
+def _measured(row: TableRow, basis: RateBasis, flags: set[Flag]) -> dict[str, Any]:
+    """Time and memory of a run.
+
+    Raises:
+        RowProblem: it has neither, and no outcome.
+    """
+    time = measured_time(row, basis, flags)
+    memory = measured_memory(row, catalogue_device(basis.device), flags)
+    if time is None and memory is None and not row.text("outcome"):
+        raise _unmeasured(row, flags)
+    return {"time": time, "memory": memory}
+
+
+def _likely_dtype(framework: str) -> str:
+    """The precision that a framework most often has."""
+    choices = framework_default(framework, "dtype")
+    return max(choices, key=lambda name: choices[name])
+
+
+def _plan_choices(
+    row: TableRow, device: str, recompute: Recomputation | None, flags: set[Flag], *, experts: bool
+) -> dict[str, Any]:
+    """Sharding, recomputation, attention, and what else a run chooses; what is doubtful about them is flagged."""
+    said, shard = _attention(row), sharding(row.text("zero_stage_or_fsdp"))
+    attention = attention_kernel(said)
+    further = {**_choices(row, device, experts=experts), **_kernels(row, said, attention)}
+    _doubts(row, shard, recompute, attention, flags)
+    return {"sharding": shard, "recompute": recompute, "attention": attention, **further}
 
 
 def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:

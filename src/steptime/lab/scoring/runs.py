@@ -91,7 +91,7 @@ def write_table(
 
 
 SPLITS: Final = (EACH, "source_and_model", "model")
-"""What ``--leave-out`` takes beside the key of a source."""
+"""What ``--leave-out`` takes, other than the key of a source."""
 NOT_ASKED: Final = "not of the source that is left out"
 FAR_OFF: Final = "predicted and measured time differ a hundredfold or more: a wrong unit?"
 TOO_LARGE: Final = "predicted memory exceeds the device: is a setting misread?"

@@ -50,7 +50,7 @@ def renamed(table: Table, time: str) -> Table:
 
 
 def instead_of(missing: str, columns: Sequence[str]) -> str:
-    """What to write instead of a column that a table lacks, beside the columns that it has.
+    """What to write instead of a column that a table lacks, and the columns that it has.
 
     >>> instead_of("bytes", ["gpu", "size_mb"])
     'it has gpu, size_mb; bytes may also be called size or size_bytes; steptime score --columns lists all names'

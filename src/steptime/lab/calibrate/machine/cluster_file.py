@@ -1,4 +1,4 @@
-"""Writes what was found: a cluster file that every command reads, and beside it the curves."""
+"""Writes what was found: a cluster file that every command reads, and its file of curves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def device_name(fitted: Fitted) -> str:
 
 
 def cluster_text(fitted: Fitted, curves: str = "") -> str:
-    """The cluster file; ``curves``: name of the file of curves beside it."""
+    """The cluster file; ``curves``: name of its file of curves."""
     host, device = fitted.host, fitted.device
     chip = host.processor if host.device == "cuda" else f"{host.threads} core(s) of {host.processor}"
     noise = "noise unknown (one round)" if fitted.noise != fitted.noise else f"noise {fitted.noise * 100:.1f} %"
@@ -150,7 +150,7 @@ def curves_text(fitted: Fitted) -> str:
 
 
 def read_curves(path: str | Path) -> Profile:
-    """The curves that :func:`write` put beside a cluster file.
+    """The curves that :func:`write` wrote with a cluster file.
 
     Raises:
         InputFileError: the file is missing or is not TOML.

@@ -340,7 +340,7 @@ def _device(
 
 
 def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
-    """Time of the host per operator of both passes; on the host itself what is beside the operators themselves."""
+    """Time of the host per operator of both passes; on the host itself without the operators themselves."""
     found = {one.task.kind: one.seconds for one in operators if one.task.kind in LAUNCHES}
     passes_s, apart_s = (found.get(kind) for kind in ("training_passes", "training_operators"))
     if passes_s is None or apart_s is None:

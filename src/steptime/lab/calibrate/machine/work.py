@@ -354,45 +354,25 @@ def _spread(device: str, quick: bool, memory_bytes: float) -> Extent:
     """Shapes whatever the cache."""
     if device == "cpu":
         return Extent(
-            side=(16, 2048),
-            flops=(3e5, 1.5e9 if quick else 6e9),
-            elements=(2e3, 2.0e7 if quick else 3e7),
-            tokens=(32, 512 if quick else 1024),
-            products=48 if quick else 96,
-            maps=12 if quick else 20,
-            attentions=24 if quick else 48,
-            images=(7, 64 if quick else 112),
-            channels=(16, 512),
-            convolutions=36 if quick else 72,
-            largest_bytes=min(4e8, memory_bytes / 16),
+            side=(16, 2048), flops=(3e5, 1.5e9 if quick else 6e9), elements=(2e3, 2.0e7 if quick else 3e7),
+            tokens=(32, 512 if quick else 1024), products=48 if quick else 96, maps=12 if quick else 20,
+            attentions=24 if quick else 48, images=(7, 64 if quick else 112), channels=(16, 512),
+            convolutions=36 if quick else 72, largest_bytes=min(4e8, memory_bytes / 16),
             imaged=ImageExtent(
-                elements=(1e4, 4e6 if quick else 3e7),
-                windows=(1e3, 1e5 if quick else 2e6),
-                sides=(4, 64),
-                channels=(16, 512),
-                count=10 if quick else 16,
+                elements=(1e4, 4e6 if quick else 3e7), windows=(1e3, 1e5 if quick else 2e6), sides=(4, 64),
+                channels=(16, 512), count=10 if quick else 16,
             ),
-        )
+        )  # fmt: skip
     return Extent(
-        side=(64, 16384),
-        flops=(1e8, 2e12 if quick else 1e13),
-        elements=(1e5, 2e8 if quick else 1e9),
-        tokens=(256, 8192 if quick else 16384),
-        products=60 if quick else 200,
-        maps=8 if quick else 16,
-        attentions=16 if quick else 40,
-        images=(7, 112),
-        channels=(32, 2048),
-        convolutions=36 if quick else 72,
+        side=(64, 16384), flops=(1e8, 2e12 if quick else 1e13), elements=(1e5, 2e8 if quick else 1e9),
+        tokens=(256, 8192 if quick else 16384), products=60 if quick else 200, maps=8 if quick else 16,
+        attentions=16 if quick else 40, images=(7, 112), channels=(32, 2048), convolutions=36 if quick else 72,
         largest_bytes=memory_bytes / 8,
         imaged=ImageExtent(
-            elements=(1e5, 1e8 if quick else 4e8),
-            windows=(1e5, 2e7 if quick else 1e8),
-            sides=(4, 112),
-            channels=(32, 2048),
-            count=8 if quick else 16,
+            elements=(1e5, 1e8 if quick else 4e8), windows=(1e5, 2e7 if quick else 1e8), sides=(4, 112),
+            channels=(32, 2048), count=8 if quick else 16,
         ),
-    )
+    )  # fmt: skip
 
 
 def tasks(extent: Extent, dtypes: tuple[str, ...], convolved: tuple[str, ...], *, seed: int = 1) -> list[Task]:

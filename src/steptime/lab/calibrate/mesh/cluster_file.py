@@ -92,8 +92,8 @@ def _unknown(mesh: Mesh) -> str:
 
 
 def _level(level: Level, axis: MeshAxis, made: str) -> list[str]:
-    """One axis; a level is a switch, so what rings and rails have beside is said in its source."""
-    beside = {
+    """One axis; a level is a switch, so what only rings and rails have is said in its source."""
+    further = {
         AxisKind.SWITCH: "",
         AxisKind.RING: "; a ring: links between neighbours, charged as a switch",
         AxisKind.RAIL: "; rails: links along a rail, charged for all",
@@ -104,6 +104,6 @@ def _level(level: Level, axis: MeshAxis, made: str) -> list[str]:
         f"bandwidth = {quantity_of(level.link_Bps, 'B/s')}",
         f"efficiency = {level.efficiency:g}",
         f"latency = {quantity_of(level.latency_s, 's')}",
-        f"source = {text_of(made + beside)}",
+        f"source = {text_of(made + further)}",
         'kind = "measured"',
     ]
