@@ -96,7 +96,7 @@ def _same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
 
 
 def _bare(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    return [replace(run, source="", notes="", qc_flags="", provenance="") for run in runs]
+    return [replace(run, source="", notes="", provenance="") for run in runs]
 
 
 def citation(source: str) -> str:

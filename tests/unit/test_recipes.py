@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
@@ -10,22 +11,24 @@ from steptime.lab.measured import reading
 from steptime.lab.measured.canonical import dtype_name, recomputation, sharding
 from steptime.lab.measured.meaning import (
     attention_dtype_called,
-    context_called,
-    gradients_called,
+    choice_called,
     graphs_called,
     precision_called,
-    table,
 )
-from steptime.lab.measured.read import FURTHER, OTHER_NAMES, Flag, TableRow
+from steptime.lab.measured.read import FURTHER, OTHER_NAMES, Flag, TableRow, table
 from steptime.lab.measured.reading import runs_of
 from steptime.plan.job import PRECISIONS
 
 TABLE = table("recipes")["recipe"]
 MEANT = {
-    "recompute": recomputation, "zero_stage_or_fsdp": sharding, "graphs": graphs_called, "context": context_called,
-    "attention_dtype": attention_dtype_called, "gradient_dtype": gradients_called,
+    "recompute": recomputation,
+    "zero_stage_or_fsdp": sharding,
+    "graphs": graphs_called,
+    "context": partial(choice_called, "context"),
+    "attention_dtype": attention_dtype_called,
+    "gradient_dtype": partial(choice_called, "gradient_dtype"),
     "dtype": lambda text: dtype_name(text).precisions,
-}  # fmt: skip
+}
 
 
 def _filled(**cells: str) -> TableRow:

@@ -50,12 +50,13 @@ def untried(words: Sequence[str], said: Mapping[str, object]) -> tuple[str, ...]
     ('FusedAdam (no torch_adam)',)
     """
     return tuple(
-        word for word in words if not (isinstance(word, Switch) and all(_is_on(said.get(name)) for name in word.names))
+        word
+        for word in words
+        if not (
+            isinstance(word, Switch)
+            and all((str(said.get(name)).lower() not in ("none", "false", "off", "0", "")) for name in word.names)
+        )
     )
-
-
-def _is_on(value: object) -> bool:
-    return str(value).lower() not in ("none", "false", "off", "0", "")
 
 
 def advice_for(code: str, framework: str) -> tuple[str, ...]:

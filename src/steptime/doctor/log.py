@@ -13,7 +13,7 @@ from steptime.doctor import gather
 from steptime.doctor.deepspeed import DeepSpeed, Trainer
 from steptime.doctor.gather import MAX_STEPS, Gathered, Parser
 from steptime.doctor.megatron import Megatron, NeMo
-from steptime.doctor.records import Log, Stated, StepLine
+from steptime.doctor.records import Log, Stated
 from steptime.doctor.source import HINT, Lines
 from steptime.doctor.titan import MaxText, Torchtitan
 from steptime.errors import InputFileError, UserError, counted
@@ -247,7 +247,7 @@ def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], device
         device=devices.name,
         capacity_bytes=devices.memory_bytes or g.capacity_bytes,
         skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS),
-        restarts=_restarts(g.steps[main]),
+        restarts=sum(b.number <= a.number for a, b in pairwise(g.steps[main])),
         tflops_per_gpu=median(g.tflops) if g.tflops else None,
         warnings=_warnings(g),
     )
@@ -257,10 +257,6 @@ def _middle(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Medians of the smallest and the largest, the first reading left out."""
     used = samples[1:] or samples
     return median(low for low, _ in used), median(high for _, high in used)
-
-
-def _restarts(steps: Sequence[StepLine]) -> int:
-    return sum(b.number <= a.number for a, b in pairwise(steps))
 
 
 def _warnings(g: Gathered) -> tuple[str, ...]:

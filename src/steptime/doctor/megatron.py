@@ -10,7 +10,7 @@ from steptime.doctor import gather
 from steptime.doctor.gather import Gathered
 from steptime.doctor.records import StepLine
 from steptime.errors import first_few
-from steptime.lab.measured.meaning import dispatcher_called, graphs_called, recipe_called, recompute_words
+from steptime.lab.measured.meaning import choice_called, graphs_called, recipe_called, recompute_words
 from steptime.plan.job import PRECISIONS
 from steptime.plan.recompute import MODULES
 
@@ -238,8 +238,8 @@ def _dispatcher(flags: Mapping[str, str]) -> str | None:
     """What sends tokens to their experts: the back end of the flexible dispatcher, by default DeepEP, or its kind."""
     kind = flags.get("moe_token_dispatcher_type", "")
     if kind == "flex":
-        return dispatcher_called(flags.get("moe_flex_dispatcher_backend", "")) or "deepep"
-    return dispatcher_called(kind)
+        return choice_called("dispatcher", flags.get("moe_flex_dispatcher_backend", "")) or "deepep"
+    return choice_called("dispatcher", kind)
 
 
 def _sharding(g: Gathered) -> None:

@@ -363,7 +363,11 @@ def series_of(log: Log, settings: Mapping[str, Any]) -> Series:
     """
     times, basis = times_of(log.steps, settings)
     if not len(times):
-        missing = " and ".join(f"--{name.replace('_', '-')}" for name in _needed(log) if name not in settings)
+        missing = " and ".join(
+            f"--{name.replace('_', '-')}"
+            for name in (("global_batch",) if log.steps[0].samples_per_s else ("global_batch", "seq", "gpus"))
+            if name not in settings
+        )
         raise InputFileError(
             log.path, "states only throughput, which is no time without the batch", hint=f"give {missing or 'more'}"
         )
@@ -412,10 +416,6 @@ def _from_clock(steps: Sequence[StepLine]) -> Floats:
         return np.zeros(0)
     times = np.diff(np.array(stamps)) / _covers(steps)[1:]
     return np.concatenate([times[:1], times]) if bool(np.all(times > 0)) else np.zeros(0)
-
-
-def _needed(log: Log) -> tuple[str, ...]:
-    return ("global_batch",) if log.steps[0].samples_per_s else ("global_batch", "seq", "gpus")
 
 
 def _covers(steps: Sequence[StepLine]) -> Floats:

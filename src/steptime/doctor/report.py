@@ -81,7 +81,7 @@ def _print_rows(out: Console, d: Diagnosis) -> None:
         show = _FORMATS[row.unit]
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         bracket = "" if row.bracket is None else f"{show(row.bracket[0])} to {show(row.bracket[1])}"
-        measured, predicted = (_or_dash(value, show) for value in (row.measured, row.predicted))
+        measured, predicted = (("-" if value is None else show(value)) for value in (row.measured, row.predicted))
         table.add_row(t.printable(row.name), measured, predicted, ratio, bracket)
     out.print(table)
     notes: dict[str, list[str]] = {}
@@ -90,10 +90,6 @@ def _print_rows(out: Console, d: Diagnosis) -> None:
             notes.setdefault(row.note, []).append(row.name)
     for note, names in notes.items():
         out.print(t.printable(f"{', '.join(names)}: {note}"))
-
-
-def _or_dash(value: float | None, show: Callable[[float], str]) -> str:
-    return "-" if value is None else show(value)
 
 
 def _print_top(out: Console, kernels: list[Mapping[str, Any]]) -> None:

@@ -12,17 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steptime.doctor.records import KernelTotal, LongGap, TraceTimes, Traffic
-from steptime.doctor.trace import (
-    COMM,
-    GROUPS,
-    UNASSIGNED,
-    Collective,
-    Columns,
-    Recording,
-    axis_of,
-    columns_of,
-    group_of,
-)
+from steptime.doctor.trace import COMM, GROUPS, UNASSIGNED, Columns, Recording, axis_of, columns_of, group_of
 from steptime.errors import InputFileError, counted
 
 Floats = NDArray[np.float64]
@@ -266,7 +256,7 @@ def _labels(recording: Recording, c: Columns, degrees: Mapping[str, int]) -> tup
     """Group of each kernel (``dp_comm`` and so on for traffic), and the axis of each kind of collective."""
     by_name = np.array([group_of(name) for name in recording.names], dtype=object)
     groups = by_name[c.name]
-    axis = {i: _axis(meta, degrees) for meta, i in recording.collectives.items()}
+    axis = {i: axis_of(meta.group, meta.group_size, meta.kind, degrees) for meta, i in recording.collectives.items()}
     if axis:
         names = np.array([f"{axis[i]}_comm" for i in range(len(axis))], dtype=object)
         is_comm = c.collective >= 0
@@ -279,10 +269,6 @@ def _labels(recording: Recording, c: Columns, degrees: Mapping[str, int]) -> tup
         during = (at >= 0) & (c.start_s < ends[np.maximum(at, 0)])
         groups[during & (groups == "memory_bound")] = "optimizer"
     return groups, axis
-
-
-def _axis(meta: Collective, degrees: Mapping[str, int]) -> str:
-    return axis_of(meta.group, meta.group_size, meta.kind, degrees)
 
 
 def _partition(c: Columns, groups: NDArray[np.object_], windows: Floats) -> tuple[dict[str, float], dict[str, float]]:

@@ -206,7 +206,7 @@ def fit(machine: Machine, rows: Rows, *, starts: int = 3, seed: int = 0) -> dict
     target, random, best = np.log(rows.measured_s), np.random.default_rng(seed), None
 
     def residuals(x: Array, softness: float = 0.0) -> Array:
-        time = predict(_fabric(facts, names, x), rows, softness)
+        time = predict(Fabric(**_values(facts, names, x)), rows, softness)
         return np.concatenate([np.log(time) - target, weight * (x - begin)])
 
     def solve(x: Array, softness: float) -> Any:
@@ -237,7 +237,3 @@ def _values(facts: Mapping[str, Any], names: list[str], x: Array) -> dict[str, A
         else:
             out[field] = float(value)
     return out | {name: tuple(values) for name, values in triples.items()}
-
-
-def _fabric(facts: Mapping[str, Any], names: list[str], x: Array) -> Fabric:
-    return Fabric(**_values(facts, names, x))

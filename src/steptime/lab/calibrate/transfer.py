@@ -275,7 +275,7 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
     if not order:
         raise UserError(f"{device.name}: no curve of another device to transfer")
     if same := [name for name in order if distance(device, devices[name]) <= SAME]:
-        return _as_it_is(curves[same[0]], same[0])
+        return replace(curves[same[0]], bias=0.0, points=0, source=f"transferred from {same[0]}", kind="assumed")
     best, error = curves[order[0]], SCALED_ERROR if scaled else TRANSFER_ERROR
     near = {name: replace(curves[name], coefficients=carried(curves[name], devices[name], device)) for name in order}
     middle = blended(list(near.values()), [weights[name] for name in order], median=scaled)
@@ -296,11 +296,6 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
         source=f"transferred from {', '.join(order)}",
         kind="assumed",
     )
-
-
-def _as_it_is(curve: Curve, name: str) -> Curve:
-    """The curve of a device that is the same."""
-    return replace(curve, bias=0.0, points=0, source=f"transferred from {name}", kind="assumed")
 
 
 def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
@@ -415,9 +410,7 @@ def predict(family: KernelFamily, curve: Curve, device: Device, shape: Mapping[s
     extra = Z90 * EXTRAPOLATION_ERROR * outside(curve, shape)
     low, high = max(-math.log(curve.band[0]), 0.0), max(math.log(curve.band[1]), 0.0)
     return Prediction(
-        seconds=seconds,
-        low_s=seconds * np.exp(-np.hypot(low, extra)),
-        high_s=seconds * np.exp(np.hypot(high, extra)),
+        seconds=seconds, low_s=seconds * np.exp(-np.hypot(low, extra)), high_s=seconds * np.exp(np.hypot(high, extra))
     )
 
 

@@ -79,7 +79,7 @@ def command(
     if tables[1] is not None:
         prepare_folder(out / FABRICS)
     written, fabrics = dict[str, "list[Curve]"](), list["FabricProfile"]()
-    fitted = _none_fitted(tables[0])
+    fitted = Fitted.none(0 if tables[0] is None else tables[0].rows)
     try:
         with one_writer(out):
             if tables[0] is not None:
@@ -243,11 +243,6 @@ def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
             progress(i + 1, len(machines))
     for text in refused:
         print(printable(f"Left out: {text}"), file=sys.stderr)
-
-
-def _none_fitted(table: Table | None) -> Fitted:
-
-    return Fitted.none(0 if table is None else table.rows)
 
 
 def _left_out(

@@ -196,18 +196,17 @@ def _from_family(
         bool(family[name]) if (said := row.flag(column)) is None else said
         for name, column in (("gated", "gated_mlp"), ("tied", "tied_embeddings"))
     )
-    vocab = row.whole("vocab")
-    if vocab is None:
+    if (vocab := row.whole("vocab")) is None:
         vocab = int(table("defaults")["vocab_of_source"].get(row.text("source_key"), family["vocab"]))
         flags.add(Flag.VOCAB_ASSUMED)
     hidden, layers = _shape(row, vocab, tied, stages, flags)
     heads = _heads(row, family, hidden, flags)
-    ffn = row.whole("ffn_hidden")
-    if ffn is None:
+    if (ffn := row.whole("ffn_hidden")) is None:
         ffn = -(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden
         flags.add(Flag.FFN_ASSUMED)
     bias = bool(family.get("bias", False))
     biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias)
+    biases["norm_bias"] = bool(family.get("norm_bias", bias))
     options: dict[str, Any] = {n: bool(family.get(n, False)) for n in ("parallel_block", "embedding_norm", "dropout")}
     return ModelSpec(
         name=name,
@@ -228,7 +227,6 @@ def _from_family(
         tied_embeddings=tied,
         position=family["position"],
         max_positions=seq_len if family["position"] == "learned" else 0,
-        norm_bias=bool(family.get("norm_bias", bias)),
         **biases,
         **options,
         experts=_family_experts(row, layers, ffn),

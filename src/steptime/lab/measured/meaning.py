@@ -142,22 +142,15 @@ _WORDS: Final = {
 """Columns of choices -> patterns of the words that are known."""
 
 
-def context_called(text: str) -> str | None:
-    """What context ranks exchange by a text; None: it says nothing that is known.
+def choice_called(column: str, text: str) -> str | None:
+    """Choice that a text means in a column (``context``, ``gradient_dtype``, ``dispatcher``); None: none that is known.
 
-    >>> context_called("cp_comm_type=a2a"), context_called("p2p"), context_called("")
-    ('ulysses', 'ring', None)
+    >>> [choice_called("context", text) for text in ("cp_comm_type=a2a", "p2p", "")]
+    ['ulysses', 'ring', None]
+    >>> choice_called("gradient_dtype", "BF16"), choice_called("dispatcher", "kernel opts: TE + DeepEP")
+    ('bf16', 'deepep')
     """
-    return _first(_CONTEXTS, text)
-
-
-def gradients_called(text: str) -> str | None:
-    """Dtype of gradients by a text; None: it names none.
-
-    >>> gradients_called("float32"), gradients_called("BF16"), gradients_called("yes")
-    ('fp32', 'bf16', None)
-    """
-    return _first(_DTYPES, text)
+    return _first(_WORDS[column], text)
 
 
 _STATED_GRADIENTS: Final = re.compile(
@@ -179,7 +172,7 @@ def gradients_beside(dtype: str) -> str | None:
     ['fp32', 'fp32', None]
     """
     found = _STATED_GRADIENTS.search(dtype.lower()[:200])
-    return gradients_called(found.group(1) or found.group(2)) if found else None
+    return choice_called("gradient_dtype", found.group(1) or found.group(2)) if found else None
 
 
 def narrow_weights(dtype: str) -> bool:
@@ -210,15 +203,6 @@ def graphs_called(text: str) -> str:
     parts = [name for pattern, name in _PARTS if re.search(pattern, text.lower()[:200])]
     off = re.search(r"\b(?:no|not|without|off)\b", text.lower()[:200])
     return found if found == "step" or off else "+".join(parts) or found
-
-
-def dispatcher_called(text: str) -> str | None:
-    """What sends tokens to their experts by a text, of :data:`steptime.plan.job.DISPATCHERS`; None: it says nothing.
-
-    >>> dispatcher_called("kernel opts: TE + DeepEP"), dispatcher_called("alltoall dispatcher"), dispatcher_called("")
-    ('deepep', 'all_to_all', None)
-    """
-    return _first(_DISPATCHERS, text)
 
 
 def attention_dtype_called(text: str) -> str | None:

@@ -92,12 +92,17 @@ def near_misses(names: Iterable[str]) -> str:
     "'tokens_per_sec' is not read: tokens per second of one device stand in tokens_per_s_per_gpu"
     """
     unread = [name for name in names if name not in OTHER_NAMES and name not in FURTHER]
-    told = ((name, _instead(set(_spelled(name_key(name)).split("_")))) for name in unread)
+    told = (
+        (
+            name,
+            next(
+                (text for near, text in NEAR.items() if set(_spelled(name_key(name)).split("_")) & set(near.split())),
+                "",
+            ),
+        )
+        for name in unread
+    )
     return "; ".join([f"{shorten(name)!r} is not read: {text}" for name, text in told if text][:3])
-
-
-def _instead(words: set[str]) -> str:
-    return next((text for near, text in NEAR.items() if words & set(near.split())), "")
 
 
 def not_read(cells: Iterable[Mapping[str, str]], also: Callable[[str], bool] = lambda _: False) -> tuple[str, ...]:
@@ -352,9 +357,7 @@ class TableRow:
 
 
 def read_rows(
-    path: str | Path,
-    check: Callable[[str, list[str]], None] | None = None,
-    given: Mapping[str, str] | None = None,
+    path: str | Path, check: Callable[[str, list[str]], None] | None = None, given: Mapping[str, str] | None = None
 ) -> list[TableRow]:
     """All records of a CSV or CSV.gz file with the columns of measured training runs.
 

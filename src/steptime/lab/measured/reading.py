@@ -52,7 +52,7 @@ def computed_rows(runs: Sequence[MeasuredRun]) -> frozenset[int]:
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
         if run.time and run.time.origin is TimeOrigin.PRINTED and run.degrees and run.micro_batch:
-            groups[_all_but_batch(run)].append(place)
+            groups[(job_key(run), plan_key(replace(run, accumulation=None)), run.notes)].append(place)
     found: set[int] = set()
     for places in groups.values():
         if on_one_line(_step(runs[i]) for i in places):
@@ -76,10 +76,6 @@ def on_one_line(steps: Iterable[tuple[float, float]]) -> bool:
     line = np.stack([counts, np.ones_like(counts)], axis=1) / times[:, None]
     solution = np.linalg.lstsq(line, np.ones_like(times), rcond=None)[0]
     return bool(np.abs(line @ solution - 1).max() < EXACT)
-
-
-def _all_but_batch(run: MeasuredRun) -> Hashable:
-    return job_key(run), plan_key(replace(run, accumulation=None)), run.notes
 
 
 def _step(run: MeasuredRun) -> tuple[float, float]:

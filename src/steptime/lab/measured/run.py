@@ -27,12 +27,10 @@ from steptime.lab.measured.canonical import (
 )
 from steptime.lab.measured.meaning import (
     attention_dtype_called,
-    context_called,
-    dispatcher_called,
+    choice_called,
     framework_default,
     framework_of,
     gradients_beside,
-    gradients_called,
     graphs_called,
     narrow_weights,
     not_recomputed,
@@ -204,7 +202,6 @@ class MeasuredRun:
     """Name in the catalogue."""
     gpus: int
     gpus_per_node: int
-    internode: str
     internode_Bps: float | None
     """Datasheet bandwidth between nodes per device and direction, where stated."""
     precisions: tuple[str, ...]
@@ -247,7 +244,6 @@ class MeasuredRun:
     time: MeasuredTime | None
     memory: MeasuredMemory | None
     flags: frozenset[Flag] = field(default_factory=frozenset)
-    qc_flags: str = ""
     notes: str = ""
 
     @property
@@ -327,8 +323,8 @@ def _described(row: TableRow) -> dict[str, Any]:
         "row_id": row.text("row_id") or f"line-{row.line}",
         "source_key": source_key(row),
         "model_name": row.text("model"),
-        "optimizer": _optimizer(row),
-        **{name: row.text(name) for name in ("source", "provenance", "internode", "qc_flags", "notes")},
+        "optimizer": optimizer_called(f"{row.text('workload')} {row.text('notes')}"),
+        **{name: row.text(name) for name in ("source", "provenance", "notes")},
     }
 
 
@@ -371,8 +367,9 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
         "sequence_parallel": row.flag("sequence_parallel"),
         "offload": offloaded(row.text("offload"), row.text("source")) or _offloaded_by_notes(row),
         "attention_dtype": _own_format(row, device),
-        "context": context_called(row.text("context")),
-        "gradient_dtype": gradients_called(row.text("gradient_dtype")) or gradients_beside(row.text("dtype")),
+        "context": choice_called("context", row.text("context")),
+        "gradient_dtype": choice_called("gradient_dtype", row.text("gradient_dtype"))
+        or gradients_beside(row.text("dtype")),
         "narrow_weights": narrow_weights(row.text("dtype")),
         "graphs": graphs_called(row.text("graphs")),
         "dispatcher": _dispatcher(row) if experts else None,
@@ -384,7 +381,7 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
 def _dispatcher(row: TableRow) -> str | None:
     """What sends tokens to their experts: by its column, else by words of the notes that name it."""
     said = re.search(r"hybrid[-_ ]?ep|deep[-_ ]?ep|all[-_ ]?to[-_ ]?all dispatcher", row.text("notes"), re.IGNORECASE)
-    return dispatcher_called(row.text("dispatcher") or (said.group() if said else ""))
+    return choice_called("dispatcher", row.text("dispatcher") or (said.group() if said else ""))
 
 
 def _recompute(row: TableRow, framework: str) -> Recomputation | None:
@@ -504,11 +501,6 @@ def _workload(row: TableRow, framework: str) -> tuple[str, AdapterName | None]:
             rank = int(stated.group(1)) if stated else int(rule["rank"])
             return kind, AdapterName(rank=max(1, rank), targets=str(rule["targets"]), assumed=stated is None)
     raise AssertionError("the last rule takes everything")
-
-
-def _optimizer(row: TableRow) -> str:
-    """adam unless the row names another."""
-    return optimizer_called(f"{row.text('workload')} {row.text('notes')}")
 
 
 def _doubts(

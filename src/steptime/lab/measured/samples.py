@@ -101,10 +101,7 @@ def factors_of(run: MeasuredRun, attention: str) -> dict[str, float]:
     """
     habits = habits_of(run.framework)
     kernel = kernel_factor(run.kernel or habits.kernel, architecture_of(run.device))
-    return {
-        "attention": kernel if attention == "fused" else 1.0,
-        "vector": EAGER if _EAGER.search(run.notes) else 1.0,
-    }
+    return {"attention": kernel if attention == "fused" else 1.0, "vector": EAGER if _EAGER.search(run.notes) else 1.0}
 
 
 def settings_of(run: MeasuredRun) -> tuple[Setting, ...]:

@@ -140,29 +140,17 @@ _DTYPES: Final = {
 OTHER_NAMES: Final[Mapping[str, Sequence[str]]] = table("columns")["operators"]
 """Other spellings of operators, besides case and any of ``_``, ``-`` and space between words."""
 PLAIN: Final[Mapping[str, Plain]] = {
-    "gemm": Plain(
-        columns=("m", "n", "k", "batch=1"),
-        node=_product,
-        product=True,
-    ),
+    "gemm": Plain(columns=("m", "n", "k", "batch=1"), node=_product, product=True),
     "bmm": Plain(columns=("m", "n", "k", "batch"), node=_product, product=True),
-    "attention_fwd": Plain(
-        columns=HEADS,
-        node=_attention(backward=False),
-    ),
-    "attention_bwd": Plain(
-        columns=HEADS,
-        node=_attention(backward=True),
-    ),
+    "attention_fwd": Plain(columns=HEADS, node=_attention(backward=False)),
+    "attention_bwd": Plain(columns=HEADS, node=_attention(backward=True)),
     "layernorm": Plain(columns=ROWS, node=_norm("native_layer_norm", "input", "weight bias")),
     "layernorm_bwd": Plain(
-        columns=ROWS,
-        node=_norm("native_layer_norm_backward", "grad_out input", "weight bias", backward=True),
+        columns=ROWS, node=_norm("native_layer_norm_backward", "grad_out input", "weight bias", backward=True)
     ),
     "rmsnorm": Plain(columns=ROWS, node=_norm("_fused_rms_norm", "input", "weight")),
     "rmsnorm_bwd": Plain(
-        columns=ROWS,
-        node=_norm("_fused_rms_norm_backward", "grad_out input", "weight", backward=True),
+        columns=ROWS, node=_norm("_fused_rms_norm_backward", "grad_out input", "weight", backward=True)
     ),
     "softmax": Plain(columns=ROWS, node=_rows("_softmax", "self", dim=-1)),
     "softmax_bwd": Plain(columns=ROWS, node=_rows("_softmax_backward_data", "grad_output output", dim=-1)),

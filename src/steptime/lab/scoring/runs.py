@@ -124,11 +124,7 @@ class RunScore:
 
 
 def score_runs(
-    path: str | Path,
-    *,
-    leave_out: str | None = None,
-    named: bool = True,
-    progress: Progress | None = None,
+    path: str | Path, *, leave_out: str | None = None, named: bool = True, progress: Progress | None = None
 ) -> RunScore:
     """Predicts every run of a table.
 

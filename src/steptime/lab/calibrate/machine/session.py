@@ -148,12 +148,7 @@ def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
 
 
 def _measure(
-    request: Request,
-    torch: Any,
-    host: Host,
-    mesh: Mesh | None,
-    journal: Journal,
-    progress: Progress,
+    request: Request, torch: Any, host: Host, mesh: Mesh | None, journal: Journal, progress: Progress
 ) -> RankDiedError | None:
     """Operators and collectives; the ranks of a running job come first, because the others wait for this one."""
     settings = Settings.of(request.quick)

@@ -43,8 +43,7 @@ def load_torch() -> Any:
         return importlib.import_module("torch")
     except ImportError as error:
         raise UserError(
-            f"torch cannot be imported ({error}); measuring a machine needs it",
-            hint="pip install 'steptime[torch]'",
+            f"torch cannot be imported ({error}); measuring a machine needs it", hint="pip install 'steptime[torch]'"
         ) from None
 
 
