@@ -14,7 +14,7 @@ from steptime.lab.calibrate.family import NOT_LAUNCHED, RULES, launched
 from steptime.lab.calibrate.gemm import FAMILY, truths
 from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells
 from steptime.lab.calibrate.table import Table
-from steptime.lab.cli.calibrate_fit import Fitted, kernels_left_out
+from steptime.lab.scoring.left_out import Fitted, kernels_left_out
 from steptime.plan.job import PRECISIONS
 
 AIC, BF16, CACHE = "aiconfigurator_attention", "bfloat16", "fw=vllm;kv_dtype=fp8;window=0;step=0"
