@@ -153,8 +153,6 @@ def untold(machine: Machine, rows: Rows) -> list[str]:
     return out
 
 
-__all__ = ["Rows", "fit", "predict"]
-
 #: Log error up to which the loss is quadratic.
 SCALE: Final = 0.025
 #: Log error of one row that weighs as much as a coefficient one spread off its prior.
@@ -191,7 +189,7 @@ def fit(machine: Machine, rows: Rows, *, starts: int = 3, seed: int = 0) -> dict
 
     $$\min_c \sum_i \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \rho\Big(w \frac{\ln c_j - \ln c_j^0}{\sigma_j}\Big)$$
 
-    with $\rho$ = soft_l1, $c^0$ and $\sigma$ the values and spreads of `collective_priors`, $w$ = `PRIOR`, from
+    with $\rho$ = soft_l1, $c^0$ and $\sigma$ the values and spreads of `priors`, $w$ = `PRIOR`, from
     several starts (the minimum over protocols makes the problem non-convex). Coefficients that the rows cannot tell
     anything about take the prior.
     """

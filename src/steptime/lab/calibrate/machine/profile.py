@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -233,48 +233,41 @@ def _operator_curves(operators: Sequence[Measured], source: str, skipped: list[s
         shape = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
         shapes = [str(sorted(one.task.shape.items())) for one in found]
         names = list(found[0].task.shape)
-        made = _curves(kind, dtype, shape, np.array([one.seconds for one in found]), shapes, names, source, skipped)
+        seconds = np.array([one.seconds for one in found])
+        points = _Points(kind=kind, dtype=dtype, shape=shape, seconds=seconds, shapes=shapes, named=names)
+        made = _curves(points, source, skipped)
         out += made if kind == "matmul" else made[:1]
     return out
 
 
-def _curves(
-    kind: str,
-    dtype: str,
-    shape: Mapping[str, Array],
-    seconds: Array,
-    shapes: Sequence[str],
-    named: Iterable[str],
-    source: str,
-    skipped: list[str],
-    candidates: tuple[str, ...] | None = None,
-) -> list[Curve]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Points:
+    """Measurements of one operator in one dtype."""
+
+    kind: str
+    dtype: str
+    shape: Mapping[str, Array]
+    seconds: Array
+    shapes: Sequence[str]
+    """Equal for measurements of equal shape."""
+    named: Iterable[str]
+    """Arguments whose range a curve states."""
+
+
+def _curves(of: _Points, source: str, skipped: list[str], candidates: tuple[str, ...] | None = None) -> list[Curve]:
     """A curve for each candidate that can be fitted, best first."""
     out, problems = [], []
-    ranges = {name: (float(shape[name].min()), float(shape[name].max())) for name in named}
-    for name in candidates or CANDIDATES[kind]:
+    ranges = {name: (float(of.shape[name].min()), float(of.shape[name].max())) for name in of.named}
+    for name in candidates or CANDIDATES[of.kind]:
         model = MODELS[name]
         try:
-            errors = errors_of(cross_validated_s(model, shape, seconds, shapes), seconds)
-            values = {name: float(value) for name, value in model.fit(shape, seconds).items()}
+            errors = errors_of(cross_validated_s(model, of.shape, of.seconds, of.shapes), of.seconds)
+            values = {name: float(value) for name, value in model.fit(of.shape, of.seconds).items()}
         except UserError as error:
-            problems.append(f"{kind} {dtype}: {error}")
+            problems.append(f"{of.kind} {of.dtype}: {error}")
             continue
-        out.append(
-            Curve(
-                family=f"{name}/{kind}",
-                dtype=dtype,
-                timer="kernel",
-                coefficients=values,
-                points=len(seconds),
-                ranges=ranges,
-                median_ape=errors.median_ape,
-                mean_ape=errors.mean_ape,
-                bias=errors.bias,
-                band=errors.band,
-                source=source,
-            )
-        )
+        about: dict[str, Any] = {"family": f"{name}/{of.kind}", "dtype": of.dtype, "timer": "kernel", "source": source}
+        out.append(Curve(coefficients=values, ranges=ranges, **about, **asdict(errors) | {"points": len(of.seconds)}))
     skipped += problems[:1] if not out else []
     return sorted(out, key=lambda curve: curve.median_ape)
 
@@ -293,17 +286,15 @@ def _collective_curves(collectives: Sequence[Timed], source: str, skipped: list[
             "bytes": np.array([float(one.size_bytes) for one in found]),
         }
         seconds = np.array([one.seconds for one in found])
-        out += _curves(
-            f"{kind}/{axis}{ranks}",
-            "fp32",
-            shape,
-            seconds,
-            [str(one.size_bytes) for one in found],
-            ("ranks", "bytes"),
-            source,
-            skipped,
-            ("linear", "streaming"),
-        )[:1]
+        points = _Points(
+            kind=f"{kind}/{axis}{ranks}",
+            dtype="fp32",
+            shape=shape,
+            seconds=seconds,
+            shapes=[str(one.size_bytes) for one in found],
+            named=("ranks", "bytes"),
+        )
+        out += _curves(points, source, skipped, ("linear", "streaming"))[:1]
     return out
 
 
