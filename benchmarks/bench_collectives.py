@@ -21,10 +21,16 @@ from steptime.cost.collective_algorithms import fabric_of  # noqa: E402
 from steptime.hardware.profiles import FABRIC_FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
 from steptime.hardware.search_path import CATALOGUE  # noqa: E402
 from steptime.lab.calibrate import expert_exchange as exchange  # noqa: E402
-from steptime.lab.calibrate.collective_fit import fit, predict  # noqa: E402
-from steptime.lab.calibrate.collective_machines import MACHINES, Machine  # noqa: E402
-from steptime.lab.calibrate.collective_priors import untold  # noqa: E402
-from steptime.lab.calibrate.collective_rows import Rows  # noqa: E402
+from steptime.lab.calibrate.collective_fit import (  # noqa: E402
+    fit,
+    predict,
+    untold,
+)
+from steptime.lab.calibrate.collective_machines import (  # noqa: E402
+    MACHINES,
+    Machine,
+    Rows,
+)
 from steptime.lab.calibrate.collectives import (  # noqa: E402
     MOST_ROWS,
     calibrate,

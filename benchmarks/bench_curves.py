@@ -8,7 +8,7 @@ Times of large sizes (a millisecond and more at the datasheet's rates) over the 
 
 from __future__ import annotations
 
-from steptime.lab.calibrate.asymptotes import against_alike, sweeps
+from asymptotes import against_alike, sweeps
 
 
 def main() -> None:

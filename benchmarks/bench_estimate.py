@@ -16,7 +16,6 @@ from collections.abc import Callable  # noqa: E402
 from statistics import median  # noqa: E402
 
 from machine import report  # noqa: E402
-
 from steptime.api.models import load_model  # noqa: E402
 from steptime.estimate.band import band_of  # noqa: E402
 from steptime.estimate.evaluate import evaluate  # noqa: E402

@@ -20,6 +20,7 @@ import numpy as np
 
 import steptime.errors
 import steptime.hardware
+from lacking_curves import nearest_at
 from steptime.cost.gemm import NAMES
 from steptime.hardware import load_device
 from steptime.hardware.profiles import save_curves
@@ -27,11 +28,10 @@ from steptime.hardware.records import Curve, Device
 from steptime.lab.calibrate import transfer
 from steptime.lab.calibrate.fitting import fit, take
 from steptime.lab.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
-from steptime.lab.calibrate.scaling import EXPONENTS
 from steptime.lab.calibrate.score import errors_of
 from steptime.lab.calibrate.table import Table, read_table
-from steptime.lab.calibrate.training import nearest_at
 from steptime.lab.calibrate.transfer import (
+    EXPONENTS,
     OF_THE_LIBRARY,
     OTHER_VENDOR,
     SCALED_ERROR,

@@ -19,9 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from machine import report
-
 import steptime
+from machine import report
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ("--gpus", "64", "--global-batch", "256")

@@ -24,14 +24,14 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
+from lacking_curves import lacking_curves  # noqa: E402
 from steptime.hardware.profiles import read_profile, save_curves  # noqa: E402
 from steptime.hardware.records import Curve  # noqa: E402
+from steptime.lab.calibrate.family import launched  # noqa: E402
 from steptime.lab.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_curves  # noqa: E402
 from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
 from steptime.lab.calibrate.score import errors_of  # noqa: E402
 from steptime.lab.calibrate.table import Table, read_table  # noqa: E402
-from steptime.lab.calibrate.training import lacking_curves  # noqa: E402
-from steptime.lab.calibrate.training_rows import launched  # noqa: E402
 from steptime.lab.data_root import require_data  # noqa: E402
 from steptime.num import Array  # noqa: E402
 

@@ -35,11 +35,9 @@ from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Device
 from steptime.lab.calibrate.machine import cluster_file, collectives, profile, runner
-from steptime.lab.calibrate.machine.host import this_host
 from steptime.lab.calibrate.machine.profile import Predictor
-from steptime.lab.calibrate.machine.runner import Bench, Settings
-from steptime.lab.calibrate.machine.torch_ops import load_torch
-from steptime.lab.calibrate.machine.torch_timer import summary
+from steptime.lab.calibrate.machine.runner import Bench, Settings, this_host
+from steptime.lab.calibrate.machine.torch_ops import load_torch, summary
 from steptime.lab.calibrate.machine.work import TRAINED, TURNED, Task, extent_of, tasks
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans

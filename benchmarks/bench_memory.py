@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
 from steptime.estimate.memory_definitions import FILE, UNSTATED, MemoryConstants, communicators, memory_constants
-from steptime.lab.calibrate.memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
 from steptime.lab.data_root import require_data
-from steptime.lab.measured import MeasuredRun, read_runs
 from steptime.lab.measured.canonical import catalogue_device
-from steptime.lab.measured.engine import settings_of
-from steptime.lab.measured.memory import definition_of, is_stated
+from steptime.lab.measured.reading import read_runs
+from steptime.lab.measured.run import MeasuredRun
+from steptime.lab.measured.samples import definition_of, is_stated, settings_of
 from steptime.plan.framework import NORMAL_95
 
 TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")

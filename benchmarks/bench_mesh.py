@@ -25,8 +25,8 @@ from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
-from machine import report  # noqa: E402
 
+from machine import report  # noqa: E402
 from steptime.hardware.records import AxisKind, Mesh  # noqa: E402
 from steptime.lab.calibrate.mesh import (  # noqa: E402
     Links,

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from steptime.lab.data_root import require_data
 from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.report.outcomes import reliability_table, write_reliability
-from steptime.lab.scoring.outcomes import OutcomeScore, score_layouts
+from steptime.lab.scoring.outcomes import OutcomeScore, reliability_table, score_layouts, write_reliability
 from steptime.report.text import percent
 
 ROOT = Path(__file__).parents[1]

@@ -23,12 +23,19 @@ from collections.abc import Callable  # noqa: E402
 from statistics import median  # noqa: E402
 
 import numpy as np  # noqa: E402
-from machine import report  # noqa: E402
 
+from machine import report  # noqa: E402
 from steptime.captured.fit.layout import schedule_of  # noqa: E402
 from steptime.captured.graph.segments import Checkpoint, Tree, grouped  # noqa: E402
-from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all, simulate, solution  # noqa: E402
-from steptime.captured.rematerialisation.rotor import SLOTS, Solution, fill, solve  # noqa: E402
+from steptime.captured.rematerialisation.chain import (  # noqa: E402
+    Chain,
+    Segment,
+    Solution,
+    keep_all,
+    simulate,
+    solution,
+)
+from steptime.captured.rematerialisation.rotor import SLOTS, fill, solve  # noqa: E402
 
 COUNTS = (24, 50, 100, 128)
 SHARE = 0.3

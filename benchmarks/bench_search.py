@@ -24,7 +24,6 @@ from dataclasses import dataclass  # noqa: E402
 from statistics import median  # noqa: E402
 
 from machine import report  # noqa: E402
-
 from steptime.api.models import load_model  # noqa: E402
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fake_api import Run
 
+from published_sample import published_csv
 from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
-from steptime.lab.measured.published import published_csv
 from steptime.lab.measured.read import read_rows
 from steptime.lab.scoring import runs as measured_scoring
 from steptime.plan.framework_file import framework_names, load_framework

@@ -9,7 +9,7 @@ import pytest
 from fake_api import Run
 
 from steptime.cli.main import EXIT_USER
-from steptime.lab.measured.columns import OTHER_NAMES
+from steptime.lab.measured.read import OTHER_NAMES
 from steptime.lab.scoring.plain_kernels import PLAIN
 
 NCCL = """# nThread 1 nGpus 8

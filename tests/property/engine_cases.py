@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
-from steptime.lab.published.method import PUBLISHED
+from steptime.lab.published.rows import PUBLISHED
 from steptime.model.spec import ModelSpec
 from steptime.num import divisors
 from steptime.plan.framework import COPIES, IDEAL, Framework

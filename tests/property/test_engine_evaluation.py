@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.estimate.band import bracket_s
+from steptime.estimate.hiding import DataParallel
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.estimate.step import DataParallel, Step
+from steptime.estimate.step import Step
 from steptime.estimate.step_terms import (
     exposed_terms,
     fullest_stage,

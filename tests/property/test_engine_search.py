@@ -15,8 +15,8 @@ from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.lab.published.method import PUBLISHED
-from steptime.lab.published.space import PublishedSpace
+from steptime.lab.published.mode import PublishedSpace
+from steptime.lab.published.rows import PUBLISHED
 from steptime.num import divisors
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, with_habits
 from steptime.plan.plans import COLUMNS, FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, broken_rules

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steptime.errors import UserError
 from steptime.lab.calibrate.mesh import Links, Quantity, discover, read_links, synthetic
 from steptime.lab.calibrate.mesh.groups import log_partitions, partition
-from steptime.lab.calibrate.mesh.hierarchy import find_chain
+from steptime.lab.calibrate.mesh.layout import find_chain
 from steptime.num import divisors
 
 SLOW = settings(max_examples=25, deadline=None)

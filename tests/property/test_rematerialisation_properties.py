@@ -16,15 +16,17 @@ from steptime.captured.graph.segments import every, grouped
 from steptime.captured.rematerialisation.chain import (
     Action,
     Chain,
+    Infeasible,
     Kind,
     Schedule,
     Segment,
+    Solution,
     keep_all,
     pareto,
     simulate,
     solution,
 )
-from steptime.captured.rematerialisation.rotor import Infeasible, Solution, fill, front, solve, walk
+from steptime.captured.rematerialisation.rotor import fill, front, solve, walk
 from steptime.captured.rematerialisation.swap import (
     HostLink,
     Place,

@@ -10,9 +10,8 @@ import pytest
 
 from steptime.errors import UserError
 from steptime.hardware import load_cluster
-from steptime.lab.calibrate.machine import bandwidth, cluster_file, host, profile, work
-from steptime.lab.calibrate.machine.host import Host
-from steptime.lab.calibrate.machine.runner import Measured
+from steptime.lab.calibrate.machine import cluster_file, profile, runner, work
+from steptime.lab.calibrate.machine.runner import Host, Measured
 
 MIB = 2**20
 TRUE_BPS, CACHED_BPS = 1e10, 4e10
@@ -32,8 +31,8 @@ def measured(on: Host, quick: bool, **less: int) -> list[Measured]:
     for task in [*work.launches(), *work.tasks(extent, ("fp32",), ())]:
         done = work.work_of(task)
         one = Measured(task=task, seconds=1.0, noise=0.01, visits=3, rejected=0)
-        swept = bandwidth.swept_bytes(on, one) if task.kind in bandwidth.STREAMS else math.inf
-        held = min(1.0, on.cache_bytes / swept) if swept < bandwidth.PAST * on.cache_bytes else 0.0
+        swept = profile.swept_bytes(on, one) if task.kind in profile.STREAMS else math.inf
+        held = min(1.0, on.cache_bytes / swept) if swept < profile.PAST * on.cache_bytes else 0.0
         memory_s = done.moved_bytes * ((1 - held) / TRUE_BPS + held / CACHED_BPS)
         out.append(replace(one, seconds=2e-6 + done.matrix_flops / 1e11 + done.vector_flops / 1e12 + memory_s))
     return out
@@ -48,7 +47,7 @@ def test_sizes_follow_cache_and_memory(cache_mib: float, memory_bytes: float, qu
     operators = measured(on, quick, products=0, attentions=0)
     moved = [work.work_of(m.task).moved_bytes for m in operators]
     assert max(moved) <= min(max(4e8, 3.01 * on.cache_bytes), 0.17 * memory_bytes)
-    found = bandwidth.bandwidth_of(on, operators)
+    found = profile.bandwidth_of(on, operators)
     assert TRUE_BPS * 0.97 <= found.best_Bps <= TRUE_BPS * found.factor * 1.001
     assert (found.factor == 1) is (found.note == "")
     if memory_bytes / 6 > 2 * on.cache_bytes:
@@ -79,15 +78,15 @@ def test_an_unsure_bandwidth_is_assumed_and_widens_the_bands(tmp_path: Path) -> 
 def test_without_a_copy_there_is_no_bandwidth() -> None:
     on = described(32 * MIB, 16e9)
     with pytest.raises(UserError, match="no copy was measured"):
-        bandwidth.bandwidth_of(on, [m for m in measured(on, True) if m.task.kind != "copy"])
+        profile.bandwidth_of(on, [m for m in measured(on, True) if m.task.kind != "copy"])
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("1000000", 1e6), ("max", None), ("0", None), ("x", None)])
 def test_a_container_has_the_memory_that_it_may_use(
     text: str, wanted: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_LIMITS", (tmp_path / "none",))
-    whole = host._memory_bytes()
+    monkeypatch.setattr(runner, "_LIMITS", (tmp_path / "none",))
+    whole = runner._memory_bytes()
     (tmp_path / "memory.max").write_text(text + "\n")
-    monkeypatch.setattr(host, "_LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
-    assert host._memory_bytes() == (whole if wanted is None else wanted)
+    monkeypatch.setattr(runner, "_LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
+    assert runner._memory_bytes() == (whole if wanted is None else wanted)

@@ -18,7 +18,7 @@ from steptime.estimate.measured import LOOPED
 from steptime.hardware.library import device_named
 from steptime.lab.calibrate import comparison
 from steptime.lab.calibrate.machine import profile, session
-from steptime.lab.calibrate.machine.torch_timer import CudaTimer
+from steptime.lab.calibrate.machine.torch_ops import CudaTimer
 from steptime.lab.measured.canonical import device_name
 
 # --- against a public profile

@@ -12,7 +12,7 @@ from test_calibrate_machine import HOST, small, torch_needed
 from steptime.estimate.measured import CONVOLVED, LOOPED
 from steptime.lab.calibrate.machine import cluster_file, collectives, runner, session
 from steptime.lab.calibrate.machine.collectives import Mesh
-from steptime.lab.calibrate.machine.torch_timer import CpuTimer
+from steptime.lab.calibrate.machine.torch_ops import CpuTimer
 from steptime.lab.calibrate.machine.work import Task
 from steptime.store.journal import read_journal
 

@@ -21,10 +21,9 @@ from steptime.estimate.measured import OWN
 from steptime.hardware import device_within, load_cluster
 from steptime.lab.calibrate.machine import cluster_file, collectives, profile, ranks, runner, session, torch_ops, work
 from steptime.lab.calibrate.machine.collectives import Mesh, RankDiedError, Timed
-from steptime.lab.calibrate.machine.host import Host
 from steptime.lab.calibrate.machine.linear import MODELS, cross_validated_s, nonnegative
-from steptime.lab.calibrate.machine.runner import Measured, Settings
-from steptime.lab.calibrate.machine.torch_timer import CpuTimer, summary
+from steptime.lab.calibrate.machine.runner import Host, Measured, Settings
+from steptime.lab.calibrate.machine.torch_ops import CpuTimer, summary
 from steptime.lab.calibrate.machine.work import Task
 from steptime.lab.calibrate.score import errors_of
 from steptime.lab.cli.calibrate_machine import Device, machine

@@ -39,13 +39,10 @@ from steptime.hardware.profiles import (
     read_fabric_profile,
     save_fabric_profile,
 )
-from steptime.lab.calibrate import collective_estimates
-from steptime.lab.calibrate.collective_estimates import Textbook, estimated
-from steptime.lab.calibrate.collective_fit import fit, predict
-from steptime.lab.calibrate.collective_machines import MACHINES, Machine, library_of
-from steptime.lab.calibrate.collective_priors import untold
-from steptime.lab.calibrate.collective_rows import Rows
-from steptime.lab.calibrate.collectives import predict_rows, rows_of, usable
+from steptime.lab.calibrate import collectives
+from steptime.lab.calibrate.collective_fit import fit, predict, untold
+from steptime.lab.calibrate.collective_machines import MACHINES, Machine, Rows, library_of
+from steptime.lab.calibrate.collectives import Textbook, estimated, predict_rows, rows_of, usable
 from steptime.lab.calibrate.table import Table
 
 PLAIN = Fabric(
@@ -280,7 +277,7 @@ def test_groups_that_leave_a_domain_cross_the_next_level_and_no_further() -> Non
 
 
 def test_the_band_of_a_carried_profile_is_the_widest_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collective_estimates, "LEAST_BAND", 1.0)
+    monkeypatch.setattr(collectives, "LEAST_BAND", 1.0)
     profile = estimated(load_cluster("gb200-nvl72"), leaves_node=True)
     near, network = profile_of("gb300-nccl"), profile_of("perlmutter-nccl")
     sure = max(near.band[1], 1 / near.band[0], network.band[1])

@@ -37,7 +37,7 @@ from steptime.estimate.machine import machine_of
 from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
 from steptime.hardware.records import Curve, Device, Profile
-from steptime.lab.calibrate import convolution as families
+from steptime.lab.calibrate import kernel_families as families
 from steptime.lab.calibrate.machine import profile, work
 from steptime.lab.calibrate.machine.cluster_file import kernel_rows
 from steptime.lab.calibrate.machine.linear import MODELS

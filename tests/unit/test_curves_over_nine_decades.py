@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from steptime.lab.calibrate.asymptotes import Sweep, against_alike, sweeps
+from asymptotes import Sweep, against_alike, sweeps
 
 MOST_OVER = 6.0
 """Times over the roofline of large sizes: narrow rows, attention backward on devices whose kernels are old."""

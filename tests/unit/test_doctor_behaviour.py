@@ -6,7 +6,7 @@ import pytest
 
 from steptime.doctor import merged
 from steptime.doctor.advice import advice_for
-from steptime.doctor.behaviour import fitted_framework
+from steptime.doctor.log import fitted_framework
 from steptime.doctor.records import Stated
 
 

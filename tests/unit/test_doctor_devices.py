@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.doctor.devices import Devices, device_contradictions
+from steptime.doctor.log import Devices, device_contradictions
 from steptime.hardware.library import load_device
 
 GIB = 2**30

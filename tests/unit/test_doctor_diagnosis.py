@@ -12,7 +12,7 @@ import pytest
 from steptime import api
 from steptime.doctor import Diagnosis, diagnose_log, diagnose_trace, read_log, read_trace, trace_times
 from steptime.doctor.advice import ADVICE, NAMES, advice_for
-from steptime.doctor.compare import verdict_of
+from steptime.doctor.diagnose import verdict_of
 from steptime.doctor.records import Variant
 from steptime.estimate.result import Estimate
 from steptime.terms import Terms

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from steptime.doctor import kind_of, merged, read_log, series_of
-from steptime.doctor.log_findings import log_findings
+from steptime.doctor.findings import log_findings
 from steptime.doctor.records import Log, Stated
 from steptime.doctor.stated import catalogue_model, model_contradictions
 from steptime.errors import InputFileError

@@ -10,8 +10,8 @@ import pytest
 
 from steptime.doctor import Diagnosis, TraceTimes, diagnose_trace, read_trace, trace_times
 from steptime.doctor.advice import ADVICE
-from steptime.doctor.pause_findings import TITLES, cause_of
 from steptime.doctor.records import LongGap
+from steptime.doctor.trace_findings import TITLES, cause_of
 
 MS = 1000.0
 """Microseconds."""

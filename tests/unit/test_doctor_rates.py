@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from steptime.api.calls import estimate as estimate_job
+from steptime.doctor.diagnose import rate_row
 from steptime.doctor.log import read_log
-from steptime.doctor.rates import rate_row
 from steptime.doctor.records import Log, Stated, StepLine
 from steptime.estimate.result import Estimate
 from steptime.model.library import load_catalogue_model

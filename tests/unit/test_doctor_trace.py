@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.doctor import events, read_trace, trace_times
-from steptime.doctor.kernels import axis_of, collective_of, group_of
+from steptime.doctor import read_trace, trace, trace_times
 from steptime.doctor.timeline import covered, union
+from steptime.doctor.trace import axis_of, collective_of, group_of
 from steptime.errors import InputFileError
 
 SAMPLE = str(Path(__file__).resolve().parents[1] / "data/doctor/trace.json.gz")
@@ -86,9 +86,9 @@ def test_steps_annotated_on_the_host_only(tmp_path):
 def test_one_trace_read_in_pieces_of_any_size(monkeypatch):
     whole = trace_times(read_trace(SAMPLE), SAMPLE, {})
     for size in (1, 7, 1000):
-        monkeypatch.setattr(events, "CHUNK", size)
+        monkeypatch.setattr(trace, "CHUNK", size)
         if size == 1:
-            monkeypatch.setattr(events.Text, "read", lambda self, wanted: _few(self, 50))
+            monkeypatch.setattr(trace.Text, "read", lambda self, wanted: _few(self, 50))
         assert trace_times(read_trace(SAMPLE), SAMPLE, {}) == whole
         monkeypatch.undo()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lacking_curves import lacking_curves
 from steptime.cost.collective_algorithms import candidate_s
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.communication import TEXTBOOK, collective_of, message_time_s
@@ -13,9 +14,8 @@ from steptime.estimate.kernels import USES, memory_models, memory_timed, streame
 from steptime.estimate.machine import Machine, curve_constants, machine_of
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.profiles import load_fabric_profiles, load_profile, profile_names
-from steptime.lab.calibrate import memory_bound as measured
+from steptime.lab.calibrate import kernel_families as measured
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training import lacking_curves
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 

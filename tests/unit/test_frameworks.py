@@ -17,13 +17,19 @@ from steptime.estimate.communication import boundary_times_s, collective_over, m
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import models_of, of_device
 from steptime.hardware import load_device
-from steptime.lab.calibrate.frameworks.bands import Band, left_out_both
-from steptime.lab.calibrate.frameworks.fit import APART, BUSY_COLUMNS, Fitted, FrameworkFit
-from steptime.lab.calibrate.frameworks.parameters import DEVICE_SPREAD, PARAMETERS, device_spread, framework_of
-from steptime.lab.calibrate.frameworks.save import packaged, to_toml
-from steptime.lab.measured import read_runs
-from steptime.lab.measured.engine import Setting, settings_of
-from steptime.lab.measured.samples import Modelled, modelled
+from steptime.lab.calibrate.framework_bands import Band, left_out_both, packaged, to_toml
+from steptime.lab.calibrate.frameworks import (
+    APART,
+    BUSY_COLUMNS,
+    DEVICE_SPREAD,
+    PARAMETERS,
+    Fitted,
+    FrameworkFit,
+    device_spread,
+    framework_of,
+)
+from steptime.lab.measured.reading import read_runs
+from steptime.lab.measured.samples import Modelled, Setting, modelled, settings_of
 from steptime.num import Array
 from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, habits_of, kernel_factor, widening
 from steptime.plan.framework import PARAMETERS as NAMES
@@ -109,7 +115,7 @@ def test_a_framework_that_is_far_from_the_others_pulls_the_common_values_less(
     fit = measured_as(runs.fit, replace(known, frameworks={**known.frameworks, name: far}))
     near = measured_as(runs.fit, known).fit(everything(runs.fit)).common[matrix]
     pulled = fit.fit(everything(fit)).common[matrix] - near
-    monkeypatch.setattr("steptime.lab.calibrate.frameworks.fit.APART", 1e9)
+    monkeypatch.setattr("steptime.lab.calibrate.frameworks.APART", 1e9)
     pulled_evenly = fit.fit(everything(fit)).common[matrix] - near
     assert 0 <= pulled < 0.6 * pulled_evenly
 

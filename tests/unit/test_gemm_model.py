@@ -13,7 +13,7 @@ from steptime.errors import UserError
 from steptime.estimate.kernels import models_of
 from steptime.hardware import load_device
 from steptime.lab.calibrate.family import Coefficient
-from steptime.lab.calibrate.fitting import cross_validated, fit, fitted_curve, hashed, pooled, take
+from steptime.lab.calibrate.fitting import About, cross_validated, fit, fitted_curve, hashed, pooled, take
 from steptime.lab.calibrate.gemm import (
     BACKWARD,
     COEFFICIENTS,
@@ -215,7 +215,7 @@ def test_a_curve_has_its_errors_and_ranges() -> None:
     pytest.importorskip("scipy")
     shape, seconds, _ = synthetic(300)
     groups = hashed(shape[name] for name in ("m", "n", "k"))
-    curve = fitted_curve(FAMILY, shape, DEVICE, seconds, groups, dtype="bf16", source="made up", folds=3)
+    curve = fitted_curve(FAMILY, shape, DEVICE, seconds, groups, about=About(dtype="bf16", source="made up"), folds=3)
     assert curve.median_ape < 0.04 and abs(curve.bias) < 0.02
     assert 0.9 < curve.band[0] < 1 < curve.band[1] < 1.1
     assert curve.ranges["m"] == (16.0, 8192.0)

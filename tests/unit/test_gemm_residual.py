@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from steptime.cost.gemm import LIMIT, NAMES, gemm_residual, residual_table
-from steptime.lab.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY
-from steptime.lab.calibrate.gemm_residual import fitted_residual, hats
+from steptime.lab.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY, fitted_residual, hats
 from steptime.num import Array
 
 SM = 100.0

@@ -21,10 +21,9 @@ from steptime.hardware import load_device
 from steptime.hardware.records import Curve, Profile
 from steptime.lab.calibrate.machine import profile, work
 from steptime.lab.calibrate.machine.cluster_file import kernel_rows
-from steptime.lab.calibrate.machine.images import pooled_side
 from steptime.lab.calibrate.machine.linear import FRESH_BYTES, MODELS
 from steptime.lab.calibrate.machine.runner import Measured
-from steptime.lab.calibrate.machine.work import Task
+from steptime.lab.calibrate.machine.work import Task, pooled_side
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, Timing
 

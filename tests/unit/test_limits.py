@@ -10,13 +10,7 @@ import steptime
 from steptime.cost import limits, matmul
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware import load_cluster
-from steptime.lab.limits.model import (
-    H100_SXM5,
-    LimitDevice,
-    LinearLayer,
-    limit_device,
-    load_matmul_devices,
-)
+from steptime.lab.limits import H100_SXM5, LimitDevice, LinearLayer, limit_device, load_matmul_devices
 
 NOTEBOOK = (16384, 5 * 16384, 2048**2 / 128, 8, 40, 32)
 LAYER = LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2)

@@ -9,13 +9,22 @@ import pytest
 
 from steptime.estimate.memory_definitions import memory_by_definition
 from steptime.lab.data_root import require_data
-from steptime.lab.measured import Candidate, Degrees, MeasuredRun, Recomputation, candidates, read_runs, runs_of
-from steptime.lab.measured.candidates import _expert_ranks, _recomputes
-from steptime.lab.measured.engine import settings_of
-from steptime.lab.measured.fit import fit_weight, needed_bytes
+from steptime.lab.measured.candidates import (
+    Candidate,
+    _expert_ranks,
+    _recomputes,
+    candidates,
+    fed_length,
+    fit_weight,
+    needed_bytes,
+    said_to_overlap,
+)
+from steptime.lab.measured.canonical import Recomputation
 from steptime.lab.measured.meaning import RECOMPUTE
 from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.setting import fed_length, said_to_overlap
+from steptime.lab.measured.reading import read_runs, runs_of
+from steptime.lab.measured.run import Degrees, MeasuredRun
+from steptime.lab.measured.samples import settings_of
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 
@@ -208,7 +217,7 @@ def test_overlap_that_a_row_states_changes_what_hides():
 
 def test_software_without_known_habits_may_hide_its_gradients_or_not():
     unknown = one(framework="Homegrown 1.0", notes="")
-    assert weights(candidates(unknown), "hides_data") == pytest.approx({True: 0.5, False: 0.5})
+    assert weights(candidates(unknown), "overlaps_data") == pytest.approx({True: 0.5, False: 0.5})
     shown = [setting.job.overlap for setting in settings_of(unknown)]
     assert any("dp" in each for each in shown) and any("dp" not in each for each in shown)
     stated = replace(unknown, notes="no DP overlap")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from steptime.hardware.library import load_device
-from steptime.lab.measured import Recomputation, Sharding, runs_of
 from steptime.lab.measured.architecture import known_model, likely_heads, likely_hidden
 from steptime.lab.measured.canonical import (
+    Recomputation,
+    Sharding,
     attention_kernel,
     device_name,
     dtype_name,
@@ -17,10 +18,11 @@ from steptime.lab.measured.canonical import (
     schedule_name,
     sharding,
 )
-from steptime.lab.measured.degrees import legal_micro_batches, possible_degrees
-from steptime.lab.measured.flops import peak_flops_per_s, printed_peak_flops_per_s
-from steptime.lab.measured.read import TableRow
-from steptime.lab.measured.tables import framework_default, framework_of, table
+from steptime.lab.measured.meaning import framework_default, framework_of
+from steptime.lab.measured.metrics import peak_flops_per_s, printed_peak_flops_per_s
+from steptime.lab.measured.read import TableRow, table
+from steptime.lab.measured.reading import runs_of
+from steptime.lab.measured.run import legal_micro_batches, possible_degrees
 from steptime.plan.framework_file import name_rules as framework_names
 
 

@@ -12,23 +12,18 @@ import pytest
 
 from steptime.errors import InputFileError
 from steptime.lab.data_root import require_data
-from steptime.lab.measured import (
-    AdapterName,
-    Degrees,
-    Flag,
-    MeasuredRun,
+from steptime.lab.measured.canonical import Recomputation, Sharding
+from steptime.lab.measured.metrics import (
     MemoryDefinition,
-    Reading,
-    Reason,
-    Recomputation,
-    Sharding,
     TflopsDefinition,
     TimeOrigin,
-    read_runs,
-    runs_of,
+    flops_per_token,
+    forward_flops,
+    tflops_definition,
 )
-from steptime.lab.measured.flops import flops_per_token, forward_flops, tflops_definition
-from steptime.lab.measured.read import METRICS, NEEDED, TableRow, read_rows
+from steptime.lab.measured.read import METRICS, NEEDED, Flag, Reason, TableRow, read_rows
+from steptime.lab.measured.reading import Reading, read_runs, runs_of
+from steptime.lab.measured.run import AdapterName, Degrees, MeasuredRun
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.lab.measured import MeasuredRun, ScoredRun, aggregate, folds, runs_of, summary
+from steptime.lab.measured import aggregate
 from steptime.lab.measured.aggregate import (
     GROUPINGS,
+    ScoredRun,
     choice_statistics,
     coverage_interval,
     dominant_source,
@@ -20,12 +21,16 @@ from steptime.lab.measured.aggregate import (
     macro,
     memory_statistics,
     rank_statistics,
+    ranks,
     scale_band,
+    spearman,
     statistics,
+    summary,
 )
-from steptime.lab.measured.ranking import ranks, spearman
-from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.reasons import Flag
+from steptime.lab.measured.predict import folds
+from steptime.lab.measured.read import Flag, TableRow, read_rows
+from steptime.lab.measured.reading import runs_of
+from steptime.lab.measured.run import MeasuredRun
 from steptime.model.spec import Experts
 
 FILE = Path(__file__).parents[1] / "data" / "measured_runs.csv"

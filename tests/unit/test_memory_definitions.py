@@ -8,6 +8,17 @@ import tomllib
 import numpy as np
 import pytest
 
+from memory_fit import (
+    MemoryPoint,
+    as_toml,
+    deviation_of,
+    device_line,
+    errors_of,
+    fitted_constants,
+    reliability,
+    reserved_slack,
+    slack_of,
+)
 from steptime.api.models import load_model
 from steptime.estimate.memory_definitions import (
     DEFINITIONS,
@@ -21,18 +32,7 @@ from steptime.estimate.memory_definitions import (
 )
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware import load_cluster
-from steptime.lab.calibrate.memory_fit import (
-    MemoryPoint,
-    as_toml,
-    deviation_of,
-    device_line,
-    errors_of,
-    fitted_constants,
-    reliability,
-    reserved_slack,
-    slack_of,
-)
-from steptime.lab.published.method import PUBLISHED
+from steptime.lab.published.rows import PUBLISHED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED

@@ -6,13 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.lab.measured.candidates import candidates
-from steptime.lab.measured.engine import settings_of
-from steptime.lab.measured.memory import deviation_of, memory_band, predicted_bytes
+from steptime.lab.measured.candidates import candidates, profile_of
 from steptime.lab.measured.read import TableRow
 from steptime.lab.measured.run import MeasuredRun, run_of
-from steptime.lab.measured.samples import modelled
-from steptime.lab.measured.setting import profile_of
+from steptime.lab.measured.samples import deviation_of, memory_band, modelled, predicted_bytes, settings_of
 
 ROW = {
     "model": "llama2-7b", "seq_len": "2048", "gpu": "A100-80GB", "n_gpus": "8", "global_batch_sequences": "64",

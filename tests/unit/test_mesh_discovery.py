@@ -11,10 +11,9 @@ import pytest
 from steptime.errors import UserError
 from steptime.hardware.records import AxisKind
 from steptime.lab.calibrate.mesh import Links, Quantity, discover, synthetic
-from steptime.lab.calibrate.mesh.groups import Tree, log_partitions, partition
-from steptime.lab.calibrate.mesh.hierarchy import find_chain
-from steptime.lab.calibrate.mesh.optional import scipy_module
-from steptime.lab.calibrate.mesh.regress import speed
+from steptime.lab.calibrate.mesh.discover import speed
+from steptime.lab.calibrate.mesh.groups import Tree, log_partitions, partition, scipy_module
+from steptime.lab.calibrate.mesh.layout import find_chain
 from steptime.lab.calibrate.mesh.torus import shapes
 from steptime.num import Array
 

@@ -200,7 +200,7 @@ def test_large_files_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_too_many_devices_end_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steptime.lab.calibrate.mesh.read_pairs.MAX_DEVICES", 3)
+    monkeypatch.setattr("steptime.lab.calibrate.mesh.read.MAX_DEVICES", 3)
     with pytest.raises(InputFileError, match="line 3, column 'target': there are more than 3 devices"):
         read_links(write(tmp_path, PAIRS + "a,b,8,1e-6\nc,d,8,1e-6\n"))
 

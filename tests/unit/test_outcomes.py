@@ -12,12 +12,17 @@ from typer.testing import CliRunner
 
 from steptime.cli.main import app
 from steptime.errors import FieldError, UserError
-from steptime.lab.measured import ScoredRun
-from steptime.lab.measured.outcomes import Tried, outcome_of, outcome_statistics
-from steptime.lab.measured.read import TableRow
-from steptime.lab.measured.reasons import Reason, RowProblem
+from steptime.lab.measured.aggregate import ScoredRun
+from steptime.lab.measured.read import Reason, RowProblem, TableRow
 from steptime.lab.measured.run import run_of
-from steptime.lab.scoring.outcomes import given_cells, score_outcomes, write_outcomes
+from steptime.lab.scoring.outcomes import (
+    Tried,
+    given_cells,
+    outcome_of,
+    outcome_statistics,
+    score_outcomes,
+    write_outcomes,
+)
 
 HEAD = "model,seq_len,n_gpus,micro_batch,tp,pp,dp,recompute,attention_impl,outcome,step_time_s\n"
 GIVEN = {"gpu": "A100-80GB", "global_batch_sequences": "512", "dtype": "bf16", "zero_stage_or_fsdp": "ZeRO-1"}

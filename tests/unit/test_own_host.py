@@ -22,9 +22,8 @@ from steptime.estimate.work import PhaseWork, paced_s
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.records import CPU, Curve, Device, Profile
 from steptime.lab.calibrate.machine import cluster_file, profile, work
-from steptime.lab.calibrate.machine.host import Host
 from steptime.lab.calibrate.machine.linear import MODELS
-from steptime.lab.calibrate.machine.runner import Measured
+from steptime.lab.calibrate.machine.runner import Host, Measured
 from steptime.lab.calibrate.machine.work import TRAINED, Task
 from steptime.plan.job import PRECISIONS
 from steptime.search.modes import MODES

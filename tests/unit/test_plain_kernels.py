@@ -10,10 +10,10 @@ import pytest
 
 from steptime.errors import InputFileError
 from steptime.hardware import load_device
-from steptime.lab.calibrate.training_rows import NOT_LAUNCHED
+from steptime.lab.calibrate.family import NOT_LAUNCHED
 from steptime.lab.scoring import kernels as scoring
-from steptime.lab.scoring.columns import columns_of_kernels
-from steptime.lab.scoring.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
+from steptime.lab.scoring.plain_kernels import OTHER_NAMES, PLAIN, PlainTimer, dtype_named, operator_named
+from steptime.lab.scoring.tables import columns_of_kernels
 
 ATTENTION = {"b": "2", "h_q": "32", "h_kv": "8", "s_q": "1024", "s_kv": "1024", "d_qk": "128", "d_v": "128"}
 NORM = {"rows": "8192", "cols": "4096"}
@@ -123,7 +123,7 @@ def test_the_usual_names_are_read(tmp_path: Path, given: str, op: str, dtype: st
 
 
 def test_names_that_a_family_has_are_not_taken_for_others() -> None:
-    assert all(name not in scoring.OPS for plain in PLAIN.values() for name in plain.names)
+    assert all(name not in scoring.OPS for names in OTHER_NAMES.values() for name in names)
     assert all(operator_named(op) == op for op in PLAIN) and operator_named("fused_moe") == "fused_moe"
     assert dtype_named("nvfp4") == "nvfp4"
 

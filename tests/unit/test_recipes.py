@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
-from steptime.lab.measured import recipes
+from steptime.lab.measured import reading
 from steptime.lab.measured.canonical import dtype_name, recomputation, sharding
-from steptime.lab.measured.columns import FURTHER, OTHER_NAMES
 from steptime.lab.measured.meaning import (
     attention_dtype_called,
-    context_called,
-    gradients_called,
+    choice_called,
     graphs_called,
     precision_called,
 )
-from steptime.lab.measured.read import TableRow
+from steptime.lab.measured.read import FURTHER, OTHER_NAMES, Flag, TableRow, table
 from steptime.lab.measured.reading import runs_of
-from steptime.lab.measured.reasons import Flag
-from steptime.lab.measured.tables import table
 from steptime.plan.job import PRECISIONS
 
 TABLE = table("recipes")["recipe"]
 MEANT = {
-    "recompute": recomputation, "zero_stage_or_fsdp": sharding, "graphs": graphs_called, "context": context_called,
-    "attention_dtype": attention_dtype_called, "gradient_dtype": gradients_called,
+    "recompute": recomputation,
+    "zero_stage_or_fsdp": sharding,
+    "graphs": graphs_called,
+    "context": partial(choice_called, "context"),
+    "attention_dtype": attention_dtype_called,
+    "gradient_dtype": partial(choice_called, "gradient_dtype"),
     "dtype": lambda text: dtype_name(text).precisions,
-}  # fmt: skip
+}
 
 
 def _filled(**cells: str) -> TableRow:
-    return recipes.with_recipe(TableRow(1, cells))
+    return reading.with_recipe(TableRow(1, cells))
 
 
 @pytest.mark.parametrize("recipe", TABLE, ids=lambda r: " ".join(r.get(k, "") for k in ("source", "model", "gpu")))
 def test_every_entry_names_columns_and_says_what_is_understood(recipe):
-    conditions = {name: pattern for name, pattern in recipe.items() if name not in recipes.MEANT}
+    conditions = {name: pattern for name, pattern in recipe.items() if name not in reading.MEANT}
     columns = {*OTHER_NAMES, *FURTHER}
     assert conditions.keys() <= columns and all(re.compile(pattern) for pattern in conditions.values())
     given = {**recipe.get("fill", {}), **recipe.get("instead", {})}
@@ -77,7 +78,7 @@ def test_other_frameworks_and_other_sources_are_left_alone():
     assert _filled(framework="PaxML", model="GPT3-175B").text("recompute") == "full"
     assert _filled(framework="Megatron-LM", model="GPT3-175B").text("recompute") == ""
     row = TableRow(1, {"source_key": "mine", "model": "Llama2-70B LoRA", "gpu": "H100"})
-    assert recipes.with_recipe(row) is row
+    assert reading.with_recipe(row) is row
 
 
 def test_a_run_has_the_settings_of_its_script():

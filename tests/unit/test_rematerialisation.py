@@ -12,14 +12,16 @@ import pytest
 from steptime.captured.rematerialisation.chain import (
     Action,
     Chain,
+    Infeasible,
     Kind,
     Schedule,
     ScheduleError,
     Segment,
+    Solution,
     keep_all,
     simulate,
 )
-from steptime.captured.rematerialisation.rotor import SLOTS, Infeasible, Solution, fill, front, solve
+from steptime.captured.rematerialisation.rotor import SLOTS, fill, front, solve
 from steptime.errors import FieldError, UserError
 
 ONE = Segment(

@@ -9,8 +9,7 @@ import pytest
 
 from steptime.captured.fit.layout import schedule_of
 from steptime.captured.graph.segments import Checkpoint
-from steptime.captured.rematerialisation.chain import Chain, Segment, keep_all, simulate
-from steptime.captured.rematerialisation.rotor import Infeasible
+from steptime.captured.rematerialisation.chain import Chain, Infeasible, Segment, keep_all, simulate
 from steptime.captured.rematerialisation.swap import (
     HostLink,
     Place,

@@ -11,10 +11,11 @@ from steptime import api
 from steptime.api.frameworks import framework_record, renamed
 from steptime.api.models import load_model
 from steptime.errors import InputFileError, UnknownNameError
-from steptime.lab.measured import Flag, MeasuredRun, Reading, Reason, TimeOrigin, read_runs
-from steptime.lab.measured.columns import OTHER_NAMES, SCALED, own_names
-from steptime.lab.measured.read import METRICS, NEEDED, UNITS, TableRow
-from steptime.lab.measured.tables import framework_of
+from steptime.lab.measured.meaning import framework_of
+from steptime.lab.measured.metrics import TimeOrigin
+from steptime.lab.measured.read import METRICS, NEEDED, OTHER_NAMES, SCALED, UNITS, Flag, Reason, TableRow, own_names
+from steptime.lab.measured.reading import Reading, read_runs
+from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.scoring.runs import FAR_OFF, read_any, score_reading, write_rows
 from steptime.model.library import catalogue_names, hub_model
 from steptime.plan.framework_file import framework_called, why_called

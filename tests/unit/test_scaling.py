@@ -6,21 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from lacking_curves import beside_sixteen_bits, lacking_curves
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import Curve
 from steptime.lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
-from steptime.lab.calibrate.scaling import (
+from steptime.lab.calibrate.transfer import (
     PROCESS_POWER,
+    SCALED_NEIGHBOURS,
+    TRANSFER_BANDS,
     carried,
     clock_Hz,
     large_share,
     traits,
+    transferred_curve,
     weighted_median,
     within_peak,
-)  # fmt: skip
-from steptime.lab.calibrate.training import beside_sixteen_bits, lacking_curves
-from steptime.lab.calibrate.transfer import SCALED_NEIGHBOURS, TRANSFER_BANDS, transferred_curve
+)
 
 HERE = replace(
     load_device("h100-sxm"), name="here", clock_Hz=1e9, sm_count=100, memory_Bps=1e12, power_W=500.0,

@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from published_sample import COLUMNS, citation, published_rows
 from steptime.errors import FieldError, InputFileError, UserError
+from steptime.lab.calibrate.framework_bands import packaged
 from steptime.lab.calibrate.framework_fitting import fit_reading
-from steptime.lab.calibrate.frameworks.save import packaged
-from steptime.lab.measured import MeasuredRun, ScoredRun, runs_of, samples
+from steptime.lab.measured import samples
+from steptime.lab.measured.aggregate import ScoredRun
 from steptime.lab.measured.predict import Scores, score_packaged
-from steptime.lab.measured.published import COLUMNS, citation, published_rows
 from steptime.lab.measured.read import TableRow, read_rows
+from steptime.lab.measured.reading import runs_of
+from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import modelled
-from steptime.lab.report.score_runs import print_run_score
+from steptime.lab.report.score import print_run_score
 from steptime.lab.scoring import runs as measured_scoring
 from steptime.lab.scoring.runs import (
     NOT_ASKED,

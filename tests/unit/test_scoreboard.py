@@ -9,12 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from steptime.lab.measured import Reading, ScoredRun, read_runs
-from steptime.lab.measured.aggregate import coverage_interval
-from steptime.lab.measured.targets import CLAIMS, TARGETS, Target, Where, reached, to_json
-from steptime.lab.report.scoreboard import FIGURES, gpu_table, markdown, page, targets_table
-from steptime.lab.report.scoreboard_figures import write_figures
-from steptime.lab.scoring.scoreboard import SEEN, UNSEEN, WAYS, Board, board_of, frameworks_digest
+from scoreboard import (
+    CLAIMS,
+    SEEN,
+    TARGETS,
+    UNSEEN,
+    WAYS,
+    Board,
+    Target,
+    Where,
+    board_of,
+    frameworks_digest,
+    reached,
+    to_json,
+)
+from scoreboard_page import FIGURES, gpu_table, markdown, page, targets_table, write_figures
+from steptime.lab.measured.aggregate import ScoredRun, coverage_interval
+from steptime.lab.measured.reading import Reading, read_runs
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("sc21", "korthikanti", "zero-bubble", "mt-nlg")

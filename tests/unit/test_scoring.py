@@ -12,9 +12,9 @@ from steptime.errors import FieldError, InputFileError
 from steptime.hardware import load_device
 from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.profiles import load_profile
+from steptime.lab.calibrate.family import NOT_LAUNCHED
 from steptime.lab.calibrate.gemm import FAMILY, gemm_shape
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training_rows import NOT_LAUNCHED
 from steptime.lab.data_root import require_data
 from steptime.lab.scoring import kernels as scoring
 

@@ -9,8 +9,8 @@ import pytest
 
 from steptime.errors import InputFileError
 from steptime.lab.calibrate.table import read_table
-from steptime.lab.measured import read_runs
 from steptime.lab.measured.read import METRICS, NEEDED
+from steptime.lab.measured.reading import read_runs
 from steptime.lab.scoring.kernels import NO_SHAPE, score_kernels
 
 RUNS = (*NEEDED, METRICS[0])

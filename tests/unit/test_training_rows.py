@@ -10,11 +10,11 @@ import pytest
 from steptime.estimate.further_kernels import CURVES
 from steptime.estimate.kernels import ROLES
 from steptime.hardware.profiles import load_profile, profile_names
-from steptime.lab.calibrate.fit_left_out import Fitted, kernels_left_out
+from steptime.lab.calibrate.family import NOT_LAUNCHED, RULES, launched
 from steptime.lab.calibrate.gemm import FAMILY, truths
 from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training_rows import NOT_LAUNCHED, RULES, launched
+from steptime.lab.scoring.left_out import Fitted, kernels_left_out
 from steptime.plan.job import PRECISIONS
 
 AIC, BF16, CACHE = "aiconfigurator_attention", "bfloat16", "fw=vllm;kv_dtype=fp8;window=0;step=0"

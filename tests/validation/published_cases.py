@@ -13,9 +13,8 @@ from typing import Any
 
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.lab.published.method import PUBLISHED
-from steptime.lab.published.space import PublishedSpace
-from steptime.lab.published.statistics import statistics
+from steptime.lab.published.mode import PublishedSpace, statistics
+from steptime.lab.published.rows import PUBLISHED
 from steptime.model.spec import ModelSpec
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans

@@ -25,11 +25,10 @@ from steptime.lab.cli.reproduce import (
     table_rows,
 )
 from steptime.lab.data_root import require_data
-from steptime.lab.published import fixes
+from steptime.lab.published import check
 from steptime.lab.published.check import Check, check_all, check_search
-from steptime.lab.published.defects import FIXES, NONE, Defects
-from steptime.lab.published.method import PUBLISHED, PublishedMethod
-from steptime.lab.published.space import PublishedSpace
+from steptime.lab.published.mode import PublishedSpace
+from steptime.lab.published.rows import FIXES, NONE, PUBLISHED, Defects, PublishedMethod
 from steptime.model.library import load_catalogue_model
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
@@ -86,8 +85,8 @@ def test_the_default_keeps_every_defect():
     ],
 )
 def test_the_default_is_the_published_code_to_rounding(strategy, gpus, step_time_s):
-    point = fixes.Point(model="gpt3_1T", strategy=strategy, device="b200", fast_domain=8, gpus=gpus)
-    setting = Setting(method=PUBLISHED, job=fixes.job_of(point), cluster=load_cluster("published-b200-nvs8"))
+    point = check.Point(model="gpt3_1T", strategy=strategy, device="b200", fast_domain=8, gpus=gpus)
+    setting = Setting(method=PUBLISHED, job=check.job_of(point), cluster=load_cluster("published-b200-nvs8"))
     task = Task(setting=setting, strategy=PUBLISHED.strategies[strategy], space=PublishedSpace())
     assert float(search([task], 1)[0].best_s[0]) == pytest.approx(float.fromhex(step_time_s), rel=1e-14)
 
@@ -191,13 +190,13 @@ def test_lone_rank_one_link():
     two = PublishedMethod(Defects().without("lone_rank_one_link"))
     assert (two.lone_rank_has_all_links, PUBLISHED.lone_rank_has_all_links) == (True, False)
     machines = [
-        Setting(method=m, job=fixes.job_of(POINT), cluster=load_cluster("published-b200-nvs8")).machine
+        Setting(method=m, job=check.job_of(POINT), cluster=load_cluster("published-b200-nvs8")).machine
         for m in (PUBLISHED, two)
     ]
     assert machines[0] == machines[1]  # the systems of the paper have one link per device
 
 
-POINT = fixes.Point(model="gpt3_1T", strategy="1d", device="b200", fast_domain=8, gpus=512)
+POINT = check.Point(model="gpt3_1T", strategy="1d", device="b200", fast_domain=8, gpus=512)
 
 
 def test_whole_inputs_kept():
@@ -228,7 +227,7 @@ def test_no_optimizer_time():
 
 
 def test_exact_filling():
-    meshes = PublishedSpace().meshes(fixes.job_of(POINT), PUBLISHED.strategies["1d"])
+    meshes = PublishedSpace().meshes(check.job_of(POINT), PUBLISHED.strategies["1d"])
     counts = []
     for space in (PublishedSpace(), PublishedSpace(defects=Defects().without("exact_filling"))):
         placed, placements = space.placements(PUBLISHED.strategies["1d"], meshes, 512, 72, nearer_is_faster=True)
@@ -239,7 +238,7 @@ def test_exact_filling():
 
 
 def test_equal_stages():
-    job = fixes.job_of(fixes.Point(model="vit_era5", strategy="1d", device="b200", fast_domain=8, gpus=512))
+    job = check.job_of(check.Point(model="vit_era5", strategy="1d", device="b200", fast_domain=8, gpus=512))
     meshes = [
         PublishedSpace(defects=d).meshes(job, PUBLISHED.strategies["1d"])
         for d in (Defects(), Defects().without("equal_stages"))
@@ -273,14 +272,14 @@ def documented() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def published_winners() -> fixes.Winners:
-    return fixes.winners(PUBLISHED, PublishedSpace())
+def published_winners() -> check.Winners:
+    return check.winners(PUBLISHED, PublishedSpace())
 
 
 @pytest.mark.parametrize("name", ["summa_norm_width", "free_slow_stage_links"])
 def test_the_documented_table_is_what_is_computed(name, published_winners):
-    fix, method, space = fixes.variants()[name]
-    change = fixes.compare(name, fix, published_winners, fixes.winners(method, space))
+    fix, method, space = check.variants()[name]
+    change = check.compare(name, fix, published_winners, check.winners(method, space))
     assert table_rows([change])[1] == documented()[name]
     page = (ROOT / "benchmarks/corrections.md").read_text(encoding="utf-8")
     assert markdown_lines(360, [change])[4] in page
@@ -288,7 +287,7 @@ def test_the_documented_table_is_what_is_computed(name, published_winners):
 
 
 def test_the_table_is_whole_and_the_guide_has_it():
-    assert list(documented()) == list(fixes.variants())
+    assert list(documented()) == list(check.variants())
     guide = (ROOT / "docs/corrections.md").read_text(encoding="utf-8")
     page = (ROOT / "benchmarks/corrections.md").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if line.startswith("|") and line not in guide] == []
@@ -346,10 +345,10 @@ def test_percent():
 
 
 def test_every_group_of_searches_is_counted(monkeypatch):
-    monkeypatch.setattr(fixes, "variants", dict)
-    monkeypatch.setattr(fixes, "winners", lambda method, space, step: [step() for _ in range(18)] and {POINT: None})
+    monkeypatch.setattr(check, "variants", dict)
+    monkeypatch.setattr(check, "winners", lambda method, space, step: [step() for _ in range(18)] and {POINT: None})
     seen: list[tuple[int, int]] = []
-    assert fixes.corrections(lambda done, total: seen.append((done, total))) == (0, [])
+    assert check.corrections(lambda done, total: seen.append((done, total))) == (0, [])
     assert seen == [(done, 18) for done in range(1, 19)]
 
 

@@ -9,9 +9,8 @@ from functools import cache
 import pytest
 
 from steptime.lab.data_root import require_data
-from steptime.lab.measured import read_runs
-from steptime.lab.measured.engine import settings_of
-from steptime.lab.measured.memory import definition_of, predicted_bytes
+from steptime.lab.measured.reading import read_runs
+from steptime.lab.measured.samples import definition_of, predicted_bytes, settings_of
 
 pytestmark = pytest.mark.shared
 

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from steptime.api.calls import ledger as ledger
     from steptime.api.calls import plan as plan
     from steptime.captured.fitting import fit as fit
-    from steptime.lab.limits.calls import Limits as Limits
-    from steptime.lab.limits.calls import limits as limits
+    from steptime.lab.limits import Limits as Limits
+    from steptime.lab.limits import limits as limits
 
 #: Public name -> where it is defined.
 PLACES: Final = {
     "Difference": "steptime.api.calls:Difference",
     "Ledger": "steptime.api.calls:Ledger",
-    "Limits": "steptime.lab.limits.calls:Limits",
+    "Limits": "steptime.lab.limits:Limits",
     "diff": "steptime.api.calls:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
     "ledger": "steptime.api.calls:ledger",
-    "limits": "steptime.lab.limits.calls:limits",
+    "limits": "steptime.lab.limits:limits",
     "plan": "steptime.api.calls:plan",
 }
 

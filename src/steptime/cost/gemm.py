@@ -10,7 +10,7 @@ The residual (:func:`gemm_residual`) is what this model leaves over, because lib
 own. It is a table with a value for each knot of a coarse grid over three logs: the length of the sum, the tiles per
 multiprocessor and the aspect of the result. Between knots it is linear, and beyond the outermost knots it falls to
 0 within one step of the grid, so that it neither grows nor matters where nobody measured. It holds only what
-measurements near a knot agree on (:mod:`steptime.lab.calibrate.gemm_residual`), and at most :data:`LIMIT`.
+measurements near a knot agree on (:mod:`steptime.lab.calibrate.gemm`), and at most :data:`LIMIT`.
 
 A wave (:func:`wave_factor`) is a round in which the blocks of a kernel pass over the processors of a device.
 """

@@ -1,4 +1,4 @@
-"""``steptime doctor``: a training log or a profiler trace beside the prediction."""
+"""``steptime doctor``: a training log or a profiler trace against the prediction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIANTS: Final = (
     ("recompute", "full", "full recomputation"),
     ("attention", "unfused", "unfused attention"),
 )
-#: Likewise, of what changes memory.
+#: Choices that change memory.
 MEMORY_VARIANTS: Final = (
     ("zero", 0, "nothing shared out over data-parallel ranks"),
     ("zero", 1, "optimiser states shared out over data-parallel ranks (ZeRO-1)"),
@@ -78,9 +78,13 @@ def _run(given: Mapping[str, Any]) -> None:
 
 
 def diagnose(
-    file: str, model: str | None, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any],
+    file: str,
+    model: str | None,
+    cluster: str | None,
+    settings: Mapping[str, Any],
+    plan: Mapping[str, Any],
     steps: int | None = None,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """The diagnosis of a log or trace.
 
     Raises:
@@ -102,15 +106,25 @@ def diagnose(
     known = prediction.known
     variants = _variants(prediction, doctor.series_of(log, known).median_s)
     return doctor.diagnose_log(
-        log, known, prediction.estimate, model=prediction.model, contradictions=prediction.contradictions,
-        variants=variants, memory_variants=_memory_variants(prediction, log), notes=prediction.notes,
-    )  # fmt: skip
+        log,
+        known,
+        prediction.estimate,
+        model=prediction.model,
+        contradictions=prediction.contradictions,
+        variants=variants,
+        memory_variants=_memory_variants(prediction, log),
+        notes=prediction.notes,
+    )
 
 
 def _trace(
-    file: str, model: str | None, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any],
+    file: str,
+    model: str | None,
+    cluster: str | None,
+    settings: Mapping[str, Any],
+    plan: Mapping[str, Any],
     steps: int | None,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     from steptime import doctor
 
     recording = doctor.read_trace(file)
@@ -122,10 +136,13 @@ def _trace(
     if times.groups["attention"]:
         prediction.stated["attention"] = "fused"
     return doctor.diagnose_trace(
-        times, prediction.estimate, contradictions=prediction.contradictions,
-        variants=_variants(prediction, times.step_s), notes=prediction.notes,
+        times,
+        prediction.estimate,
+        contradictions=prediction.contradictions,
+        variants=_variants(prediction, times.step_s),
+        notes=prediction.notes,
         framework=framework,
-    )  # fmt: skip
+    )
 
 
 class _Prediction:
@@ -169,7 +186,7 @@ class _Prediction:
 
 def _device_contradictions(
     cluster: str, name: str, capacity_bytes: float | None, peak_bytes: float | None = None
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     from steptime.doctor import device_contradictions
     from steptime.hardware import load_cluster
 
@@ -192,33 +209,41 @@ def _predict(
     spec = None if base is None or base.cluster is None else load_model(base.model)
     stated, against = (stated, ()) if spec is None else doctor.held_against(spec, stated)
     merged = doctor.merged(
-        settings if base is None else base.settings, plan if base is None else base.plan, stated,
+        settings if base is None else base.settings,
+        plan if base is None else base.plan,
+        stated,
         experts=spec is not None and spec.experts is not None,
-    )  # fmt: skip
+    )
     if merged.filled:
         notes.append("from the run itself: " + ", ".join(merged.filled))
     if base is None or base.cluster is None or spec is None:
-        missing = [name for name, value in (("--model", model), ("--cluster", base.cluster if base else cluster))
-                   if value is None]  # fmt: skip
-        notes.append(f"without {' and '.join(missing)} there is no prediction to compare with")
+        given = {"--model": model, "--cluster": base.cluster if base else cluster}
+        missing = " and ".join(name for name, value in given.items() if value is None)
+        notes.append(f"without {missing} there is no prediction to compare with")
         out = _Prediction(None, merged, None)
     else:
-        if merged.framework:
-            notes.append(f"framework {merged.framework}: that of the run; --framework names another")
-        if merged.settings.get("dtype") == "fp8" != stated.settings.get("dtype", "fp8"):
-            said = stated.settings["dtype"]
-            more = "also casts, copies and gathers in 8 bits"
-            notes.append(f"dtype fp8 is the rate of products alone; the run's own, {said}, {more}")
-        if merged.habitual:
-            notes.append(f"as {merged.framework} does unless told otherwise: " + ", ".join(merged.habitual))
-        if "recompute" not in merged.plan:
-            notes.append("what is recomputed is neither given nor stated: predicted as nothing")
+        notes += _assumed(merged, stated)
         job = job_from(base.model, base.cluster, merged.settings, merged.plan)
         out = _Prediction(job, merged, estimate_of(job), spec)
         out.contradictions += against
     out.notes = tuple(notes)
     out.stated = dict(stated.plan)
     return out
+
+
+def _assumed(merged: StatedJob, stated: Stated) -> list[str]:
+    """What the prediction takes that neither the user nor the run says."""
+    notes = []
+    if merged.framework:
+        notes.append(f"framework {merged.framework}: that of the run; --framework names another")
+    if merged.settings.get("dtype") == "fp8" != stated.settings.get("dtype", "fp8"):
+        more = f"the run's own, {stated.settings['dtype']}, also casts, copies and gathers in 8 bits"
+        notes.append(f"dtype fp8 is the rate of products alone; {more}")
+    if merged.habitual:
+        notes.append(f"as {merged.framework} does unless told otherwise: " + ", ".join(merged.habitual))
+    if "recompute" not in merged.plan:
+        notes.append("what is recomputed is neither given nor stated: predicted as nothing")
+    return notes
 
 
 def _sought(stated: Stated) -> str:
@@ -244,7 +269,7 @@ def _variants(prediction: _Prediction, step_s: float) -> tuple[Variant, ...]:
 
 
 def _memory_variants(prediction: _Prediction, log: Log) -> tuple[Variant, ...]:
-    """Likewise where the measured memory does."""
+    """Predictions of the job with one choice changed, where the measured memory asks for an explanation."""
     from steptime.doctor import memory_is_off
 
     e, measured = prediction.estimate, log.peak_memory_bytes

@@ -1,4 +1,4 @@
-"""Lines of DeepSpeed: configuration dump, throughput, wall-clock breakdown, pipeline engine."""
+"""Lines of DeepSpeed, and progress bars of Lightning and of the Transformers Trainer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from math import prod
 from typing import Final
 
-from steptime.doctor import words as w
+from steptime.doctor import gather
 from steptime.doctor.gather import Gathered
 from steptime.doctor.records import StepLine
 
-_SPEED: Final = re.compile(r"(?:CurrSamplesPerSec|(?<![A-Za-z])SamplesPerSec)=" + w.NUMBER)
+_SPEED: Final = re.compile(r"(?:CurrSamplesPerSec|(?<![A-Za-z])SamplesPerSec)=" + gather.NUMBER)
 _GLOBAL_STEP: Final = re.compile(r"global_step=(\d{1,12})|\b\d{1,9}/(\d{1,12}), ")
-_PEAK: Final = re.compile(r"MaxMemAllocated=" + w.NUMBER + r"\s*GB")
+_PEAK: Final = re.compile(r"MaxMemAllocated=" + gather.NUMBER + r"\s*GB")
 _SKIPPED: Final = re.compile(r"step=(\d{1,12}), skipped=(\d{1,12})")
-_PIPELINE: Final = re.compile(r"steps: (\d{1,12}) .*?iter time \(s\): " + w.NUMBER)
+_PIPELINE: Final = re.compile(r"steps: (\d{1,12}) .*?iter time \(s\): " + gather.NUMBER)
 _TIMERS: Final = re.compile(r"time \(ms\) \| (.*)$")
-_TIMER: Final = re.compile(r"([a-z][a-z_ -]{0,80}?): " + w.NUMBER)
+_TIMER: Final = re.compile(r"([a-z][a-z_ -]{0,80}?): " + gather.NUMBER)
 _PRINTED: Final = re.compile(r"\[config\.py[^\]]*\]\s+([a-z][a-z0-9_]{1,63}) (?:\.{1,60})? (.*)$")
 _JSON: Final = re.compile(r'^\s*"([a-z][a-z0-9_]{1,63})": ("?[\w.+-]{1,64}"?),?\s*$')
 _OPENED: Final = re.compile(r'^\s*"(offload_[a-z]{1,20})": \{')
@@ -28,20 +28,14 @@ _DEVICE: Final = re.compile(
 _HOST: Final = ("cpu", "nvme")
 #: Dtype -> what says so, in releases until 2024 and in later ones.
 _DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "bf16": ("bfloat16_enabled", "bfloat16_config"), "fp16": ("fp16_enabled", "float16_config"),
-}  # fmt: skip
+    "bf16": ("bfloat16_enabled", "bfloat16_config"),
+    "fp16": ("fp16_enabled", "float16_config"),
+}
 _CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
 
 #: Timers of the engine that cover a whole step, under the names of today.
-_NAMES: Final[Mapping[str, str]] = {
-    "fwd": "forward", "forward": "forward", "bwd": "backward", "backward": "backward",
-    "bwd_inner": "backward_inner", "backward_inner": "backward_inner", "bwd_allreduce": "backward_allreduce",
-    "backward_allreduce": "backward_allreduce", "step": "step",
-}  # fmt: skip
-_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
-    "train_batch_size": ("settings", "global_batch"), "world_size": ("settings", "gpus"),
-    "train_micro_batch_size_per_gpu": ("plan", "micro_batch"), "autotp_size": ("plan", "tp"),
-}  # fmt: skip
+_NAMES: Final[Mapping[str, str]] = gather.NAMES["deepspeed"]["timers"]
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["deepspeed"]["counts"]
 #: What DeepSpeed multiplies to the batch of a step; its world size leaves tensor and pipeline ranks out.
 _FACTORS: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "world_size")
 
@@ -69,8 +63,8 @@ class DeepSpeed:
                 g.skips.append((step, total - self._skipped))
             self._skipped = total
         elif "iter time (s):" in line and (match := _PIPELINE.search(line)):
-            time_s = w.step_time_s(w.number(match[2]))
-            g.add_step(rank, StepLine(number=int(match[1]), time_s=time_s, at_s=w.clock_s(line)))
+            time_s = gather.step_time_s(gather.number(match[2]))
+            g.add_step(rank, StepLine(number=int(match[1]), time_s=time_s, at_s=gather.clock_s(line)))
         elif "cache flushes since last step" in line:
             g.add_event("allocator_retry")
         elif match := _PRINTED.search(line) or _JSON.match(line):
@@ -100,15 +94,17 @@ class DeepSpeed:
             return
         g = self.gathered
         number = int(step[1] or step[2])
-        g.add_step(rank, StepLine(number=number, samples_per_s=w.rate(w.number(speed[1])), at_s=w.clock_s(line)))
+        g.add_step(
+            rank, StepLine(number=number, samples_per_s=gather.rate(gather.number(speed[1])), at_s=gather.clock_s(line))
+        )
         if match := _PEAK.search(line):
-            value = w.number(match[1])
+            value = gather.number(match[1])
             g.add_memory("allocated", None if value is None else value * 2**30)
 
     def _timer_line(self, line: str) -> None:
         found = _TIMERS.search(line)
         for name, text in _TIMER.findall(found[1]) if found else ():
-            value = w.number(text)
+            value = gather.number(text)
             if name in _NAMES and value is not None:
                 self.gathered.add_timer(_NAMES[name], value / 1e3, value / 1e3)
 
@@ -117,7 +113,7 @@ class DeepSpeed:
         g = self.gathered
         g.read_counts(_WHOLE)
         g.notes += wrong_batch(g.flags)
-        stage = w.count(g.flags.get("zero_optimization_stage", g.flags.get("stage", "")))
+        stage = gather.count(g.flags.get("zero_optimization_stage", g.flags.get("stage", "")))
         if stage is not None and stage <= 3:
             g.plan["zero"] = stage
         if g.flags.get("offload_optimizer") in _HOST:
@@ -139,7 +135,7 @@ def wrong_batch(flags: Mapping[str, str]) -> list[str]:
     >>> wrong_batch(flags), wrong_batch(flags | {"train_batch_size": "96"})[0].partition(":")[0]
     ([], 'the log contradicts itself')
     """
-    batch, *parts = (w.count(flags.get(name, "")) for name in ("train_batch_size", *_FACTORS))
+    batch, *parts = (gather.count(flags.get(name, "")) for name in ("train_batch_size", *_FACTORS))
     factors = [part for part in parts if part]
     if not batch or len(factors) < len(_FACTORS) or batch == prod(factors):
         return []
@@ -148,3 +144,83 @@ def wrong_batch(flags: Mapping[str, str]) -> list[str]:
         f"the log contradicts itself: train_batch_size {batch} is not {product} = {prod(factors)}; without "
         f"--global-batch N {batch} is taken, also for the time of a step where the log has samples/s only"
     ]
+
+
+#: ``12%|#2  | 60/500 [04:00<28:40, 3.91s/it]``; what stands before it must be nothing, or Lightning's ``Epoch 0:``.
+_BAR: Final = re.compile(
+    r"^\s*(?:(?:Training|Epoch \d{1,9})\s*:+\s*)*\d{1,3}%\|.{0,300}?\|\s*(\d{1,12})/(\d{1,12}) "
+    r"\[([\d:]{4,12})<[^,\]]{1,20},\s*" + gather.NUMBER + r"(s/it|it/s)"
+)
+_RUNTIME: Final = re.compile(r"['\"]train_runtime['\"]: ['\"]?" + gather.NUMBER)
+_STEPS_PER_S: Final = re.compile(r"['\"]train_steps_per_second['\"]: ['\"]?" + gather.NUMBER)
+_SAMPLES_PER_S: Final = re.compile(r"['\"]train_samples_per_second['\"]: ['\"]?" + gather.NUMBER)
+_TRAINER_BATCH: Final = re.compile(
+    r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]{1,12})"
+)
+_EACH: Final = re.compile(r"Instantaneous batch size per device = (\d{1,9})")
+_DTYPE: Final = re.compile(r"^\s*(bf16|fp16)=(True|False),?\s*$")
+_OPTIMIZER: Final = re.compile(r"^\s*optim=(?:OptimizerNames\.)?(\w{1,40}),?\s*$")
+_TRAINER_CHECKPOINT: Final = re.compile(r"Saving model checkpoint to|Saving (?:current )?model")
+
+
+class Trainer:
+    """Whatever shows its steps by a progress bar."""
+
+    name = "trainer"
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+        self._summary: tuple[int, float] | None = None
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line."""
+        g = self.gathered
+        if match := _BAR.match(line):
+            self._bar(rank, match)
+        elif match := _RUNTIME.search(line):
+            self._end(line)
+        elif (match := _TRAINER_BATCH.search(line)) and (batch := gather.count(match[1])):
+            g.settings["global_batch"] = batch
+        elif match := _EACH.search(line):
+            g.plan["micro_batch"] = int(match[1])
+        elif match := _DTYPE.match(line):
+            if match[2] == "True":
+                g.settings["dtype"] = match[1]
+        elif match := _OPTIMIZER.match(line):
+            g.set_optimizer(match[1].lower().removesuffix("_torch").removesuffix("_torch_fused").removesuffix("_hf"))
+        elif _TRAINER_CHECKPOINT.search(line):
+            g.add_event("checkpoint")
+
+    def _bar(self, rank: int | None, match: re.Match[str]) -> None:
+        value, step = gather.number(match[4]), int(match[1])
+        if step == 0 or value is None or value <= 0:
+            return
+        time_s = value if match[5] == "s/it" else 1.0 / value
+        self.gathered.add_step(rank, StepLine(number=step, time_s=gather.step_time_s(time_s), at_s=_seconds(match[3])))
+
+    def _end(self, line: str) -> None:
+        speed, samples = _STEPS_PER_S.search(line), _SAMPLES_PER_S.search(line)
+        per_s = gather.rate(gather.number(speed[1])) if speed else None
+        if per_s is None:
+            return
+        whole = gather.number(match[1]) if (match := _RUNTIME.search(line)) else None
+        self._summary = max(1, round(per_s * (whole or 0.0))), 1.0 / per_s
+        each = gather.rate(gather.number(samples[1])) if samples else None
+        if each:
+            self.gathered.settings.setdefault("global_batch", max(1, round(each / per_s)))
+
+    def finish(self) -> None:
+        """Without a progress bar the summary is the only step line: the mean over the whole run."""
+        g = self.gathered
+        if not g.steps and self._summary is not None:
+            g.add_step(None, StepLine(number=self._summary[0], time_s=gather.step_time_s(self._summary[1])))
+            g.notes.append("the log has no step times, only the mean over the whole run, start-up and pauses included")
+
+
+def _seconds(clock: str) -> float | None:
+    """Seconds of ``mm:ss`` or ``h:mm:ss``."""
+    try:
+        parts = [int(part) for part in clock.split(":")]
+    except ValueError:
+        return None
+    return float(sum(part * 60**i for i, part in enumerate(reversed(parts))))

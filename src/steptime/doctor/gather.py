@@ -1,14 +1,92 @@
-"""What the parsers of the frameworks fill while a log goes by."""
+"""What the readers of all logs share: numbers, times of day, ranks, common lines, and the record that they fill."""
 
 from __future__ import annotations
 
+import math
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import resources
 from typing import Any, Final, Protocol
 
-from steptime.doctor import words as w
 from steptime.doctor.records import LogEvent, StepLine
 from steptime.lab.measured.meaning import modelled_optimizer, optimizer_called
+
+NAMES: Final[Mapping[str, Any]] = tomllib.loads(
+    resources.files("steptime.doctor").joinpath("names.toml").read_text(encoding="utf-8")
+)
+"""What training software calls things, by software or subject: the tables of ``names.toml``."""
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: torchrun's ``[rank0]:`` and ``[default0]:``, srun's ``0: ``.
+_RANK: Final = re.compile(r"^\s*(?:\[(?:default|rank)(\d{1,7})\]:\s?|(\d{1,7}):\s)")
+_CLOCK: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,6}))?")
+NUMBER: Final = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,9})?|nan|inf|-inf)"
+
+#: What a switch says; anything else says nothing.
+SAID: Final = ("True", "False")
+#: Longer than any step, and shorter than any: figures beyond are no step times.
+LONGEST_STEP_S: Final = 1e6
+SHORTEST_STEP_S: Final = 1e-7
+
+
+def plain(line: str) -> str:
+    """The line without colours."""
+    return _ANSI.sub("", line) if "\x1b" in line else line
+
+
+def rank_of(line: str) -> tuple[int | None, str]:
+    """The rank in front of a line that a launcher put there, and the rest.
+
+    >>> rank_of("[rank3]:step: 1"), rank_of("0: step: 1"), rank_of("12:00 step: 1")
+    ((3, 'step: 1'), (0, 'step: 1'), (None, '12:00 step: 1'))
+    """
+    match = _RANK.match(line)
+    return (int(match[1] or match[2]), line[match.end() :]) if match else (None, line)
+
+
+def number(text: str) -> float | None:
+    """A number as logs write it; None where it is none, or not finite.
+
+    >>> number("12,345.6"), number("nan"), number("1e999")
+    (12345.6, None, None)
+    """
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def count(text: str) -> int | None:
+    """A whole number of reasonable size, or None."""
+    value = number(text)
+    return int(value) if value is not None and 0 <= value <= 1e12 and value == int(value) else None
+
+
+def clock_s(line: str) -> float | None:
+    """Seconds since 1970 of the time of day in a line (in whatever zone it was written); None: there is none."""
+    match = _CLOCK.search(line, 0, 200)
+    if match is None:
+        return None
+    try:
+        day = datetime.fromisoformat(f"{match[1]}T{match[2]}")
+    except ValueError:
+        return None
+    seconds = (day - datetime(1970, 1, 1)).total_seconds()
+    return seconds + (float(f"0.{match[3]}") if match[3] else 0.0)
+
+
+def step_time_s(value: float | None) -> float | None:
+    """A step time, or None where no step can have taken so long or so short."""
+    return value if value is not None and SHORTEST_STEP_S <= value <= LONGEST_STEP_S else None
+
+
+def rate(value: float | None) -> float | None:
+    """A throughput, or None where it is not positive and reasonable."""
+    return value if value is not None and 1e-6 <= value <= 1e12 else None
+
 
 #: Lines of one rank that are kept; a longer log keeps its first ones.
 MAX_STEPS: Final = 2_000_000
@@ -79,7 +157,7 @@ class Gathered:
 
     def add_tflops(self, text: str) -> None:
         """Keep a printed rate of work of one device (TFLOP/s), if it is one."""
-        if value := w.rate(w.number(text)):
+        if value := rate(number(text)):
             self.tflops.append(value)
 
     def add_event(self, kind: str, time_s: float | None = None) -> None:
@@ -104,7 +182,7 @@ class Gathered:
         """
         tables: dict[str, dict[str, Any]] = {"settings": self.settings, "plan": self.plan, "model": self.model}
         for flag, (table, name) in names.items():
-            if value := w.count(self.flags.get(flag, "")):
+            if value := count(self.flags.get(flag, "")):
                 tables[table][name] = value
 
     def set_optimizer(self, text: str) -> None:

@@ -1,26 +1,168 @@
-"""Reads a training log: which framework wrote it, its steps, timers, memory and stated job."""
+"""Reads a training log: its framework, steps, timers, memory, device and job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from steptime.doctor import words as w
-from steptime.doctor.behaviour import fitted_framework, written_by
-from steptime.doctor.deepspeed import DeepSpeed
-from steptime.doctor.devices import Devices
+from steptime.doctor import gather
+from steptime.doctor.deepspeed import DeepSpeed, Trainer
 from steptime.doctor.gather import MAX_STEPS, Gathered, Parser
-from steptime.doctor.maxtext import MaxText
-from steptime.doctor.megatron import Megatron
-from steptime.doctor.nemo import NeMo
-from steptime.doctor.records import Log, Stated, StepLine
+from steptime.doctor.megatron import Megatron, NeMo
+from steptime.doctor.records import Log, Stated
 from steptime.doctor.source import HINT, Lines
-from steptime.doctor.titan import Torchtitan
-from steptime.doctor.trainer import Trainer
-from steptime.errors import InputFileError, counted
+from steptime.doctor.titan import MaxText, Torchtitan
+from steptime.errors import InputFileError, UserError, counted
+from steptime.hardware.records import Device
+from steptime.lab.measured.canonical import catalogue_device, device_name
+from steptime.units import format_bytes
+
+#: Framework of a log -> fitted framework, where nothing says that it is older.
+_FITTED: Final[Mapping[str, str]] = gather.NAMES["fitted"]
+#: Arguments of Megatron-LM of 2020 and 2021, before it recomputed selectively.
+_OF_2021: Final = ("checkpoint_activations", "activations_checkpoint_method")
+#: Argument that only releases before Megatron Core print, and those by which later ones ask for the old model code.
+_BEFORE_CORE: Final = "DDP_impl"
+_LEGACY: Final[Mapping[str, str]] = {"use_legacy_models": "True", "use_mcore_models": "False"}
+
+
+def fitted_framework(framework: str, flags: Mapping[str, str]) -> str:
+    """Fitted framework to predict with; empty where none belongs to the software.
+
+    Args:
+        framework: as of :class:`~steptime.doctor.records.Log`.
+        flags: what the log prints, under the framework's own names; they tell old releases of Megatron-LM.
+
+    >>> fitted_framework("nemo", {}), fitted_framework("megatron", {"use_legacy_models": "True"})
+    ('megatron-core', 'megatron')
+    """
+    name = _FITTED.get(framework, "")
+    if framework in ("megatron", "megatron-deepspeed") and any(flag in flags for flag in _OF_2021):
+        flash = any(flag.startswith("use_flash_attn") for flag in flags)
+        return name if flash else framework + "-2021"
+    if framework == "megatron":
+        legacy = any(flags.get(flag) == value for flag, value in _LEGACY.items())
+        return "megatron" if legacy or _BEFORE_CORE in flags else name
+    return name
+
+
+def written_by(parser: str, flags: Mapping[str, str], *, deepspeed: bool) -> str:
+    """The framework of a log: Megatron-LM under DeepSpeed's engine is one of its own.
+
+    Args:
+        parser: name of the parser that found the steps.
+        flags: printed arguments.
+        deepspeed: DeepSpeed's engine wrote into the log too.
+    """
+    under = deepspeed or flags.get("deepspeed") == "True"
+    return "megatron-deepspeed" if parser == "megatron" and under else parser
+
+
+#: Places at which programs name a device: torchtitan, Lightning, ``nvidia-smi -L``, its table, properties as PyTorch
+#: prints them, XLA, TensorFlow, and keys of configurations.
+_NAMED: Final = (
+    re.compile(r"\b(?:CUDA|HIP|XPU|GPU) capacity: (.{3,80}?) with [\d.]+\s?GiB"),
+    re.compile(r"CUDA device \('([^']{3,80})'\)"),
+    re.compile(r"\bGPU \d{1,3}: (.{3,80}?) \(UUID"),
+    re.compile(r"^\|\s+\d{1,3}\s+((?:NVIDIA|Tesla|GeForce|Quadro|AMD|A100|H100)[^|]{2,60}?)\s+(?:On|Off|\|)"),
+    re.compile(r"DeviceProperties\(name='([^']{3,80})'"),
+    re.compile(r"StreamExecutor device \(\d{1,3}\): (.{3,80}?)(?:, Compute|$)"),
+    re.compile(r"\bname: ([^,]{3,80}), pci bus id"),
+    re.compile(r"\b(?:gpu|device|accelerator)[ _](?:name|type|model)[\"']?\s*[:=]\s*[\"']?([^\"',;|]{3,80})", re.I),
+)
+_WORDS: Final = ("apacity", "CUDA device", "GPU", "gpu", "|", "Properties", "StreamExec", "pci bus", "evice", "celer")
+#: Where the memory of the whole device is printed: torchtitan, the table of nvidia-smi, PyTorch.
+_MEMORY: Final = (
+    (re.compile(r"\w+ capacity: .{0,120}? with " + gather.NUMBER + r"\s?GiB memory"), 2.0**30),
+    (re.compile(r"\d{1,7}MiB\s*/\s*(\d{3,7})MiB"), 2.0**20),
+    (re.compile(r"DeviceProperties\(.{0,200}?total_memory=(\d{3,7})MB"), 2.0**20),
+    (re.compile(r"total capacity of " + gather.NUMBER + r" GiB"), 2.0**30),
+)
+#: Memory of a run's device over that of the prediction's, between which they may be one: drivers keep some.
+_MEMORY_RATIOS: Final = (0.88, 1.04)
+#: Peaks of matrix units that differ by less are those of one design.
+_ALIKE: Final = 0.1
+#: Memory in use beyond that of the device by so much is no rounding.
+_BEYOND: Final = 1.02
+
+
+class Devices:
+    """Gathers what a log says of its devices."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        """As printed; empty: not named, or by a name that the catalogue does not know."""
+        self.memory_bytes: float | None = None
+
+    def feed(self, line: str) -> None:
+        """Take one line; the first device counts."""
+        if (self.name and self.memory_bytes) or not any(word in line for word in _WORDS):
+            return
+        if not self.name:
+            found = (match[1].strip() for pattern in _NAMED if (match := pattern.search(line)))
+            self.name = next((name for name in found if device_name(name).name), "")
+        if self.memory_bytes is None:
+            sizes = ((gather.number(match[1]), unit) for pattern, unit in _MEMORY if (match := pattern.search(line)))
+            self.memory_bytes = next((value * unit for value, unit in sizes if value and value * unit < 1e15), None)
+
+
+def device_contradictions(
+    predicted: Device, cluster: str, name: str, capacity_bytes: float | None, peak_bytes: float | None
+) -> tuple[str, ...]:
+    """What speaks against the run having had the device of the prediction.
+
+    Args:
+        predicted: the device of the cluster.
+        cluster: what the user calls the cluster.
+        name: device as the run prints it; empty: it does not.
+        capacity_bytes: its memory as the run prints it.
+        peak_bytes: memory that the run had in use.
+    """
+    whole = predicted.memory_bytes
+    other = _another(predicted, name)
+    if other is not None:
+        return (f"{cluster} has {predicted.name}, but the run names {name} ({other})",)
+    if capacity_bytes and not _MEMORY_RATIOS[0] <= capacity_bytes / whole <= _MEMORY_RATIOS[1]:
+        sizes = f"{format_bytes(whole)} of memory, but the run has {format_bytes(capacity_bytes)}"
+        return (f"{predicted.name} of {cluster} has {sizes}",)
+    if peak_bytes and peak_bytes > _BEYOND * whole:
+        sizes = f"{format_bytes(whole)} of memory, but the run used {format_bytes(peak_bytes)}"
+        return (f"{predicted.name} of {cluster} has {sizes}",)
+    return ()
+
+
+def _another(predicted: Device, name: str) -> str | None:
+    """Device of the catalogue that a name means, where it is another than that of the prediction."""
+    found = device_name(name) if name else None
+    if found is None or found.name is None or found.name in (predicted.name, predicted.like):
+        return None
+    seen = catalogue_device(found.name)
+    exact = not found.assumed and _of_catalogue(predicted)
+    return None if not exact and _alike(seen, predicted) else found.name
+
+
+def _of_catalogue(device: Device) -> bool:
+    """Whether a device is one of the catalogue, and not a user's own."""
+    try:
+        return catalogue_device(device.name) == device
+    except UserError:
+        return False
+
+
+def _alike(one: Device, other: Device) -> bool:
+    """Whether two devices differ in nothing that a name without its variant tells: peak and memory."""
+    pairs = [(one.memory_bytes, other.memory_bytes)]
+    pairs += [
+        (one.matrix_flops_per_s[dtype], other.matrix_flops_per_s[dtype])
+        for dtype in ("bf16", "fp16")
+        if dtype in one.matrix_flops_per_s and dtype in other.matrix_flops_per_s
+    ][:1]
+    return all(abs(a / b - 1.0) <= _ALIKE for a, b in pairs)
+
 
 #: Overflows below this step are a dynamic loss scale that looks for its level.
 _SETTLING_STEPS: Final = 100
@@ -41,7 +183,7 @@ def read_log(path: str) -> Log:
     for raw in source:
         lines += 1
         broken += _BROKEN in raw
-        rank, line = w.rank_of(w.plain(raw))
+        rank, line = gather.rank_of(gather.plain(raw))
         devices.feed(line)
         for parser in parsers:
             parser.feed(rank, line)
@@ -86,27 +228,35 @@ def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], device
     engine = parser != "deepspeed" and "zero_optimization_stage" in flags
     framework = written_by(parser, flags, deepspeed=engine)
     return Log(
-        path=path, framework=framework, steps=tuple(g.steps[main]),
-        stated=Stated(settings=settings, plan=plan, model=g.model, flags=flags, model_name=g.model_name,
-                      framework=fitted_framework(framework, flags)),
+        path=path,
+        framework=framework,
+        steps=tuple(g.steps[main]),
+        stated=Stated(
+            settings=settings,
+            plan=plan,
+            model=g.model,
+            flags=flags,
+            model_name=g.model_name,
+            framework=fitted_framework(framework, flags),
+        ),
         timers={name: _middle(samples) for name, samples in timers.items()},
         rank_steps={rank: tuple(s) for rank, s in g.steps.items() if rank >= 0} if len(g.steps) > 1 else {},
         events=(*(event for other in others for event in other.events if event.kind in _ANYWHERE), *g.events),
-        peak_memory_bytes=memory.get(kind), memory_kind=kind, device=devices.name,
+        peak_memory_bytes=memory.get(kind),
+        memory_kind=kind,
+        device=devices.name,
         capacity_bytes=devices.memory_bytes or g.capacity_bytes,
-        skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS), restarts=_restarts(g.steps[main]),
-        tflops_per_gpu=median(g.tflops) if g.tflops else None, warnings=_warnings(g),
-    )  # fmt: skip
+        skipped_steps=sum(n for step, n in g.skips if step > _SETTLING_STEPS),
+        restarts=sum(b.number <= a.number for a, b in pairwise(g.steps[main])),
+        tflops_per_gpu=median(g.tflops) if g.tflops else None,
+        warnings=_warnings(g),
+    )
 
 
 def _middle(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Medians of the smallest and the largest, the first reading left out."""
     used = samples[1:] or samples
     return median(low for low, _ in used), median(high for _, high in used)
-
-
-def _restarts(steps: Sequence[StepLine]) -> int:
-    return sum(b.number <= a.number for a, b in pairwise(steps))
 
 
 def _warnings(g: Gathered) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Lines of Megatron-LM: printed arguments, iterations, timers over the ranks, memory."""
+"""Lines of Megatron-LM and of NeMo: arguments, iterations, timers over the ranks, memory."""
 
 from __future__ import annotations
 
@@ -6,55 +6,54 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from steptime.doctor import words as w
+from steptime.doctor import gather
 from steptime.doctor.gather import Gathered
-from steptime.doctor.records import PADDED_VOCAB, StepLine
+from steptime.doctor.records import StepLine
 from steptime.errors import first_few
-from steptime.lab.measured.meaning import dispatcher_called, graphs_called, recipe_called, recompute_words
+from steptime.lab.measured.meaning import choice_called, graphs_called, recipe_called, recompute_words
 from steptime.plan.job import PRECISIONS
 from steptime.plan.recompute import MODULES
 
 _ITERATION: Final = re.compile(r"iteration\s*[:=]?\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
-_ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\)?\s*[:=]\s*" + w.NUMBER, re.I)
+_ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\)?\s*[:=]\s*" + gather.NUMBER, re.I)
 _BATCH: Final = re.compile(r"global batch size\s*[:=]\s*(\d{1,9})\b", re.I)
 _SAMPLES: Final = re.compile(r"consumed samples:\s*(\d{1,15})\b")
 _TOKENS: Final = re.compile(r"consumed tokens:\s*(\d{1,18})\b")
 #: Of Megatron Bridge, on a line of its own.
-_UTILIZATION: Final = re.compile(w.NUMBER + r"\s*MODEL_TFLOP/s/GPU")
+_UTILIZATION: Final = re.compile(gather.NUMBER + r"\s*MODEL_TFLOP/s/GPU")
 #: ``time (ms) | forward-compute: 92.25 | ...`` of releases before 2023.
-_OLD_TIMER: Final = re.compile(r"\|\s*([a-z][a-z-]{1,63}): " + w.NUMBER)
-_TFLOPS: Final = re.compile(r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs)\s*:\s*" + w.NUMBER)
+_OLD_TIMER: Final = re.compile(r"\|\s*([a-z][a-z-]{1,63}): " + gather.NUMBER)
+_TFLOPS: Final = re.compile(r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs)\s*:\s*" + gather.NUMBER)
 _SKIPPED: Final = re.compile(r"number of (?:skipped|nan) iterations:\s*(\d{1,12})")
-_MEMORY: Final = re.compile(r"memory \(MB\) \|.*?max allocated:\s*" + w.NUMBER)
-_RESERVED: Final = re.compile(r"max reserved:\s*" + w.NUMBER)
+_MEMORY: Final = re.compile(r"memory \(MB\) \|.*?max allocated:\s*" + gather.NUMBER)
+_RESERVED: Final = re.compile(r"max reserved:\s*" + gather.NUMBER)
 _ARGUMENT: Final = re.compile(r"^\s*([a-z][a-z0-9_]{1,63}) \.{2,} (.*)$")
 _WORLD: Final = re.compile(r"using world size:\s*(\d{1,9}).*?data-parallel size:\s*(\d{1,9})")
-_MIN_MAX: Final = re.compile(rf"^\s*([a-z][a-z0-9/ _-]{{1,63}}?) \.*:\s*\({w.NUMBER},\s*{w.NUMBER}\)\s*$")
-_MAX_ONLY: Final = re.compile(rf"^\s*([a-z][a-z0-9/ _-]{{1,63}}?) \.+:\s*{w.NUMBER}\s*$")
-_RANK_TIME: Final = re.compile(rf"^\s*rank\s+(\d{{1,7}}):\s*{w.NUMBER}\s*$")
+_MIN_MAX: Final = re.compile(rf"^\s*([a-z][a-z0-9/ _-]{{1,63}}?) \.*:\s*\({gather.NUMBER},\s*{gather.NUMBER}\)\s*$")
+_MAX_ONLY: Final = re.compile(rf"^\s*([a-z][a-z0-9/ _-]{{1,63}}?) \.+:\s*{gather.NUMBER}\s*$")
+_RANK_TIME: Final = re.compile(rf"^\s*rank\s+(\d{{1,7}}):\s*{gather.NUMBER}\s*$")
 _TIMER_NAME: Final = re.compile(r"^\s*([a-z][a-z0-9/_-]{1,63}):\s*$")
-_IN_LINE: Final = re.compile(r"time across ranks \(ms\):\s*([a-z-]+) \.*:\s*\(" + w.NUMBER + r",\s*" + w.NUMBER)
+_IN_LINE: Final = re.compile(
+    r"time across ranks \(ms\):\s*([a-z-]+) \.*:\s*\(" + gather.NUMBER + r",\s*" + gather.NUMBER
+)
 _PER_JOB: Final = ("save-checkpoint", "evaluate", "setup", "interval-time", "load-checkpoint")
 
 #: Argument -> (table, field) of what is a plain whole number.
-_WHOLE: Final[Mapping[str, tuple[str, str]]] = {
-    "world_size": ("settings", "gpus"), "global_batch_size": ("settings", "global_batch"),
-    "seq_length": ("settings", "seq"), "data_parallel_size": ("plan", "dp"),
-    "tensor_model_parallel_size": ("plan", "tp"), "pipeline_model_parallel_size": ("plan", "pp"),
-    "context_parallel_size": ("plan", "cp"), "expert_model_parallel_size": ("plan", "ep"),
-    "virtual_pipeline_model_parallel_size": ("plan", "vpp"), "micro_batch_size": ("plan", "micro_batch"),
-    "num_layers": ("model", "layers"), "hidden_size": ("model", "hidden"), "num_attention_heads": ("model", "heads"),
-    "ffn_hidden_size": ("model", "ffn_hidden"), "num_query_groups": ("model", "kv_heads"),
-    "padded_vocab_size": ("model", PADDED_VOCAB),
-}  # fmt: skip
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["megatron"]["counts"]
 #: Share of the optimiser on the host from which all of it is taken to be there.
 HALF: Final = 0.5
 #: ``--data-parallel-sharding-strategy`` -> ZeRO stage.
-_FSDP: Final[Mapping[str, int]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-_OLD_NAMES: Final = frozenset({
-    "forward-compute", "backward-compute", "backward-params-all-reduce", "optimizer", "batch-generator",
-    "save-checkpoint",
-})  # fmt: skip
+_FSDP: Final[Mapping[str, int]] = gather.NAMES["megatron"]["sharding"]
+_OLD_NAMES: Final = frozenset(
+    {
+        "forward-compute",
+        "backward-compute",
+        "backward-params-all-reduce",
+        "optimizer",
+        "batch-generator",
+        "save-checkpoint",
+    }
+)
 
 
 class Megatron:
@@ -99,10 +98,10 @@ class Megatron:
         g = self.gathered
         self._timers = False
         match = _ELAPSED.search(line)
-        value = w.number(match[2]) if match else None
+        value = gather.number(match[2]) if match else None
         if match and value is not None and match[1].lower() == "ms":
             value /= 1e3
-        g.add_step(None, StepLine(number=step, time_s=w.step_time_s(value), at_s=w.clock_s(line)))
+        g.add_step(None, StepLine(number=step, time_s=gather.step_time_s(value), at_s=gather.clock_s(line)))
         self._batch(line, step)
         skipped = sum(int(n) for n in _SKIPPED.findall(line))
         if skipped:
@@ -135,7 +134,7 @@ class Megatron:
         if match := _RESERVED.search(line):
             pairs.append(("reserved", match[1]))
         for kind, text in pairs:
-            value = w.number(text)
+            value = gather.number(text)
             self.gathered.add_memory(kind, None if value is None else value * 2**20)
 
     def _timer_lines(self, line: str) -> bool:
@@ -143,7 +142,7 @@ class Megatron:
         if match := _MIN_MAX.match(line):
             self._timer_line(match[1], match[2], match[3])
         elif match := _RANK_TIME.match(line):
-            value = w.number(match[2])
+            value = gather.number(match[2])
             if value is not None and len(self._of_ranks) < 100_000:
                 self._of_ranks.append(value)
         elif match := _MAX_ONLY.match(line):
@@ -164,7 +163,7 @@ class Megatron:
         self._timer, self._of_ranks = "", []
 
     def _timer_line(self, name: str, least: str, most: str) -> None:
-        low, high = w.number(least), w.number(most)
+        low, high = gather.number(least), gather.number(most)
         if low is None or high is None:
             return
         if name.startswith("save-checkpoint"):
@@ -191,11 +190,11 @@ def _experts(g: Gathered) -> None:
     """Dimensions of the experts; without any, their number is 0. Megatron-DeepSpeed prints it as a list."""
     if "num_experts" not in g.flags:
         return
-    experts = w.count(g.flags["num_experts"].strip("[]")) or 0
+    experts = gather.count(g.flags["num_experts"].strip("[]")) or 0
     g.model["experts"] = experts = experts if experts > 1 else 0
     if experts:
-        width = w.count(g.flags.get("moe_ffn_hidden_size", "")) or g.model.get("ffn_hidden")
-        chosen = {"experts_per_token": w.count(g.flags.get("moe_router_topk", "")), "expert_ffn_hidden": width}
+        width = gather.count(g.flags.get("moe_ffn_hidden_size", "")) or g.model.get("ffn_hidden")
+        chosen = {"experts_per_token": gather.count(g.flags.get("moe_router_topk", "")), "expert_ffn_hidden": width}
         g.model.update({name: value for name, value in chosen.items() if value})
 
 
@@ -207,7 +206,7 @@ def _choices(g: Gathered) -> None:
     _sharding(g)
     _offload(g)
     fp32 = flags.get("accumulate_allreduce_grads_in_fp32")
-    if fp32 in w.SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
+    if fp32 in gather.SAID and "dtype" in g.settings and PRECISIONS[g.settings["dtype"]].element_bytes < 4:
         narrow = "fp16" if flags.get("fp16") == "True" else "bf16"
         g.plan["gradient_dtype"] = "fp32" if fp32 == "True" else narrow
     if (graphs := _graphs(flags)) != "none":
@@ -216,7 +215,7 @@ def _choices(g: Gathered) -> None:
         g.plan["dispatcher"] = dispatcher
     if flags.get("fp8_dot_product_attention") == "True":
         g.plan["attention_dtype"] = "fp8"
-    if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in w.SAID:
+    if g.plan.get("tp", 1) > 1 and flags.get("sequence_parallel") in gather.SAID:
         g.plan["sp"] = "on" if flags["sequence_parallel"] == "True" else "off"
     if "overlap_grad_reduce" in flags:
         g.plan["overlap"] = "dp" if flags["overlap_grad_reduce"] == "True" else "none"
@@ -239,16 +238,16 @@ def _dispatcher(flags: Mapping[str, str]) -> str | None:
     """What sends tokens to their experts: the back end of the flexible dispatcher, by default DeepEP, or its kind."""
     kind = flags.get("moe_token_dispatcher_type", "")
     if kind == "flex":
-        return dispatcher_called(flags.get("moe_flex_dispatcher_backend", "")) or "deepep"
-    return dispatcher_called(kind)
+        return choice_called("dispatcher", flags.get("moe_flex_dispatcher_backend", "")) or "deepep"
+    return choice_called("dispatcher", kind)
 
 
 def _sharding(g: Gathered) -> None:
     """What data-parallel ranks share out: DeepSpeed's stage, the strategy of FSDP, or the distributed optimiser."""
     flags = g.flags
-    if flags.get("use_distributed_optimizer") in w.SAID:
+    if flags.get("use_distributed_optimizer") in gather.SAID:
         g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
-    instances = w.count(flags.get("num_distributed_optimizer_instances", "")) or 1
+    instances = gather.count(flags.get("num_distributed_optimizer_instances", "")) or 1
     ranks = g.plan.get("dp", 1) * g.plan.get("cp", 1)
     if g.plan.get("zero") and 1 < instances < ranks and ranks % instances == 0:
         g.plan["shard"] = ranks // instances
@@ -256,13 +255,19 @@ def _sharding(g: Gathered) -> None:
         g.plan["zero"] = 3
     elif "True" in (flags.get("use_megatron_fsdp"), flags.get("use_custom_fsdp")):
         g.plan["zero"] = _FSDP.get(flags.get("data_parallel_sharding_strategy", ""), 3)
-    if flags.get("deepspeed") == "True" and (stage := w.count(flags.get("zero_stage", ""))) is not None and stage <= 3:
+    if (
+        flags.get("deepspeed") == "True"
+        and (stage := gather.count(flags.get("zero_stage", ""))) is not None
+        and stage <= 3
+    ):
         g.plan["zero"] = stage
 
 
 def _offload(g: Gathered) -> None:
     """The optimiser on the host; of a part of it the prediction is that of none or all, whichever is nearer."""
-    share = w.number(g.flags.get("optimizer_offload_fraction", "")) if "optimizer_offload_fraction" in g.flags else 1.0
+    share = (
+        gather.number(g.flags.get("optimizer_offload_fraction", "")) if "optimizer_offload_fraction" in g.flags else 1.0
+    )
     if g.flags.get("optimizer_cpu_offload") == "True" and share is not None and share > 0:
         if share >= HALF:
             g.plan["offload"] = "optimizer"
@@ -289,7 +294,7 @@ def _dtype(flags: Mapping[str, str]) -> str | None:
 
 def _optimizer(flags: Mapping[str, str]) -> str:
     """The optimiser; its gradient descent has momentum unless that is 0."""
-    momentum = w.number(flags.get("sgd_momentum", "0.9"))
+    momentum = gather.number(flags.get("sgd_momentum", "0.9"))
     return "momentum" if flags.get("optimizer") == "sgd" and momentum else flags.get("optimizer", "")
 
 
@@ -300,7 +305,7 @@ def _attention(flags: Mapping[str, str]) -> str | None:
         return "fused"
     if backend in ("unfused", "local"):
         return "unfused"
-    flash = {value for name, value in flags.items() if name.startswith("use_flash_attn") and value in w.SAID}
+    flash = {value for name, value in flags.items() if name.startswith("use_flash_attn") and value in gather.SAID}
     if "True" in flash or flags.get("transformer_impl") == "transformer_engine":
         return "fused"
     return "unfused" if flash else None
@@ -312,7 +317,7 @@ def _savings(g: Gathered) -> None:
     granularity, method = flags.get("recompute_granularity"), flags.get("activations_checkpoint_method", "None")
     if granularity == "full" or flags.get("checkpoint_activations") == "True" or method in ("uniform", "block"):
         g.plan["recompute"] = "full"
-        each, layers = w.count(flags.get("recompute_num_layers", "")), g.model.get("layers")
+        each, layers = gather.count(flags.get("recompute_num_layers", "")), g.model.get("layers")
         if flags.get("recompute_method") == "block" and each and layers:
             done = each * g.plan.get("pp", 1) * g.plan.get("vpp", 1)
             g.plan["recompute_every"] = max(1, round(layers / done))
@@ -331,3 +336,53 @@ def _selective(g: Gathered) -> None:
         g.plan["recompute"] = "+".join(dict.fromkeys(known.values()))
     if unknown := [name for name in modules if name not in known]:
         g.notes.append(f"recompute_modules {first_few(unknown, 5)}: not modelled, left out")
+
+
+_NEMO_TIME: Final = re.compile(r"train_step_timing in s\"?\s*[:=]\s*" + gather.NUMBER)
+_NEMO_STEP: Final = re.compile(
+    r"\bglobal_step\"?\s*[:=]\s*(\d{1,12})\b|\biteration (\d{1,12})/\d{1,12}|\| (\d{1,12})/\d{1,12} \["
+)
+_NEMO_BATCH: Final = re.compile(r"\bglobal_batch_size\s*[:=]\s*(\d{1,9})\b")
+_CONSUMED: Final = re.compile(r"\bconsumed_samples\"?\s*[:=]\s*(\d{1,15})\b")
+_NEMO_TFLOPS: Final = re.compile(r"\bTFLOPS_per_GPU\s*[:=]\s*" + gather.NUMBER, re.I)
+_NEMO_CHECKPOINT: Final = re.compile(
+    r"Async checkpoint save for step|Scheduled async checkpoint save|Saving checkpoint|Successfully saved checkpoint"
+)
+
+
+class NeMo:
+    """NeMo 1 and 2 on Megatron Core."""
+
+    name = "nemo"
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line."""
+        g = self.gathered
+        if "train_step_timing in s" in line:
+            self._step(rank, line)
+        elif "Validation" in line and "iteration" in line:
+            g.add_event("evaluation")
+        elif _NEMO_CHECKPOINT.search(line):
+            g.add_event("checkpoint")
+
+    def _step(self, rank: int | None, line: str) -> None:
+        found, step = _NEMO_TIME.search(line), _NEMO_STEP.search(line)
+        if found is None or step is None:
+            return
+        g = self.gathered
+        number = int(step[1] or step[2] or step[3])
+        time_s = gather.step_time_s(gather.number(found[1]))
+        g.add_step(rank, StepLine(number=number, time_s=time_s, at_s=gather.clock_s(line)))
+        if match := _NEMO_BATCH.search(line):
+            g.add_batch(int(match[1]))
+        elif match := _CONSUMED.search(line):
+            g.add_consumed(number, int(match[1]))
+        if match := _NEMO_TFLOPS.search(line):
+            g.add_tflops(match[1])
+
+    def finish(self) -> None:
+        """The batch of most lines is that of the job."""
+        self.gathered.settle_batch()

@@ -1,4 +1,4 @@
-"""The report of ``steptime doctor``: verdict, measured beside predicted, findings, what was assumed."""
+"""The report of ``steptime doctor``: verdict, measured and predicted figures, findings, what was assumed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _FORMATS: Final[Mapping[str, Callable[[float], str]]] = {
-    "s": t.seconds, "bytes": t.memory, "fraction": t.percent, "flops_per_s": lambda v: format_si(v, "FLOP/s"),
-}  # fmt: skip
+    "s": t.seconds,
+    "bytes": t.memory,
+    "fraction": t.percent,
+    "flops_per_s": lambda v: format_si(v, "FLOP/s"),
+}
 _TOP: Final = 8
 
 
@@ -78,7 +81,7 @@ def _print_rows(out: Console, d: Diagnosis) -> None:
         show = _FORMATS[row.unit]
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         bracket = "" if row.bracket is None else f"{show(row.bracket[0])} to {show(row.bracket[1])}"
-        measured, predicted = (_or_dash(value, show) for value in (row.measured, row.predicted))
+        measured, predicted = (("-" if value is None else show(value)) for value in (row.measured, row.predicted))
         table.add_row(t.printable(row.name), measured, predicted, ratio, bracket)
     out.print(table)
     notes: dict[str, list[str]] = {}
@@ -89,16 +92,16 @@ def _print_rows(out: Console, d: Diagnosis) -> None:
         out.print(t.printable(f"{', '.join(names)}: {note}"))
 
 
-def _or_dash(value: float | None, show: Callable[[float], str]) -> str:
-    return "-" if value is None else show(value)
-
-
 def _print_top(out: Console, kernels: list[Mapping[str, Any]]) -> None:
     out.print()
     table = t.grid(("largest kernels, per step", "time", "calls", "group"), left=(0, 3))
     for kernel in kernels[:_TOP]:
-        table.add_row(t.printable(shorten(str(kernel["name"]), 60)), t.seconds(kernel["time_s"]),
-                      t.number(round(kernel["calls_per_step"], 1)), t.printable(str(kernel["group"])))  # fmt: skip
+        table.add_row(
+            t.printable(shorten(str(kernel["name"]), 60)),
+            t.seconds(kernel["time_s"]),
+            t.number(round(kernel["calls_per_step"], 1)),
+            t.printable(str(kernel["group"])),
+        )
     out.print(table)
 
 

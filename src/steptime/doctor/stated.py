@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.doctor import words as w
+from steptime.doctor import gather
 from steptime.doctor.records import PADDED_VOCAB, Stated
 from steptime.doctor.trace import Recording
 from steptime.lab.measured.meaning import USUAL, sole_choice
@@ -20,9 +20,11 @@ from steptime.plan.space import MESH_COLUMNS
 
 #: Recipe that is given and that of the run, where one is a vaguer word for the other.
 _MAY_BE: Final = (
-    *(("fp8", recipe) for recipe in ("fp8-te", "fp8-tensorwise", "fp8-blockwise", "mxfp8")), ("mxfp8", "fp8-te"),
-    ("fp8-tensorwise", "fp8-te"), ("fp8-blockwise", "fp8-te"),
-)  # fmt: skip
+    *(("fp8", recipe) for recipe in ("fp8-te", "fp8-tensorwise", "fp8-blockwise", "mxfp8")),
+    ("mxfp8", "fp8-te"),
+    ("fp8-tensorwise", "fp8-te"),
+    ("fp8-blockwise", "fp8-te"),
+)
 #: Entry of a plan -> those that it says more about.
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*MESH_COLUMNS, "zero")}
 #: Dimensions of a log that are those of the experts.
@@ -46,9 +48,7 @@ class StatedJob:
     """What that framework does unless told otherwise, and neither user nor log say, where estimates take another."""
 
 
-def merged(
-    settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated, *, experts: bool = False
-) -> StatedJob:  # fmt: skip
+def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated, *, experts: bool = False) -> StatedJob:
     """What the user gives, filled with what the log states and with what its framework always does; the user wins.
 
     ``dp`` is left to follow from the devices and the other degrees; what qualifies something that the user gives
@@ -80,10 +80,13 @@ def merged(
     for name, value in habitual.items():
         out[0 if name == "dtype" else 1][name] = value
     return StatedJob(
-        settings=out[0] | ({"framework": framework} if framework else {}), plan=out[1], filled=tuple(filled),
-        contradictions=tuple(contradictions), framework=framework,
+        settings=out[0] | ({"framework": framework} if framework else {}),
+        plan=out[1],
+        filled=tuple(filled),
+        contradictions=tuple(contradictions),
+        framework=framework,
         habitual=tuple(f"{name} {value}" for name, value in habitual.items()),
-    )  # fmt: skip
+    )
 
 
 def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,26 +97,24 @@ def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**plan, "recompute": spelled_out(given, framework_called(str(framework)) or str(framework))}
 
 
-def _overlapped(
-    framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool
-) -> Mapping[str, Any]:  # fmt: skip
-    """What the log states, its words on gradients and on ``tp`` joined with what else the framework hides.
+def _overlapped(framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool) -> Mapping[str, Any]:
+    """What the log states, its words on gradients and on ``tp`` joined with what else the framework overlaps.
 
     Arguments that say nothing of ``tp`` are of a version that cannot hide it. Messages between virtual stages hide
     behind computation, as in measured runs.
     """
-    said, hides = stated.plan, dict[str, bool]()
+    said, overlaps = stated.plan, dict[str, bool]()
     if "overlap" in said:
-        hides["dp"] = said["overlap"] == "dp"
+        overlaps["dp"] = said["overlap"] == "dp"
     tensor = stated.flags.get("tp_comm_overlap", "False" if "overlap" in said else "")
-    if tensor in w.SAID:
-        hides["tp"] = tensor == "True"
+    if tensor in gather.SAID:
+        overlaps["tp"] = tensor == "True"
     if isinstance(whole.get("vpp"), int) and whole["vpp"] > 1:
-        hides["pp"] = True
-    if not framework or not hides:
+        overlaps["pp"] = True
+    if not framework or not overlaps:
         return said
     habit = habits_of(framework).overlap_with(frozenset(), experts=experts)
-    hidden = (habit - hides.keys()) | {axis for axis, does in hides.items() if does}
+    hidden = (habit - overlaps.keys()) | {axis for axis, does in overlaps.items() if does}
     return {**said, "overlap": ",".join(sorted(hidden)) or "none"}
 
 
@@ -239,7 +240,7 @@ def _joined(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Likewise, without minor versions too: ``llama3 405B`` is Llama 3.1."""
+    """A model's name without case, joints and minor versions: ``llama3 405B`` is Llama 3.1."""
     return _joined(re.sub(r"(?<=\d)\.\d(?=\D)", "", name))
 
 

@@ -1,4 +1,4 @@
-"""Lines of torchtitan: header, steps, checkpoints, garbage collection."""
+"""Lines of torchtitan and of MaxText: configuration, steps, checkpoints, garbage collection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from steptime.doctor import words as w
+from steptime.doctor import gather
 from steptime.doctor.gather import Gathered
 from steptime.doctor.records import StepLine
 from steptime.lab.measured.canonical import recomputation
@@ -16,9 +16,9 @@ from steptime.num import round_up
 from steptime.plan.framework import piped_stage
 
 _STEP: Final = re.compile(r"\bstep:\s*(\d{1,12})\s+loss:")
-_TPS: Final = re.compile(r"\b(?:tps|wps):\s*" + w.NUMBER)
-_TFLOPS: Final = re.compile(r"\btflops:\s*" + w.NUMBER)
-_MEMORY: Final = re.compile(r"memory:\s*" + w.NUMBER + r"GiB\(" + w.NUMBER + r"%\)")
+_TPS: Final = re.compile(r"\b(?:tps|wps):\s*" + gather.NUMBER)
+_TFLOPS: Final = re.compile(r"\btflops:\s*" + gather.NUMBER)
+_MEMORY: Final = re.compile(r"memory:\s*" + gather.NUMBER + r"GiB\(" + gather.NUMBER + r"%\)")
 _BATCH: Final = re.compile(
     r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}), .*?sequence length:? (\d{1,9})"
 )
@@ -37,12 +37,9 @@ _CHECKPOINTING: Final = re.compile(r"Appl\w+ (\w{1,30}) activation checkpointing
 #: ``Swapped to Float8Linear layers``, ``Swapped to MXLinear layers``.
 _NARROW: Final = re.compile(r"Swapped to (?=MX|NV|Fl|FP)(MX|NV)?(Float8|FP8|FP4)?Linear", re.I)
 _ASYNCHRONOUS: Final = re.compile(r"Async TP is enabled|Async Tensor Parallelism to")
-_AXES: Final[Mapping[str, str]] = {"dp_replicate": "dp", "dp_shard": "dp", "dp": "dp", "dp_shard_cp": "dp"}
+_AXES: Final[Mapping[str, str]] = gather.NAMES["torchtitan"]["axes"]
 #: Field of the model's arguments -> field here.
-_FIELDS: Final[Mapping[str, str]] = {
-    "dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "head_dim": "head_dim",
-    "vocab_size": "vocab", "hidden_dim": "ffn_hidden",
-}  # fmt: skip
+_FIELDS: Final[Mapping[str, str]] = gather.NAMES["torchtitan"]["model"]
 
 
 class Torchtitan:
@@ -70,10 +67,10 @@ class Torchtitan:
         elif "OOM errors thrown" in line:
             g.add_event("out_of_memory")
         elif match := _GC.search(line):
-            g.add_event("garbage_collection", w.number(match[1]))
+            g.add_event("garbage_collection", gather.number(match[1]))
         elif "the checkpoint" in line.lower():
             match = _SAVED.search(line)
-            g.add_event("checkpoint", w.number(match[1]) if match else None)
+            g.add_event("checkpoint", gather.number(match[1]) if match else None)
         else:
             self._header(line)
 
@@ -103,11 +100,11 @@ class Torchtitan:
     def _step(self, rank: int | None, line: str, step: int) -> None:
         g = self.gathered
         tps = _TPS.search(line)
-        speed = w.rate(w.number(tps[1])) if tps else None
-        g.add_step(rank, StepLine(number=step, tokens_per_s_per_gpu=speed, at_s=w.clock_s(line)))
-        if (match := _MEMORY.search(line)) and (used := w.number(match[1])):
+        speed = gather.rate(gather.number(tps[1])) if tps else None
+        g.add_step(rank, StepLine(number=step, tokens_per_s_per_gpu=speed, at_s=gather.clock_s(line)))
+        if (match := _MEMORY.search(line)) and (used := gather.number(match[1])):
             g.add_memory("reserved", used * 2**30)
-            share = w.number(match[2])
+            share = gather.number(match[2])
             if g.capacity_bytes is None and share and 1.0 <= share <= 100.0:
                 g.capacity_bytes = used * 2**30 * 100.0 / share
         if match := _TFLOPS.search(line):
@@ -190,12 +187,105 @@ def _sizes(fields: Mapping[str, str]) -> dict[str, int]:
 
     The width of the MLP is 2/3 of four hidden sizes, times a factor, rounded up: that of Llama's published code.
     """
-    said = {name: w.count(value) for name, value in fields.items()}
+    said = {name: gather.count(value) for name, value in fields.items()}
     out = {ours: value for theirs, ours in _FIELDS.items() if (value := said.get(theirs)) and value > 0}
     if "heads" in out:
         out.setdefault("kv_heads", out["heads"])
-    multiple, factor = said.get("multiple_of"), w.number(fields.get("ffn_dim_multiplier", "1")) or 1.0
+    multiple, factor = said.get("multiple_of"), gather.number(fields.get("ffn_dim_multiplier", "1")) or 1.0
     if multiple and 0 < factor < 1e3 and "hidden" in out and "ffn_hidden" not in out:
         width = int(factor * int(8 * out["hidden"] / 3))
         out["ffn_hidden"] = round_up(width, multiple)
     return out
+
+
+_MAXTEXT_STEP: Final = re.compile(r"completed step:\s*(\d{1,12}), seconds:\s*" + gather.NUMBER)
+_MAXTEXT_TFLOPS: Final = re.compile(r"\bTFLOP/s/device:\s*" + gather.NUMBER)
+_SPEED: Final = re.compile(r"\bTokens/s/device:\s*" + gather.NUMBER)
+_TOKENS: Final = re.compile(r"\btotal_weights:\s*(\d{1,15})\b")
+_CONFIG: Final = re.compile(r"Config param ([a-z][a-z0-9_]{1,63}): ?(.*)$")
+_MAXTEXT_MESH: Final = re.compile(r"Num_devices: (\d{1,9}), shape \(([\d, ]{1,200})\)")
+_MAXTEXT_CHECKPOINT: Final = re.compile(r"[Ss]aved a? ?checkpoint at step")
+
+#: Axis of MaxText's mesh -> axis here.
+_MAXTEXT_AXES: Final[Mapping[str, str]] = gather.NAMES["maxtext"]["axes"]
+_SHARDED: Final = frozenset({"fsdp", "fsdp_transpose"})
+_WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["maxtext"]["counts"]
+#: Policy of rematerialisation -> what is recomputed here: the minimal ones keep the outputs of products, two of them
+#: that of attention too. Others keep something in between and are not translated.
+_REMAT: Final[Mapping[str, str]] = gather.NAMES["maxtext"]["recomputation"]
+
+
+class MaxText:
+    """MaxText, on GPUs or TPUs."""
+
+    name = "maxtext"
+
+    def __init__(self) -> None:
+        self.gathered = Gathered()
+        self._tokens = 0.0
+        self._gpus = 0.0
+
+    def feed(self, rank: int | None, line: str) -> None:
+        """Take one line."""
+        g = self.gathered
+        if match := _MAXTEXT_STEP.search(line):
+            self._step(rank, line, int(match[1]), match[2])
+        elif "Config param" in line and (match := _CONFIG.search(line)):
+            g.add_flag(match[1], match[2].strip())
+        elif (match := _MAXTEXT_MESH.search(line)) and int(match[1]):
+            self._mesh(int(match[1]), match[2])
+        elif _MAXTEXT_CHECKPOINT.search(line):
+            g.add_event("checkpoint")
+
+    def _step(self, rank: int | None, line: str, step: int, seconds: str) -> None:
+        g = self.gathered
+        time_s = gather.step_time_s(gather.number(seconds))
+        g.add_step(rank, StepLine(number=step, time_s=time_s, at_s=gather.clock_s(line)))
+        if match := _MAXTEXT_TFLOPS.search(line):
+            g.add_tflops(match[1])
+        tokens, speed = _TOKENS.search(line), _SPEED.search(line)
+        if tokens and speed and time_s and (each := gather.rate(gather.number(speed[1]))):
+            self._tokens = float(tokens[1])
+            self._gpus = self._tokens / (each * time_s)
+
+    def _mesh(self, devices: int, shape: str) -> None:
+        """Degrees from the shape of the mesh; the configuration names its axes."""
+        g = self.gathered
+        g.settings["gpus"] = devices
+        names = re.findall(r"[a-z_]+", g.flags.get("mesh_axes", ""))
+        sizes = [int(n) for n in re.findall(r"\d{1,7}", shape)]
+        if len(names) != len(sizes) or math.prod(sizes) != devices:
+            return
+        degrees: dict[str, int] = {}
+        for name, size in zip(names, sizes, strict=True):
+            if size > 1 and name in _MAXTEXT_AXES:
+                degrees[_MAXTEXT_AXES[name]] = degrees.get(_MAXTEXT_AXES[name], 1) * size
+        if ep := degrees.get("ep"):  # experts are spread over ranks that have data of their own
+            degrees["dp"] = degrees.get("dp", 1) * ep
+        g.plan.update({"tp": 1, "pp": 1, "cp": 1} | degrees)
+        sharded = math.prod(size for name, size in zip(names, sizes, strict=True) if name in _SHARDED)
+        if degrees.get("pp", 1) == 1:
+            g.plan["zero"] = 3 if sharded > 1 else 0
+            if 1 < sharded < degrees.get("dp", 1):
+                g.plan["shard"] = sharded
+
+    def finish(self) -> None:
+        """Translate the printed configuration; without it devices and batch follow from the step lines."""
+        g = self.gathered
+        g.read_counts(_WHOLE)
+        if experts := gather.count(g.flags.get("num_experts", "")):
+            g.model["experts"] = experts if experts > 1 else 0
+        g.model_name = g.flags.get("model_name", "") if g.flags.get("model_name") != "default" else ""
+        if "gpus" not in g.settings and 0.5 <= self._gpus <= 1e7:
+            g.settings["gpus"] = round(self._gpus)
+        seq = g.settings.get("seq")
+        if "global_batch" not in g.settings and seq and self._tokens and self._tokens % seq == 0:
+            g.settings["global_batch"] = round(self._tokens / seq)
+        micro = gather.count(g.flags.get("micro_batch_size_to_train_on", ""))
+        if micro and g.plan.get("pp", 1) == 1 and micro % g.plan.get("dp", 1) == 0 and "dp" in g.plan:
+            g.plan["micro_batch"] = micro // g.plan["dp"]
+        if g.flags.get("remat_policy") in _REMAT:
+            g.plan["recompute"] = _REMAT[g.flags["remat_policy"]]
+        if dtype := recipe_called(g.flags.get("dtype", "")):
+            g.settings["dtype"] = recipe_called(g.flags.get("quantization", "")) or dtype
+        g.set_optimizer(g.flags.get("opt_type", ""))

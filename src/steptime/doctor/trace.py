@@ -1,20 +1,222 @@
-"""Reads a Kineto trace into arrays: kernels, their launches, the steps, who waits for whom."""
+"""Reads a Kineto trace into arrays: kernels, their launches, the steps, who waits for whom.
+
+Events are streamed in bounded memory, from gzip too, and from files that were cut off.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steptime.doctor.events import BrokenJson, events_of
-from steptime.doctor.kernels import COMM, collective_of, group_of
-from steptime.doctor.source import HINT
+from steptime.doctor.source import CHUNK, HINT, Text, open_bytes
 from steptime.errors import InputFileError, first_few, shorten
+
+#: Largest single value of a trace (one event, or one entry of the file other than events).
+MAX_VALUE: Final = 64 * 2**20
+_SPACE: Final = " \t\r\n,"
+
+
+class BrokenJson(Exception):
+    """The text is no JSON from here on, or ends inside a value."""
+
+
+class _Cursor:
+    """A position in a text that is read piece by piece."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._decode = json.JSONDecoder().raw_decode
+        self._buffer = ""
+        self._at = 0
+
+    def _fill(self) -> bool:
+        """Read on; False at the end."""
+        rest = self._buffer[self._at :]
+        more = self._text.read(max(CHUNK, len(rest)))
+        self._buffer, self._at = rest + more, 0
+        return bool(more)
+
+    def _early(self) -> BrokenJson:
+        cut = self._text.cut
+        return BrokenJson("the file ends early" + (f" ({cut})" if cut else ", or is no JSON from there on"))
+
+    def peek(self) -> str:
+        """The next character that is neither white space nor a comma; empty at the end."""
+        while True:
+            while self._at < len(self._buffer):
+                if self._buffer[self._at] not in _SPACE:
+                    return self._buffer[self._at]
+                self._at += 1
+            if not self._fill():
+                return ""
+
+    def skip(self, character: str) -> None:
+        """Go past one expected character."""
+        found = self.peek()
+        if not found:
+            raise self._early()
+        if found != character:
+            raise BrokenJson(f"{character!r} expected, not {found!r}")
+        self._at += 1
+
+    def value(self) -> Any:
+        """The next value."""
+        if not self.peek():
+            raise self._early()
+        while True:
+            try:
+                value, end = self._decode(self._buffer, self._at)
+            except RecursionError:
+                raise BrokenJson("a value is too deep") from None
+            except ValueError:
+                if len(self._buffer) - self._at > MAX_VALUE or not self._fill():
+                    raise self._early() from None
+                continue
+            if end < len(self._buffer) or not isinstance(value, (int, float)):
+                self._at = end
+                return value
+            if not self._fill():
+                self._at = len(self._buffer)
+                return value
+
+
+def events_of(path: str) -> Iterator[tuple[str, Any]]:
+    """Pairs of key and value of a trace; each event comes as ``("event", {...})``.
+
+    Entries of the file other than ``traceEvents`` come under their own keys, in the order of the file. A bare list of
+    events is a trace too.
+
+    Raises:
+        InputFileError: the file cannot be opened.
+        BrokenJson: the text stops being JSON; what came before is good.
+    """
+    with open_bytes(path) as file:
+        cursor = _Cursor(Text(file))
+        if cursor.peek() == "[":
+            yield from _list(cursor)
+            return
+        cursor.skip("{")
+        while cursor.peek() != "}":
+            key = cursor.value()
+            cursor.skip(":")
+            if key == "traceEvents" and cursor.peek() == "[":
+                yield from _list(cursor)
+            else:
+                yield str(key), cursor.value()
+
+
+def _list(cursor: _Cursor) -> Iterator[tuple[str, Any]]:
+    cursor.skip("[")
+    while cursor.peek() != "]":
+        yield "event", cursor.value()
+    cursor.skip("]")
+
+
+#: Groups of kernels in the order in which time that several share is given away.
+GROUPS: Final = ("attention", "matmul", "optimizer", "memory_bound", "copies")
+COMM: Final = "comm"
+
+#: First match wins. Names are those of CUTLASS, cuBLAS, cuDNN, Triton, Transformer Engine, NCCL/RCCL, hipBLASLt.
+_RULES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    (COMM, re.compile(r"nccl|rccl|deep_ep|userbuffers|all_?reduce_(one|two)_?shot|multimem", re.I)),
+    ("copies", re.compile(r"^mem(cpy|set)\b", re.I)),
+    (
+        "attention",
+        re.compile(
+            r"flash|fmha|sdpa|attention|attn(?!.*norm)|_bwd_kernel_dk|_bwd_kernel_dq|efficient_attention|paged_kv", re.I
+        ),
+    ),
+    (
+        "optimizer",
+        re.compile(r"adam|lamb(?!da)|sgd|multi_tensor_apply|multi_tensor_l2norm|foreach|distributed_optim|muon", re.I),
+    ),
+    (
+        "matmul",
+        re.compile(
+            r"gemm|xmma|nvjet|cutlass.*(tensorop|wgmma|sm\d+)|cublas|matmul|_mm_|triton_(tem|mm)|splitKreduce|gemv|conv|"
+            r"wgrad|dgrad|implicit_|Cijk_|s\d{4,5}(gemm|cudnn)|bmm",
+            re.I,
+        ),
+    ),
+)
+_COLLECTIVES: Final = (
+    ("all_reduce", re.compile(r"all_?reduce", re.I)),
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.I)),
+    ("all_gather", re.compile(r"all_?gather", re.I)),
+    ("all_to_all", re.compile(r"all_?to_?all", re.I)),
+    ("send_recv", re.compile(r"send|recv|p2p", re.I)),
+    ("broadcast", re.compile(r"broadcast", re.I)),
+)
+
+#: Words of a process group's description, in the order in which they decide.
+_AXIS_WORDS: Final = (
+    ("pp", {"pp", "pipeline"}),
+    ("ep", {"ep", "expert", "experts"}),
+    ("dp", {"dp", "fsdp", "hsdp", "ddp", "data", "optimizer", "shard", "replicate", "zero"}),
+    ("tp", {"tp", "tensor"}),
+    ("cp", {"cp", "context", "sequence"}),
+)
+AXES: Final = ("tp", "cp", "ep", "dp", "pp")
+UNASSIGNED: Final = "unassigned"
+
+
+def group_of(name: str) -> str:
+    """The group of a kernel; what is not recognised is taken as bound by memory.
+
+    >>> group_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    'comm'
+    >>> group_of("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT"), group_of("triton_red_fused_add_mul_3")
+    ('matmul', 'memory_bound')
+    """
+    return next((group for group, pattern in _RULES if pattern.search(name)), "memory_bound")
+
+
+def collective_of(name: str) -> str:
+    """The collective that a kernel's or a record's name speaks of.
+
+    >>> collective_of("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"), collective_of("_allgather_base")
+    ('reduce_scatter', 'all_gather')
+    """
+    return next((kind for kind, pattern in _COLLECTIVES if pattern.search(name)), "other")
+
+
+def axis_of(description: str, group_size: int | None, collective: str, degrees: Mapping[str, int]) -> str:
+    """The mesh axis of a process group.
+
+    Its description decides; then the only axis of more than one rank, of the group's size; then the collective.
+
+    Args:
+        description: ``Process Group Description`` of the trace, may be empty.
+        group_size: ranks of the group, where known.
+        collective: kind of collective.
+        degrees: ranks of each axis, where known.
+
+    >>> axis_of("TENSOR_MODEL_PARALLEL_GROUP", 8, "all_gather", {}), axis_of("mesh_dp_shard", None, "all_gather", {})
+    ('tp', 'dp')
+    """
+    words = set(re.split(r"[^a-z]+", description.lower()))
+    for axis, known in _AXIS_WORDS:
+        if words & known:
+            return axis
+    wide = [axis for axis in AXES if degrees.get(axis, 1) > 1]
+    same = [axis for axis in wide if degrees[axis] == group_size]
+    for candidates in (wide, same):
+        if len(candidates) == 1:
+            return candidates[0]
+    if collective == "send_recv" and (not degrees or degrees.get("pp", 1) > 1):
+        return "pp"
+    if collective == "all_to_all" and "ep" in wide:
+        return "ep"
+    return UNASSIGNED
+
 
 _KERNELS: Final = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _RUNTIME: Final = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime"}
@@ -44,7 +246,7 @@ class Collective:
 
 @dataclass(slots=True)
 class Recording:
-    """Columns of the kernels of a trace (microseconds), and what stands beside them."""
+    """Columns of the kernels of a trace (microseconds), and what belongs to them."""
 
     start_us: array[float] = field(default_factory=lambda: array("d"))
     length_us: array[float] = field(default_factory=lambda: array("d"))
@@ -168,9 +370,11 @@ def _collective(name: str, args: Mapping[str, Any]) -> Collective:
     elements = max(_int(args.get("In msg nelems")), _int(args.get("Out msg nelems")), 0)
     group = args.get("Process Group Description")
     return Collective(
-        kind=kind, group=group[:100] if isinstance(group, str) else "", group_size=size if size > 0 else None,
+        kind=kind,
+        group=group[:100] if isinstance(group, str) else "",
+        group_size=size if size > 0 else None,
         elements=float(elements),
-    )  # fmt: skip
+    )
 
 
 def read_trace(path: str) -> Recording:
@@ -200,9 +404,10 @@ def read_trace(path: str) -> Recording:
         cut = f"; {out.cut}" if out.cut else ""
         damaged = f", {out.damaged} of them kernels without a usable time" if out.damaged else ""
         raise InputFileError(
-            path, f"has {out.events} events{damaged}, but no kernel of a device{cut}",
+            path,
+            f"has {out.events} events{damaged}, but no kernel of a device{cut}",
             hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
-        )  # fmt: skip
+        )
     return out
 
 
@@ -235,12 +440,15 @@ def columns_of(recording: Recording) -> Columns:
     start_s = (start_us - zero) * 1e-6
     launched = _launched(recording, np.frombuffer(recording.correlation, dtype=np.int64)[order])
     return Columns(
-        start_s=start_s, end_s=start_s + lengths[order] * 1e-6,
+        start_s=start_s,
+        end_s=start_s + lengths[order] * 1e-6,
         name=np.frombuffer(recording.name, dtype=np.int64)[order],
         stream=np.frombuffer(recording.stream, dtype=np.int64)[order],
         collective=np.frombuffer(recording.collective, dtype=np.int64)[order],
-        launched_s=(launched - zero) * 1e-6, zero_us=zero, devices=len(found),
-    )  # fmt: skip
+        launched_s=(launched - zero) * 1e-6,
+        zero_us=zero,
+        devices=len(found),
+    )
 
 
 def _launched(recording: Recording, correlations: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 ``allocated`` is the largest sum of live tensors (the peak that plans are compared by), ``reserved`` what the caching
 allocator holds for them, ``device`` what the driver reports as used. Constants and spreads are fitted to measured
-peaks by :mod:`steptime.lab.calibrate.memory_fit` and stand in ``memory_constants.toml`` with their provenance.
+peaks by :mod:`memory_fit` and stand in ``memory_constants.toml`` with their provenance.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _CHECKOUT: Final = Path(__file__).resolve().parents[3]
 def data_root() -> Path | None:
     """The folder of measurements, or None if there is none.
 
-    It is what the environment variable ``STEPTIME_DATA`` names; without it, the folder ``shared/data`` beside
+    It is what the environment variable ``STEPTIME_DATA`` names; without it, the folder ``shared/data`` next to
     the checkout that steptime runs from.
 
     Raises:
@@ -28,8 +28,8 @@ def data_root() -> Path | None:
         if not folder.is_dir():
             raise UserError(f"{VARIABLE}: {shorten(given)!r} is not a folder", hint="give the folder of measurements")
         return folder
-    beside = _CHECKOUT.parent / "shared" / "data"
-    return beside if (_CHECKOUT / "pyproject.toml").is_file() and beside.is_dir() else None
+    shared = _CHECKOUT.parent / "shared" / "data"
+    return shared if (_CHECKOUT / "pyproject.toml").is_file() and shared.is_dir() else None
 
 
 def require_data(name: str) -> Path:

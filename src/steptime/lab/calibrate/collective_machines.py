@@ -1,10 +1,15 @@
-"""Which machine and library a measured collective ran on, and what its links can do by the datasheet."""
+"""Measured collectives as arrays, and the machine, library and links that each ran on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Self
+
+import numpy as np
+
+from steptime.lab.calibrate.fitting import hashed
+from steptime.num import Array
 
 GB: Final = 1e9
 #: Rings that NCCL finds among the first 2, 3, ... 8 GPUs of a DGX-1V (hybrid cube mesh), of six links.
@@ -83,9 +88,27 @@ def library_of(method: str, notes: str) -> str:
     return "host" if "host timer" in method else "nccl"
 
 
+PAIRS: Final[Mapping[str, Any]] = {"domain": 2, "outer": True, "trees": False}
+"""Machines whose devices are joined pair by pair, or not at all: links between pairs are fitted apart."""
+
+
+def _machine(name: str, device: str, library: str, gpu: str, source: str, link: float, **more: Any) -> Machine:
+    """A machine with links of that many GB/s, by default of one domain of eight devices."""
+    more = {"domain": 8, **more, "nic_Bps": more.get("nic_Bps", 0.0) * GB}
+    return Machine(
+        name=f"{name}-{library}",
+        device=device,
+        library=library,
+        gpus=(gpu,),
+        sources=(source,),
+        link_Bps=link * GB,
+        **more,
+    )
+
+
 def _nccl() -> Iterator[Machine]:
     """NCCL in one node (nccl-tests)."""
-    source = ("aiconfigurator_nccl",)
+    source = "aiconfigurator_nccl"
     nv: dict[str, tuple[str, str, float, bool, int]] = {
         "a100-sxm": ("a100-sxm-80gb", "A100-SXM4-80GB", 300, False, 8),
         "h100-sxm": ("h100-sxm", "H100-SXM5-80GB", 450, True, 8),
@@ -95,42 +118,43 @@ def _nccl() -> Iterator[Machine]:
         "gb300": ("gb300", "GB300", 900, True, 72),
     }
     for name, (device, gpu, link, switch, domain) in nv.items():
-        yield Machine(
-            name=f"{name}-nccl", device=device, library="nccl", gpus=(gpu,), sources=source, domain=domain,
-            link_Bps=link * GB, switch=switch, known_ranks=NODE if domain == NODE else TRAY,
-        )  # fmt: skip
-    pcie = {"rtx-pro-6000": ("RTX-PRO-6000-BSE", 63), "l40s": ("L40S", 31.5)}
-    for name, (gpu, link) in pcie.items():
-        yield Machine(
-            name=f"{name}-nccl", device=name, library="nccl", gpus=(gpu,), sources=source, domain=2, outer=True,
-            trees=False, link_Bps=link * GB, nic_Bps=link * GB, tags=frozenset({BROKEN} if name == "l40s" else ()),
-        )  # fmt: skip
-    yield Machine(
-        name="arc-b60-oneccl", device="arc-b60", library="oneccl", gpus=("Arc-Pro-B60",), sources=source, domain=2,
-        outer=True, trees=False, link_Bps=31.5 * GB, nic_Bps=31.5 * GB,
-    )  # fmt: skip
+        ranks = NODE if domain == NODE else TRAY
+        yield _machine(name, device, "nccl", gpu, source, link, domain=domain, switch=switch, known_ranks=ranks)
+    broken = frozenset({BROKEN})
+    yield _machine("rtx-pro-6000", "rtx-pro-6000", "nccl", "RTX-PRO-6000-BSE", source, 63, nic_Bps=63, **PAIRS)
+    yield _machine("l40s", "l40s", "nccl", "L40S", source, 31.5, nic_Bps=31.5, tags=broken, **PAIRS)
+    yield _machine("arc-b60", "arc-b60", "oneccl", "Arc-Pro-B60", source, 31.5, nic_Bps=31.5, **PAIRS)
 
 
 def _vtrain() -> Iterator[Machine]:
-    for name, device, link, share in (
-        ("a100-sxm-vtrain", "a100-sxm-80gb", 300, ()),
-        ("v100-sxm2-vtrain", "v100-sxm2-32gb", 150, CUBE_MESH),
-    ):
-        gpu = ("A100" if "a100" in name else "V100") + ("-SXM4" if "a100" in name else "-SXM2") + "(8-GPU node)"
-        yield Machine(
-            name=name, device=device, library="nccl", gpus=(gpu,), sources=("vtrain_lut",), domain=8,
-            link_Bps=link * GB, links_by_group=share, known_ranks=NODE,
-        )  # fmt: skip
+    a100 = _machine("", "a100-sxm-80gb", "nccl", "A100-SXM4(8-GPU node)", "vtrain_lut", 300, known_ranks=NODE)
+    v100 = _machine(
+        "",
+        "v100-sxm2-32gb",
+        "nccl",
+        "V100-SXM2(8-GPU node)",
+        "vtrain_lut",
+        150,
+        known_ranks=NODE,
+        links_by_group=CUBE_MESH,
+    )
+    yield from (replace(a100, name="a100-sxm-vtrain"), replace(v100, name="v100-sxm2-vtrain"))
 
 
 def _vidur() -> Iterator[Machine]:
     """NCCL as a profiler saw it; one node, and rows between nodes apart (another timing campaign and network)."""
     base = Machine(
-        name="a100-sxm-kernel", device="a100-sxm-80gb", library="nccl-kernel", gpus=("A100-SXM4-80GB",),
-        sources=("vidur_network",), domain=8, link_Bps=300 * GB, without="inter-node",
-    )  # fmt: skip
+        name="a100-sxm-kernel",
+        device="a100-sxm-80gb",
+        library="nccl-kernel",
+        gpus=("A100-SXM4-80GB",),
+        sources=("vidur_network",),
+        domain=8,
+        link_Bps=300 * GB,
+        without="inter-node",
+    )
     h100 = replace(base, name="h100-sxm-kernel", device="h100-sxm", gpus=("H100-SXM5-80GB",), link_Bps=450 * GB)
-    pairs = replace(base, domain=2, outer=True, trees=False)
+    pairs = replace(base, **PAIRS)
     nvl = replace(
         pairs, name="h100-nvl-kernel", device="h100-nvl", gpus=("H100-NVL",), link_Bps=300 * GB, nic_Bps=63 * GB
     )
@@ -138,57 +162,84 @@ def _vidur() -> Iterator[Machine]:
     pcie = replace(pairs, name="a100-pcie-kernel", device="a100-pcie-80gb", gpus=("A100-PCIE-80GB",), nic_Bps=31.5 * GB)
     yield from (base, h100, nvl, pcie, a40)
     for machine, nics, nic in ((base, 4, 25), (h100, 8, 50), (nvl, 1, 12.5), (a40, 1, 12.5)):
-        yield replace(
-            machine, name=f"{machine.name}-nodes", interconnect="inter-node", without="", nics=nics, nic_Bps=nic * GB,
-            outer=True, trees=False,
-        )  # fmt: skip
+        nodes = replace(machine, name=f"{machine.name}-nodes", interconnect="inter-node", without="", outer=True)
+        yield replace(nodes, nics=nics, nic_Bps=nic * GB, trees=False)
 
 
 def _custom() -> Iterator[Machine]:
     """All-reduce kernels of serving frameworks."""
     for base in _nccl():
         for library in ("custom-graph", "custom-eager", "custom-trtllm"):
-            if base.library == "oneccl" and library != "custom-eager":
-                continue
-            yield replace(
-                base, name=f"{base.name.rsplit('-', 1)[0]}-{library}", library=library, switch=False,
-                sources=("aiconfigurator_custom_ar",), known_ranks=0.0,
-            )  # fmt: skip
+            if base.library != "oneccl" or library == "custom-eager":
+                name = f"{base.name.rsplit('-', 1)[0]}-{library}"
+                own = replace(base, name=name, library=library, sources=("aiconfigurator_custom_ar",))
+                yield replace(own, switch=False, known_ranks=0.0)
 
 
 def _other() -> Iterator[Machine]:
     for base in _nccl():
         if base.name.split("-")[0] in ("h100", "b200", "gb300"):
-            yield replace(
-                base, name=f"{base.name.rsplit('-', 1)[0]}-xla", library="xla", sources=("xla_perf_table",),
-                known_ranks=0.0,
-            )  # fmt: skip
-    yield Machine(
-        name="perlmutter-nccl", device="a100-sxm-40gb", library="nccl", gpus=("A100-SXM4(Perlmutter)",),
-        sources=("perlmutter_transformer_perf_estimates",), domain=4, nics=4, link_Bps=300 * GB, nic_Bps=25 * GB,
-        links_by_group=FULL_MESH_4, outer=True,
-    )  # fmt: skip
-    yield Machine(
-        name="mi200-host", device="mi250x", library="host", gpus=("MI200 GCD",), sources=("nnscaler_mi200",),
-        domain=16, link_Bps=200 * GB, links_by_group=XGMI_16,
-    )  # fmt: skip
-    for name, gpu in (
-        ("m40", "M40"), ("p100-pcie-16gb", "P100"), ("gtx-1080-ti", "GTX1080Ti"),
-        ("titan-x-maxwell", "TITAN-X-Maxwell"),
-        ("titan-x-pascal", "TITAN-X-Pascal"),
-    ):  # fmt: skip
-        yield Machine(
-            name=f"{name}-nccl2", device=name, library="nccl2", gpus=(gpu,), sources=("deepbench",), domain=8,
-            link_Bps=15.75 * GB, nic_Bps=12.5 * GB, nics=1, outer=True, trees=False,
-        )  # fmt: skip
+            name = f"{base.name.rsplit('-', 1)[0]}-xla"
+            yield replace(base, name=name, library="xla", sources=("xla_perf_table",), known_ranks=0.0)
+    perlmutter = ("A100-SXM4(Perlmutter)", "perlmutter_transformer_perf_estimates")
+    mesh: dict[str, Any] = {"domain": 4, "nics": 4, "nic_Bps": 25, "links_by_group": FULL_MESH_4, "outer": True}
+    yield _machine("perlmutter", "a100-sxm-40gb", "nccl", *perlmutter, 300, **mesh)
+    yield _machine("mi200", "mi250x", "host", "MI200 GCD", "nnscaler_mi200", 200, domain=16, links_by_group=XGMI_16)
+    old = {
+        "m40": "M40",
+        "p100-pcie-16gb": "P100",
+        "gtx-1080-ti": "GTX1080Ti",
+        "titan-x-maxwell": "TITAN-X-Maxwell",
+        "titan-x-pascal": "TITAN-X-Pascal",
+    }
+    for name, gpu in old.items():
+        nodes: dict[str, Any] = {"nic_Bps": 12.5, "nics": 1, "outer": True, "trees": False}
+        yield _machine(name, name, "nccl2", gpu, "deepbench", 15.75, **nodes)
 
 
-def _all() -> Iterator[Machine]:
-    yield from _nccl()
-    yield from _vtrain()
-    yield from _vidur()
-    yield from _other()
-    yield from _custom()
+MACHINES: Final = (*_nccl(), *_vtrain(), *_vidur(), *_other(), *_custom())
 
 
-MACHINES: Final = tuple(_all())
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows as arrays of one length, one per field."""
+
+    def take(self, index: Any) -> Self:
+        """Rows by index or mask."""
+        return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Columns):
+    """Measured collectives as arguments of `collective_s`."""
+
+    kind: Array
+    ranks: Array
+    inside: Array
+    size_bytes: Array
+    element_bytes: Array
+    measured_s: Array
+
+    def merged(self) -> Rows:
+        """One row, the median time, for each repetition of the same collective."""
+        key = hashed([self.kind_number(), self.ranks, self.inside, self.size_bytes, self.element_bytes])
+        order = np.lexsort((self.measured_s, key))
+        edges = np.flatnonzero(np.diff(key[order], prepend=key[order][0] - np.uint64(1)))
+        counts = np.diff(edges, append=len(order))
+        return self.take(order[edges + (counts - 1) // 2])
+
+    def kind_number(self) -> Array:
+        """The kinds as numbers."""
+        return np.unique(self.kind.astype(str), return_inverse=True)[1].astype(np.float64)
+
+    def folds(self, count: int) -> Array:
+        """Fold of each row: the sizes in ascending order are dealt out in turn, so a size is in one fold only."""
+        place: Array = np.unique(self.size_bytes, return_inverse=True)[1] % count
+        return place
+
+    def thinned(self, most: int) -> Rows:
+        """At most so many rows, spread over sizes, groups and kinds."""
+        if len(self.ranks) <= most:
+            return self
+        order = np.lexsort((self.size_bytes, self.ranks, self.inside, self.kind_number()))
+        return self.take(order[np.linspace(0, len(order) - 1, most).astype(np.int64)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -12,24 +12,98 @@ import numpy as np
 
 from steptime.cost.collective_algorithms import fabric_of
 from steptime.errors import UserError, counted
+from steptime.estimate.communication import collective_over, message_time_s
+from steptime.estimate.fabrics import FabricModel, fabric_model
+from steptime.estimate.machine import Machine as EstimateMachine
+from steptime.estimate.machine import machine_of, slow_level
 from steptime.hardware import load_cluster
 from steptime.hardware.library import NO_DEVICE, device_named
 from steptime.hardware.profiles import FabricProfile
-from steptime.lab.calibrate.collective_estimates import Textbook, estimated
+from steptime.hardware.records import UNLIMITED, Cluster
 from steptime.lab.calibrate.collective_fit import fit, predict
-from steptime.lab.calibrate.collective_machines import BROKEN, MACHINES, Machine, at_place, library_of
-from steptime.lab.calibrate.collective_rows import Rows
+from steptime.lab.calibrate.collective_machines import BROKEN, MACHINES, Machine, Rows, at_place, library_of
 from steptime.lab.calibrate.expert_exchange import is_exchange, predict_exchanges
+from steptime.lab.calibrate.family import NAMES
 from steptime.lab.calibrate.score import Predicted, errors_of
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array
+from steptime.plan.job import PRECISIONS
 
-KINDS: Final = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all", "all2all": "all_to_all", "a2a": "all_to_all", "p2p": "p2p", "permute": "p2p",
-    "sendrecv": "p2p", "broadcast": "broadcast", "bcast": "broadcast",
-    "reduce": "reduce", "scatter": "scatter", "gather": "gather",
-}  # fmt: skip
+TEXTBOOK_BAND: Final = (0.5, 2.0)
+"""Band of the textbook formula on datasheet links, as a factor; assumed."""
+LEAST_BAND: Final = 1.5
+"""Coefficients that were carried over are sure within this factor at best."""
+DTYPES: Final = ("fp32", "bf16", "fp16", "tf32")
+"""A machine is made for a dtype of its device, of which its links know nothing."""
+#: What the root of a collective without a ring formula sends or receives is what a rank of another one does.
+ROOTED: Final = {"gather": "all_gather", "scatter": "all_gather"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Textbook:
+    """Textbook rings on datasheet links, where no fit is carried over."""
+
+    machine: EstimateMachine
+    band: tuple[float, float] = TEXTBOOK_BAND
+
+    def seconds(self, rows: Rows) -> Array:
+        """Time of each row."""
+        out = np.full(len(rows.ranks), np.nan)
+        for kind in np.unique(rows.kind.astype(str)).tolist():
+            own = rows.kind == kind
+            size, ranks, inside = rows.size_bytes[own], rows.ranks[own], rows.inside[own]
+            if kind == "p2p":
+                near, far = message_time_s(self.machine, size)
+                out[own] = np.where(ranks > inside, far, near)
+            else:
+                out[own] = collective_over(ROOTED.get(kind, kind), self.machine, size, ranks, inside).seconds
+        return out
+
+
+def estimated(cluster: Cluster, *, leaves_node: bool) -> FabricProfile | Textbook:
+    """What an estimate times the collectives of a cluster with, for one group at a time.
+
+    Args:
+        cluster: the machine.
+        leaves_node: whether groups cross all of its levels, or the second at most.
+    """
+    gpus = cluster.beyond_domain(1)
+    gpus = min(cluster.levels[-1].group, UNLIMITED if leaves_node else gpus)
+    model = fabric_model(cluster, slow_level(cluster, gpus), gpus)
+    if model is not None:
+        return _profile(cluster, model)
+    rated = next(dtype for dtype in DTYPES if dtype in cluster.device.matrix_flops_per_s)
+    return Textbook(
+        machine=machine_of(cluster, gpus, PRECISIONS[rated], lone_rank_has_all_links=True, calibrated=False)
+    )
+
+
+def _profile(cluster: Cluster, model: FabricModel) -> FabricProfile:
+    """A fabric of an estimate as a profile."""
+    near, level = model.inside.profile, cluster.levels[0]
+    between = model.between.profile if model.between is not None else None
+    assert near is not None
+    at_word = any(basis.profile is None for basis in model.bases())
+    outside = between.band[1] if between else 1.0
+    sure = max(near.band[1], 1 / near.band[0], outside, TEXTBOOK_BAND[1] if at_word else LEAST_BAND)
+    return FabricProfile(
+        name=f"{cluster.name}-assumed",
+        device=cluster.device.name,
+        library=near.library,
+        link_Bps=level.link_Bps * level.links_per_device,
+        coefficients=asdict(model.fabric),
+        nic_Bps=cluster.levels[1].link_Bps if between else 0.0,
+        points=0,
+        median_ape=near.median_ape,
+        mean_ape=near.mean_ape,
+        bias=near.bias,
+        band=(1 / sure, sure),
+        source="; ".join(basis.text for basis in model.bases()),
+        kind="assumed",
+    )
+
+
+KINDS: Final[Mapping[str, str]] = NAMES["collectives"]
 #: Sources whose size of an all-to-all is that of the tensor of the whole group: their times fall with the group.
 WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4
@@ -186,21 +260,27 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
         raise UserError(f"{machine.name}: measured times are {off:.3g} times what its links explain", hint=hint)
     errors = errors_of(held_out, rows.measured_s)
     return FabricProfile(
-        name=machine.name, device=machine.device, library=machine.library, sources=machine.sources,
-        link_Bps=machine.link_Bps, nic_Bps=machine.nic_Bps if machine.outer else 0.0, coefficients=coefficients,
+        name=machine.name,
+        device=machine.device,
+        library=machine.library,
+        sources=machine.sources,
+        link_Bps=machine.link_Bps,
+        nic_Bps=machine.nic_Bps if machine.outer else 0.0,
+        coefficients=coefficients,
         ranges={
             "bytes": (float(rows.size_bytes.min()), float(rows.size_bytes.max())),
             "ranks": (float(rows.ranks.min()), float(rows.ranks.max())),
         },
-        **asdict(errors), source=f"steptime calibration of {', '.join(machine.sources)}",
-    )  # fmt: skip
+        **asdict(errors),
+        source=f"steptime calibration of {', '.join(machine.sources)}",
+    )
 
 
 def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
     """Predictions for the rows of a table of collectives.
 
     A row takes the profile of its own source, else that of its device and library, else of its device under NCCL,
-    else what an estimate times its collectives with (:func:`steptime.lab.calibrate.collective_estimates.estimated`):
+    else what an estimate times its collectives with (:func:`steptime.lab.calibrate.collectives.estimated`):
     coefficients carried over in units of the datasheet links, or the textbook's rings.
 
     Args:
@@ -318,8 +398,13 @@ def _estimated(device: str, place: str, spans: float) -> tuple[Machine, FabricPr
         return str(error)
     model, inner, domain = estimated(cluster, leaves_node=spans > 0), cluster.levels[0], cluster.fast_domain
     machine = Machine(
-        name=cluster.name, device=device, library="nccl", gpus=(), sources=(),
+        name=cluster.name,
+        device=device,
+        library="nccl",
+        gpus=(),
+        sources=(),
         domain=RACK if spans == 0 and domain >= 8 else domain,
-        link_Bps=inner.link_Bps * inner.links_per_device, outer=True,
-    )  # fmt: skip
+        link_Bps=inner.link_Bps * inner.links_per_device,
+        outer=True,
+    )
     return machine, model

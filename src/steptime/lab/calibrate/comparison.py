@@ -96,11 +96,16 @@ def compare(fitted: Fitted, device: str, method: str) -> Comparison:
     own = Predictor(fitted.curves)
     residuals = [
         Residual(
-            op=one.task.kind, dtype=one.task.dtype, shape=" ".join(f"{k}={v}" for k, v in one.task.shape.items()),
-            measured_s=one.seconds, public_s=float(public_s), own_s=_own_s(own, one), origin=str(text),
+            op=one.task.kind,
+            dtype=one.task.dtype,
+            shape=" ".join(f"{k}={v}" for k, v in one.task.shape.items()),
+            measured_s=one.seconds,
+            public_s=float(public_s),
+            own_s=_own_s(own, one),
+            origin=str(text),
         )
         for (one, _), public_s, text in zip(pairs, predicted.seconds, why, strict=True)
-    ]  # fmt: skip
+    ]
     return Comparison(device=device, residuals=tuple(residuals), score=score.to_json())
 
 
@@ -117,11 +122,14 @@ def _own_s(predictor: Predictor, one: Measured) -> float:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     names = sorted({name for row in rows for name in row})
-    return Table({
-        name: np.array([row.get(name, "") for row in rows], dtype=object) if name in TEXTS
-        else np.array([float(row.get(name, "nan")) for row in rows], np.float64)
-        for name in names
-    })  # fmt: skip
+    return Table(
+        {
+            name: np.array([row.get(name, "") for row in rows], dtype=object)
+            if name in TEXTS
+            else np.array([float(row.get(name, "nan")) for row in rows], np.float64)
+            for name in names
+        }
+    )
 
 
 def residuals_path(out: Path) -> Path:

@@ -13,7 +13,7 @@ from steptime.cost.experts import Exchange, exchange_of, exchange_s, row_bytes
 from steptime.errors import UserError
 from steptime.hardware import load_device
 from steptime.hardware.profiles import FabricProfile
-from steptime.lab.calibrate.collective_rows import Columns
+from steptime.lab.calibrate.collective_machines import Columns
 from steptime.lab.calibrate.score import errors_of
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array
@@ -135,10 +135,16 @@ def _fit_way(way: str, rows: ExchangeRows, processors: float, link_Bps: float, s
 def _priors(link_Bps: float) -> dict[str, tuple[float, float]]:
     """Value and spread (of the logarithm) of the coefficients before a fit."""
     return {
-        "start_s": (10e-6, 0.4), "expert_s": (15e-9, 0.8), "Bps": (0.7 * link_Bps, 0.3), "message_s": (2e-6, 0.8),
-        "message_Bps": (3e10, 0.8), "blend": (2.0, 0.5), "outer_start_s": (6e-6, 0.7), "peer_s": (1e-6, 0.8),
+        "start_s": (10e-6, 0.4),
+        "expert_s": (15e-9, 0.8),
+        "Bps": (0.7 * link_Bps, 0.3),
+        "message_s": (2e-6, 0.8),
+        "message_Bps": (3e10, 0.8),
+        "blend": (2.0, 0.5),
+        "outer_start_s": (6e-6, 0.7),
+        "peer_s": (1e-6, 0.8),
         "outer_Bps": (0.9 * NIC_BPS, 0.2),
-    }  # fmt: skip
+    }
 
 
 def device_rows(table: Table, gpu: str) -> ExchangeRows:
@@ -168,7 +174,11 @@ def calibrate(device: str, link_Bps: float, domain: int, rows: ExchangeRows, hel
     processors = processors_of(device)
     errors = errors_of(held_out, rows.measured_s)
     return FabricProfile(
-        name=f"{device}-{LIBRARY}", device=device, library=LIBRARY, sources=(SOURCE,), link_Bps=link_Bps,
+        name=f"{device}-{LIBRARY}",
+        device=device,
+        library=LIBRARY,
+        sources=(SOURCE,),
+        link_Bps=link_Bps,
         nic_Bps=NIC_BPS if (rows.ranks > rows.inside).any() else 0.0,
         coefficients={"domain": domain, "processors": processors, **fit(rows, processors, link_Bps)},
         ranges={
@@ -176,8 +186,9 @@ def calibrate(device: str, link_Bps: float, domain: int, rows: ExchangeRows, hel
             "ranks": (float(rows.ranks.min()), float(rows.ranks.max())),
             "experts": (float(rows.experts.min()), float(rows.experts.max())),
         },
-        **asdict(errors), source=f"steptime calibration of {SOURCE}",
-    )  # fmt: skip
+        **asdict(errors),
+        source=f"steptime calibration of {SOURCE}",
+    )
 
 
 def processors_of(device: str) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +16,10 @@ from steptime.hardware.records import Device
 from steptime.lab.calibrate.table import Table
 from steptime.num import Array, Num
 
+NAMES: Final[Mapping[str, Any]] = tomllib.loads(
+    resources.files("steptime.lab.calibrate").joinpath("names.toml").read_text(encoding="utf-8")
+)
+"""Names in tables of measurements: ``names.toml``."""
 UNREADABLE: Final = "unreadable"
 """Argument besides the shape where some row could not be read: NaN in those, 0 in others."""
 
@@ -47,6 +53,8 @@ class KernelFamily:
     device: Callable[[Device, str], Mapping[str, float]]
     """Device arguments for a dtype."""
     coefficients: tuple[Coefficient, ...]
+    arguments: tuple[str, ...] = ()
+    """Names of the formula's arguments, where its signature does not list them."""
     derived: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
     """Further arguments of the formula, from shape, device and coefficients."""
     left_over: Callable[[Mapping[str, Array], Mapping[str, Any], Array], Mapping[str, float]] | None = None
@@ -57,7 +65,9 @@ class KernelFamily:
         everything: dict[str, Any] = {**shape, **device, **values}
         if self.derived is not None:
             everything |= self.derived(shape, device, values)
-        return self.formula(**{name: everything[name] for name in inspect.signature(self.formula).parameters})
+        return self.formula(
+            **{name: everything[name] for name in self.arguments or inspect.signature(self.formula).parameters}
+        )
 
 
 def in_six_digits(coefficients: Mapping[str, float]) -> dict[str, float]:
@@ -112,27 +122,51 @@ def dtype_of(name: str) -> str:
     return DTYPES.get(name, DTYPES.get(name.split("->")[0], ""))
 
 
-DTYPES = {
-    "bfloat16": "bf16", "bf16": "bf16", "bf16xbf16": "bf16", "fp16": "fp16", "fp16_tensorcore": "fp16",
-    "fp16_in_fp32_math": "fp32", "fp32": "fp32", "f32xf32": "tf32", "tf32": "tf32", "fp8": "fp8", "fp8_block": "fp8",
-    "mxfp8": "fp8", "f8e4m3fnxf8e4m3fn": "fp8", "f8e4m3fnxf8e5m2": "fp8", "f8e5m2xf8e4m3fn": "fp8",
-    "nvfp4": "fp4",
-}  # fmt: skip
+DTYPES: Final[Mapping[str, str]] = NAMES["dtypes"]
 
-TIMERS = {
-    "cuda_graph_mean": "kernel",
-    "kernel_time_kineto_median": "kernel",
-    "kernel_time_torch_profiler": "kernel",
-    "kernel_time_vllm_layerwise_mean3": "kernel",
-    "kernel_time_median": "kernel",
-    "kernel_time": "kernel",
-    "derived_from_flops(median kernel time)": "kernel",
-    "triton_do_bench_median": "kernel",
-    "cuda_event_min5of25": "eager",
-    "host_or_event_mean": "eager",
-}
+TIMERS: Final[Mapping[str, str]] = NAMES["timers"]
 
 
 def timer_of(method: str) -> str:
     """Whether a timer counts the launch from the host; unknown timers count as device time."""
     return TIMERS.get(method, "kernel")
+
+
+NOT_LAUNCHED: Final = "no training step launches this kernel"
+"""Reason of rows that fits and scores leave out."""
+TEXTS: Final = ("source", "kernel", "notes", "dtype")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Rows of some operators by an implementation that no training step launches.
+
+    The texts are regular expressions that have to be found in their column; "" is found in every cell.
+    """
+
+    what: str
+    """The implementation, for a reader."""
+    ops: tuple[str, ...]
+    source: str = ""
+    kernel: str = ""
+    notes: str = ""
+    dtype: str = ""
+
+    @property
+    def wanted(self) -> Mapping[str, str]:
+        """Expression by column."""
+        return {name: getattr(self, name) for name in TEXTS}
+
+
+RULES: Final = tuple(Rule(**rule) for rule in NAMES["rule"])
+
+
+def launched(table: Table) -> Array:
+    """Rows that no rule of :data:`RULES` names."""
+    out, ops = np.ones(table.rows, bool), table.text("op").astype(str)
+    texts = {name: table.text(name) for name in TEXTS}
+    for rule in RULES:
+        place = np.flatnonzero(np.isin(ops, rule.ops) & out)
+        if len(place):
+            out[place] = ~rows_like(Table({name: column[place] for name, column in texts.items()}), rule.wanted)
+    return out

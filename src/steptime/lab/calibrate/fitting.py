@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -32,6 +32,26 @@ class Prior:
     spread: float
 
 
+class Given(TypedDict, total=False):
+    """What is known of the coefficients of a fit."""
+
+    start: Mapping[str, float] | None
+    """Where to start; by default the family's start values."""
+    fixed: Mapping[str, float] | None
+    """Coefficients that are not fitted."""
+    priors: Mapping[str, Prior] | None
+    """What is believed of coefficients that are logarithmic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a curve is of."""
+
+    dtype: str
+    source: str
+    timer: str = "kernel"
+
+
 def hashed(columns: Iterable[Array]) -> Array:
     """A number per row that depends on nothing but the values of these columns, the same in every process.
 
@@ -57,10 +77,7 @@ def fit(
     shape: Mapping[str, Array],
     device: Mapping[str, Any],
     measured_s: Array,
-    *,
-    start: Mapping[str, float] | None = None,
-    fixed: Mapping[str, float] | None = None,
-    priors: Mapping[str, Prior] | None = None,
+    **given: Unpack[Given],
 ) -> dict[str, float]:
     r"""Coefficients that minimise the robust log error.
 
@@ -75,24 +92,22 @@ def fit(
         shape: its shape arguments, one value per row.
         device: its device arguments, numbers or one value per row (a fit over several devices).
         measured_s: $y$, measured times (s).
-        start: where to start; default the family's start values.
-        fixed: coefficients that are not fitted.
-        priors: $p$ and $s$ of coefficients that are logarithmic.
+        given: what is known of the coefficients; priors are $p$ and $s$.
 
     Raises:
         UserError: fewer rows than coefficients.
 
     Source: Huber-like loss of scipy, ``soft_l1``.
     """
-    held = dict(fixed or {})
+    held, priors = dict(given.get("fixed") or {}), given.get("priors") or {}
     free = [c for c in family.coefficients if c.name not in held and c.low < c.high]
     held |= {c.name: c.start for c in family.coefficients if c.name not in held and c.low >= c.high}
-    if len(measured_s) + len(priors or {}) < len(free):
+    if len(measured_s) + len(priors) < len(free):
         raise UserError(f"{family.name}: {len(measured_s)} measurements cannot fix {len(free)} coefficients")
     if not free:
         return held
     target = np.log(measured_s)
-    believed = [(c.name, (priors or {})[c.name]) for c in free if c.name in (priors or {})]
+    believed = [(c.name, priors[c.name]) for c in free if c.name in priors]
 
     def values_at(x: Array) -> dict[str, float]:
         return held | {c.name: _value(c, v) for c, v in zip(free, x, strict=True)}
@@ -108,7 +123,7 @@ def fit(
         prior = [(np.log(values[name]) - np.log(p.value)) / p.spread * LOSS_SCALE for name, p in believed]
         return np.concatenate([data, prior]) if prior else data
 
-    values = values_at(_least(residuals, free, start or {}))
+    values = values_at(_least(residuals, free, given.get("start") or {}))
     if family.left_over is not None:
         values |= family.left_over(shape, device, -log_error(values))
     return values
@@ -143,9 +158,7 @@ def cross_validated(
     groups: Array,
     *,
     folds: int = 5,
-    start: Mapping[str, float] | None = None,
-    fixed: Mapping[str, float] | None = None,
-    priors: Mapping[str, Prior] | None = None,
+    **given: Unpack[Given],
 ) -> Array:
     """Predictions for every row by a fit that saw no row of its group; see :func:`fit` for the arguments.
 
@@ -158,15 +171,7 @@ def cross_validated(
     for part in np.unique(fold):
         test = fold == part
         train = ~test
-        values = fit(
-            family,
-            take(shape, train),
-            take(device, train),
-            measured_s[train],
-            start=start,
-            fixed=fixed,
-            priors=priors,
-        )
+        values = fit(family, take(shape, train), take(device, train), measured_s[train], **given)
         out[test] = family.predict(take(shape, test), take(device, test), values)
     return out
 
@@ -178,12 +183,9 @@ def fitted_curve(
     measured_s: Array,
     groups: Array,
     *,
-    dtype: str,
-    source: str,
-    timer: str = "kernel",
+    about: About,
     folds: int = 5,
-    fixed: Mapping[str, float] | None = None,
-    priors: Mapping[str, Prior] | None = None,
+    **given: Unpack[Given],
 ) -> Curve:
     """Fit on all rows, errors from :func:`cross_validated`, ranges of the shape arguments, ready for a profile.
 
@@ -191,22 +193,20 @@ def fitted_curve(
         UserError: fewer rows than coefficients.
         Unexplained: times that no such device could need.
     """
-    values = fit(family, shape, device, measured_s, fixed=fixed, priors=priors)
-    predicted = cross_validated(
-        family, shape, device, measured_s, groups,
-        folds=folds, start=values, fixed=fixed, priors=priors,
-    )  # fmt: skip
+    values = fit(family, shape, device, measured_s, **given)
+    given["start"] = values
+    predicted = cross_validated(family, shape, device, measured_s, groups, folds=folds, **given)
     result = errors_of(predicted, measured_s)
     if result.band[0] > ONE_SIDED or result.band[1] < 1 / ONE_SIDED:
         off = float(np.median(measured_s / predicted))
-        text = f"{family.name} {dtype}: measured times are {off:.3g} times what the device explains"
+        text = f"{family.name} {about.dtype}: measured times are {off:.3g} times what the device explains"
         raise Unexplained(text, hint="are the units right? latency_us is in microseconds")
     sizes = {name: column for name, column in shape.items() if name not in NO_SIZES}
     ranges = {name: (float(np.min(column)), float(np.max(column))) for name, column in sizes.items()}
     return Curve(
         family=family.name,
-        dtype=dtype,
-        timer=timer,
+        dtype=about.dtype,
+        timer=about.timer,
         coefficients=in_six_digits(values),
         points=result.points,
         ranges=ranges,
@@ -214,7 +214,7 @@ def fitted_curve(
         mean_ape=round(result.mean_ape, 5),
         bias=round(result.bias, 5),
         band=(round(result.band[0], 5), round(result.band[1], 5)),
-        source=source,
+        source=about.source,
     )
 
 

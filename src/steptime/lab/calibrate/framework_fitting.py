@@ -12,21 +12,21 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import UserError, counted
-from steptime.lab.calibrate.frameworks.bands import (
+from steptime.lab.calibrate.framework_bands import (
     Band,
     Predicted,
     band_of,
     honest_coverage,
     left_out_both,
+    packaged,
     slower_of,
     source_weights,
+    to_toml,
     with_middle,
 )
-from steptime.lab.calibrate.frameworks.fit import Fitted
-from steptime.lab.calibrate.frameworks.parameters import PARAMETERS
-from steptime.lab.calibrate.frameworks.save import packaged, to_toml
-from steptime.lab.measured import Reading
+from steptime.lab.calibrate.frameworks import PARAMETERS, Fitted
 from steptime.lab.measured.predict import fit_to, usable
+from steptime.lab.measured.reading import Reading
 from steptime.lab.measured.samples import Modelled, Progress, modelled
 from steptime.lab.scoring.runs import fit_key, read_any
 from steptime.num import Array
@@ -60,24 +60,35 @@ class FrameworkResult:
         """Counts, bands, and every parameter with its standard deviation (of the logarithm; of shares, the logit)."""
         frameworks, devices = self._counts("framework"), self._counts("device")
         return {
-            "rows": self.reading.rows, "runs": len(self.found.runs), "used": int(self.used.sum()),
-            "sources": len(set(_sources(self.found)[self.used])), "rounds": self.fitted.rounds,
-            "refused": len(self.found.refused), "warnings": list(self.warnings),
-            "bands": {name: {"low": b.low, "high": b.high, "coverage90": c, "own": c is not None}
-                      for name, b, c in zip(("named", "generic"), self.bands, self.coverage, strict=True)},
+            "rows": self.reading.rows,
+            "runs": len(self.found.runs),
+            "used": int(self.used.sum()),
+            "sources": len(set(_sources(self.found)[self.used])),
+            "rounds": self.fitted.rounds,
+            "refused": len(self.found.refused),
+            "warnings": list(self.warnings),
+            "bands": {
+                name: {"low": b.low, "high": b.high, "coverage90": c, "own": c is not None}
+                for name, b, c in zip(("named", "generic"), self.bands, self.coverage, strict=True)
+            },
             "generic": {"slower": float(np.exp(self.fitted.slower))},
             "common": _parameters(self.fitted.common, self.fitted.common_doubt),
             "frameworks": {
-                name: {"runs": frameworks[name],
-                       "parameters": _parameters(self.fitted.common + own, self.fitted.framework_doubts[name])}
+                name: {
+                    "runs": frameworks[name],
+                    "parameters": _parameters(self.fitted.common + own, self.fitted.framework_doubts[name]),
+                }
                 for name, own in self.fitted.frameworks.items()
             },
             "devices": {
-                name: {"runs": devices[name], "doubt": self.fitted.device_doubts[name],
-                       **dict(zip(BUSY, np.exp(own).tolist(), strict=True))}
+                name: {
+                    "runs": devices[name],
+                    "doubt": self.fitted.device_doubts[name],
+                    **dict(zip(BUSY, np.exp(own).tolist(), strict=True)),
+                }
                 for name, own in self.fitted.devices.items()
             },
-        }  # fmt: skip
+        }
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -94,8 +105,9 @@ class FrameworkResult:
 
 
 def _parameters(columns: Array, doubts: Array) -> dict[str, dict[str, float]]:
-    return {p.name: {"value": float(p.outward(columns[i])), "doubt": float(doubts[i])}
-            for i, p in enumerate(PARAMETERS)}  # fmt: skip
+    return {
+        p.name: {"value": float(p.outward(columns[i])), "doubt": float(doubts[i])} for i, p in enumerate(PARAMETERS)
+    }
 
 
 def fit_runs(paths: Sequence[Path], progress: Progress | None = None, *, source: str | None = None) -> FrameworkResult:
@@ -112,9 +124,10 @@ def fit_runs(paths: Sequence[Path], progress: Progress | None = None, *, source:
     """
     tables = [read_any(path) for path in paths]
     reading = replace(
-        tables[0], runs=tuple(run for table in tables for run in table.runs),
+        tables[0],
+        runs=tuple(run for table in tables for run in table.runs),
         skipped=tuple(row for table in tables for row in table.skipped),
-    )  # fmt: skip
+    )
     names = ", ".join(fit_key(path.name) for path in paths)
     return fit_reading(reading, source or f"step times of training runs in {names}", progress)
 
@@ -133,16 +146,18 @@ def fit_reading(reading: Reading, source: str, progress: Progress | None = None)
     toml = to_toml(
         _named(fitted), named=bands[0], generic=bands[1], provenance=_provenance(found, used, source), runs=runs
     )
-    return FrameworkResult(reading=reading, found=found, fitted=fitted, used=used, bands=bands, coverage=coverage,
-                           toml=toml)  # fmt: skip
+    return FrameworkResult(
+        reading=reading, found=found, fitted=fitted, used=used, bands=bands, coverage=coverage, toml=toml
+    )
 
 
 def _named(fitted: Fitted) -> Fitted:
     """Without the runs of unknown frameworks as one framework: who names none gets the common values."""
     return replace(
-        fitted, frameworks={k: v for k, v in fitted.frameworks.items() if k != GENERIC},
+        fitted,
+        frameworks={k: v for k, v in fitted.frameworks.items() if k != GENERIC},
         framework_doubts={k: v for k, v in fitted.framework_doubts.items() if k != GENERIC},
-    )  # fmt: skip
+    )
 
 
 def _sources(found: Modelled) -> Array:
@@ -151,8 +166,13 @@ def _sources(found: Modelled) -> Array:
 
 def _provenance(found: Modelled, used: Array, source: str) -> dict[str, str | int | float]:
     keys = sorted({fit_key(key) for key in _sources(found)[used]})
-    return {"source": source, "rows": int(used.sum()), "sources": len(keys), "keys": ", ".join(keys),
-            "fitted": datetime.now(UTC).date().isoformat()}  # fmt: skip
+    return {
+        "source": source,
+        "rows": int(used.sum()),
+        "sources": len(keys),
+        "keys": ", ".join(keys),
+        "fitted": datetime.now(UTC).date().isoformat(),
+    }
 
 
 def _bands(

@@ -5,21 +5,83 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.cost.gemm import gemm_backward_s, gemm_s
+from steptime.cost.gemm import LIMIT, NAMES, gemm_backward_s, gemm_residual, gemm_s, residual_table
 from steptime.errors import UserError
 from steptime.estimate.kernels import FEW_UNITS, OPERAND_BYTES, SPREAD_UNITS
 from steptime.hardware.library import device_named, load_device
 from steptime.hardware.records import Curve, Device
-from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, readable, timed, timer_of
-from steptime.lab.calibrate.fitting import Prior, fitted_curve, hashed
-from steptime.lab.calibrate.gemm_residual import fitted_residual, residual_of, residuals_of_gradients
+from steptime.lab.calibrate.family import Coefficient, KernelFamily, dtype_of, launched, readable, timed, timer_of
+from steptime.lab.calibrate.fitting import About, Prior, fitted_curve, hashed
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training_rows import launched
-from steptime.num import Array, Num
+from steptime.num import Array
+
+#: Shapes that a table needs.
+LEAST_RESIDUAL_SHAPES: Final = 500
+#: How many measurements of log 0 at its knot a value of the table has to outweigh.
+PULL: Final = 2.0
+#: Log error beyond which a measurement counts less.
+OUTLIER: Final = 0.05
+#: Rounds of reweighting.
+ROUNDS: Final = 5
+#: Values of the table that are smaller than this are left out.
+LEAST: Final = 0.002
+
+
+def fitted_residual(shape: Mapping[str, Array], device: Mapping[str, Any], log_error: Array) -> dict[str, float]:
+    r"""Values of the table, by name.
+
+    $$\min_c \sum_i w_i (B c - r)_i^2 + \lambda \lVert c \rVert^2, \quad
+        w_i = \big(1 + (B c - r)_i^2 / 0.05^2\big)^{-1/2}$$
+
+    where $r$ = `log_error` (log of measured over modelled time), $B$ the hat functions of
+    :func:`steptime.cost.gemm.gemm_residual` and $\lambda = 2$. Nothing for fewer than 500 shapes.
+
+    Source: ridge regression with iterative reweighting.
+    """
+    if len(log_error) < LEAST_RESIDUAL_SHAPES:
+        return {}
+    basis = hats(shape, device)
+    weights: Array = np.ones(len(log_error))
+    values: Array = np.zeros(len(NAMES))
+    for _ in range(ROUNDS):
+        weighted = basis * weights[:, None]
+        values = np.linalg.solve(weighted.T @ basis + PULL * np.eye(len(NAMES)), weighted.T @ log_error)
+        weights = 1 / np.sqrt(1 + ((basis @ values - log_error) / OUTLIER) ** 2)
+    kept = zip(NAMES, np.clip(values, -LIMIT, LIMIT), strict=True)
+    return {name: round(float(value), 4) for name, value in kept if abs(value) >= LEAST}
+
+
+def hats(shape: Mapping[str, Array], device: Mapping[str, Any]) -> Array:
+    """Value of each hat function (columns) for each row."""
+    columns = [_of(shape, "m", "n", "k", device, residual_table({name: LIMIT})) for name in NAMES]
+    return np.stack([np.asarray(column) for column in columns], axis=1) / LIMIT
+
+
+def residual_of(shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The residual of products, an argument of the model."""
+    table = residual_table(values)
+    return {"residual": _of(shape, "m", "n", "k", device, table)}
+
+
+def residuals_of_gradients(
+    shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The residuals of both gradients of products, arguments of the model."""
+    table = residual_table(values)
+    return {
+        "input_residual": _of(shape, "m", "k", "n", device, table),
+        "weight_residual": _of(shape, "k", "n", "m", device, table),
+    }
+
+
+def _of(shape: Mapping[str, Any], m: str, n: str, k: str, device: Mapping[str, Any], table: Array | None) -> Any:
+    return gemm_residual(shape[m], shape[n], shape[k], shape["batch"], device["sm_count"], table)
+
 
 #: Dtype of a curve to the dtypes of the peak, the best first; of others it is their own.
 PEAKS: Final = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32")}
@@ -28,9 +90,7 @@ SIXTEEN: Final = ("bf16", "fp16")
 #: Dtypes that every framework leaves to the vendor's library.
 PLAIN: Final = ("fp32", "tf32", "bf16", "fp16")
 #: Sources in the order of trust; a curve is fitted to the first that has enough shapes.
-SOURCES: Final = (
-    "aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench",
-)  # fmt: skip
+SOURCES: Final = ("aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench")
 #: Formats whose curves were fitted to linear layers of serving frameworks, which convert the left operand first.
 NARROW: Final = ("fp8", "fp4")
 #: A row whose notes name a serving framework is of such a layer; all others are of the product alone.
@@ -93,10 +153,13 @@ def gemm_shape(table: Table) -> Mapping[str, Array]:
     per_row = np.array([sizes[name] for name in table.text("dtype")], np.float64).reshape(-1, 3)
     shape |= {name: per_row[:, i] for i, name in enumerate(("a_bytes", "b_bytes", "out_bytes"))}
     kinds = [gemm_dtype(name) for name in table.text("dtype")]
-    layers = [kind not in NARROW or bool(_LAYER.match(notes))
-              for kind, notes in zip(kinds, table.text("notes"), strict=True)]  # fmt: skip
-    alone = [ALONE_S.get(method, 0.0) if kind in SIXTEEN else 0.0
-             for kind, method in zip(kinds, table.text("method"), strict=True)]  # fmt: skip
+    layers = [
+        kind not in NARROW or bool(_LAYER.match(notes)) for kind, notes in zip(kinds, table.text("notes"), strict=True)
+    ]
+    alone = [
+        ALONE_S.get(method, 0.0) if kind in SIXTEEN else 0.0
+        for kind, method in zip(kinds, table.text("method"), strict=True)
+    ]
     return shape | {"converted": np.array(layers, np.float64), "alone_s": np.array(alone, np.float64)}
 
 
@@ -116,27 +179,6 @@ def gemm_device(device: Device, dtype: str) -> Mapping[str, float]:
         "sm_count": float(units if units >= FEW_UNITS else SPREAD_UNITS),
         "l2_bytes": float(device.l2_bytes or 0.0),
     }
-
-
-def _backward(
-    m: Num, n: Num, k: Num, batch: Num, a_bytes: Num, b_bytes: Num, out_bytes: Num,
-    peak_flops_per_s: Num, memory_Bps: Num, sm_count: Num, l2_bytes: Num,
-    compute_efficiency: Num, memory_efficiency: Num, latency_s: Num, overlap: Num, overlap_per_s: Num, split_s: Num,
-    fill_k: Num, step_s: Num, operand_speed: Num, output_cost: Num, cached_cost: Num, cache_copies: Num,
-    quantisation: Num, throttle: Num, odd_tile: Num, large_tile: Num, batched_tile: Num, epilogue: Num,
-    split_traffic: Num, quantise_s: Num, quantise_row: Num, stride: Num, input_residual: Num, weight_residual: Num,
-) -> Num:  # fmt: skip
-    """:func:`steptime.cost.gemm.gemm_backward_s` with its arguments by name."""
-    return gemm_backward_s(
-        m, n, k, batch, a_bytes, b_bytes, out_bytes, input_residual, weight_residual,
-        peak_flops_per_s=peak_flops_per_s, memory_Bps=memory_Bps, sm_count=sm_count, l2_bytes=l2_bytes,
-        compute_efficiency=compute_efficiency, memory_efficiency=memory_efficiency, latency_s=latency_s,
-        overlap=overlap, overlap_per_s=overlap_per_s, split_s=split_s, fill_k=fill_k, step_s=step_s,
-        operand_speed=operand_speed, output_cost=output_cost, cached_cost=cached_cost, cache_copies=cache_copies,
-        quantisation=quantisation, throttle=throttle, odd_tile=odd_tile, large_tile=large_tile,
-        batched_tile=batched_tile, epilogue=epilogue, split_traffic=split_traffic,
-        quantise_s=quantise_s, quantise_row=quantise_row, stride=stride,
-    )  # fmt: skip
 
 
 Derived = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -174,7 +216,12 @@ STRIDED_FAMILY: Final = replace(FAMILY, coefficients=(*COEFFICIENTS, STRIDE))
 BACKWARD: Final = KernelFamily(
     name="gemm_backward",
     ops=frozenset({"gemm_bwd", "bmm_bwd"}),
-    formula=_backward,
+    formula=gemm_backward_s,
+    arguments=(
+        *(name for name in signature(gemm_s).parameters if name != "residual"),
+        "input_residual",
+        "weight_residual",
+    ),
     shape=gemm_shape,
     device=gemm_device,
     coefficients=COEFFICIENTS,
@@ -246,10 +293,14 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
         columns_of = {key: values[rows] for key, values in shape.items()}
         first, median = _by_shape(columns_of, seconds[rows])
         yield Truth(
-            device=load_device(name), dtype=dtype, timer=timer, source=source,
-            shape={key: values[first] for key, values in columns_of.items()}, measured_s=median,
+            device=load_device(name),
+            dtype=dtype,
+            timer=timer,
+            source=source,
+            shape={key: values[first] for key, values in columns_of.items()},
+            measured_s=median,
             rows=np.array(rows),
-        )  # fmt: skip
+        )
 
 
 #: What is believed of every coefficient beforehand: its start value, within a factor of about e.
@@ -268,9 +319,15 @@ def family_of(dtype: str) -> KernelFamily:
 def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
     """The curve of one truth, with errors cross-validated by shape."""
     return fitted_curve(
-        family_of(truth.dtype), truth.shape, truth.arguments, truth.measured_s, truth.groups,
-        dtype=truth.dtype, timer=truth.timer, source=truth.source, folds=folds, priors=PRIORS,
-    )  # fmt: skip
+        family_of(truth.dtype),
+        truth.shape,
+        truth.arguments,
+        truth.measured_s,
+        truth.groups,
+        about=About(dtype=truth.dtype, timer=truth.timer, source=truth.source),
+        folds=folds,
+        priors=PRIORS,
+    )
 
 
 def preferred(found: Iterable[Truth]) -> list[Truth]:

@@ -16,14 +16,14 @@ from steptime.lab.calibrate.family import (
     Coefficient,
     KernelFamily,
     dtype_of,
+    launched,
     readable,
     shapes_of,
     timed,
     timer_of,
 )
-from steptime.lab.calibrate.fitting import Prior, cross_validated, fit, fitted_curve, hashed
+from steptime.lab.calibrate.fitting import About, Prior, cross_validated, fit, fitted_curve, hashed
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training_rows import launched
 from steptime.num import Array
 
 ANY_DTYPE: Final = "any"
@@ -87,16 +87,29 @@ class Cell:
     def held_out(self, folds: int = 5) -> Array:
         """Predictions of every row by fits that did not see its shape."""
         return cross_validated(
-            self.family, self.shape, self.arguments(), self.measured_s, self.groups, folds=folds,
-            priors=self.priors, fixed=self.fixed,
-        )  # fmt: skip
+            self.family,
+            self.shape,
+            self.arguments(),
+            self.measured_s,
+            self.groups,
+            folds=folds,
+            priors=self.priors,
+            fixed=self.fixed,
+        )
 
     def curve(self, folds: int = 5) -> Curve:
         """The fit to all rows, with cross-validated errors."""
         return fitted_curve(
-            self.family, self.shape, self.arguments(), self.measured_s, self.groups, folds=folds,
-            dtype=self.dtype, source=self.source, timer=self.timer, priors=self.priors, fixed=self.fixed,
-        )  # fmt: skip
+            self.family,
+            self.shape,
+            self.arguments(),
+            self.measured_s,
+            self.groups,
+            folds=folds,
+            about=About(dtype=self.dtype, source=self.source, timer=self.timer),
+            priors=self.priors,
+            fixed=self.fixed,
+        )
 
     def with_best_tile(self) -> Cell:
         """The cell with the tile of the table that fits best, if its family has tiles."""
@@ -161,11 +174,17 @@ def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> 
             if device:
                 rows = place[index]
                 yield Cell(
-                    family=family, device=load_device(device), dtype=dtype, timer=timer, rows=rows,
+                    family=family,
+                    device=load_device(device),
+                    dtype=dtype,
+                    timer=timer,
+                    rows=rows,
                     shape={name: values[index] for name, values in shape.items() if name != UNREADABLE},
-                    measured_s=times[rows], source=", ".join(sorted(set(table.text("source")[rows]))),
-                    priors=weak_priors(family), fixed={},
-                )  # fmt: skip
+                    measured_s=times[rows],
+                    source=", ".join(sorted(set(table.text("source")[rows]))),
+                    priors=weak_priors(family),
+                    fixed={},
+                )
 
 
 def curves_of(found: Iterable[Cell]) -> dict[str, list[Curve]]:

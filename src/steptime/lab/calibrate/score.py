@@ -80,9 +80,12 @@ class Score:
         if bad_time:
             skipped["no positive measured time"] = bad_time
         out: dict[str, Any] = {
-            "rows": len(self.measured_s), "scored": int(scored.sum()), "skipped": skipped,
-            "time": self._errors(scored), "memory": None,
-        }  # fmt: skip
+            "rows": len(self.measured_s),
+            "scored": int(scored.sum()),
+            "skipped": skipped,
+            "time": self._errors(scored),
+            "memory": None,
+        }
         for name, group in self.groups.items():
             out[name] = {
                 str(g): self._errors(scored & (group == g)) | {"rows": int((scored & (group == g)).sum())}
@@ -112,6 +115,9 @@ def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[s
     banded = np.isfinite(low) & np.isfinite(high)
     inside = (low <= measured) & (measured <= high)
     return {
-        "mape": mean, "median_ape": median, "bias": bias, "p90_ape": float(np.quantile(np.abs(relative), 0.9)),
+        "mape": mean,
+        "median_ape": median,
+        "bias": bias,
+        "p90_ape": float(np.quantile(np.abs(relative), 0.9)),
         "coverage90": float(inside[banded].mean()) if banded.any() else None,
-    }  # fmt: skip
+    }

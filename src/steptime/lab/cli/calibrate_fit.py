@@ -20,10 +20,10 @@ from steptime.store.files import one_writer, prepare_folder
 if TYPE_CHECKING:
     from steptime.hardware.profiles import FabricProfile
     from steptime.hardware.records import Curve
-    from steptime.lab.calibrate.fit_left_out import Fitted
     from steptime.lab.calibrate.gemm import Truth
     from steptime.lab.calibrate.kernel_curves import Cell
     from steptime.lab.calibrate.table import Table
+    from steptime.lab.scoring.left_out import Fitted
     from steptime.num import Array
 
 FABRICS: Final = "fabrics"
@@ -71,7 +71,9 @@ def command(
     if tables[1] is not None:
         prepare_folder(out / FABRICS)
     written, fabrics = dict[str, "list[Curve]"](), list["FabricProfile"]()
-    fitted = _none_fitted(tables[0])
+    from steptime.lab.scoring.left_out import Fitted
+
+    fitted = Fitted.none(0 if tables[0] is None else tables[0].rows)
     try:
         with one_writer(out):
             if tables[0] is not None:
@@ -237,17 +239,12 @@ def _fit_fabrics(table: Table, out: Path, fabrics: list[FabricProfile]) -> None:
         print(printable(f"Left out: {text}"), file=sys.stderr)
 
 
-def _none_fitted(table: Table | None) -> Fitted:
-    from steptime.lab.calibrate.fit_left_out import Fitted
-
-    return Fitted.none(0 if table is None else table.rows)
-
-
 def _left_out(
     tables: tuple[Table | None, Table | None], only: str | None, fitted: Fitted, fabrics: list[FabricProfile]
-) -> dict[str, dict[str, int]]:  # fmt: skip
+) -> dict[str, dict[str, int]]:
     """Rows of both tables that nothing was fitted to, by reason."""
-    from steptime.lab.calibrate.fit_left_out import collectives_left_out, kernels_left_out
+
+    from steptime.lab.scoring.left_out import collectives_left_out, kernels_left_out
 
     kernels, collectives = tables
     names = [fabric.name for fabric in fabrics]
@@ -258,9 +255,12 @@ def _left_out(
 
 
 def _report(
-    written: dict[str, list[Curve]], fabrics: list[FabricProfile], left_out: dict[str, dict[str, int]], out: Path,
+    written: dict[str, list[Curve]],
+    fabrics: list[FabricProfile],
+    left_out: dict[str, dict[str, int]],
+    out: Path,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     if as_json:
         from steptime.cli.output import document, print_json
 

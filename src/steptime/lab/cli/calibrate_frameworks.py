@@ -18,8 +18,7 @@ OWN_SOURCE: Final = "step times of published training runs; see docs/scoreboard.
 def command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables of measured training runs.")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here."),
+        Path | None, typer.Option("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here.")
     ] = None,
     save: Annotated[bool, typer.Option("--save", help="Write the file of the package itself.")] = False,
     json: o.Json = False,

@@ -63,9 +63,13 @@ def machine(
 
     refuse_suffix(out)
     request = Request(
-        out=out, quick=quick, resume=resume, processes=processes, threads=threads,
+        out=out,
+        quick=quick,
+        resume=resume,
+        processes=processes,
+        threads=threads,
         device=None if device is None else device.value,
-    )  # fmt: skip
+    )
     refuse_outputs(table, plot)
     compare_to = None if compare_to is None else compared(compare_to, request)
     fitted = measured(request)
@@ -147,7 +151,7 @@ def compared(given: str, request: Request) -> str:
 
 
 def comparison_of(fitted: Fitted, compare_to: str, out: Path) -> Comparison:
-    """The residuals against a public profile, written beside the profile."""
+    """The residuals against a public profile, written next to the profile."""
     from steptime.lab.calibrate.comparison import compare, residuals_path, write_residuals
 
     found = compare(fitted, compare_to, method_of(fitted))

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from steptime.api.request import MAX_COUNT
 from steptime.cli import options as o
-
-if TYPE_CHECKING:
-    from steptime.lab.limits.calls import Limits
+from steptime.errors import counted
+from steptime.lab.limits import Figure, Limits, ProductTime
+from steptime.report import text as t
+from steptime.units import format_seconds
 
 #: Parameter of the command -> dimension of its text, and parameter of the API.
 QUANTITIES: Final = {
-    "flops_8bit": ("flops_per_s", "flops_8bit_per_s"), "memory_bandwidth": ("Bps", "memory_Bps"),
-    "network_bandwidth": ("Bps", "network_Bps"), "duration": ("s", "duration_s"),
+    "flops_8bit": ("flops_per_s", "flops_8bit_per_s"),
+    "memory_bandwidth": ("Bps", "memory_Bps"),
+    "network_bandwidth": ("Bps", "network_Bps"),
+    "duration": ("s", "duration_s"),
     "layer_latency": ("s", "layer_latency_s"),
-}  # fmt: skip
+}
 
 
 def _count(option: str, text: str) -> Any:
@@ -79,35 +82,28 @@ def command(
     The defaults are a layer on NVIDIA H100 SXM5 and a run of three months, after arXiv 2411.01137.
     The network moves a layer's activations; memory moves its weights; all of it overlaps with compute.
     """
-    result = _limits(
-        o.given(
-            d_in=d_in, d_out=d_out, tokens=tokens, tp_in=tp_in, tp_out=tp_out, dp=dp, width_bytes=width_bytes,
-            device=device, utilization=utilization, batch_tokens=batch_tokens, layers=layers,
-            tokens_per_parameter=tokens_per_parameter,
-        ),
-        o.given(
-            flops_8bit=flops_8bit, memory_bandwidth=memory_bandwidth, network_bandwidth=network_bandwidth,
-            duration=duration, layer_latency=layer_latency,
-        ),
-    )  # fmt: skip
+    options = o.given(**{name: value for name, value in locals().items() if name != "json"})
+    result = _limits(options)
     if json:
         from steptime.cli.output import print_json
 
         print_json(result.to_json())
         return
-    from steptime.lab.report.limits import print_limits
 
     print_limits(result)
 
 
-def _limits(options: Mapping[str, Any], quantities: Mapping[str, str]) -> Limits:
+def _limits(given: Mapping[str, Any]) -> Limits:
     """The limits; what is wrong is told by the name of its option."""
     from steptime.errors import FieldError
-    from steptime.lab.limits.calls import limits
+    from steptime.lab.limits import limits
 
     names = {parameter: parameter for parameter in signature(limits).parameters}
     names |= {parameter: name for name, (_, parameter) in QUANTITIES.items()}
-    parsed: dict[str, Any] = {QUANTITIES[name][1]: _parsed(name, text) for name, text in quantities.items()}
+    parsed: dict[str, Any] = {
+        QUANTITIES[name][1]: _parsed(name, text) for name, text in given.items() if name in QUANTITIES
+    }
+    options = {name: value for name, value in given.items() if name not in QUANTITIES}
     try:
         return limits(**options, **parsed)
     except FieldError as error:
@@ -128,3 +124,51 @@ def _parsed(name: str, text: str) -> float:
         return parse(text, QUANTITIES[name][0])
     except UserError as error:
         raise FieldError("", _option(name), str(error)) from None
+
+
+def print_limits(result: Limits) -> None:
+    """Write the report to standard output."""
+    out, layer, run = t.console(), result.layer, result.run
+    lines = [
+        f"Linear layer {layer.d_in} x {layer.d_out}, {counted(result.tokens, 'token', f'{result.tokens:g}')} per "
+        f"micro-batch, tp_in {layer.tp_in} x tp_out {layer.tp_out} x dp {layer.dp} = "
+        f"{counted(layer.devices, 'device')}, {result.device.name}",
+        "",
+        "Forward and backward of one micro-batch (all resources overlap)",
+    ]
+    for name, title in (("flop", "compute"), ("memory", "device memory"), ("network", "network")):
+        mark = "  <- binding" if name == result.binding else ""
+        lines.append(f"  {title:<14}{format_seconds(result.resources_s[name]):>12}{mark}")
+    lines += [
+        "",
+        f"Gradient all-reduce at the end of a batch: {format_seconds(result.end_of_batch_s)}",
+        "",
+        f"Latency wall of a run of {format_seconds(run.duration_s)} at {format_seconds(run.layer_latency_s)} per "
+        f"block: {run.wall_flops:.3g} FLOP",
+        f"  {run.wall_parameters:.3g} parameters, {run.wall_tokens:.3g} tokens; "
+        "no number of devices trains a larger one in time",
+        f"  extrapolated: {run.wall_batch_tokens:.3g} tokens per step, {t.count(run.wall_layers)} blocks "
+        f"{t.count(run.wall_width)} wide",
+    ]
+    for line in lines:
+        out.print(t.printable(line), soft_wrap=True)
+
+
+def print_figures(figures: Sequence[Figure], products: Sequence[ProductTime]) -> None:
+    """Write published figures next to figures of the formulas, and the table of products."""
+    out = t.console()
+    table = t.grid(["figure", "stated", "computed", "difference", "source"], left=(0, 4))
+    for each in figures:
+        values = (format_seconds(v) if each.unit == "s" else f"{v:.3g} FLOP" for v in (each.stated, each.computed))
+        table.add_row(each.name, *values, t.change(each.error), each.source)
+    out.print(table)
+    devices = list(dict.fromkeys(each.device for each in products))
+    t.heading(out, "Product on three levels of memory, us (after the slash the weight gradient, where it differs)")
+    table = t.grid(["weights, tokens", *devices])
+    table.columns[0].no_wrap = True
+    for shape in dict.fromkeys((each.rows, each.columns, each.tokens) for each in products):
+        times = [each for each in products if (each.rows, each.columns, each.tokens) == shape]
+        both = ((each.forward_s, each.weight_gradient_s) for each in times)
+        cells = [" / ".join(dict.fromkeys(f"{value_s * 1e6:.4g}" for value_s in pair)) for pair in both]
+        table.add_row(f"{shape[0]} x {shape[1]}, {shape[2]}", *cells)
+    out.print(table)

@@ -12,8 +12,7 @@ import typer
 from steptime.cli import options as o
 
 if TYPE_CHECKING:
-    from steptime.lab.published.check import Check
-    from steptime.lab.published.fixes import Change, Point, Ratio
+    from steptime.lab.published.check import Change, Check, Point, Ratio
 
 EXIT_DIFFERS: Final = 1
 #: Relative error above which a figure counts as different.
@@ -58,7 +57,7 @@ def command(
 
 def _corrections(markdown: bool, json: bool) -> None:
     from steptime.cli.output import Progress
-    from steptime.lab.published.fixes import corrections
+    from steptime.lab.published.check import corrections
 
     with Progress("searches") as progress:
         feasible, changes = corrections(progress)
@@ -74,16 +73,19 @@ def _corrections(markdown: bool, json: bool) -> None:
 
 def table_rows(changes: Sequence[Change]) -> list[list[str]]:
     """Head and rows of the table."""
-    from steptime.lab.published.fixes import MODELS
+    from steptime.lab.published.check import MODELS
 
     head = ["switch turned off", "other best plan", "now fits", "no longer fits", *(f"{m} throughput" for m in MODELS)]
     rows = [
         [
-            change.name, f"{change.plans}", f"{len(change.gained)}", f"{len(change.lost)}",
+            change.name,
+            f"{change.plans}",
+            f"{len(change.gained)}",
+            f"{len(change.lost)}",
             *(ratio_text(change.ratios.get(model)) for model in MODELS),
         ]
         for change in changes
-    ]  # fmt: skip
+    ]
     return [head, *rows]
 
 
@@ -106,9 +108,9 @@ def percent(ratio: float) -> str:
 
 
 def _intro(feasible: int) -> str:
-    from steptime.lab.published import fixes
+    from steptime.lab.published import check
 
-    total = len(fixes.MODELS) * len(fixes.STRATEGIES) * len(fixes.DEVICES) * len(fixes.FAST_DOMAINS) * len(fixes.GPUS)
+    total = len(check.MODELS) * len(check.STRATEGIES) * len(check.DEVICES) * len(check.FAST_DOMAINS) * len(check.GPUS)
     return (
         f"{feasible} of {total} points are feasible in the published model; each row turns one switch off. Throughput "
         "is that of the best plan after the fix against that before it: least, median and greatest change, and the "
@@ -195,9 +197,14 @@ def differs(check: Check) -> bool:
 
 def _record(check: Check) -> dict[str, Any]:
     return {
-        "name": check.name, "cases": check.cases, "figures": check.figures, "worst_relative_error": check.worst,
-        "where": check.where, "mismatches": check.mismatches, "agrees": not differs(check),
-    }  # fmt: skip
+        "name": check.name,
+        "cases": check.cases,
+        "figures": check.figures,
+        "worst_relative_error": check.worst,
+        "where": check.where,
+        "mismatches": check.mismatches,
+        "agrees": not differs(check),
+    }
 
 
 def _print_checks(checks: Sequence[Check]) -> None:
@@ -206,8 +213,14 @@ def _print_checks(checks: Sequence[Check]) -> None:
     table = grid(["compared", "cases", "figures", "worst relative error", "other differences", ""])
     for check in checks:
         verdict = "differs" if differs(check) else "agrees"
-        table.add_row(check.name, f"{check.cases:,}", f"{check.figures:,}", f"{check.worst:.1e}",
-                      f"{len(check.mismatches)}", verdict)  # fmt: skip
+        table.add_row(
+            check.name,
+            f"{check.cases:,}",
+            f"{check.figures:,}",
+            f"{check.worst:.1e}",
+            f"{len(check.mismatches)}",
+            verdict,
+        )
     out = console()
     out.print(table)
     for check in checks:
@@ -218,7 +231,7 @@ def _print_checks(checks: Sequence[Check]) -> None:
 
 
 def _limits(json: bool) -> None:
-    from steptime.lab.limits.figures import figures, product_times
+    from steptime.lab.limits import figures, product_times
 
     stated, products = figures(), product_times()
     if json:
@@ -229,6 +242,6 @@ def _limits(json: bool) -> None:
         found = [asdict(figure) | {"error": figure.error} for figure in stated]
         print_json(document(source="arXiv 2411.01137", figures=found, products=[asdict(each) for each in products]))
         return
-    from steptime.lab.report.limits import print_figures
+    from steptime.lab.cli.limits import print_figures
 
     print_figures(stated, products)

@@ -12,65 +12,42 @@ from steptime.cli import options as o
 from steptime.errors import UserError
 
 
+def _file(option: str, text: str, metavar: str = "FILE") -> Any:
+    return typer.Option(option, metavar=metavar, help=text)
+
+
+RAN = "Table of layouts that ran or ran out of memory instead: the columns of training runs, and outcome."
+LEAVE_OUT = (
+    "Predict runs by fits to the table without their source, model, or source and model; or one source, by its key."
+)
+COLLECTIVE = "Likewise: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter or p2p."
+
+
 def command(
     file: Annotated[
         str | None, typer.Argument(metavar="[FILE]", help="Table of measured training runs.", show_default=False)
     ] = None,
-    kernels: Annotated[
-        Path | None, typer.Option("--kernels", metavar="FILE", help="Table of measured kernels instead.")
-    ] = None,
-    collectives: Annotated[
-        Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives instead.")
-    ] = None,
-    stages: Annotated[
-        Path | None,
-        typer.Option("--stages", metavar="FILE", help="Table of measured times of pipeline stages instead."),
-    ] = None,
-    outcomes: Annotated[
-        Path | None,
-        typer.Option(
-            "--outcomes",
-            metavar="FILE",
-            help="Table of layouts that ran or ran out of memory instead: the columns of training runs, and outcome.",
-        ),
-    ] = None,
+    kernels: Annotated[Path | None, _file("--kernels", "Table of measured kernels instead.")] = None,
+    collectives: Annotated[Path | None, _file("--collectives", "Table of measured collectives instead.")] = None,
+    stages: Annotated[Path | None, _file("--stages", "Table of measured times of pipeline stages instead.")] = None,
+    outcomes: Annotated[Path | None, _file("--outcomes", RAN)] = None,
     given_cells: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="COLUMN=TEXT", help="Text of the empty cells of a column of layouts."),
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option("--figure", metavar="FILE.svg", help="Reliability diagram of the layouts.")
-    ] = None,
-    leave_out: Annotated[
-        str | None,
-        typer.Option(
-            "--leave-out",
-            metavar="each|model|source_and_model|KEY",
-            help="Predict runs by fits to the table without their source, model, or source and model; "
-            "or one source, by its key.",
-        ),
-    ] = None,
+    figure: Annotated[Path | None, _file("--figure", "Reliability diagram of the layouts.", "FILE.svg")] = None,
+    leave_out: Annotated[str | None, _file("--leave-out", LEAVE_OUT, "each|model|source_and_model|KEY")] = None,
     unknown: Annotated[
         bool, typer.Option("--framework-unknown", help="Predict runs by the values common to all frameworks.")
     ] = False,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="Device of collectives, where the file does not say it.")
-    ] = None,
+    gpu: Annotated[str | None, _file("--gpu", "Device of collectives, where the file does not say it.", "NAME")] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", min=2, help="Devices of the group of a collective, likewise.")
     ] = None,
     per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Devices of one node, likewise.")
     ] = None,
-    collective: Annotated[
-        str | None,
-        typer.Option(
-            "--collective",
-            metavar="NAME",
-            help="Likewise: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter or "
-            "p2p.",
-        ),
-    ] = None,
+    collective: Annotated[str | None, _file("--collective", COLLECTIVE, "NAME")] = None,
     columns: Annotated[
         bool, typer.Option("--columns", help="List the columns and names that the tables may have.")
     ] = False,
@@ -93,8 +70,9 @@ def command(
     where = {"gpu": gpu, "n_gpus": gpus, "gpus_per_node": per_node, "collective": collective}
     given = {name: value for name, value in where.items() if value is not None}
     if given and collectives is None:
-        raise UserError("--gpu, --gpus, --gpus-per-node and --collective are for collectives alone",
-                        hint="give --collectives FILE")  # fmt: skip
+        raise UserError(
+            "--gpu, --gpus, --gpus-per-node and --collective are for collectives alone", hint="give --collectives FILE"
+        )
     if outcomes is None and (given_cells or figure):
         raise UserError("--set and --figure are for layouts alone", hint="give --outcomes FILE")
     if file is not None:
@@ -132,7 +110,7 @@ def _table(
 
 def _runs(file: str, leave_out: str | None, unknown: bool, out: Path | None, as_json: bool) -> None:
     from steptime.cli.output import Progress
-    from steptime.lab.report.score_runs import print_run_score
+    from steptime.lab.report.score import print_run_score
     from steptime.lab.scoring import kernels as scoring
     from steptime.lab.scoring import runs as measured_scoring
 
@@ -158,8 +136,8 @@ def _stages(file: Path, out: Path | None, as_json: bool) -> None:
 
 def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | None, as_json: bool) -> None:
     from steptime.cli.output import Progress
-    from steptime.lab.report.outcomes import print_outcomes, write_reliability
     from steptime.lab.scoring import outcomes as outcome_scoring
+    from steptime.lab.scoring.outcomes import print_outcomes, write_reliability
 
     given = outcome_scoring.given_cells(texts)
     if figure is not None:
@@ -175,7 +153,7 @@ def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | Non
 
 
 def _columns(as_json: bool) -> None:
-    from steptime.lab.report.score_columns import columns_document, print_columns
+    from steptime.lab.report.score import columns_document, print_columns
 
     _report(columns_document(), as_json, lambda _: print_columns())
 

@@ -15,21 +15,3 @@ The way of a file::
 A row that is not used is never lost: it is in ``Reading.skipped`` with an enumerated :class:`Reason`. What a row does
 not state stays None or empty in the run; :func:`candidates` fills it in, with weights.
 """
-
-from steptime.lab.measured.aggregate import ScoredRun, summary
-from steptime.lab.measured.candidate import Candidate
-from steptime.lab.measured.candidates import candidates
-from steptime.lab.measured.canonical import Recomputation, Sharding
-from steptime.lab.measured.degrees import Degrees
-from steptime.lab.measured.flops import TflopsDefinition
-from steptime.lab.measured.folds import Fold, folds
-from steptime.lab.measured.metrics import MeasuredMemory, MeasuredTime, MemoryDefinition, TimeOrigin
-from steptime.lab.measured.reading import Reading, read_runs, runs_of
-from steptime.lab.measured.reasons import NO_CLAIM, Flag, Reason, Skipped, reason_counts
-from steptime.lab.measured.run import AdapterName, MeasuredRun, run_of
-
-__all__ = [
-    "NO_CLAIM", "AdapterName", "Candidate", "Degrees", "Flag", "Fold", "MeasuredMemory", "MeasuredRun", "MeasuredTime",
-    "MemoryDefinition", "Reading", "Reason", "Recomputation", "ScoredRun", "Sharding", "Skipped", "TflopsDefinition",
-    "TimeOrigin", "candidates", "folds", "read_runs", "reason_counts", "run_of", "runs_of", "summary",
-]  # fmt: skip

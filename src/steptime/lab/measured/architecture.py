@@ -10,9 +10,8 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from steptime.errors import UserError
-from steptime.lab.measured.read import TableRow
-from steptime.lab.measured.reasons import Flag, Reason, RowProblem
-from steptime.lab.measured.tables import framework_of, table
+from steptime.lab.measured.meaning import framework_of
+from steptime.lab.measured.read import Flag, Reason, RowProblem, TableRow, table
 from steptime.model.library import hub_model, in_catalogue, load_catalogue_model
 from steptime.model.spec import Experts, ModelSpec, check_spec
 
@@ -193,37 +192,56 @@ def _catalogue_experts(
 def _from_family(
     row: TableRow, name: str, family: Mapping[str, Any], seq_len: int, stages: int, flags: set[Flag]
 ) -> ModelSpec:
-    gated = row.flag("gated_mlp")
-    gated = bool(family["gated"]) if gated is None else gated
-    tied = row.flag("tied_embeddings")
-    tied = bool(family["tied"]) if tied is None else tied
-    vocab = row.whole("vocab")
-    if vocab is None:
+    gated, tied = (
+        bool(family[name]) if (said := row.flag(column)) is None else said
+        for name, column in (("gated", "gated_mlp"), ("tied", "tied_embeddings"))
+    )
+    if (vocab := row.whole("vocab")) is None:
         vocab = int(table("defaults")["vocab_of_source"].get(row.text("source_key"), family["vocab"]))
         flags.add(Flag.VOCAB_ASSUMED)
     hidden, layers = _shape(row, vocab, tied, stages, flags)
-    heads = row.whole("heads")
-    head_dim = row.whole("head_dim")
-    if heads is None:
-        known = family.get("heads", {}).get(str(hidden)) or likely_heads(hidden)
-        heads = hidden // head_dim if head_dim and hidden % head_dim == 0 else known
-        flags.add(Flag.HEADS_ASSUMED)
-    ffn = row.whole("ffn_hidden")
-    if ffn is None:
+    heads = _heads(row, family, hidden, flags)
+    if (ffn := row.whole("ffn_hidden")) is None:
         ffn = -(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden
         flags.add(Flag.FFN_ASSUMED)
     bias = bool(family.get("bias", False))
+    biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias)
+    biases["norm_bias"] = bool(family.get("norm_bias", bias))
+    options: dict[str, Any] = {n: bool(family.get(n, False)) for n in ("parallel_block", "embedding_norm", "dropout")}
     return ModelSpec(
-        name=name, family=str(family["name"]), source="", layers=layers, hidden=hidden, heads=heads,
-        kv_heads=row.whole("kv_heads") or heads, head_dim=head_dim or max(1, hidden // heads), ffn_hidden=ffn,
-        gated_mlp=gated, activation=str(family["activation"]), norm=family["norm"],
-        causal=bool(family.get("causal", True)), seq_len=seq_len, vocab=vocab, tied_embeddings=tied,
-        position=family["position"], max_positions=seq_len if family["position"] == "learned" else 0, qkv_bias=bias,
-        out_bias=bias, mlp_bias=bias, norm_bias=bool(family.get("norm_bias", bias)),
-        parallel_block=bool(family.get("parallel_block", False)),
-        embedding_norm=bool(family.get("embedding_norm", False)), dropout=bool(family.get("dropout", False)),
+        name=name,
+        family=str(family["name"]),
+        source="",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=row.whole("kv_heads") or heads,
+        head_dim=row.whole("head_dim") or max(1, hidden // heads),
+        ffn_hidden=ffn,
+        gated_mlp=gated,
+        activation=str(family["activation"]),
+        norm=family["norm"],
+        causal=bool(family.get("causal", True)),
+        seq_len=seq_len,
+        vocab=vocab,
+        tied_embeddings=tied,
+        position=family["position"],
+        max_positions=seq_len if family["position"] == "learned" else 0,
+        **biases,
+        **options,
         experts=_family_experts(row, layers, ffn),
-    )  # fmt: skip
+    )
+
+
+def _heads(row: TableRow, family: Mapping[str, Any], hidden: int, flags: set[Flag]) -> int:
+    """Number of heads; where it is not printed, from their width, or as models of the family have it."""
+    heads, head_dim = row.whole("heads"), row.whole("head_dim")
+    if heads is not None:
+        return heads
+    flags.add(Flag.HEADS_ASSUMED)
+    if head_dim and hidden % head_dim == 0:
+        return hidden // head_dim
+    return int(family.get("heads", {}).get(str(hidden)) or likely_heads(hidden))
 
 
 def _family_experts(row: TableRow, layers: int, ffn: int) -> Experts | None:

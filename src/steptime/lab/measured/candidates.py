@@ -1,24 +1,283 @@
-"""What a row does not state, as a short weighted list of settings that the run may have had."""
+"""What a row does not state, as a short weighted list of settings, each in the terms of the engine."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, prod
 from typing import Any, Final
 
+import numpy as np
+
+from steptime.estimate.memory import peak_bytes
+from steptime.estimate.memory_definitions import communicators, exceeding, memory_constants
+from steptime.estimate.result import planned_job
+from steptime.estimate.sizes import sizes_of
 from steptime.hardware.records import Device
-from steptime.lab.measured.candidate import Candidate
 from steptime.lab.measured.canonical import Recomputation, catalogue_device
-from steptime.lab.measured.degrees import Degrees, legal_micro_batches, possible_degrees, sharded_degrees
-from steptime.lab.measured.fit import fit_weight, needed_bytes
-from steptime.lab.measured.meaning import shards_of
-from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.measured.setting import paged_optimizer, said_to_overlap
-from steptime.lab.measured.tables import framework_default, recompute_default, table
-from steptime.num import divisors
-from steptime.plan.framework import HABITS, habits_of
+from steptime.lab.measured.meaning import (
+    SCHEDULE_OF,
+    framework_default,
+    modelled_optimizer,
+    precision_called,
+    recompute_default,
+    recomputed_parts,
+    shards_of,
+)
+from steptime.lab.measured.read import table
+from steptime.lab.measured.run import Degrees, MeasuredRun, legal_micro_batches, possible_degrees, sharded_degrees
+from steptime.num import Array, divisors
+from steptime.plan.framework import HABITS, habits_of, piped_stage
+from steptime.plan.job import OFFLOADS, OPTIMIZERS, QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
+from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
+from steptime.plan.plans import RECOMPUTE_CODES, Plans, concatenate
+from steptime.plan.strategies import CORRECTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One setting that agrees with all that the row states."""
+
+    weight: float
+    """Share of belief; the weights of a run sum to 1."""
+    precision: str
+    degrees: Degrees
+    """With ``vpp`` and ``ep`` filled in."""
+    micro_batch: int
+    recompute: Recomputation
+    zero: int
+    shard_ranks: int
+    """Ranks that share out what the ZeRO stage names; of the dp x cp ranks."""
+    sequence_parallel: bool
+    attention: str
+    """``fused`` or ``unfused``."""
+    offload: frozenset[str] = frozenset()
+    """What is kept on the host in addition to what the row says."""
+    overlaps_data: bool = True
+    """Whether traffic of gradients and weights overlaps with computation as far as the framework can, or is unknown."""
+    fits: bool = True
+    """The predicted memory is below that of the device."""
+
+
+#: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
+BINNED: Final = frozenset({"ddp"})
+BIN: Final = 64
+#: Longest sequence -> share of its tokens that are not padding, in Wikipedia.
+FILLED: Final = {128: 1 / 1.21, 384: 1 / 1.742, 512: 1 / 2.001}
+_DATED: Final = re.compile(r"(20\d\d)[-_]?(0[1-9]|1[0-2])")
+_NO_OVERLAP: Final = re.compile(r"\bno ((?:[a-z]{2}/)*[a-z]{2}) overlap", re.IGNORECASE)
+_OVERLAP_OF: Final = {
+    "dp": r"overlap[-_ ]?(?:grad|param|comm\b|dp)\w*"
+    r"|(?:grad\w*|param\w*|dp)(?: (?:and|&) \w+)?[-_ ](?:\w+[-_ ])?overlap",
+    "tp": r"tp[-_ ]comm[-_ ]overlap|(?<![a-z])tp[-_ ]overlap|overlap[-_ ]tp",
+    "ep": r"overlap[-_ ]moe\w*|moe[-_ ]a2a[-_ ]overlap|ep[-_ ]overlap|overlap[-_ ]ep",
+}
+"""Words of notes by which traffic of an axis overlaps with computation, in the flags of Megatron and DeepSpeed."""
+_OFF: Final = re.compile(r"\s*(?:[=:]\s*|is |are |turned |switched )?(?:off|false|no|none|disabled|0)\b", re.IGNORECASE)
+_NOT: Final = re.compile(r"(?:\bno|\bnot|\bwithout|--no)[-_ ]$", re.IGNORECASE)
+_ASYNCHRONOUS: Final = re.compile(r"\basync tp\b", re.IGNORECASE)
+_NORM_KERNEL: Final = re.compile(r"\b(?:rms|rmsnorm|norm) kernel|fused (?:rms)?norm", re.IGNORECASE)
+_SOFTMAX_KERNEL: Final = re.compile(r"kernel=fused|fused (?:scaled |masked )*softmax", re.IGNORECASE)
+_MEAN_LENGTH: Final = re.compile(r"\bmean (\d{1,7}) tokens", re.IGNORECASE)
+LOSS_COMPILED: Final = 202502
+"""Year and month from which torchtitan compiles the loss with the model, which then makes no fp32 copies of logits."""
+
+
+def profile_of(run: MeasuredRun) -> MemoryProfile:
+    """Memory habits of a run's framework, of the version that its source dates."""
+    found = memory_profile_of(run.framework)
+    on_host = "weights" in run.offload
+    found = replace(
+        found,
+        narrow_weights=run.narrow_weights,
+        updates_in_backward=paged_optimizer(run),
+        offloads_weights=on_host,
+        offloads_gradients=found.offloads_gradients or on_host,
+    )
+    if run.framework == "scaling":
+        return _with_kernels(found, run.notes)
+    dated = _DATED.search(run.source)
+    month = int(dated.group(1) + dated.group(2)) if dated else 0
+    if run.framework == "torchtitan" and month >= LOSS_COMPILED and "compile" in run.notes:
+        return replace(
+            found,
+            logit_peak_bytes=found.logit_kept_bytes,
+            loss_forward_bytes=4.0,
+            loss_backward_bytes=4.0,
+            loss_conversion_bytes=0.0,
+        )
+    return found
+
+
+def paged_optimizer(run: MeasuredRun) -> bool:
+    """Whether a run has torchtune's optimiser of all weights on one device: its 8-bit states leave a full device.
+
+    Source: torchtune, recipes/configs/*/*_full_single_device.yaml (`PagedAdamW8bit`, `optimizer_in_bwd`).
+    """
+    return run.framework == "torchtune" and run.workload == "sft" and run.gpus == 1 and run.optimizer == "adam"
+
+
+def _with_kernels(profile: MemoryProfile, notes: str) -> MemoryProfile:
+    """A profile with the kernels that notes name in place of operators: of norms, and of the masked softmax."""
+    if _NORM_KERNEL.search(notes):
+        profile = replace(profile, norm_bytes=0.0)
+    return replace(profile, score_bytes=0.0) if _SOFTMAX_KERNEL.search(notes) else profile
+
+
+def evaluated_share(run: MeasuredRun) -> float:
+    """Mean tokens of a sequence over the longest that is fed, where the row states a mean, at most 1.
+
+    >>> from types import SimpleNamespace
+    >>> evaluated_share(SimpleNamespace(notes="samples (mean 2048 tokens)", seq_len=4096))
+    0.5
+    """
+    found = _MEAN_LENGTH.search(run.notes)
+    return min(1.0, float(found.group(1)) / run.seq_len) if found else 1.0
+
+
+def fed_length(run: MeasuredRun) -> int:
+    r"""Tokens per sequence that the devices work on: all, or with bins of like lengths the mean with its padding.
+
+    $$s' = \min(s, \bar s + b / 2)$$
+
+    for the mean length $\bar s$ = :data:`FILLED` $\cdot s$ of Wikipedia's articles cut to $s$ tokens, and bins $b$ =
+    :data:`BIN` wide, in which a sequence is padded by half a bin on average.
+
+    Source: arXiv 2107.02027, figure 1 (lengths); DeepLearningExamples, PyTorch BERT, `bin_size_64` (bins). That a run
+    of the framework was fed so is assumed: rows do not say it.
+    """
+    share = FILLED.get(run.seq_len) if run.model_kind == "encoder" and run.framework in BINNED else None
+    return run.seq_len if share is None else min(run.seq_len, round(share * run.seq_len) + BIN // 2)
+
+
+def said_to_overlap(notes: str) -> dict[str, bool]:
+    """Axis -> whether its traffic overlaps with computation, of the axes that remarks on a run mention.
+
+    >>> said_to_overlap("no TP/DP overlap"), said_to_overlap("overlap-grad-reduce, overlap-param-gather on; async TP")
+    ({'tp': False, 'dp': False}, {'tp': True, 'dp': True})
+    >>> said_to_overlap("overlap_comm: false"), said_to_overlap("tuned batch")
+    ({'dp': False}, {})
+    """
+    none = _NO_OVERLAP.search(notes)
+    found = {axis: False for axis in (none.group(1).lower().split("/") if none else ()) if axis in _OVERLAP_OF}
+    if _ASYNCHRONOUS.search(notes):
+        found.setdefault("tp", True)
+    for axis, words in _OVERLAP_OF.items():
+        said = re.search(words, notes, re.IGNORECASE)
+        if said is not None and axis not in found:
+            off = _OFF.match(notes, said.end()) or _NOT.search(notes[: said.start()])
+            found[axis] = off is None
+    return found
+
+
+def overlap_of(run: MeasuredRun, habitual: frozenset[str]) -> frozenset[str]:
+    """Axes whose traffic overlaps: as the framework does it, unless the run says otherwise."""
+    said = said_to_overlap(run.notes)
+    usable = {axis for axis, on in said.items() if on and (axis != "ep" or run.model.experts is not None)}
+    return (habitual | usable) - {axis for axis, on in said.items() if not on}
+
+
+def precision_of(run: MeasuredRun, found: Candidate) -> Precision:
+    """The precision of a run under one setting, whatever its device; only fused attention has a format of its own."""
+    own = run.attention_dtype if found.attention == "fused" else None
+    return precision_called(found.precision, run.framework, own)
+
+
+def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
+    """The job of a run under one setting, in the precision that its device makes of it."""
+    interleaved = (found.degrees.vpp or 1) > 1
+    adapter = None
+    if run.adapter is not None:
+        targets = "attention" if run.adapter.targets in ("qkv", "attention") else "linear"
+        weight_bytes = QLORA_BYTES if run.quantised_base else None
+        adapter = Adapter(rank=run.adapter.rank, targets=targets, weight_bytes=weight_bytes)
+    job = Job(
+        model=run.model,
+        gpus=run.gpus,
+        global_batch=run.global_batch,
+        seq_len=fed_length(run),
+        precision=precision.on(catalogue_device(run.device)),
+        graphs=run.graphs,
+        evaluated_share=evaluated_share(run),
+        document_length=run.document_length,
+        expert_capacity=run.expert_capacity,
+        optimizer=OPTIMIZERS["adam8bit" if paged_optimizer(run) else modelled_optimizer(run.optimizer)],
+        attention=found.attention,
+        schedule="1f1b" if interleaved else SCHEDULE_OF.get(run.schedule or "", "1f1b"),
+        adapter=adapter,
+        offload=(run.offload | found.offload) & frozenset(OFFLOADS),
+    )
+    job = with_habits(job, run.framework)
+    habitual = job.overlap if found.overlaps_data else job.overlap - {"dp"}
+    overlap = overlap_of(run, habitual | ({"pp"} if interleaved else set()))
+    job = dispatched_by(job, run.dispatcher) if run.dispatcher else job
+    return replace(
+        job,
+        overlap=overlap,
+        memory=profile_of(run),
+        plain_norms=run.plain_norms,
+        separate_kernels=job.separate_kernels or run.separate_kernels,
+        triangular_softmax=job.triangular_softmax and not run.separate_kernels,
+        context=run.context or job.context,
+        gradient_dtype=run.gradient_dtype or job.gradient_dtype,
+    )
+
+
+def plans_of(found: Candidate, domain: int) -> Plans:
+    """The plan of a setting, placed in fast domains of so many devices."""
+    d = found.degrees
+    zero = piped_stage(found.zero, d.pp)
+    shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
+    return Plans(
+        tp=d.tp,
+        pp=d.pp,
+        cp=d.cp,
+        dp=d.dp,
+        vpp=d.vpp or 1,
+        ep=d.ep or 1,
+        micro_batch=found.micro_batch,
+        recompute=sum(RECOMPUTE_CODES[name] for name in recomputed_parts(found.recompute.kind)),
+        recompute_every=max(1, round(1 / found.recompute.share)) if found.recompute.kind == "full" else 1,
+        zero=zero,
+        shard=shards,
+        sp=int(found.sequence_parallel or d.tp == 1),
+    ).in_order(domain)
+
+
+UNFIT_WEIGHT: Final = 0.002
+"""Least weight: the estimate may be wrong, or the run less usual than it seems."""
+
+
+def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
+    """Memory in use on the device under each setting, all of one precision, attention and offload at once."""
+    out = np.zeros(len(settings))
+    strategy = CORRECTED.strategy("context")
+    domain = run.gpus_per_node
+    kinds = [(c.precision, c.attention, *sorted(c.offload)) for c in settings]
+    for kind in sorted(set(kinds)):
+        chosen = [i for i, each in enumerate(kinds) if each == kind]
+        first = settings[chosen[0]]
+        job = job_of(run, first, precision_of(run, first))
+        plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
+        planned = planned_job(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
+        out[chosen] = memory_constants().defined(peak_bytes(planned), communicators(plans), job.memory.name)["device"]
+    return out
+
+
+def fit_weight(needed: float, capacity_bytes: float) -> float:
+    """Chance that a setting fits, as a factor on its weight.
+
+    Args:
+        needed: predicted memory in bytes.
+        capacity_bytes: memory of the device.
+
+    >>> fit_weight(40e9, 80e9) > 0.999, fit_weight(80e9, 80e9), fit_weight(200e9, 80e9)
+    (True, 0.5, 0.002)
+    """
+    return max(UNFIT_WEIGHT, 1.0 - exceeding(needed, capacity_bytes, memory_constants().deviation["device"]))
+
 
 MOST: Final = 12
 """Longest list."""
@@ -89,11 +348,15 @@ def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
 def _with_settings(run: MeasuredRun, device: Device, weight: float, degrees: Degrees) -> list[Candidate]:
     """Every combination of the options of a layout."""
     options: dict[str, Sequence[tuple[Any, float]]] = {
-        "precision": _precisions(run, device), "micro_batch": _micro_batches(run, degrees),
-        "recompute": _recomputes(run), "zero": _zeros(run, degrees),
-        "sequence_parallel": _sequence_parallel(run, degrees), "attention": _attentions(run),
-        "offload": _offloads(run), "hides_data": _hides_data(run, degrees),
-    }  # fmt: skip
+        "precision": _precisions(run, device),
+        "micro_batch": _micro_batches(run, degrees),
+        "recompute": _recomputes(run),
+        "zero": _zeros(run, degrees),
+        "sequence_parallel": _sequence_parallel(run, degrees),
+        "attention": _attentions(run),
+        "offload": _offloads(run),
+        "overlaps_data": _overlaps_data(run, degrees),
+    }
     out = []
     for chosen in product(*options.values()):
         setting = dict(zip(options, (option for option, _ in chosen), strict=True))
@@ -128,7 +391,7 @@ def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
 
 def _otherwise(c: Candidate) -> tuple[object, ...]:
     """All settings of a candidate but its recomputation."""
-    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.hides_data)
+    return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.overlaps_data)
 
 
 def _again(c: Candidate) -> float:
@@ -267,7 +530,7 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
     return _normal(own or framework_default(run.framework, "attention"))
 
 
-def _hides_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
+def _overlaps_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
     """Whether gradients and weights travel behind computation: of software without known habits either may be."""
     if run.framework in HABITS or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
         return [(True, 1.0)]

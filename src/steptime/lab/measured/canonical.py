@@ -82,7 +82,7 @@ def _known(spelling: str) -> str | None:
         return None
 
 
-#: Words beside FP8 -> recipe. A scale per row takes as many bytes to quantise as one per tensor that is found
+#: Words next to FP8 -> recipe. A scale per row takes as many bytes to quantise as one per tensor that is found
 #: beforehand.
 _RECIPES: Final = (
     (r"tensor-?wise|row-?wise|current|(?<![a-z])cs(?![a-z])", "fp8-tensorwise"),
@@ -144,12 +144,16 @@ def dtype_name(text: str) -> DtypeName:
 
 #: Recomputation of a measured run -> names of the plan's bits.
 RECOMPUTE: Final = {
-    "none": (), "attention": ("attention",), "full": ("full",), "ops": ("norm", "activation", "outputs"),
-    "norms": ("norm", "up_projection"), "modules": ("norm", "up_projection", "activation"),
+    "none": (),
+    "attention": ("attention",),
+    "full": ("full",),
+    "ops": ("norm", "activation", "outputs"),
+    "norms": ("norm", "up_projection"),
+    "modules": ("norm", "up_projection", "activation"),
     "beside_attention": ("norm", "attention_out", "mlp", "experts"),
     "beside_products": ("norm", "attention", "activation"),
     "beside_projections": ("norm", "attention", "mlp", "experts"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +277,10 @@ def fused_kernel(text: str) -> str | None:
     named = (
         (r"fa[- ]?4|flash[- ]?attention[- ]?4", "flash4"),
         (r"cudnn|\bte\b|fa[- ]?3|flash[- ]?attention[- ]?3|ck|aiter", "newest"),
-        (r"sdpa", "sdpa"), (r"fa[- ]?2|flash[-_ ]?attention[-_ ]?v?2", "flash2"),
+        (r"sdpa", "sdpa"),
+        (r"fa[- ]?2|flash[-_ ]?attention[-_ ]?v?2", "flash2"),
         (r"triton|xformers|fa[- ]?1\b|flash[-_ ]?attention[-_ ]?v?1\b", "flash1"),
-    )  # fmt: skip
+    )
     return next((kernel for pattern, kernel in named if re.search(pattern, text.lower())), None)
 
 
@@ -311,10 +316,14 @@ def schedule_name(text: str) -> ScheduleName:
     """
     low = text.lower()[:200]
     rules = (
-        (r"dual ?pipe", "dualpipe"), (r"zb[-_ ]?v", "zb-v"), (r"zb[-_ ]?2p|zb[-_ ]?h2", "zb-2p"),
+        (r"dual ?pipe", "dualpipe"),
+        (r"zb[-_ ]?v", "zb-v"),
+        (r"zb[-_ ]?2p|zb[-_ ]?h2", "zb-2p"),
         (r"zb[-_ ]?1p|zb[-_ ]?h1|zero[- ]bubble", "zb-1p"),
-        (r"interleav|1f1b-i\b|virtual", "interleaved"), (r"1f1b|pipedream", "1f1b"), (r"gpipe|afab", "gpipe"),
-    )  # fmt: skip
+        (r"interleav|1f1b-i\b|virtual", "interleaved"),
+        (r"1f1b|pipedream", "1f1b"),
+        (r"gpipe|afab", "gpipe"),
+    )
     name = next((found for pattern, found in rules if re.search(pattern, low)), None)
     count = re.search(r"accum\w*\s*[=:]?\s*(\d{1,9})", low)
     return ScheduleName(name=name, accumulation=int(count.group(1)) or None if count else None)

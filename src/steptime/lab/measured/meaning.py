@@ -7,10 +7,52 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from steptime.lab.measured.canonical import RECOMPUTE, dtype_name
-from steptime.lab.measured.tables import framework_default
+from steptime.lab.measured.read import TableRow, table
 from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import bare_name, name_rules, own_names, rule_with
 from steptime.plan.job import ATTENTION_DTYPES, OPTIMIZERS, PRECISIONS, Precision
 from steptime.plan.recompute import SELECTIVE, spelled_out
+
+
+def framework_of(row: TableRow) -> str:
+    """Framework of a run: by its own name, or by the rules; ``generic`` where nothing says it.
+
+    >>> framework_of(TableRow(1, {"source_key": "vtrain"})), framework_of(TableRow(1, {"framework": "NeMo 2.0"}))
+    ('megatron-deepspeed', 'megatron-core')
+    >>> framework_of(TableRow(1, {"framework": "Megatron-2021"}))
+    'megatron-2021'
+    """
+    named = row.text("framework").lower()
+    if named in own_names():
+        return named
+    rules = name_rules()
+    if (near := rule_with(rules["nearest"], bare_name(named))) is not None:
+        return str(near["framework"])
+    source = row.text("source_key").lower()
+    for rule in rules["pattern"]:
+        if rule.get("source_key", source) == source and any(
+            re.search(rule["match"], row.text(column), re.IGNORECASE) for column in rule["columns"]
+        ):
+            return str(rule["framework"])
+    return str(rules["source_key"].get(source, "generic"))
+
+
+def framework_default(framework: str, setting: str) -> dict[str, float]:
+    """Choices of a setting and their weights where a row does not state it."""
+    defaults = table("defaults")
+    choices: dict[str, float] = defaults.get(framework, defaults["*"])[setting]
+    return choices
+
+
+def recompute_default(framework: str, *, experts: bool) -> dict[str, float]:
+    """Choices of recomputation and their weights; those of models with experts where the framework has their own.
+
+    >>> [recompute_default("megatron-core", experts=experts)["full"] for experts in (True, False)]
+    [0.05, 0.2]
+    """
+    own: dict[str, float] | None = table("defaults").get(framework, {}).get("recompute_experts") if experts else None
+    return framework_default(framework, "recompute") if own is None else own
+
 
 #: Schedule of a measured run -> the closed form of it: ZB-1p and ZB-2p are searched for within activations of $p$ and
 #: $2p$ micro-batches (arXiv 2401.10241, section 4); ZB-V, which holds as many as 1F1B and has next to no bubble, is
@@ -19,7 +61,7 @@ SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-v": "zb-h1", "zb-2p": "zb-h2", "dual
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})
-"""Frameworks that state the shards of the data axis; their context ranks hold shards of their own beside."""
+"""Frameworks that state the shards of the data axis; their context ranks hold shards of their own."""
 
 
 def recipe(precision: str, framework: str = "") -> str:
@@ -91,28 +133,24 @@ _DISPATCHERS: Final = (
 )
 _ATTENTION_DTYPES: Final = ((r"fp8|e4m3|e5m2", "fp8"), (r"16", "16"))
 _WORDS: Final = {
-    "context": _CONTEXTS, "gradient_dtype": _DTYPES, "graphs": _GRAPHS, "attention_dtype": _ATTENTION_DTYPES,
+    "context": _CONTEXTS,
+    "gradient_dtype": _DTYPES,
+    "graphs": _GRAPHS,
+    "attention_dtype": _ATTENTION_DTYPES,
     "dispatcher": _DISPATCHERS,
-}  # fmt: skip
+}
 """Columns of choices -> patterns of the words that are known."""
 
 
-def context_called(text: str) -> str | None:
-    """What context ranks exchange by a text; None: it says nothing that is known.
+def choice_called(column: str, text: str) -> str | None:
+    """Choice that a text means in a column (``context``, ``gradient_dtype``, ``dispatcher``); None: none that is known.
 
-    >>> context_called("cp_comm_type=a2a"), context_called("p2p"), context_called("")
-    ('ulysses', 'ring', None)
+    >>> [choice_called("context", text) for text in ("cp_comm_type=a2a", "p2p", "")]
+    ['ulysses', 'ring', None]
+    >>> choice_called("gradient_dtype", "BF16"), choice_called("dispatcher", "kernel opts: TE + DeepEP")
+    ('bf16', 'deepep')
     """
-    return _first(_CONTEXTS, text)
-
-
-def gradients_called(text: str) -> str | None:
-    """Dtype of gradients by a text; None: it names none.
-
-    >>> gradients_called("float32"), gradients_called("BF16"), gradients_called("yes")
-    ('fp32', 'bf16', None)
-    """
-    return _first(_DTYPES, text)
+    return _first(_WORDS[column], text)
 
 
 _STATED_GRADIENTS: Final = re.compile(
@@ -128,13 +166,13 @@ _NOT_RECOMPUTED: Final = re.compile(
 
 
 def gradients_beside(dtype: str) -> str | None:
-    """Dtype of gradients that a text on the dtype of a run has beside it; None: it says none.
+    """Dtype of gradients that a text on the dtype of a run adds; None: it says none.
 
     >>> [gradients_beside(text) for text in ("BF16 (fp32 grad accumulation)", "bf16, grads in fp32", "fp32")]
     ['fp32', 'fp32', None]
     """
     found = _STATED_GRADIENTS.search(dtype.lower()[:200])
-    return gradients_called(found.group(1) or found.group(2)) if found else None
+    return choice_called("gradient_dtype", found.group(1) or found.group(2)) if found else None
 
 
 def narrow_weights(dtype: str) -> bool:
@@ -165,15 +203,6 @@ def graphs_called(text: str) -> str:
     parts = [name for pattern, name in _PARTS if re.search(pattern, text.lower()[:200])]
     off = re.search(r"\b(?:no|not|without|off)\b", text.lower()[:200])
     return found if found == "step" or off else "+".join(parts) or found
-
-
-def dispatcher_called(text: str) -> str | None:
-    """What sends tokens to their experts by a text, of :data:`steptime.plan.job.DISPATCHERS`; None: it says nothing.
-
-    >>> dispatcher_called("kernel opts: TE + DeepEP"), dispatcher_called("alltoall dispatcher"), dispatcher_called("")
-    ('deepep', 'all_to_all', None)
-    """
-    return _first(_DISPATCHERS, text)
 
 
 def attention_dtype_called(text: str) -> str | None:
@@ -207,10 +236,13 @@ def optimizer_called(text: str) -> str:
     ['adam', 'adam8bit', 'muon', 'momentum', 'adam']
     """
     rules = (
-        (r"8[- ]?bit[-_ ]?adam|adam\w{0,20}?8[-_]?bit|adamw_bnb_8bit", "adam8bit"), (r"\bmuon\b", "muon"),
-        (r"\blamb\b", "lamb"), (r"\badafactor\b", "adafactor"), (r"\bsgd\b[^;]{0,20}\bmomentum\b", "momentum"),
+        (r"8[- ]?bit[-_ ]?adam|adam\w{0,20}?8[-_]?bit|adamw_bnb_8bit", "adam8bit"),
+        (r"\bmuon\b", "muon"),
+        (r"\blamb\b", "lamb"),
+        (r"\badafactor\b", "adafactor"),
+        (r"\bsgd\b[^;]{0,20}\bmomentum\b", "momentum"),
         (r"\bsgd\b", "sgd"),
-    )  # fmt: skip
+    )
     return next((name for pattern, name in rules if re.search(pattern, text.lower())), "adam")
 
 

@@ -3,20 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from steptime.lab.calibrate.frameworks.bands import TOLD, Predicted, left_out_both, other_bands, with_middle
-from steptime.lab.calibrate.frameworks.fit import Fitted
-from steptime.lab.calibrate.frameworks.save import packaged
+from steptime.lab.calibrate.framework_bands import TOLD, Predicted, left_out_both, other_bands, packaged, with_middle
+from steptime.lab.calibrate.frameworks import Fitted
 from steptime.lab.measured.aggregate import ScoredRun
-from steptime.lab.measured.folds import folds
+from steptime.lab.measured.architecture import known_model
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import Modelled, Progress, modelled
 from steptime.num import Array
 from steptime.plan.framework import NORMAL_95
+
+
+def model_key(run: MeasuredRun) -> Hashable:
+    """What makes two runs ones of the same model, however it is spelt: catalogue name, or shape."""
+    known = known_model(run.model_name)
+    m = run.model
+    return (known["catalogue"] if known else "", m.layers, m.hidden, m.heads, m.ffn_hidden, m.causal)
+
+
+#: Name of a way to fold -> what runs of one fold have in common.
+FOLDINGS: Final[dict[str, Callable[[MeasuredRun], Hashable]]] = {
+    "source": lambda run: run.source_key,
+    "source_and_model": lambda run: (run.source_key, run.model_name),
+    "model": model_key,
+    "device": lambda run: run.device,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """One part to keep aside: positions in the sequence of runs."""
+
+    name: str
+    kept_aside: Array
+    rest: Array
+
+
+def folds(runs: Sequence[MeasuredRun], by: str = "source", parts: int | None = None) -> list[Fold]:
+    """Every group in turn kept aside; runs of one group are never on both sides.
+
+    Args:
+        runs: the runs.
+        by: ``source``, ``source_and_model``, ``model`` or ``device``.
+        parts: deal the groups out to at most so many folds, the largest first to the emptiest; None: one each.
+
+    Raises:
+        KeyError: no such folding.
+    """
+    key = FOLDINGS[by]
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        groups[key(run)].append(index)
+    bins: list[tuple[list[str], list[int]]] = [([], []) for _ in range(min(parts or len(groups), len(groups)))]
+    for name, members in sorted(groups.items(), key=lambda item: (-len(item[1]), str(item[0]))):
+        names, indices = min(bins, key=lambda b: len(b[1]))
+        names.append(" / ".join(map(str, name)) if isinstance(name, tuple) else str(name))
+        indices += members
+    every = np.arange(len(runs))
+    made = [(" + ".join(names), np.array(sorted(indices), np.int64)) for names, indices in bins]
+    return [Fold(name=name[:200], kept_aside=index, rest=np.setdiff1d(every, index)) for name, index in made]
+
 
 FOLDS = 10
 """Parts that runs are dealt out to where each part has many groups."""
@@ -55,9 +107,13 @@ def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None
     own = np.array([named and run.framework in fitted.frameworks for run in found.runs])
     residual = found.fit.log_s(fitted, named=named) - found.fit.log_measured
     predicted = Predicted(residual, found.fit.deviations(fitted, named=named), np.zeros(len(found.runs)))
-    return _scores(found, predicted, np.where(own, bands[0].low, bands[1].low),
-                   np.where(own, bands[0].high, bands[1].high),
-                   f"frameworks of the package, framework {_told(named)}")  # fmt: skip
+    return _scores(
+        found,
+        predicted,
+        np.where(own, bands[0].low, bands[1].low),
+        np.where(own, bands[0].high, bands[1].high),
+        f"frameworks of the package, framework {_told(named)}",
+    )
 
 
 def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progress: Progress | None = None) -> Scores:
@@ -78,8 +134,10 @@ def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progr
     predicted = with_middle(told, untold, source, used) if named else generic
     low, high = other_bands(predicted.scaled, source, used)
     unknown = predicted.slowing > TOLD
-    low, high = (np.where(unknown, wide, own) for wide, own in zip(
-        other_bands(generic.scaled, source, used), (low, high), strict=True))  # fmt: skip
+    low, high = (
+        np.where(unknown, wide, own)
+        for wide, own in zip(other_bands(generic.scaled, source, used), (low, high), strict=True)
+    )
     scores = _scores(found, predicted, low, high, f"fitted without its {leave_out}, framework {_told(named)}")
     if leave_out in (EACH, "source_and_model", "model"):
         return scores
@@ -112,12 +170,15 @@ def _scores(found: Modelled, predicted: Predicted, low: Array, high: Array, how:
     deviation = _deviations(found, predicted.deviation)
     scored = tuple(
         ScoredRun(
-            run=run, step_time_s=float(step_s[i]) if run.time or not run.memory else math.nan,
+            run=run,
+            step_time_s=float(step_s[i]) if run.time or not run.memory else math.nan,
             low_s=float(step_s[i] * math.exp(low[i] * deviation[i])) if run.time else math.nan,
             high_s=float(step_s[i] * math.exp(high[i] * deviation[i])) if run.time else math.nan,
-            memory_bytes=float(found.memory_bytes[i]), memory_low_bytes=float(found.memory_bands[i, 0]),
-            memory_high_bytes=float(found.memory_bands[i, 1]), oom_probability=float(found.oom[i]),
+            memory_bytes=float(found.memory_bytes[i]),
+            memory_low_bytes=float(found.memory_bands[i, 0]),
+            memory_high_bytes=float(found.memory_bands[i, 1]),
+            oom_probability=float(found.oom[i]),
         )
         for i, run in enumerate(found.runs)
-    )  # fmt: skip
+    )
     return Scores(scored=scored, refused=found.refused, how=how)

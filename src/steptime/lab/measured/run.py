@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from steptime.hardware.library import cluster_names, load_cluster
 from steptime.lab.measured.architecture import ModelFile, architecture
 from steptime.lab.measured.canonical import (
     DtypeName,
     Recomputation,
+    ScheduleName,
     Sharding,
     attention_kernel,
     catalogue_device,
@@ -23,13 +25,12 @@ from steptime.lab.measured.canonical import (
     schedule_name,
     sharding,
 )
-from steptime.lab.measured.degrees import Degrees, batch, degrees
 from steptime.lab.measured.meaning import (
     attention_dtype_called,
-    context_called,
-    dispatcher_called,
+    choice_called,
+    framework_default,
+    framework_of,
     gradients_beside,
-    gradients_called,
     graphs_called,
     narrow_weights,
     not_recomputed,
@@ -45,10 +46,123 @@ from steptime.lab.measured.metrics import (
     measured_memory,
     measured_time,
 )
-from steptime.lab.measured.read import TableRow, is_blank
-from steptime.lab.measured.reasons import NO_CLAIM, Flag, Reason, RowProblem
-from steptime.lab.measured.tables import framework_default, framework_of, table
+from steptime.lab.measured.read import NO_CLAIM, Flag, Reason, RowProblem, TableRow, is_blank, table
 from steptime.model.spec import ModelSpec
+from steptime.num import divisors
+
+MOST_SEQUENCES: Final = 10**9
+"""Largest batch that is believed; a larger number is none of sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """How many ranks each axis has; ``dp`` is what is left: gpus / (tp pp cp)."""
+
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    vpp: int | None
+    """Virtual stages per rank; None: not stated."""
+    ep: int | None
+    """Expert-parallel ranks; None: not stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sequences per step, and per micro-batch and replica where stated."""
+
+    global_batch: int
+    micro_batch: int | None
+
+
+def degrees(row: TableRow, gpus: int, schedule: ScheduleName, flags: set[Flag]) -> Degrees | None:
+    """The degrees of a row; None where neither tp nor pp is stated.
+
+    Where the printed data-parallel degree differs from gpus / (tp pp cp) and that is whole, the latter is taken and
+    flagged.
+
+    Raises:
+        RowProblem: tp pp cp does not divide the accelerators, or the experts' ranks do not.
+    """
+    tp, pp, cp, dp = (row.whole(name) for name in ("tp", "pp", "cp", "dp"))
+    if tp is None and pp is None and cp is None:
+        if dp != gpus:
+            return None
+    elif tp is None or pp is None:
+        flags.add(Flag.DEGREES_ASSUMED)
+    tp, pp, cp = tp or 1, pp or 1, cp or 1
+    left, over = divmod(gpus, tp * pp * cp)
+    if over or not left:
+        raise RowProblem(Reason.DEGREES_CONTRADICT, f"tp {tp} x pp {pp} x cp {cp} on {gpus}")
+    if dp is not None and dp != left:
+        flags.add(Flag.DP_REDERIVED)
+    ep = row.whole("ep")
+    if ep is not None and (gpus // pp) % ep:
+        raise RowProblem(Reason.DEGREES_CONTRADICT, f"ep {ep} on {gpus} / pp {pp}")
+    vpp = row.whole("vpp")
+    if schedule.name == "zb-v":  # both of its chunks together hold what one stage of ZB-H1 holds
+        vpp = 1
+    if vpp is None and (pp == 1 or schedule.name in ("1f1b", "zb-1p", "zb-2p", "gpipe", "dualpipe")):
+        vpp = 1
+    return Degrees(tp=tp, pp=pp, cp=cp, dp=left, vpp=vpp, ep=ep)
+
+
+def batch(row: TableRow, found: Degrees | None, schedule: ScheduleName, flags: set[Flag]) -> Batch:
+    """The batch of a row; without a printed one, micro-batch x replicas x accumulation.
+
+    Raises:
+        RowProblem: there is none, or it does not divide among the replicas.
+    """
+    micro = row.whole("micro_batch", MOST_SEQUENCES)
+    total = row.whole("global_batch_sequences", MOST_SEQUENCES)
+    if total is None and "global_batch_sequences" in row.unread:
+        raise RowProblem(Reason.BAD_NUMBER, f"global_batch_sequences: {row.text('global_batch_sequences')!r}"[:120])
+    if total is None and micro and found is not None and schedule.accumulation:
+        total = micro * found.dp * schedule.accumulation
+        flags.add(Flag.BATCH_DERIVED)
+    if total is None:
+        raise RowProblem(Reason.NO_BATCH)
+    if found is None:
+        return Batch(global_batch=total, micro_batch=micro)
+    share, over = divmod(total, found.dp)
+    if over or not share:
+        raise RowProblem(Reason.BATCH_CONTRADICTS, f"batch {total} over dp {found.dp}")
+    if micro is not None and share % micro:
+        micro = max(d for d in divisors(share) if d <= micro)
+        flags.add(Flag.MICRO_BATCH_REPLACED)
+    return Batch(global_batch=total, micro_batch=micro)
+
+
+def legal_micro_batches(share: int) -> list[int]:
+    """Powers of two up to 8 that divide the sequences of one replica; at least one.
+
+    >>> legal_micro_batches(12), legal_micro_batches(7)
+    ([1, 2, 4], [1])
+    """
+    return [size for size in (1, 2, 4, 8) if share % size == 0] or [1]
+
+
+def possible_degrees(gpus: int, global_batch: int, heads: int, layers: int, per_node: int) -> Iterator[Degrees]:
+    """Degrees that a run without stated ones may have had: tensor ranks inside a node, and cp only where it must be."""
+    for tp in (1, 2, 4, 8):
+        if tp > min(per_node, gpus) or gpus % tp or heads % tp:
+            continue
+        for pp in (1, 2, 4, 8, 16):
+            if (gpus // tp) % pp or layers % pp:
+                continue
+            replicas = gpus // (tp * pp)
+            cp = next((c for c in (1, 2, 4, 8) if replicas % c == 0 and global_batch % (replicas // c) == 0), None)
+            if cp is not None:
+                yield Degrees(tp=tp, pp=pp, cp=cp, dp=replicas // cp, vpp=1 if pp == 1 else None, ep=None)
+
+
+def sharded_degrees(gpus: int, global_batch: int, shard: Sharding | None) -> Degrees | None:
+    """Plain (sharded) data parallelism, where the batch has a sequence for every device."""
+    if global_batch % gpus or (shard is not None and shard.stages == (0,)):
+        return None
+    return Degrees(tp=1, pp=1, cp=1, dp=gpus, vpp=1, ep=None)
+
 
 _BY_OPERATOR = re.compile(r"\btorch\b|\beager\b|\bnaive\b", re.IGNORECASE)
 _STATED_ERROR = re.compile(r"(?:\+/-|\u00b1)\s{0,4}(\d{1,3}(?:\.\d{1,9})?)\s{0,4}%")
@@ -56,7 +170,7 @@ _STATED_ERROR = re.compile(r"(?:\+/-|\u00b1)\s{0,4}(\d{1,3}(?:\.\d{1,9})?)\s{0,4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterName:
-    """Low-rank adapters beside frozen weights."""
+    """Low-rank adapters of frozen weights."""
 
     rank: int
     targets: str
@@ -88,7 +202,6 @@ class MeasuredRun:
     """Name in the catalogue."""
     gpus: int
     gpus_per_node: int
-    internode: str
     internode_Bps: float | None
     """Datasheet bandwidth between nodes per device and direction, where stated."""
     precisions: tuple[str, ...]
@@ -131,7 +244,6 @@ class MeasuredRun:
     time: MeasuredTime | None
     memory: MeasuredMemory | None
     flags: frozenset[Flag] = field(default_factory=frozenset)
-    qc_flags: str = ""
     notes: str = ""
 
     @property
@@ -170,38 +282,80 @@ def run_of(row: TableRow, load: ModelFile | None = None) -> MeasuredRun:
     found = degrees(row, gpus, schedule, flags)
     arch = architecture(row, seq_len, found.pp if found else 1, load)
     size = batch(row, found, schedule, flags)
-    per_node = _per_node(row, gpus, flags)
-    framework = framework_of(row)
-    dtype = _dtype(row, flags)
-    recompute = _recompute(row, framework)
-    likely = max((choices := framework_default(framework, "dtype")), key=lambda name: choices[name])
+    per_node, framework = _per_node(row, gpus, flags), framework_of(row)
+    dtype, recompute = _dtype(row, flags), _recompute(row, framework)
     kind, adapter = _workload(row, framework)
+    job: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "device": device, "global_batch": size.global_batch}
     basis = RateBasis(
-        spec=arch.spec, gpus=gpus, global_batch=size.global_batch, seq_len=seq_len, device=device,
-        precision=dtype.precisions[0] if dtype.precisions else likely, frozen=adapter is not None,
+        spec=arch.spec,
+        precision=dtype.precisions[0] if dtype.precisions else _likely_dtype(framework),
+        frozen=adapter is not None,
         recompute=recompute.kind if recompute else "none",
-    )  # fmt: skip
+        **job,
+    )
+    measured = _measured(row, basis, flags)
+    return MeasuredRun(
+        **_described(row),
+        **job,
+        **measured,
+        framework=framework,
+        model=arch.spec,
+        model_kind="lora" if adapter else arch.kind,
+        workload=kind,
+        adapter=adapter,
+        quantised_base=dtype.quantised_base or kind == "qlora",
+        gpus_per_node=per_node,
+        internode_Bps=network_Bps(row.text("internode"), per_node),
+        precisions=dtype.precisions,
+        micro_batch=size.micro_batch,
+        degrees=found,
+        schedule=schedule.name,
+        accumulation=schedule.accumulation,
+        **_plan_choices(row, device, recompute, flags, experts=arch.spec.experts is not None),
+        flags=frozenset(flags | arch.flags),
+    )
+
+
+def _described(row: TableRow) -> dict[str, Any]:
+    """Texts of a row that name its run."""
+    return {
+        "line": row.line,
+        "row_id": row.text("row_id") or f"line-{row.line}",
+        "source_key": source_key(row),
+        "model_name": row.text("model"),
+        "optimizer": optimizer_called(f"{row.text('workload')} {row.text('notes')}"),
+        **{name: row.text(name) for name in ("source", "provenance", "notes")},
+    }
+
+
+def _measured(row: TableRow, basis: RateBasis, flags: set[Flag]) -> dict[str, Any]:
+    """Time and memory of a run.
+
+    Raises:
+        RowProblem: it has neither, and no outcome.
+    """
     time = measured_time(row, basis, flags)
-    memory = measured_memory(row, catalogue_device(device), flags)
+    memory = measured_memory(row, catalogue_device(basis.device), flags)
     if time is None and memory is None and not row.text("outcome"):
         raise _unmeasured(row, flags)
-    shard = sharding(row.text("zero_stage_or_fsdp"))
-    said = _attention(row)
+    return {"time": time, "memory": memory}
+
+
+def _likely_dtype(framework: str) -> str:
+    """The precision that a framework most often has."""
+    choices = framework_default(framework, "dtype")
+    return max(choices, key=lambda name: choices[name])
+
+
+def _plan_choices(
+    row: TableRow, device: str, recompute: Recomputation | None, flags: set[Flag], *, experts: bool
+) -> dict[str, Any]:
+    """Sharding, recomputation, attention, and what else a run chooses; what is doubtful about them is flagged."""
+    said, shard = _attention(row), sharding(row.text("zero_stage_or_fsdp"))
     attention = attention_kernel(said)
-    further = {**_choices(row, device, experts=arch.spec.experts is not None), **_kernels(row, said, attention)}
+    further = {**_choices(row, device, experts=experts), **_kernels(row, said, attention)}
     _doubts(row, shard, recompute, attention, flags)
-    return MeasuredRun(
-        line=row.line, row_id=row.text("row_id") or f"line-{row.line}", source_key=source_key(row),
-        source=row.text("source"), provenance=row.text("provenance"), framework=framework,
-        model_name=row.text("model"), model=arch.spec, model_kind="lora" if adapter else arch.kind, workload=kind,
-        adapter=adapter, quantised_base=dtype.quantised_base or kind == "qlora", optimizer=_optimizer(row),
-        device=device, gpus=gpus, gpus_per_node=per_node, internode=row.text("internode"),
-        internode_Bps=network_Bps(row.text("internode"), per_node), precisions=dtype.precisions, seq_len=seq_len,
-        global_batch=size.global_batch, micro_batch=size.micro_batch, degrees=found, schedule=schedule.name,
-        accumulation=schedule.accumulation, sharding=shard, recompute=recompute, attention=attention,
-        time=time, memory=memory, flags=frozenset(flags | arch.flags),
-        qc_flags=row.text("qc_flags"), notes=row.text("notes"), **further,
-    )  # fmt: skip
+    return {"sharding": shard, "recompute": recompute, "attention": attention, **further}
 
 
 def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
@@ -213,19 +367,21 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
         "sequence_parallel": row.flag("sequence_parallel"),
         "offload": offloaded(row.text("offload"), row.text("source")) or _offloaded_by_notes(row),
         "attention_dtype": _own_format(row, device),
-        "context": context_called(row.text("context")),
-        "gradient_dtype": gradients_called(row.text("gradient_dtype")) or gradients_beside(row.text("dtype")),
-        "narrow_weights": narrow_weights(row.text("dtype")), "graphs": graphs_called(row.text("graphs")),
+        "context": choice_called("context", row.text("context")),
+        "gradient_dtype": choice_called("gradient_dtype", row.text("gradient_dtype"))
+        or gradients_beside(row.text("dtype")),
+        "narrow_weights": narrow_weights(row.text("dtype")),
+        "graphs": graphs_called(row.text("graphs")),
         "dispatcher": _dispatcher(row) if experts else None,
         "document_length": _between(row, "document_length", 1.0, 1e9),
         "expert_capacity": capacity if experts else None,
-    }  # fmt: skip
+    }
 
 
 def _dispatcher(row: TableRow) -> str | None:
     """What sends tokens to their experts: by its column, else by words of the notes that name it."""
     said = re.search(r"hybrid[-_ ]?ep|deep[-_ ]?ep|all[-_ ]?to[-_ ]?all dispatcher", row.text("notes"), re.IGNORECASE)
-    return dispatcher_called(row.text("dispatcher") or (said.group() if said else ""))
+    return choice_called("dispatcher", row.text("dispatcher") or (said.group() if said else ""))
 
 
 def _recompute(row: TableRow, framework: str) -> Recomputation | None:
@@ -300,9 +456,10 @@ def _kernels(row: TableRow, said: str, attention: str | None) -> dict[str, Any]:
     """Kernels of attention and norms that a row names."""
     listed = listed_kernels(row)
     return {
-        "kernel": fused_kernel(said) or fused_kernel(listed), "plain_norms": _plain_norms(listed),
+        "kernel": fused_kernel(said) or fused_kernel(listed),
+        "plain_norms": _plain_norms(listed),
         "separate_kernels": attention == "unfused" and _BY_OPERATOR.search(said) is not None,
-    }  # fmt: skip
+    }
 
 
 def listed_kernels(row: TableRow) -> str:
@@ -344,11 +501,6 @@ def _workload(row: TableRow, framework: str) -> tuple[str, AdapterName | None]:
             rank = int(stated.group(1)) if stated else int(rule["rank"])
             return kind, AdapterName(rank=max(1, rank), targets=str(rule["targets"]), assumed=stated is None)
     raise AssertionError("the last rule takes everything")
-
-
-def _optimizer(row: TableRow) -> str:
-    """adam unless the row names another."""
-    return optimizer_called(f"{row.text('workload')} {row.text('notes')}")
 
 
 def _doubts(

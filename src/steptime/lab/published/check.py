@@ -1,8 +1,4 @@
-"""Checks the published mode against figures that the published code computed.
-
-The figures are files of the folder of measurements (:mod:`steptime.lab.data_root`): every operation of random
-configurations, the ten best configurations of the searches, and the numbers of candidates.
-"""
+"""Checks the published mode against figures of the published code; shows what each corrected defect changes."""
 
 from __future__ import annotations
 
@@ -10,30 +6,204 @@ import csv
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from statistics import median
 from typing import Any, Final
 
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import FORWARD, RECOMPUTE, PhaseTime, shown_s
 from steptime.estimate.machine import Machine
+from steptime.estimate.single import Setting
+from steptime.hardware import load_cluster
 from steptime.lab.data_root import data_root, require_data
-from steptime.lab.published.fixes import Point, searches
-from steptime.lab.published.method import PUBLISHED
-from steptime.lab.published.space import PublishedSpace
-from steptime.lab.published.statistics import GIGA, TERA, flops_of, statistics
+from steptime.lab.published.mode import GIGA, TERA, PublishedSpace, flops_of, statistics
+from steptime.lab.published.rows import FIXES, NONE, PUBLISHED, Defects, PublishedMethod
+from steptime.model.library import load_catalogue_model
 from steptime.model.spec import ModelSpec
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
-from steptime.search.exhaustive import Found
+from steptime.plan.space import CorrectedSpace, Space
+from steptime.plan.strategies import CORRECTED, Method
+from steptime.search.exhaustive import Found, Task, search
+
+MODELS: Final = ("gpt3_1T", "vit_era5")
+STRATEGIES: Final = ("1d", "context", "2d")
+DEVICES: Final = ("a100", "h200", "b200")
+FAST_DOMAINS: Final = (4, 8, 64)
+GPUS: Final = tuple(2**k for k in range(2, 15))
+GLOBAL_BATCH: Final = 4096
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Point:
+    """One search of the paper."""
+
+    model: str
+    strategy: str
+    device: str
+    fast_domain: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Winner:
+    """Best configuration of a point."""
+
+    step_time_s: float
+    plan: dict[str, int]
+
+
+Winners = dict[Point, Winner | None]
+Search = Callable[[int], list[tuple[Point, Found]]]
+"""Runs a group of searches, given how many best configurations to keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """Best throughput after a fix over that before it, at the points where it differs."""
+
+    points: int
+    least: float
+    median: float
+    greatest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one fix, or several, does to the published results."""
+
+    name: str
+    """Switch that is turned off, ``all_switches``, or ``corrected_mode``."""
+    fix: str
+    both: int
+    """Points that are feasible before and after."""
+    plans: int
+    """Those of them that have another best configuration."""
+    ratios: dict[str, Ratio]
+    """By model."""
+    gained: tuple[Point, ...]
+    """Points that become feasible."""
+    lost: tuple[Point, ...]
+    """Points that become infeasible."""
+
+
+def searches(method: Method, space: Space) -> Iterator[Search]:
+    """The searches of all points in groups that share their layers; each is run by calling it."""
+    clusters = {(device, n): load_cluster(f"published-{device}-nvs{n}") for device in DEVICES for n in FAST_DOMAINS}
+    for model, strategy, device in product(MODELS, STRATEGIES, DEVICES):
+        points = [
+            Point(model=model, strategy=strategy, device=device, fast_domain=n, gpus=gpus)
+            for n, gpus in product(FAST_DOMAINS, GPUS)
+        ]
+        tasks = [
+            Task(
+                setting=Setting(method=method, job=job_of(point), cluster=clusters[device, point.fast_domain]),
+                strategy=method.strategy(strategy),
+                space=space,
+            )
+            for point in points
+        ]
+        yield partial(_run, points, tasks)
+
+
+def _run(points: list[Point], tasks: list[Task], top: int) -> list[tuple[Point, Found]]:
+    return list(zip(points, search(tasks, top), strict=True))
+
+
+def job_of(point: Point) -> Job:
+    """The paper's job at a point."""
+    model = load_catalogue_model(point.model)
+    return Job(
+        model=model,
+        gpus=point.gpus,
+        global_batch=GLOBAL_BATCH,
+        seq_len=model.seq_len,
+        precision=PRECISIONS["bf16"],
+        optimizer=OPTIMIZERS["adam"],
+    )
+
+
+def winners(method: Method, space: Space, progress: Callable[[], None] | None = None) -> Winners:
+    """Best configuration of every point."""
+    out: Winners = {}
+    for group in searches(method, space):
+        for point, found in group(1):
+            out[point] = None
+            if len(found.best_s):
+                row: Any = found.best.row(0)
+                out[point] = Winner(step_time_s=float(found.best_s[0]), plan=row.columns())
+        if progress:
+            progress()
+    return out
+
+
+def compare(name: str, fix: str, before: Winners, after: Winners) -> Change:
+    """What changed from one set of winners to another."""
+    both = [(p, b, a) for p, b in before.items() if b is not None and (a := after[p]) is not None]
+    ratios = {}
+    for model in MODELS:
+        values = [b.step_time_s / a.step_time_s for p, b, a in both if p.model == model]
+        values = [value for value in values if value != 1.0]
+        if values:
+            ratios[model] = Ratio(points=len(values), least=min(values), median=median(values), greatest=max(values))
+    return Change(
+        name=name,
+        fix=fix,
+        both=len(both),
+        plans=sum(b.plan != a.plan for _, b, a in both),
+        ratios=ratios,
+        gained=tuple(sorted(p for p, a in after.items() if a is not None and before[p] is None)),
+        lost=tuple(sorted(p for p, b in before.items() if b is not None and after[p] is None)),
+    )
+
+
+def variants() -> dict[str, tuple[str, Method, Space]]:
+    """Name -> what it does, its method and its space: each fix alone, all of them, and the corrected mode."""
+
+    def published(defects: Defects) -> tuple[Method, Space]:
+        return PublishedMethod(defects), PublishedSpace(defects=defects)
+
+    plain = CorrectedSpace(recompute=(RECOMPUTE_CODES["none"],), zero=(1,), vpp=(1,))
+    return {
+        **{name: (fix, *published(Defects().without(name))) for name, fix in FIXES.items()},
+        "all_switches": ("all of the above", *published(NONE)),
+        "corrected_mode": ("corrected mode without recomputation and interleaving, ZeRO-1", CORRECTED, plain),
+    }
+
+
+def corrections(progress: Progress | None = None) -> tuple[int, list[Change]]:
+    """Feasible points of the published model, and what each fix changes.
+
+    Args:
+        progress: called with groups of searches done and all groups.
+    """
+    chosen = variants()
+    total = (1 + len(chosen)) * len(MODELS) * len(STRATEGIES) * len(DEVICES)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress:
+            progress(done, total)
+
+    before = winners(PUBLISHED, PublishedSpace(), step)
+    changes = [
+        compare(name, fix, before, winners(method, space, step)) for name, (fix, method, space) in chosen.items()
+    ]
+    return sum(winner is not None for winner in before.values()), changes
+
 
 NAMES: Final = {"1d": "1d", "2d": "2d", "2d-seqp": "context"}
 """Strategy in the files -> strategy here."""
 SECOND: Final = {"1d": None, "2d": "tp2", "context": "cp"}
 ATTENTION: Final = {"flash": "fused", "noflash": "unfused", "recompute": "unfused", "summa_attention": "summa"}
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(kw_only=True)
@@ -113,14 +283,31 @@ def _figures(e: Evaluation, time: PhaseTime, again: PhaseTime | None, short: str
 def _job(record: Mapping[str, Any]) -> Job:
     m = record["model"]
     model = ModelSpec(
-        name="published", family="transformer", source="arXiv 2410.00273", layers=m["depth"], hidden=m["e"],
-        heads=m["h"], kv_heads=m["h"], head_dim=m["e"] // m["h"], ffn_hidden=m["f"], gated_mlp=False,
-        activation="gelu", norm="layernorm", causal=False, seq_len=m["l"], vocab=0,
-    )  # fmt: skip
+        name="published",
+        family="transformer",
+        source="arXiv 2410.00273",
+        layers=m["depth"],
+        hidden=m["e"],
+        heads=m["h"],
+        kv_heads=m["h"],
+        head_dim=m["e"] // m["h"],
+        ffn_hidden=m["f"],
+        gated_mlp=False,
+        activation="gelu",
+        norm="layernorm",
+        causal=False,
+        seq_len=m["l"],
+        vocab=0,
+    )
     return Job(
-        model=model, gpus=1, global_batch=record["config"]["global_batch_size"], seq_len=m["l"],
-        precision=PRECISIONS["bf16"], optimizer=OPTIMIZERS["adam"], attention=ATTENTION[record["variant"]],
-    )  # fmt: skip
+        model=model,
+        gpus=1,
+        global_batch=record["config"]["global_batch_size"],
+        seq_len=m["l"],
+        precision=PRECISIONS["bf16"],
+        optimizer=OPTIMIZERS["adam"],
+        attention=ATTENTION[record["variant"]],
+    )
 
 
 def _plans(record: Mapping[str, Any], strategy: str) -> Plans:
@@ -129,9 +316,17 @@ def _plans(record: Mapping[str, Any], strategy: str) -> Plans:
     columns = {} if second is None else {second: c["tp2"], f"in_{second}": c["nv_tp2"]}
     code = RECOMPUTE_CODES["attention" if record["variant"] == "recompute" else "none"]
     return Plans(
-        tp=c["tp1"], pp=c["pp"], dp=c["dp"], micro_batch=c["mbs"], panels=c["nb"] or 1, recompute=code,
-        in_tp=c["nv_tp1"], in_dp=c["nv_dp"], in_pp=c["nv_pp"], **columns,
-    )  # fmt: skip
+        tp=c["tp1"],
+        pp=c["pp"],
+        dp=c["dp"],
+        micro_batch=c["mbs"],
+        panels=c["nb"] or 1,
+        recompute=code,
+        in_tp=c["nv_tp1"],
+        in_dp=c["nv_dp"],
+        in_pp=c["nv_pp"],
+        **columns,
+    )
 
 
 UNUSED_BPS = float("inf")
@@ -143,12 +338,21 @@ def _machine(s: Mapping[str, float]) -> Machine:
     matrix, vector = s["matrix_flops_fp16"] * 1e12, s["vector_flops_fp16"] * 1e12
     one_link_Bps = s["ib_bandwidth"] * s["ib_eff"] * 1e9
     return Machine(
-        matrix_flops_per_s=0.8 * matrix, attention_flops_per_s=0.8 * matrix, vector_flops_per_s=0.8 * vector,
-        peak_flops_per_s=matrix, memory_Bps=s["hbm_bandwidth"] * 1e9, memory_bytes=s["hbm_capacity"] * 1e9,
-        kernel_latency_s=20e-6, fast_Bps=s["nvlink_bandwidth"] * s["nvlink_eff"] * 1e9,
-        fast_latency_s=s["nvlink_latency"], slow_Bps=one_link_Bps * s["nic_factor"], lone_slow_Bps=one_link_Bps,
-        slow_latency_s=s["ib_latency"], host_Bps=UNUSED_BPS, fast_domain=int(s["nvlink_size"]),
-    )  # fmt: skip
+        matrix_flops_per_s=0.8 * matrix,
+        attention_flops_per_s=0.8 * matrix,
+        vector_flops_per_s=0.8 * vector,
+        peak_flops_per_s=matrix,
+        memory_Bps=s["hbm_bandwidth"] * 1e9,
+        memory_bytes=s["hbm_capacity"] * 1e9,
+        kernel_latency_s=20e-6,
+        fast_Bps=s["nvlink_bandwidth"] * s["nvlink_eff"] * 1e9,
+        fast_latency_s=s["nvlink_latency"],
+        slow_Bps=one_link_Bps * s["nic_factor"],
+        lone_slow_Bps=one_link_Bps,
+        slow_latency_s=s["ib_latency"],
+        host_Bps=UNUSED_BPS,
+        fast_domain=int(s["nvlink_size"]),
+    )
 
 
 def _best_rows() -> dict[Point, list[dict[str, str]]]:
@@ -161,8 +365,15 @@ def _best_rows() -> dict[Point, list[dict[str, str]]]:
     for path in files:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                out[Point(model=row["model"], strategy=NAMES[row["strategy"]], device=row["gpu"].lower(),
-                          fast_domain=int(row["nvs"]), gpus=int(row["n_gpus"]))].append(row)  # fmt: skip
+                out[
+                    Point(
+                        model=row["model"],
+                        strategy=NAMES[row["strategy"]],
+                        device=row["gpu"].lower(),
+                        fast_domain=int(row["nvs"]),
+                        gpus=int(row["n_gpus"]),
+                    )
+                ].append(row)
     return out
 
 

@@ -117,9 +117,13 @@ def _print_curves(screen: Any, fitted: Fitted) -> None:
     table = grid(("model/operator", "dtype", "points", "median", "mean", "bias"), left=(0, 1))
     for curve in sorted(fitted.curves, key=lambda c: (c.family.partition("/")[2], c.dtype)):
         table.add_row(
-            curve.family, curve.dtype, f"{curve.points}", percent(curve.median_ape), percent(curve.mean_ape),
+            curve.family,
+            curve.dtype,
+            f"{curve.points}",
+            percent(curve.median_ape),
+            percent(curve.mean_ape),
             percent(curve.bias),
-        )  # fmt: skip
+        )
     screen.print(table)
 
 

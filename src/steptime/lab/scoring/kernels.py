@@ -1,11 +1,4 @@
-"""Predictions for every row of a table of measurements with the profiles of the catalogue, and their errors.
-
-Operators of training are scored; rows of kernels that no training step launches
-(:mod:`steptime.lab.calibrate.training_rows`) are counted and left out. A row that says which implementation it is
-takes the curve of its device, family, dtype and timer, or the next best (:mod:`steptime.lab.scoring.known_curves`).
-One that does not is timed as an estimate times the same operator (:mod:`steptime.lab.scoring.plain_kernels`); what
-neither knows is taken for an implementation that is common.
-"""
+"""Predictions for every row of a table of measurements with the profiles of the catalogue, and their errors."""
 
 from __future__ import annotations
 
@@ -20,22 +13,101 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import FieldError, UserError
-from steptime.hardware.library import NO_DEVICE
-from steptime.hardware.records import Curve, Device
-from steptime.lab.calibrate.family import KernelFamily, dtype_of, readable, shapes_of, timed, timer_of
+from steptime.hardware.library import NO_DEVICE, device_named
+from steptime.hardware.profiles import TIMERS, load_profile, profile_names
+from steptime.hardware.records import ALIKE, Curve, Device, Profile
+from steptime.lab.calibrate.family import (
+    NOT_LAUNCHED,
+    KernelFamily,
+    dtype_of,
+    launched,
+    readable,
+    shapes_of,
+    timed,
+    timer_of,
+)
 from steptime.lab.calibrate.gemm import BACKWARD, FAMILY, gemm_dtype
 from steptime.lab.calibrate.kernel_curves import ANY_DTYPE
 from steptime.lab.calibrate.kernel_families import BYTES_ONLY, FAMILIES
 from steptime.lab.calibrate.score import Predicted, Score
 from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.training_rows import NOT_LAUNCHED, launched
-from steptime.lab.calibrate.transfer import of_others, predict, widened
-from steptime.lab.scoring.columns import unknown_collectives, unknown_devices, unknown_operators, unread_shapes
-from steptime.lab.scoring.known_curves import Known, device_of
+from steptime.lab.calibrate.transfer import of_others, predict, transferred_curve, widened
 from steptime.lab.scoring.plain_kernels import PLAIN, PlainTimer, dtype_named, operator_named
-from steptime.lab.scoring.tables import KERNEL_COLUMNS, read_collectives, read_measurements
+from steptime.lab.scoring.tables import (
+    KERNEL_COLUMNS,
+    read_collectives,
+    read_measurements,
+    unknown_collectives,
+    unknown_devices,
+    unknown_operators,
+    unread_shapes,
+)
 from steptime.num import Array
 from steptime.store.files import refuse_unwritable, write_whole
+
+#: Log error (standard deviation) that each step away from the right curve adds; choice of this program.
+SIBLING_ERROR, TIMER_ERROR, DTYPE_ERROR = 0.1, 0.5, 0.5
+
+
+@dataclass(slots=True)
+class Known:
+    """The profiles of the catalogue, and what was derived from them."""
+
+    profiles: dict[str, Profile]
+    devices: dict[str, Device]
+    transferred: dict[tuple[str, str, str, str], Curve | None] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls) -> Known:
+        """All profiles of devices that the catalogue has."""
+        profiles = {p.device: p for name in profile_names() if (p := load_profile(name)) is not None}
+        devices = {name: device for name in profiles if (device := device_of(name)) is not None}
+        return cls({name: profiles[name] for name in devices}, devices)
+
+    def curve(self, device: Device, family: str, dtype: str, timer: str) -> tuple[Curve, str] | None:
+        """The nearest curve, ready for the dtype, and how it was come by; None if no device has one."""
+        for place, like, clock, error in self._choices(family, dtype, timer):
+            found = (self._own if place == "own" else self._transferred)(device, family, like, clock)
+            if found is not None:
+                origin = (
+                    place + ("" if clock == timer else ", other timer") + ("" if like == dtype else ", other dtype")
+                )
+                return replace(found, dtype=dtype, band=widened(found.band, error)) if error else found, origin
+        return None
+
+    def _choices(self, family: str, dtype: str, timer: str) -> Iterator[tuple[str, str, str, float]]:
+        """Place, dtype and timer of curves, the best first, and the log error that each adds."""
+        siblings = [ALIKE[dtype]] if dtype in ALIKE else []
+        for clock in (timer, *(t for t in TIMERS if t != timer)):
+            late = 0.0 if clock == timer else TIMER_ERROR
+            for place in ("own", "transferred"):
+                yield place, dtype, clock, late
+                yield from ((place, like, clock, late + SIBLING_ERROR) for like in siblings)
+        dtypes = {c.dtype for p in self.profiles.values() for c in p.curves if c.family == family}
+        for like in sorted(dtypes - {dtype, *siblings}):
+            yield from ((place, like, timer, DTYPE_ERROR) for place in ("own", "transferred"))
+
+    def _own(self, device: Device, family: str, dtype: str, timer: str) -> Curve | None:
+        own = self.profiles.get(device.name)
+        curve = own.curve(family, dtype, timer) if own else None
+        return curve if curve is not None and curve.kind != "assumed" else None
+
+    def _transferred(self, device: Device, family: str, dtype: str, timer: str) -> Curve | None:
+        key = (device.name, family, dtype, timer)
+        if key not in self.transferred:
+            others = {n: p.curve(family, dtype, timer) for n, p in self.profiles.items() if n != device.name}
+            fitted = {n: c for n, c in others.items() if c is not None and c.kind == "fitted"}
+            self.transferred[key] = transferred_curve(device, fitted, self.devices) if fitted else None
+        return self.transferred[key]
+
+
+def device_of(gpu: str) -> Device | None:
+    """The device with that spelling in the catalogue; none too where its file cannot be read."""
+    try:
+        return device_named(gpu) if gpu else None
+    except UserError:
+        return None
+
 
 NO_TIME: Final = "no positive measured time"
 NO_SHAPE: Final = "shape or dtype unknown"
@@ -54,7 +126,7 @@ SCORED: Final = (*PLAIN, *sorted(OPS - PLAIN.keys()))
 STAND_IN_ERROR: Final = 0.3
 STAND_IN: Final = ", stand-in"
 """End of the origin of a row whose implementation is not known."""
-#: Sources whose implementations the families and :data:`steptime.lab.calibrate.training_rows.RULES` tell apart.
+#: Sources whose implementations the families and :data:`steptime.lab.calibrate.family.RULES` tell apart.
 KNOWN_SOURCE: Final = re.compile("aiconfigurator|cudnn|flagperf|liger|llmservingsim|neusight|vidur")
 #: Sources that a row of an unknown source is taken for, the best first.
 STAND_INS: Final = ("vidur", "neusight")

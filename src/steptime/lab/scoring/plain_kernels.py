@@ -7,7 +7,7 @@ one prediction.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -17,6 +17,7 @@ from steptime.captured.cost.timing import OperatorCost
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType
 from steptime.errors import UserError
 from steptime.hardware.records import Device
+from steptime.lab.measured.read import table
 
 Sizes = Mapping[str, int]
 Tensor = tuple[tuple[int, ...], str]
@@ -35,8 +36,6 @@ class Plain:
     columns: tuple[str, ...]
     """Columns of its shape; a column with ``=`` has that value where the cell is empty."""
     node: Callable[[Sizes, str], Made]
-    names: tuple[str, ...] = ()
-    """Other spellings, besides case and any of ``_``, ``-`` and space between words."""
     product: bool = False
     """Everybody's implementation is that of the vendor's library."""
 
@@ -67,8 +66,9 @@ def _norm(op: str, inputs: str, weights: str, *, backward: bool = False) -> Call
     def made(s: Sizes, dtype: str) -> Made:
         shape, width = (s["rows"], s["cols"]), (s["cols"],)
         given: dict[str, Tensor] = {
-            **dict.fromkeys(inputs.split(), (shape, dtype)), **dict.fromkeys(weights.split(), (width, dtype))
-        }  # fmt: skip
+            **dict.fromkeys(inputs.split(), (shape, dtype)),
+            **dict.fromkeys(weights.split(), (width, dtype)),
+        }
         out = (shape, *(width for _ in weights.split())) if backward else (shape, (s["rows"], 1))
         return op, given, {"normalized_shape": width}, out
 
@@ -87,8 +87,10 @@ def _attention(backward: bool) -> Callable[[Sizes, str], Made]:
     """Causal, as training of language models is; rows that say otherwise name their implementation."""
 
     def made(s: Sizes, dtype: str) -> Made:
-        q, k, v = ((s["b"], s[h], s[n], s[d]) for h, n, d in
-                   (("h_q", "s_q", "d_qk"), ("h_kv", "s_kv", "d_qk"), ("h_kv", "s_kv", "d_v")))  # fmt: skip
+        q, k, v = (
+            (s["b"], s[h], s[n], s[d])
+            for h, n, d in (("h_q", "s_q", "d_qk"), ("h_kv", "s_kv", "d_qk"), ("h_kv", "s_kv", "d_v"))
+        )
         given: dict[str, Tensor] = {"query": (q, dtype), "key": (k, dtype), "value": (v, dtype)}
         if not backward:
             return "_scaled_dot_product_flash_attention", given, {"is_causal": True}, ((*q[:3], s["d_v"]),)
@@ -114,9 +116,13 @@ def _convolution(s: Sizes, dtype: str) -> Made:
     x = (s["batch"], s["conv_cin"], s["conv_h"], s["conv_w"])
     w = (s["conv_cout"], s["conv_cin"], s["conv_kh"], s["conv_kw"])
     attributes: dict[str, Attribute] = {
-        "stride": (stride, stride), "padding": (pad, pad), "dilation": (1, 1), "transposed": False,
-        "output_padding": (0, 0), "groups": 1,
-    }  # fmt: skip
+        "stride": (stride, stride),
+        "padding": (pad, pad),
+        "dilation": (1, 1),
+        "transposed": False,
+        "output_padding": (0, 0),
+        "groups": 1,
+    }
     out = (s["batch"], s["conv_cout"], max(high, 1), max(wide, 1))
     return "convolution", {"input": (x, dtype), "weight": (w, dtype)}, attributes, (out,)
 
@@ -131,51 +137,47 @@ _DTYPES: Final = {
 }
 """Spellings of element types by their names in the catalogue."""
 
+OTHER_NAMES: Final[Mapping[str, Sequence[str]]] = table("columns")["operators"]
+"""Other spellings of operators, besides case and any of ``_``, ``-`` and space between words."""
 PLAIN: Final[Mapping[str, Plain]] = {
-    "gemm": Plain(
-        columns=("m", "n", "k", "batch=1"), node=_product, product=True,
-        names=("matmul", "mm", "linear", "addmm", "dense", "matrix_multiply", "gemm_fwd"),
-    ),
-    "bmm": Plain(
-        columns=("m", "n", "k", "batch"), node=_product, product=True, names=("batched_gemm", "batch_matmul", "baddbmm")
-    ),
-    "attention_fwd": Plain(
-        columns=HEADS, node=_attention(backward=False),
-        names=("attention", "attn", "sdpa", "flash_attention", "flash_attn", "fmha", "mha",
-               "scaled_dot_product_attention", "attention_forward"),
-    ),
-    "attention_bwd": Plain(
-        columns=HEADS, node=_attention(backward=True),
-        names=("attn_bwd", "sdpa_bwd", "flash_attention_bwd", "flash_attn_bwd", "fmha_bwd", "mha_bwd"),
-    ),
-    "layernorm": Plain(
-        columns=ROWS, node=_norm("native_layer_norm", "input", "weight bias"), names=("layer_norm", "ln")
-    ),
+    "gemm": Plain(columns=("m", "n", "k", "batch=1"), node=_product, product=True),
+    "bmm": Plain(columns=("m", "n", "k", "batch"), node=_product, product=True),
+    "attention_fwd": Plain(columns=HEADS, node=_attention(backward=False)),
+    "attention_bwd": Plain(columns=HEADS, node=_attention(backward=True)),
+    "layernorm": Plain(columns=ROWS, node=_norm("native_layer_norm", "input", "weight bias")),
     "layernorm_bwd": Plain(
-        columns=ROWS, names=("layer_norm_bwd",),
-        node=_norm("native_layer_norm_backward", "grad_out input", "weight bias", backward=True),
+        columns=ROWS, node=_norm("native_layer_norm_backward", "grad_out input", "weight bias", backward=True)
     ),
-    "rmsnorm": Plain(columns=ROWS, node=_norm("_fused_rms_norm", "input", "weight"), names=("rms_norm",)),
+    "rmsnorm": Plain(columns=ROWS, node=_norm("_fused_rms_norm", "input", "weight")),
     "rmsnorm_bwd": Plain(
-        columns=ROWS, names=("rms_norm_bwd",),
-        node=_norm("_fused_rms_norm_backward", "grad_out input", "weight", backward=True),
+        columns=ROWS, node=_norm("_fused_rms_norm_backward", "grad_out input", "weight", backward=True)
     ),
     "softmax": Plain(columns=ROWS, node=_rows("_softmax", "self", dim=-1)),
     "softmax_bwd": Plain(columns=ROWS, node=_rows("_softmax_backward_data", "grad_output output", dim=-1)),
     "dropout": Plain(columns=ROWS, node=_dropout),
     "dropout_bwd": Plain(columns=ROWS, node=_rows("native_dropout_backward", "grad_output", scale=1.1)),
-    "embedding": Plain(columns=ROWS, node=_embedding, names=("embedding_lookup", "embed")),
-    "elementwise": Plain(columns=ROWS, node=_rows("relu", "self"), names=("copy", "relu", "cast", "pointwise")),
-    "add": Plain(columns=ROWS, node=_rows("add", "self other"), names=("residual", "residual_add", "mul", "sub")),
-    "gelu": Plain(columns=ROWS, node=_rows("gelu", "self"), names=("activation",)),
+    "embedding": Plain(columns=ROWS, node=_embedding),
+    "elementwise": Plain(columns=ROWS, node=_rows("relu", "self")),
+    "add": Plain(columns=ROWS, node=_rows("add", "self other")),
+    "gelu": Plain(columns=ROWS, node=_rows("gelu", "self")),
     "gelu_bwd": Plain(columns=ROWS, node=_rows("gelu_backward", "grad_output self")),
-    "silu": Plain(columns=ROWS, node=_rows("silu", "self"), names=("swish",)),
+    "silu": Plain(columns=ROWS, node=_rows("silu", "self")),
     "conv_fwd": Plain(
-        columns=("batch", "conv_cin", "conv_cout", "conv_kh", "conv_kw", "conv_h", "conv_w", "conv_stride=1",
-                 "conv_pad=0"),
-        node=_convolution, names=("conv", "conv2d", "convolution"), product=True,
+        columns=(
+            "batch",
+            "conv_cin",
+            "conv_cout",
+            "conv_kh",
+            "conv_kw",
+            "conv_h",
+            "conv_w",
+            "conv_stride=1",
+            "conv_pad=0",
+        ),
+        node=_convolution,
+        product=True,
     ),
-}  # fmt: skip
+}
 """Operators that a row may name without saying whose kernel it is."""
 
 
@@ -193,7 +195,7 @@ def name_key(name: str) -> str:
 def _spellings() -> Mapping[str, str]:
     """Key of a spelling -> operator; a forward pass may also be called so."""
     own = {name_key(name): op for op in PLAIN for name in (op, f"{op}_fwd")}
-    others = {name_key(name): op for op, plain in PLAIN.items() for name in plain.names}
+    others = {name_key(name): op for op, names in OTHER_NAMES.items() for name in names}
     return {**others, **own}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections import Counter
@@ -15,19 +17,81 @@ from steptime.api.models import load_model
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten
 from steptime.lab.calibrate.score import errors
 from steptime.lab.calibrate.table import read_table
-from steptime.lab.measured import MeasuredRun, Reading, ScoredRun, read_runs, runs_of, summary
-from steptime.lab.measured.aggregate import memory_columns, timed
-from steptime.lab.measured.columns import own_names
-from steptime.lab.measured.folds import folds
-from steptime.lab.measured.predict import EACH, Scores, score_left_out, score_packaged
-from steptime.lab.measured.read import TableRow, check_columns, named_cells
-from steptime.lab.measured.reasons import DOUBTS
+from steptime.lab.measured.aggregate import ScoredRun, memory_columns, summary, timed
+from steptime.lab.measured.predict import EACH, Scores, folds, score_left_out, score_packaged
+from steptime.lab.measured.read import DOUBTS, TableRow, check_columns, named_cells, own_names, table
+from steptime.lab.measured.reading import Reading, read_runs, runs_of
+from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import Modelled, Progress, modelled
-from steptime.lab.scoring.rows import REFUSED, Missing, counted, write_table
 from steptime.plan.framework_file import framework_table
+from steptime.store.files import write_whole
+
+REFUSED: Final = "no plausible setting of the run can be modelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A row without a prediction."""
+
+    line: int
+    row_id: str = ""
+    source_key: str = ""
+    reason: str
+    detail: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, and what is wrong there.
+
+        >>> Missing(line=5, reason="no time", detail="n_gpus: 'eight'").place
+        "line 5: n_gpus: 'eight'"
+        """
+        return f"line {self.line}: {self.detail}" if self.detail else f"line {self.line}"
+
+
+def skipped_counts(missing: Sequence[Missing]) -> dict[str, Any]:
+    """Number of rows by reason, the most frequent first, and the first row of each.
+
+    >>> rows = [Missing(line=n, reason=why, detail="") for n, why in ((2, "no time"), (3, "no GPU"), (4, "no GPU"))]
+    >>> skipped_counts(rows)["skipped"], skipped_counts(rows)["skipped_first"]
+    ({'no GPU': 2, 'no time': 1}, {'no GPU': 'line 3', 'no time': 'line 2'})
+    """
+    found = Counter(row.reason for row in missing).most_common()
+    first = {row.reason: row.place for row in reversed(missing)}
+    return {"skipped": dict(found), "skipped_first": {reason: first[reason] for reason, _ in found}}
+
+
+def write_table(
+    path: Path, columns: Sequence[str], scored: Iterable[tuple[int, Mapping[str, object]]], missing: Iterable[Missing]
+) -> None:
+    """Writes rows in the order of the table.
+
+    Args:
+        path: CSV file.
+        columns: its header.
+        scored: line of the table -> cells of a row with a prediction; a line may have several.
+        missing: rows without one.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    lines = [*scored]
+    lines += [
+        (
+            m.line,
+            {"line": m.line, "row_id": m.row_id, "source_key": m.source_key, "skipped": m.reason, "detail": m.detail},
+        )
+        for m in missing
+    ]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells for _, cells in sorted(lines, key=lambda pair: pair[0]))
+    write_whole(path, out.getvalue())
+
 
 SPLITS: Final = (EACH, "source_and_model", "model")
-"""What ``--leave-out`` takes beside the key of a source."""
+"""What ``--leave-out`` takes, other than the key of a source."""
 NOT_ASKED: Final = "not of the source that is left out"
 FAR_OFF: Final = "predicted and measured time differ a hundredfold or more: a wrong unit?"
 TOO_LARGE: Final = "predicted memory exceeds the device: is a setting misread?"
@@ -49,17 +113,18 @@ class RunScore:
         found = summary(self.scored)
         by_definition = found.pop("memory")
         return {
-            "rows": self.rows, "scored": len(self.scored), **counted(self.missing), **self.how,
-            "time": found.pop("time"), "memory": memory_errors(self.scored) | {"by_definition": by_definition}, **found,
-        }  # fmt: skip
+            "rows": self.rows,
+            "scored": len(self.scored),
+            **skipped_counts(self.missing),
+            **self.how,
+            "time": found.pop("time"),
+            "memory": memory_errors(self.scored) | {"by_definition": by_definition},
+            **found,
+        }
 
 
 def score_runs(
-    path: str | Path,
-    *,
-    leave_out: str | None = None,
-    named: bool = True,
-    progress: Progress | None = None,
+    path: str | Path, *, leave_out: str | None = None, named: bool = True, progress: Progress | None = None
 ) -> RunScore:
     """Predicts every run of a table.
 
@@ -154,10 +219,16 @@ def _asked(reading: Reading, leave_out: str | None) -> tuple[list[MeasuredRun], 
         return list(reading.runs), []
     keys = sorted({run.source_key for run in reading.runs})
     if leave_out not in keys:
-        raise FieldError("", "--leave-out", f"there is no source {shorten(leave_out)!r} with runs to predict",
-                         hint=did_you_mean(leave_out, [*SPLITS, *keys]))  # fmt: skip
-    return ([run for run in reading.runs if run.source_key == leave_out],
-            [run for run in reading.runs if run.source_key != leave_out])  # fmt: skip
+        raise FieldError(
+            "",
+            "--leave-out",
+            f"there is no source {shorten(leave_out)!r} with runs to predict",
+            hint=did_you_mean(leave_out, [*SPLITS, *keys]),
+        )
+    return (
+        [run for run in reading.runs if run.source_key == leave_out],
+        [run for run in reading.runs if run.source_key != leave_out],
+    )
 
 
 def _scores(
@@ -180,9 +251,10 @@ def unscored(run: MeasuredRun, reason: str, detail: str = "") -> Missing:
 
 def _words(leave_out: str) -> str:
     return {
-        EACH: "the source of the row", "source_and_model": "the rows of its source and model",
+        EACH: "the source of the row",
+        "source_and_model": "the rows of its source and model",
         "model": "the model of the row",
-    }.get(leave_out, f"the source {leave_out}")  # fmt: skip
+    }.get(leave_out, f"the source {leave_out}")
 
 
 def fit_key(source_key: str) -> str:
@@ -248,12 +320,7 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-COLUMNS: Final = (
-    "line", "row_id", "source_key", "model", "gpu", "gpus", "framework", "measured_s", "predicted_s", "low_s", "high_s",
-    "ratio", "time_origin", "memory_measured_bytes", "memory_predicted_bytes", "memory_ratio", "memory_definition",
-    "memory_low_bytes", "memory_high_bytes", "oom_probability",
-    "flags", "skipped", "detail",
-)  # fmt: skip
+COLUMNS: Final[Sequence[str]] = table("columns")["columns"]["runs"]
 
 
 def write_rows(score: RunScore, path: Path) -> None:
@@ -268,23 +335,32 @@ def write_rows(score: RunScore, path: Path) -> None:
 def _scored_cells(s: ScoredRun) -> dict[str, object]:
     run, time, memory = s.run, s.run.step_time_s, s.run.memory
     cells: dict[str, object] = {
-        "line": run.line, "row_id": run.row_id, "source_key": run.source_key, "model": run.model_name,
-        "gpu": run.device, "gpus": run.gpus, "framework": run.framework,
+        "line": run.line,
+        "row_id": run.row_id,
+        "source_key": run.source_key,
+        "model": run.model_name,
+        "gpu": run.device,
+        "gpus": run.gpus,
+        "framework": run.framework,
         "memory_predicted_bytes": f"{s.memory_bytes:.6g}",
         "flags": "; ".join([*sorted(str(flag) for flag in run.flags), *_against_prediction(s)]),
-    }  # fmt: skip
+    }
     if run.time is not None and time is not None:
         cells |= {
-            "measured_s": f"{time:.6g}", "predicted_s": f"{s.step_time_s:.6g}", "low_s": f"{s.low_s:.6g}",
-            "high_s": f"{s.high_s:.6g}", "ratio": f"{s.step_time_s / time:.4f}",
+            "measured_s": f"{time:.6g}",
+            "predicted_s": f"{s.step_time_s:.6g}",
+            "low_s": f"{s.low_s:.6g}",
+            "high_s": f"{s.high_s:.6g}",
+            "ratio": f"{s.step_time_s / time:.4f}",
             "time_origin": run.time.origin.name.lower(),
-        }  # fmt: skip
+        }
     if memory is not None:
         cells |= {
             "memory_measured_bytes": f"{memory.memory_bytes:.6g}",
             "memory_ratio": f"{s.memory_bytes / memory.memory_bytes:.4f}",
             "memory_definition": memory.definition.name.lower(),
-            "memory_low_bytes": f"{s.memory_low_bytes:.6g}", "memory_high_bytes": f"{s.memory_high_bytes:.6g}",
+            "memory_low_bytes": f"{s.memory_low_bytes:.6g}",
+            "memory_high_bytes": f"{s.memory_high_bytes:.6g}",
             "oom_probability": f"{s.oom_probability:.4g}",
-        }  # fmt: skip
+        }
     return cells

@@ -22,14 +22,11 @@ from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import of_device
 from steptime.lab.calibrate.score import errors
-from steptime.lab.measured.columns import name_key, not_read
-from steptime.lab.measured.engine import Setting, factors_of, settings_of
-from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.reasons import Reason, RowProblem
-from steptime.lab.measured.recipes import with_recipe
+from steptime.lab.measured.read import Reason, RowProblem, TableRow, name_key, not_read, read_rows, table
+from steptime.lab.measured.reading import with_recipe
 from steptime.lab.measured.run import MeasuredRun, run_of
-from steptime.lab.scoring.rows import REFUSED, Missing, counted, write_table
-from steptime.lab.scoring.runs import doubted, rows_of_parquet
+from steptime.lab.measured.samples import Setting, factors_of, settings_of
+from steptime.lab.scoring.runs import REFUSED, Missing, doubted, rows_of_parquet, skipped_counts, write_table
 from steptime.plan.framework_file import load_framework
 
 TIMES: Final = ("T_F", "T_B", "T_W", "T_comm")
@@ -62,11 +59,14 @@ class StageScore:
     def to_json(self) -> dict[str, Any]:
         """Counts, reasons, and errors of each time; fractions, not percent."""
         return {
-            "rows": len(self.scored) + len(self.missing), "scored": len(self.scored), **counted(self.missing),
+            "rows": len(self.scored) + len(self.missing),
+            "scored": len(self.scored),
+            **skipped_counts(self.missing),
             "columns_not_read": list(self.columns_not_read),
             "doubts": dict(doubted(s.run for s in self.scored).most_common()),
-            "stages": {name: self._errors([name]) for name in TIMES}, "passes": self._errors(TIMES[:3]),
-        }  # fmt: skip
+            "stages": {name: self._errors([name]) for name in TIMES},
+            "passes": self._errors(TIMES[:3]),
+        }
 
     def _errors(self, names: Sequence[str]) -> dict[str, Any]:
         """Errors of some times over all rows that state them; no bands are predicted of parts of a step."""
@@ -175,9 +175,10 @@ def _as_run(row: TableRow) -> TableRow:
         stated = ", ".join(f"{name} {shorten(row.text(name))!r}" for name in ("pp", "micro_batch", "microbatches"))
         raise RowProblem(Reason.NO_STAGES, stated)
     given = {
-        "n_gpus": str(math.prod(degree.values())), "global_batch_sequences": str(count * size * degree["dp"]),
+        "n_gpus": str(math.prod(degree.values())),
+        "global_batch_sequences": str(count * size * degree["dp"]),
         "tp": "1",
-    }  # fmt: skip
+    }
     cells = {**given, **{name: text for name, text in row.cells.items() if text.strip()}}
     # Passes are the same in every order; one that splits the backward pass tells the gradients of weights apart.
     splits = SPLITS.search(cells.get("schedule", ""))
@@ -218,9 +219,7 @@ def _missing(row: TableRow, reason: str, detail: str) -> Missing:
     return Missing(line=row.line, reason=reason, detail=shorten(detail, 200))
 
 
-COLUMNS: Final = (
-    "line", "model", "gpu", "framework", "time", "measured_s", "predicted_s", "error", "skipped", "detail",
-)  # fmt: skip
+COLUMNS: Final[Sequence[str]] = table("columns")["columns"]["stages"]
 
 
 def write_stages(score: StageScore, path: Path) -> None:
@@ -234,9 +233,19 @@ def write_stages(score: StageScore, path: Path) -> None:
         run, names = s.run, [name for name in TIMES if name in s.measured_s]
         for name in names:
             measured, predicted = s.measured_s[name], s.predicted_s[name]
-            lines.append((s.line, {
-                "line": s.line, "model": run.model_name, "gpu": run.device, "framework": run.framework, "time": name,
-                "measured_s": f"{measured:.6g}", "predicted_s": f"{predicted:.6g}",
-                "error": f"{predicted / measured - 1:.4f}",
-            }))  # fmt: skip
+            lines.append(
+                (
+                    s.line,
+                    {
+                        "line": s.line,
+                        "model": run.model_name,
+                        "gpu": run.device,
+                        "framework": run.framework,
+                        "time": name,
+                        "measured_s": f"{measured:.6g}",
+                        "predicted_s": f"{predicted:.6g}",
+                        "error": f"{predicted / measured - 1:.4f}",
+                    },
+                )
+            )
     write_table(path, COLUMNS, lines, score.missing)

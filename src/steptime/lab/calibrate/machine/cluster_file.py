@@ -1,4 +1,4 @@
-"""Writes what was found: a cluster file that every command reads, and beside it the curves."""
+"""Writes what was found: a cluster file that every command reads, and its file of curves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def device_name(fitted: Fitted) -> str:
 
 
 def cluster_text(fitted: Fitted, curves: str = "") -> str:
-    """The cluster file; ``curves``: name of the file of curves beside it."""
+    """The cluster file; ``curves``: name of its file of curves."""
     host, device = fitted.host, fitted.device
     chip = host.processor if host.device == "cuda" else f"{host.threads} core(s) of {host.processor}"
     noise = "noise unknown (one round)" if fitted.noise != fitted.noise else f"noise {fitted.noise * 100:.1f} %"
@@ -150,7 +150,7 @@ def curves_text(fitted: Fitted) -> str:
 
 
 def read_curves(path: str | Path) -> Profile:
-    """The curves that :func:`write` put beside a cluster file.
+    """The curves that :func:`write` wrote with a cluster file.
 
     Raises:
         InputFileError: the file is missing or is not TOML.
@@ -165,9 +165,13 @@ def kernel_rows(operators: Sequence[Measured], gpu: str, method: str) -> Iterabl
         columns = _columns(one.task)
         if columns is not None:
             yield {
-                "source": "steptime calibrate machine", "gpu": gpu, **columns, "dtype": one.task.dtype,
-                "latency_us": one.seconds * 1e6, "method": method,
-            }  # fmt: skip
+                "source": "steptime calibrate machine",
+                "gpu": gpu,
+                **columns,
+                "dtype": one.task.dtype,
+                "latency_us": one.seconds * 1e6,
+                "method": method,
+            }
 
 
 _MAP_NAMES: Final = {"add": "elementwise", "gelu": "elementwise", "layer_norm": "layernorm", "softmax": "softmax"}
@@ -182,9 +186,16 @@ def _columns(task: Task) -> dict[str, Any] | None:
         seq, heads, head_dim = shape["seq"], shape["heads"], shape["head_dim"]
         name = "attention_fwd" if task.kind == "attention_forward" else "attention_bwd"
         return {
-            "op": name, "b": shape["batch"], "notes": "causal=1",
-            "h_q": heads, "h_kv": heads, "s_q": seq, "s_kv": seq, "d_qk": head_dim, "d_v": head_dim,
-        }  # fmt: skip
+            "op": name,
+            "b": shape["batch"],
+            "notes": "causal=1",
+            "h_q": heads,
+            "h_kv": heads,
+            "s_q": seq,
+            "s_kv": seq,
+            "d_qk": head_dim,
+            "d_v": head_dim,
+        }
     if task.kind in CONVOLVED:
         return None if shape["groups"] > 1 else {"op": task.kind, **_convolution(shape)}
     if task.kind in _MAP_NAMES:
@@ -200,7 +211,13 @@ def _columns(task: Task) -> dict[str, Any] | None:
 def _convolution(shape: Mapping[str, int]) -> dict[str, int]:
     side, kernel = shape["side"], shape["kernel"]
     return {
-        "batch": shape["batch"], "conv_cin": shape["channels_in"], "conv_cout": shape["channels_out"],
-        "conv_h": side, "conv_w": side, "conv_kh": kernel, "conv_kw": kernel, "conv_stride": shape["stride"],
+        "batch": shape["batch"],
+        "conv_cin": shape["channels_in"],
+        "conv_cout": shape["channels_out"],
+        "conv_h": side,
+        "conv_w": side,
+        "conv_kh": kernel,
+        "conv_kw": kernel,
+        "conv_stride": shape["stride"],
         "conv_pad": padding_of(kernel),
-    }  # fmt: skip
+    }

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import UserError
-from steptime.lab.calibrate.machine.host import Host
-from steptime.lab.calibrate.machine.runner import done_keys, is_sound
-from steptime.lab.calibrate.machine.torch_timer import summary
+from steptime.lab.calibrate.machine.runner import Host, done_keys, is_sound
+from steptime.lab.calibrate.machine.torch_ops import summary
 from steptime.num import divisors
 from steptime.store.journal import Journal, Record, content_key
 
@@ -126,9 +125,12 @@ def _started(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The ranks; whatever happens, none of them is left behind."""
     work = {
-        "device": host.device, "threads": host.threads, "store": f"{folder}/store", "visit_s": visit_s,
+        "device": host.device,
+        "threads": host.threads,
+        "store": f"{folder}/store",
+        "visit_s": visit_s,
         "visits": list(todo),
-    }  # fmt: skip
+    }
     path = Path(folder) / "work.json"
     path.write_text(json.dumps(work), encoding="utf-8")
     processes: list[subprocess.Popen[bytes]] = []
@@ -148,9 +150,12 @@ def _started(
 
 def _rank(rank: int, mesh: Mesh, work: Path, threads: int) -> subprocess.Popen[bytes]:
     numbers = {
-        "RANK": rank, "WORLD_SIZE": mesh.ranks, "LOCAL_RANK": rank % mesh.local, "LOCAL_WORLD_SIZE": mesh.local,
+        "RANK": rank,
+        "WORLD_SIZE": mesh.ranks,
+        "LOCAL_RANK": rank % mesh.local,
+        "LOCAL_WORLD_SIZE": mesh.local,
         "OMP_NUM_THREADS": threads,
-    }  # fmt: skip
+    }
     environment = {**os.environ, **{name: str(value) for name, value in numbers.items()}}
     if sys.platform == "linux":  # all ranks are here; the name of the host may not resolve
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -152,9 +152,11 @@ def _fit_roofline(shape: Shape, seconds: Array) -> Values:
         if loss < best_loss:
             best_loss = loss
             best = {
-                "compute_latency_s": float(c[0]), "flops_per_s": rate(c[1]),
-                "memory_latency_s": float(m[0]), "memory_Bps": rate(m[1]),
-            }  # fmt: skip
+                "compute_latency_s": float(c[0]),
+                "flops_per_s": rate(c[1]),
+                "memory_latency_s": float(m[0]),
+                "memory_Bps": rate(m[1]),
+            }
     return best
 
 
@@ -170,10 +172,14 @@ def _fit_half_size(shape: Shape, seconds: Array) -> Values:
             x = other
     inverse = max(float(x[1]), 1e-30)
     return {
-        "latency_s": float(x[0]), "flops_per_s": 1 / inverse, "m_half": float(x[2]) / inverse,
-        "n_half": float(x[3]) / inverse, "k_half": float(x[4]) / inverse,
-        "turned_flops_per_s": rate(float(x[5])), "turned_per_s": rate(float(x[6])),
-    }  # fmt: skip
+        "latency_s": float(x[0]),
+        "flops_per_s": 1 / inverse,
+        "m_half": float(x[2]) / inverse,
+        "n_half": float(x[3]) / inverse,
+        "k_half": float(x[4]) / inverse,
+        "turned_flops_per_s": rate(float(x[5])),
+        "turned_per_s": rate(float(x[6])),
+    }
 
 
 def _fresh_columns(shape: Shape) -> list[Array]:
@@ -200,9 +206,13 @@ def _fit_streaming(shape: Shape, seconds: Array) -> Values:
             best_loss = loss
             last = float(x[-1]) if fresh else 0.0
             best = {
-                "latency_s": float(x[0]), "near_Bps": rate(x[1]), "far_Bps": rate(x[1] + extra),
-                "cache_bytes": cache, "fresh_Bps": rate(last), "fresh_from_bytes": float(FRESH_BYTES),
-            }  # fmt: skip
+                "latency_s": float(x[0]),
+                "near_Bps": rate(x[1]),
+                "far_Bps": rate(x[1] + extra),
+                "cache_bytes": cache,
+                "fresh_Bps": rate(last),
+                "fresh_from_bytes": float(FRESH_BYTES),
+            }
     return best
 
 
@@ -210,9 +220,11 @@ def _fit_additive(shape: Shape, seconds: Array) -> Values:
     names = ("matrix_flops", "vector_flops", "moved_bytes")
     x = nonnegative(np.stack([np.ones_like(seconds), *(shape[name] for name in names)], axis=1), seconds)
     return {
-        "latency_s": float(x[0]), "matrix_flops_per_s": rate(x[1]), "vector_flops_per_s": rate(x[2]),
+        "latency_s": float(x[0]),
+        "matrix_flops_per_s": rate(x[1]),
+        "vector_flops_per_s": rate(x[2]),
         "memory_Bps": rate(x[3]),
-    }  # fmt: skip
+    }
 
 
 _CONVOLUTION: Final = OWN["conv_fwd"]
@@ -233,10 +245,13 @@ def _fit_loops(shape: Shape, seconds: Array) -> Values:
     columns = [np.ones_like(seconds), *(shape[name] for name in ("loops", "steps", "moved_bytes"))]
     x = nonnegative(np.stack(columns + _fresh_columns(shape), axis=1), seconds)
     return {
-        "latency_s": float(x[0]), "loops_per_s": rate(float(x[1])), "steps_per_s": rate(float(x[2])),
-        "memory_Bps": rate(float(x[3])), "fresh_Bps": rate(float(x[4]) if len(x) > 4 else 0.0),
+        "latency_s": float(x[0]),
+        "loops_per_s": rate(float(x[1])),
+        "steps_per_s": rate(float(x[2])),
+        "memory_Bps": rate(float(x[3])),
+        "fresh_Bps": rate(float(x[4]) if len(x) > 4 else 0.0),
         "fresh_from_bytes": float(FRESH_BYTES),
-    }  # fmt: skip
+    }
 
 
 def _fit_linear(shape: Shape, seconds: Array) -> Values:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,15 +12,102 @@ from steptime.cost.regression import SENT
 from steptime.errors import UserError, counted
 from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS, POOLS
 from steptime.hardware.records import Curve
-from steptime.lab.calibrate.machine.bandwidth import Bandwidth, bandwidth_of
 from steptime.lab.calibrate.machine.collectives import Mesh, Timed
-from steptime.lab.calibrate.machine.host import Host
-from steptime.lab.calibrate.machine.images import loops_of
 from steptime.lab.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
-from steptime.lab.calibrate.machine.runner import Measured, noise_of
-from steptime.lab.calibrate.machine.work import LAUNCHES, MAPS, TRAINED, TURNED, Task, convolution_sizes, work_of
+from steptime.lab.calibrate.machine.runner import Host, Measured, noise_of
+from steptime.lab.calibrate.machine.torch_ops import copies_of, room_bytes
+from steptime.lab.calibrate.machine.work import (
+    LAUNCHES,
+    MAPS,
+    TRAINED,
+    TURNED,
+    Task,
+    convolution_sizes,
+    loops_of,
+    work_of,
+)
 from steptime.lab.calibrate.score import errors_of
 from steptime.num import Array, Num
+
+#: Operators that stream two tensors and compute next to nothing.
+STREAMS: Final = ("copy", "update")
+#: A sweep over this many times the last cache, again and again, finds nothing of itself in it.
+PAST: Final = 1.5
+#: A last cache is taken to be at most this many times as fast as memory; assumed, between the 2 to 4 of server CPUs.
+CACHE_SPEEDUP: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """Bandwidth of memory, and how sure it is."""
+
+    best_Bps: float
+    """Of the best copy."""
+    sustained: float
+    """Share of it that copies and updates sustain, 0 to 1."""
+    factor: float = 1.0
+    """The true bandwidth may be lower by this; 1: a sweep past the cache was measured."""
+    note: str = ""
+    """What is unknown."""
+
+
+def held_factor(swept_bytes: float, cache_bytes: float) -> float:
+    r"""How much too high the bandwidth of a repeated sweep may be because a cache holds part of what it passes.
+
+    $$f = \frac{1}{1 - C / S} \text{ but at most } f_{max}, \qquad f = 1 \text{ for } S \ge 1.5\,C$$
+
+    A cache of $C$ = ``cache_bytes`` holds at most the share $C / S$ of a sweep over $S$ = ``swept_bytes``, so at least
+    the rest came from memory in the measured time; $f_{max}$ = :data:`CACHE_SPEEDUP`.
+
+    >>> held_factor(3e9, 1e9), held_factor(1.25e9, 1e9), held_factor(0.5e9, 1e9)
+    (1.0, 4.0, 4.0)
+    >>> round(held_factor(1.4e9, 1e9), 2)
+    3.5
+    """
+    if swept_bytes >= PAST * cache_bytes:
+        return 1.0
+    return min(CACHE_SPEEDUP, 1 / max(1 - cache_bytes / swept_bytes, 1 / CACHE_SPEEDUP))
+
+
+def bandwidth_of(host: Host, operators: Sequence[Measured]) -> Bandwidth:
+    """Best and sustained bandwidth of the copies and updates that move more than the last cache holds.
+
+    Where no copy does, those that sweep the most memory, all their sets of operands together, stand for them.
+
+    Raises:
+        UserError: no copy was measured.
+    """
+    found = [(one, work_of(one.task).moved_bytes) for one in operators if one.task.kind in STREAMS]
+    if not any(one.task.kind == "copy" for one, _ in found):
+        raise UserError(
+            "no copy was measured: the memory bandwidth is unknown", hint="--resume measures what is missing"
+        )
+    past = [(one, moved) for one, moved in found if swept_bytes(host, one) >= PAST * host.cache_bytes]
+    chosen = [(one, moved) for one, moved in past if moved > host.cache_bytes]
+    if not any(one.task.kind == "copy" for one, _ in chosen):
+        most = max(swept_bytes(host, one) for one, _ in found if one.task.kind == "copy")
+        chosen = [(one, moved) for one, moved in found if swept_bytes(host, one) >= most / 2]
+    copies = [(moved / one.seconds, swept_bytes(host, one)) for one, moved in chosen if one.task.kind == "copy"]
+    best_Bps = max(Bps for Bps, _ in copies)
+    share = float(np.median([moved / one.seconds for one, moved in chosen])) / best_Bps
+    swept = max(swept for _, swept in copies)
+    factor = held_factor(swept, host.cache_bytes)
+    note = (
+        ""
+        if factor == 1
+        else (
+            f"memory bandwidth: the largest copies swept {swept / 1e6:,.0f} MB and the last cache holds "
+            f"{host.cache_bytes / 1e6:,.0f} MB of them: the true bandwidth may be up to {factor:.1f} times lower"
+        )
+    )
+    return Bandwidth(best_Bps=best_Bps, sustained=min(1.0, max(1e-3, share)), factor=factor, note=note)
+
+
+def swept_bytes(host: Host, one: Measured) -> float:
+    """Memory that the calls of a copy or an update go through before they come back to the first set of operands."""
+    moved = work_of(one.task).moved_bytes
+    return 2 * moved / MAPS[one.task.kind].passes * copies_of(one.task, host.cache_bytes, room_bytes(host.memory_bytes))
+
 
 #: Models that are tried for each kind of operator; the one with the least cross-validated error is kept.
 CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -91,9 +178,12 @@ def arguments_of(task: Task) -> dict[str, Num]:
     if task.kind in LOOPED:
         dims |= loops_of(task.kind, task.shape)
     return {
-        **dims, "matrix_flops": work.matrix_flops, "vector_flops": work.vector_flops,
-        "moved_bytes": work.moved_bytes, "result_bytes": work.result_bytes,
-    }  # fmt: skip
+        **dims,
+        "matrix_flops": work.matrix_flops,
+        "vector_flops": work.vector_flops,
+        "moved_bytes": work.moved_bytes,
+        "result_bytes": work.result_bytes,
+    }
 
 
 def fit(
@@ -143,40 +233,41 @@ def _operator_curves(operators: Sequence[Measured], source: str, skipped: list[s
         shape = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
         shapes = [str(sorted(one.task.shape.items())) for one in found]
         names = list(found[0].task.shape)
-        made = _curves(kind, dtype, shape, np.array([one.seconds for one in found]), shapes, names, source, skipped)
+        seconds = np.array([one.seconds for one in found])
+        points = _Points(kind=kind, dtype=dtype, shape=shape, seconds=seconds, shapes=shapes, named=names)
+        made = _curves(points, source, skipped)
         out += made if kind == "matmul" else made[:1]
     return out
 
 
-def _curves(
-    kind: str,
-    dtype: str,
-    shape: Mapping[str, Array],
-    seconds: Array,
-    shapes: Sequence[str],
-    named: Iterable[str],
-    source: str,
-    skipped: list[str],
-    candidates: tuple[str, ...] | None = None,
-) -> list[Curve]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Points:
+    """Measurements of one operator in one dtype."""
+
+    kind: str
+    dtype: str
+    shape: Mapping[str, Array]
+    seconds: Array
+    shapes: Sequence[str]
+    """Equal for measurements of equal shape."""
+    named: Iterable[str]
+    """Arguments whose range a curve states."""
+
+
+def _curves(of: _Points, source: str, skipped: list[str], candidates: tuple[str, ...] | None = None) -> list[Curve]:
     """A curve for each candidate that can be fitted, best first."""
     out, problems = [], []
-    ranges = {name: (float(shape[name].min()), float(shape[name].max())) for name in named}
-    for name in candidates or CANDIDATES[kind]:
+    ranges = {name: (float(of.shape[name].min()), float(of.shape[name].max())) for name in of.named}
+    for name in candidates or CANDIDATES[of.kind]:
         model = MODELS[name]
         try:
-            errors = errors_of(cross_validated_s(model, shape, seconds, shapes), seconds)
-            values = {name: float(value) for name, value in model.fit(shape, seconds).items()}
+            errors = errors_of(cross_validated_s(model, of.shape, of.seconds, of.shapes), of.seconds)
+            values = {name: float(value) for name, value in model.fit(of.shape, of.seconds).items()}
         except UserError as error:
-            problems.append(f"{kind} {dtype}: {error}")
+            problems.append(f"{of.kind} {of.dtype}: {error}")
             continue
-        out.append(
-            Curve(
-                family=f"{name}/{kind}", dtype=dtype, timer="kernel", coefficients=values, points=len(seconds),
-                ranges=ranges, median_ape=errors.median_ape, mean_ape=errors.mean_ape, bias=errors.bias,
-                band=errors.band, source=source,
-            )
-        )  # fmt: skip
+        about: dict[str, Any] = {"family": f"{name}/{of.kind}", "dtype": of.dtype, "timer": "kernel", "source": source}
+        out.append(Curve(coefficients=values, ranges=ranges, **about, **asdict(errors) | {"points": len(of.seconds)}))
     skipped += problems[:1] if not out else []
     return sorted(out, key=lambda curve: curve.median_ape)
 
@@ -189,14 +280,21 @@ def _collective_curves(collectives: Sequence[Timed], source: str, skipped: list[
     for (kind, axis, ranks), found in groups.items():
         sent = np.array([one.size_bytes * SENT[kind](ranks) for one in found])
         shape = {
-            "moved_bytes": sent, "result_bytes": np.zeros_like(sent), "ranks": np.full_like(sent, ranks),
+            "moved_bytes": sent,
+            "result_bytes": np.zeros_like(sent),
+            "ranks": np.full_like(sent, ranks),
             "bytes": np.array([float(one.size_bytes) for one in found]),
-        }  # fmt: skip
+        }
         seconds = np.array([one.seconds for one in found])
-        out += _curves(
-            f"{kind}/{axis}{ranks}", "fp32", shape, seconds, [str(one.size_bytes) for one in found],
-            ("ranks", "bytes"), source, skipped, ("linear", "streaming"),
-        )[:1]  # fmt: skip
+        points = _Points(
+            kind=f"{kind}/{axis}{ranks}",
+            dtype="fp32",
+            shape=shape,
+            seconds=seconds,
+            shapes=[str(one.size_bytes) for one in found],
+            named=("ranks", "bytes"),
+        )
+        out += _curves(points, source, skipped, ("linear", "streaming"))[:1]
     return out
 
 
@@ -233,7 +331,7 @@ def _device(
 
 
 def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
-    """Time of the host per operator of both passes; on the host itself what is beside the operators themselves."""
+    """Time of the host per operator of both passes; on the host itself without the operators themselves."""
     found = {one.task.kind: one.seconds for one in operators if one.task.kind in LAUNCHES}
     passes_s, apart_s = (found.get(kind) for kind in ("training_passes", "training_operators"))
     if passes_s is None or apart_s is None:
@@ -266,12 +364,15 @@ def _levels(collectives: Sequence[Timed], mesh: Mesh | None, device: DeviceFit) 
     out = [made for axis, devices in axes if (made := _level(axis, devices, collectives)) is not None]
     if out:
         return tuple(out)
-    return (
-        LevelFit(
-            name="local", devices=None, link_Bps=device.memory_Bps, efficiency=device.memory_efficiency / 2,
-            latency_s=device.kernel_latency_s, points=0,
-        ),
-    )  # fmt: skip
+    assumed = LevelFit(
+        name="local",
+        devices=None,
+        link_Bps=device.memory_Bps,
+        efficiency=device.memory_efficiency / 2,
+        latency_s=device.kernel_latency_s,
+        points=0,
+    )
+    return (assumed,)
 
 
 def _level(axis: str, devices: int | None, collectives: Sequence[Timed]) -> LevelFit | None:
@@ -287,9 +388,13 @@ def _level(axis: str, devices: int | None, collectives: Sequence[Timed]) -> Leve
     best = float((sent / seconds).max())
     sustained = rate(float(x[1])) if x[1] > 0 else best
     return LevelFit(
-        name=axis, devices=devices, link_Bps=max(best, sustained), efficiency=sustained / max(best, sustained),
-        latency_s=min(1.0, float(x[0])), points=len(found),
-    )  # fmt: skip
+        name=axis,
+        devices=devices,
+        link_Bps=max(best, sustained),
+        efficiency=sustained / max(best, sustained),
+        latency_s=min(1.0, float(x[0])),
+        points=len(found),
+    )
 
 
 class Predictor:

@@ -12,8 +12,7 @@ from typing import Any, Final
 from steptime.errors import InputFileError, UserError, counted
 from steptime.lab.calibrate.machine import MAX_PROCESSES, cluster_file, collectives, profile, ranks, runner
 from steptime.lab.calibrate.machine.collectives import Mesh, RankDiedError
-from steptime.lab.calibrate.machine.host import Host, this_host
-from steptime.lab.calibrate.machine.runner import Bench, Settings
+from steptime.lab.calibrate.machine.runner import Bench, Host, Settings, this_host
 from steptime.lab.calibrate.machine.torch_ops import load_torch
 from steptime.model.spec import ELEMENT_BYTES
 from steptime.store.files import refuse_unwritable
@@ -131,9 +130,11 @@ def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
     """
     path = cluster_file.journal_path(request.out)
     header = {
-        "what": "machine", "quick": request.quick, **host.header(),
+        "what": "machine",
+        "quick": request.quick,
+        **host.header(),
         "mesh": [1, 1] if mesh is None else [mesh.nodes, mesh.local],
-    }  # fmt: skip
+    }
     if not request.resume and path.exists() and path.stat().st_size:
         refuse_busy(path)
         stored = read_journal(path)
@@ -147,12 +148,7 @@ def _journal(request: Request, host: Host, mesh: Mesh | None) -> Journal:
 
 
 def _measure(
-    request: Request,
-    torch: Any,
-    host: Host,
-    mesh: Mesh | None,
-    journal: Journal,
-    progress: Progress,
+    request: Request, torch: Any, host: Host, mesh: Mesh | None, journal: Journal, progress: Progress
 ) -> RankDiedError | None:
     """Operators and collectives; the ranks of a running job come first, because the others wait for this one."""
     settings = Settings.of(request.quick)

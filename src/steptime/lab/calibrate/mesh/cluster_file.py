@@ -67,9 +67,10 @@ def cluster_text(mesh: Mesh, device: str, origin: str) -> str:
     levels = mesh.levels()
     if not levels:
         raise InputFileError(
-            origin, f"{_unknown(mesh)}, so the mesh makes no cluster file",
+            origin,
+            f"{_unknown(mesh)}, so the mesh makes no cluster file",
             hint="measure one small message (up to 4 KiB) and one large (1 MiB or more) per pair",
-        )  # fmt: skip
+        )
     shape = " x ".join(str(size) for size in mesh.shape)
     made = f"mesh {shape} found in {Path(origin).name}, confidence {mesh.confidence:.1%}"
     rows = [
@@ -91,8 +92,8 @@ def _unknown(mesh: Mesh) -> str:
 
 
 def _level(level: Level, axis: MeshAxis, made: str) -> list[str]:
-    """One axis; a level is a switch, so what rings and rails have beside is said in its source."""
-    beside = {
+    """One axis; a level is a switch, so what only rings and rails have is said in its source."""
+    further = {
         AxisKind.SWITCH: "",
         AxisKind.RING: "; a ring: links between neighbours, charged as a switch",
         AxisKind.RAIL: "; rails: links along a rail, charged for all",
@@ -103,6 +104,6 @@ def _level(level: Level, axis: MeshAxis, made: str) -> list[str]:
         f"bandwidth = {quantity_of(level.link_Bps, 'B/s')}",
         f"efficiency = {level.efficiency:g}",
         f"latency = {quantity_of(level.latency_s, 's')}",
-        f"source = {text_of(made + beside)}",
+        f"source = {text_of(made + further)}",
         'kind = "measured"',
     ]

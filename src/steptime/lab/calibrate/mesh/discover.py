@@ -11,18 +11,220 @@ from itertools import pairwise
 import numpy as np
 
 from steptime.errors import first_few, shorten
-from steptime.hardware.records import AxisKind, Mesh, MeshAxis
-from steptime.lab.calibrate.mesh.faults import LEAST_FACTOR, LEAST_SIGMA, Faults, find_faults
-from steptime.lab.calibrate.mesh.groups import LARGE, Tree, partition
-from steptime.lab.calibrate.mesh.hierarchy import LEAST_EVIDENCE, Chain, find_chain, least_gap
-from steptime.lab.calibrate.mesh.layout import Fit, Layout, expected, fit
-from steptime.lab.calibrate.mesh.links import Links
-from steptime.lab.calibrate.mesh.optional import scipy_module
-from steptime.lab.calibrate.mesh.prepare import Prepared, prepare, refilled
-from steptime.lab.calibrate.mesh.rails import with_rails
-from steptime.lab.calibrate.mesh.regress import Speed, class_speeds
+from steptime.hardware.records import AxisKind, Mesh, MeshAxis, OddLink
+from steptime.lab.calibrate.mesh.groups import LARGE, Tree, partition, scipy_module
+from steptime.lab.calibrate.mesh.layout import (
+    LEAST_EVIDENCE,
+    Chain,
+    Fit,
+    Layout,
+    class_medians,
+    expected,
+    find_chain,
+    fit,
+    least_gap,
+    residual,
+    with_rails,
+)
+from steptime.lab.calibrate.mesh.links import Links, Prepared, noise_threshold, prepare, refilled
 from steptime.lab.calibrate.mesh.torus import best_torus
 from steptime.num import Array, divisors
+
+#: A link is odd only if it is slower by more than this, however quiet the others are.
+LEAST_FACTOR = 1.5
+#: Spread of alike links below which nothing is called quiet.
+LEAST_SIGMA = 0.02
+#: Standard deviation of normal numbers over the median of their magnitudes.
+SPREAD = 1.4826
+#: Odd links that are listed; the rest are counted.
+MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What does not fit the mesh."""
+
+    broken: tuple[OddLink, ...]
+    asymmetric: tuple[OddLink, ...]
+    slow_devices: tuple[str, ...]
+    broken_mask: Array
+    """Pairs that are broken, of the whole matrix."""
+    rest: Array
+    """What the mesh leaves unexplained of the pairs that are neither broken nor missing, else zero."""
+    sigma: float
+    """Robust spread of links about the mean of their kind; at least `LEAST_SIGMA`."""
+    noise: float
+    """Root mean square of what is left of links that are neither broken nor missing."""
+    unlisted: int
+    one_sided: float | None
+    """Usual factor between the directions of a pair, where most differ."""
+    unexplained: float
+    """Share of the pairs that are broken, without those of the device that has most of them."""
+
+
+def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults:
+    """Compares every link with its class, and with its way back.
+
+    A link is broken if both directions are slower than the median of its class by more than
+    $\\max(5, \\sqrt{2 \\ln n} + 1)$ times the robust spread (1.48 median absolute deviations) and by a factor of at
+    least 1.5; asymmetric if the two directions differ by as much in terms of their own spread. Where most pairs differ
+    by that factor from one direction to the other, all that do are asymmetric.
+    """
+    count = len(names)
+    limit = noise_threshold(count * (count - 1) // 2)
+    both = np.nan_to_num(prepared.both_ways)
+    rest = residual(replace(fitted, means=class_medians(fitted, both, prepared.missing)), both)
+    rest[prepared.missing] = 0.0
+    difference = prepared.one_way - prepared.one_way.T
+    np.nan_to_num(difference, copy=False)
+    least = math.log(LEAST_FACTOR)
+    sigma = _spread(rest)
+    slow = rest - np.abs(difference) / 2 > max(limit * sigma, least)
+    usual = _spread(difference)
+    most = usual > SPREAD * least
+    uneven = difference > (least if most else max(limit * usual, least))
+    broken = _listed(np.triu(slow, 1), rest, names)
+    asymmetric = _listed(uneven, difference, names)
+    slow_of = slow.sum(axis=1)
+    hurt = np.flatnonzero(slow_of > max(2, (count - 1) / 2))
+    rest[slow] = 0.0
+    left = count * (count - 1) - int(slow_of.sum()) - int(prepared.missing.sum())
+    noise = math.sqrt(float(np.square(rest, dtype=np.float64).sum()) / max(left, 1))
+    unlisted = int(slow_of.sum()) // 2 + int(uneven.sum()) - len(broken) - len(asymmetric)
+    return Faults(
+        broken=broken,
+        asymmetric=asymmetric,
+        slow_devices=tuple(names[int(i)] for i in hurt),
+        broken_mask=slow,
+        rest=rest,
+        sigma=sigma,
+        noise=noise,
+        unlisted=unlisted,
+        one_sided=math.exp(usual / SPREAD) if most else None,
+        unexplained=float(slow_of.sum() - 2 * slow_of.max()) / max((count - 1) * (count - 2), 1),
+    )
+
+
+def _spread(values: Array) -> float:
+    """Robust standard deviation of the entries off the diagonal."""
+    step = max(1, len(values) // 1024)
+    some = values[::step]
+    some = some[some != 0]
+    return max(LEAST_SIGMA, SPREAD * float(np.median(np.abs(some))) if len(some) else 0.0)
+
+
+def _listed(mask: Array, excess: Array, names: Sequence[str]) -> tuple[OddLink, ...]:
+    rows, columns = np.nonzero(mask)
+    worst = np.argsort(-excess[rows, columns], kind="stable")[:MOST_LISTED]
+    ends = [(int(rows[i]), int(columns[i])) for i in worst]
+    return tuple(OddLink(source=names[a], target=names[b], factor=math.exp(float(excess[a, b]))) for a, b in ends)
+
+
+#: Of a single message size: up to here its time is latency, from there on bandwidth.
+SMALL_BYTES = 4096.0
+LARGE_BYTES = 2.0**20
+#: Relative standard error beyond which a number is not told.
+WORST_ERROR = 0.5
+#: Devices whose links are looked at.
+MOST_ROWS = 512
+#: Log error up to which the loss is quadratic.
+LOSS_SCALE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Latency and bandwidth with their standard errors; None where the measurements do not tell."""
+
+    latency_s: float | None = None
+    latency_error_s: float | None = None
+    Bps: float | None = None
+    Bps_error: float | None = None
+
+
+def class_speeds(links: Links, layout: Layout, skipped: Array, wanted: Sequence[int]) -> list[Speed]:
+    """Latency and bandwidth of some classes of links.
+
+    Args:
+        links: what was measured.
+        layout: devices on places.
+        skipped: pairs that do not count (broken ones), in the order of the devices.
+        wanted: classes.
+    """
+    step = max(1, links.devices // MOST_ROWS)
+    places = np.arange(0, links.devices, step)
+    classes = np.concatenate([layout.class_rows(int(p), int(p) + 1) for p in places])
+    rows = layout.order[places]
+    classes[skipped[rows][:, layout.order]] = -1
+    classes[np.arange(len(places)), places] = -1
+    picked = [classes == number for number in wanted]
+    found: list[list[tuple[str, float, Array]]] = [[] for _ in wanted]
+    for quantity in links.quantities:
+        values = quantity.values[rows][:, layout.order]
+        for mask, samples in zip(picked, found, strict=True):
+            logs = np.log(values[mask])
+            samples.append((quantity.kind, quantity.size_bytes or 0.0, logs[np.isfinite(logs)]))
+    return [speed(samples) for samples in found]
+
+
+def speed(samples: Sequence[tuple[str, float, Array]]) -> Speed:
+    """Latency and bandwidth of alike links from logarithms of what was measured of them.
+
+    Args:
+        samples: of each quantity its kind (``seconds``, ``latency``, ``bandwidth``), the bytes of the message (of
+            ``seconds``), and the logarithms.
+    """
+    samples = [sample for sample in samples if len(sample[2])]
+    latencies = [_centre(logs) for kind, _, logs in samples if kind == "latency"]
+    bandwidths = [_centre(logs) for kind, _, logs in samples if kind == "bandwidth"]
+    times = sorted((size, *_centre(logs)) for kind, size, logs in samples if kind == "seconds")
+    if len(times) == 1:
+        size, seconds, error = times[0]
+        if size <= SMALL_BYTES:
+            latencies.append((seconds, error))
+        elif size >= LARGE_BYTES:
+            bandwidths.append((size / seconds, error))
+    out = _regressed(np.array(times)) if len(times) > 1 else Speed()
+    if latencies:
+        value, error = latencies[0]
+        out = Speed(latency_s=value, latency_error_s=value * error, Bps=out.Bps, Bps_error=out.Bps_error)
+    if bandwidths:
+        value, error = bandwidths[0]
+        out = Speed(latency_s=out.latency_s, latency_error_s=out.latency_error_s, Bps=value, Bps_error=value * error)
+    return out
+
+
+def _centre(logs: Array) -> tuple[float, float]:
+    r"""Median of the values, and its relative standard error $1.25\,\sigma / \sqrt{n}$ with a robust $\sigma$."""
+    middle = float(np.median(logs))
+    spread = 1.4826 * float(np.median(np.abs(logs - middle)))
+    return math.exp(middle), 1.25 * spread / math.sqrt(len(logs))
+
+
+def _regressed(times: Array) -> Speed:
+    """Robust fit of the median times in log space; rows of bytes, seconds, relative error of the seconds."""
+    size, seconds, error = times.T
+    scale = np.log(seconds)
+    slope = max((seconds[-1] - seconds[0]) / (size[-1] - size[0]), seconds[-1] / size[-1] * 1e-3)
+
+    def misfit(x: Array) -> Array:
+        out: Array = np.log(np.exp(x[0]) + size * np.exp(x[1])) - scale
+        return out
+
+    start = np.array([math.log(max(seconds[0] - slope * size[0], seconds[0] * 1e-3)), math.log(slope)])
+    found = scipy_module("scipy.optimize").least_squares(misfit, start, loss="soft_l1", f_scale=LOSS_SCALE)
+    share = np.exp(found.x[0]) / (np.exp(found.x[0]) + size * np.exp(found.x[1]))
+    lever = np.stack([share, 1 - share], axis=1)
+    spread = np.maximum(error, np.abs(misfit(found.x)))
+    errors = np.sqrt(np.diag(np.linalg.pinv(lever.T @ (lever / np.maximum(spread, 1e-6)[:, None] ** 2), rcond=1e-14)))
+    latency_s, Bps = math.exp(found.x[0]), math.exp(-found.x[1])
+    known = [e < WORST_ERROR and weight > 0.01 for e, weight in zip(errors, lever.max(axis=0), strict=True)]
+    return Speed(
+        latency_s=latency_s if known[0] else None,
+        latency_error_s=float(errors[0]) * latency_s if known[0] else None,
+        Bps=Bps if known[1] else None,
+        Bps_error=float(errors[1]) * Bps if known[1] else None,
+    )
+
 
 #: Times that pairs without a measurement are filled in from the layout and the search is repeated.
 REFILLS = 3
@@ -144,9 +346,12 @@ def nested_layout(chain: Chain, devices: int) -> Layout:
     for size in shape:
         symmetries = size * symmetries + math.lgamma(size + 1)
     return Layout(
-        kind="nested", shape=shape, order=chain.order.reshape(-1), evidence=chain.evidence,
+        kind="nested",
+        shape=shape,
+        order=chain.order.reshape(-1),
+        evidence=chain.evidence,
         log_assignments=math.lgamma(devices + 1) - symmetries,
-    )  # fmt: skip
+    )
 
 
 def structured(rest: Array) -> bool:
@@ -211,12 +416,17 @@ def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
     most = MOST_CONFIDENT if prepared.observed >= LEAST_OBSERVED and not skipped else 0.5
     confidence = min(most, 1 / (1 + math.exp(-min(found.margin, 50.0))))
     return Mesh(
-        axes=tuple(axes[i] for i in by_speed), devices=links.names,
+        axes=tuple(axes[i] for i in by_speed),
+        devices=links.names,
         coordinates=tuple(tuple(int(p) for p in row) for row in places[:, by_speed]),
-        confidence=confidence * (0.5 if found.structured else 1.0), noise=found.faults.noise,
-        broken_links=faults.broken, asymmetric_links=faults.asymmetric, slow_devices=faults.slow_devices,
-        missing_pairs=int(prepared.missing.sum()) // 2, notes=notes,
-    )  # fmt: skip
+        confidence=confidence * (0.5 if found.structured else 1.0),
+        noise=found.faults.noise,
+        broken_links=faults.broken,
+        asymmetric_links=faults.asymmetric,
+        slow_devices=faults.slow_devices,
+        missing_pairs=int(prepared.missing.sum()) // 2,
+        notes=notes,
+    )
 
 
 def _classes(layout: Layout) -> tuple[list[int], list[int | None]]:
@@ -267,14 +477,21 @@ def _axes(links: Links, found: _Found) -> list[MeshAxis]:
         speed = speeds[axis]
         out.append(
             MeshAxis(
-                size=size, kind=_kind(layout, axis), links=int(fitted.links[own[axis]]), latency_s=speed.latency_s,
-                latency_error_s=speed.latency_error_s, Bps=speed.Bps, Bps_error=speed.Bps_error,
+                size=size,
+                kind=_kind(layout, axis),
+                links=int(fitted.links[own[axis]]),
+                latency_s=speed.latency_s,
+                latency_error_s=speed.latency_error_s,
+                Bps=speed.Bps,
+                Bps_error=speed.Bps_error,
                 step=None if gap is None else math.exp(gap),
                 separation=None if gap is None else gap / noise,
-                growth=more if layout.kind == "torus" else None, cross_latency_s=cross.latency_s,
-                cross_Bps=cross.Bps, cross_step=more if layout.kind == "rails" else None,
+                growth=more if layout.kind == "torus" else None,
+                cross_latency_s=cross.latency_s,
+                cross_Bps=cross.Bps,
+                cross_step=more if layout.kind == "rails" else None,
             )
-        )  # fmt: skip
+        )
     return out
 
 

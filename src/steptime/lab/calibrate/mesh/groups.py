@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
-from steptime.lab.calibrate.mesh.optional import scipy_module
+from steptime.errors import UserError
 from steptime.num import Array
+
+
+def scipy_module(name: str) -> Any:
+    """A module of SciPy.
+
+    Raises:
+        UserError: SciPy is not installed; the message names the extra that brings it.
+    """
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UserError("finding a mesh needs SciPy", hint="pip install 'steptime[calibrate]'") from None
+
 
 #: Partitions of so few are tried one by one.
 MAX_ENUMERATED = 16_000

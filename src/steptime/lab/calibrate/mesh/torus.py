@@ -17,9 +17,8 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from steptime.lab.calibrate.mesh.groups import group_sums, row_sums
+from steptime.lab.calibrate.mesh.groups import group_sums, row_sums, scipy_module
 from steptime.lab.calibrate.mesh.layout import Fit, Layout, fit
-from steptime.lab.calibrate.mesh.optional import scipy_module
 from steptime.num import Array, divisors
 
 #: Fewer devices are no torus that could be told from groups.
@@ -109,9 +108,11 @@ def best_torus(distances: Array, observed: float = 1.0) -> Fit | None:
     best = None
     for found in tried[: MOST_FITTED if count <= MOST_REASSIGNED else 2]:
         layout = Layout(
-            kind="torus", shape=found.shape, order=_placed(found),
+            kind="torus",
+            shape=found.shape,
+            order=_placed(found),
             log_assignments=math.lgamma(count + 1) - _log_symmetries(found.shape),
-        )  # fmt: skip
+        )
         fitted = fit(layout, distances, observed)
         if _is_torus(fitted) and (best is None or fitted.score > best.score):
             best = fitted

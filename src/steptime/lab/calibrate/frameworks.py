@@ -1,0 +1,448 @@
+"""Fits the parameters of frameworks to measured runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.estimate.evaluate import Evaluation, Works, passes_of
+from steptime.estimate.kernels import profile_of
+from steptime.estimate.step import StepInputs, compose
+from steptime.estimate.work import PHASES, PhaseWork, phase_work, stacked
+from steptime.hardware.library import architecture_of, device_names
+from steptime.num import Array
+from steptime.plan.framework import BUSY, HABITS, Framework, from_fitted_scale, to_fitted_scale, widening
+from steptime.plan.framework_file import GENERIC, SLOWED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One field of :class:`~steptime.plan.framework.Framework`, fitted on a scale without limits."""
+
+    name: str
+    prior: float
+    """What is believed before."""
+    doubt: float
+    """Standard deviation of that belief on the fitted scale."""
+    spread: float
+    """Standard deviation of frameworks around their common value on the fitted scale."""
+
+    def inward(self, value: float) -> float:
+        """From the field to the fitted scale."""
+        return to_fitted_scale(self.name, value)
+
+    def outward(self, fitted: Array) -> Array:
+        """From the fitted scale to the field."""
+        out: Any = from_fitted_scale(self.name, fitted)
+        return np.asarray(out)
+
+
+PARAMETERS: Sequence[Parameter] = (
+    Parameter(name="matrix", prior=1.1, doubt=0.3, spread=0.2),
+    Parameter(name="narrow", prior=1.0, doubt=0.2, spread=0.15),
+    Parameter(name="attention", prior=1.1, doubt=0.4, spread=0.3),
+    Parameter(name="vector", prior=1.3, doubt=0.5, spread=0.25),
+    Parameter(name="host_s", prior=4e-5, doubt=0.7, spread=0.60),
+    Parameter(name="router_s", prior=5e-4, doubt=1.0, spread=0.60),
+    Parameter(name="captured_wait", prior=0.4, doubt=0.5, spread=0.25),
+    Parameter(name="tensor_links", prior=1.1, doubt=0.5, spread=0.6),
+    Parameter(name="context_links", prior=1.0, doubt=0.5, spread=0.7),
+    Parameter(name="expert_links", prior=1.0, doubt=0.5, spread=0.7),
+    Parameter(name="data_links", prior=1.15, doubt=1.0, spread=0.6),
+    Parameter(name="data_exposed", prior=0.3, doubt=1.0, spread=1.6),
+    Parameter(name="stage_links", prior=1.05, doubt=1.0, spread=0.6),
+    Parameter(name="stage_s", prior=2e-4, doubt=1.0, spread=0.60),
+    Parameter(name="optimizer", prior=1.3, doubt=0.5, spread=0.30),
+    Parameter(name="step_s", prior=0.01, doubt=1.0, spread=0.60),
+    Parameter(name="growth", prior=0.01, doubt=0.7, spread=0.40),
+)
+"""The order of the columns of a fit."""
+DEVICE_SPREAD = 0.12
+"""Standard deviation of the logarithm of a device's own factor."""
+UNMEASURED_SPREAD = 0.25
+"""The same of a device whose matrix products have no curve: a share of the datasheet's peak stands for them."""
+
+
+OWN_SPREAD = 0.05
+"""What devices of one design differ by beyond their datasheets: assumed."""
+
+
+def device_spread(device: str) -> float:
+    """What is believed of a device's own factors before any run of it is seen, as a standard deviation.
+
+    >>> device_spread("h100-sxm"), device_spread("gaudi2")
+    (0.12, 0.25)
+    """
+    profile = profile_of(device)
+    known = profile is not None and any(curve.family == "gemm" for curve in profile.curves)
+    return DEVICE_SPREAD if known else UNMEASURED_SPREAD
+
+
+def line_of(device: str) -> str | None:
+    """Design that a device shares with others; generations of one line (``cdna3``, ``cdna4``) count as one.
+
+    >>> line_of("h200-sxm") == line_of("h100-sxm"), line_of("mi355x"), line_of("tpu-v6e")
+    (True, 'cdna', None)
+    """
+    architecture = architecture_of(device)
+    return None if architecture is None else architecture.rstrip("0123456789")
+
+
+def with_relatives(devices: Iterable[str]) -> list[str]:
+    """Devices, and those of the catalogue that share a design with one of them, of which a fit then knows something."""
+    lines = {line_of(device) for device in devices} - {None}
+    return sorted({*map(str, devices), *(name for name in device_names() if line_of(name) in lines)})
+
+
+def device_covariance(devices: Sequence[str]) -> Array:
+    r"""Covariance of what is believed of the factors of devices before any run is seen.
+
+    $$\Sigma_{ij} = \begin{cases} s_i^2 & i = j \\ \min(s_i, s_j)^2 - u^2 & \text{same design} \\ 0 &
+      \text{else} \end{cases}$$
+
+    where $s_i$ is :func:`device_spread` and $u$ = :data:`OWN_SPREAD` what devices of one design differ by.
+
+    Source: definition of a two-level normal prior.
+
+    >>> device_covariance(["a100-sxm-80gb", "h100-sxm", "h200-sxm"]).round(4).tolist()
+    [[0.0144, 0.0, 0.0], [0.0, 0.0144, 0.0119], [0.0, 0.0119, 0.0144]]
+    """
+    spread, lines = np.array([device_spread(d) for d in devices]), [line_of(d) for d in devices]
+    same = np.array([[a is not None and a == b for b in lines] for a in lines])
+    shared = np.minimum(spread[:, None], spread[None]) ** 2 - OWN_SPREAD**2
+    return np.where(np.eye(len(devices), dtype=bool), spread**2, np.where(same, shared, 0.0))
+
+
+def framework_of(fitted: Array, name: str) -> Framework:
+    """Framework of one row, or of many rows at once, of fitted values.
+
+    Args:
+        fitted: (..., number of parameters) on the fitted scale.
+        name: name of the framework.
+    """
+    values: Mapping[str, Any] = {p.name: p.outward(fitted[..., i]) for i, p in enumerate(PARAMETERS)}
+    if fitted.ndim == 1:
+        values = {n: float(v) for n, v in values.items()}
+    return Framework(name=name, **values)
+
+
+NOISE = 0.15
+"""Spread of runs around a good model (logarithm of time)."""
+SOURCE = 0.12
+"""Spread of whole sources around a good model of their framework: builds, containers, data, clocks."""
+EXPERTS = 0.15
+"""Spread of runs around models with experts, whose balance and kernels no source states: assumed."""
+OUTLIER = 0.15
+"""Residual from which a run counts less (pseudo-Huber)."""
+APART = 1.5
+"""Distance of a framework's value from the common one, in spreads, from which it pulls that less (pseudo-Huber)."""
+FULL_COUNT = 20
+"""Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
+SMALL_STEP = 1e-4
+"""Step of the numerical slopes, on the fitted scale; below, the largest move of a value in one round."""
+LARGEST_MOVE = 0.5
+DONE = 1e-3
+"""Largest move of a round after which the fit ends; below, the most rounds."""
+ROUNDS = 30
+FULL_STEPS = 8
+"""Rounds with whole steps; later ones take half of them, so that a pair of points cannot alternate."""
+SLOWED_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in SLOWED]
+BUSY_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in BUSY]
+
+
+def noise() -> float:
+    """Standard deviation of the logarithm of the time of a run of a new source, all parameters known."""
+    return float(np.hypot(NOISE, SOURCE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One plausible setting of one run, evaluated before any framework."""
+
+    run: int
+    weight: float
+    works: Works
+    inputs: StepInputs
+    of_device: Collection[str] = BUSY
+    """Parameters that the factors of its device multiply (:func:`steptime.estimate.kernels.of_device`)."""
+
+    @staticmethod
+    def of(
+        run: int,
+        weight: float,
+        evaluation: Evaluation,
+        *,
+        attention: float = 1.0,
+        vector: float = 1.0,
+        of_device: Collection[str] = BUSY,
+    ) -> Sample:
+        """What a fit needs of an evaluation.
+
+        Args:
+            run: position of the run.
+            weight: share of belief in this setting of it.
+            evaluation: the setting, evaluated.
+            attention: time of its fused attention kernel over that of the newest.
+            vector: time of its operators bound by memory, over what its framework needs as a rule.
+            of_device: parameters that the factors of its device multiply.
+        """
+
+        def own(work: PhaseWork) -> PhaseWork:
+            return replace(work, attention_s=work.attention_s * attention, vector_s=work.vector_s * vector)
+
+        # all samples have the same phases, so that their records stack
+        works = {
+            part: {phase: own(phase_work(each, phase)) for phase in PHASES} for part, each in evaluation.works.items()
+        }
+        return Sample(run=run, weight=weight, works=works, inputs=evaluation.inputs, of_device=of_device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Measured runs, column by column."""
+
+    measured_s: Array
+    source: Array
+    framework: Array
+    device: Array
+    experts: Array
+    """Whether the model has experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Values on the fitted scale, each with its standard deviation."""
+
+    common: Array
+    """(parameters)"""
+    frameworks: dict[str, Array]
+    """What each framework adds to the common values."""
+    devices: dict[str, Array]
+    """Logarithm of the factor of each device on each of :data:`BUSY`."""
+    common_doubt: Array
+    """Of a framework that is not known: of the common values, and of frameworks around them."""
+    framework_doubts: dict[str, Array]
+    """Of the values of each framework."""
+    device_doubts: dict[str, float]
+    rounds: int
+    device_sources: Mapping[str, float] = field(default_factory=dict)
+    """Sources that have measured each device."""
+    slower: float = 0.0
+    """Logarithm of how much slower than the common values a framework is that is not known."""
+
+    def known(self, framework: str | None) -> bool:
+        """Whether runs of a framework say what it adds; those of software without a name do not."""
+        return framework in self.frameworks and framework != GENERIC
+
+    def columns(self, framework: str | None, device: str) -> Array:
+        """Values for a run; an unknown device adds nothing, and so does a framework of which only habits are known.
+
+        Software of which nothing is known is :attr:`slower`.
+        """
+        row: Array = self.common + (self.frameworks[framework or ""] if self.known(framework) else 0.0)
+        if not self.known(framework) and framework not in HABITS:
+            row[SLOWED_COLUMNS] += self.slower
+        row[BUSY_COLUMNS] += self.devices.get(device, np.zeros(len(BUSY)))
+        return row
+
+    def doubts(self, framework: str | None, device: str) -> tuple[Array, float]:
+        """Standard deviations of a run's parameters, and of its device's factor."""
+        return (
+            self.framework_doubts[framework or ""] if self.known(framework) else self.common_doubt,
+            self.device_doubts.get(device, DEVICE_SPREAD),
+        )
+
+
+@dataclass
+class FrameworkFit:
+    """All samples as one stacked evaluation."""
+
+    samples: Sequence[Sample]
+    runs: Runs
+    works: Works = field(init=False)
+    inputs: StepInputs = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Stacks the samples."""
+        self.works = stacked([s.works for s in self.samples])
+        self.inputs = stacked([s.inputs for s in self.samples])
+        self.run = np.array([s.run for s in self.samples])
+        self.weight = np.array([s.weight for s in self.samples])
+        self.log_measured = np.log(self.runs.measured_s)
+        self.count = len(self.runs.measured_s)
+        self.names = sorted(set(self.runs.framework))
+        self.device_names = with_relatives(set(self.runs.device))
+        self.of_framework = np.searchsorted(self.names, self.runs.framework)[self.run]
+        self.of_device = np.searchsorted(self.device_names, self.runs.device)[self.run]
+        self.factored = np.array([[float(name in s.of_device) for name in BUSY] for s in self.samples])
+
+    def _samples_log_s(self, columns: Array) -> Array:
+        framework = framework_of(columns, "many")
+        step = compose(self.inputs, passes_of(self.works, framework), framework)
+        logs: Array = np.log(step.total_s)
+        return logs
+
+    def _by_run(self, values: Array) -> Array:
+        total: Array = np.bincount(self.run, weights=self.weight * values, minlength=self.count)
+        return total
+
+    def log_s(self, fitted: Fitted, *, named: bool = True) -> Array:
+        """Logarithm of the predicted time of every run; ``named``: each with its framework's own parameters."""
+        known = [self.runs.framework[r] if named else None for r in range(self.count)]
+        return self._by_run(self._samples_log_s(self._told(fitted, known)))
+
+    def _told(self, fitted: Fitted, frameworks: Sequence[str | None]) -> Array:
+        """Values of each sample where the framework of its run is so called."""
+        devices = self.runs.device
+        rows = np.array([fitted.columns(frameworks[r], devices[r]) for r in range(self.count)])
+        nothing = np.zeros(len(BUSY))
+        factors = np.array([fitted.devices.get(devices[r], nothing) for r in range(self.count)])
+        columns: Array = rows[self.run]
+        columns[:, BUSY_COLUMNS] -= factors[self.run] * (1.0 - self.factored)
+        return columns
+
+    def _unpacked(self, theta: Array) -> tuple[Array, Array, Array]:
+        n, f = len(PARAMETERS), len(self.names)
+        devices = theta[n + n * f :].reshape(len(self.device_names), len(BUSY))
+        return theta[:n], theta[n : n + n * f].reshape(f, n), devices
+
+    def _columns(self, theta: Array) -> Array:
+        common, frameworks, devices = self._unpacked(theta)
+        columns: Array = common[None] + frameworks[self.of_framework]
+        columns[:, BUSY_COLUMNS] += devices[self.of_device] * self.factored
+        return columns
+
+    def _slopes(self, columns: Array, base: Array) -> Array:
+        """Derivative of every sample's logarithm by every one of its own columns."""
+        out = np.empty_like(columns)
+        for i in range(len(PARAMETERS)):
+            moved = columns.copy()
+            moved[:, i] += SMALL_STEP
+            out[:, i] = (self._samples_log_s(moved) - base) / SMALL_STEP
+        return out
+
+    def _jacobian(self, slopes: Array, size: int) -> Array:
+        n, f = len(PARAMETERS), len(self.names)
+        jacobian = np.zeros((self.count, size))
+        for i, parameter in enumerate(PARAMETERS):
+            each = self.weight * slopes[:, i]
+            jacobian[:, i] = np.bincount(self.run, weights=each, minlength=self.count)
+            np.add.at(jacobian, (self.run, n + self.of_framework * n + i), each)
+            if parameter.name in BUSY:
+                k = BUSY.index(parameter.name)
+                place = n + n * f + self.of_device * len(BUSY) + k
+                np.add.at(jacobian, (self.run, place), each * self.factored[:, k])
+        return jacobian
+
+    def _run_weights(self, used: Array) -> Array:
+        _, of, counts = np.unique(self.runs.source[used], return_inverse=True, return_counts=True)
+        weights = np.zeros(self.count)
+        weights[used] = np.minimum(1.0, FULL_COUNT / counts[of]) / NOISE**2
+        return weights
+
+    @property
+    def values(self) -> int:
+        """Values that a fit finds: common ones, what each framework adds, factors of devices."""
+        return len(PARAMETERS) * (1 + len(self.names)) + len(BUSY) * len(self.device_names)
+
+    def _trust(self, theta: Array) -> Array:
+        """Precision of what is believed of all values, of frameworks as the loss of :meth:`fit` has it at ``theta``."""
+        spread = np.tile([p.spread for p in PARAMETERS], len(self.names))
+        _, added, _ = self._unpacked(theta)
+        far = added.ravel() / (APART * spread)
+        own = np.concatenate([[p.doubt**-2.0 for p in PARAMETERS], spread**-2.0 / np.sqrt(1 + far**2)])
+        devices = np.kron(np.linalg.inv(device_covariance(self.device_names)), np.eye(len(BUSY)))
+        out = np.zeros((len(own) + len(devices),) * 2)
+        out[: len(own), : len(own)], out[len(own) :, len(own) :] = np.diag(own), devices
+        return out
+
+    def fit(self, used: Array) -> Fitted:
+        r"""Most probable values for the runs that are ``used`` (boolean), by damped Gauss-Newton steps.
+
+        $$\hat\theta = \arg\min_\theta \sum_r 2 w_r\, d^2 \Big(\sqrt{1 + (e_r / d)^2} - 1\Big)
+            + (\theta - \theta_0)^\top \Lambda\, (\theta - \theta_0)
+            + \sum_{f, p} 2 c^2 \Big(\sqrt{1 + (\delta_{fp} / (c\, s_p))^2} - 1\Big)$$
+
+        where $e_r$ is the logarithm of predicted over measured time of run $r$, $w_r$ its weight ($1/\sigma^2$ with
+        $\sigma$ = :data:`NOISE`, less where its source has more than :data:`FULL_COUNT` runs), $d$ = :data:`OUTLIER`,
+        $\theta_0$ and $\Lambda$ are mean and precision of what is believed of the common values and of devices before
+        any run is seen ($\Lambda$ is 0 for frameworks), $\delta_{fp}$ is what framework $f$ adds to the common value of
+        parameter $p$, $s_p$ the spread of that over frameworks, and $c$ = :data:`APART`: a framework that is far from
+        all others is of another kind, and says less of one that nobody has measured.
+
+        Source: Gauss-Newton with weights of the pseudo-Huber loss (Charbonnier et al., IEEE TIP 1997).
+        """
+        n = len(PARAMETERS)
+        belief = np.array([p.inward(p.prior) for p in PARAMETERS])
+        centre = np.concatenate([belief, np.zeros(self.values - n)])
+        theta, weights, rounds = centre.copy(), self._run_weights(used), 0
+        while rounds < ROUNDS:
+            rounds += 1
+            trust = self._trust(theta)
+            columns = self._columns(theta)
+            base = self._samples_log_s(columns)
+            residual = self._by_run(base) - self.log_measured
+            trusted = weights / np.sqrt(1 + (residual / OUTLIER) ** 2)
+            jacobian = self._jacobian(self._slopes(columns, base), len(theta))
+            curvature = (jacobian * trusted[:, None]).T @ jacobian + trust
+            gradient = (jacobian * trusted[:, None]).T @ residual + trust @ (theta - centre)
+            move = np.clip(np.linalg.solve(curvature, gradient), -LARGEST_MOVE, LARGEST_MOVE)
+            theta = theta - (move if rounds <= FULL_STEPS else move / 2)
+            if np.abs(move).max() < DONE:
+                break
+        fitted = self._fitted(theta, np.linalg.inv(curvature), rounds)
+        seen = {str(name) for name in self.runs.framework[used]}
+        return replace(
+            fitted,
+            device_sources=self._sources(used),
+            frameworks={name: own for name, own in fitted.frameworks.items() if name in seen},
+        )
+
+    def _sources(self, used: Array) -> dict[str, float]:
+        pairs = set(zip(self.runs.device[used], self.runs.source[used], strict=True))
+        return {name: float(sum(device == name for device, _ in pairs)) for name in self.device_names}
+
+    def _fitted(self, theta: Array, covariance: Array, rounds: int) -> Fitted:
+        n, f = len(PARAMETERS), len(self.names)
+        common, frameworks, devices = self._unpacked(theta)
+        variance = np.diag(covariance)
+        own = np.arange(n)
+        doubts = {}
+        for k, name in enumerate(self.names):
+            at = n + n * k + own
+            doubts[name] = np.sqrt(variance[:n] + variance[at] + 2 * covariance[own, at])
+        of_devices = variance[n + n * f :].reshape(len(self.device_names), len(BUSY)).mean(axis=1)
+        return Fitted(
+            common=common,
+            frameworks=dict(zip(self.names, frameworks, strict=True)),
+            devices=dict(zip(self.device_names, devices, strict=True)),
+            common_doubt=np.sqrt(variance[:n] + np.array([p.spread for p in PARAMETERS]) ** 2),
+            framework_doubts=doubts,
+            device_doubts=dict(zip(self.device_names, np.sqrt(of_devices).tolist(), strict=True)),
+            rounds=rounds,
+        )
+
+    def deviations(self, fitted: Fitted, *, named: bool = True) -> Array:
+        """Standard deviation of the logarithm of every run's time that all doubts together make.
+
+        As :func:`steptime.estimate.band.band_of`, with slopes in place of differences; the settings that a run does
+        not state add the spread of the predictions over them. A device that few sources have measured has more
+        (:func:`steptime.plan.framework.widening`).
+        """
+        known = [self.runs.framework[r] if named else None for r in range(self.count)]
+        devices = self.runs.device
+        rows = self._told(fitted, known)
+        pairs = [fitted.doubts(known[r], devices[r]) for r in range(self.count)]
+        base = self._samples_log_s(rows)
+        slopes = self._slopes(rows, base)
+        by_run = np.stack([self._by_run(slopes[:, i]) for i in range(len(PARAMETERS))], axis=1)
+        of_device = by_run[:, BUSY_COLUMNS].sum(axis=1) * np.array([device for _, device in pairs])
+        mean = self._by_run(base)
+        settings = self._by_run((base - mean[self.run]) ** 2)
+        variance = ((by_run * np.array([own for own, _ in pairs])) ** 2).sum(axis=1) + of_device**2 + settings
+        scarce = np.array([widening(fitted.device_sources.get(device, 0.0)) for device in devices])
+        out: Array = scarce * np.sqrt(variance + noise() ** 2 + self.runs.experts * EXPERTS**2)
+        return out

@@ -1,1 +1,0 @@
-"""Parameters of training frameworks, fitted to measured runs."""

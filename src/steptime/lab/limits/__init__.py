@@ -1,1 +1,0 @@
-"""How far a training run can scale before data movement stops it."""
