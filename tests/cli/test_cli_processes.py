@@ -72,7 +72,7 @@ PIPES: Final = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("args", PIPES, ids=" ".join)
+@pytest.mark.each("args", PIPES, ids=" ".join)
 def test_a_named_pipe_that_nobody_writes_is_refused(folder: Path, args: tuple[str, ...]) -> None:
     name = next(arg for arg in args if arg.startswith("pipe."))
     if not (folder / name).exists():

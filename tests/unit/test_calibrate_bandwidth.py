@@ -39,9 +39,9 @@ def measured(on: Host, quick: bool, **less: int) -> list[Measured]:
     return out
 
 
-@pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("cache_mib", [0.5, 8, 32, 64, 128, 260, 512, 1024])
-@pytest.mark.parametrize("memory_bytes", [5e8, 4e9, 1e12])
+@pytest.mark.each("quick", [True, False])
+@pytest.mark.each("cache_mib", [0.5, 8, 32, 64, 128, 260, 512, 1024])
+@pytest.mark.each("memory_bytes", [5e8, 4e9, 1e12])
 def test_sizes_follow_cache_and_memory(cache_mib: float, memory_bytes: float, quick: bool) -> None:
     """Past the cache where the memory has room for it, else an estimate whose factor covers the truth."""
     on = described(cache_mib * MIB, memory_bytes)

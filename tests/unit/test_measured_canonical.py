@@ -24,7 +24,7 @@ from steptime.lab.measured.tables import framework_default, framework_of, table
 from steptime.plan.framework_file import name_rules as framework_names
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "name", "assumed"),
     [
         ("H100-SXM-80GB", "h100-sxm", False),
@@ -64,7 +64,7 @@ def test_one_of_several_accelerators():
     assert not device_name("H100/H100-SXM").ambiguous
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "names"),
     [
         ("amp_bf16", "bf16"), ("amp_fp8", "fp8"), ("fp8_full", "fp8"), ("TE FP8", "fp8"), ("FP8 (TE hybrid)", "fp8"),
@@ -91,7 +91,7 @@ def test_quantised_base():
     assert not dtype_name("NVFP4").quantised_base
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "kind", "share"),
     [
         ("none", "none", 1), ("full", "full", 1), ("full (remat)", "full", 1), ("selective", "attention", 1),
@@ -105,7 +105,7 @@ def test_recomputation(text: str, kind: str, share: float):
     assert recomputation(text) == Recomputation(kind=kind, share=share)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "framework", "kind", "share"),
     [
         ("selective", "megatron-core", "attention", 1), ("selective", "torchtitan", "ops", 1),
@@ -130,7 +130,7 @@ def test_recomputation_that_is_unknown():
     assert recomputation("") is None and recomputation("sometimes") is None
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "expected"),
     [
         ("0 (DP=1)", Sharding(stages=(0,))),
@@ -174,7 +174,7 @@ def test_attention_kernels(text: str, kernel: str | None):
     assert attention_kernel(text) == kernel
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "name", "accumulation"),
     [
         ("1F1B (DeepSpeed pipe)", "1f1b", None), ("interleaved-1F1B (for pp>1)", "interleaved", None),
@@ -194,7 +194,7 @@ def test_offload():
     assert offloaded("see section") == frozenset()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "per_node", "gbit"),
     [
         ("4x Omni-Path 100 Gb/s per node", 4, 100), ("800 Gb/s per node", 8, 100), ("400 Gb/s RDMA per GPU", 8, 400),

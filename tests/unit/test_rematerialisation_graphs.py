@@ -207,7 +207,7 @@ def stages_of(chain: Chain, schedule: Schedule) -> tuple[DagStage, ...]:
     return tuple(out)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.each("seed", range(12))
 def test_every_schedule_of_the_chain_solver_is_one_of_the_graph_with_the_same_bytes(seed):
     chain = uneven(3 + seed % 5, seed)
     for one in front(chain):
