@@ -1,14 +1,21 @@
-"""The marker ``shared``: tests that carry it see the bulk measurements or are skipped, all other tests do not see them.
+"""The markers ``shared`` and ``each``.
 
-The bulk measurements lie outside the repository, and a clone may lack them. A test without the marker runs as in such a
-clone: where it needs the measurements, it fails, whether or not they are here.
+``shared``: tests that carry it see the bulk measurements or are skipped, all other tests do not see them. The bulk
+measurements lie outside the repository, and a clone may lack them. A test without the marker runs as in such a clone:
+where it needs the measurements, it fails, whether or not they are here.
+
+``each``: written as ``parametrize`` is, but one test goes through all values, and its failure shows every value that
+failed. Each value has its own ``monkeypatch``, ``tmp_path`` and ``capsys``; values share the other fixtures.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
+import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +32,7 @@ ABSENT: Final = f"no bulk measurements: {VARIABLE} is not set, and shared/data i
 collect_ignore = ["conftest.py"]
 
 _KEY: Final = "measurements"
+_PARAM: Final = type(pytest.param(None))
 _measurements = pytest.StashKey[Path | str | None]()
 _hidden = pytest.StashKey[Path]()
 
@@ -72,3 +80,83 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         os.environ[VARIABLE] = str(item.config.stash[_hidden])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tell pytest that the arguments of the marker ``each`` are no fixtures."""
+    for marker in metafunc.definition.iter_markers("each"):
+        names = _names(marker)
+        metafunc.parametrize(names, [pytest.param(*([None] * len(names)), id=pytest.HIDDEN_PARAM)])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call a test with the marker ``each`` with all its values and fail with all failures; None for other tests."""
+    values = [_values(marker) for marker in pyfuncitem.iter_markers("each")]
+    if not values:
+        return None
+    failures = []
+    n_values = 0
+    for cases in itertools.product(*values):
+        n_values += 1
+        name = "-".join(name for name, _ in cases)
+        given = {argument: value for _, case in cases for argument, value in case.items()}
+        try:
+            _call(pyfuncitem, given, n_values)
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+            failures.append(f"[{name}] {_told(error, pyfuncitem.path)}")
+    assert n_values, "no value to go through"
+    if failures:
+        pytest.fail("\n\n".join([f"{len(failures)} of {n_values} values failed", *failures]), pytrace=False)
+    return True
+
+
+def _names(marker: pytest.Mark) -> list[str]:
+    names = marker.args[0]
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+
+
+def _values(marker: pytest.Mark) -> list[tuple[str, dict[str, Any]]]:
+    """Name and arguments of every value of a marker ``each``, read as ``parametrize`` reads them."""
+    names, ids = _names(marker), marker.kwargs.get("ids")
+    if unknown := set(marker.kwargs) - {"ids"}:
+        raise TypeError(f"the marker each does not know {', '.join(sorted(unknown))}")
+    cases = []
+    for index, value in enumerate(marker.args[1]):
+        found = value if isinstance(value, _PARAM) else pytest.param(*([value] if len(names) == 1 else value))
+        if found.marks:
+            raise TypeError("the marker each takes no marks of single values")
+        given = dict(zip(names, found.values, strict=True))
+        if ids is None or callable(ids):
+            shown = [_shown((ids and ids(part)) or part, f"{name}{index}") for name, part in given.items()]
+        else:
+            shown = [str(ids[index])]
+        cases.append((str(found.id or "-".join(shown)), given))
+    return cases
+
+
+def _shown(value: object, otherwise: str) -> str:
+    if isinstance(value, (str, bytes, int, float, complex, bool, type(None))):
+        return str(value)
+    return str(getattr(value, "__name__", otherwise))
+
+
+def _call(item: pytest.Function, given: dict[str, Any], index: int) -> None:
+    """Call a test with one value; what fixtures of a single test keep is fresh."""
+    arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames} | given
+    with ExitStack() as stack:
+        if "monkeypatch" in arguments:
+            arguments["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+        if "tmp_path" in arguments:
+            arguments["tmp_path"] = arguments["tmp_path"] / str(index)
+            arguments["tmp_path"].mkdir()
+        if "capsys" in arguments:
+            arguments["capsys"].readouterr()
+        item.obj(**arguments)
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """The error with the last line of the test that it passed."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    return f"{path.name}:{lines[-1] if lines else '?'}: {text}"

@@ -5,18 +5,27 @@ bash      the whole block is one script
 python    a script of its own, or a doctest if it has ``>>>``
 toml      with a first line ``# file: name.toml`` (or ``# name.toml``): written before the commands that follow
 
-The blocks of one document share a folder that has a copy of ``examples/`` and the fixtures below.
+The blocks of one document share a folder that has a copy of ``examples/`` and the fixtures below. A command that begins
+with ``steptime`` runs in this process, and what a shell does with its output in a shell; others are processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import traceback
+import warnings
 from pathlib import Path
 from typing import Final
+
+from typer.testing import CliRunner
+
+from steptime.cli.main import app
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENTS: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,6 +41,10 @@ FENCE: Final = re.compile(
 )
 #: What differs from run to run in what commands print.
 _MEASURED: Final = re.compile(r"in [\d.]+ m?s CPU")
+#: A command of steptime alone, or with its output piped or written to a file.
+_STEPTIME: Final = re.compile(r"steptime (?P<arguments>(?:'[^']*'|[^'\"|<>&;$`\\])*)(?P<rest>(?:\||>) .*)?", re.S)
+#: Arguments and the files that they name -> exit code and output of commands that write no file of their own.
+_ANSWERS: dict[tuple[str, ...], tuple[int, str]] = {}
 _FILE: Final = re.compile(r"# (?:file: *)?(?P<name>[\w.-]+\.toml) *\n")
 
 
@@ -67,15 +80,33 @@ def _make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 
 
-def _printed(arguments: list[str], folder: Path, where: str) -> str:
+def _printed(arguments: list[str], folder: Path, where: str, given: str = "") -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONWARNINGS": "error", "COLUMNS": "100"}
     done = subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, input=given
     )
     if done.returncode:
         raise BlockError(f"{where}: {arguments[-1]}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+def _answer(arguments: str, folder: Path) -> tuple[int, str]:
+    """Exit code and output of ``steptime`` with arguments; once where the files that they name are the same."""
+    words = shlex.split(arguments)
+    files = [folder / word.partition(":")[0] for word in words]
+    key = (arguments, *(file.read_text(encoding="utf-8") for file in files if file.is_file()))
+    if key in _ANSWERS:
+        return _ANSWERS[key]
+    with contextlib.chdir(folder), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = CliRunner(env={"COLUMNS": "100"}).invoke(app, words)
+    if done.exc_info and not isinstance(done.exception, (SystemExit, type(None))):
+        traceback.print_exception(*done.exc_info)
+    sys.stderr.write(done.stderr)
+    if "--out" not in words:
+        _ANSWERS[key] = done.exit_code, done.stdout
+    return done.exit_code, done.stdout
 
 
 def _shell(command: str, folder: Path, where: str) -> str:
@@ -87,7 +118,11 @@ def _shell(command: str, folder: Path, where: str) -> str:
         return ""
     if command.startswith(NOT_RUN):
         return ""
-    return _printed(["bash", "-euo", "pipefail", "-c", command], folder, where)
+    given = ""
+    if found := _STEPTIME.fullmatch(command):
+        code, given = _answer(found["arguments"], folder)
+        command = f"(cat; exit {code}) {found['rest'] or ''}"
+    return _printed(["bash", "-euo", "pipefail", "-c", command], folder, where, given)
 
 
 def _script(body: str, folder: Path, where: str) -> None:

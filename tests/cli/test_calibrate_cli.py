@@ -150,7 +150,7 @@ def test_fit_names_the_extra(run: Run, softmaxes: Path, monkeypatch: pytest.Monk
     assert (done.exit_code, "steptime[calibrate]" in done.stderr) == (EXIT_USER, True)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("arguments", "message"),
     [
         (("--compare-to", "h1oo-sxm"), "did you mean h100-sxm"),
@@ -341,7 +341,7 @@ def test_score_prints_json_and_a_report(run: Run, softmaxes: Path, tmp_path: Pat
     assert "32 of 32 rows scored" in text and "By operator" in text
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("arguments", "message"),
     [
         ((), "score needs one table"),

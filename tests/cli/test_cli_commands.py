@@ -26,7 +26,7 @@ def parsed(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.each("command", COMMANDS)
 def test_every_command_has_help(run: Run, command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

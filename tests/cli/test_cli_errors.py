@@ -84,7 +84,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("args", "named"), BAD, ids=lambda value: " ".join(value)[:40].replace("\0", "NUL"))
+@pytest.mark.each(("args", "named"), BAD, ids=lambda value: " ".join(value)[:40].replace("\0", "NUL"))
 def test_wrong_arguments(run: Run, api: FakeApi, args: tuple[str, ...], named: str) -> None:
     for more in ((), ("--json",)):
         result = run(*args, *more)
@@ -124,7 +124,7 @@ RUN_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "named"), RUN_FILES, ids=lambda value: value[:40])
+@pytest.mark.each(("text", "named"), RUN_FILES, ids=lambda value: value[:40])
 def test_wrong_run_files(run: Run, api: FakeApi, tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text)
@@ -150,7 +150,7 @@ ESTIMATE_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "named"), ESTIMATE_FILES, ids=lambda value: value[:40])
+@pytest.mark.each(("text", "named"), ESTIMATE_FILES, ids=lambda value: value[:40])
 def test_wrong_estimate_files(run: Run, api: FakeApi, tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "estimate.json"
     file.write_text(text)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from fake_api import Run
 
 from steptime.cli.main import EXIT_PIPE, EXIT_USER
 
@@ -72,13 +75,30 @@ PIPES: Final = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("args", PIPES, ids=" ".join)
-def test_a_named_pipe_that_nobody_writes_is_refused(folder: Path, args: tuple[str, ...]) -> None:
+@pytest.fixture
+def patience() -> Iterator[None]:
+    """A test that waits for a minute fails."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError("the command waits")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.each("args", PIPES, ids=" ".join)
+def test_a_named_pipe_that_nobody_writes_is_refused(
+    run: Run, patience: None, folder: Path, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = next(arg for arg in args if arg.startswith("pipe."))
     if not (folder / name).exists():
         os.mkfifo(folder / name)
-    done = steptime(folder, *args)
-    assert done.returncode == EXIT_USER
+    monkeypatch.chdir(folder)
+    done = run(*args)
+    assert done.exit_code == EXIT_USER
     assert done.stderr.startswith(f"Error: {name}: is no")
 
 

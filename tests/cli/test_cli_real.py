@@ -172,7 +172,7 @@ def test_nothing_fits_is_3_with_advice(run: Run, args: tuple[str, ...], advice: 
     assert document(run, *args, code=3)["feasible"] == 0
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.each("config", CONFIGS, ids=lambda path: path.stem)
 def test_ledger_of_every_config(run: Run, config: Path) -> None:
     assert document(run, "estimate", str(config))["parameters_total"] > 5e7
 
@@ -312,7 +312,7 @@ def test_examples(run: Run, example: Path) -> None:
     assert document(run, "estimate", str(example))["feasible"] is True
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("args", "message"),
     [
         ((*ESTIMATE, "--dp", "3"), "tp 8 x pp 16 x dp 3 = 384, not 512 GPUs"),
@@ -374,7 +374,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", [*(name.split("/")[0] for name in FILES), "large.toml", "absent.toml", "absent.json"])
+@pytest.mark.each("name", [*(name.split("/")[0] for name in FILES), "large.toml", "absent.toml", "absent.json"])
 def test_wrong_files_are_named(run: Run, files: Path, name: str) -> None:
     path = str(files / name)
     commands = [("estimate", path), ("plan", path, *MACHINE), ("models", path)]

@@ -268,7 +268,7 @@ def test_a_trace_without_steps_is_split_by_the_option(run, tmp_path):
     assert document(run, str(path), "--steps", "5")["measured"]["step_time_s"] == pytest.approx(20e-6)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("args", "message"),
     [
         (("missing.log",), "there is no such file"),

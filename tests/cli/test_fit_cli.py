@@ -108,7 +108,7 @@ def test_a_loss_by_name(run: Run, factory: Path) -> None:
     assert done.exit_code == 0, done.stderr
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("arguments", "message"),
     [
         (("gpt2", "--device", "rtx-409"), "rtx-4090"),

@@ -146,7 +146,7 @@ def test_files_for_viewers_are_written(run: Run, file: Path, tmp_path: Path) -> 
     assert "peak reserved" in shown and "requested at the peak by" in shown
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("target", "message"),
     [
         ("{file}:nope", "has no 'nope'"),
@@ -171,7 +171,7 @@ def test_one_clear_message(run: Run, file: Path, target: str, message: str) -> N
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("options", "message"),
     [
         (["--device", "h10"], "did you mean"),
@@ -327,7 +327,7 @@ def onnx_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "option",
     ["--dtype=bf16", "--autocast=bf16", "--optimizer=adamw", "--loss=mse", "--batch=2", "--seq=2", "--input=2x8",
      "--no-fold"],

@@ -59,7 +59,7 @@ def test_a_source_left_out(run: Run, few: str) -> None:
     assert "Predicted by fits without the source mt-nlg, framework not named" in text
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("arguments", "message"),
     [
         (("none.csv",), "there is no such file"),

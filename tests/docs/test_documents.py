@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from document_blocks import DOCUMENTS, ROOT, BlockError, as_run, prepare, without_measured
+from document_blocks import DOCUMENTS, BlockError, as_run, prepare, without_measured
+
+#: These show the same command, which takes long and so runs once: in one process.
+TOGETHER = tuple(path for path in DOCUMENTS if path.name in ("README.md", "fit.md"))
+ALONE = tuple((path,) for path in DOCUMENTS if path not in TOGETHER)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run_and_print_what_is_shown(document: Path, tmp_path: Path) -> None:
-    text = document.read_text(encoding="utf-8")
-    now = as_run(text, document.name, prepare(tmp_path / "reader"))
-    assert without_measured(now) == without_measured(text), f"scripts/documents {document.name} rewrites it"
+@pytest.mark.parametrize("documents", [TOGETHER, *ALONE], ids=lambda paths: ",".join(path.stem for path in paths))
+def test_blocks_run_and_print_what_is_shown(documents: tuple[Path, ...], tmp_path: Path) -> None:
+    for document in documents:
+        text = document.read_text(encoding="utf-8")
+        now = as_run(text, document.name, prepare(tmp_path / document.stem))
+        assert without_measured(now) == without_measured(text), f"scripts/documents {document.name} rewrites it"
 
 
 SAMPLE = """\

@@ -24,7 +24,7 @@ def test_nothing_moved(name: str) -> None:
         pytest.skip(f"{len(skipped)} of {len(family.stored())} cases not replayed: {reasons}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.each("name", NAMES)
 def test_files_have_every_case_and_are_written_as_they_are_read(name: str) -> None:
     family = FAMILIES[name]
     stored, text = family.stored(), family.file.read_text(encoding="utf-8")

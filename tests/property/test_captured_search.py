@@ -66,7 +66,7 @@ def every_plan(setting: Setting) -> list[Plans]:
     return out
 
 
-@pytest.mark.parametrize(("name", "gpus", "batch", "memory"), CASES)
+@pytest.mark.each(("name", "gpus", "batch", "memory"), CASES)
 def test_the_best_is_the_minimum_over_all_plans(name, gpus, batch, memory):
     setting = setting_of(name, gpus, batch, memory)
     mode = mode_of(setting, MODES["corrected"])

@@ -167,7 +167,7 @@ def test_a_recomputed_plan_takes_longer(data):
     assert again.peak_bytes <= without.peak_bytes * (1 + 1e-12) or code == 2
 
 
-@pytest.mark.parametrize("name", [*RATES, *LATENCIES, "slow_Bps"])
+@pytest.mark.each("name", [*RATES, *LATENCIES, "slow_Bps"])
 def test_every_rate_matters_to_some_plan(name):
     """The property above is not empty: a plan that uses everything gets slower with each."""
     from steptime.api.models import load_model

@@ -117,8 +117,8 @@ def test_a_machine_measured_as_it_is_may_have_slower_links_nearby():
     assert not fitted("perlmutter").nearer_is_faster and fitted("perlmutter-80gb").nearer_is_faster
 
 
-@pytest.mark.parametrize("name", ["dgx-a100-80gb", "dgx-b200", "dgx-h100", "gb300-nvl72"])
-@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
+@pytest.mark.each("name", ["dgx-a100-80gb", "dgx-b200", "dgx-h100", "gb300-nvl72"])
+@pytest.mark.each("kind", ["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
 def test_nearer_is_faster_where_the_machine_says_so(name, kind):
     """Claimed for the search, which then lists only placements with the most ranks inside."""
     machine = fitted(name)

@@ -149,8 +149,8 @@ def test_parameter_bytes_over_replicas(drawn, dp, zero):
 DENSE = [name for name in catalogue_names() if not (load_model(name).experts or load_model(name).latent)]
 
 
-@pytest.mark.parametrize("strategy", ["1d", "context", "2d"])
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.each("strategy", ["1d", "context", "2d"])
+@pytest.mark.each("name", DENSE)
 def test_rows_of_one_device_hold_the_parameters_of_the_ledger(name, strategy):
     model = load_model(name)
     job = Job(model=model, gpus=1, global_batch=1, seq_len=model.seq_len, precision=PRECISIONS["bf16"],

@@ -121,7 +121,7 @@ SAME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("table", "line"), [(table, line) for table, lines in SAME.items() for line in lines])
+@pytest.mark.each(("table", "line"), [(table, line) for table, lines in SAME.items() for line in lines])
 def test_a_number_stated_as_it_was_changes_nothing(tmp_path: Path, table: str, line: str) -> None:
     path = tmp_path / "same.toml"
     path.write_text(f'base = "dgx-h100"\n[{table}]\n{line}\n')
@@ -129,7 +129,7 @@ def test_a_number_stated_as_it_was_changes_nothing(tmp_path: Path, table: str, l
     assert same.time == plain.time and same.notes == plain.notes
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("table", "worse"),
     [
         ("levels.nvlink", "efficiency = 0.5"), ("levels.nvlink", 'latency = "40 us"'),

@@ -29,7 +29,7 @@ def searched(framework: str, **options: Any) -> Any:
     return api.plan("llama3.2-1b", "dgx-h100", gpus=8, global_batch=8, framework=framework, top=10**4, **options)
 
 
-@pytest.mark.parametrize("name", framework_names())
+@pytest.mark.each("name", framework_names())
 def test_the_stage_of_a_framework_is_one_that_it_has_and_that_its_runs_have(name: str) -> None:
     habits = habits_of(name)
     assert all(habits.zero_with(pp) in habits.stages_with(pp) for pp in (1, 4))
@@ -80,7 +80,7 @@ def test_a_pipeline_keeps_weights_gathered_and_one_rank_shares_nothing() -> None
     assert alone.plan["zero"] == 1 and alone.notes == ()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("framework", "plan", "shard"),
     [
         ("fms-fsdp", {}, 8), ("fms-fsdp", {"zero": 3}, 0), ("fms-fsdp", {"shard": 16}, 16),

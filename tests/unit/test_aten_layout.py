@@ -36,7 +36,7 @@ def normal(type):
     return type.shape, type.dtype, [step for size, step in zip(type.shape, type.strides, strict=True) if size != 1]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.each("seed", range(60))
 def test_views_of_random_layouts(seed):
     draw = random.Random(seed)
     x, nodes = layout(draw), Nodes()
@@ -65,7 +65,7 @@ def test_views_of_random_layouts(seed):
         assert normal(ours.type) == normal(type_of(theirs))
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.each("seed", range(120))
 def test_results_of_element_wise_operators(seed):
     draw = random.Random(seed)
     a = layout(draw, rank=draw.randint(1, 4))
@@ -91,9 +91,9 @@ PROMOTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", PROMOTED)
-@pytest.mark.parametrize("ranks", [(1, 1), (0, 1), (1, 0), (0, 0)])
-@pytest.mark.parametrize("op", ["add", "div", "lt"])
+@pytest.mark.each("kinds", PROMOTED)
+@pytest.mark.each("ranks", [(1, 1), (0, 1), (1, 0), (0, 0)])
+@pytest.mark.each("op", ["add", "div", "lt"])
 def test_promotion_of_element_types(kinds, ranks, op):
     a, b = (torch.ones([2] * rank, dtype=kind) for rank, kind in zip(ranks, kinds, strict=True))
     nodes = Nodes()

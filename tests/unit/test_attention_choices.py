@@ -185,7 +185,7 @@ def test_the_all_to_all_sends_every_copy():
         _step(dispatcher="deepep")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("choices", "dtype", "words"),
     [
         ({"attention_dtype": "fp8", "attention": "unfused"}, "bf16", "attention unfused has no such kernel"),

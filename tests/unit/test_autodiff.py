@@ -171,7 +171,7 @@ def same(ours, theirs):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.each("name", OPERATORS)
 def test_reverse_mode_of_an_operator(name):
     function, *tensors = OPERATORS[name]
     leaves, result, tracer, sources, graph = traced(function, tensors)
@@ -184,7 +184,7 @@ def test_reverse_mode_of_an_operator(name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", sorted(set(OPERATORS) - ONE_WAY))
+@pytest.mark.each("name", sorted(set(OPERATORS) - ONE_WAY))
 def test_forward_mode_of_an_operator(name):
     function, *tensors = OPERATORS[name]
     _, _, tracer, sources, graph = traced(function, tensors)

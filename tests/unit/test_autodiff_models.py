@@ -60,7 +60,7 @@ def _double(output):
     return [each.double() for each in output] if isinstance(output, (tuple, list)) else output.double()
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.each("name", FACTORIES)
 def test_gradients_flops_and_saved_bytes(name, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     recorded = Recorded(name)

@@ -56,8 +56,8 @@ def step_s(schedule: str = "1f1b", **changes: float) -> float:
     return float(evaluated(replace(FRAMEWORK, **changes), schedule).step_time_s)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.each("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.each("name", PARAMETERS)
 def test_one_doubt_is_the_change_of_the_step_when_it_is_moved(name: str, schedule: str) -> None:
     found, usual = band(schedule, doubts=dict(CERTAIN.doubts) | {name: DOUBT}), step_s(schedule)
     assert found.high_s == pytest.approx(step_s(schedule, **{name: MOVED[name]}), rel=1e-9)

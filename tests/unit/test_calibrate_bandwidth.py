@@ -38,9 +38,9 @@ def measured(on: Host, quick: bool, **less: int) -> list[Measured]:
     return out
 
 
-@pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("cache_mib", [0.5, 8, 32, 64, 128, 260, 512, 1024])
-@pytest.mark.parametrize("memory_bytes", [5e8, 4e9, 1e12])
+@pytest.mark.each("quick", [True, False])
+@pytest.mark.each("cache_mib", [0.5, 8, 32, 64, 128, 260, 512, 1024])
+@pytest.mark.each("memory_bytes", [5e8, 4e9, 1e12])
 def test_sizes_follow_cache_and_memory(cache_mib: float, memory_bytes: float, quick: bool) -> None:
     """Past the cache where the memory has room for it, else an estimate whose factor covers the truth."""
     on = described(cache_mib * MIB, memory_bytes)
@@ -63,7 +63,8 @@ def test_the_usual_sizes_stay_where_they_pass_the_cache() -> None:
 def test_an_unsure_bandwidth_is_assumed_and_widens_the_bands(tmp_path: Path) -> None:
     """A cache of 1 GiB in 2 GB of memory: no copy passes it."""
     on = described(1024 * MIB, 2e9)
-    fitted = profile.fit(on, measured(on, True), [], None, "2026-01-01")
+    few = [one for one in measured(on, True) if one.task.kind in (*work.LAUNCHES, "copy", "matmul", "softmax")]
+    fitted = profile.fit(on, few, [], None, "2026-01-01")
     cluster_file.write(tmp_path / "m.toml", fitted)
     source = load_cluster(tmp_path / "m.toml").device.sources["memory_Bps"]
     assert source.kind == "assumed" and "the last cache holds" in source.text

@@ -45,7 +45,7 @@ def test_residuals_against_a_public_profile(tmp_path: Path) -> None:
         assert line["shape"] and line["public_curve"] and line["public_device"] == "h100-sxm"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("processor", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", "h100-pcie"),

@@ -28,7 +28,7 @@ def record_of(task: Task, seconds: list[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "damage",
     [{"seconds": None}, {"seconds": "x"}, {"seconds": ["a"]}, {"kind": "foo"}, {"kind": [1]}, {"dtype": "fp99"},
      {"shape": [1]}, {"shape": {"m": "x"}}, {"round": 9}, {"layout": 3}, {"of": None}],

@@ -68,10 +68,8 @@ def same(a: Program, b: Program) -> None:
     assert records[0] == records[1]
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["adamw", "adamw-loop", "adamw-fused", "sgd-momentum", "adagrad", "rmsprop", None]
-)
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.each("optimizer", ["adamw", "adamw-loop", "adamw-fused", "sgd-momentum", "adagrad", "rmsprop", None])
+@pytest.mark.each("keep", [True, False])
 def test_folded_is_the_whole(optimizer: str | None, keep: bool) -> None:
     module = Stack([block() for _ in range(9)], keep)
     folded, whole = (capture(module, [X], optimizer=optimizer, fold=fold) for fold in (True, False))

@@ -225,7 +225,7 @@ def test_a_real_optimiser_is_taken_with_its_settings() -> None:
     assert not optimizer.state
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.each("name", OPTIMIZERS)
 def test_every_named_optimiser_can_be_captured(name: str) -> None:
     assert calls_of(capture(mlp(), [X], optimizer=name), "optimizer")
 

@@ -85,7 +85,7 @@ def test_floating_point_inputs_are_not_read() -> None:
         recorded(lambda y, x, _: y if x.sum() > 0 else -y, torch.ones(3))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "guard",
     [
         lambda y: not torch.isfinite(y).all(),
@@ -94,7 +94,7 @@ def test_floating_point_inputs_are_not_read() -> None:
         lambda y: y.abs().eq(float("inf")).sum().item() > 0,
     ],
 )
-@pytest.mark.parametrize("rows", [10, 2**20])
+@pytest.mark.each("rows", [10, 2**20])
 def test_guards_against_infinite_numbers_are_taken_as_passed(guard: Any, rows: int) -> None:
     def then(y: Any, _given: Any, _buffer: Any) -> Any:
         return y.clamp(-1, 1) if guard(y) else y

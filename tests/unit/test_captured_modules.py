@@ -30,14 +30,14 @@ def total(model: CapturedModel, name: str, tp: int = 1, sp: int = 0, batch: int 
     return sum(count * one.times * float(getattr(one, name).at(way, batch)) for part, count in parts for one in part)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.each("name", EVERY)
 def test_no_parameter_is_lost_or_counted_twice(name):
     model = captured(name)
     tied = sum(one.times * float(one.weights.at(0, 1)) for one in model.tail if one.tied)
     assert total(model, "weights") - tied == model.parameters
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.each("name", EVERY)
 def test_operations_add_up_to_those_of_the_step(name):
     model = captured(name)
     forward = sum(float(line.at(0, 3)) for line in model.forward_flops.values())
@@ -71,7 +71,7 @@ def test_members_of_a_list_that_are_no_sequence_are_no_blocks():
     assert sections_of(capture(module, inputs, optimizer=None, loss=captured_modules.models.loss_of)).blocks is None
 
 
-@pytest.mark.parametrize(("name", "ranks"), [
+@pytest.mark.each(("name", "ranks"), [
     ("gpt", (1, 2, 4, 8, 16)), ("llama", (1, 2, 4)), ("bert", (1, 2, 4)), ("vit", (1, 2, 4)), ("gpt_eager", (1, 2, 4)),
     ("resnet", (1,)), ("unet", (1,)), ("mlp", (1,)),
 ])  # fmt: skip
@@ -90,8 +90,8 @@ def test_a_block_reduces_twice_forward_and_twice_backward(name):
         assert all(each.tokens for each in found)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "vit", "gpt_eager", "encoder"])
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.each("name", ["gpt", "llama", "bert", "vit", "gpt_eager", "encoder"])
+@pytest.mark.each("tp", [2, 4])
 def test_shards_of_a_block_are_the_whole(name, tp):
     model = captured(name)
     for one in model.block:

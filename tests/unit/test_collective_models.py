@@ -155,7 +155,7 @@ def test_profile_errors_name_the_field(tmp_path: Path) -> None:
         read_fabric_profile(path)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("old", "new", "field"),
     [
         ("median_ape = 0.03606", 'median_ape = "x"', "median_ape"),
@@ -197,7 +197,7 @@ def test_the_users_fabrics_come_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert profile_of("h100-sxm-nccl").points == 2, "$STEPTIME_PATH goes before the user's folder"
 
 
-@pytest.mark.parametrize("profile", load_fabric_profiles(), ids=lambda profile: profile.name)
+@pytest.mark.each("profile", load_fabric_profiles(), ids=lambda profile: profile.name)
 def test_catalogue_profiles_are_sane(profile: FabricProfile) -> None:
     if profile.library == "deepep-ll":
         return

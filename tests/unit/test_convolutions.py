@@ -90,7 +90,7 @@ HAND: Mapping[str, float] = {
 12 GB at 6 GB/s."""
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("changed", "compute_s", "memory_s"),
     [
         ({}, 1.5, 2.0),
@@ -313,8 +313,8 @@ def test_rows_of_a_table_leave_groups_out() -> None:
 # --- on devices of the catalogue
 
 
-@pytest.mark.parametrize("device", ["h100-sxm", "v100-sxm2-16gb", "rtx-4090"])
-@pytest.mark.parametrize("kind", CONVOLVED)
+@pytest.mark.each("device", ["h100-sxm", "v100-sxm2-16gb", "rtx-4090"])
+@pytest.mark.each("kind", CONVOLVED)
 def test_single_channels_are_timed_by_the_vector_units(device: str, kind: str) -> None:
     """Curves of products were fitted to no groups: they would pad a channel to 32."""
     known = load_device(device)

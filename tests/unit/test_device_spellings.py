@@ -24,13 +24,13 @@ OTHERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.each("name", FOUND)
 def test_spellings_of_a_device(name: str) -> None:
     found = device_named(name)
     assert found is not None and found.name == FOUND[name]
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.each("name", OTHERS)
 def test_other_chips_are_not_taken_for_one_of_the_catalogue(name: str) -> None:
     assert device_named(name) is None
 

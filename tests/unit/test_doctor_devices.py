@@ -12,7 +12,7 @@ from steptime.hardware.library import load_device
 GIB = 2**30
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("line", "name", "gib"),
     [
         ("CUDA capacity: NVIDIA B200 with 178.36GiB memory", "NVIDIA B200", 178.36),

@@ -167,7 +167,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.each("name", BAD)
 def test_bad_logs_give_one_message(tmp_path, name):
     content, message = BAD[name]
     path = tmp_path / name

@@ -44,7 +44,7 @@ DUMPED = (
 )
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "where"),
     [
         (ZERO.format(param=None, optimizer="DeepSpeedZeroOffloadOptimizerConfig(device='cpu', nvme_path=None)"), "optimizer"),

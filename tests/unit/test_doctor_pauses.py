@@ -113,7 +113,7 @@ def test_both_kinds_are_told_apart(tmp_path):
     assert "beside the long pauses" in launch.evidence[0]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("category", "name", "title"),
     [
         ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "the next batch"),

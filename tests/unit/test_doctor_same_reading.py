@@ -42,7 +42,7 @@ def agree(path: Path, row: dict[str, str], model: str | None = None) -> None:
     assert predicted["step_time_s"] == pytest.approx(scored.step_time_s, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("flags", "row"),
     [
         ({}, {}),
@@ -75,7 +75,7 @@ def test_arguments_of_2021_and_a_row(tmp_path):
     assert "as megatron-2021 does unless told otherwise: sp off" in own.warnings
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("mesh", "lines", "row"),
     [
         ("['dp_shard'], [64]", "Applied FSDP", {}),

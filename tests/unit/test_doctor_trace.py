@@ -127,7 +127,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.each("name", BAD)
 def test_bad_traces_give_one_message(tmp_path, name):
     text, message = BAD[name]
     path = tmp_path / "bad.json"
@@ -154,7 +154,7 @@ def test_union_and_cover_agree_with_counting_cells(pairs):
     assert covered(*u, windows) == len(inside)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("name", "group"),
     [
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "comm"),

@@ -75,8 +75,8 @@ def closed_form_s(ranks: int, count: int, seconds: Seconds, saved_s: float) -> f
     return float(count * (slowest_s - dual_paired_share(count, ranks) * saved_s) + idle_s)
 
 
-@pytest.mark.parametrize(("ranks", "count"), SIZES)
-@pytest.mark.parametrize("saved_s", [0.0, 0.5, 1.0])
+@pytest.mark.each(("ranks", "count"), SIZES)
+@pytest.mark.each("saved_s", [0.0, 0.5, 1.0])
 def test_equal_stages(ranks: int, count: int, saved_s: float) -> None:
     """Exact where forward pass and both halves of the backward pass take the same time."""
     seconds = equal(ranks, 1.0, 1.0, 1.0)
@@ -87,15 +87,15 @@ def test_equal_stages(ranks: int, count: int, saved_s: float) -> None:
     )
 
 
-@pytest.mark.parametrize(("ranks", "count"), SIZES)
+@pytest.mark.each(("ranks", "count"), SIZES)
 def test_messages_that_fill_and_drain(ranks: int, count: int) -> None:
     """What pairs send or receive hides; of the others 2 (p - 1) show one after the other."""
     plain_s, with_links_s = (step_s(ranks, count, equal(ranks, 1.0, 1.0, 1.0), 0.0, link_s) for link_s in (0.0, 1e-3))
     assert (with_links_s - plain_s) / 1e-3 == pytest.approx(2 * (ranks - 1))
 
 
-@pytest.mark.parametrize(("ranks", "count"), SIZES)
-@pytest.mark.parametrize("head", [-0.5, 0.1, 0.25, 0.5, 1.0])
+@pytest.mark.each(("ranks", "count"), SIZES)
+@pytest.mark.each("head", [-0.5, 0.1, 0.25, 0.5, 1.0])
 def test_a_last_stage_that_takes_longer_or_shorter(ranks: int, count: int, head: float) -> None:
     seconds = equal(ranks, 1.0, 1.2, 0.9)
     for each in seconds.values():
@@ -114,7 +114,7 @@ def most_kept(rank: int, ranks: int, count: int, kept: tuple[float, float]) -> f
     return most
 
 
-@pytest.mark.parametrize(("ranks", "count"), SIZES)
+@pytest.mark.each(("ranks", "count"), SIZES)
 def test_activations_in_flight(ranks: int, count: int) -> None:
     """p + 1 micro-batches between the ends; there p of the first stage, or one less and one of the last."""
     for rank in range(1, ranks - 1):

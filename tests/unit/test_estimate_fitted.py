@@ -166,7 +166,7 @@ def test_no_curve_is_transferred_where_one_was_fitted_or_from_another_vendor() -
     assert not any(c.dtype == "fp4" for c in found["h100-nvl"])
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.each("name", profile_names())
 def test_no_operator_bound_by_memory_launches_longer_than_a_kernel_does(name: str) -> None:
     """A fit that lacks what narrow rows cost puts it into the launch, which then makes all others too slow."""
     device = load_device(name)

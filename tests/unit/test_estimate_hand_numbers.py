@@ -37,8 +37,8 @@ def _evaluated(plans: Plans, job: Job | None = None, strategy: str = "1d") -> Ev
     return evaluate(CORRECTED, CORRECTED.strategies[strategy], job or _job(), FREE, plans)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.each("tp", [1, 2, 4, 8])
+@pytest.mark.each("batch", [1, 4])
 def test_activation_bytes_of_korthikanti(tp, batch):
     """arXiv 2205.05198, table 2, selective recomputation and sequence parallelism: 34 s b h / t per layer.
 
@@ -188,7 +188,7 @@ def test_ring_all_reduce_sends_twice_n_minus_one_over_n(n):
     assert ring_all_gather_s(1e9, n, 1, 1e9, 1e9, 0.0, 0.0) == pytest.approx((n - 1) / n, rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("dtype", "optimizer", "each"),
     [
         ("bf16", "adam", 16),

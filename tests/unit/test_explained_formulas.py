@@ -20,7 +20,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.each("function", FUNCTIONS)
 def test_every_argument_that_a_docstring_equals_to_a_symbol_has_it(function: str) -> None:
     module, _, name = function.rpartition(".")
     found = getattr(importlib.import_module(f"steptime.cost.{module}"), name)
@@ -42,7 +42,7 @@ def told(function: str, seen: frozenset[str] = frozenset()) -> str:
     return "\n".join([doc, inspect.getdoc(module) or "", *further])
 
 
-@pytest.mark.parametrize("function", [one for one in FUNCTIONS if one.rpartition(".")[2] not in PLAIN])
+@pytest.mark.each("function", [one for one in FUNCTIONS if one.rpartition(".")[2] not in PLAIN])
 def test_every_argument_is_named_in_a_docstring(function: str) -> None:
     module, _, name = function.rpartition(".")
     found, text = getattr(importlib.import_module(f"steptime.cost.{module}"), name), told(function)

@@ -251,7 +251,7 @@ def test_the_link_to_the_host_is_the_devices_or_the_given_one() -> None:
     assert hosted[1].after.step_s > hosted[0].after.step_s
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("given", "message"),
     [
         ({"batch": 0}, "batch"), ({"allow": "all"}, "allow"), ({"host_bandwidth_Bps": -1.0}, "host_bandwidth"),

@@ -63,9 +63,9 @@ TREES: dict[str, Tree] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.each("accumulate", [False, True])
+@pytest.mark.each("precision", ["fp32", "bf16"])
+@pytest.mark.each("name", TREES)
 def test_the_chain_says_what_the_capture_says(bench: Bench, name: str, precision: str, accumulate: bool) -> None:
     base = bench.run(precision, 8)
     program = accumulating(base.program) if accumulate else base.program

@@ -328,7 +328,7 @@ def test_a_band_is_wider_without_a_known_framework_or_device(settings: list[Sett
     assert np.mean(unknown > plain) > 0.7 and unknown.mean() > plain.mean()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.each("name", NAMES)
 def test_no_parameter_makes_a_step_faster(settings: list[Setting], name: str) -> None:
     """Every one is a factor on a time, a share that is exposed, or seconds; somewhere each matters."""
     common = load_framework("generic", UNKNOWN)

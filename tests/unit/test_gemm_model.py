@@ -139,8 +139,8 @@ def test_the_end_of_a_tile_and_large_tiles_cost() -> None:
     assert time_s(2560, 2560, 4096, given=slow) == pytest.approx(1.5 * 4096e-6), "one wave of the largest tile"
 
 
-@pytest.mark.parametrize("better", ["peak_flops_per_s", "memory_Bps"])
-@pytest.mark.parametrize("shape", [(1, 4096, 4096), (129, 768, 768), (4096, 4096, 4096), (33, 65536, 64)])
+@pytest.mark.each("better", ["peak_flops_per_s", "memory_Bps"])
+@pytest.mark.each("shape", [(1, 4096, 4096), (129, 768, 768), (4096, 4096, 4096), (33, 65536, 64)])
 def test_a_better_device_is_not_slower(better: str, shape: tuple[int, int, int]) -> None:
     assert time_s(*shape, **{better: 2 * DEVICE[better]}) <= time_s(*shape)
 

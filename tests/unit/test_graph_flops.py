@@ -41,7 +41,7 @@ def counted_by_torch(name):
     return {str(op).rpartition(".")[2]: flops for op, flops in counter.get_flop_counts()["Global"].items()}
 
 
-@pytest.mark.parametrize("name", sorted(FACTORIES))
+@pytest.mark.each("name", sorted(FACTORIES))
 def test_flops_of_forward_and_backward_equal_those_of_pytorch(name):
     ours, theirs = by_operator(program(name)), counted_by_torch(name)
     excess = excess_of_grouped_weights(program(name))
@@ -51,7 +51,7 @@ def test_flops_of_forward_and_backward_equal_those_of_pytorch(name):
     assert (excess > 0) == (name == "mobile")
 
 
-@pytest.mark.parametrize("name", sorted(FACTORIES))
+@pytest.mark.each("name", sorted(FACTORIES))
 def test_every_operator_of_the_modules_is_known(name):
     unknown = {call.node.op for call in program(name).calls if work_of(call.node).family == "unknown"}
     assert unknown == set()

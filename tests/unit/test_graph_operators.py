@@ -29,7 +29,7 @@ def test_product_counts_2mnk_and_reads_each_operand_once():
     assert (work.launches, work.dtype, work.family) == (1.0, "bf16", "product")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("op", "inputs", "flops"),
     [
         ("addmm", {"self": (32,), "mat1": (8, 16), "mat2": (16, 32)}, 2 * 8 * 32 * 16),
@@ -146,7 +146,7 @@ def test_an_expanded_input_is_read_once_and_a_repeated_one_too():
     assert work_of(masked).moved_bytes == 2 * 128 + 32
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("op", "inputs", "outputs", "attributes", "moved"),
     [
         ("copy", {"self": ("fp32", (8,)), "src": ("bf16", (8,))}, [("fp32", (8,))], {}, 16 + 32),

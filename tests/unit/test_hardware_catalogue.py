@@ -25,7 +25,7 @@ def only_the_catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.each("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_file_passes_the_gate_and_names_its_source(path: Path) -> None:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     check(table, KINDS[path.parent.name], str(path))
@@ -60,7 +60,7 @@ def numbers_of(device: Device) -> set[str]:
     return plain | matrix | {f"vector_flops_per_s.{dtype}" for dtype in device.vector_flops_per_s}
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.each("name", device_names())
 def test_every_number_of_a_device_has_a_source(name: str) -> None:
     device = load_device(name)
     assert device.name == name
@@ -68,7 +68,7 @@ def test_every_number_of_a_device_has_a_source(name: str) -> None:
     assert all(source.text and not source.text.endswith(".toml") for source in device.sources.values())
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.each("name", device_names())
 def test_device_is_plausible_and_has_a_node(name: str) -> None:
     device = load_device(name)
     rates = list(device.matrix_flops_per_s.values())
@@ -78,7 +78,7 @@ def test_device_is_plausible_and_has_a_node(name: str) -> None:
     assert cluster.device == device
 
 
-@pytest.mark.parametrize("name", cluster_names())
+@pytest.mark.each("name", cluster_names())
 def test_every_number_of_a_level_has_a_source(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.name == name
@@ -142,7 +142,7 @@ DATASHEET = [
 ]
 
 
-@pytest.mark.parametrize(("name", "matrix", "vector", "memory", "bandwidth"), DATASHEET)
+@pytest.mark.each(("name", "matrix", "vector", "memory", "bandwidth"), DATASHEET)
 def test_we_see_what_the_datasheet_says(
     name: str, matrix: float, vector: float | None, memory: float, bandwidth: float
 ) -> None:
@@ -156,7 +156,7 @@ def test_we_see_what_the_datasheet_says(
 
 
 # device, units, FLOP per unit and clock of the given dtype: peak = units x FLOP x clock
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("name", "dtype", "flops_per_clock"),
     [
         ("v100-sxm2-32gb", "fp16", 1024),
@@ -202,7 +202,7 @@ HOST_LINKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "GBps"), HOST_LINKS)
+@pytest.mark.each(("name", "GBps"), HOST_LINKS)
 def test_link_to_the_host(name: str, GBps: float) -> None:
     device = load_device(name)
     assert device.host_link_Bps == GBps * 1e9
@@ -232,8 +232,8 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("size", [4, 8, 64])
-@pytest.mark.parametrize("generation", list(PUBLISHED))
+@pytest.mark.each("size", [4, 8, 64])
+@pytest.mark.each("generation", list(PUBLISHED))
 def test_published_system(generation: str, size: int) -> None:
     cluster = load_cluster(f"published-{generation}-nvs{size}")
     device, (fast, slow) = cluster.device, cluster.levels
@@ -268,7 +268,7 @@ def test_published_system(generation: str, size: int) -> None:
     assert kinds == {Kind.ASSUMED}
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("name", "devices", "per_device_Bps"),
     [
         ("dgx-a100", 8, 25e9),
@@ -302,7 +302,7 @@ def test_network_share_of_a_device(name: str, devices: int, per_device_Bps: floa
     assert outer.link_Bps * outer.links_per_device == pytest.approx(per_device_Bps)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("spelling", "name"),
     [
         ("h100", "h100-sxm"),

@@ -53,13 +53,13 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Dev
     return made
 
 
-@pytest.mark.parametrize("name", ["a.curves.toml", "./a.curves.toml", "deep/b.curves.toml", "deep/../a.curves.toml"])
+@pytest.mark.each("name", ["a.curves.toml", "./a.curves.toml", "deep/b.curves.toml", "deep/../a.curves.toml"])
 def test_curves_beside_the_file_are_read(name: str, given: Callable[[str], Device]) -> None:
     assert given(f'curves = "{name}"').curves == PROFILE
     assert given("").curves is None
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("line", "words"),
     [
         ('curves = "../outside.toml"', "leads out of the folder"),

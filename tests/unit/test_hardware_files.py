@@ -209,7 +209,7 @@ BAD_DEVICE = [
 ]
 
 
-@pytest.mark.parametrize(("line", "field", "words"), BAD_DEVICE)
+@pytest.mark.each(("line", "field", "words"), BAD_DEVICE)
 def test_bad_device_names_file_and_field(tmp_path: Path, line: str, field: str, words: str) -> None:
     key = line.partition(" ")[0]
     replaced, count = re.subn(rf"(?m)^{key} = .*$", lambda _: line, DEVICE)
@@ -240,7 +240,7 @@ BAD_CLUSTER = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "field", "words"), BAD_CLUSTER)
+@pytest.mark.each(("old", "new", "field", "words"), BAD_CLUSTER)
 def test_bad_cluster_names_file_and_field(tmp_path: Path, old: str, new: str, field: str, words: str) -> None:
     assert old in CLUSTER
     path = write(tmp_path, CLUSTER.replace(old, new))
@@ -280,7 +280,7 @@ def test_circle_of_bases(tmp_path: Path) -> None:
         load_device(path)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("data", "words"),
     [
         (b"memory = ", "not valid TOML"),
@@ -292,7 +292,7 @@ def test_circle_of_bases(tmp_path: Path) -> None:
         (b"", "memory: is missing"),
     ],
 )
-@pytest.mark.parametrize("load", [load_device, load_cluster])
+@pytest.mark.each("load", [load_device, load_cluster])
 def test_broken_file(tmp_path: Path, data: bytes, words: str, load: Any) -> None:
     path = tmp_path / "own.toml"
     path.write_bytes(data)

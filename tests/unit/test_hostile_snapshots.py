@@ -68,7 +68,7 @@ def test_code_is_named_and_never_run(tmp_path: Path, protocol: int) -> None:
     assert not Path("/tmp/never").exists()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("data", "says"),
     [
         (b"cos\nsystem\n(S'true'\ntR.", "names os.system"),
@@ -142,7 +142,7 @@ def test_globals_are_a_problem_of_their_own() -> None:
         loads(pickle.dumps(print))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("document", "says"),
     [
         (7, "no segments"),

@@ -56,7 +56,7 @@ def write(folder: Path, config: Any, name: str = "config.json") -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.each("path", FILES, ids=lambda path: path.stem)
 def test_import_equals_the_catalogue(path: Path) -> None:
     spec, report = read_huggingface(path)
     known = replace(load_catalogue_model(path.stem), mtp_depth=FURTHER_TOKENS.get(path.stem, 0))
@@ -91,7 +91,7 @@ def test_name_comes_from_the_folder_or_the_file(tmp_path: Path) -> None:
     assert load_model(write(tmp_path, LLAMA, "other.json")).name == "other"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("config", "field", "value"),
     [
         (LLAMA, "kv_heads", 4),
@@ -181,7 +181,7 @@ def test_mixed_dense_and_expert_layers(tmp_path: Path) -> None:
     assert read_huggingface(write(tmp_path, config))[0].experts is None
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("config", "says"),
     [
         ("{", "is not valid JSON"),
@@ -337,7 +337,7 @@ def test_layer_switch_is_the_older_name_of_the_pattern(tmp_path: Path) -> None:
     assert read_huggingface(write(tmp_path, config | {"layer_switch": 2}))[0].windowed_layers == 16
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("name", "changes", "field", "value"),
     [
         ("command-r", {"use_qk_norm": True}, "qk_norm", "full"),

@@ -79,7 +79,7 @@ def test_the_format_of_a_checkpoint_is_not_that_of_training(tmp_path: Path) -> N
     assert import_notes(str(tmp_path / "my.toml"), seq=None)[0].startswith("0.5 bytes per weight of my.toml")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("model_type", "known"),
     [
         ("granite", "llama3-8b"), ("seed_oss", "llama3-8b"), ("olmo3", "olmo2-7b"), ("qwen2_5_vl", "qwen2-7b"),

@@ -27,7 +27,7 @@ def idle(e: Estimate) -> list[str]:
     return [note.split()[1] for note in e.notes if note.startswith("overlap ") and "changes nothing" in note]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("job", "plan", "words"),
     [
         (DENSE, {"tp": 4, "overlap": "dp,tp"}, []),

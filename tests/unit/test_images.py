@@ -94,7 +94,7 @@ def loops(node: Any) -> tuple[Any, ...]:
     return (call.operator, *(call.shape.get(name) for name in ("loops", "steps", "moved_bytes", "result_bytes")))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("node", "expected"),
     [
         (NORM, ("batch_norm", 16, 1600, 4 * (3 * 1600 + 4 * 8), 6400)),
@@ -186,8 +186,8 @@ def test_devices_of_the_catalogue_time_them_as_what_they_move(device: str) -> No
         assert known.cost(node).seconds == known.time(node.op, dataclasses.replace(done, kernels=(as_moved,))).seconds
 
 
-@pytest.mark.parametrize("curves", [(), (UPDATE,), (UPDATE, "own"), ("own",)], ids=["none", "other", "both", "own"])
-@pytest.mark.parametrize("kind", LOOPED)
+@pytest.mark.each("curves", [(), (UPDATE,), (UPDATE, "own"), ("own",)], ids=["none", "other", "both", "own"])
+@pytest.mark.each("kind", LOOPED)
 def test_plans_take_the_curve_that_profiles_take(kind: str, curves: tuple[Any, ...]) -> None:
     """A row of a captured module, and the operator that it was made of."""
     known = timer(*(curve(f"short_loops/{kind}", **LOOPS) if each == "own" else each for each in curves))
@@ -225,8 +225,8 @@ TASKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("window", [(2, 2, 5), (3, 2, 5), (3, 1, 10)])
-@pytest.mark.parametrize("kind", LOOPED)
+@pytest.mark.each("window", [(2, 2, 5), (3, 2, 5), (3, 1, 10)])
+@pytest.mark.each("kind", LOOPED)
 def test_a_task_is_the_node_that_it_stands_for(kind: str, window: tuple[int, int, int]) -> None:
     kernel, stride, out = window
     node = pooled(kind, kernel, out, stride) if kind in POOLS else NODES[kind]

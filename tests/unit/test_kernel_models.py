@@ -122,22 +122,22 @@ def test_arrays_mean_what_numbers_mean(formula: Any, numbers: Mapping[str, float
     np.testing.assert_allclose(arrays, scalar, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("formula", "numbers"), MODELS)
-@pytest.mark.parametrize("name", ["memory_Bps", "matrix_flops_per_s", "efficiency"])
+@pytest.mark.each(("formula", "numbers"), MODELS)
+@pytest.mark.each("name", ["memory_Bps", "matrix_flops_per_s", "efficiency"])
 def test_a_faster_device_is_never_slower(formula: Any, numbers: dict[str, float], name: str) -> None:
     if name in numbers:
         assert formula(**numbers | {name: 1.5 * numbers[name]}) <= formula(**numbers)
 
 
-@pytest.mark.parametrize(("formula", "numbers"), MODELS)
-@pytest.mark.parametrize("name", ["batch", "queries", "keys", "moved_bytes", "rows", "steps", "launch_s"])
+@pytest.mark.each(("formula", "numbers"), MODELS)
+@pytest.mark.each("name", ["batch", "queries", "keys", "moved_bytes", "rows", "steps", "launch_s"])
 def test_more_work_is_never_faster(formula: Any, numbers: dict[str, float], name: str) -> None:
     if name in numbers and not (name == "queries" and "keys" in numbers):
         assert formula(**numbers | {name: 2 * numbers[name]}) >= formula(**numbers)
 
 
-@pytest.mark.parametrize("queries", [1, 100, 128, 129, 1000])
-@pytest.mark.parametrize("window", [0, 64, 300])
+@pytest.mark.each("queries", [1, 100, 128, 129, 1000])
+@pytest.mark.each("window", [0, 64, 300])
 def test_keys_of_tiles_is_the_sum_over_tiles(queries: int, window: int) -> None:
     keys, rows, extra = queries + 500, 128, 16
     cap = min(keys, window + rows + extra) if window else keys

@@ -68,7 +68,7 @@ FINE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "plans"), [(name, p) for name, each in BROKEN.items() for p in each])
+@pytest.mark.each(("name", "plans"), [(name, p) for name, each in BROKEN.items() for p in each])
 def test_each_rule_refuses(name, plans):
     assert name in names_of(broken_rules(JOB, plans))
 
@@ -88,7 +88,7 @@ def test_experts_over_folded_ranks():
     assert names_of(broken_rules(replace(JOB, context="ulysses"), Plans(tp=8, cp=8))) == ("heads",)
 
 
-@pytest.mark.parametrize("plans", FINE)
+@pytest.mark.each("plans", FINE)
 def test_legal_plans_break_nothing(plans):
     assert names_of(broken_rules(JOB, plans)) == ()
 

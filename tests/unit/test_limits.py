@@ -260,14 +260,14 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("option", OTHER)
+@pytest.mark.each("option", OTHER)
 def test_every_option_changes_what_it_should(option):
     value, field = OTHER[option]
     assert json.loads(run(option, value, "--json").stdout)[field] != json.loads(run("--json").stdout)[field]
 
 
-@pytest.mark.parametrize("option", [option for option in OTHER if option != "--device"])
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e400", "", "x", "9" * 400])
+@pytest.mark.each("option", [option for option in OTHER if option != "--device"])
+@pytest.mark.each("value", ["0", "-1", "nan", "inf", "1e400", "", "x", "9" * 400])
 def test_bad_values_exit_2_and_name_the_option(option, value):
     result = run(option, value, "--json")
     assert result.exit_code == 2

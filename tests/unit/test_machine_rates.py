@@ -48,9 +48,9 @@ def changed(cluster: Cluster, index: int, **fields: float) -> Cluster:
     return replace(cluster, levels=tuple(levels))
 
 
-@pytest.mark.parametrize("calibrated", [True, False])
-@pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("name", ["dgx-h100", "gb200-nvl72"])
+@pytest.mark.each("calibrated", [True, False])
+@pytest.mark.each("index", [0, 1])
+@pytest.mark.each("name", ["dgx-h100", "gb200-nvl72"])
 def test_four_links_carry_what_one_of_four_times_the_rate_does(name: str, index: int, calibrated: bool) -> None:
     cluster = load_cluster(name)
     level = cluster.levels[index]

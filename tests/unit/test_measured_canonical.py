@@ -26,7 +26,7 @@ from steptime.lab.measured.run import legal_micro_batches, possible_degrees
 from steptime.plan.framework_file import name_rules as framework_names
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "name", "assumed"),
     [
         ("H100-SXM-80GB", "h100-sxm", False),
@@ -66,7 +66,7 @@ def test_one_of_several_accelerators():
     assert not device_name("H100/H100-SXM").ambiguous
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "names"),
     [
         ("amp_bf16", "bf16"), ("amp_fp8", "fp8"), ("fp8_full", "fp8"), ("TE FP8", "fp8"), ("FP8 (TE hybrid)", "fp8"),
@@ -93,7 +93,7 @@ def test_quantised_base():
     assert not dtype_name("NVFP4").quantised_base
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "kind", "share"),
     [
         ("none", "none", 1), ("full", "full", 1), ("full (remat)", "full", 1), ("selective", "attention", 1),
@@ -107,7 +107,7 @@ def test_recomputation(text: str, kind: str, share: float):
     assert recomputation(text) == Recomputation(kind=kind, share=share)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "framework", "kind", "share"),
     [
         ("selective", "megatron-core", "attention", 1), ("selective", "torchtitan", "ops", 1),
@@ -132,7 +132,7 @@ def test_recomputation_that_is_unknown():
     assert recomputation("") is None and recomputation("sometimes") is None
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "expected"),
     [
         ("0 (DP=1)", Sharding(stages=(0,))),
@@ -176,7 +176,7 @@ def test_attention_kernels(text: str, kernel: str | None):
     assert attention_kernel(text) == kernel
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "name", "accumulation"),
     [
         ("1F1B (DeepSpeed pipe)", "1f1b", None), ("interleaved-1F1B (for pp>1)", "interleaved", None),
@@ -196,7 +196,7 @@ def test_offload():
     assert offloaded("see section") == frozenset()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "per_node", "gbit"),
     [
         ("4x Omni-Path 100 Gb/s per node", 4, 100), ("800 Gb/s per node", 8, 100), ("400 Gb/s RDMA per GPU", 8, 400),

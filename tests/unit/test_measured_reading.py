@@ -114,7 +114,7 @@ def test_every_definition_of_flops_has_its_own_formula():
     assert parts.parameters == 6738415616
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "kind"),
     [
         ("hardware: 4*2*N*s*GBS", "TWO_N_PASSES"),
@@ -182,7 +182,7 @@ def test_a_shape_guessed_from_the_number_of_parameters():
     assert refused("guess", n_params="7")[0] is Reason.NO_ARCHITECTURE
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("changes", "reason"),
     [
         ({"gpu": ""}, Reason.NO_DEVICE),
@@ -300,7 +300,7 @@ def test_gzip_byte_order_mark_and_missing_optional_columns(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("content", "message"),
     [
         (b"", "is empty"),

@@ -191,9 +191,9 @@ def test_grouped_products_are_none_to_the_policy_of_outputs():
     assert kept == {"expert_in": 2 * 2 * S * H, "expert_activation": 0, "expert_out": 0}, "two rows per token, 16 bits"
 
 
-@pytest.mark.parametrize("context", ["all_gather", "ring", "ulysses"])
-@pytest.mark.parametrize("cp", [1, 2, 8])
-@pytest.mark.parametrize("name", ["llama3-8b", "phi3-mini", "deepseek-v3", "gpt3-175b", "mixtral-8x7b"])
+@pytest.mark.each("context", ["all_gather", "ring", "ulysses"])
+@pytest.mark.each("cp", [1, 2, 8])
+@pytest.mark.each("name", ["llama3-8b", "phi3-mini", "deepseek-v3", "gpt3-175b", "mixtral-8x7b"])
 def test_no_row_keeps_less_than_nothing_or_more_for_recomputation(name, cp, context):
     """Context ranks keep their own keys, and a share of everything: 1/cp of one rank's bytes."""
     job, whole = job_of(name=name, context=context), RECOMPUTE_CODES["outputs"]

@@ -47,8 +47,8 @@ def matrix(values: object, kind: str = "latency") -> Links:
     return Links(names=names, quantities=(Quantity(kind=kind, values=array),))
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", FABRICS)
+@pytest.mark.each("seed", range(2))
+@pytest.mark.each("name", FABRICS)
 def test_the_shape_comes_back(name: str, seed: int) -> None:
     fabric = FABRICS[name]
     mesh = discover(links_of(fabric, seed))

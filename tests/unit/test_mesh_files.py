@@ -153,7 +153,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.each("name", BAD)
 def test_bad_files_end_in_one_error_that_names_the_place(name: str, tmp_path: Path) -> None:
     text, message = BAD[name]
     path = write(tmp_path, text)

@@ -52,8 +52,8 @@ def _parameters(sizes: Sizes, layers: int, plans: Plans) -> float:
 FAMILIES = [name for name in catalogue_names() if load_model(name).experts or load_model(name).latent]
 
 
-@pytest.mark.parametrize("degrees", [{}, {"tp": 2, "ep": 4, "dp": 2}, {"tp": 4, "ep": 2, "dp": 2, "sp": 1}])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.each("degrees", [{}, {"tp": 2, "ep": 4, "dp": 2}, {"tp": 4, "ep": 2, "dp": 2, "sp": 1}])
+@pytest.mark.each("name", FAMILIES)
 def test_weights_over_ranks_make_the_model(name, degrees):
     job, plans = _job(name), Plans(**degrees)
     sizes = sizes_of(_block(job, **degrees))

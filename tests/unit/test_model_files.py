@@ -47,7 +47,7 @@ def test_nested_tables_and_their_defaults(tmp_path: Path) -> None:
     assert (image.seq_len, image.max_positions, image.causal) == (17, 17, False)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "says"),
     [
         ("layers = 2\nhidden = 64\n", "heads: is missing"),
@@ -92,7 +92,7 @@ def test_published_models_are_as_in_their_source() -> None:
         assert (spec.out_bias, spec.mlp_bias, spec.norm_bias, spec.gated_mlp) == (True, True, True, False)
 
 
-@pytest.mark.parametrize("name", catalogue_names())
+@pytest.mark.each("name", catalogue_names())
 def test_every_entry_of_the_catalogue_loads(name: str) -> None:
     spec = load_model(name.upper())
     assert spec.name == name

@@ -32,7 +32,7 @@ def write(tmp_path: Path, text: str, name: str = "log.txt") -> Path:
     return tmp_path / name
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("name", "kind"),
     [("all_reduce", "all_reduce"), ("AllReduce", "all_reduce"), ("all-reduce", "all_reduce"),
      ("REDUCE SCATTER", "reduce_scatter"), ("ncclAllGather", "all_gather"), ("alltoall_perf", "all_to_all"),

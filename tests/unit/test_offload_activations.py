@@ -82,8 +82,8 @@ def test_the_pipeline_waits_too_while_it_fills_and_drains() -> None:
     assert float(e.step.copies_s) == pytest.approx((32 * 8 + 3 * 8) * one_layer_s)
 
 
-@pytest.mark.parametrize("overlap", [HIDDEN, SHOWN])
-@pytest.mark.parametrize("plans", [Plans(dp=8), Plans(pp=4, dp=2), Plans(tp=8, recompute=2), Plans(dp=8, recompute=4)])
+@pytest.mark.each("overlap", [HIDDEN, SHOWN])
+@pytest.mark.each("plans", [Plans(dp=8), Plans(pp=4, dp=2), Plans(tp=8, recompute=2), Plans(dp=8, recompute=4)])
 def test_terms_add_up_and_the_bracket_holds(plans: Plans, overlap: frozenset[str]) -> None:
     e = evaluated(plans, overlap=overlap)
     lines = lines_of(e)

@@ -91,7 +91,7 @@ def test_a_changed_byte_ends_in_a_message_or_a_graph(tmp_path, place, value):
         assert len(str(problem)) < 1000
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "location",
     [
         "/etc/passwd",
@@ -196,7 +196,7 @@ def constant(name, values, type=np.int64):
     return numpy_helper.from_array(np.array(values, type), name)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("nodes", "initializers", "message"),
     [
         ([("Relu", ["nothing"])], [], "'nothing' is read before it is made"),
@@ -286,7 +286,7 @@ def whole(name, *shape):
     return info(name, *shape, type=TensorProto.INT64)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("node", "inputs", "message"),
     [
         (("Gemm", ["x", "x"], {}), [info("x", 4)], r"a matrix is needed.*\n.*inputs: x fp32\[4\], x fp32\[4\]; attr"),

@@ -82,7 +82,7 @@ UNCOUNTED = {"lstm", "moe"}
 DYNAMO = {"llama": 18, "moe": 18, "gpt": 23}
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.each("name", FACTORIES)
 def test_results_parameters_and_flops_of_an_exported_model(name, tmp_path):
     torch.manual_seed(0)
     module, inputs = FACTORIES[name]()

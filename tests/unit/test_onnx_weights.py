@@ -109,7 +109,7 @@ def count(tensors):
     return sum(tensor.numel() for tensor in tensors)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("made", "form", "half"),
     [
         (Language, "folded", False), (Language, "whole", False), (Language, "kept", True),

@@ -64,8 +64,8 @@ def product(op: str = "mm", by: str = "t") -> Any:
     return nodes.apply(op, given, outputs=[TensorType((4, 6), "fp32")])
 
 
-@pytest.mark.parametrize("op", ["mm", "addmm"])
-@pytest.mark.parametrize(
+@pytest.mark.each("op", ["mm", "addmm"])
+@pytest.mark.each(
     ("by", "is_turned"),
     [
         ("", False), ("t", True), ("transpose", True), ("relu", False), ("t t", False), ("t transpose", False),

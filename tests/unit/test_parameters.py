@@ -27,7 +27,7 @@ def test_every_term_of_a_small_model() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("change", "more"),
     [
         ({"tied_embeddings": True}, -80),

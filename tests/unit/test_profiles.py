@@ -49,7 +49,7 @@ def test_two_writers_keep_each_others_curves(tmp_path: Path) -> None:
     assert profile.curve("gemm", "bf16", "eager") is None
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("old", "new", "field"),
     [
         ("points = 12", "points = 1.5", "points"),
@@ -107,7 +107,7 @@ def test_the_users_folder_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert load_profile("h100-sxm") == Profile(device="h100-sxm", curves=(CURVE,))
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.each("name", profile_names())
 def test_every_profile_of_the_catalogue(name: str) -> None:
     profile = load_profile(name)
     assert profile is not None and profile.device == name

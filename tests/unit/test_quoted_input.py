@@ -20,8 +20,8 @@ def test_keys_that_are_no_text_are_a_user_error(key: Any) -> None:
             api.estimate(**JOB, **more)
 
 
-@pytest.mark.parametrize("given", LONG, ids=lambda given: type(given).__name__)
-@pytest.mark.parametrize("name", ["lora", "optimizer", "dtype", "model", "recompute", "overlap", "placement", "tp"])
+@pytest.mark.each("given", LONG, ids=lambda given: type(given).__name__)
+@pytest.mark.each("name", ["lora", "optimizer", "dtype", "model", "recompute", "overlap", "placement", "tp"])
 def test_long_values_are_quoted_in_part(name: str, given: Any) -> None:
     more = {name: given} if name in ("lora", "optimizer", "dtype", "model") else {"plan": {name: given}}
     with pytest.raises(UserError) as caught:

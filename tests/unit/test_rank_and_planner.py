@@ -161,7 +161,7 @@ def test_progress_ends_at_all_candidates():
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "wrong",
     [
         {"gpus": 0}, {"gpus": -4}, {"gpus": True}, {"gpus": 2.0}, {"global_batch": 0}, {"top": 0}, {"dtype": "fp7"},

@@ -28,7 +28,7 @@ READERS: dict[str, tuple[Callable[..., object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.each("reader", READERS)
 def test_a_missing_file_is_said_to_be_missing(reader: str, tmp_path: Path) -> None:
     read, name = READERS[reader]
     beside = tmp_path / f"my_{name}"
@@ -38,7 +38,7 @@ def test_a_missing_file_is_said_to_be_missing(reader: str, tmp_path: Path) -> No
     assert str(error.value).startswith(str(tmp_path / f"mi_{name}"))
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.each("reader", READERS)
 def test_a_folder_is_said_to_be_one(reader: str, tmp_path: Path) -> None:
     read, name = READERS[reader]
     (tmp_path / name).mkdir()
@@ -75,7 +75,7 @@ def test_writers_say_the_same_of_a_folder_and_of_a_pipe(writer: str, tmp_path: P
         WRITERS[writer](tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.each("reader", READERS)
 def test_a_name_that_no_file_can_have_is_said_to_be_unreadable(reader: str, tmp_path: Path) -> None:
     read, name = READERS[reader]
     with pytest.raises(InputFileError, match="cannot be read: File name too long"):

@@ -35,7 +35,7 @@ def _filled(**cells: str) -> TableRow:
     return reading.with_recipe(TableRow(1, cells))
 
 
-@pytest.mark.parametrize("recipe", TABLE, ids=lambda r: " ".join(r.get(k, "") for k in ("source", "model", "gpu")))
+@pytest.mark.each("recipe", TABLE, ids=lambda r: " ".join(r.get(k, "") for k in ("source", "model", "gpu")))
 def test_every_entry_names_columns_and_says_what_is_understood(recipe):
     conditions = {name: pattern for name, pattern in recipe.items() if name not in reading.MEANT}
     columns = {*OTHER_NAMES, *FURTHER}
@@ -98,7 +98,7 @@ def test_a_run_has_the_settings_of_its_script():
     assert Flag.SCRIPT not in own.flags
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("column", "text", "flag"),
     [
         ("attention_dtype", "int8", Flag.TEXT_UNREAD), ("attention_dtype", "bf16", None),

@@ -102,7 +102,7 @@ def test_saved_activations_hold_their_input():
     assert run.action_bytes[3] == 10 + 30 + 10 + 30 + 10 + 6 + 30 + 2
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "position", "problem"),
     [
         ("Fn1", 0, "activation 1 is not in memory"),
@@ -163,8 +163,8 @@ def revolve_runs(steps: int, checkpoints: int) -> int:
     return r * steps - (math.comb(checkpoints + r, r - 1) if r else 0) + steps
 
 
-@pytest.mark.parametrize("checkpoints", [1, 2, 3, 5])
-@pytest.mark.parametrize("steps", [1, 2, 5, 6, 11, 20])
+@pytest.mark.each("checkpoints", [1, 2, 3, 5])
+@pytest.mark.each("steps", [1, 2, 5, 6, 11, 20])
 def test_equal_steps_that_cannot_be_saved_in_pairs_need_the_binomial_number_of_runs(steps, checkpoints):
     one = Segment(forward_s=1, backward_s=0, input_bytes=1, saved_bytes=50)
     found = solve(Chain(segments=(one,) * steps, output_bytes=1), checkpoints + 52)

@@ -86,7 +86,7 @@ def test_an_input_can_leave_where_the_segment_runs_again():
     assert found.time_s == pytest.approx(15)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.each("seed", range(20))
 def test_without_transfers_the_bytes_and_seconds_are_those_of_the_simulator(seed):
     chain = uneven(5, seed)
     again = np.random.default_rng(seed).integers(2, size=5).astype(bool)
@@ -97,8 +97,8 @@ def test_without_transfers_the_bytes_and_seconds_are_those_of_the_simulator(seed
     assert ours.stall_s == 0
 
 
-@pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.each("same", [True, False])
+@pytest.mark.each("seed", range(6))
 def test_the_choice_is_that_of_trying_all(seed, same, monkeypatch):
     monkeypatch.setattr("steptime.captured.rematerialisation.swap.ALWAYS_TRIED", 0)
     chain = uneven(3 + seed % 4, seed, same=same)

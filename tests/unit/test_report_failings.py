@@ -36,7 +36,7 @@ def tried(line: str) -> list[dict[str, Any]]:
     return [{key.replace("-", "_"): int(v) if v.isdigit() else v for key, v in one} for one in pairs]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.each("case", CASES, ids=str)
 def test_what_is_to_be_tried_makes_it_fit(case: tuple[str, str, int, dict[str, Any]]) -> None:
     found = estimated(case)
     (line,) = failings(found)

@@ -26,7 +26,7 @@ def test_whole_numbers(value):
         whole("tp", value, 1, 100)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("given", "means"),
     [
         ("dp", {"dp"}), ("dp,pp", {"dp", "pp"}), (" dp , pp ", {"dp", "pp"}), ("none", set()), ("", set()), ([], set()),
@@ -87,7 +87,7 @@ def test_constraints():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "plan",
     [
         {"tp": 0}, {"tp": "2"}, {"nonsense": 1}, {"zero": 4}, {"recompute": "some"}, {"schedule": "pipe"}, {"ep": 0},
@@ -103,7 +103,7 @@ def test_wrong_plans(plan):
         checked_plan(plan, CORRECTED)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "plan",
     [{"vpp": 2}, {"zero": 3}, {"recompute": "full"}, {"recompute": "attention"}, {"ep": 2}, {"sp": "off"}, {"shard": 8},
      {"context": "ring"}, {"gradient_dtype": "fp32"}, {"expert_capacity": 2}],
@@ -170,7 +170,7 @@ def test_an_illegal_plan_is_data():
 MIXTRAL = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 256}
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("arguments", "problem"),
     [
         ({**ESTIMATE, "plan": {"ep": 2}}, "llama2-7b has no experts"),
@@ -231,8 +231,8 @@ def test_the_plan_of_an_estimate_may_be_given_as_it_is(plan):
     assert replace(again, notes=()) == replace(first, notes=())  # the micro-batch is given the second time
 
 
-@pytest.mark.parametrize("framework", framework_names())
-@pytest.mark.parametrize("overlap", [None, "none"])
+@pytest.mark.each("framework", framework_names())
+@pytest.mark.each("overlap", [None, "none"])
 def test_the_plan_of_an_estimate_means_the_same_under_every_framework(framework, overlap):
     """What a framework hides of its own accord, nothing included, is no other choice when the plan says so."""
     plan = {"tp": 2, "sp": "off"} if overlap is None else {"tp": 2, "sp": "off", "overlap": overlap}

@@ -122,7 +122,7 @@ def test_parquet_takes_the_same_names(tmp_path: Path) -> None:
         read_any(tmp_path / "other.parquet")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "seconds"),
     [("2.3 s", 2.3), ("2300 ms", 2.3), ("2300ms", 2.3), ("2.3 sec", 2.3), ("2.3 seconds", 2.3), ("1,800 ms", 1.8),
      ("1 min", 60.0), ("2.3e6 us", 2.3)],
@@ -150,7 +150,7 @@ def test_units_of_rates_and_memory(tmp_path: Path) -> None:
     assert Flag.MEMORY_UNIT_ASSUMED not in run_of(tmp_path, metric_peak_mem_gb="40 GB").flags
 
 
-@pytest.mark.parametrize("text", ["-1", "0", "fast", "OOM", "3 parsecs", "1e999", "nan s", "2.3.4", "45%"])
+@pytest.mark.each("text", ["-1", "0", "fast", "OOM", "3 parsecs", "1e999", "nan s", "2.3.4", "45%"])
 def test_a_time_that_cannot_be_read_is_not_replaced_by_a_rate(tmp_path: Path, text: str) -> None:
     found = reason_of(tmp_path, metric_step_time_s=text, metric_tokens_per_s_per_gpu=f"{PER_GPU:.1f}")
     assert found == (Reason.BAD_MEASUREMENT, f"metric_step_time_s: {text!r}")
@@ -242,7 +242,7 @@ def test_the_page_of_a_framework_says_for_which_name_it_stands_and_why(
     assert f"note: framework {given} was taken as {record.name}" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("given", "told"),
     [("pytorch", "ddp; with FSDP2 torchtitan"), ("Lightning", "deepspeed"), ("jax", "maxtext"),
      *((name, "ddp, deepspeed, with FSDP fms-fsdp") for name in HUGGING_FACE)],
@@ -318,7 +318,7 @@ def test_models_by_the_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monke
         load_model("meta-llama/Llama-2-7b-hf")  # a folder of that name comes first
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("column", "cell"),
     [("step_time_us", "2300000"), ("Step time (ms)", "2300"), ("iter_time_s", "2.3"), ("ms_per_step", "2300"),
      ("sec_per_iter", "2.3"), ("iteration time [us]", "2.3e6"), ("tokens_per_sec_per_gpu", f"{PER_GPU}"),

@@ -40,8 +40,8 @@ def tensor_s(e: Evaluation, direction: str) -> float:
                for t in time.transfers)  # fmt: skip
 
 
-@pytest.mark.parametrize("zero", [1, 3])
-@pytest.mark.parametrize("link_Bps", RATES)
+@pytest.mark.each("zero", [1, 3])
+@pytest.mark.each("link_Bps", RATES)
 def test_links_carry_both(link_Bps: float, zero: int) -> None:
     """No backward pass of one micro-batch ends before its links have carried what its tp and dp ranks send.
 
@@ -56,8 +56,8 @@ def test_links_carry_both(link_Bps: float, zero: int) -> None:
     assert lasting_s >= carried_s * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("in_tp", "in_dp", "shared"), [(4, 4, True), (4, 1, False), (1, 4, False), (1, 1, True)])
-@pytest.mark.parametrize("links", [1.0, 2.0])
+@pytest.mark.each(("in_tp", "in_dp", "shared"), [(4, 4, True), (4, 1, False), (1, 4, False), (1, 1, True)])
+@pytest.mark.each("links", [1.0, 2.0])
 def test_only_the_same_links_are_shared(in_tp: int, in_dp: int, shared: bool, links: float) -> None:
     """Traffic inside a fast domain leaves the links out of it alone."""
     framework = Framework(tensor_links=links)

@@ -46,7 +46,7 @@ def ends_of(model: ModelSpec) -> int:
     return 2 * model.vocab * model.hidden + model.hidden
 
 
-@pytest.mark.parametrize(("zero", "micro_batches", "volume"), [
+@pytest.mark.each(("zero", "micro_batches", "volume"), [
     (0, 1, 2), (1, 1, 2), (2, 1, 2), (3, 1, 3), (0, 4, 2), (1, 4, 2), (2, 4, 5), (3, 4, 12),
 ])  # fmt: skip
 def test_volume_of_zero(zero: int, micro_batches: int, volume: int) -> None:
@@ -153,9 +153,9 @@ def of_layers(name: str, layers: int, with_experts: int) -> ModelSpec:
     return replace(model, layers=layers, experts=replace(model.experts, moe_layers=with_experts))
 
 
-@pytest.mark.parametrize("pp", [1, 2, 4, 5])
-@pytest.mark.parametrize("with_experts", [17, 20])
-@pytest.mark.parametrize("name", ["deepseek-v3", "mixtral-8x7b"])
+@pytest.mark.each("pp", [1, 2, 4, 5])
+@pytest.mark.each("with_experts", [17, 20])
+@pytest.mark.each("name", ["deepseek-v3", "mixtral-8x7b"])
 def test_stages_hold_the_model(name: str, with_experts: int, pp: int) -> None:
     """Three layers without experts stand first, as those of DeepSeek-V3."""
     model = of_layers(name, 20, with_experts)
@@ -169,9 +169,9 @@ def test_stages_hold_the_model(name: str, with_experts: int, pp: int) -> None:
     assert sum(stages) == pytest.approx(2 * parameter_terms(model).total, rel=1e-12)
 
 
-@pytest.mark.parametrize("pp", [1, 4])
-@pytest.mark.parametrize("with_experts", [10, 17, 20])
-@pytest.mark.parametrize("name", ["deepseek-v3", "mixtral-8x7b"])
+@pytest.mark.each("pp", [1, 4])
+@pytest.mark.each("with_experts", [10, 17, 20])
+@pytest.mark.each("name", ["deepseek-v3", "mixtral-8x7b"])
 def test_memory_terms_of_layers_of_two_kinds_add_up(name: str, with_experts: int, pp: int) -> None:
     e = evaluated(Plans(pp=pp), of_layers(name, 20, with_experts), batch=64)
     assert memory_terms(e, fullest_stage(e)).total == pytest.approx(float(e.peak_bytes), rel=1e-12)

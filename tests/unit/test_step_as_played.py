@@ -65,8 +65,8 @@ def pipeline_s(e: Evaluation, order: Callable[[int], list[Any]], seconds: dict[s
     return passes_s(e, order, [seconds] * int(e.plans.pp))
 
 
-@pytest.mark.parametrize("vpp", [1, 2, 4])
-@pytest.mark.parametrize(("pp", "rounds"), [(2, 1), (2, 8), (4, 1), (4, 2), (4, 8), (8, 1), (8, 2)])
+@pytest.mark.each("vpp", [1, 2, 4])
+@pytest.mark.each(("pp", "rounds"), [(2, 1), (2, 8), (4, 1), (4, 2), (4, 8), (8, 1), (8, 2)])
 def test_bubble_of_equal_stages(pp: int, rounds: int, vpp: int) -> None:
     """With as many micro-batches as stages, and with many; embedding and head have next to nothing to do."""
     count = pp * rounds
@@ -78,9 +78,9 @@ def test_bubble_of_equal_stages(pp: int, rounds: int, vpp: int) -> None:
 DEPTHS = {"zb-h1": 1, "zb-h2": 2}
 
 
-@pytest.mark.parametrize("schedule", DEPTHS)
-@pytest.mark.parametrize("vocab", [1, 32_000, 128_000])
-@pytest.mark.parametrize(("pp", "rounds"), [(2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 2)])
+@pytest.mark.each("schedule", DEPTHS)
+@pytest.mark.each("vocab", [1, 32_000, 128_000])
+@pytest.mark.each(("pp", "rounds"), [(2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 2)])
 def test_bubble_of_zero_bubble_schedules(pp: int, rounds: int, vocab: int, schedule: str) -> None:
     """With a head that makes the last stage the slowest, too: it fills its waits with passes as long as its own."""
     count = pp * rounds
@@ -120,8 +120,8 @@ def waited(stage: int, stages: int, count: int) -> list[Key]:
     return order
 
 
-@pytest.mark.parametrize("link_Bps", [1e11, 1e10])
-@pytest.mark.parametrize(("pp", "rounds"), [(4, 1), (4, 8), (8, 1), (8, 4)])
+@pytest.mark.each("link_Bps", [1e11, 1e10])
+@pytest.mark.each(("pp", "rounds"), [(4, 1), (4, 8), (8, 1), (8, 4)])
 def test_messages_that_stages_wait_for(pp: int, rounds: int, link_Bps: float) -> None:
     """The closed form charges three messages more than stages wait for, of some 2 (n + p)."""
     count = pp * rounds
@@ -158,10 +158,10 @@ def replica_s(e: Evaluation) -> float:
     return max(played({"compute": compute, "links": sent}, taken, after).values())
 
 
-@pytest.mark.parametrize("vocab", [1, 128_000])
-@pytest.mark.parametrize("link_Bps", RATES)
-@pytest.mark.parametrize("zero", [0, 1])
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.each("vocab", [1, 128_000])
+@pytest.mark.each("link_Bps", RATES)
+@pytest.mark.each("zero", [0, 1])
+@pytest.mark.each("count", [1, 4])
 def test_traffic_of_replicas(count: int, zero: int, link_Bps: float, vocab: int) -> None:
     """Layer by layer; the head's is ready first and needed last, so that the layers hide it as far as they can."""
     e = evaluated(Plans(dp=DP, in_dp=DP, zero=zero), count, link_Bps, vocab=vocab)
@@ -202,9 +202,9 @@ def sharded_s(e: Evaluation) -> float:
     return max(played({"compute": compute, "links": sent, "others": summed}, taken, after).values())
 
 
-@pytest.mark.parametrize("shard", [0, 2, 4])
-@pytest.mark.parametrize("link_Bps", RATES)
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.each("shard", [0, 2, 4])
+@pytest.mark.each("link_Bps", RATES)
+@pytest.mark.each("count", [1, 4])
 def test_traffic_of_fully_sharded_replicas(count: int, link_Bps: float, shard: int) -> None:
     """The closed form gathers the last layer again for its backward pass too, behind that of the head."""
     e = evaluated(Plans(dp=DP, in_dp=DP, zero=3, shard=shard), count, link_Bps)
@@ -254,9 +254,9 @@ def piped_replica_s(e: Evaluation) -> float:
     return max(played(streams, taken, after).values())
 
 
-@pytest.mark.parametrize("link_Bps", RATES)
-@pytest.mark.parametrize("vpp", [1, 2, 4])
-@pytest.mark.parametrize(("pp", "rounds"), [(2, 1), (4, 2), (8, 1)])
+@pytest.mark.each("link_Bps", RATES)
+@pytest.mark.each("vpp", [1, 2, 4])
+@pytest.mark.each(("pp", "rounds"), [(2, 1), (4, 2), (8, 1)])
 def test_traffic_of_replicas_with_stages(pp: int, rounds: int, vpp: int, link_Bps: float) -> None:
     """What the other stages send is hidden while the pipeline fills and drains."""
     e = evaluated(Plans(dp=DP, in_dp=DP, pp=pp, vpp=vpp, zero=1), pp * rounds, link_Bps, layers=32)

@@ -44,7 +44,7 @@ def test_round_trip_and_resume(tmp_path: Path) -> None:
     assert read_journal(path).records == ()
 
 
-@pytest.mark.parametrize("cut", range(1, 33))
+@pytest.mark.each("cut", range(1, 33))
 def test_every_torn_last_line_is_dropped_and_overwritten(tmp_path: Path, cut: int) -> None:
     path = _filled(tmp_path / "j.jsonl")
     data = path.read_bytes()

@@ -18,7 +18,7 @@ HEAD = "gpu,op,m\n"
 GOOD = "h100,gemm,1\n" * 30
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("rows", "problem"),
     [
         (GOOD + "h100,gemm,1,234\n", "line 32 has 4 cells, the header 3"),
@@ -29,7 +29,7 @@ GOOD = "h100,gemm,1\n" * 30
         (GOOD * 1000 + "h100,gemm,1,2\n", "line 30002 has 4 cells, the header 3"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.each("packed", [False, True])
 def test_a_line_that_breaks_the_form_is_named(tmp_path: Path, rows: str, problem: str, packed: bool) -> None:
     """All lines before it were skipped, header included, and the table then lacked its columns."""
     path, data = tmp_path / ("t.csv.gz" if packed else "t.csv"), (HEAD + rows).encode()
@@ -39,7 +39,7 @@ def test_a_line_that_breaks_the_form_is_named(tmp_path: Path, rows: str, problem
     assert problem in str(caught.value) and "every line has the cells of the header" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     "text",
     [
         HEAD + GOOD,
@@ -94,8 +94,8 @@ def test_tables_between_tabs_have_an_ending_of_their_own(tmp_path: Path) -> None
     assert read_table(tmp_path / "t.tsv").rows == 30
 
 
-@pytest.mark.parametrize("before", ["", "\n\n", "# of May\n", "\ufeff# of; May; one\n\n"])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.each("before", ["", "\n\n", "# of May\n", "\ufeff# of; May; one\n\n"])
+@pytest.mark.each("newline", ["\n", "\r\n"])
 def test_blank_lines_and_comments_before_a_header(tmp_path: Path, before: str, newline: str) -> None:
     """As in tables of kernels; the first line had to be the header."""
     text = before + ",".join(RUNS) + "\nllama2-7b,1024,h100,8,64,0.5\n"

@@ -35,7 +35,7 @@ def attention(source: str, kernel: str, notes: str, dtype: str) -> dict[str, str
     return {"op": "attention_fwd", "source": source, "kernel": kernel, "notes": notes, "dtype": dtype}
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("row", "kept"),
     [
         (attention(AIC, "fa3", "fw=sglang;ver=1;kv_dtype=bfloat16;window=0", BF16), True),

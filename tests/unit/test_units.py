@@ -10,7 +10,7 @@ from steptime.errors import UserError
 from steptime.units import UNITS, format_bytes, format_seconds, format_si, parse
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "dimension", "value"),
     [
         ("900 GB/s", "Bps", 9e11), ("900GB/s", "Bps", 9e11), ("400 Gb/s", "Bps", 5e10), ("400 Gbps", "Bps", 5e10),
@@ -24,7 +24,7 @@ def test_parse(text, dimension, value):
     assert parse(text, dimension) == value
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("text", "dimension", "problem"),
     [
         ("80", "bytes", "no unit"), ("80 GB/s", "bytes", "a unit of Bps, not of bytes"), ("80 Gb/x", "Bps", "unknown"),

@@ -47,9 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("schedule", ZERO_BUBBLE)
-@pytest.mark.parametrize(("pp", "batch"), [(2, 2), (4, 8), (8, 64)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.each("schedule", ZERO_BUBBLE)
+@pytest.mark.each(("pp", "batch"), [(2, 2), (4, 8), (8, 64)])
+@pytest.mark.each("case", CASES)
 def test_a_faster_device_makes_no_step_slower(case: str, pp: int, batch: int, schedule: str) -> None:
     seconds = [float(made(r, schedule=schedule, pp=pp, batch=batch, **CASES[case]).step_time_s) for r in RATES]
     for slower, faster in pairwise(seconds):

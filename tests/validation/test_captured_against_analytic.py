@@ -80,8 +80,8 @@ def test_every_layer_is_a_block(case: Case) -> None:
     assert sections.program.folded
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+@pytest.mark.each("phase", ["forward", "backward"])
+@pytest.mark.each("case", CASES, ids=NAMES)
 def test_products_are_the_same(case: Case, phase: str) -> None:
     sections, block = captured(case.name), analytic(case.name)
     assert call_flops(sections, "layer", phase) == row_flops(block.layer, phase)

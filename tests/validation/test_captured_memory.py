@@ -83,7 +83,7 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.each("name", CASES)
 def test_predicted_peak_is_the_allocators(name: str) -> None:
     build, dtype, optimizer, autocast = CASES[name]
     make = None if optimizer is None else OPTIMIZERS[optimizer]

@@ -61,7 +61,7 @@ def test_the_best_plan_of_a_gpt_is_that_of_its_specification(specification):
     assert module.plans[0].step_time_s == pytest.approx(spec.plans[0].step_time_s, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: " ".join(f"{k}{v}" for k, v in plan.items()))
+@pytest.mark.each("plan", PLANS, ids=lambda plan: " ".join(f"{k}{v}" for k, v in plan.items()))
 def test_a_plan_of_a_gpt_costs_what_its_specification_costs(specification, plan):
     module, spec = api.estimate(captured("gpt"), **JOB, plan=plan), api.estimate(specification, **JOB, plan=plan)
     assert module.step_time_s == pytest.approx(spec.step_time_s, rel=TOLERANCE)

@@ -160,7 +160,7 @@ def test_counts_by_hand(name: str, count: int) -> None:
     assert int(parameter_terms(load_catalogue_model(name)).total) == count
 
 
-@pytest.mark.parametrize(
+@pytest.mark.each(
     ("name", "billions", "source"),
     [
         ("phi3.5-moe", 42.0, "model card microsoft/Phi-3.5-MoE-instruct, 42B"),

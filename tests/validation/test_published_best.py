@@ -21,8 +21,8 @@ def _best() -> list[dict[str, str]]:
     return list(csv.DictReader(lines))
 
 
-@pytest.mark.parametrize("name", list(cases.STRATEGIES))
-@pytest.mark.parametrize("gpu", cases.GPUS)
+@pytest.mark.each("name", list(cases.STRATEGIES))
+@pytest.mark.each("gpu", cases.GPUS)
 def test_best_plan(name, gpu):
     rows = [row for row in _best() if (row["strategy"], row["gpu"]) == (name, gpu)]
     assert len(rows) == 6
@@ -66,7 +66,7 @@ DAYS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "name", "gpu", "gpus", "sequences", "days"), DAYS)
+@pytest.mark.each(("model", "name", "gpu", "gpus", "sequences", "days"), DAYS)
 def test_days_of_training(model, name, gpu, gpus, sequences, days):
     ours = _days(model, name, gpu, gpus, sequences)
     assert tuple(f"{day:.{len(text.split('.')[1])}f}" for day, text in zip(ours, days, strict=True)) == days

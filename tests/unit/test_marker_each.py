@@ -1,0 +1,52 @@
+"""The marker ``each``: one test for all values, whose failure names every value that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
+TESTS = """
+import pytest
+
+@pytest.mark.each("name", ["a", "b"], ids=str.upper)
+@pytest.mark.each(("n", "m"), [(1, 1), pytest.param(2, 3, id="unequal"), (4, 5), pytest.param(6, 6, id="six")])
+def test_equal(name, n, m):
+    if n == 4:
+        pytest.skip("no single value is left out in silence")
+    assert n == m
+
+@pytest.mark.each("folder", [int, dict])
+def test_raises(folder):
+    raise ValueError(f"of {folder.__name__}")
+
+@pytest.mark.each("n", range(3))
+def test_fresh(n, tmp_path, monkeypatch, capsys):
+    import os
+    assert list(tmp_path.iterdir()) == [] and "EACH" not in os.environ
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EACH", "1")
+    print(n)
+    assert capsys.readouterr().out == f"{n}\\n"
+
+@pytest.mark.each("n", [])
+def test_of_nothing(n):
+    pass
+"""
+
+
+def test_one_test_goes_through_all_values_and_tells_what_failed(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
+    pytester.makepyfile(TESTS)
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist")
+    done.assert_outcomes(passed=1, failed=3)
+    told = done.stdout.str()
+    for line in (
+        "4 of 8 values failed", "[unequal-A] ", "[unequal-B] ", "assert 2 == 3", "Skipped: no single value is left out",
+        "2 of 2 values failed", "[int] ", "ValueError: of int", "[dict] ", "ValueError: of dict",
+        "no value to go through",
+    ):  # fmt: skip
+        assert line in told, line
+    assert "[six" not in told and "[1-1" not in told
