@@ -58,7 +58,7 @@ _BOUNDARY: Final = re.compile(r"^(rtx|gtx)(?=\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """What a name says."""
+    """Facts that the name of a device gives."""
 
     words: frozenset[str]
     """Words that tell chips apart, without their form."""
@@ -68,7 +68,7 @@ class Spelling:
 
 
 def spelling_of(name: str) -> Spelling:
-    """What a name of a device says, whatever the order of its words.
+    """Facts that the name of a device gives, in any order of its words.
 
     >>> found = spelling_of("NVIDIA A100-SXM4-80GB")
     >>> sorted(found.words), sorted(found.forms), found.memory_gb
@@ -272,7 +272,7 @@ def _chain(document: Document, kind: str) -> list[Document]:
 
 
 def _defaults(kind: str) -> Layer:
-    """What stands where no file says anything: efficiencies and latencies, all assumed."""
+    """Defaults where no file gives a number: efficiencies and latencies, all assumed."""
     document = read(CATALOGUE / "defaults.toml", kind, trusted=True)
     return of_catalogue(layer(document.table[kind], kind, _own_source(document), where=document.where))
 

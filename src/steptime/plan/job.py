@@ -247,7 +247,7 @@ ATTENTION_DTYPES = ("fp8",)
 
 
 def sample_noun(seq_len: int, *, images: bool = False) -> str:
-    """What a batch counts: sequences, images, or samples (of anything else) where one has a single token.
+    """Noun for what a batch counts: sequences, images, or samples of a single token.
 
     >>> sample_noun(2048), sample_noun(197, images=True), sample_noun(1)
     ('sequence', 'image', 'sample')
@@ -355,7 +355,7 @@ class Job:
 
     @property
     def sample(self) -> str:
-        """What its batch counts, in the singular (:func:`sample_noun`)."""
+        """Noun for what the batch counts, in the singular (:func:`sample_noun`)."""
         return sample_noun(self.seq_len, images=self.model.vision is not None)
 
     @property

@@ -59,12 +59,12 @@ def beside_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
 
 
 def _sums_gradient(row: Row) -> bool:
-    """Whether it is a product of a dense block whose ranks sum the gradient of its input."""
+    """Whether a row is a product of a dense block whose ranks sum the gradient of its input."""
     return _waits(row) and any(each.collective in SUMS for each in row.backward)
 
 
 def _waits(row: Row) -> bool:
-    """Whether it is a product of a dense block whose input or output travels."""
+    """Whether a row is a product of a dense block whose input or output travels."""
     return row.operator == "matmul" and row.block in DENSE_BLOCKS and bool(row.forward or row.backward)
 
 

@@ -53,7 +53,7 @@ from steptime.registry import Registry
 
 
 class Strategy(ABC):
-    """How the tensors of a block are cut: a table of rows in terms of the degrees."""
+    """A way to cut the tensors of a block: a table of rows in terms of the degrees."""
 
     name: ClassVar[str]
     tensor_axes: ClassVar[tuple[str, ...]]
@@ -124,7 +124,7 @@ class Method(ABC):
 
 
 class Corrected(Strategy):
-    """What the corrected strategies have in common: the order of the rows."""
+    """Base of the corrected strategies: the order of the rows."""
 
     def block(self, job: Job, plans: Plans) -> Block:
         """Rows of one layer, of the embedding and of the head."""
@@ -282,7 +282,7 @@ class Corrected(Strategy):
         return rows
 
     def _leave(self, s: Shape, block: str) -> list[Row]:
-        """What joins a block's output to the residual stream; most often a dropout adds it in the same kernel."""
+        """Rows that join a block's output to the residual stream; most often a dropout adds it in the same kernel."""
         rows = [self.norm(s, f"post_{block}_norm", block)] if s.model.norms_per_layer == 4 else []
         elements = self.stream_elements(s)
         if s.model.layer_scale:  # moves what a bias moves, and keeps its input
