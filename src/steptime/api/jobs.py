@@ -35,8 +35,8 @@ from steptime.plan.job import (
     Job,
     Optimizer,
     Precision,
+    default_overlap,
     dispatched_by,
-    habitual_overlap,
     with_habits,
 )
 from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
@@ -202,7 +202,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         expert_capacity=chosen.get("expert_capacity"),
     )
     default = with_habits(job, job.framework.name)
-    if habitual_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
+    if default_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
         default = replace(default, framework=without_hiding(job.framework))
     if "dispatcher" in chosen:
         default = dispatched_by(default, chosen["dispatcher"])

@@ -88,13 +88,13 @@ def spelling_of(name: str) -> Spelling:
     )
 
 
-def is_memory(stated_gb: float, memory_bytes: float) -> bool:
+def is_memory(given_gb: float, memory_bytes: float) -> bool:
     """Whether a given memory, in GB or GiB, is the memory of a device (bytes).
 
     >>> is_memory(80, 80 * 2**30), is_memory(141, 141e9), is_memory(40, 80e9)
     (True, True, False)
     """
-    return any(abs(stated_gb * unit / memory_bytes - 1) <= MEMORY_TOLERANCE for unit in (1e9, 2.0**30))
+    return any(abs(given_gb * unit / memory_bytes - 1) <= MEMORY_TOLERANCE for unit in (1e9, 2.0**30))
 
 
 NO_DEVICE: Final = "device not in the catalogue"

@@ -221,7 +221,7 @@ class Habits:
 
     asynchronous_tp: bool = False
     """Backward, traffic over ``tp`` of a product that gathers its input overlaps with its two products, each with one
-    (:func:`steptime.plan.overlap.beside_gradients`)."""
+    (:func:`steptime.plan.overlap.with_overlapped_gradients`)."""
 
     one_pass_norms: bool = False
     """Backward, a LayerNorm reads its input once (Apex's FastLayerNorm, Transformer Engine), not for each result."""

@@ -23,7 +23,7 @@ from steptime.num import Num, ceil_div, floor_div, minimum, where
 from steptime.plan.attention import adapted, attention_rows, expert_rows, latent_rows, shared_gate
 from steptime.plan.copies import quantised, unsharded, wide
 from steptime.plan.job import Job, equal_but_for_ends, replica_micro_batches, virtual_stage
-from steptime.plan.overlap import beside_transfers
+from steptime.plan.overlap import with_overlapped_transfers
 from steptime.plan.plans import RULES, Plans, Rule
 from steptime.plan.recompute import (
     kept_by_operators,
@@ -343,7 +343,7 @@ class Corrected(Strategy):
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
-    rows = beside_transfers(kept_by_operators(rows, job.memory, plans), job, plans)
+    rows = with_overlapped_transfers(kept_by_operators(rows, job.memory, plans), job, plans)
     rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     if job.stops_early:
         rows = stopped_early(rows)
