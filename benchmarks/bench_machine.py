@@ -41,7 +41,7 @@ from steptime.lab.calibrate.machine.torch_ops import load_torch, summary
 from steptime.lab.calibrate.machine.work import TRAINED, TURNED, Task, extent_of, tasks
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
-from steptime.plan.rows import Row, activation, bias, matmul
+from steptime.plan.rows import Product, Row, activation, bias, matmul
 from steptime.store.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -176,7 +176,7 @@ def rows_s(machine: Machine, rows: Sequence[tuple[Row, str]]) -> float:
 
 
 def product(m: int, n: int, k: int, width: float, layout: str = "") -> Row:
-    row = matmul("product", "bench", m, n, k, element_bytes=width, kept_elements=0)
+    row = matmul("product", "bench", Product(m=m, n=n, k=k, element_bytes=width), kept_elements=0)
     return replace(row, shape={**row.shape, "turned": float(layout == TURNED)})
 
 

@@ -53,7 +53,7 @@ def page(score: OutcomeScore) -> str:
 
 Every layout that the study of arXiv 2311.05610 tried with LLaMA-13B on 32 to 128 A100 of 80 GB: {found["scored"]} of
 {found["rows"]} rows scored. What the software holds is read from its sources (`scaling` in
-`src/steptime/plan/job.py`, which also says what is assumed). No constant is fitted to the outcomes, but
+`src/steptime/plan/memory_profile.py`, which also says what is assumed). No constant is fitted to the outcomes, but
 where the sources leave open when copies are freed, what agrees with the outcomes was taken.
 
 | layouts | number | predicted above one half |

@@ -129,7 +129,7 @@ def test_a_calibration_that_runs_is_no_leftover(run: Run, tmp_path: Path) -> Non
     ("arguments", "message"),
     [
         ((), "nothing to fit"),
-        (("--kernels", "none.csv"), "there is no such file"),
+        (("--kernels", "none.csv"), "the file does not exist"),
         (("--kernels", "K", "--only", "softmacks"), "did you mean softmax"),
         (("--kernels", "K", "--only", "gemm"), "no curve could be fitted"),
         (("--kernels", "K", "--out", "K"), "cannot be made a folder"),
@@ -312,7 +312,7 @@ def test_a_mesh_without_bandwidths_makes_no_cluster(run: Run, tmp_path: Path) ->
 
 def test_mesh_names_a_file_that_is_not_there(run: Run) -> None:
     done = run("calibrate", "mesh", "none.csv")
-    assert (done.exit_code, done.stdout, "there is no such file" in done.stderr) == (EXIT_USER, "", True)
+    assert (done.exit_code, done.stdout, "the file does not exist" in done.stderr) == (EXIT_USER, "", True)
 
 
 def test_mesh_of_a_job_in_which_a_rank_died(run: Run, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_score_prints_json_and_a_report(run: Run, softmaxes: Path, tmp_path: Pat
         (("--kernels", "K", "--collectives", "K"), "score needs one table"),
         (("--kernels", "K", "--out", "r.txt"), "does not end in .csv"),
         (("--collectives", "K"), "lacks the column 'collective'"),
-        (("--kernels", "none.csv"), "there is no such file"),
+        (("--kernels", "none.csv"), "the file does not exist"),
         (("--kernels", "empty.csv"), "empty.csv: is empty"),
         (("--kernels", "empty.csv.gz"), "empty.csv.gz: is empty"),
         (("--collectives", "empty.csv"), "empty.csv: is empty"),

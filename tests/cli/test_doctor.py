@@ -271,7 +271,7 @@ def test_a_trace_without_steps_is_split_by_the_option(run, tmp_path):
 @pytest.mark.each(
     ("args", "message"),
     [
-        (("missing.log",), "there is no such file"),
+        (("missing.log",), "the file does not exist"),
         ((str(DATA),), "is a folder, not a file"),
         ((__file__,), "none with the time of a step"),
         ((MEGATRON, "--model", "nope", "--cluster", "dgx-h100"), "there is no model 'nope'"),

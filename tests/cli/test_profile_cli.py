@@ -158,7 +158,7 @@ def test_files_for_viewers_are_written(run: Run, file: Path, tmp_path: Path) -> 
         ("{file}:on_gpu", "x.cuda()"),
         ("{file}:branches", "if bool(x.sum() > 0)"),
         ("no_such_package.sub:thing", "there is no Python module"),
-        ("{folder}/other.py:thing", "there is no such file"),
+        ("{folder}/other.py:thing", "the file does not exist"),
         ("{file}", "file.py:factory"),
         ("llama3-8b", "estimate"),
     ],
@@ -197,7 +197,7 @@ def test_wrong_options_are_named(run: Run, file: Path, options: list[str], messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--snapshot", "{folder}/a.pickle", "--compare", "none.pickle"], "none.pickle: there is no such file"),
+        (["--snapshot", "{folder}/a.pickle", "--compare", "none.pickle"], "none.pickle: the file does not exist"),
         (["--trace", "{folder}/t.json"], "t.json: is a folder"),
         (["--snapshot", "{folder}/a.pickle", "--roofline", "{folder}/r.svg"], "r.svg: is a folder"),
     ],

@@ -62,7 +62,7 @@ def test_a_source_left_out(run: Run, few: str) -> None:
 @pytest.mark.each(
     ("arguments", "message"),
     [
-        (("none.csv",), "there is no such file"),
+        (("none.csv",), "the file does not exist"),
         ((SMALL, "--kernels", "k.csv"), "score needs one table"),
         ((SMALL, "--leave-out", "nobody"), "there is no source 'nobody'"),
         ((SMALL, "--out", "rows.txt"), "does not end in .csv"),
@@ -129,7 +129,7 @@ def test_fit_as_json(run: Run, few: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("none.csv",), "there is no such file"),
+        (("none.csv",), "the file does not exist"),
         ((SMALL, "--out", "f.json"), "does not end in .toml"),
         ((SMALL, "--out", "no/f.toml"), "cannot be written"),
         ((SMALL, "--out", "f.toml", "--save"), "exclude each other"),

@@ -188,7 +188,7 @@ def test_the_all_to_all_sends_every_copy():
 @pytest.mark.each(
     ("choices", "dtype", "words"),
     [
-        ({"attention_dtype": "fp8", "attention": "unfused"}, "bf16", "attention unfused has no such kernel"),
+        ({"attention_dtype": "fp8", "attention": "unfused"}, "bf16", "attention unfused has no kernel for it"),
         ({"attention_dtype": "fp8"}, "fp32", "inputs of more than 16 bits"),
         ({"attention_dtype": "fp4"}, "bf16", "there is no attention_dtype 'fp4'"),
         ({"graphs": "layer"}, "bf16", "there is no graphs 'layer'"),

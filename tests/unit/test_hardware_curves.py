@@ -64,7 +64,7 @@ def test_curves_beside_the_file_are_read(name: str, given: Callable[[str], Devic
     [
         ('curves = "../outside.toml"', "leads out of the folder"),
         ('curves = "deep/../../outside.toml"', "leads out of the folder"),
-        ('curves = "none.toml"', "there is no file 'none.toml' beside this one"),
+        ('curves = "none.toml"', "there is no file 'none.toml' next to this one"),
         ('curves = "a.curves.tml"', "not a relative path to a .toml file"),
         ('curves = "/etc/hosts.toml"', "not a relative path to a .toml file"),
         ('curves = ""', "not a relative path to a .toml file"),

@@ -143,7 +143,7 @@ def test_the_device_of_a_cluster(tmp_path: Path) -> None:
     assert device_within(write(tmp_path, DEVICE, "chip.toml")).name == "chip"
     with pytest.raises(UnknownNameError, match="did you mean h100-sxm"):
         device_within("h1oo-sxm")
-    with pytest.raises(InputFileError, match="no such file"):
+    with pytest.raises(InputFileError, match="the file does not exist"):
         device_within(tmp_path / "absent.toml")
 
 
@@ -201,11 +201,11 @@ BAD_DEVICE = [
     ("sm_count = -1", "sm_count", "not between"),
     ('kernel_latency = "-1 us"', "kernel_latency", "not between"),
     ('kernel_latency = "2 h"', "kernel_latency", "not between"),
-    ("memroy = 1", "memroy", "no such key.*memory"),
+    ("memroy = 1", "memroy", "the key is unknown.*memory"),
     ('kind = "guess"', "kind", "datasheet"),
     ("title = 3", "title", "string"),
     ('bf16 = "200 TB/s"', "matrix.bf16", "unit of Bps"),
-    ('bf17 = "200 TFLOP/s"', "matrix.bf17", "no such key.*bf16"),
+    ('bf17 = "200 TFLOP/s"', "matrix.bf17", "the key is unknown.*bf16"),
 ]
 
 
@@ -228,7 +228,7 @@ BAD_CLUSTER = [
     ("devices = 8", "devices = 0", "levels.nvlink.devices", "not between"),
     ("devices = 8", "devices = 8.5", "levels.nvlink.devices", "whole"),
     ("devices = 8", "", "levels.nvlink.devices", "no limit of devices"),
-    ("devices = 8", "device = 8", "levels.nvlink.device", "no such key.*devices"),
+    ("devices = 8", "device = 8", "levels.nvlink.device", "the key is unknown.*devices"),
     ("devices = 8", "devices = 8\noversubscription = 0.5", "levels.nvlink.oversubscription", "not between"),
     ('link = "nvlink4"', "link = 4", "levels.nvlink.link", "string"),
     ('link = "nvlink4"', "", "levels.nvlink", "no link"),
@@ -314,7 +314,7 @@ def test_what_is_no_plain_file(tmp_path: Path) -> None:
     for name, words in (
         ("dir.toml", "is a folder"),
         ("pipe.toml", "not a regular file"),
-        ("chpi.toml", r"no such file\n.*chip.toml"),
+        ("chpi.toml", r"the file does not exist\n.*chip.toml"),
         ("chip.toml/x.toml", "cannot be read"),
         ("n" * 5000 + ".toml", "cannot be read"),
         ("\0.toml", "not a path"),

@@ -284,9 +284,9 @@ def test_bad_paths(tmp_path: Path) -> None:
     for path, says in (
         (big, "larger than 16 MiB"),
         (tmp_path / "binary.json", "not UTF-8"),
-        (tmp_path / "none.json", "no such file"),
-        (tmp_path / "folder.json", "no such file"),
-        (tmp_path, "no such file"),
+        (tmp_path / "none.json", "the file does not exist"),
+        (tmp_path / "folder.json", "the file does not exist"),
+        (tmp_path, "the file does not exist"),
     ):
         with pytest.raises(InputFileError, match=says):
             read_huggingface(path)

@@ -174,7 +174,7 @@ def test_stages_of_a_framework_leave_no_mesh_of_experts_out(habits):
     job = replace(JOB, model=replace(MOE, experts=replace(MOE.experts, expert_ffn_hidden=1024)), gpus=8)
     columns = ("tp", "pp", "dp", "ep", "micro_batch", "recompute")
     listed = []
-    for space in (CorrectedSpace(), CorrectedSpace().accustomed(habits_of(habits))):
+    for space in (CorrectedSpace(), CorrectedSpace().with_habits(habits_of(habits))):
         c = space.list(job, CORRECTED.strategies["1d"], 8, RULES).configurations
         listed.append({tuple(int(getattr(c, name)[i]) for name in columns) for i in range(rows_of(c))})
     assert (8, 1, 1, 8, 16, 0) in listed[1]

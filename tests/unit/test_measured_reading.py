@@ -327,7 +327,7 @@ def test_files_that_are_no_table_of_runs(tmp_path: Path, content: bytes, message
 
 
 def test_no_file_and_a_folder(tmp_path: Path):
-    with pytest.raises(InputFileError, match="there is no such file"):
+    with pytest.raises(InputFileError, match="the file does not exist"):
         read_runs(tmp_path / "none.csv")
     with pytest.raises(InputFileError, match="is a folder"):
         read_runs(tmp_path)

@@ -173,8 +173,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "zero.csv").write_bytes(b"\0\1\2" * 100)
     (tmp_path / "broken.csv.gz").write_bytes(b"no gzip")
     for name, message in {
-        "bytes.csv": "UTF-8", "zero.csv": "zero byte", "broken.csv.gz": "cannot be read", "none.csv": "no such file",
-        ".": "is a folder",
+        "bytes.csv": "UTF-8", "zero.csv": "zero byte", "broken.csv.gz": "cannot be read", "none.csv":
+        "the file does not exist", ".": "is a folder",
     }.items():  # fmt: skip
         with pytest.raises(InputFileError, match=message):
             read_links(tmp_path / name)

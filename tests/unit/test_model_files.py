@@ -116,7 +116,7 @@ def test_other_files(tmp_path: Path) -> None:
         load_model(write(tmp_path, SMALL, "model.yaml"))
     with pytest.raises(InputFileError, match=r"config\.json"):
         load_model(tmp_path)
-    with pytest.raises(InputFileError, match="no such file"):
+    with pytest.raises(InputFileError, match="the file does not exist"):
         load_model(tmp_path / "absent.toml")
 
 

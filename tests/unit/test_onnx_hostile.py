@@ -56,7 +56,7 @@ def test_files_that_are_no_model(tmp_path, content):
 
 
 def test_a_missing_file_and_a_folder(tmp_path):
-    refused(tmp_path / "none.onnx", "there is no such file")
+    refused(tmp_path / "none.onnx", "the file does not exist")
     refused(tmp_path, "is a folder")
 
 

@@ -33,7 +33,7 @@ def test_a_missing_file_is_said_to_be_missing(reader: str, tmp_path: Path) -> No
     read, name = READERS[reader]
     beside = tmp_path / f"my_{name}"
     beside.write_text("")
-    with pytest.raises(InputFileError, match=rf"there is no such file\n.*did you mean .*{beside.name}") as error:
+    with pytest.raises(InputFileError, match=rf"the file does not exist\n.*did you mean .*{beside.name}") as error:
         read(str(tmp_path / f"mi_{name}"))
     assert str(error.value).startswith(str(tmp_path / f"mi_{name}"))
 
@@ -47,7 +47,7 @@ def test_a_folder_is_said_to_be_one(reader: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_model_needs_its_configuration(tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match=r"config\.json: there is no such file"):
+    with pytest.raises(InputFileError, match=r"config\.json: the file does not exist"):
         read_huggingface(tmp_path)
 
 

@@ -213,7 +213,7 @@ def test_parquet_is_read_as_csv(tmp_path: Path):
     write_table(tmp_path / "runs.parquet", typed)
     one, other = read_any(tmp_path / "runs.parquet"), runs_of([TableRow(i, r) for i, r in enumerate(rows, 1)])
     assert one.runs == other.runs and not one.skipped
-    with pytest.raises(InputFileError, match="there is no such file"):
+    with pytest.raises(InputFileError, match="the file does not exist"):
         read_any(tmp_path / "none.parquet")
 
 

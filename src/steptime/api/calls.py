@@ -101,7 +101,14 @@ class Search:
 
 
 def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
-    """Sentences on what else to ask for where nothing is feasible: each with the best step that it finds."""
+    """Sentences on what else to ask for where nothing is feasible: each with the best step that it finds.
+
+    Args:
+        search: the search that found nothing feasible.
+        setting: its job on its cluster.
+        scope: its space and constraints.
+        result: what it found.
+    """
     empty = () if result.candidates else why_empty(setting.job, scope.constraints)
     others = []
     kept_on_host = False
@@ -124,7 +131,7 @@ def _one_device(search: Search, setting: Setting) -> tuple[str, ...]:
 
 
 def _alternatives(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> Iterator[tuple[str, Search]]:
-    """The same search with one thing changed, and the words for it."""
+    """Variants of a search with one option changed, each with its options in words."""
     for key, value in search.columns.items():
         rest = {name: one for name, one in search.columns.items() if name != key}
         yield f"without --fix {key}={value} plans fit", replace(search, columns=rest)
@@ -247,7 +254,7 @@ def plan(
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
-    """What to change where nothing fits, or fewer devices are faster."""
+    """Advice of a search: changes that make a plan fit, and fewer devices where they are faster."""
     if not result.feasible:
         return what_fits(search, setting, scope, result)
     found = result.plans[0].step_time_s
@@ -487,7 +494,7 @@ def _pairs(first: Mapping[str, Any], second: Mapping[str, Any], default: Any) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What a model has, whatever it runs on."""
+    """Parameters, FLOPs and bytes of a model, without a machine."""
 
     name: str
     family: str

@@ -32,7 +32,7 @@ PLACED = "ranks lie as launchers number them, tp innermost; --framework generic 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which plans a search tries."""
+    """The plans that a search tries."""
 
     space: Space
     strategies: Strategies
@@ -166,7 +166,7 @@ def scope_of(
     left_out = [f"no {', '.join(lacking)}"] if lacking else []
     notes: tuple[str, ...] = ()
     if isinstance(narrowed, CorrectedSpace):
-        usual, narrowed = narrowed, _accustomed(narrowed, habits, constraints, within=within, experts=experts)
+        usual, narrowed = narrowed, _with_habits(narrowed, habits, constraints, within=within, experts=experts)
         left_out += [] if narrowed.zero == usual.zero else [_stages(narrowed, pipelines="pp" not in lacking)]
         if framework not in (GENERIC, IDEAL.name):
             narrowed, notes = replace(narrowed, launched=True), (f"{framework}: {PLACED}",)
@@ -180,13 +180,13 @@ def scope_of(
     )
 
 
-def _accustomed(
+def _with_habits(
     space: CorrectedSpace, habits: Habits, constraints: Sequence[Constraint], *, within: int, experts: bool
 ) -> CorrectedSpace:
     """The space with the ZeRO stages, shards and recomputed parts of a framework, where the user fixes none."""
     fixed = {c.column for c in constraints}
     if not any(c.column == "zero" and c.relation == "=" for c in constraints):
-        space = space.accustomed(habits)
+        space = space.with_habits(habits)
         if habits.within_node and within and "shard" not in fixed:
             space = replace(space, shard=(0, within))
     parts = habits.expert_parts if experts else habits.parts

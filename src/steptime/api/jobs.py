@@ -35,8 +35,8 @@ from steptime.plan.job import (
     Job,
     Optimizer,
     Precision,
+    default_overlap,
     dispatched_by,
-    habitual_overlap,
     with_habits,
 )
 from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
@@ -74,7 +74,7 @@ _ESTIMATED: Final[Mapping[str, str]] = {"sgd-momentum": "momentum"}
 
 
 def captured_optimizer(name: str, device: Device) -> str:
-    """What captures call an optimiser: on the host itself its loop, which PyTorch takes there by default.
+    """Name of an optimiser in captures; on the host the one that loops over tensors, PyTorch's default there.
 
     Raises:
         UserError: the name is unknown, or it cannot be captured.
@@ -202,7 +202,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         expert_capacity=chosen.get("expert_capacity"),
     )
     default = with_habits(job, job.framework.name)
-    if habitual_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
+    if default_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
         default = replace(default, framework=without_hiding(job.framework))
     if "dispatcher" in chosen:
         default = dispatched_by(default, chosen["dispatcher"])
@@ -241,6 +241,12 @@ def framework_of(name: str | None, mode: Mode, device: Device, precision: Precis
     """The framework of a name; without one the common values, in a mode that reproduces a paper the ideal one.
 
     A name that tables of measured runs may have for it, such as NeMo, is as good.
+
+    Args:
+        name: as the user gave it; None: not given.
+        mode: corrected or published.
+        device: of the cluster; a framework has factors of its own on some devices.
+        precision: of the job.
 
     Raises:
         UnknownNameError: the name is unknown.

@@ -80,7 +80,14 @@ def mode_of(setting: Setting, mode: Mode) -> Mode:
 
 
 def check_captured(model: CapturedModel, precision: Precision, *, seq: int | None, adapter: Any, mode: Mode) -> None:
-    """Refuses what a captured module cannot be asked for.
+    """Refuse a setting that a captured module cannot have.
+
+    Args:
+        model: the captured module.
+        precision: asked for.
+        seq: tokens of a sequence asked for; None: not given.
+        adapter: adapters asked for; None: none.
+        mode: corrected or published.
 
     Raises:
         PlanError: names it, and says what to do instead.
@@ -220,7 +227,8 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
 
 
 def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, ...]:
-    """What a model's file left out, left open, or says of its checkpoint alone; empty for a model without a file.
+    """Notes on the file of a model: parts left out, values assumed, facts of the checkpoint alone; empty without a
+    file.
 
     Args:
         given: as for :func:`load_workload`; it can be loaded.
@@ -248,12 +256,12 @@ def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, .
 
 
 def which_of(file: str) -> str:
-    """What to write instead of the name of a Python file."""
+    """Hint for a Python file given without the name of a module's class or function."""
     return f"write {shorten(file)}:NAME of a module's class, or of a function that returns (module, inputs)"
 
 
 def _ending(given: str) -> str:
-    """What the text points to: ``.toml``, ``.json``, ``folder``, another ``file``, or nothing."""
+    """Kind of file that a text names: ``.toml``, ``.json``, ``folder``, ``file`` for any other; empty for none."""
     try:
         path = Path(given)
         if path.is_dir():

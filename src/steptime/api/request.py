@@ -170,7 +170,7 @@ def device_noun(device: str, is_gpu: bool | None = None) -> str:
 
 
 def cluster_noun(cluster: NameOrPath) -> str:
-    """As :func:`device_noun`, for the devices of a cluster that is given by name or file.
+    """``GPU`` or ``device``, for the devices of a cluster given by name or file (:func:`device_noun`).
 
     >>> cluster_noun("dgx-h100"), cluster_noun("tpu-v5p-pod"), cluster_noun("my own")
     ('GPU', 'device', 'GPU')
@@ -245,7 +245,7 @@ def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
 
 
 def graphs_of(value: Any) -> str:
-    """What is one graph: ``none``, ``step``, or parts of a layer joined by ``+``, each once and in their order.
+    """Value of ``graphs``: ``none``, ``step``, or parts of a layer joined by ``+``, each once and in their order.
 
     >>> graphs_of("router+attention"), graphs_of("step")
     ('attention+router', 'step')

@@ -35,7 +35,7 @@ class ExplainCommand(TyperCommand):
     """A command whose ``--explain`` may stand alone or be followed by a term."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As in the base class, after giving a lone ``--explain`` the empty prefix."""
+        """Parse arguments as the base class does, after giving a lone ``--explain`` the empty prefix."""
         flags = {
             name
             for param in self.get_params(ctx)
@@ -135,7 +135,7 @@ def written_given(given: Mapping[str, Any]) -> Written | None:
 
 
 def not_taken(path: str, written: Mapping[str, Any], taken: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """What the job of a written plan has that this one has not, though the user did not say so; "" for nothing.
+    """Note on choices of a written plan's job that this job does not have and the user did not change; "" for none.
 
     >>> not_taken("a.json", {"dtype": "fp8", "seq_len": 512}, {"dtype": "bf16", "seq_len": 1024}, {"seq": 1024})
     'a.json was written for --dtype fp8, which a plan does not hold: this estimate has bf16'
@@ -153,7 +153,7 @@ def not_taken(path: str, written: Mapping[str, Any], taken: Mapping[str, Any], s
 
 
 def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, Any]:
-    """What the user gave of the plan, over the plan of a file."""
+    """The plan of a file, if any, with the user's options on top."""
     plan = o.given(**{name: given[name] for name in KEYS})
     if given["placement"] is not None:
         from steptime.cli.job import parse_placement

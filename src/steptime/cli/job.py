@@ -81,7 +81,7 @@ def needed(job: RunSpec, what: str, where: str = "") -> str:
 
 
 def plan_not_kept(where: str, job: RunSpec) -> tuple[str, ...]:
-    """What to know of the plan of a run whose plans are searched.
+    """Note that the plan of a run is not kept where plans are searched.
 
     >>> plan_not_kept("run.toml", RunSpec(model="toy", plan={"tp": 8, "placement": {"tp": 8}}))
     ('the [plan] of run.toml (tp, placement) is not kept: --fix KEY=VALUE keeps one',)

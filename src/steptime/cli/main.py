@@ -82,7 +82,7 @@ class LazyGroup(TyperGroup):
         return self.commands[cmd_name]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As in the base class, with the nearest command in the error."""
+        """Find a command as the base class does; an error names the nearest command."""
         if self.get_command(ctx, args[0]) is None:
             names = self.list_commands(ctx)
             ctx.fail(f"there is no command {shorten(args[0])!r}; {did_you_mean(args[0], names)}")

@@ -58,7 +58,7 @@ _BOUNDARY: Final = re.compile(r"^(rtx|gtx)(?=\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """What a name says."""
+    """Facts that the name of a device gives."""
 
     words: frozenset[str]
     """Words that tell chips apart, without their form."""
@@ -68,7 +68,7 @@ class Spelling:
 
 
 def spelling_of(name: str) -> Spelling:
-    """What a name of a device says, whatever the order of its words.
+    """Facts that the name of a device gives, in any order of its words.
 
     >>> found = spelling_of("NVIDIA A100-SXM4-80GB")
     >>> sorted(found.words), sorted(found.forms), found.memory_gb
@@ -88,13 +88,13 @@ def spelling_of(name: str) -> Spelling:
     )
 
 
-def is_memory(stated_gb: float, memory_bytes: float) -> bool:
+def is_memory(given_gb: float, memory_bytes: float) -> bool:
     """Whether a given memory, in GB or GiB, is the memory of a device (bytes).
 
     >>> is_memory(80, 80 * 2**30), is_memory(141, 141e9), is_memory(40, 80e9)
     (True, True, False)
     """
-    return any(abs(stated_gb * unit / memory_bytes - 1) <= MEMORY_TOLERANCE for unit in (1e9, 2.0**30))
+    return any(abs(given_gb * unit / memory_bytes - 1) <= MEMORY_TOLERANCE for unit in (1e9, 2.0**30))
 
 
 NO_DEVICE: Final = "device not in the catalogue"
@@ -272,7 +272,7 @@ def _chain(document: Document, kind: str) -> list[Document]:
 
 
 def _defaults(kind: str) -> Layer:
-    """What stands where no file says anything: efficiencies and latencies, all assumed."""
+    """Defaults where no file gives a number: efficiencies and latencies, all assumed."""
     document = read(CATALOGUE / "defaults.toml", kind, trusted=True)
     return of_catalogue(layer(document.table[kind], kind, _own_source(document), where=document.where))
 

@@ -289,13 +289,19 @@ def layer(table: Table, kind: str, default: Source, *, where: str) -> Layer:
     )
 
 
-def companion(given: str, beside: Path, where: str, field: str) -> Path:
+def companion(given: str, file: Path, where: str, field: str) -> Path:
     """The file of curves that a hardware file names, as a full path: it lies in the same folder or below.
+
+    Args:
+        given: path as the file has it.
+        file: the hardware file.
+        where: the hardware file, as errors name it.
+        field: key that has the path.
 
     Raises:
         FieldError: it is not a relative path to a TOML file, leads out of the folder, or the file does not exist.
     """
-    folder = beside.parent.resolve()
+    folder = file.parent.resolve()
     hint = 'for example curves = "machine.curves.toml"'
     try:
         path = (folder / given).resolve()
@@ -346,6 +352,13 @@ def _source_of(key: str, entries: Iterable[tuple[set[str], Source]], default: So
 
 def device_record(stack: Layer, name: str, *, where: str, prefix: str = "", curves: Profile | None = None) -> Device:
     """The device that a complete stack of layers describes.
+
+    Args:
+        stack: numbers and texts of all layers.
+        name: of the device.
+        where: file that errors name.
+        prefix: of the keys in errors.
+        curves: fitted curves; None: none.
 
     Raises:
         FieldError: a number that has no default is missing.
@@ -413,7 +426,13 @@ def _require(stack: Layer, fields: Mapping[str, Field], where: str, prefix: str)
 
 
 def level_record(name: str, stack: Layer, *, where: str, inherited: Iterable[str] = ()) -> Level:
-    """The level that a complete stack of layers describes; ``inherited``: levels that the base has, for the message.
+    """The level of a fabric that a complete stack of layers describes.
+
+    Args:
+        name: of the level.
+        stack: numbers and texts of all layers.
+        where: file that errors name.
+        inherited: names of the levels that the base file has, for errors.
 
     Raises:
         FieldError: neither the level nor its link has a bandwidth.
@@ -435,6 +454,14 @@ def cluster_record(
     name: str, title: str, device: Device, levels: Iterable[Level], source: Source, where: str
 ) -> Cluster:
     """The cluster of these levels, ordered innermost first by their number of devices.
+
+    Args:
+        name: of the cluster.
+        title: in words.
+        device: that it is made of.
+        levels: of its fabric, in any order.
+        source: of the file.
+        where: file that errors name.
 
     Raises:
         FieldError: no level, two levels of one size, or a size that the next smaller one does not divide.

@@ -144,12 +144,12 @@ def profile_toml(profile: Profile) -> str:
 
 
 def distance(one: Device, other: Device) -> float:
-    r"""How unlike two architectures are, from datasheets alone.
+    r"""Distance between two architectures, from datasheets alone; 0 for equal ones.
 
     $$d = 3 [v \ne v'] + \sum_i w_i |\ln (x_i / x_i')|$$
 
     over work per byte of bandwidth, rate per multiprocessor, cache per multiprocessor, bandwidth, and single
-    precision per watt (parts that their power limits behave alike), with $v$ the vendor; the logarithm
+    precision per watt (parts limited by power behave similarly), with $v$ the vendor; the logarithm
     of a figure that one of them lacks counts as 0.5.
 
     Source: choice of this program; the weights are not fitted.
@@ -163,7 +163,7 @@ def distance(one: Device, other: Device) -> float:
 
 
 def nearest(device: Device, candidates: Iterable[Device]) -> list[Device]:
-    """The candidates, the most alike first; the device itself is not among them."""
+    """The candidates, the most similar first; the device itself is not among them."""
     return sorted((c for c in candidates if c.name != device.name), key=lambda c: (distance(device, c), c.name))
 
 

@@ -19,7 +19,7 @@ ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What coefficients were fitted to and how well; errors are those on measurements that the fit did not see."""
+    """Data and quality of a fit; errors are of measurements that the fit did not see."""
 
     points: int
     """Measurements that it was fitted to."""
@@ -71,7 +71,7 @@ UNLIMITED: Final = 2**31
 
 
 class Kind(StrEnum):
-    """How a number came about, strongest first."""
+    """Kind of source of a number, strongest first."""
 
     DATASHEET = "datasheet"
     MEASURED = "measured"
@@ -160,12 +160,13 @@ class Device:
 
     @property
     def is_host(self) -> bool:
-        """Whether it is the processor of the host itself: its memory is the host's, and no driver keeps any of it."""
+        """Whether the device is the processor of the host: it uses the host's memory, of which no driver keeps a
+        part."""
         return self.architecture == CPU
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU: an accelerator of a maker of GPUs."""
+        """Whether the device is a GPU: an accelerator of a maker of GPUs."""
         return self.vendor in GPU_MAKERS and not self.is_host
 
     @property
@@ -179,7 +180,7 @@ class Device:
         return self.host_link_Bps * self.host_efficiency
 
     def with_host_link(self, host_Bps: float) -> Device:
-        """The same device where somebody says what its link to the host sustains, each way."""
+        """The device with a given bandwidth (bytes/s, each way) of its link to the host."""
         given = dict.fromkeys(HOST_LINK, Source(text="given", kind=Kind.ASSUMED))
         return replace(self, host_link_Bps=host_Bps, host_efficiency=1.0, sources={**self.sources, **given})
 
@@ -297,10 +298,10 @@ class Cluster:
 
 
 class AxisKind(StrEnum):
-    """What joins the devices along one axis."""
+    """Kind of network that joins the devices along one axis."""
 
     SWITCH = "switch"
-    """All pairs are alike."""
+    """All pairs have the same links."""
     RAIL = "rail"
     """A switch per place inside the group: pairs with the same inner coordinates are faster than others."""
     RING = "ring"
@@ -357,7 +358,7 @@ class Mesh:
     confidence: float
     """Probability that this is the shape, judged against merging, splitting and re-wiring its axes."""
     noise: float
-    """Spread of the logarithm of the cost of alike links (standard deviation)."""
+    """Standard deviation of the logarithm of the cost of equal links."""
     broken_links: tuple[OddLink, ...] = ()
     asymmetric_links: tuple[OddLink, ...] = ()
     slow_devices: tuple[str, ...] = ()

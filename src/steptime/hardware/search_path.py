@@ -65,7 +65,13 @@ def named_files(folder: str) -> dict[str, Path]:
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: str, at: str) -> None:
-    """Refuses a table that has a key of another name.
+    """Refuse a table that has an unknown key.
+
+    Args:
+        table: of a file.
+        known: keys that it may have.
+        where: the file, for errors.
+        at: path of the table in the file, ending in a dot, for errors.
 
     Raises:
         FieldError: names the key and the likely ones.

@@ -59,7 +59,7 @@ def _entry(values: tuple[float, ...], way: Num) -> Num:
 
 
 def line(constant: Iterable[Any], slope: Iterable[Any]) -> Line:
-    """A line by way, shorter where all ways are alike; a constant that is rounding noise is nothing."""
+    """A line by way, shorter where all ways are equal; a constant that is rounding noise is nothing."""
     s = tuple(float(value) for value in slope)
     c = tuple(0.0 if abs(v) < NOISE * abs(w) else v for v, w in zip(map(float, constant), s, strict=True))
     return Line(c[:1], s[:1]) if len(set(c)) == 1 and len(set(s)) == 1 else Line(c, s)
@@ -70,7 +70,7 @@ NOTHING = Line((0.0,), (0.0,))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """How a fitted model times an operator: as which operator of a strategy table, and with which sizes."""
+    """Operator of a strategy table, with its sizes, that a fitted model takes to time a captured operator."""
 
     operator: str
     backward: bool

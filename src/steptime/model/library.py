@@ -49,7 +49,7 @@ def _key(name: str) -> str:
 
 
 def _hub_key(name: str) -> str:
-    """As :func:`_key`, without the words of checkpoints that were trained further: their layers are the same.
+    """Key of a name (:func:`_key`) without the words of fine-tuned checkpoints, whose layers are the same.
 
     >>> _hub_key("Qwen/Qwen3-8B-Base"), _hub_key("meta-llama/Llama-2-7b-chat-hf")
     ('qwen/qwen3-8b', 'meta-llama/llama2-7b')
@@ -220,6 +220,12 @@ def spec_from_table(table: Mapping[str, Any], *, where: str, name: str, source: 
     hidden / heads, ``ffn_hidden`` = 4 hidden, ``vocab`` 0, ``seq_len`` 2048 (of a ViT: its tokens),
     ``windowed_layers`` = layers where a window is given, ``moe_layers`` = layers, ``causal`` true (of a ViT:
     false unless given).
+
+    Args:
+        table: of the file.
+        where: the file, for errors.
+        name: of the model.
+        source: of its numbers.
 
     Raises:
         FieldError: a key is unknown, missing, of the wrong type, out of range, or contradicts another.

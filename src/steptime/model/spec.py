@@ -178,7 +178,7 @@ MAY_BE_ZERO = frozenset(
 
 
 def check_spec(spec: ModelSpec, where: str, names: Mapping[str, str] | None = None) -> ModelSpec:
-    """The same specification, once every rule between its fields holds.
+    """Check every rule between the fields of a specification, and return it.
 
     Args:
         spec: any specification.

@@ -230,7 +230,8 @@ def _traffic(s: Shape, heads: Heads, gathered: Num) -> Traffic:
 
 
 def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, Num]:
-    """What a tiled kernel sees: documents; a sequence shard is balanced, its queries see the mean number of keys."""
+    """Arguments of the tiled kernel per document; a sequence shard is balanced: its queries see the mean number of
+    keys."""
     reaches = window is not None and window < s.attended
     alike = s.model.causal and (reaches or not s.model.windowed_layers or (s.model.window or 0) >= s.attended)
     causal = where((heads.ranks <= 1) | heads.exchanged, float(alike), 0.0)

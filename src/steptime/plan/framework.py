@@ -14,7 +14,7 @@ from steptime.num import Num, maximum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How far the parameters of a framework can be trusted, learnt from the residuals of measured runs."""
+    """Uncertainty of the parameters of a framework, fitted to the residuals of measured runs."""
 
     doubts: Mapping[str, float]
     """Standard deviation of each parameter, of the logarithm (of shares: of the logit)."""
@@ -39,7 +39,7 @@ PRIOR_SOURCES = 2
 
 
 def widening(sources: float) -> float:
-    r"""How much wider a band is for a device that only a few sources have measured.
+    r"""Factor on the width of a band for a device that only a few sources have measured.
 
     $$w = \frac{t_\nu}{z}, \qquad t_\nu = z + \frac{z^3+z}{4\nu} + \frac{5z^5+16z^3+3z}{96\nu^2} +
       \frac{3z^7+19z^5+17z^3-15z}{384\nu^3}, \qquad \nu = n + n_0$$
@@ -181,7 +181,7 @@ def piped_stage(zero: int, stages: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What a framework does unless it is told otherwise, and what it has; facts of its documentation, not fitted."""
+    """Defaults and features of a framework: facts of its documentation, not fitted."""
 
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced; None: that of the precision."""
@@ -221,7 +221,7 @@ class Habits:
 
     asynchronous_tp: bool = False
     """Backward, traffic over ``tp`` of a product that gathers its input overlaps with its two products, each with one
-    (:func:`steptime.plan.overlap.beside_gradients`)."""
+    (:func:`steptime.plan.overlap.with_overlapped_gradients`)."""
 
     one_pass_norms: bool = False
     """Backward, a LayerNorm reads its input once (Apex's FastLayerNorm, Transformer Engine), not for each result."""
@@ -271,7 +271,7 @@ class Habits:
         return frozenset(piped_stage(stage, stages) for stage in self.zero_stages)
 
     def overlap_with(self, offload: frozenset[str], *, experts: bool) -> frozenset[str]:
-        """What overlaps where ``offload`` is kept on the host, copied while the device computes; without experts no
+        """Traffic that overlaps by default where ``offload`` is kept on the host; without experts no
         ``ep``."""
         own = self.overlap if experts else self.overlap - {"ep"}
         return own | ({"offload"} if "activations" in offload else set())

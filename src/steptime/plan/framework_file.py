@@ -349,7 +349,7 @@ def rule_with(rules: Sequence[Mapping[str, Any]], named: str) -> Mapping[str, An
 
 
 def left_open(text: str) -> str:
-    """What to give in place of a name that leaves open which framework it is; empty for any other name.
+    """Hint for a name that several frameworks could have; empty for any other name.
 
     >>> left_open("JAX"), left_open("megatron")
     ('name what runs on it: maxtext or paxml', '')

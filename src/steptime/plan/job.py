@@ -247,7 +247,7 @@ ATTENTION_DTYPES = ("fp8",)
 
 
 def sample_noun(seq_len: int, *, images: bool = False) -> str:
-    """What a batch counts: sequences, images, or samples (of anything else) where one has a single token.
+    """Noun for what a batch counts: sequences, images, or samples of a single token.
 
     >>> sample_noun(2048), sample_noun(197, images=True), sample_noun(1)
     ('sequence', 'image', 'sample')
@@ -355,7 +355,7 @@ class Job:
 
     @property
     def sample(self) -> str:
-        """What its batch counts, in the singular (:func:`sample_noun`)."""
+        """Noun for what the batch counts, in the singular (:func:`sample_noun`)."""
         return sample_noun(self.seq_len, images=self.model.vision is not None)
 
     @property
@@ -400,7 +400,7 @@ def with_habits(job: Job, framework: str) -> Job:
         asynchronous_tp=habits.asynchronous_tp,
         dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
         memory=memory_profile_of(framework),
-        overlap=habitual_overlap(job, framework) | _hidden_by_schedule(job),
+        overlap=default_overlap(job, framework) | _overlapped_by_schedule(job),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )
 
@@ -413,12 +413,12 @@ def dispatched_by(job: Job, dispatcher: str) -> Job:
     return replace(job, dispatcher=dispatcher, exchange_once=dispatcher != ALL_TO_ALL)
 
 
-def habitual_overlap(job: Job, framework: str) -> frozenset[str]:
+def default_overlap(job: Job, framework: str) -> frozenset[str]:
     """Traffic that a framework overlaps in a job, whatever its schedule."""
     return habits_of(framework).overlap_with(job.offload, experts=job.model.experts is not None)
 
 
-def _hidden_by_schedule(job: Job) -> frozenset[str]:
+def _overlapped_by_schedule(job: Job) -> frozenset[str]:
     """Traffic that overlaps with the opposite pass in any framework: DualPipe is made of pairs of passes."""
     if job.stages_held == 1:
         return frozenset()

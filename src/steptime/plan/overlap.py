@@ -22,7 +22,7 @@ DENSE_BLOCKS = frozenset({"attention", "mlp"})
 """Blocks whose products do so; those of experts, shared ones included, and the head wait for their transfers."""
 
 
-def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
+def with_overlapped_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
     """The rows of a layer, where ``tp`` overlaps with products: transfers of their input or output overlap with the
     product.
 
@@ -35,14 +35,14 @@ def beside_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
     (user buffers of Transformer Engine, which connect the GPUs of one NVLink domain); MegaScale, arXiv 2402.15627,
     section 3.2.
     """
-    rows = beside_gradients(rows, job, plans)
+    rows = with_overlapped_gradients(rows, job, plans)
     if "tp" not in job.overlap:
         return rows
     behind = where(plans.sp > 0, ring_behind_share(plans.tp), 0.0)
     return [replace(row, overlaps=behind, overlaps_near=True) if _waits(row) else row for row in rows]
 
 
-def beside_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
+def with_overlapped_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
     """The rows of a layer, where a product's backward transfers overlap with the two products of its gradients.
 
     Its input, that sequence parallelism gathers again for the gradient of the weights, travels during the product that
@@ -59,12 +59,12 @@ def beside_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
 
 
 def _sums_gradient(row: Row) -> bool:
-    """Whether it is a product of a dense block whose ranks sum the gradient of its input."""
+    """Whether a row is a product of a dense block whose ranks sum the gradient of its input."""
     return _waits(row) and any(each.collective in SUMS for each in row.backward)
 
 
 def _waits(row: Row) -> bool:
-    """Whether it is a product of a dense block whose input or output travels."""
+    """Whether a row is a product of a dense block whose input or output travels."""
     return row.operator == "matmul" and row.block in DENSE_BLOCKS and bool(row.forward or row.backward)
 
 

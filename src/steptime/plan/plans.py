@@ -173,11 +173,11 @@ class Plans:
         return self.with_columns({f"in_{axis}": ranks for axis, ranks in inside.items()})
 
     def gathers(self, micro_batches: Num) -> Num:
-        """How often a step gathers weights: with ZeRO-3 for each of so many micro-batches, else once."""
+        """Number of times that a step gathers weights: with ZeRO-3 for each of ``micro_batches``, else once."""
         return where(self.shares("weights"), micro_batches, 1.0)
 
     def reductions(self, micro_batches: Num) -> Num:
-        """How often a step reduces gradients: from ZeRO-2 on after each of so many micro-batches, else once."""
+        """Number of times that a step reduces gradients: from ZeRO-2 on after each of ``micro_batches``, else once."""
         return where(self.shares("gradients"), micro_batches, 1.0)
 
     @property
@@ -242,7 +242,7 @@ class Plans:
         return self.in_tp * self.in_tp2 * self.in_cp * self.in_dp * self.in_pp
 
     def with_columns(self, columns: Mapping[str, Num]) -> Plans:
-        """The same plans with some columns replaced."""
+        """The plans with some columns replaced."""
         return replace(self, **dict(columns))
 
 

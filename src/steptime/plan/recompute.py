@@ -164,7 +164,7 @@ UP_PROJECTION: Final = "up_projection"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one bit recomputes."""
+    """Rows that one bit recomputes."""
 
     again: Callable[[Row], bool]
     """Rows whose forward pass runs again."""
@@ -208,7 +208,14 @@ PARTS: dict[str, Part] = {
 
 
 def recomputed(rows: Iterable[Row], codes: Num, model: ModelSpec, plans: Plans) -> list[Row]:
-    """The rows with those of the chosen parts marked, and without what is not kept."""
+    """Rows of a layer with the recomputed ones marked, and without what is then not kept.
+
+    Args:
+        rows: of one layer.
+        codes: column ``recompute`` of the plans: bits of the chosen parts.
+        model: whose layer it is.
+        plans: that keep or recompute.
+    """
     out = list(rows)
     partly = ~is_set(codes, FULL_RECOMPUTE)
     names = [name for name in PARTS if name != UP_PROJECTION or model.latent is not None]
@@ -287,7 +294,7 @@ def says_selective(text: str) -> bool:
 
 
 def spelled_out(text: str, framework: str) -> str:
-    """The same recomputation with ``selective`` in the words that mean one thing whatever the framework.
+    """Recomputation with ``selective`` replaced by the parts that it means in a framework.
 
     >>> spelled_out("selective", "megatron-core"), spelled_out("selective", "torchtitan"), spelled_out("full", "")
     ('attention', 'norm+activation+outputs', 'full')
@@ -379,7 +386,7 @@ def _mlp_elements(s: Shape, local: Num) -> Num:
 
 
 def _freed_elements(s: Shape) -> Num:
-    """What products out of MLPs and activation functions kept and is free in the backward pass of attention.
+    """Elements that products out of MLPs and activation functions kept, free in the backward pass of attention.
 
     Where layers differ, of the kind that kept least.
     """

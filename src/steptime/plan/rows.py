@@ -83,7 +83,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How a fitted model times a row that is in no table: as which operator, in which direction, with which sizes."""
+    """Operator, direction and sizes that a fitted model takes to time a row that is in no table."""
 
     operator: str
     backward: bool
@@ -241,7 +241,17 @@ def move(
     share: Num = 1.0,
     traffic: Traffic = SILENT,
 ) -> Row:
-    """Row of a pass that rearranges or converts: ``move`` in both directions, ``move_forward``, ``move_backward``."""
+    """Row of a pass that rearranges or converts.
+
+    Args:
+        name: of the row.
+        block: part of the layer.
+        read_bytes: in one direction.
+        written_bytes: in one direction.
+        operator: ``move`` in both directions, ``move_forward``, ``move_backward``.
+        share: of the layers, or times per layer.
+        traffic: before or after the pass.
+    """
     return Row(
         name=name,
         block=block,
@@ -266,7 +276,7 @@ def bias(name: str, block: str, tokens: Num, width: Num, *, element_bytes: float
 
 
 def activation(name: str, block: str, elements: Num, *, element_bytes: float, gated: bool = False) -> Row:
-    """Row of an activation function with ``elements`` outputs; a gated one has twice as many inputs."""
+    """Row of an activation function with ``elements`` outputs; a gated one has twice as many inputs, which are kept."""
     return Row(
         name=name,
         block=block,
@@ -315,7 +325,15 @@ def norm(
 ) -> Row:
     """Row of a norm over rows of ``width`` elements; its input is kept.
 
-    All ranks of the replicated axis hold its ``weights`` (None: scale and shift of each column).
+    Args:
+        name: of the row.
+        block: part of the layer.
+        tokens: on this device.
+        width: columns on this device.
+        element_bytes: of one element.
+        kind: operator, such as ``rms_norm``.
+        weights: parameters, which all ranks of the replicated axis hold; None: scale and shift of each column.
+        traffic: that its statistics need.
     """
     weights = 2 * width if weights is None else weights
     return Row(

@@ -223,7 +223,7 @@ def panel_counts(hidden: int, least: int) -> list[int]:
 
 
 def panels_worth_trying(hidden: int, least: int) -> list[int]:
-    """As `panel_counts`, but at least one panel per rank where none of those divides the hidden dimension.
+    """Panels of `panel_counts`, or one per rank where none of them divides the hidden dimension.
 
     >>> panels_worth_trying(4096, 3)
     [3]
@@ -283,19 +283,20 @@ class CorrectedSpace(Space):
     """Each mesh lies on the domains as launchers number its ranks, and no other way."""
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
-        """The same space with some columns at one value each."""
+        """The space with some columns at one value each."""
         known: dict[str, Any] = {name: (value,) for name, value in values.items() if name in self.__slots__}
         if "zero" in known:
             known["piped_zero"] = known["zero"]
         return replace(self, **known)
 
-    def accustomed(self, habits: Habits) -> CorrectedSpace:
-        """The same space with the ZeRO stages that a framework has; its own where it has none of those tried."""
+    def with_habits(self, habits: Habits) -> CorrectedSpace:
+        """The space with the ZeRO stages that a framework has; its default stage where it has none of the tried
+        stages."""
         plain = tuple(stage for stage in self.zero if stage in habits.zero_stages) or (habits.zero,)
         return replace(self, zero=plain, piped_zero=tuple(sorted({piped_stage(stage, 2) for stage in plain})))
 
     def with_parts(self, parts: str) -> CorrectedSpace:
-        """The same space with recomputation of these parts tried too, before that of whole layers."""
+        """The space with recomputation of ``parts`` tried too, before recomputation of whole layers."""
         code = sum(RECOMPUTE_CODES[name] for name in parts.split("+"))
         return replace(self, recompute=(*self.recompute[:1], code, *self.recompute[1:]))
 
@@ -408,7 +409,7 @@ class CorrectedSpace(Space):
 
 
 def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_faster: bool) -> Array:
-    """Which placements each mesh has."""
+    """Whether each mesh (row) has each placement (column)."""
     fits = dividing(degrees, ways)
     if not nearer_is_faster:
         return fits

@@ -23,7 +23,7 @@ from steptime.num import Num, ceil_div, floor_div, minimum, where
 from steptime.plan.attention import adapted, attention_rows, expert_rows, latent_rows, shared_gate
 from steptime.plan.copies import quantised, unsharded, wide
 from steptime.plan.job import Job, equal_but_for_ends, replica_micro_batches, virtual_stage
-from steptime.plan.overlap import beside_transfers
+from steptime.plan.overlap import with_overlapped_transfers
 from steptime.plan.plans import RULES, Plans, Rule
 from steptime.plan.recompute import (
     kept_by_operators,
@@ -53,7 +53,7 @@ from steptime.registry import Registry
 
 
 class Strategy(ABC):
-    """How the tensors of a block are cut: a table of rows in terms of the degrees."""
+    """A way to cut the tensors of a block: a table of rows in terms of the degrees."""
 
     name: ClassVar[str]
     tensor_axes: ClassVar[tuple[str, ...]]
@@ -124,7 +124,7 @@ class Method(ABC):
 
 
 class Corrected(Strategy):
-    """What the corrected strategies have in common: the order of the rows."""
+    """Base of the corrected strategies: the order of the rows."""
 
     def block(self, job: Job, plans: Plans) -> Block:
         """Rows of one layer, of the embedding and of the head."""
@@ -282,7 +282,7 @@ class Corrected(Strategy):
         return rows
 
     def _leave(self, s: Shape, block: str) -> list[Row]:
-        """What joins a block's output to the residual stream; most often a dropout adds it in the same kernel."""
+        """Rows that join a block's output to the residual stream; most often a dropout adds it in the same kernel."""
         rows = [self.norm(s, f"post_{block}_norm", block)] if s.model.norms_per_layer == 4 else []
         elements = self.stream_elements(s)
         if s.model.layer_scale:  # moves what a bias moves, and keeps its input
@@ -343,7 +343,7 @@ class Corrected(Strategy):
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
-    rows = beside_transfers(kept_by_operators(rows, job.memory, plans), job, plans)
+    rows = with_overlapped_transfers(kept_by_operators(rows, job.memory, plans), job, plans)
     rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     if job.stops_early:
         rows = stopped_early(rows)

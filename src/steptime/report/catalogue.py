@@ -99,7 +99,7 @@ def print_model(spec: ModelSpec, parameters: Mapping[str, float], active: float)
 
 
 def print_import(assumed: Mapping[str, str], ignored: Mapping[str, str]) -> None:
-    """What a file does not say and was assumed, and what it says and was not used."""
+    """Print the values that an import assumed and the keys that it did not use."""
     out = t.console()
     for title, entries in (("assumed", assumed), ("not used", ignored)):
         if entries:
@@ -247,7 +247,7 @@ def print_frameworks(result: Mapping[str, Any], target: str) -> None:
 
 
 def _use_of(target: Path) -> str:
-    """How every command is made to read a file of frameworks.
+    """Environment variable that makes every command read a file of frameworks.
 
     >>> _use_of(Path("ours/frameworks.toml"))
     '; STEPTIME_PATH=ours makes every command use it'
@@ -327,7 +327,7 @@ def print_framework_list(records: Sequence[FrameworkRecord], fit: Mapping[str, A
 
 
 def print_overlap_rules(rules: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
-    """What overlaps with what, one paragraph per kind of traffic."""
+    """Print the rules of overlap, one paragraph per kind of traffic."""
     screen = console()
     screen.print("What overlaps with computation; what is not here is exposed.")
     for note in notes:
@@ -350,7 +350,7 @@ def _listed(record: FrameworkRecord) -> list[str]:
 
 
 def fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, gap: int = 2) -> int:
-    """How many columns from the left fit into a width with every cell on one line; one at least.
+    """Number of columns from the left that fit into a width with every cell on one line; at least one.
 
     >>> fitting(("name", "runs"), [["megatron", "12"]], 14), fitting(("name", "runs"), [["megatron", "12"]], 13)
     (2, 1)

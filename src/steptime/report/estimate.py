@@ -50,7 +50,7 @@ def chance_line(e: Estimate) -> str | None:
 
 
 def _holders(e: Estimate) -> list[str]:
-    """What has memory beyond live tensors; the driver of a device that has one."""
+    """Holders of memory beyond live tensors: the allocator and, where there is one, the driver."""
     by = e.memory_by_definition
     return ["allocator", "driver"] if by["device"] > by["reserved"] else ["allocator"]
 
@@ -77,7 +77,7 @@ def _risk(e: Estimate) -> str | None:
 
 
 def advice(plans: Sequence[Estimate], likely: Estimate | None) -> str | None:
-    """What to say of ranked plans whose first may run out: the fastest of all that likely does not.
+    """Advice on ranked plans whose first may run out of memory: the fastest plan that likely does not.
 
     Args:
         plans: those that are shown.
@@ -217,7 +217,7 @@ def print_estimate(estimate: Estimate, *, show_all: bool = False, explain: bool 
 
 
 def print_headline(out: Console, e: Estimate) -> None:
-    """What the step costs and whether it fits, one line each."""
+    """Print what the step costs and whether it fits, one line each."""
     job = e.workload
     words = [e.provenance.model, f"on {e.provenance.cluster}"]
     words += [counted(job["gpus"], _noun(e), t.count(job["gpus"]))] if "gpus" in job else []
@@ -239,7 +239,7 @@ def print_headline(out: Console, e: Estimate) -> None:
 
 
 def print_notes(out: Console, e: Estimate) -> None:
-    """What to know before using the numbers, one line each."""
+    """Print the notes of an estimate, one line each."""
     for note in e.notes:
         out.print(t.printable(f"note: {note}"))
 
@@ -291,7 +291,7 @@ def print_terms(out: Console, e: Estimate, *, show_all: bool) -> None:
 
 
 def change_table(e: Estimate) -> Table | None:
-    """What would change the step time, most first; None where nothing is known."""
+    """Table of what would change the step time, the largest change first; None where nothing is known."""
     known = {name: value for name, value in e.what_if.items() if math.isfinite(value)}
     if not known:
         return None
@@ -394,7 +394,8 @@ def _print_plan(out: Console, plan: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _cell(value: Any, unit: Callable[[float], str] = t.number) -> str:
-    """What is no number to subtract: two numbers are a range, names a set; a dash for what an estimate left open."""
+    """Text of a value that cannot be subtracted: two numbers are a range, names a set, a dash stands for a missing
+    value."""
     if isinstance(value, (list, tuple)):
         if all(isinstance(each, str) for each in value):
             return "+".join(value) or "none"
@@ -429,7 +430,7 @@ def _print_changes(
 
 
 def _change(left: float, right: float) -> float:
-    """Their difference; none where they differ by rounding alone."""
+    """Difference right - left; 0 where they differ by rounding alone."""
     return 0.0 if math.isclose(left, right, rel_tol=ROUNDING) else right - left
 
 

@@ -175,7 +175,7 @@ def _join(pieces: list[str], *, dots: bool) -> str:
 
 
 def _gap(left: str, right: str, *, dots: bool) -> str:
-    """What stands between two pieces: nothing, a space, or a dot for a product of numbers."""
+    """Text between two pieces of a formula: nothing, a space, or a dot for a product of numbers."""
     tight = not left or left.endswith("(") or right in (")", ",", ";", "]", "!") or right.startswith(("^", "_"))
     function = left.partition("_")[0] in _FUNCTIONS
     if tight or left == "[" or (function and right.startswith("(")):
@@ -196,7 +196,7 @@ _SOURCE: Final = re.compile(r"^[ \t]*Source:\s*(.+(?:\n[ \t]*\S.*)*)", re.MULTIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """What a docstring says about its formula."""
+    """Formula, symbols and source of a docstring."""
 
     name: str
     """Dotted name of the function."""
@@ -278,7 +278,7 @@ def _value(detail: Detail) -> str:
 
 
 def _sum_lines(calls: Sequence[FormulaCall]) -> list[str]:
-    """What the first result is multiplied by, and what is added to it."""
+    """Lines on the factor of the first result and on the terms added to it."""
     lines, first, since = [], calls[0], 0
     for i, call in enumerate(calls):
         if i:

@@ -288,7 +288,7 @@ def indented(out: Console, text: str, by: int = 4) -> None:
 
 
 def note_on(plan: Mapping[str, Any]) -> str:
-    """What a reader has to know about a plan before using it; empty if nothing.
+    """Note on a plan that a reader has to know before using it; empty if none.
 
     >>> note_on({"strategy": "1d"})
     ''
@@ -312,7 +312,14 @@ class _Node:
 
 
 def term_table(terms: Mapping[str, float], unit: Callable[[float], str], *, title: str, show_all: bool) -> Table:
-    """Table of a term tree: name (indented), value, share of the total; largest first within a parent."""
+    """Table of a term tree: name (indented), value, share of the total; largest first within a parent.
+
+    Args:
+        terms: path to value.
+        unit: text of a value.
+        title: of the first column.
+        show_all: whether small terms are shown too.
+    """
     root = _tree(terms)
     table = grid((title, "", "share"))
     fold_below = 0.0 if show_all else FOLD * abs(root.value)

@@ -51,7 +51,7 @@ def refuse_endless(path: str | os.PathLike[str]) -> None:
 
 
 def unreadable(path: str | os.PathLike[str], error: Exception) -> InputFileError:
-    """What a failed attempt to open or read a file means, in words."""
+    """Error for a failed attempt to open or read a file."""
     where = os.fspath(path)
     if isinstance(error, FileNotFoundError):
         return InputFileError(where, "the file does not exist", hint=_neighbour(Path(path)))
@@ -135,7 +135,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> InputFileError:
-    """What a failed attempt to write a file means, in words."""
+    """Error for a failed attempt to write a file."""
     hint = "make room, or write it to another disk; nothing that was there is changed" if error.errno in FULL else None
     return InputFileError(os.fspath(path), f"cannot be written: {error.strerror or error}", hint=hint)
 

@@ -44,7 +44,7 @@ def content_key(content: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What a journal file holds."""
+    """Contents of a journal file."""
 
     header: Record
     records: tuple[Record, ...]

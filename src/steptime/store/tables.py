@@ -45,7 +45,7 @@ def connected() -> Iterator[Any]:
 
 
 def delimiter_of(line: str) -> str:
-    """What separates the cells of a line: a comma unless a semicolon or a tab is more frequent.
+    """Separator of the cells of a line: a comma unless a semicolon or a tab is more frequent.
 
     >>> delimiter_of("a;b;c,d"), delimiter_of("a")
     (';', ',')
@@ -153,7 +153,7 @@ def beginning(stream: TextIO) -> Iterator[str]:
 
 
 def unlike_header(line: int, cells: int, header: int) -> str:
-    """What is wrong with a line that has more or fewer cells than the header."""
+    """Message on a line that has more or fewer cells than the header."""
     return f"line {line} has {counted(cells, 'cell')}, the header {header}"
 
 
@@ -168,7 +168,7 @@ def refuse_surplus(cells: Sequence[str], header: int, line: int, delimiter: str,
 
 
 def in_quotes(delimiter: str) -> str:
-    """What to do about a line with more cells than were meant.
+    """Hint for a line with more cells than were meant.
 
     >>> in_quotes(","), in_quotes(";")
     ("a cell that holds a ',', as 1,670 does, stands in quotes", "a cell that holds a ';' stands in quotes")
@@ -191,7 +191,7 @@ def header_of(file: Path) -> Header | None:
 
 
 def fault(file: Path, header: Header) -> str | None:
-    """What the first line that breaks the form does, in words; None where no line does.
+    """Message on the first line that breaks the form; None where no line does.
 
     Args:
         file: CSV or CSV.gz.

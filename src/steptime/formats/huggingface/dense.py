@@ -126,7 +126,7 @@ def biased_layernorm(f: Fields) -> Values:
 
 
 def computed_positions(values: Values, kind: str = "rope") -> Values:
-    """The same values with positions that are computed, in place of a table."""
+    """Values with computed positions in place of a table of positions."""
     return values | {"position": kind, "max_positions": 0}
 
 
@@ -352,7 +352,7 @@ PARALLEL: dict[str, Family] = {
 
 
 def _tower(f: Fields, vision: Vision) -> Values:
-    """What every image tower has: layer norms and biases everywhere, learned positions, no mask."""
+    """Values of every image tower: layer norms and biases everywhere, learned positions, no mask."""
     if vision.patch_size > vision.image_size:
         raise f.error("patch_size", f"{vision.patch_size} is larger than image_size {vision.image_size}")
     hidden = f.count("hidden_size", high=LIMITS["hidden"])

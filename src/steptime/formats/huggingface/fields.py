@@ -321,7 +321,7 @@ _DROPOUT_KEYS = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the files of one ``model_type`` are read."""
+    """Reader of the files of one ``model_type``."""
 
     build: Callable[[Fields], Values]
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -402,6 +402,12 @@ def windows(f: Fields, layers: int, default_sliding: Callable[[int], bool], widt
     """Window and number of layers that have one.
 
     ``layer_types`` decides where the file has it; else the pattern of the family does.
+
+    Args:
+        f: fields of the configuration.
+        layers: number of layers.
+        default_sliding: whether the layer of an index has a window by the pattern of the family.
+        width: of the window in tokens; None: no window.
     """
     types = f.items("layer_types", str, layers)
     if types is None:
@@ -477,7 +483,7 @@ QWEN = LLAMA | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """What a file said that was not used, and what it did not say that was assumed."""
+    """Report of an import: keys of the file that were not used, and values that were assumed."""
 
     source: str
     ignored: Mapping[str, str] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def test_no_framework_in_particular_has_everything(name: str) -> None:
     assert habits_of(name) == Habits()
     mode = MODES["corrected"]
     scope = scope_of(name, mode.space, mode.auto, (), "auto")
-    assert (scope.space.accustomed(Habits()).zero, scope.notes, scope.constraints) == ((1, 3), (), ())  # type: ignore[attr-defined]
+    assert (scope.space.with_habits(Habits()).zero, scope.notes, scope.constraints) == ((1, 3), (), ())  # type: ignore[attr-defined]
     listed = [plan.plan for plan in searched(name, strategy="1d").plans]
     assert {plan["zero"] for plan in listed} == {1, 3}
     assert {plan["zero"] for plan in listed if plan["pp"] > 1} == {1}
