@@ -85,7 +85,7 @@ def gradients(
     for node in reversed(order):
         if node in active and node.op not in SOURCES:
             start = len(nodes)
-            _note(origins, _pull(nodes, node, active, found), node, start)
+            note(origins, _pull(nodes, node, active, found), node, start)
     known = {value: found[value] for value in asked if value in found}
     whole = Graph((*graph.outputs, *known.values()))
     inside = set(order)
@@ -118,7 +118,7 @@ def _accumulate(nodes: Nodes, found: dict[Value, Value], value: Value, grad: Val
     found[value] = grad if value not in found else add(nodes, found[value], grad)
 
 
-def _note(origins: dict[Node, Node], made: Iterable[Value], node: Node, start: int) -> None:
+def note(origins: dict[Node, Node], made: Iterable[Value], node: Node, start: int) -> None:
     """Nodes that were made from number ``start`` on come from that node."""
     stack = [value.node for value in made]
     while stack:
@@ -170,5 +170,5 @@ def unknown(node: Node, what: str, form: str = "") -> UserError:
     shapes = ", ".join(str(value.type) for value in node.inputs)
     return UserError(
         f"the {what} of the operator {node.op!r} is not known{f' with {form}' if form else ''}: {node.op}({shapes})",
-        hint="enter a rule with steptime.captured.autodiff.reverse",
+        hint=f"enter a rule with steptime.captured.autodiff.{'reverse' if what == 'gradient' else 'forward'}",
     )
