@@ -78,7 +78,8 @@ def gradients(
     order = sorted(graph.nodes(), key=lambda node: node.number)
     active = _active(order, asked)
     found: dict[Value, Value] = {}
-    for output, seed in zip(graph.outputs, seeds or _ones(nodes, graph), strict=True):
+    ones = [full(nodes, value.type.shape, 1, value.type.dtype) for value in graph.outputs] if seeds is None else seeds
+    for output, seed in zip(graph.outputs, ones, strict=True):
         if seed is not None and output.node in active and output.type.dtype in FLOATS:
             _accumulate(nodes, found, output, seed)
     origins: dict[Node, Node] = {}
@@ -92,10 +93,6 @@ def gradients(
     later = [node for node in topological(value.node for value in known.values()) if node not in inside]
     saved = dict.fromkeys(v for node in sorted(later, key=lambda n: n.number) for v in node.inputs if v.node in inside)
     return Gradients(forward=graph, graph=whole, wanted=known, saved=tuple(saved), origins=origins)
-
-
-def _ones(nodes: Nodes, graph: Graph) -> list[Value]:
-    return [full(nodes, value.type.shape, 1, value.type.dtype) for value in graph.outputs]
 
 
 def _active(order: Sequence[Node], asked: Sequence[Value]) -> set[Node]:
@@ -133,9 +130,7 @@ def _pull(nodes: Nodes, node: Node, active: set[Node], found: dict[Value, Value]
     grads = tuple(found.get(node.value(index)) for index in range(len(node.outputs)))
     if all(grad is None for grad in grads):
         return []
-    needed = frozenset(
-        name for name, value in zip(node.names, node.inputs, strict=True) if _flows(value, active)
-    )  # fmt: skip
+    needed = frozenset(name for name, value in zip(node.names, node.inputs, strict=True) if _flows(value, active))
     pulled = pull(Step(nodes, node, grads, needed))
     for name in dict.fromkeys(node.names):
         if name not in needed:

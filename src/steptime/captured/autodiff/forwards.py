@@ -201,9 +201,7 @@ def _map(nodes: Nodes, node: Node, given: Tangents) -> Value | None:
 
 @forward("addmm", "baddbmm")
 def _addmm(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
-    plain = nodes.node(
-        "mm" if node.op == "addmm" else "bmm", node.inputs[1:], ("self", "mat2"), (), node.outputs
-    )  # fmt: skip
+    plain = nodes.node("mm" if node.op == "addmm" else "bmm", node.inputs[1:], ("self", "mat2"), (), node.outputs)
     alpha, beta = (node.attribute(name, 1) for name in ("alpha", "beta"))
     product = _product(nodes, plain, given[1:], ("self", "mat2"))
     parts = [] if product is None else [_times(nodes, product, alpha)]
@@ -292,5 +290,5 @@ def _max_pool(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
     attributes = {"dim": len(lead)}
     found = nodes.apply(
         "gather", {"self": flat, "index": index}, attributes, outputs=[flat.type.with_shape(*index.type.shape)]
-    )  # fmt: skip
+    )
     return [reshape(nodes, found.value(), shape), None]

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime.captured.autodiff import gradients
-from steptime.captured.graph.program import (
-    Graph,
-    Node,
-    Nodes,
-    Program,
-    TensorType,
-)
+from steptime.captured.graph.program import Graph, Node, Nodes, Program, TensorType
 from steptime.captured.graph.schedule import program_of
 from steptime.captured.onnx.load import load_model
 from steptime.captured.onnx.tensor import Dims
