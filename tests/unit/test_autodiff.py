@@ -150,7 +150,7 @@ OPERATORS = {
 #: Operators without a forward-mode rule.
 ONE_WAY = {
     "amax", "max", "max all", "topk", "sort", "var", "std", "logsumexp", "norm", "norm 1", "scatter_add", "index_add",
-    "rms_norm", "group_norm", "batch_norm", "batch_norm eval", "mse_loss", "smooth_l1", "huber", "bce logits",
+    "rms_norm", "group_norm", "batch_norm", "batch_norm eval", "smooth_l1", "huber", "bce logits",
     "attention", "attention mask", "cross_entropy 2d", "glu",
 }  # fmt: skip
 

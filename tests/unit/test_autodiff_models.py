@@ -10,7 +10,7 @@ from aten_interpreter import Tracer, evaluate  # noqa: E402
 from models import FACTORIES, loss_of  # noqa: E402
 from steptime.captured.autodiff import gradients  # noqa: E402
 from steptime.captured.graph import Graph  # noqa: E402
-from steptime.captured.onnx.step import program_of  # noqa: E402
+from steptime.captured.graph.schedule import program_of  # noqa: E402
 
 #: Bytes that PyTorch keeps and the derived backward pass does not, with the reason; negative: the other way round.
 DIFFERENCES = {

@@ -18,8 +18,8 @@ from aten_interpreter import evaluate  # noqa: E402
 from models import FACTORIES, PUBLISHED, parameters_of  # noqa: E402
 from recorded import calls_of, opaque_nodes  # noqa: E402
 from steptime.captured.cost import work_of  # noqa: E402
+from steptime.captured.graph.schedule import program_of  # noqa: E402
 from steptime.captured.onnx import program_of_file, read_onnx  # noqa: E402
-from steptime.captured.onnx.step import program_of  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

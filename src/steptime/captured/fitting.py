@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.api.jobs import (
@@ -75,39 +76,49 @@ def fit(
     if host_bandwidth_Bps is not None:
         given_Bps = number("host_bandwidth", host_bandwidth_Bps, 1e6, 1e15, "bytes per second between device and host")
         machine = machine.with_host_link(given_Bps)
-    sizes = {
-        "batch": None if batch is None else whole("batch", batch, 1, MAX_FIT_BATCH),
-        "seq": None if seq is None else whole("seq", seq, 1, MAX_FIT_SEQ),
-    }
-    given, optimizer = name_or_path("model", model, FACTORY), text("optimizer", optimizer)
-    if is_target(given):
-        return _captured(given, machine, sizes, optimizer, loss, change, parse_inputs(inputs), progress)
+    asked = _Asked(
+        model=name_or_path("model", model, FACTORY),
+        device=machine,
+        batch=None if batch is None else whole("batch", batch, 1, MAX_FIT_BATCH),
+        seq=None if seq is None else whole("seq", seq, 1, MAX_FIT_SEQ),
+        optimizer=text("optimizer", optimizer),
+        allow=change,
+    )
+    if is_target(asked.model):
+        return _captured(asked, loss, parse_inputs(inputs), progress)
     if inputs:
         raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
     if loss is not None:
         raise FieldError("", "loss", "is for a module that is captured; this model has its own")
-    return _estimated(given, machine, sizes, optimizer, change)
+    return _estimated(asked)
 
 
-def _captured(
-    given: str, device: Device, sizes: dict[str, int | None], optimizer: str, loss: str | None,
-    allow: Change, inputs: tuple[InputSpec, ...], progress: Progress | None,
-) -> FitResult:  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What is asked for, checked."""
+
+    model: str
+    device: Device
+    batch: int | None
+    seq: int | None
+    optimizer: str
+    allow: Change
+
+
+def _captured(asked: _Asked, loss: str | None, inputs: tuple[InputSpec, ...], progress: Progress | None) -> FitResult:
     from steptime.captured.fit.bench import Bench
     from steptime.captured.fit.captured import Captured
 
+    device, optimizer = asked.device, captured_optimizer(asked.optimizer, asked.device)
     bench = Bench(
-        text=given, device=device, optimizer=captured_optimizer(optimizer, device), loss=loss, batch=sizes["batch"],
-        seq=sizes["seq"], inputs=inputs,
-    )  # fmt: skip
-    batch = bench.batch = bench.own_batch() if sizes["batch"] is None else sizes["batch"]
-    engine = Captured(bench=bench, batch=batch, host_Bps=device.host_Bps, allow=allow, is_host=device.is_host)
+        text=asked.model, device=device, optimizer=optimizer, loss=loss, batch=asked.batch, seq=asked.seq, inputs=inputs
+    )
+    batch = bench.batch = bench.own_batch() if asked.batch is None else asked.batch
+    engine = Captured(bench=bench, batch=batch, host_Bps=device.host_Bps, allow=asked.allow, is_host=device.is_host)
     counter = _Counter(progress, len(engine.precisions) + 2 * len(engine.micro_batches) + 4)
     bench.ran = counter.one
     found = search(engine, counter.more)
-    return _result(
-        found, given, device, batch, sizes["seq"], optimizer, allow, captures=bench.captures, notes=_notes(engine)
-    )
+    return _result(found, replace(asked, batch=batch), captures=bench.captures, notes=_notes(engine))
 
 
 def _notes(engine: Captured) -> list[str]:
@@ -140,14 +151,14 @@ class _Counter:
             self.progress(self.done, self.total)
 
     def more(self, captures: int) -> None:
-        """So many are to come."""
+        """Captures that are to come."""
         self.total = max(self.total, self.done + captures)
 
 
-def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimizer: str, allow: Change) -> FitResult:
-    spec = load_model(given)
-    states = estimated_optimizer(optimizer)
-    batch = DEFAULT_BATCH if sizes["batch"] is None else sizes["batch"]
+def _estimated(asked: _Asked) -> FitResult:
+    spec, device = load_model(asked.model), asked.device
+    states = estimated_optimizer(asked.optimizer)
+    batch, seq = DEFAULT_BATCH if asked.batch is None else asked.batch, asked.seq or spec.seq_len
     cluster, mode = alone(device), MODES["corrected"]
 
     def make(kind: Kind) -> Setting:
@@ -156,7 +167,7 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
         precision = PRECISIONS[kind.precision].on(device)
         framework = framework_of(None, mode, device, precision)
         job = Job(
-            model=spec, gpus=1, global_batch=batch, seq_len=sizes["seq"] or spec.seq_len,
+            model=spec, gpus=1, global_batch=batch, seq_len=seq,
             precision=precision, optimizer=optimizer_states, adapter=adapter, framework=framework,
         )  # fmt: skip
         offload = {OFFLOADS[kind.optimizer]} if kind.optimizer in OFFLOADS else set()
@@ -166,19 +177,18 @@ def _estimated(given: str, device: Device, sizes: dict[str, int | None], optimiz
 
     engine = Estimated(
         make=make, strategy=mode.method.strategy("1d"), batch=batch, rates=frozenset(device.matrix_flops_per_s),
-        allow=allow, is_host=device.is_host,
+        allow=asked.allow, is_host=device.is_host,
     )  # fmt: skip
     found = search(engine)
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
-    notes += import_notes(given, seq=sizes["seq"])
-    return _result(found, given, device, batch, sizes["seq"] or spec.seq_len, optimizer, allow, captures=0,
-                   notes=(*notes, *engine.left_out))  # fmt: skip
+    notes += import_notes(asked.model, seq=asked.seq)
+    asked = replace(asked, batch=batch, seq=seq)
+    return _result(found, asked, captures=0, notes=(*notes, *engine.left_out))
 
 
-def _result(
-    found: Found, model: str, device: Device, batch: int, seq: int | None, optimizer: str, allow: Change,
-    *, captures: int, notes: Sequence[str],
-) -> FitResult:  # fmt: skip
+def _result(found: Found, asked: _Asked, *, captures: int, notes: Sequence[str]) -> FitResult:
+    assert asked.batch is not None
+    device = asked.device
     constants = memory_constants(is_host=device.is_host)
     provenance: dict[str, Any] = {
         "steptime_version": __version__, "memory_constants": constants.source,
@@ -188,8 +198,9 @@ def _result(
         "host_bandwidth": host_basis(device),
     }  # fmt: skip
     return FitResult(
-        model=model, device=device.name, device_type="cpu" if device.is_host else "cuda", batch=batch, seq=seq,
-        optimizer=optimizer, allow=str(allow), host_Bps=device.host_Bps, capacity_bytes=device.memory_bytes,
+        model=asked.model, device=device.name, device_type="cpu" if device.is_host else "cuda", batch=asked.batch,
+        seq=asked.seq, optimizer=asked.optimizer, allow=str(asked.allow), host_Bps=device.host_Bps,
+        capacity_bytes=device.memory_bytes,
         context_bytes=constants.context_bytes,
         baseline=found.baseline, cheapest=found.cheapest, least=found.least, front=found.front, guide=found.guide,
         candidates=found.candidates, captures=captures, provenance=provenance, notes=tuple(notes),

@@ -14,7 +14,7 @@ from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
 from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
-from steptime.captured.graph import BEFORE, Parameter, Program, TensorType
+from steptime.captured.graph import BEFORE, Program, TensorType
 from steptime.captured.graph.liveness import Held, Liveness, Peak
 from steptime.captured.graph.placement import Placement, arena_of, place
 from steptime.captured.record.factory import Target, load_target
@@ -112,9 +112,8 @@ def input_texts(program: Program) -> tuple[str, ...]:
                 found[name] = value.type
     stored = [s.name for s in program.storages if s.category == "input" and s.born == BEFORE and s.name in found]
     return tuple(
-        tensor_text(found[name], "" if name.startswith("input.") else name)
-        for name in dict.fromkeys([*stored, *found])
-    )  # fmt: skip
+        tensor_text(found[name], "" if name.startswith("input.") else name) for name in dict.fromkeys([*stored, *found])
+    )
 
 
 def texts_of_tensors(inputs: Any) -> tuple[str, ...]:
@@ -239,7 +238,9 @@ class Profile:
             "peak_memory_bytes": self.memory["allocated"], "memory_by_definition_bytes": self.memory,
             "memory_capacity_bytes": self.device.memory_bytes, "oom_probability": self.oom_probability,
             "feasible": self.needed_bytes <= self.device.memory_bytes,
-            "memory": dict(self.live.peak().by_category), "peaks": self._peaks(), "arena_bytes": self.arena_bytes,
+            "memory": dict(self.live.peak().by_category),
+            "peaks": {phase: self._peak(peak) for phase, peak in self.live.peaks().items()},
+            "arena_bytes": self.arena_bytes,
             "by_phase": _groups(self.table.by_phase()), "by_operator": _groups(self.table.by_operator()),
             "by_module": _groups(self.table.by_module(depth, folded=True)), "by_bound": _groups(self.table.by_bound()),
             "coverage": asdict(self.table.coverage), "metrics": asdict(self.metrics), "provenance": self._provenance(),
@@ -248,7 +249,7 @@ class Profile:
     @property
     def trained_parameters(self) -> int:
         """Elements of the parameters that are trained, shared ones once."""
-        return sum(p.elements for p in _distinct(self.program) if p.trained)
+        return sum(p.elements for p in {p.storage: p for p in self.program.parameters}.values() if p.trained)
 
     @property
     def parameter_dtypes(self) -> list[str]:
@@ -260,9 +261,6 @@ class Profile:
         r"""Throughput $b / t$ of batch $b$ in a step of $t$ seconds; None where the batch is not known."""
         batch, step_s = self.program.batch, self.table.totals.step_s
         return None if batch is None or not step_s else batch / step_s
-
-    def _peaks(self) -> dict[str, Any]:
-        return {phase: self._peak(peak) for phase, peak in self.live.peaks().items()}
 
     def _peak(self, peak: Peak) -> dict[str, Any]:
         return {
@@ -282,11 +280,12 @@ class Profile:
         bases = [group for group in self.table.by_basis() if group.seconds]
         whole = sum(group.seconds for group in bases) or 1.0
         return {
-            "captured_by": self.program.source, "device_source": self.device.title,
+            "captured_by": self.program.source,
+            "device_source": self.device.title,
             "time_rests_on": {group.name: group.seconds / whole for group in bases},
             "band": "errors of the fitted curves",
             "memory": "liveness of recorded storages" + (", CUDA caching allocator simulated" if self.cuda else ""),
-        }  # fmt: skip
+        }
 
 
 def profile(
@@ -312,7 +311,7 @@ def profile(
             that was captured before.
         device: catalogue name or file of the device, or of a cluster of it.
         batch: samples; handed to the factory if it takes it.
-        seq: tokens of a sequence, likewise.
+        seq: tokens of a sequence; handed to the factory if it takes it.
         dtype: element type of the weights: ``fp32`` (PyTorch's default), ``bf16``, ``fp16``.
         inputs: shapes of the forward's arguments, as ``8x1024:int64``; the factory's own where none is given.
         optimizer: name of an optimiser, ``none`` for none.
@@ -339,7 +338,7 @@ def profile(
         named = name_or_path("model", model, OBJECT)
         program, settings = captured(
             named, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
-        )  # fmt: skip
+        )
     table = cost_table(program, Timer(device=target))
     return Profile(program=program, settings=settings, device=target, table=table, cuda=target.runs_cuda)
 
@@ -396,9 +395,7 @@ def _from_factory(found: Target, options: Mapping[str, Any]) -> tuple[Program, S
     )  # fmt: skip
 
 
-def target_of(
-    model: str, *, batch: int | None, seq: int | None, dtype: str | None, inputs: Sequence[str]
-) -> Target:  # fmt: skip
+def target_of(model: str, *, batch: int | None, seq: int | None, dtype: str | None, inputs: Sequence[str]) -> Target:
     """Import a factory and call it with the sizes that were given."""
     sizes = {name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None}
     return load_target(model, sizes=sizes, dtype=dtype, inputs=parse_inputs(inputs))
@@ -430,11 +427,6 @@ def without_scratch(program: Program) -> Program:
     if not any(call.scratch_bytes for call in program.calls):
         return program
     return replace(program, calls=tuple(replace(call, scratch_bytes=0) for call in program.calls))
-
-
-def _distinct(program: Program) -> list[Parameter]:
-    """Parameters, shared ones once."""
-    return list({parameter.storage: parameter for parameter in program.parameters}.values())
 
 
 def _groups(groups: Sequence[Any]) -> list[dict[str, Any]]:

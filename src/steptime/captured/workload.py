@@ -24,17 +24,7 @@ from steptime.captured.graph import Call, Node, Program, TensorType, Value
 from steptime.captured.record import require_torch
 from steptime.captured.record.factory import Target
 from steptime.errors import UnknownNameError, UserError, counted
-from steptime.model.captured import (
-    NOTHING,
-    CapturedModel,
-    Group,
-    Kernel,
-    Line,
-    Operator,
-    Reduction,
-    Way,
-    line,
-)
+from steptime.model.captured import NOTHING, CapturedModel, Group, Kernel, Line, Operator, Reduction, Way, line
 
 TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -97,8 +87,9 @@ class Costs:
         self.nodes = [[call.node for call in each.program.calls] for each in recorded]
         self.shares = self.shares_tokens()
         self.ways: tuple[Way, ...] = (
-            (1, 0), *((n, s) for n in cutting.ranks if n > 1 for s in ((0, 1) if self.shares else (0,)))
-        )  # fmt: skip
+            (1, 0),
+            *((n, s) for n in cutting.ranks if n > 1 for s in ((0, 1) if self.shares else (0,))),
+        )
         self.unknown: Counter[str] = Counter()
         self._costs: dict[Node, Costed] = {}
 
@@ -157,7 +148,7 @@ class Costs:
         return True
 
     def _local(self, value: Value, large: Value, tp: int) -> TensorType:
-        """Type of a value on one of so many ranks; ``large`` is the same value at another micro-batch."""
+        """Type of a value on one of the ranks; ``large`` is the same value at another micro-batch."""
         dim, type = self.cutting.of(value).dim, large.type
         if dim is None or tp == 1:
             return type
@@ -173,9 +164,7 @@ class Costs:
             if other not in stand_ins:
                 type = self._local(value, other, tp)
                 stand_ins[other] = Node("constant", (), (), (), (type,), 0).value()
-        outputs = tuple(
-            self._local(Value(node, n), Value(large, n), tp) for n in range(len(large.outputs))
-        )  # fmt: skip
+        outputs = tuple(self._local(Value(node, n), Value(large, n), tp) for n in range(len(large.outputs)))
         inputs = tuple(stand_ins[other] for other in large.inputs)
         return Node(large.op, inputs, large.names, large.attributes, outputs, 0)
 
@@ -210,7 +199,7 @@ class Costs:
                     f"{self.program.name}: {name} of {call.node.op} in {call.module or '(top)'} are not affine in the "
                     f"samples: {low:g}, {high:g}, {found:g} for {', '.join(map(str, self.batches))}",
                     hint="inputs_of_batch must change the number of samples only",
-                )  # fmt: skip
+                )
         if works[0].family == "unknown":
             self.unknown[call.node.op] += 1
 
@@ -234,7 +223,7 @@ def captured_model(
         name: for reports; its class where it is empty.
         dtype: element type of weights and floating-point inputs, ``bf16``, ``fp16`` or ``fp32``; the module is
             converted. None: it stays as it is.
-        loss: as in :func:`steptime.captured.record.capture`; likewise ``autocast``.
+        loss: as in :func:`steptime.captured.record.capture`, as ``autocast`` is.
         batches: three different numbers of samples to record.
         options: further options of the capture; its target is ``cuda`` unless they say otherwise.
 
@@ -261,7 +250,7 @@ def captured_steps(
     Args:
         step_of_batch: from a number of samples to a module, the inputs of its forward and its loss; all three may
             have the samples in their sizes.
-        name: likewise the others, as in :func:`captured_model`.
+        name: as in :func:`captured_model`, as all others are.
 
     Raises:
         UserError: as :func:`captured_model`.
@@ -394,7 +383,7 @@ class _Builder:
         def size(name: str) -> Line:
             return self.costs.size(
                 costed if name in _GROWING else alone, lambda work: float(work.kernels[number].shape[name])
-            )  # fmt: skip
+            )
 
         shape = {name: size(name) for name in kernel.shape}
         launches = max(float(work.launches) / len(work.kernels), 1.0)

@@ -184,7 +184,7 @@ def broadcast_dims(to: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, 
 
 
 def sum_to(nodes: Nodes, x: Value, shape: tuple[int, ...]) -> Value:
-    """Sum over what a broadcast from ``shape`` has added: the gradient of that broadcast."""
+    """Sum over what a broadcast from ``shape`` has added: its gradient."""
     leading, kept = broadcast_dims(x.type.shape, shape)
     if kept:
         x = reduce(nodes, "sum", x, leading + kept, True)

@@ -78,24 +78,21 @@ def gradients(
     order = sorted(graph.nodes(), key=lambda node: node.number)
     active = _active(order, asked)
     found: dict[Value, Value] = {}
-    for output, seed in zip(graph.outputs, seeds or _ones(nodes, graph), strict=True):
+    ones = [full(nodes, value.type.shape, 1, value.type.dtype) for value in graph.outputs] if seeds is None else seeds
+    for output, seed in zip(graph.outputs, ones, strict=True):
         if seed is not None and output.node in active and output.type.dtype in FLOATS:
             _accumulate(nodes, found, output, seed)
     origins: dict[Node, Node] = {}
     for node in reversed(order):
         if node in active and node.op not in SOURCES:
             start = len(nodes)
-            _note(origins, _pull(nodes, node, active, found), node, start)
+            note(origins, _pull(nodes, node, active, found), node, start)
     known = {value: found[value] for value in asked if value in found}
     whole = Graph((*graph.outputs, *known.values()))
     inside = set(order)
     later = [node for node in topological(value.node for value in known.values()) if node not in inside]
     saved = dict.fromkeys(v for node in sorted(later, key=lambda n: n.number) for v in node.inputs if v.node in inside)
     return Gradients(forward=graph, graph=whole, wanted=known, saved=tuple(saved), origins=origins)
-
-
-def _ones(nodes: Nodes, graph: Graph) -> list[Value]:
-    return [full(nodes, value.type.shape, 1, value.type.dtype) for value in graph.outputs]
 
 
 def _active(order: Sequence[Node], asked: Sequence[Value]) -> set[Node]:
@@ -118,7 +115,7 @@ def _accumulate(nodes: Nodes, found: dict[Value, Value], value: Value, grad: Val
     found[value] = grad if value not in found else add(nodes, found[value], grad)
 
 
-def _note(origins: dict[Node, Node], made: Iterable[Value], node: Node, start: int) -> None:
+def note(origins: dict[Node, Node], made: Iterable[Value], node: Node, start: int) -> None:
     """Nodes that were made from number ``start`` on come from that node."""
     stack = [value.node for value in made]
     while stack:
@@ -133,9 +130,7 @@ def _pull(nodes: Nodes, node: Node, active: set[Node], found: dict[Value, Value]
     grads = tuple(found.get(node.value(index)) for index in range(len(node.outputs)))
     if all(grad is None for grad in grads):
         return []
-    needed = frozenset(
-        name for name, value in zip(node.names, node.inputs, strict=True) if _flows(value, active)
-    )  # fmt: skip
+    needed = frozenset(name for name, value in zip(node.names, node.inputs, strict=True) if _flows(value, active))
     pulled = pull(Step(nodes, node, grads, needed))
     for name in dict.fromkeys(node.names):
         if name not in needed:
@@ -170,5 +165,5 @@ def unknown(node: Node, what: str, form: str = "") -> UserError:
     shapes = ", ".join(str(value.type) for value in node.inputs)
     return UserError(
         f"the {what} of the operator {node.op!r} is not known{f' with {form}' if form else ''}: {node.op}({shapes})",
-        hint="enter a rule with steptime.captured.autodiff.reverse",
+        hint=f"enter a rule with steptime.captured.autodiff.{'reverse' if what == 'gradient' else 'forward'}",
     )

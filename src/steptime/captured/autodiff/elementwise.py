@@ -5,20 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from steptime.captured.aten.maths import (
-    Operand,
-    add,
-    binary,
-    div,
-    full,
-    mul,
-    pointwise,
-    power,
-    sub,
-    to,
-    unary,
-    where,
-)  # fmt: skip
+from steptime.captured.aten.maths import Operand, add, binary, div, full, mul, pointwise, power, sub, to, unary, where
 from steptime.captured.aten.views import like
 from steptime.captured.autodiff.table import Pulled, Step, elementwise
 from steptime.captured.graph.program import Attribute, Nodes, Value

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from steptime.captured.aten.maths import add, full, mul, reduce, sub, unary
 from steptime.captured.aten.views import expand, like, reshape
-from steptime.captured.autodiff.backwards import pull, unknown
+from steptime.captured.autodiff.backwards import note, pull, unknown
 from steptime.captured.autodiff.table import BILINEAR, CONSTANT, FORWARD, LINEAR, MAPS, SYMMETRIC, Step, forward
-from steptime.captured.graph.program import SOURCES, Graph, Node, Nodes, Value
+from steptime.captured.graph.program import SOURCES, Graph, Node, Nodes, Program, Value, topological
+from steptime.captured.graph.schedule import program_of
+from steptime.errors import FieldError, UnknownNameError, first_few
 from steptime.model.spec import FLOATS
 
 Tangents = Sequence[Value | None]
@@ -30,15 +33,93 @@ def pushforward(nodes: Nodes, graph: Graph, tangents: Mapping[Value, Value]) -> 
     """
     found = dict(tangents)
     for node in sorted(graph.nodes(), key=lambda n: n.number):
-        if node.op in SOURCES or node.op in CONSTANT:
-            continue
-        given = [found.get(value) for value in node.inputs]
-        if all(tangent is None for tangent in given):
-            continue
-        for index, tangent in enumerate(_push(nodes, node, given)):
-            if tangent is not None and node.outputs[index].dtype in FLOATS:
-                found[node.value(index)] = tangent
+        _advance(nodes, node, found)
     return tuple(found.get(value) for value in graph.outputs)
+
+
+def jvp(program: Program, of: str | Sequence[str] = "inputs") -> Program:
+    r"""The forward pass of a captured program with its Jacobian-vector product, :math:`\dot y = J \dot x`.
+
+    Each operator is followed by the operators of its tangent, so that what no later operator reads is freed at once.
+    The tangents :math:`\dot x` are further inputs, named ``tangent.NAME``. The result is costed as any program is:
+    ``steptime.profile(program, device)``.
+
+    Args:
+        program: a captured program; of a training step the forward pass is differentiated.
+        of: what has a tangent: ``"inputs"``, ``"parameters"``, or names of inputs and parameters.
+
+    Returns:
+        A program whose outputs are the outputs that depend on ``of``, then their tangents.
+
+    Raises:
+        UserError: nothing has that name, no output depends on it, or the tangent of an operator is not known.
+
+    The product of two matrices takes one product more, the bias of the sum has no tangent:
+
+    >>> from steptime.captured.graph import TensorType
+    >>> from steptime.captured.graph.schedule import program_of
+    >>> nodes = Nodes()
+    >>> x = nodes.source("input", "x", TensorType((8, 3), "fp32"))
+    >>> w = nodes.source("parameter", "w", TensorType((3, 4), "fp32"))
+    >>> y = nodes.apply("mm", {"self": x, "mat2": w}, outputs=[TensorType((8, 4), "fp32")]).value()
+    >>> z = nodes.apply("tanh", {"self": y}, outputs=[y.type]).value()
+    >>> [call.node.op for call in jvp(program_of(Graph((z,)))).calls]
+    ['mm', 'mm', 'tanh', 'tanh_backward']
+    """
+    nodes, modules, wanted = Nodes(), {}, _moving(program, of)
+    copies: dict[Node, Node] = {}
+    tangents: dict[Value, Value] = {}
+    origins: dict[Node, Node] = {}
+    path = {call.node: call.module for call in program.calls if call.phase == "forward"}
+    for node in topological(path):
+        inputs = tuple(copies[value.node].value(value.index) for value in node.inputs)
+        copy = copies[node] = nodes.node(node.op, inputs, node.names, node.attributes, node.outputs)
+        modules[copy] = path.get(node, "")
+        if node in wanted:
+            tangents[copy.value()] = nodes.source("input", f"tangent.{node.attribute('name')}", node.outputs[0])
+        start = len(nodes)
+        note(origins, _advance(nodes, copy, tangents), copy, start)
+    read = {value for copy in copies.values() for value in copy.inputs}
+    outputs = [value for value in tangents if value not in read]
+    if not outputs or all(value.node.op in SOURCES for value in outputs):
+        raise FieldError("jvp", "of", f"is {of!r}, on which no output depends")
+    made = program_of(
+        Graph((*outputs, *(tangents[value] for value in outputs))),
+        name=f"{program.name} with tangents",
+        module=lambda node: modules.get(origins.get(node, node), ""),
+        source=program.source,
+        batch=program.batch,
+    )
+    return replace(made, modules=program.modules)
+
+
+def _moving(program: Program, of: str | Sequence[str]) -> set[Node]:
+    """Sources of a program that have a tangent."""
+    calls = (call.node for call in program.calls if call.phase == "forward")
+    known = [n for n in topological(calls) if n.op in ("input", "parameter") and n.outputs[0].dtype in FLOATS]
+    kinds = {"inputs": "input", "parameters": "parameter"}
+    if isinstance(of, str) and of in kinds:
+        return {node for node in known if node.op == kinds[of]}
+    names = {str(node.attribute("name")): node for node in known}
+    asked = [of] if isinstance(of, str) else list(of)
+    for name in asked:
+        if name not in names:
+            raise UnknownNameError("input or parameter", name, names, otherwise=f"names: {first_few(list(names), 8)}")
+    return {names[name] for name in asked}
+
+
+def _advance(nodes: Nodes, node: Node, found: dict[Value, Value]) -> list[Value]:
+    """Enter the tangents of a node's outputs, from those of its inputs, and return them."""
+    given = [found.get(value) for value in node.inputs]
+    if node.op in SOURCES or node.op in CONSTANT or all(tangent is None for tangent in given):
+        return []
+    new = {
+        node.value(index): tangent
+        for index, tangent in enumerate(_push(nodes, node, given))
+        if tangent is not None and node.outputs[index].dtype in FLOATS
+    }
+    found |= new
+    return list(new.values())
 
 
 def _push(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
@@ -120,16 +201,12 @@ def _map(nodes: Nodes, node: Node, given: Tangents) -> Value | None:
 
 @forward("addmm", "baddbmm")
 def _addmm(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
-    factors = ("mat1", "mat2") if node.op == "addmm" else ("batch1", "batch2")
-    plain = nodes.node(
-        "mm" if node.op == "addmm" else "bmm", node.inputs[1:], ("self", "mat2"), (), node.outputs
-    )  # fmt: skip
+    plain = nodes.node("mm" if node.op == "addmm" else "bmm", node.inputs[1:], ("self", "mat2"), (), node.outputs)
     alpha, beta = (node.attribute(name, 1) for name in ("alpha", "beta"))
     product = _product(nodes, plain, given[1:], ("self", "mat2"))
     parts = [] if product is None else [_times(nodes, product, alpha)]
     if given[0] is not None:
         parts.append(_times(nodes, expand(nodes, given[0], node.outputs[0].shape), beta))
-    assert len(factors) == 2
     return [_sum(nodes, parts)]
 
 
@@ -188,6 +265,20 @@ def _nll_loss(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
     return [_with(nodes, node, {"self": tangent}), None]
 
 
+@forward("mse_loss")
+def _mse_loss(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
+    """2 (x - y) (dx - dy), reduced as the loss is: 0 not at all, 1 to the mean, 2 to the sum."""
+    x, target = node.inputs
+    moved, other = given
+    change = moved if moved is not None else _zeros(nodes, x)
+    change = change if other is None else sub(nodes, change, other)
+    product = mul(nodes, mul(nodes, sub(nodes, x, target), change), 2)
+    reduction = node.attribute("reduction", 1)
+    if reduction == 0:
+        return [product]
+    return [reduce(nodes, "mean" if reduction == 1 else "sum", product, range(x.type.rank), False)]
+
+
 @forward("max_pool2d_with_indices")
 def _max_pool(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
     """The tangent at the places of the largest elements."""
@@ -199,5 +290,5 @@ def _max_pool(nodes: Nodes, node: Node, given: Tangents) -> Tangents:
     attributes = {"dim": len(lead)}
     found = nodes.apply(
         "gather", {"self": flat, "index": index}, attributes, outputs=[flat.type.with_shape(*index.type.shape)]
-    )  # fmt: skip
+    )
     return [reshape(nodes, found.value(), shape), None]

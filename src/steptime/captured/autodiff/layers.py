@@ -13,8 +13,9 @@ SYMMETRIC.update({"_softmax"})
 @reverse("_softmax", "_log_softmax")
 def _softmax(step: Step) -> Pulled:
     attributes: dict[str, Attribute] = {
-        "dim": step.get("dim", -1), "input_dtype": step.input("self").type.dtype,
-    }  # fmt: skip
+        "dim": step.get("dim", -1),
+        "input_dtype": step.input("self").type.dtype,
+    }
     inputs = {"grad_output": step.grad, "output": step.output()}
     output = tensor_type(step.grad.type.shape, step.input("self").type.dtype)
     made = step.nodes.apply(f"{step.node.op}_backward_data", inputs, attributes, outputs=[output])
@@ -94,8 +95,9 @@ def _nll_loss(step: Step) -> Pulled:
     }  # fmt: skip
     op = "nll_loss2d_backward" if "2d" in step.node.op else "nll_loss_backward"
     attributes: dict[str, Attribute] = {
-        "reduction": step.get("reduction", 1), "ignore_index": step.get("ignore_index", -100),
-    }  # fmt: skip
+        "reduction": step.get("reduction", 1),
+        "ignore_index": step.get("ignore_index", -100),
+    }
     made = step.nodes.apply(op, inputs, attributes, outputs=[like(step.input("self").type)])
     return {"self": made.value()}
 
@@ -159,8 +161,9 @@ def _efficient(step: Step) -> Pulled:
         "philox_seed": step.output(2), "philox_offset": step.output(3),
     }  # fmt: skip
     attributes: dict[str, Attribute] = {
-        "dropout_p": step.get("dropout_p", 0.0), "grad_input_mask": (True, True, True, False),
-    }  # fmt: skip
+        "dropout_p": step.get("dropout_p", 0.0),
+        "grad_input_mask": (True, True, True, False),
+    }
     return _attention(step, inputs, {**attributes, **step.kept("is_causal", "scale")})
 
 

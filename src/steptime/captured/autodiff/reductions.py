@@ -180,9 +180,10 @@ def _selected(step: Step) -> Pulled:
         share = maths.to(nodes, reduce(nodes, "sum", mask, range(x.type.rank), False), x.type.dtype)
         return {"self": mul(nodes, div(nodes, step.grad, share), mask)}
     attributes: dict[str, Attribute] = {
-        "dim": step.get("dim", -1), "sizes": x.type.shape,
+        "dim": step.get("dim", -1),
+        "sizes": x.type.shape,
         "keepdim": step.node.op in ("topk", "sort") or bool(step.get("keepdim", False)),
-    }  # fmt: skip
+    }
     inputs = {"grad": step.grad, "indices": step.output(1)}
     output = tensor_type(x.type.shape, step.grad.type.dtype)
     made = nodes.apply("value_selecting_reduction_backward", inputs, attributes, outputs=[output])

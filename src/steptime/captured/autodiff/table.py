@@ -33,7 +33,7 @@ class Step:
         return first
 
     def needs(self, name: str) -> bool:
-        """Whether the gradient of that argument is wanted."""
+        """Whether the gradient of an argument is wanted."""
         return name in self.needed
 
     def input(self, name: str) -> Value:

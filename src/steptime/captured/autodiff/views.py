@@ -188,9 +188,10 @@ def flip(nodes: Nodes, x: Value, dim: int) -> Value:
 def _embedding(step: Step) -> Pulled:
     weight = step.input("weight").type
     attributes: dict[str, Attribute] = {
-        "num_weights": weight.shape[0], "padding_idx": step.get("padding_idx", -1),
+        "num_weights": weight.shape[0],
+        "padding_idx": step.get("padding_idx", -1),
         "scale_grad_by_freq": step.get("scale_grad_by_freq", False),
-    }  # fmt: skip
+    }
     inputs = {"grad_output": step.grad, "indices": step.input("indices")}
     output = TensorType(weight.shape, step.grad.type.dtype)
     return {"weight": step.nodes.apply("embedding_dense_backward", inputs, attributes, outputs=[output]).value()}

@@ -29,33 +29,33 @@ from steptime.cost.memory_bound import labelled_bytes, streamed_bytes, zero_and_
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 
-#: Vector operations per element -> maps that take so many. Functions of the library count as their polynomials do.
+#: Vector operations per element -> maps that take that number. Functions of the library count as their polynomials do.
 MAPS: Final[Mapping[int, str]] = {
     0: "bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not logical_xor eq ne lt le gt ge"
-       " where masked_fill isnan isinf isfinite sign sgn bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__"
-       " __lshift__ __rshift__ signbit nan_to_num",
+    " where masked_fill isnan isinf isfinite sign sgn bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__"
+    " __lshift__ __rshift__ signbit nan_to_num",
     1: "add sub rsub mul neg abs relu threshold threshold_backward clamp clamp_min clamp_max maximum minimum floor ceil"
-       " round trunc fmod remainder hardtanh hardtanh_backward leaky_relu leaky_relu_backward lerp square"
-       " floor_divide fmax fmin conj real imag prelu _prelu_kernel _prelu_kernel_backward relu6 frac heaviside",
+    " round trunc fmod remainder hardtanh hardtanh_backward leaky_relu leaky_relu_backward lerp square"
+    " floor_divide fmax fmin conj real imag prelu _prelu_kernel _prelu_kernel_backward relu6 frac heaviside",
     2: "addcmul hardswish hardsigmoid hardsigmoid_backward glu _add_relu",
     3: "addcdiv hardswish_backward",
     4: "div reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sigmoid sigmoid_backward tanh_backward"
-       " true_divide",
+    " true_divide",
     6: "silu softplus softplus_backward elu elu_backward celu selu logit log_sigmoid_forward xlogy",
     8: "gelu tanh erf erfc erfinv pow sin cos tan asin acos atan atan2 sinh cosh mish silu_backward glu_backward"
-       " log_sigmoid_backward logaddexp float_power hypot polar lgamma digamma sinc",
+    " log_sigmoid_backward logaddexp float_power hypot polar lgamma digamma sinc",
     13: "gelu_backward mish_backward logit_backward",
-}  # fmt: skip
+}
 
 #: Vector operations per input element -> reductions and scans.
 REDUCTIONS: Final[Mapping[int, str]] = {
     0: "any all count_nonzero equal _is_all_true _is_any_true",
     1: "sum mean amax amin max min argmax argmin prod cumsum cumprod nansum trace cummax cummin aminmax diff"
-       " bincount histc logcumsumexp _cummax_helper sum_to_size nanmean",
+    " bincount histc logcumsumexp _cummax_helper sum_to_size nanmean",
     3: "norm linalg_vector_norm std var var_mean std_mean _linalg_svd dist _weight_norm_interface"
-       " _weight_norm_interface_backward",
+    " _weight_norm_interface_backward",
     5: "logsumexp renorm cdist _cdist_forward _cdist_backward",
-}  # fmt: skip
+}
 
 #: Random numbers: vector operations per element of the generator (Philox, Salmon et al. 2011: ten rounds for four).
 RANDOM: Final[Mapping[int, str]] = {
@@ -65,7 +65,7 @@ RANDOM: Final[Mapping[int, str]] = {
 
 
 ACTIVATION: Final = 6
-"""Maps of at least so many operations per element are timed as an activation; lighter ones as what they move."""
+"""Maps of at least this number of operations per element are timed as an activation; lighter ones as what they move."""
 
 
 def _light(node: Node, s: Shape) -> tuple[KernelCall, ...]:
@@ -81,9 +81,10 @@ def _heavy(node: Node, s: Shape) -> tuple[KernelCall, ...]:
 def _outputs(operations: int) -> OperatorRow:
     sizes: Mapping[str, Num] = {"operations": operations}
     return OperatorRow(
-        sizes=lambda node: sizes, vector_flops=Formula(pointwise_flops),
+        sizes=lambda node: sizes,
+        vector_flops=Formula(pointwise_flops),
         kernels=_heavy if operations >= ACTIVATION else _light,
-    )  # fmt: skip
+    )
 
 
 def _inputs(operations: int) -> OperatorRow:
@@ -234,8 +235,9 @@ _DROPOUT_BACKWARD = OperatorRow(
 )  # fmt: skip
 _LABEL = OperatorRow(sizes=_loss_sizes, moved_bytes=Formula(labelled_bytes), kernels=moved)
 _LABEL_BACKWARD = OperatorRow(sizes=_loss_sizes, moved_bytes=Formula(zero_and_add_bytes), launches=_two, kernels=moved)
-_LOSS = OperatorRow(sizes=lambda node: {"operations": 4}, vector_flops=_FLOPS, moved_bytes=Formula(streamed_bytes),
-                    kernels=moved)  # fmt: skip
+_LOSS = OperatorRow(
+    sizes=lambda node: {"operations": 4}, vector_flops=_FLOPS, moved_bytes=Formula(streamed_bytes), kernels=moved
+)
 _LOOK_UP = OperatorRow(
     sizes=_embedding_sizes, moved_bytes=Formula(_E.embedding_bytes), kernels=as_operator("embedding")
 )

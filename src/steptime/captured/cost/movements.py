@@ -67,10 +67,11 @@ def _put(values: str, accumulate: int) -> Callable[[Node], dict[str, Num]]:
         element = node.outputs[0].element_bytes if node.outputs else 0
         size = given.type.elements if given is not None else index.type.elements if index is not None else 0
         return {
-            "value_bytes": size * element, "index_bytes": _index_bytes(node, "index", "indices", "mask"),
+            "value_bytes": size * element,
+            "index_bytes": _index_bytes(node, "index", "indices", "mask"),
             "whole_bytes": stored_bytes(node.outputs[0]) if node.outputs else 0,
             "accumulate": max(accumulate, integer(node, "accumulate", 0)),
-        }  # fmt: skip
+        }
 
     return sizes
 

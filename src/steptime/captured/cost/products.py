@@ -235,9 +235,10 @@ FLOPS: Final = Formula(convolution_flops)
 def _convolution_sizes(node: Node) -> dict[str, Num]:
     """Sizes for `convolution_flops`, channels in counted per group; a transposed one walks over its input's pixels."""
     tensors = (
-        input_type(node, "input", "self"), input_type(node, "weight"),
+        input_type(node, "input", "self"),
+        input_type(node, "weight"),
         input_type(node, "grad_output") if node.input("grad_output") is not None else node.outputs[0],
-    )  # fmt: skip
+    )
     x, w, y = (type.shape for type in tensors)
     groups, transposed = integer(node, "groups", 1), bool(integer(node, "transposed", 0))
     walked = x if transposed else y
@@ -346,7 +347,7 @@ def _weights_each_step(s: Shape) -> Num:
 
 
 def _recurrent_kernel(node: Node, s: Shape) -> tuple[KernelCall, ...]:
-    """Layers of equal width, as the curves were measured: both products of a step beside one another."""
+    """Layers of equal width, as the curves were measured: both products of a step at once."""
     return (KernelCall(operator="rnn_fwd", shape=_curve(s)),)
 
 
@@ -372,11 +373,9 @@ _RECURRENT_BACKWARD = OperatorRow(
 )  # fmt: skip
 
 
-def _states(node: Node) -> dict[str, Num]:
-    return {"operations": CELL_OPERATIONS}
-
-
-_CELL = OperatorRow(sizes=_states, vector_flops=Formula(pointwise_flops), kernels=moved)
+_CELL = OperatorRow(
+    sizes=lambda _: {"operations": CELL_OPERATIONS}, vector_flops=Formula(pointwise_flops), kernels=moved
+)
 
 RECURRENT: Final[Mapping[str, OperatorRow]] = {
     **dict.fromkeys(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"), _RECURRENT_FORWARD),

@@ -247,7 +247,7 @@ class Totals:
     mfu: float
     """Model FLOPs against the dense peak of the element types that they run in."""
     hfu: float
-    """Likewise of the FLOPs that run."""
+    """Share of the peak that the FLOPs that run take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,14 +390,16 @@ class CostTable:
         names = [call.node.op if strange else "" for call, strange in zip(self.program.calls, unknown, strict=True)]
         strangers = [
             Unknown(op=group.name, calls=group.calls, share_of_bytes=_share(group.moved_bytes, moved))
-            for group in self._grouped(names) if group.name
-        ]  # fmt: skip
+            for group in self._grouped(names)
+            if group.name
+        ]
         return Coverage(
-            calls=calls, known_share_of_calls=1.0 - _share(float((unknown & self.works).sum()), calls),
+            calls=calls,
+            known_share_of_calls=1.0 - _share(float((unknown & self.works).sum()), calls),
             known_share_of_bytes=1.0 - _share(float(self.moved_bytes[unknown].sum()), moved),
             fitted_share_of_time=_share(float(self.seconds[fitted].sum()), float(self.seconds.sum())),
             unknown=tuple(sorted(strangers, key=lambda each: -each.share_of_bytes)),
-        )  # fmt: skip
+        )
 
     @cached_property
     def totals(self) -> Totals:

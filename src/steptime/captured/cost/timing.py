@@ -70,7 +70,7 @@ a planner for PyTorch takes (autoparallel) and the 45 us that ResNets of 12 imag
 HOST_MORE_S: Final = 4e-6
 """Time of the host for every further kernel of the same operator, which no Python stands between; assumed."""
 HOST_BAND: Final = (0.3, 2.3)
-"""Band of that time as a factor: from a fast host to that of the ResNets."""
+"""Band of the host's time as a factor: from a fast host to the one of the measured ResNets."""
 STEP_BAND: Final = (0.9, 1.45)
 """Band of a step against the sum of its kernels measured alone, as a factor: clocks under load, memory management,
 kernels that differ; from training and inference of OPT, GPT-2, BERT, ResNet and VGG on 15 devices."""
@@ -175,19 +175,19 @@ class Timer:
         machine = self.machine(dtype)
         rate = machine.attention_flops_per_s if work.family == "attention" else machine.matrix_flops_per_s
         parts: dict[Bound, float] = {
-            "matrix": float(work.matrix_flops / rate), "vector": float(work.vector_flops / machine.vector_flops_per_s),
+            "matrix": float(work.matrix_flops / rate),
+            "vector": float(work.vector_flops / machine.vector_flops_per_s),
             "memory": float(memory_s(work.moved_bytes, machine.memory_Bps)),
             "launch": float(machine.kernel_latency_s * work.launches),
-        }  # fmt: skip
+        }
         bound: Bound = max(parts, key=lambda name: parts[name]) if any(parts.values()) else "none"
         seconds, basis, band = self._seconds(machine, work, rate) if bound != "none" else (0.0, *NO_COST)
+        launches = float(work.launches)
+        host_s = self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
         return OperatorCost(
             op=op, work=work, seconds=seconds, bound=bound, basis=basis, band=band,
-            peak_flops_per_s=machine.peak_flops_per_s, dtype=dtype, host_s=self._host_s(float(work.launches)),
+            peak_flops_per_s=machine.peak_flops_per_s, dtype=dtype, host_s=host_s,
         )  # fmt: skip
-
-    def _host_s(self, launches: float) -> float:
-        return self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
 
     def _dtype(self, work: Work) -> str:
         dtype = rate_dtype(self.device, work.dtype)
@@ -207,9 +207,7 @@ class Timer:
             more = max(float(work.launches) - len(known), 0.0) if _are_streams(calls) else 0.0
             return sum(float(model.seconds) for model in known) + machine.kernel_latency_s * more, *_basis(known)
         launch_s = machine.kernel_latency_s * work.launches
-        compute_s = roofline_compute_s(
-            work.matrix_flops, work.vector_flops, rate, machine.vector_flops_per_s, launch_s
-        )  # fmt: skip
+        compute_s = roofline_compute_s(work.matrix_flops, work.vector_flops, rate, machine.vector_flops_per_s, launch_s)
         exposed_s = roofline_exposed_memory_s(work.moved_bytes, machine.memory_Bps, compute_s)
         return float(compute_s + exposed_s), "roofline", ROOFLINE_BAND
 

@@ -101,11 +101,12 @@ def basic(node: Node, inplace: bool = False) -> dict[str, Num]:
     read = {value: stored_bytes(value.type) for value in node.inputs}
     first = node.outputs[0] if node.outputs else None
     return {
-        "read_bytes": sum(read.values()), "written_bytes": sum(stored_bytes(output) for output in node.outputs),
+        "read_bytes": sum(read.values()),
+        "written_bytes": sum(stored_bytes(output) for output in node.outputs),
         "elements": first.elements if first is not None else 0,
         "element_bytes": first.element_bytes if first is not None else 0,
         "inplace": float(inplace),
-    }  # fmt: skip
+    }
 
 
 def dtype_of(node: Node) -> str:
@@ -125,7 +126,7 @@ def moved(node: Node, shape: Shape) -> tuple[KernelCall, ...]:
 
 
 def looped(node: Node, shape: Shape, operator: str, loops: Num, steps: Num) -> tuple[KernelCall, ...]:
-    """Timed as so many loops of so many steps in all where that was measured, else as what the row moves."""
+    """Timed as loops with a number of steps in all where that was measured, else as what the row moves."""
     result = max((stored_bytes(output) for output in node.outputs), default=0)
     sizes = {"moved_bytes": shape["moved_bytes"], "result_bytes": result, "loops": loops, "steps": steps}
     return (KernelCall(operator=operator, shape=sizes),)

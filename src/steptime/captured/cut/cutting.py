@@ -48,7 +48,7 @@ class Exchange:
 
     value: Value
     numbers: int | None = None
-    """So many fp32 numbers of each row instead of the whole value."""
+    """Number of fp32 numbers of each row instead of the whole value."""
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ SAMPLED: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 256, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What is kept, and what is alive beside it."""
+    """What is kept, and what is alive with it."""
 
     _born: Mapping[int, Line]
     boundary: Line
@@ -143,24 +143,24 @@ def levels_of(
     count = len(sections.each)
     if not count:
         whole = sections.head
-        beside = [_beside(h, whole, h.kept[-1]) for h in (low, high)]
-        return Levels(born, NOTHING, make.largest(*beside), (NOTHING,))
+        alive = [_alive_with(h, whole, h.kept[-1]) for h in (low, high)]
+        return Levels(born, NOTHING, make.largest(*alive), (NOTHING,))
     moments = []
     for holdings in (low, high):
-        rows = [_beside(holdings, _backward(sections, block), _kept(holdings, sections, block + 1))
+        rows = [_alive_with(holdings, _backward(sections, block), _kept(holdings, sections, block + 1))
                 for block in dict.fromkeys((sections.typical, count - 1))]  # fmt: skip
         moments.append(np.concatenate(rows))
-    loss = [_beside(h, sections.tail, _kept(h, sections, count) + h.kept[count]) for h in (low, high)]
+    loss = [_alive_with(h, sections.tail, _kept(h, sections, count) + h.kept[count]) for h in (low, high)]
     return Levels(born, make.of(low.handed, high.handed), make.largest(*moments), make.largest(*loss))
 
 
 def _kept(holdings: Holdings, sections: Sections, blocks: int) -> Array:
-    """Bytes that the head and so many blocks keep."""
+    """Bytes that the head and some blocks keep."""
     total: Array = holdings.kept[-1] + blocks * holdings.kept[sections.typical]
     return total
 
 
-def _beside(holdings: Holdings, calls: Sequence[int], kept: Array) -> Array:
+def _alive_with(holdings: Holdings, calls: Sequence[int], kept: Array) -> Array:
     rows: Array = holdings.alive[list(calls)] - kept
     return rows
 

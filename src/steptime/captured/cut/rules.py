@@ -369,7 +369,7 @@ def part_gradient(node: Node, given: Given) -> list[Layout]:
 
 
 def label_loss(node: Node, given: Given) -> list[Layout]:
-    """Negative log-likelihood of rows that are cut over the classes; its gradient is cut likewise."""
+    """Negative log-likelihood of rows that are cut over the classes; its gradient is cut over them too."""
     found = cut(given)
     if not found:
         return [WHOLE] * len(node.outputs)

@@ -33,7 +33,7 @@ from steptime.num import Array
 
 
 def accumulating(program: Program) -> Program:
-    """A later micro-step of gradient accumulation: each gradient is made beside the sum that is there, and added.
+    """A later micro-step of gradient accumulation: each gradient is made while the sum is there, and added to it.
 
     What was the gradient lives from its first to its last write; the sum is there before the step.
     """
@@ -71,10 +71,11 @@ def with_narrow_weights(program: Program, names: Iterable[str], element_bytes: f
     for number, count in elements.items():
         storages[number] = replace(storages[number], size_bytes=math.ceil(count * element_bytes))
     calls = tuple(
-        call if call.view or elements.keys().isdisjoint(call.reads)
+        call
+        if call.view or elements.keys().isdisjoint(call.reads)
         else replace(call, scratch_bytes=call.scratch_bytes + wide_bytes * _read(call, elements))
         for call in program.calls
-    )  # fmt: skip
+    )
     return replace(program, storages=tuple(storages), calls=calls)
 
 
@@ -125,8 +126,9 @@ def _state_sizes(program: Program, kind: str) -> dict[int, int]:
     size, elements = STATES[kind], {one.name: one.elements for one in program.parameters}
     return {
         number: size(one.size_bytes, elements.get(one.name.rpartition(".")[0], 0))
-        for number, one in enumerate(program.storages) if one.category == "state" and one.born == BEFORE
-    }  # fmt: skip
+        for number, one in enumerate(program.storages)
+        if one.category == "state" and one.born == BEFORE
+    }
 
 
 def with_states(program: Program, kind: str) -> Program:
@@ -150,7 +152,7 @@ class Format:
     autocast: str | None = None
     tf32: Literal["convolutions", "all"] = "convolutions"
     adapters: int = 0
-    """Rank of adapters beside frozen weights in NF4; 0: the weights are trained."""
+    """Rank of adapters on frozen weights in NF4; 0: the weights are trained."""
 
 
 FORMATS: Final[Mapping[str, Format]] = {
@@ -170,7 +172,7 @@ class Issued:
 
     @property
     def seconds(self) -> float:
-        """Time with the host beside the device, or before it."""
+        """Time with host and device at once, or the host before the device."""
         return float(issued_s(self.device_s, 1.0, self.host_s, self.sharpness)) if self.device_s else self.host_s
 
 
@@ -193,7 +195,7 @@ class Run:
     table: CostTable
     layout: Layout | None = None
     more_s: Array | None = None
-    """Time of each call beside that of its operator: weights that it widens."""
+    """Time of each call on top of its operator: weights that it widens."""
     _footprints: dict[bool, Footprint] = field(default_factory=dict, repr=False, compare=False)
 
     def part(self, *phases: str) -> Issued:

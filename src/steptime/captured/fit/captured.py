@@ -44,8 +44,10 @@ class Arranged(NamedTuple):
     saves: Saves
 
 
-def arrangements(count: int, layout: Layout | None, *, groups: bool, narrow: bool) -> dict[Checkpoints, Arranged]:
-    """All that are tried, the simple ones first.
+def arrangements(
+    count: int, layout: Layout | None, *, groups: bool, narrow: bool
+) -> Iterator[tuple[Checkpoints, Arranged]]:
+    """All ways to checkpoint that are tried, the simple ones first.
 
     Args:
         count: blocks.
@@ -53,12 +55,6 @@ def arrangements(count: int, layout: Layout | None, *, groups: bool, narrow: boo
         groups: whether a checkpoint may hold several blocks: they stand in one list.
         narrow: whether saved activations may have fewer bits.
     """
-    return dict(_arrangements(count, layout, groups=groups, narrow=narrow))
-
-
-def _arrangements(
-    count: int, layout: Layout | None, *, groups: bool, narrow: bool
-) -> Iterator[tuple[Checkpoints, Arranged]]:
     yield Checkpoints(), Arranged(plain(count), "all")
     if not count:
         return
@@ -136,7 +132,7 @@ class Captured(Batched):
     def precisions(self) -> tuple[str, ...]:
         """Precisions that the device has rates for and that are allowed."""
         rates = self.bench.device.matrix_flops_per_s
-        self.plain_run("fp32")
+        self.bench.run("fp32", self.batch)
         found = [*self.plain_precisions(rates)]
         if self.allow is Change.TRAINING and "bf16" in rates:
             found.append("pure-bf16")
@@ -151,10 +147,6 @@ class Captured(Batched):
     def unverified(self) -> dict[str, str]:
         """Checkpoints that are simulated only, as their capture fails -> why."""
         return {}
-
-    def plain_run(self, precision: str) -> Run:
-        """The whole batch in a precision, captured."""
-        return self.bench.run(precision, self.batch)
 
     @cached_property
     def _can_adapt(self) -> bool:
@@ -190,9 +182,10 @@ class Captured(Batched):
         """Precisions that no other beats in both time and memory, without any further technique."""
         first = {name: self.proposed(self.plain(name)) for name in self.precisions}
         return tuple(
-            name for name, one in first.items()
+            name
+            for name, one in first.items()
             if not any(o.step_s < one.step_s and o.memory_bytes <= one.memory_bytes for o in first.values())
-        )  # fmt: skip
+        )
 
     def choices(self) -> Iterator[Choice]:
         """Every combination that is weighed."""
@@ -236,10 +229,9 @@ class Captured(Batched):
         key = (precision, micro)
         if key not in self._known:
             layout = self.bench.run(precision, micro).layout if len(self.bench.blocks) == 1 else None
-            self._known[key] = arrangements(
-                len(self.bench.paths), layout, groups=len(self.bench.blocks) == 1,
-                narrow=self.allow.rank >= Change.ROUNDING.rank,
-            )  # fmt: skip
+            narrow = self.allow.rank >= Change.ROUNDING.rank
+            groups = len(self.bench.blocks) == 1
+            self._known[key] = dict(arrangements(len(self.bench.paths), layout, groups=groups, narrow=narrow))
         return self._known[key]
 
     @cached_property
@@ -297,7 +289,7 @@ class Captured(Batched):
         return Passes(
             work=replace(work, device_s=work.device_s + weighed.recomputed_s, host_s=work.host_s + weighed.reissued_s),
             footprint=replace(footprint, passes_bytes=min(weighed.passes_bytes + extra, limit)),
-        )  # fmt: skip
+        )
 
     def _layout(self, choice: Choice) -> Layout | None:
         return self.bench.run(form_of(choice), choice.micro_batch).layout
@@ -332,9 +324,10 @@ class Captured(Batched):
         extra = footprint.passes_bytes - layout.weigh(plain(layout.blocks + 1)).passes_bytes
         peak = layout.beside_bytes + found.best.peak_bytes + layout.left_total_bytes + extra
         return Passes(
-            work=work, footprint=replace(footprint, passes_bytes=min(peak, footprint.passes_bytes)),
+            work=work,
+            footprint=replace(footprint, passes_bytes=min(peak, footprint.passes_bytes)),
             stall_s=found.best.stall_s,
-        )  # fmt: skip
+        )
 
     def _swap_range(self, layout: Layout) -> tuple[float, float]:
         from steptime.captured.rematerialisation.chain import simulate
@@ -379,12 +372,13 @@ class Captured(Batched):
                 - self.bench.run(form_of(choice), self.batch).footprint(False).optimizer_bytes
             )
         phases = {
-            "passes": footprint.passes_bytes + states, "optimizer": footprint.optimizer_bytes + states + temporaries
-        }  # fmt: skip
+            "passes": footprint.passes_bytes + states,
+            "optimizer": footprint.optimizer_bytes + states + temporaries,
+        }
         return max(phases.values()), phases
 
     def _reserved(self, choice: Choice, memory: float, *, verify: bool) -> tuple[float, bool]:
-        """What the allocator takes, and whether it finds that much beside the context."""
+        """What the allocator takes, and whether it finds that much next to the context."""
         constants = self._constants
         room = self.bench.device.memory_bytes - constants.context_bytes
         if not verify:

@@ -258,7 +258,7 @@ def _preferred(point: Point) -> tuple[int, float, float]:
 
 
 def _guide(pool: _Pool, engine: Engine) -> Iterable[GuideStep]:
-    """Steps in order: each allows its techniques beside those before it."""
+    """Steps in order: each allows its techniques and the ones of the steps before it."""
     allowed: set[str] = set()
     current = pool.get(engine.plain())
     for step in Step:
@@ -290,7 +290,7 @@ def _kept(choice: Choice, current: Point) -> bool:
 
 
 def _instead(pool: _Pool, current: Point, own: set[str]) -> Point | None:
-    """What a step that is not needed would give beside what is there: the fastest that is worth it."""
+    """What a step that is not needed would give on top of what is there: the fastest that is worth it."""
     had = set(current.choice.keys)
     points = [
         point for choice, point in pool.points.items()

@@ -18,7 +18,7 @@ from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import Strategy
 
-#: Ways to make activations again -> parts that run again, and every so many-th layer.
+#: Ways to make activations again -> parts that run again, and in which n-th layer.
 RECOMPUTE: Final = {
     Checkpoints(): ("none", 1),
     Checkpoints(key="selective", name="selective: norms and activation functions"): ("norm+activation", 1),
@@ -26,7 +26,7 @@ RECOMPUTE: Final = {
     Checkpoints(key="every", name="every 2nd block", values=(("k", "2"),)): ("full", 2),
     Checkpoints(key="every", name="every 4th block", values=(("k", "4"),)): ("full", 4),
     Checkpoints(key="all", name="all blocks"): ("full", 1),
-}  # fmt: skip
+}
 OFFLOADS: Final = {"offload": "optimizer"}
 ADAPTED: Final = ("bf16", "fp16")
 """Precisions of products with 4-bit weights: they are widened to 16 bits before each product (bitsandbytes,

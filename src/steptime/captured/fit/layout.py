@@ -124,7 +124,7 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The chain of a step, and what lives beside it."""
+    """The chain of a step, and what lives outside it."""
 
     chain: Chain
     blocks: int

@@ -197,7 +197,7 @@ class _Reader:
         return out
 
     def at(self, events: list[Mapping[str, Any]], count: int, final: dict[int, _Live]) -> dict[int, _Live]:
-        """What is in use after so many events: later ones undone, and the rest by its latest allocation."""
+        """What is in use after the first ``count`` events: later ones undone, and the rest by its latest allocation."""
         live = dict(final)
         for event in reversed(events[count:]):
             action = event.get("action")
@@ -327,7 +327,7 @@ def compare_snapshot(
     Args:
         placement: storages as the caching allocator places them.
         measured: one device of a snapshot.
-        workspaces: sizes in bytes of what lies beside them from the first product on, as cuBLAS's workspaces do.
+        workspaces: sizes in bytes of cuBLAS's workspaces, which are there from the first product on.
     """
     document = memory_snapshot(placement, workspaces=workspaces)
     predicted = parse_snapshot(document, placement.program.name).device()

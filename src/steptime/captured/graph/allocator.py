@@ -173,7 +173,7 @@ class AllocatorSettings:
     max_split_size_bytes: int | None = None
     """Blocks from this size on are not split, and only used for sizes within 20 MiB of theirs; None: no limit."""
     roundup_power2_divisions: int = 0
-    """Sizes are rounded up to the next of so many steps between two powers of two; 0 or 1: to 512 bytes."""
+    """Sizes are rounded up to the next of this many steps between two powers of two; 0 or 1: to 512 bytes."""
     capacity_bytes: int | None = None
     """Memory that the driver has to give; None: as much as is asked for."""
 
@@ -253,7 +253,7 @@ def round_size(requested_bytes: int, divisions: int = 0) -> int:
 
 
 def segment_size(size_bytes: int) -> int:
-    """Bytes of the segment that is taken from the driver for a block of that (rounded) size.
+    """Bytes of the segment that the driver gives for a block of a rounded size.
 
     Source: PyTorch, `DeviceCachingAllocator::get_allocation_size`.
 

@@ -41,7 +41,7 @@ class Liveness:
 
     $$M_i = w_i + \sum_s b_s \,[\,\mathrm{born}_s \le i \le \mathrm{freed}_s\,]$$
 
-    where $b_s$ = size of storage $s$ in bytes, $i$ = number of the call, $w_i$ = scratch of that call in bytes. A
+    where $b_s$ = size of storage $s$ in bytes, $i$ = number of the call, $w_i$ = scratch of call $i$ in bytes. A
     storage counts while the call that allocates it runs and while the call during which its last reference goes runs.
     Views and in-place operators own no storage.
 

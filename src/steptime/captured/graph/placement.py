@@ -232,8 +232,8 @@ def arena_of(program: Program) -> Arena:
     offsets: dict[int, int] = {}
     for number in order:
         born, freed = lives[number]
-        beside = (n for n in offsets if lives[n][0] <= freed and born <= lives[n][1])
-        offsets[number] = _lowest(sorted((offsets[n], offsets[n] + sizes[n]) for n in beside), sizes[number])
+        alive = (n for n in offsets if lives[n][0] <= freed and born <= lives[n][1])
+        offsets[number] = _lowest(sorted((offsets[n], offsets[n] + sizes[n]) for n in alive), sizes[number])
     size = max((offsets[n] + sizes[n] for n in offsets), default=0)
     return Arena(size_bytes=size, least_bytes=_least(lives, sizes), offsets=offsets)
 

@@ -127,7 +127,7 @@ class Node:
         raise AttributeError(f"nodes are immutable: {name!r} cannot be set")
 
     def attribute(self, name: str, default: Attribute = None) -> Attribute:
-        """Attribute of that name, else ``default``."""
+        """The attribute ``name``, else ``default``."""
         for key, value in self.attributes:
             if key == name:
                 return value
@@ -194,7 +194,7 @@ class Nodes:
         attributes: tuple[tuple[str, Attribute], ...],
         outputs: tuple[TensorType, ...],
     ) -> Node:
-        """The node of that operator on those values: the one that is there, else a new one."""
+        """The node of an operator on values: the one that is there, else a new one."""
         key = (op, inputs, names, attributes, outputs)
         found = self._table.get(key)
         if found is None:

@@ -67,7 +67,7 @@ def plain(count: int) -> Tree:
 
 
 def grouped(count: int, size: int) -> Tree:
-    """A checkpoint around every group of so many blocks.
+    """A checkpoint around every group of ``size`` blocks.
 
     >>> [list(leaves(one.items)) for one in grouped(5, 2)]
     [[0, 1], [2, 3], [4]]
@@ -76,7 +76,7 @@ def grouped(count: int, size: int) -> Tree:
 
 
 def every(count: int, step: int) -> Tree:
-    """A checkpoint around one block of so many; the others save.
+    """A checkpoint around one block in every ``step``; the others save.
 
     >>> text(every(4, 2))
     '[0] 1 [2] 3'
@@ -210,19 +210,16 @@ def stretches(program: Program, run: Run) -> list[Stretch] | None:
         backward = found[0] > found[-1]
         if found != sorted(found, reverse=backward):
             return None
-        stretch = Stretch(tuple(found), _last_owned(owner, start, end) + 1, backward)
+        last = max(number for number in range(start, end) if owner[number] is not None)
+        stretch = Stretch(tuple(found), last + 1, backward)
         if not _ordered(owner, stretch):
             return None
         out.append(stretch)
     return out or None
 
 
-def _last_owned(owner: Sequence[int | None], start: int, end: int) -> int:
-    return max(number for number in range(start, end) if owner[number] is not None)
-
-
 def _ordered(owner: Sequence[int | None], stretch: Stretch) -> bool:
-    """Whether every call of a period lies in the segment of that period."""
+    """Whether every call of a period lies in its segment."""
     return all(owner[number] in (None, period) for period in range(KEPT) for number in stretch.segment(period)) and len(
         stretch.segment(1)
     ) == len(stretch.segment(2))

@@ -124,8 +124,9 @@ def _same_call(program: Program, template: Template, first: int, second: int) ->
 
 def _alike(one: Call, two: Call, run: Run) -> bool:
     a, b = one.node, two.node
-    attributes = [tuple((name, _kind(node.op, value)) for name, value in node.attributes if name != "draw")
-                  for node in (a, b)]  # fmt: skip
+    attributes = [
+        tuple((name, _kind(node.op, value)) for name, value in node.attributes if name != "draw") for node in (a, b)
+    ]
     return (
         a.op == b.op and a.outputs == b.outputs and a.names == b.names and attributes[0] == attributes[1]
         and len(one.writes) == len(two.writes) and run.moved(one.module, 1) == two.module
@@ -340,7 +341,7 @@ class _Unrolled:
     # -- storages -----------------------------------------------------------------------------------------------------
 
     def storage(self, reference: Reference, new: int) -> int:
-        """Number of the storage that a block of that new period means."""
+        """Number of the storage that a block of a new period means."""
         if isinstance(reference, int):
             return reference
         target = new + reference.offset
@@ -350,7 +351,7 @@ class _Unrolled:
         return self.template.storages[reference.group, recorded][reference.local]
 
     def call(self, reference: Reference | None, new: int) -> int | None:
-        """New number of the call at which a storage of that new period is freed."""
+        """New number of the call at which a storage of a new period is freed."""
         if reference is None or isinstance(reference, int):
             return None if reference is None else self.new_call[reference]
         return self.start[reference.group, new + reference.offset] + reference.local

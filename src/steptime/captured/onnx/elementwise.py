@@ -200,13 +200,14 @@ def _activation(call: OnnxCall) -> Result:
     arguments: dict[str, dict[str, Any]] = {
         "Elu": {"op": "elu", "alpha": 1.0 if alpha is None else alpha},
         "Selu": {
-            "op": "elu", "alpha": 1.67326319217681884765625 if alpha is None else alpha,
+            "op": "elu",
+            "alpha": 1.67326319217681884765625 if alpha is None else alpha,
             "scale": call.get("gamma", 1.05070102214813232421875),
         },
         "Celu": {"op": "elu", "alpha": alpha or 1.0, "scale": 1.0, "input_scale": 1.0 / (alpha or 1.0)},
         "LeakyRelu": {"op": "leaky_relu", "negative_slope": 0.01 if alpha is None else alpha},
         "ThresholdedRelu": {"op": "threshold", "threshold": 1.0 if alpha is None else alpha, "value": 0.0},
-    }  # fmt: skip
+    }
     given = dict(arguments[call.op])
     return maths.unary(call.nodes, given.pop("op"), call.value(), **given)
 

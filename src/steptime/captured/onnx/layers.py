@@ -147,9 +147,7 @@ def _batch_norm(call: OnnxCall) -> Result:
 @row("InstanceNormalization")
 def _instance_norm(call: OnnxCall) -> Result:
     x, eps = call.value(), float(call.get("epsilon", 1e-5))
-    return layers.native_group_norm(
-        call.nodes, x, call.weight(1), call.weight(2), groups=x.type.shape[1], eps=eps
-    )[0]  # fmt: skip
+    return layers.native_group_norm(call.nodes, x, call.weight(1), call.weight(2), groups=x.type.shape[1], eps=eps)[0]
 
 
 @row("GroupNormalization")

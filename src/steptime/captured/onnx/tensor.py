@@ -93,7 +93,7 @@ class Tensor:
     """It is a sequence of these; its own type is then that of none of them."""
 
     def of(self, nodes: Nodes, kind: str = "constant") -> Value:
-        """The value in our graph; a stored tensor becomes a source of that kind when it is first asked for."""
+        """The value in our graph; a stored tensor becomes a source when it is first asked for."""
         if self.parts is not None:
             raise ValueError(f"{self.name!r} is a sequence, where a tensor is needed")
         if self.value is None:

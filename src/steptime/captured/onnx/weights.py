@@ -1,7 +1,7 @@
 """What a stored tensor is to the module that was exported: parameter, buffer or constant, and of which name.
 
 PyTorch's exporters store equal tensors once, fold transposes and casts into copies with made-up names, and fold batch
-normalisation into the convolution before it. What they write beside the tensors undoes most of that:
+normalisation into the convolution before it. What they write next to the tensors undoes most of that:
 
 * ``torch.onnx.export(dynamo=True)`` lists the parameters and buffers of the module (``graph_signature``), the tensors
   that a folded one was made from (``folded_from``), and what the ATen call behind a node read (``fx_node``).
@@ -225,7 +225,7 @@ def _entry(proto: Any, key: str) -> str:
 
 
 def _numbered(found: Written, graph: GraphProto, stored: Mapping[str, TensorProto]) -> None:
-    """Copies that folding made of one parameter: for several calls of one module, or transposed beside the original."""
+    """Copies that folding made of one parameter: for several calls of one module, or transposed."""
     readers = _readers(graph)
     shapes = {tuple(proto.dims)[::-1] for name, proto in stored.items() if FOLDED.fullmatch(name)}
     firsts: dict[tuple[Any, ...], str] = {}
@@ -239,10 +239,10 @@ def _numbered(found: Written, graph: GraphProto, stored: Mapping[str, TensorProt
         dims, taken = tuple(proto.dims), sample(proto)
         if readers.get(name, ("", ""))[0] in _CONVOLUTIONS and len(dims) > 2:
             found.numbered.append(name)
-        twin = firsts.get((dims[::-1], "named", sample(proto, transposed=True))) if len(dims) == 2 else None
+        original = firsts.get((dims[::-1], "named", sample(proto, transposed=True))) if len(dims) == 2 else None
         first = firsts.setdefault((dims, readers.get(name), taken), name)
-        if taken is not None and (twin or first) != name:
-            found.copies[name] = (twin, True) if twin else (first, False)
+        if taken is not None and (original or first) != name:
+            found.copies[name] = (original, True) if original else (first, False)
     for output, name in _identities(graph, stored):
         if FOLDED.fullmatch(output) and readers.get(output) == readers.get(name):
             continue  # another call of the same module

@@ -28,8 +28,9 @@ SPACE = "steptime_cuda"
 """Namespace of operators that stand for CUDA's; they are recorded under the name after it."""
 
 _library = torch.library.Library(SPACE, "DEF")
-_library.define("_fused_rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps)"
-                " -> (Tensor, Tensor)")  # fmt: skip
+_library.define(
+    "_fused_rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
+)
 _library.define("_fused_rms_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor rstd,"
                 " Tensor? weight) -> (Tensor, Tensor)")  # fmt: skip
 
@@ -177,7 +178,7 @@ PIXELS_FOR_ONE = 20480
 
 
 def convolution_scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
-    r"""Bytes that a convolution in fp32 needs beside its results while it runs.
+    r"""Bytes that a convolution in fp32 needs on top of its results while it runs.
 
     Forward, with $x$, $w$, $y$ = bytes of input, weight and output and primes for their blocked copies:
 
@@ -206,7 +207,7 @@ def _by_onednn(x: Any, weight: Any, stride: Any, dilation: Any, transposed: bool
     if (
         transposed
         or x.dim() not in (3, 4, 5)
-        or _channels_last(x)
+        or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous())
         or x.dtype != torch.float32
         or weight.dtype != torch.float32
     ):
@@ -218,10 +219,6 @@ def _by_onednn(x: Any, weight: Any, stride: Any, dilation: Any, transposed: bool
     worth = max(stride) > 1 or max(dilation) > 1 or max(kernel) > 1 or many
     large = groups > 1 or min(kernel) > 3 or x.shape[0] > 1 or x.numel() > PIXELS_FOR_ONE
     return worth and large
-
-
-def _channels_last(x: Any) -> bool:
-    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _block() -> int:
@@ -322,7 +319,7 @@ def scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
 
 
 def _leading(width: int) -> int:
-    """Leading dim that oneDNN gives a matrix of that width: a multiple of 16, never one of 256."""
+    """Leading dim that oneDNN gives a matrix of ``width``: a multiple of 16, never one of 256."""
     width = round_up(width, 16)
     return width + 16 if width % 256 == 0 else width
 

@@ -46,7 +46,7 @@ class Fakes(FakeTensorMode):
         self._inside = False
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on fake tensors, and on the real ones beside them where their contents are known."""
+        """Run an operator on fake tensors, and on real ones too where their contents are known."""
         kwargs = kwargs or {}
         if self._inside:  # Of an operator that is made of others only the whole is followed.
             return self._run(func, types, args, kwargs)

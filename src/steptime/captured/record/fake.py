@@ -18,7 +18,7 @@ from steptime.errors import UserError
 
 
 class Replaced:
-    """Makes fake twins of tensors, one for each tensor however often it is met (tied weights stay tied).
+    """Makes fake copies of tensors, one for each tensor however often it is met (tied weights stay tied).
 
     Use it inside a fake-tensor mode: what it makes is on the CPU, since the autograd engine of a PyTorch without CUDA
     cannot run a fake CUDA backward.
@@ -30,8 +30,8 @@ class Replaced:
         self._of_inputs = False
         self.values = values
 
-    def twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake twin; a parameter stays a parameter."""
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake copy; a parameter stays a parameter."""
         found = self._twins.get(id(tensor))
         if found is None:
             with torch.device(self._device):
@@ -68,7 +68,7 @@ class Replaced:
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return self.twin(leaf)
+            return self.copy(leaf)
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             fields = [field.name for field in dataclasses.fields(leaf) if field.init]
             return dataclasses.replace(leaf, **{name: self.of_tree(getattr(leaf, name)) for name in fields})
@@ -112,24 +112,24 @@ def check_module(module: torch.nn.Module, name: str) -> None:
 
 
 def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
-    """Put twins in place of all tensors that the module holds; whoever calls it keeps what was there."""
+    """Put fake copies in place of all tensors that the module holds; whoever calls it keeps what was there."""
     for child in all_modules(module):
         tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
         for table in tables:
             for name, held in list(table.items()):
                 if isinstance(held, torch.Tensor):
-                    table[name] = replaced.twin(held)
+                    table[name] = replaced.copy(held)
 
 
 @contextmanager
 def without_closed_over(function: Any, replaced: Replaced) -> Iterator[None]:
-    """Put twins in place of tensors that a function has from around it (targets of a loss)."""
+    """Put fake copies in place of tensors that a function has from around it (targets of a loss)."""
     undo: list[tuple[Any, Any]] = []
     try:
         for cell in getattr(function, "__closure__", None) or ():
             if isinstance(cell.cell_contents, torch.Tensor):
                 undo.append((cell, cell.cell_contents))
-                cell.cell_contents = replaced.twin(cell.cell_contents)
+                cell.cell_contents = replaced.copy(cell.cell_contents)
         yield
     finally:
         for cell, held in undo:

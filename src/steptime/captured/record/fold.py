@@ -232,12 +232,12 @@ class Watch(TorchDispatchMode):
         for each in self.ran:
             if isinstance(each, _End):
                 ends.setdefault(each.place, set()).add(each.period)
-        together = {place: seen for place, seen in ends.items()
-                    if seen >= set(range(1, self.periods[place[0][0]] - 1))}  # fmt: skip
+        together = {place: seen for place, seen in ends.items() if seen >= set(range(1, self.periods[place[0][0]] - 1))}
         kept = [each.name if isinstance(each, _End) else each for each in self.ran
                 if not (isinstance(each, _End) and each.place in together)]  # fmt: skip
-        all_ended = [(place, 0 in seen, self.periods[place[0][0]] - 1 in seen)
-                     for place, seen in sorted(together.items())]  # fmt: skip
+        all_ended = [
+            (place, 0 in seen, self.periods[place[0][0]] - 1 in seen) for place, seen in sorted(together.items())
+        ]
         self.ran, self.start = [], sequence_number()
         return (*kept, *all_ended)
 
@@ -376,8 +376,9 @@ def _watching(module: torch.nn.Module, found: list[Run], note: Any) -> Iterator[
                     lambda _m, args, kwargs, n=number, i=index: note(n, i, "in", (args, kwargs)), with_kwargs=True
                 )
             )
-            handles.append(block.register_forward_hook(
-                lambda _m, _args, output, n=number, i=index: note(n, i, "out", output)))  # fmt: skip
+            handles.append(
+                block.register_forward_hook(lambda _m, _args, output, n=number, i=index: note(n, i, "out", output))
+            )
     try:
         yield
     finally:

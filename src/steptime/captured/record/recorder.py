@@ -240,7 +240,7 @@ class Recorder(TorchDispatchMode):
         return output
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run it on fake tensors; a shape that depends on a mask is taken from the stated share."""
+        """Run it on fake tensors; a shape that depends on a mask is taken from ``nonzero_share``."""
         if self._nonzero_share is not None and func is torch.ops.aten.nonzero.default:
             try:
                 return func(*args, **kwargs)

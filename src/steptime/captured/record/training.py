@@ -99,7 +99,7 @@ OPTIMIZERS: Mapping[str, Factory] = {
     "adagrad": lambda p: torch.optim.Adagrad(p, foreach=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, foreach=True),
     "adafactor": lambda p: torch.optim.Adafactor(p, foreach=True),
-}  # fmt: skip
+}
 
 
 def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced) -> torch.optim.Optimizer | None:
@@ -112,7 +112,7 @@ def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced)
     if given is None or given == "none" or not trained:
         return None
     if isinstance(given, torch.optim.Optimizer):
-        groups = [{**group, "params": [replaced.twin(p) for p in group["params"]]} for group in given.param_groups]
+        groups = [{**group, "params": [replaced.copy(p) for p in group["params"]]} for group in given.param_groups]
         optimizer = type(given)(groups, **_settings(given))
     elif isinstance(given, str):
         if given not in OPTIMIZERS:

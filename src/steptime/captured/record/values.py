@@ -63,9 +63,10 @@ def signature(overload: Any) -> Signature:
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     return Signature(
         plain if space in ("aten", "steptime_cuda") else f"{space}::{plain}",
-        tuple(a.name for a in schema.arguments), written,
+        tuple(a.name for a in schema.arguments),
+        written,
         RANDOM.search(name) is not None and "backward" not in name,
-    )  # fmt: skip
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -222,7 +223,9 @@ class Values:
         given = {**dict(zip(known.arguments, args, strict=False)), **kwargs} if known.written else {}
         written = [tensor for name in known.written for tensor in _tensors(given.get(name))]
         fresh = self._fresh(args, kwargs, output)
-        if real is None or torch.Tag.nondeterministic_seeded in func.tags or not self._can_write(written):
+        contents = [self._content(tensor) for tensor in written]
+        writable = all(known is not None and not known.uniform for known in contents)
+        if real is None or torch.Tag.nondeterministic_seeded in func.tags or not writable:
             self._forget(written)
             self._assume(func, args, fresh or written)
         elif func in _OF_SHAPE and fresh[0].is_floating_point() and fresh[0].numel() > LARGEST_ZEROS:
@@ -231,9 +234,6 @@ class Values:
             self._compute(func, real, written, fresh, args, kwargs)
         elif fresh and torch.Tag.pointwise in func.tags:
             self._spread(func, real, fresh, args, kwargs)
-
-    def _can_write(self, written: list[torch.Tensor]) -> bool:
-        return all((known := self._content(tensor)) is not None and not known.uniform for tensor in written)
 
     def _forget(self, written: list[torch.Tensor]) -> None:
         for tensor in written:

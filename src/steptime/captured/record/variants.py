@@ -176,7 +176,7 @@ def adapt(module: torch.nn.Module, paths: Sequence[str], rank: int) -> tuple[str
     """Freeze a module and give every linear layer of its blocks a low-rank adapter; this cannot be undone.
 
     Returns:
-        Names of the frozen weights beside which adapters are trained.
+        Names of the frozen weights that get adapters.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(False)
@@ -261,8 +261,9 @@ def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
     for path, child in module.named_modules():
         if getattr(child, "batch_first", None) is False:
             kind = f"{path or 'it'} ({type(child).__name__})"
-            raise UserError(f"{text}: which dim is the batch is not known: {kind} has batch_first=False",
-                            hint=TAKE_BATCH)  # fmt: skip
+            raise UserError(
+                f"{text}: which dim is the batch is not known: {kind} has batch_first=False", hint=TAKE_BATCH
+            )
     return max(sizes)
 
 

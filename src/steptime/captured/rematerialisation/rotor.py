@@ -66,7 +66,7 @@ class Sizes:
     first: Array
     """Peak of a forward without saving, its input not counted."""
     run: Array
-    """Likewise, its input counted."""
+    """Peak of a forward without saving, its input counted."""
     saving: Array
     """Peak of a saving forward, its input not counted."""
     backward: Array
@@ -154,11 +154,6 @@ def walk(count: int, slots: float, choose: Callable[[int, int, float], tuple[int
     return tuple(out)
 
 
-def least_schedule(bounds: Bounds) -> Schedule:
-    """The schedule of least memory."""
-    return walk(len(bounds.cut), 0.0, lambda s, t, _: (int(bounds.cut[s, t]), 0.0, 0.0))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """What the recursion reads of the times."""
@@ -173,7 +168,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The filled table, for 0 ... ``slots`` slots beside the chain's input."""
+    """The filled table, for 0 ... ``slots`` slots on top of the chain's input."""
 
     slots: int
     sizes: Sizes
@@ -206,9 +201,7 @@ def filled(chain: Chain, unit_bytes: float, slots: int) -> Costs:
     n, dtype = len(chain), np.float64 if len(chain) <= DOUBLE_UP_TO else np.float32
     forward = np.array([one.forward_s for one in chain.segments], float)
     both = forward + [one.backward_s for one in chain.segments]
-    times = Times(
-        saved_s=both, before_s=np.cumsum(forward) - forward, base_s=np.concatenate([[0.0], np.cumsum(both)])
-    )  # fmt: skip
+    times = Times(saved_s=both, before_s=np.cumsum(forward) - forward, base_s=np.concatenate([[0.0], np.cumsum(both)]))
     costs = Costs(
         slots=slots, sizes=sizes, bounds=bounds_of(sizes), times=times,
         left=np.full((n, n, slots + 1), np.inf, dtype), right=np.full((n, n, slots + 1), np.inf, dtype),
@@ -319,7 +312,9 @@ def fill(chain: Chain, *, limit_bytes: float = math.inf, slots: int = SLOTS) -> 
 
 def _ends(chain: Chain) -> tuple[Solution, Solution]:
     """Least memory, and keeping everything."""
-    return solution(chain, least_schedule(bounds_of(sizes_of(chain)))), solution(chain, keep_all(len(chain)))
+    cut = bounds_of(sizes_of(chain)).cut
+    least = walk(len(chain), 0.0, lambda s, t, _: (int(cut[s, t]), 0.0, 0.0))
+    return solution(chain, least), solution(chain, keep_all(len(chain)))
 
 
 def solve(chain: Chain, limit_bytes: float, *, slots: int = SLOTS) -> Solution | Infeasible:
@@ -345,7 +340,7 @@ def solve(chain: Chain, limit_bytes: float, *, slots: int = SLOTS) -> Solution |
 def front(chain: Chain, *, slots: int = SLOTS, tables: int = 1) -> tuple[Solution, ...]:
     """The front of memory and time, least memory first.
 
-    One table reaches from 0 to what keeping everything needs, so a slot is coarse beside the least memory; each further
+    One table reaches from 0 to what keeping everything needs, so a slot is coarse at the least memory; each further
     table covers the lowest quarter of the one before it.
     """
     table = fill(chain, slots=slots)

@@ -104,12 +104,12 @@ def arrays_of(chain: Chain) -> ChainArrays:
     n, one = len(chain), columns_of(chain)
     x, reads = one.x, one.backward_peak
     saves = x[1:] + one.saved + one.saving
-    beside = np.append(one.d[1:n], x[n])
+    next_to = np.append(one.d[1:n], x[n])
     inputs = x[:-1].copy()
     inputs[0] = 0.0
     return ChainArrays(
         x=inputs, saved=one.saved, forward_s=one.forward_s, backward_s=one.backward_s, start_bytes=float(x[0]),
-        forward=(saves, x[1:] + one.forward), backward=(reads, np.maximum(reads, saves + beside)),
+        forward=(saves, x[1:] + one.forward), backward=(reads, np.maximum(reads, saves + next_to)),
     )  # fmt: skip
 
 
@@ -149,16 +149,16 @@ class _Run:
             self.now = time_s
 
     def make_room(self, peak: float, below: int) -> None:
-        """Wait for transfers out of segments before ``below`` until a peak fits beside the rest of them."""
+        """Wait for transfers out of segments before ``below`` until a peak fits with the rest of them."""
         waiting = [k for k in self.leaving if self.out_end[k] > self.now and k < below]
-        beside = sum(self.leaves[k] for k in waiting)
+        others = sum(self.leaves[k] for k in waiting)
         for k in waiting:
-            if peak + beside <= self.limit:
+            if peak + others <= self.limit:
                 break
             self.wait_until(self.out_end[k])
-            beside -= self.leaves[k]
-        self.fits = self.fits and peak + beside <= self.limit
-        self.peak = max(self.peak, peak + beside)
+            others -= self.leaves[k]
+        self.fits = self.fits and peak + others <= self.limit
+        self.peak = max(self.peak, peak + others)
 
     def forward(self, peaks: list[float], times: list[float]) -> None:
         for i, (peak, time_s) in enumerate(zip(peaks, times, strict=True)):

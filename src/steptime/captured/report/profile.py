@@ -207,9 +207,7 @@ BASES: Final = 4
 NUMBERS: Final = 52
 
 
-def print_profile(
-    table: CostTable, *, head: Sequence[str] = (), depth: int = 3, show_all: bool = False
-) -> None:  # fmt: skip
+def print_profile(table: CostTable, *, head: Sequence[str] = (), depth: int = 3, show_all: bool = False) -> None:
     """Write the profile to standard output.
 
     Args:
