@@ -80,7 +80,7 @@ def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int) -> dict[st
 
 
 SHARED_FROM: Mapping[str, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""What ZeRO shares out -> the stage from which it does (Rajbhandari et al., arXiv 1910.02054, section 5)."""
+"""What ZeRO shards -> the stage from which it does (Rajbhandari et al., arXiv 1910.02054, section 5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class Plans:
         return isinstance(self.shard, np.ndarray) or bool(self.shard)
 
     def shares(self, what: str) -> Any:
-        """Whether ZeRO shares out ``optimizer`` states, ``gradients`` or ``weights``, plan by plan.
+        """Whether ZeRO shards ``optimizer`` states, ``gradients`` or ``weights``, plan by plan.
 
         >>> [Plans(zero=stage).shares("gradients") for stage in range(4)]
         [False, False, True, True]
@@ -203,7 +203,7 @@ class Plans:
         return self.zero >= SHARED_FROM[what]
 
     def shards(self, what: str, ranks: Num) -> Num:
-        """Shards of ``optimizer`` states, ``gradients`` or ``weights`` that so many ranks hold: 1 where each has all.
+        """Shards of ``optimizer`` states, ``gradients`` or ``weights`` over ``ranks``: 1 where each rank has all.
 
         >>> Plans(zero=1, dp=8).shards("optimizer", 8), Plans(zero=1, dp=8).shards("weights", 8)
         (8, 1)
