@@ -13,6 +13,8 @@ from steptime.registry import loaded
 if TYPE_CHECKING:
     from steptime.api.calls import estimate as estimate
     from steptime.api.calls import plan as plan
+    from steptime.api.collective_times import Collective as Collective
+    from steptime.api.collective_times import collective as collective
     from steptime.api.difference import Difference as Difference
     from steptime.api.difference import diff as diff
     from steptime.api.model_ledger import Ledger as Ledger
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
 
 #: Public name -> where it is defined.
 PLACES: Final = {
+    "Collective": "steptime.api.collective_times:Collective",
     "Difference": "steptime.api.difference:Difference",
     "Ledger": "steptime.api.model_ledger:Ledger",
     "Limits": "steptime.lab.limits.calls:Limits",
+    "collective": "steptime.api.collective_times:collective",
     "diff": "steptime.api.difference:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",

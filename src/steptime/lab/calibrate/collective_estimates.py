@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.estimate.communication import collective_over_s, message_time_s
+from steptime.estimate.communication import ROOTED, collective_over_s, message_time_s
 from steptime.estimate.fabrics import FabricModel, fabric_model
 from steptime.estimate.machine import Machine, machine_of, slow_level
 from steptime.hardware.profiles import FabricProfile
@@ -22,8 +22,6 @@ LEAST_BAND: Final = 1.5
 """Coefficients that were carried over are sure within this factor at best."""
 DTYPES: Final = ("fp32", "bf16", "fp16", "tf32")
 """A machine is made for a dtype of its device, of which its links know nothing."""
-#: What the root of a collective without a ring formula sends or receives is what a rank of another one does.
-ROOTED: Final = {"gather": "all_gather", "scatter": "all_gather"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
