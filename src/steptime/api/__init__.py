@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from steptime.api.difference import diff as diff
     from steptime.api.model_ledger import Ledger as Ledger
     from steptime.api.model_ledger import ledger as ledger
+    from steptime.api.parameter_updates import Consistency as Consistency
+    from steptime.api.parameter_updates import consistency as consistency
     from steptime.captured.fitting import fit as fit
     from steptime.lab.limits.calls import Limits as Limits
     from steptime.lab.limits.calls import limits as limits
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
 #: Public name -> where it is defined.
 PLACES: Final = {
     "Collective": "steptime.api.collective_times:Collective",
+    "Consistency": "steptime.api.parameter_updates:Consistency",
     "Difference": "steptime.api.difference:Difference",
     "Ledger": "steptime.api.model_ledger:Ledger",
     "Limits": "steptime.lab.limits.calls:Limits",
     "collective": "steptime.api.collective_times:collective",
+    "consistency": "steptime.api.parameter_updates:consistency",
     "diff": "steptime.api.difference:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",

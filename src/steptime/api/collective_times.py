@@ -20,7 +20,7 @@ from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Cluster
 from steptime.num import divisors
-from steptime.plan.job import PRECISIONS, Precision
+from steptime.plan.job import PRECISIONS
 from steptime.plan.keys import MAX_DEVICES
 
 OPERATIONS: Final = tuple(BUS_SHARE)
@@ -136,7 +136,7 @@ def collective(
     near = _inside(machines, count, inside)
     size = number("size_bytes", size_bytes, LEAST_BYTES, LARGEST_BYTES, "bytes of the whole tensor")
     least = number("least_bytes", least_bytes, LEAST_BYTES, size, "bytes of the smallest size of the table")
-    machine = machine_of(machines, count, _precision(machines), lone_rank_has_all_links=True, calibrated=True)
+    machine = machine_for_links(machines, count)
     library = ESTIMATE if machine.fabric is None else NCCL
     names = _algorithms(operation, algorithms, library)
     sizes = _sizes(least, size)
@@ -238,7 +238,8 @@ def _check_reach(cluster: Cluster, ranks: int) -> None:
         )
 
 
-def _precision(cluster: Cluster) -> Precision:
-    """A precision that the device has: links and memory know nothing of it."""
+def machine_for_links(cluster: Cluster, devices: int) -> Machine:
+    """Numbers of a cluster, in any precision that its device has: links and memory know nothing of it."""
     rates = cluster.device.matrix_flops_per_s
-    return PRECISIONS[next(dtype for dtype in _DTYPES if dtype in rates)]
+    precision = PRECISIONS[next(dtype for dtype in _DTYPES if dtype in rates)]
+    return machine_of(cluster, devices, precision, lone_rank_has_all_links=True, calibrated=True)
