@@ -213,7 +213,7 @@ def consistency(
         slow=number("slow", slow, 0.1, 100, "times as long"), seed=whole("seed", seed, 0, 2**32 - 1),
         slow_workers=whole("slow_workers", slow_workers, 0, workers),
     )  # fmt: skip
-    machine = machine_for_links(load_cluster(cluster), gpus)
+    machine = machine_for_links(load_cluster(name_or_path("cluster", cluster)), gpus)
     load = _servers(found, machine, model, servers, choice("sharding", sharding, SHARDINGS), server_Bps)
     cycles = _cycles(found, load, machine)
     down_s = number("down_s", down_s, 0, 1e8, "seconds")

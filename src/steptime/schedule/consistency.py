@@ -98,7 +98,7 @@ class Timeline:
         return late
 
     def window(self) -> tuple[int, int]:
-        """Two clocks of the slowest worker: a quarter of the way, and three quarters or where the first one runs out."""
+        """Two clocks of the slowest worker: a quarter of the way, and three quarters or where another one runs out."""
         clocks = len(self.gate_s)
         last = int(np.searchsorted(self.gate_s, float(self.done_s[:, -1].min()), side="left")) - 1
         last = max(min(last, 3 * clocks // 4), 1)
@@ -158,7 +158,7 @@ class _Link:
         steps = self._service_s * np.arange(len(at))
         ends = np.maximum(np.maximum.accumulate(at - steps), self._free_s) + steps + self._service_s
         self._free_s = float(ends[-1])
-        done: Array = np.where(ends > self._at_s, ends + self._down_s, ends)
+        done: Array = np.where((ends > self._at_s) | (asked_s >= self._at_s), ends + self._down_s, ends)
         return done
 
 
